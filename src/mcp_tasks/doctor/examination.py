@@ -5,38 +5,36 @@ from __future__ import annotations
 import tempfile
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any, Final, TypeAlias, TypeVar, cast
+from typing import Any, Final, TypeAlias
 
 import httpx2
-from mcp.client.stdio import StdioServerParameters, stdio_client
+from mcp.client.stdio import stdio_client
 
 from mcp_tasks.client.servers.address import ServerAddress
+from mcp_tasks.client.servers.connecting import stdio_parameters
 from mcp_tasks.client.servers.unreachable import check_url, leaves, why_unreachable
-from mcp_tasks.core.json import JsonObject
-from mcp_tasks.doctor import refusals, tasks
-from mcp_tasks.doctor.negotiation import negotiate
-from mcp_tasks.doctor.report import Call, Report, Subject
-from mcp_tasks.doctor.wire import ANSWER_TIMEOUT, HttpWire, PipeWire, Silence, Wire, object_in
-from mcp_tasks.errors import UnknownTool
+from mcp_tasks.client.tools import PAGE_LIMIT, unknown_tool
+from mcp_tasks.core.json import JsonObject, list_in, object_in
+from mcp_tasks.doctor import probes
+from mcp_tasks.doctor.exam import Call, Exam
+from mcp_tasks.doctor.report import Report
+from mcp_tasks.doctor.wire import ANSWER_TIMEOUT, HttpWire, PipeWire, Wire
 
 MOST_TRIES: Final = 3
 """Harmless tools that are tried for one that becomes a task."""
 
-PAGE_LIMIT: Final = 100
-
-WITH_A_TASK: Final[Sequence[tuple[str, Callable[[Subject, str], Awaitable[None]]]]] = (
-    ("headers", refusals.probe_headers),
-    ("lifecycle", tasks.probe_repeated_get),
-    ("lifecycle", tasks.probe_update),
-    ("push", tasks.probe_push),
-    ("cancel", tasks.probe_cancel),
+WITH_A_TASK: Final[Sequence[tuple[str, Callable[[Exam, str], Awaitable[None]]]]] = (
+    ("headers", probes.check_headers),
+    ("lifecycle", probes.look_twice),
+    ("lifecycle", probes.update),
+    ("push", probes.listen),
+    ("cancel", probes.cancel),
 )
 """What is looked at with a task at hand."""
 
 NEED_A_TASK: Final = (*dict.fromkeys(area for area, _ in WITH_A_TASK), "outcome")
 
 Arguments: TypeAlias = Mapping[str, Any] | Callable[[JsonObject], Mapping[str, Any]]
-T = TypeVar("T")
 
 
 async def examine(
@@ -76,103 +74,88 @@ async def examine(
 async def _way_to(
     address: ServerAddress, headers: Mapping[str, str], environment: Mapping[str, str] | None
 ) -> AsyncGenerator[Wire]:
-    async with AsyncExitStack() as stack:
-        if address.url is not None:
-            if (problem := await check_url(address.url, headers)) is not None:
-                raise problem
-            timeout = httpx2.Timeout(ANSWER_TIMEOUT, read=None)
-            client = httpx2.AsyncClient(timeout=timeout, headers=dict(headers))
-            yield HttpWire(address.url, await stack.enter_async_context(client))
-            return
-        command, *words = address.argv
-        env = None if environment is None else dict(environment)
-        parameters = StdioServerParameters(command=command, args=words, env=env, cwd=address.folder)
-        with tempfile.TemporaryFile("w+", errors="replace") as log:
+    if address.url is not None:
+        if (problem := await check_url(address.url, headers)) is not None:
+            raise problem
+        timeout = httpx2.Timeout(ANSWER_TIMEOUT, read=None)
+        async with httpx2.AsyncClient(timeout=timeout, headers=dict(headers)) as client:
+            yield HttpWire(address.url, client)
+        return
+    with tempfile.TemporaryFile("w+", errors="replace") as log:
+        async with AsyncExitStack() as stack:
+            # A line that is no UTF-8 is for the report, like any that is no message.
+            how = stdio_parameters(address, environment).model_copy(update={"encoding_error_handler": "replace"})
             try:
-                coming, going = await stack.enter_async_context(stdio_client(parameters, errlog=log))
+                read, write = await stack.enter_async_context(stdio_client(how, errlog=log))
             except OSError as exc:
                 raise await why_unreachable(address, exc) from exc
-            yield PipeWire(coming, going.send, log)
+            yield PipeWire(read, write, log)
 
 
 async def examine_over(wire: Wire, *, tool: str | None = None, arguments: Arguments | None = None) -> Report:
     """Examine the server at the other end of a wire."""
-    report = Report()
-    await _probe(Subject(wire, report), tool, arguments)
+    exam = Exam(wire)
+    if await exam.look("negotiation", probes.negotiate(exam)):
+        await _examine_tasks(exam, tool, arguments or {})
+    elif why := exam.report.unexamined:
+        exam.skip_areas("errors", "creation", "undeclared client", *NEED_A_TASK, why=why)
     if wire.stray:
-        report.turn_to("stdout")
+        exam.area, probe = ("answers", "ids") if wire.over_http else ("stdout", "lines")
         advice = "Write JSON-RPC messages there and nothing else; logs go to stderr."
-        report.add("fail", "lines", f"one of them is no JSON-RPC message: {wire.stray}", advice)
-    return report
+        exam.fail(probe, wire.stray, "Answer with the id of the request." if wire.over_http else advice)
+    return exam.report
 
 
-async def _probe(subject: Subject, tool: str | None, arguments: Arguments | None) -> None:
-    report = subject.report
-
-    async def look(area: str, probe: Awaitable[T]) -> T | None:
-        report.turn_to(area)
-        try:
-            return await probe
-        except Silence as exc:
-            subject.fail("answer", f"the server did not answer: {exc}", "Look at the server's log.")
-            return None
-
-    def skip(*areas: str, why: str) -> None:
-        for area in areas:
-            report.turn_to(area)
-            subject.skip("all of it", why)
-
-    if not await look("negotiation", negotiate(subject)):
-        if report.unexamined:
-            skip("errors", "creation", "undeclared client", *NEED_A_TASK, why=report.unexamined)
-        return
-    await look("errors", refusals.probe_unknown_tasks(subject))
-    await look("errors", refusals.probe_removed_methods(subject))
-    made = await look("creation", _make(subject, tool, arguments))
-    task_id = None if made is None else await look("creation", tasks.probe_created(subject, made[1]))
-    await look("undeclared client", refusals.probe_undeclared(subject, task_id))
+async def _examine_tasks(exam: Exam, tool: str | None, arguments: Arguments) -> None:
+    await exam.look("errors", probes.refuse_unknown_tasks(exam))
+    await exam.look("errors", probes.refuse_removed_methods(exam))
+    made = await exam.look("creation", _make(exam, tool, arguments))
+    task_id = None if made is None else await exam.look("creation", probes.look_at_created(exam, made[1]))
+    await exam.look("undeclared client", probes.refuse_undeclared(exam, task_id))
     if made is None or task_id is None:
-        skip(*NEED_A_TASK, why="there is no task to look at")
+        exam.skip_areas(*NEED_A_TASK, why="there is no task to look at")
         return
     for area, probe in WITH_A_TASK:
-        await look(area, probe(subject, task_id))
-    await look("outcome", tasks.probe_end(subject, made[0]))
+        await exam.look(area, probe(exam, task_id))
+    await exam.look("outcome", probes.see_the_end(exam, made[0]))
     # Last, because it may take as long as the tool does.
-    await look("undeclared client", refusals.probe_undeclared_call(subject, made[0]))
+    await exam.look("undeclared client", probes.answer_undeclared_call(exam, made[0]))
 
 
-async def _make(subject: Subject, tool: str | None, arguments: Arguments | None) -> tuple[Call, JsonObject] | None:
-    tools = await _tools(subject.wire)
-    if tool is None:
-        calls = [_call(found, {}) for found in tools if _is_harmless(found)]
-        if not calls:
-            says = "no tool is marked readOnlyHint and takes no arguments, and doctor calls no other by itself"
-            advice = "Name one (--tool NAME key=value ...; tool= and arguments= in Python); it is called three times."
-            subject.skip("a tool to call", says, advice)
-        return await tasks.create(subject, calls[:MOST_TRIES])
-    named = next((found for found in tools if found.get("name") == tool), None)
-    if named is None:
-        names = ", ".join(str(found.get("name")) for found in tools)
-        raise UnknownTool(f"the server has no tool {tool!r}", f"It has: {names}")
-    return await tasks.create(subject, [_call(named, arguments or {})])
+async def _make(exam: Exam, tool: str | None, arguments: Arguments) -> tuple[Call, JsonObject] | None:
+    tools = await _tools(exam)
+    if tool is not None and tool not in tools:
+        raise unknown_tool(tool, tools)
+    chosen = [name for name in tools if _is_harmless(tools[name])][:MOST_TRIES] if tool is None else [tool]
+    if not chosen:
+        says = "no tool is marked readOnlyHint and takes no arguments, and doctor calls no other by itself"
+        advice = "Name one (--tool NAME key=value ...; tool= and arguments= in Python); it is called three times."
+        exam.skip("a tool to call", says, advice)
+    return await probes.create(exam, [_call(tools[name], arguments if tool else {}) for name in chosen])
 
 
-async def _tools(wire: Wire) -> list[JsonObject]:
-    tools: list[JsonObject] = []
+async def _tools(exam: Exam) -> Mapping[str, JsonObject]:
+    """The server's tools, by their names."""
+    tools: dict[str, JsonObject] = {}
     cursor: Any = None
     for _ in range(PAGE_LIMIT):
-        page = (await wire.send("tools/list", {"cursor": cursor} if cursor else {})).result or {}
-        tools.extend(cast("list[JsonObject]", page.get("tools") or []))
-        cursor = page.get("nextCursor")
-        if not cursor:
+        page = (await exam.wire.send("tools/list", {"cursor": cursor} if cursor else {})).result or {}
+        if not isinstance(page.get("tools", []), list):
+            exam.fail("tools/list", f"tools is {page['tools']!r}", "It is a list of tools.")
+        for tool in list_in(page, "tools"):
+            match tool:
+                case {"name": str(name)}:
+                    tools.setdefault(name, tool)
+                case _:
+                    exam.fail("tools/list", f"{tool!r} is no tool", "A tool is an object with a name.")
+        if not (cursor := page.get("nextCursor")):
             break
     return tools
 
 
 def _call(tool: JsonObject, arguments: Arguments) -> Call:
     schema = object_in(tool, "inputSchema") or {}
-    given = arguments(schema) if callable(arguments) else arguments
-    return Call(tool=str(tool["name"]), arguments=given, schema=schema)
+    return Call(tool["name"], arguments(schema) if callable(arguments) else arguments, schema)
 
 
 def _is_harmless(tool: JsonObject) -> bool:

@@ -6,12 +6,12 @@ Faults are what the protocol forbids, or what at least one widely used client re
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple, TypeGuard
 
-from mcp_tasks.core.json import JsonObject
+from mcp_tasks.core.json import JsonObject, object_in
 from mcp_tasks.core.status import TaskStatus
-from mcp_tasks.doctor.wire import object_in
+from mcp_tasks.doctor.report import Verdict
 
 OLD_NAMES: Final[Mapping[str, str]] = {"ttl": "ttlMs", "pollInterval": "pollIntervalMs"}
 """Fields of the 2025-11-25 protocol, and what they are called now."""
@@ -21,12 +21,16 @@ PAYLOADS: Final[Mapping[str, str]] = {"input_required": "inputRequests", "comple
 
 STATUSES: Final = tuple(status.value for status in TaskStatus)
 
-CLOCK_TOLERANCE: Final = timedelta(minutes=5)
+CLOCK_TOLERANCE: Final = 300.0
+"""Seconds."""
 
 SHORTEST_TTL_MS: Final = 1000
 
 MIN_ID_LENGTH: Final = 16
 """Characters: a UUID without dashes has 32, 96 bits in base64 are 16."""
+
+LARGEST_WHOLE: Final = 2**53
+"""Above it many clients read another number."""
 
 
 class Flaw(NamedTuple):
@@ -34,7 +38,7 @@ class Flaw(NamedTuple):
 
     says: str
     advice: str
-    is_fault: bool = True
+    verdict: Verdict = "fail"
 
 
 def flaws_of_created(task: JsonObject) -> Iterator[Flaw]:
@@ -46,7 +50,7 @@ def flaws_of_created(task: JsonObject) -> Iterator[Flaw]:
     yield from _flaws_of_task(task)
     if inlined := sorted(task.keys() & set(PAYLOADS.values())):
         advice = "Leave it to tasks/get: clients do not look for an outcome in CreateTaskResult."
-        yield Flaw(f"the new task already carries {', '.join(inlined)}", advice, is_fault=False)
+        yield Flaw(f"the new task already carries {', '.join(inlined)}", advice, "warn")
 
 
 def flaws_of_detailed(task: JsonObject) -> Iterator[Flaw]:
@@ -66,15 +70,23 @@ def flaws_of_detailed(task: JsonObject) -> Iterator[Flaw]:
         yield from _flaws_of_payload(status, payload)
 
 
+def flaws_of_first_look(task: JsonObject, created: JsonObject) -> Iterator[Flaw]:
+    """What is wrong with the first `tasks/get` of a new task."""
+    if task.get("taskId") != created.get("taskId") or task.get("createdAt") != created.get("createdAt"):
+        yield Flaw("it is not the task that was created", "Give the same taskId and createdAt every time.")
+    elif task.get("resultType") != "complete":
+        advice = 'tasks/get always answers with resultType "complete", whatever the task\'s status.'
+        yield Flaw(f"resultType is {task.get('resultType')!r}", advice)
+
+
 def flaws_of_time(task: JsonObject, now: datetime) -> Iterator[Flaw]:
     """What is wrong with the times of a task that was made just now."""
     created, ttl = _instant(task.get("createdAt")), task.get("ttlMs")
-    off = timedelta(0) if created is None else abs(now - _comparable(created))
+    off = 0.0 if created is None else abs((now - created).total_seconds())
     if off > CLOCK_TOLERANCE:
         advice = "Set the clock of one of the two; clients that count down a ttl will be wrong."
-        says = f"the server's clock is {off.total_seconds():.0f} s away from this machine's"
-        yield Flaw(says, advice, is_fault=False)
-    if _is_whole(ttl) and ttl < SHORTEST_TTL_MS:
+        yield Flaw(f"the server's clock is {off:.0f} s away from this machine's", advice, "warn")
+    if is_whole(ttl) and ttl < SHORTEST_TTL_MS:
         says = f"ttlMs is {ttl}: the task may be gone before anybody asks"
         yield Flaw(says, "Keep tasks long enough for a client to come back for them.")
 
@@ -83,7 +95,7 @@ def flaws_of_id(task_id: str) -> Iterator[Flaw]:
     """Whether an id looks as if it could be guessed."""
     if task_id.isdigit() or len(task_id) < MIN_ID_LENGTH or len(set(task_id)) < MIN_ID_LENGTH // 2:
         advice = "Make ids from at least 96 random bits: whoever knows one may be able to read the task."
-        yield Flaw(f"the id {task_id!r} looks as if it could be guessed", advice, is_fault=False)
+        yield Flaw(f"the id {task_id!r} looks as if it could be guessed", advice, "warn")
 
 
 def flaws_of_ack(result: JsonObject) -> Iterator[Flaw]:
@@ -106,30 +118,26 @@ def _flaws_of_task(task: JsonObject) -> Iterator[Flaw]:
         yield Flaw("statusMessage is not a string", "Leave it out when there is nothing to say.")
     if "ttlMs" not in task:
         yield Flaw("ttlMs is missing", "It is always there; null stands for no limit.")
-    elif task["ttlMs"] is not None and not _is_whole(task["ttlMs"]):
+    elif task["ttlMs"] is not None and not is_whole(task["ttlMs"]):
         yield Flaw(f"ttlMs is {task['ttlMs']!r}", "It is a whole number of milliseconds, or null.")
-    if not _is_whole(task.get("pollIntervalMs", 0)):
+    if not is_whole(task.get("pollIntervalMs", 0)):
         yield Flaw(f"pollIntervalMs is {task['pollIntervalMs']!r}", "It is a whole number, or left out.")
-    yield from _flaws_of_instants(task)
-
-
-def _flaws_of_instants(task: JsonObject) -> Iterator[Flaw]:
-    created, updated = (_instant(task.get(key)) for key in ("createdAt", "lastUpdatedAt"))
+    created, updated = _instant(task.get("createdAt")), _instant(task.get("lastUpdatedAt"))
     for key, instant in {"createdAt": created, "lastUpdatedAt": updated}.items():
         if instant is None:
             yield Flaw(f"{key} is {task.get(key)!r}", "Write ISO 8601, like 2026-07-28T12:00:00Z.")
-        elif instant.tzinfo is None:
+        elif datetime.fromisoformat(task[key]).tzinfo is None:
             yield Flaw(f"{key} has no offset", "End it with Z or an offset; clients refuse it otherwise.")
-    if created is not None and updated is not None and _comparable(updated) < _comparable(created):
+    if created is not None and updated is not None and updated < created:
         yield Flaw("lastUpdatedAt is before createdAt", "A task is never updated before it is created.")
 
 
 def _flaws_of_payload(status: str, payload: JsonObject) -> Iterator[Flaw]:
-    if status == "failed" and not (_is_whole(payload.get("code")) and isinstance(payload.get("message"), str)):
+    if status == "failed" and not (is_whole(payload.get("code")) and isinstance(payload.get("message"), str)):
         yield Flaw("error is not a JSON-RPC error", "It needs a number as code and a text as message.")
     elif status == "completed" and payload.get("resultType") != "complete":
         advice = 'Set resultType to "complete" in the inlined result; strict clients refuse it otherwise.'
-        yield Flaw("the inlined result has no resultType of its own", advice, is_fault=False)
+        yield Flaw("the inlined result has no resultType of its own", advice, "warn")
     elif status == "input_required":
         bad = [key for key in payload if not isinstance((object_in(payload, key) or {}).get("method"), str)]
         if bad or not payload:
@@ -137,16 +145,15 @@ def _flaws_of_payload(status: str, payload: JsonObject) -> Iterator[Flaw]:
             yield Flaw(what, "Every entry has a method and params, and there is at least one.")
 
 
-def _is_whole(value: Any) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool)
+def is_whole(value: Any) -> TypeGuard[int]:
+    """Whether a value is a whole number that every client can read."""
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= LARGEST_WHOLE
 
 
 def _instant(text: Any) -> datetime | None:
+    """The instant that a text names, in UTC if it does not say; None if it names none."""
     try:
-        return datetime.fromisoformat(text) if isinstance(text, str) else None
-    except ValueError:
+        instant = datetime.fromisoformat(text)
+    except (TypeError, ValueError):
         return None
-
-
-def _comparable(instant: datetime) -> datetime:
     return instant if instant.tzinfo is not None else instant.replace(tzinfo=UTC)
