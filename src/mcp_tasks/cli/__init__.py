@@ -26,4 +26,7 @@ def main() -> None:
         if exc.name is None or exc.name.partition(".")[0] not in NEEDED:
             raise
         sys.exit(f"mcp-tasks: the command line needs {exc.name}, which is not installed: pip install 'mcp-tasks[cli]'")
+    except KeyboardInterrupt:
+        # Before there is a command that would say something.
+        sys.exit(130)
     sys.exit(run_app())

@@ -7,7 +7,6 @@ history of the shell; so there are a file, a prompt and the environment as well.
 from __future__ import annotations
 
 import os
-import re
 import stat
 import sys
 from collections.abc import Mapping
@@ -19,6 +18,7 @@ import click
 
 from mcp_tasks.cli.terminal.text import hide
 from mcp_tasks.client.pages import is_loopback
+from mcp_tasks.client.servers.entry import is_credential
 from mcp_tasks.encryption import LEDGER_KEYS_VARIABLE
 
 TOKEN: Final = "MCP_TASKS_TOKEN"  # noqa: S105 - the name of a variable
@@ -58,7 +58,7 @@ def chosen_token(given: str | None, file: Path | None) -> str | None:
 def hide_values(headers: Mapping[str, str]) -> None:
     """Have nothing show what may be a secret in these headers: servers say back what they are told."""
     for name, value in headers.items():
-        if re.search("auth|cookie|key|token|secret|passw|session", name, re.IGNORECASE):
+        if is_credential(name) or "session" in name.lower():
             hide(value.rpartition(" ")[2])
 
 
@@ -71,9 +71,9 @@ def hide_password(url: str) -> None:
         hide(f":{user_info.partition(':')[2]}@")
 
 
-def warn_of_plain_http(url: str | None) -> None:
+def warn_of_plain_http(url: str) -> None:
     """Say that credentials travel in the clear, where they do."""
-    parts = urlsplit(url or "")
+    parts = urlsplit(url)
     if parts.scheme == "http" and not is_loopback(parts.hostname or ""):
         _warn(f"credentials go to {parts.hostname} over plain http, where everybody on the way can read them")
 

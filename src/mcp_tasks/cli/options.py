@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from functools import wraps
 from pathlib import Path
@@ -15,13 +15,13 @@ from typing import Any, Final, Literal, TypeAlias
 import click
 
 from mcp_tasks.cli.credentials import TOKEN, TOKEN_FILE, chosen_token, hide_values
-from mcp_tasks.cli.servers import SERVER
+from mcp_tasks.client import OnAbandon
+from mcp_tasks.client.servers.connecting import Era
 from mcp_tasks.core.durations import read_duration
 from mcp_tasks.errors import InvalidDuration
 
-Era: TypeAlias = Literal["auto", "modern", "legacy"]
 Output: TypeAlias = Literal["text", "json"]
-Command: TypeAlias = Callable[..., int]
+Command: TypeAlias = Callable[..., int | Coroutine[Any, Any, int]]
 Takes: TypeAlias = Callable[[Command], Command]
 """A decorator that gives a command options."""
 
@@ -41,11 +41,6 @@ class Access:
     identity: str | None = None
 
     @property
-    def has_credentials(self) -> bool:
-        """Whether anything goes with requests that may be a secret."""
-        return bool(self.headers)
-
-    @property
     def repeated(self) -> str:
         """What a later command over the same tasks has to be given again, as the end of its line. Credentials are not
         in it: those are not for the screen."""
@@ -53,20 +48,33 @@ class Access:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TaskOptions:
-    """What every command takes that is given the ids of tasks.
+class Options:
+    """What every command takes that comes to servers, and to the tasks that were started there.
 
     Attributes:
-        server: The tasks' server, for tasks that are not in the ledger or are there twice.
         access: How servers are spoken to.
         ledger_path: The ledger's file; None for the usual one.
         output: What is printed on stdout.
     """
 
-    server: str | None
     access: Access
     ledger_path: Path | None
     output: Output
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Waiting:
+    """How a command waits for results.
+
+    Attributes:
+        timeout: For how many seconds; None for as long as it takes.
+        on_abandon: What becomes of a task that has not ended when the wait for it ends.
+        save: The folder that files in results are written into, if they are.
+    """
+
+    timeout: float | None = None
+    on_abandon: OnAbandon = "leave"
+    save: Path | None = None
 
 
 class Duration(click.ParamType[timedelta]):
@@ -84,8 +92,6 @@ class Duration(click.ParamType[timedelta]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
         """The duration that was typed."""
-        if isinstance(value, timedelta):
-            return value
         try:
             duration = read_duration(str(value))
         except InvalidDuration as exc:
@@ -119,7 +125,7 @@ def taking(*options: Takes, into: Callable[[dict[str, Any]], object] | None = No
 
     def decorate(command: Command) -> Command:
         @wraps(command)
-        def wrapper(**given: Any) -> int:
+        def wrapper(**given: Any) -> int | Coroutine[Any, Any, int]:
             if into is not None:
                 into(given)
             return command(**given)
@@ -132,6 +138,15 @@ def taking(*options: Takes, into: Callable[[dict[str, Any]], object] | None = No
     return decorate
 
 
+def gathered(name: str, value: type[Any]) -> Callable[[dict[str, Any]], None]:
+    """Makes of options one value, a dataclass with a field for each, for `taking`."""
+
+    def gather(given: dict[str, Any]) -> None:
+        given[name] = value(**{field.name: given.pop(field.name) for field in fields(value)})
+
+    return gather
+
+
 def _make_access(given: dict[str, Any]) -> None:
     sent = _headers(given.pop("headers"), chosen_token(given.pop("token"), given.pop("token_file")))
     hide_values(sent)
@@ -141,10 +156,6 @@ def _make_access(given: dict[str, Any]) -> None:
 def _make_output(given: dict[str, Any]) -> None:
     if given.pop("as_json"):
         given["output"] = "json"
-
-
-def _make_task_options(given: dict[str, Any]) -> None:
-    given["options"] = TaskOptions(**{name: given.pop(name) for name in TaskOptions.__slots__})
 
 
 def _file(*names: str, **more: Any) -> Takes:
@@ -210,28 +221,8 @@ takes_output: Final = taking(
 )
 """The same, and `--verbose`."""
 
-takes_task_options: Final = taking(
-    click.option(
-        "--server",
-        type=SERVER,
-        metavar="SERVER",
-        help="The task's server, if the ledger does not know it. Needs the whole id.",
-    ),
-    takes_access,
-    takes_ledger,
-    takes_output,
-    into=_make_task_options,
-)
-"""All that a command takes that is given the ids of tasks, as `options`."""
-
-takes_on_abandon: Final[Takes] = click.option(
-    "--on-abandon",
-    type=click.Choice(["leave", "cancel"]),
-    default="leave",
-    show_default=True,
-    help="What becomes of a task that has not ended when the wait for it ends: --timeout, a question with nobody "
-    "to ask, Ctrl-C without a terminal. What you choose at the prompt takes precedence.",
-)
+takes_options: Final = taking(takes_access, takes_ledger, takes_output, into=gathered("options", Options))
+"""All of these, as `options`."""
 
 
 def _check_folder(ctx: click.Context, param: click.Parameter, folder: Path | None) -> Path | None:
@@ -271,6 +262,19 @@ def takes_timeout(what: str) -> Takes:
         ),
         into=lambda given: given.update(timeout=given["timeout"] and given["timeout"].total_seconds()),
     )
+
+
+def takes_waiting(what: str) -> Takes:
+    """`--timeout`, `--on-abandon` and `--save`, as `waiting`; `what` says what the first of them ends."""
+    on_abandon = click.option(
+        "--on-abandon",
+        type=click.Choice(["leave", "cancel"]),
+        default="leave",
+        show_default=True,
+        help="What becomes of a task that has not ended when the wait for it ends: --timeout, a question with nobody "
+        "to ask, Ctrl-C without a terminal. What you choose at the prompt takes precedence.",
+    )
+    return taking(takes_timeout(what), on_abandon, takes_save, into=gathered("waiting", Waiting))
 
 
 def set_up_logging(verbose: int) -> None:

@@ -1,18 +1,77 @@
-"""The tasks that were started from here: the ledger's file, and the tasks that a command names."""
+"""The tasks that were started from here: the ledger's file, and the tasks that a command is given."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
+from typing import Any, TypeAlias, TypeVar
 
-from mcp_tasks.cli.options import TaskOptions
+import click
+from mcp.client.session import ElicitationFnT
+
+from mcp_tasks.cli.commands.servers.names import SERVER
+from mcp_tasks.cli.connection import connector
+from mcp_tasks.cli.options import Command, Options, takes_options
 from mcp_tasks.cli.terminal.exits import Exit, Problem
-from mcp_tasks.client import Ledger, LedgerEntry, ServerAddress
+from mcp_tasks.client import Ledger, LedgerEntry, ServerAddress, TaskHandle
+from mcp_tasks.client.looking import Seen, at_each
+from mcp_tasks.client.servers.connecting import Connector
 from mcp_tasks.encryption import LEDGER_KEYS_VARIABLE, keyring_from_environment
 from mcp_tasks.errors import InvalidOption, StoreError, TaskNotRemembered
 from mcp_tasks.stores.url import private_state_folder, state_folder
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Chosen:
+    """The tasks that a command is given, with the ledger that has them, and what else every such command takes.
+
+    Attributes:
+        several: Whether more than one was named, be it the same one.
+    """
+
+    ledger: Ledger
+    entries: Sequence[LedgerEntry]
+    options: Options
+    several: bool
+
+    def connector(self, elicit: ElicitationFnT | None = None) -> Connector:
+        """Connects to their servers. What is seen there goes into the ledger."""
+        return connector(self.options.access, ledger=self.ledger, elicit=elicit)
+
+    async def at_each(
+        self, act: Callable[[TaskHandle], Awaitable[T]], *, elicit: ElicitationFnT | None = None
+    ) -> Seen[T]:
+        """Do something with each of them: see `mcp_tasks.client.looking.at_each`."""
+        return await at_each(self.entries, self.connector(elicit), act, headers=self.options.access.headers)
+
+
+TaskCommand: TypeAlias = Callable[..., Coroutine[Any, Any, int]]
+
+
+def takes_tasks(command: TaskCommand) -> Command:
+    """A decorator for commands that have an argument `ids`: they are given the tasks that it names, as `chosen`."""
+
+    @click.option(
+        "--server",
+        type=SERVER,
+        metavar="SERVER",
+        help="The task's server, if the ledger does not know it. Needs the whole id.",
+    )
+    @takes_options
+    @wraps(command)
+    async def wrapper(*, ids: str | Sequence[str], server: str | None, options: Options, **given: Any) -> int:
+        names = [ids] if isinstance(ids, str) else ids
+        with opened_ledger(options.ledger_path) as ledger:
+            entries = find_tasks(ledger, names, server=server, identity=options.access.identity)
+            chosen = Chosen(ledger=ledger, entries=entries, options=options, several=len(names) > 1)
+            return await command(chosen=chosen, **given)
+
+    return wrapper
 
 
 @contextmanager
@@ -35,41 +94,27 @@ def opened_ledger(path: Path | None) -> Generator[Ledger]:
         ledger.close()
 
 
-def find_task(ledger: Ledger, start: str, *, server: str | None = None, identity: str | None = None) -> LedgerEntry:
-    """The one task whose id begins with `start`; with a server, also one that the ledger has never heard of.
+def find_tasks(
+    ledger: Ledger, starts: Sequence[str], *, server: str | None = None, identity: str | None = None
+) -> list[LedgerEntry]:
+    """The tasks whose ids begin like these, each once, in the order named; with a server, also tasks that the ledger
+    has never heard of.
 
     Raises:
-        Problem: It is not the id of a task.
-        TaskNotRemembered: No task of the ledger begins like that.
+        Problem: One is not the id of a task.
+        TaskNotRemembered: No task of the ledger begins like one of them.
         AmbiguousTask: More than one does.
     """
     spec = None if server is None else ServerAddress.parse(server).spec
-    try:
-        return ledger.find(start, server=spec, identity=identity)
-    except TaskNotRemembered:
-        if spec is None and "://" in start:
-            raise Problem(
-                f"{start!r} is the URL of a server, and not a task",
-                Exit.USAGE,
-                hint="Name the task by its id, and the server with --server URL if the task is not in the ledger.",
-            ) from None
-        if spec is None:
-            raise
-    now = datetime.now(UTC)
-    return LedgerEntry(task_id=start, server=spec, tool="", started_at=now, status="working", identity=identity or "")
-
-
-def find_tasks(ledger: Ledger, starts: Sequence[str], options: TaskOptions | None = None) -> list[LedgerEntry]:
-    """The tasks that a command names, each once, in the order named.
-
-    Args:
-        options: Narrow the search to a server and an identity.
-
-    Raises:
-        Problem: A name is not the id of a task.
-        TaskNotRemembered: A name fits no task.
-        AmbiguousTask: A name fits more than one.
-    """
-    server, identity = (None, None) if options is None else (options.server, options.access.identity)
-    entries = [find_task(ledger, start, server=server, identity=identity) for start in starts]
+    entries: list[LedgerEntry] = []
+    for start in starts:
+        try:
+            entries.append(ledger.find(start, server=spec, identity=identity))
+        except TaskNotRemembered:
+            if spec is None and "://" in start:
+                hint = "Name the task by its id, and the server with --server URL if the task is not in the ledger."
+                raise Problem(f"{start!r} is the URL of a server, and not a task", Exit.USAGE, hint=hint) from None
+            if spec is None:
+                raise
+            entries.append(LedgerEntry.begun(start, server=spec, identity=identity or ""))
     return list({entry.key: entry for entry in entries}.values())

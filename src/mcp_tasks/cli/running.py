@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import sys
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any, Final
 
 import click
@@ -45,9 +45,8 @@ def run_app(arguments: Sequence[str] | None = None) -> int:
             problem.show()
             return problem.code
         logger.debug("an exception that nobody expected", exc_info=True)
-        Problem(
-            f"{_root_of(exc)!r}", Exit.DEFECT, hint="This is a bug in mcp-tasks. -vv shows where it comes from."
-        ).show()
+        root = next(leaves(exc), exc)
+        Problem(repr(root), Exit.DEFECT, hint="This is a bug in mcp-tasks. -vv shows where it comes from.").show()
         return Exit.DEFECT
 
 
@@ -58,19 +57,15 @@ def _open_what_is_closed() -> None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - as long as the process lasts
 
 
-def run(work: Callable[[], Coroutine[Any, Any, int]]) -> int:
-    """Run the asynchronous part of a command.
+def run(work: Coroutine[Any, Any, int]) -> int:
+    """Run an asynchronous command.
 
     The SDK's task groups wrap what is raised inside them; what was meant for the person is taken out again.
     """
     try:
-        return asyncio.run(work())
+        return asyncio.run(work)
     except BaseExceptionGroup as group:
         for exc in leaves(group):
             if isinstance(exc, Problem | TasksError | click.ClickException | KeyboardInterrupt):
                 raise exc from None
         raise
-
-
-def _root_of(exc: BaseException) -> BaseException:
-    return next(leaves(exc), exc)

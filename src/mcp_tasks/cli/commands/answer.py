@@ -3,46 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
-from mcp import Client, MCPError
+from mcp import MCPError
 
+from mcp_tasks.cli.commands.completion.completing import task_ids
 from mcp_tasks.cli.commands.wait import wait_for
-from mcp_tasks.cli.completing import task_ids
-from mcp_tasks.cli.connection import connector
-from mcp_tasks.cli.forms.arguments import read_arguments, read_object
-from mcp_tasks.cli.forms.form import Later
-from mcp_tasks.cli.forms.questions import describe, how_to_answer, how_to_answer_unseen
-from mcp_tasks.cli.options import (
-    TakesArguments,
-    TaskOptions,
-    takes_arguments,
-    takes_on_abandon,
-    takes_save,
-    takes_task_options,
-)
-from mcp_tasks.cli.remembered import find_tasks, opened_ledger
-from mcp_tasks.cli.running import run
-from mcp_tasks.cli.terminal.desk import Desk
-from mcp_tasks.cli.terminal.exits import Detached, Exit, Problem
+from mcp_tasks.cli.forms.arguments import how_to_answer, how_to_answer_unseen, read_known
+from mcp_tasks.cli.options import Access, TakesArguments, Waiting, gathered, takes_arguments, takes_waiting, taking
+from mcp_tasks.cli.remembered import Chosen, takes_tasks
+from mcp_tasks.cli.terminal.attending import Attending
+from mcp_tasks.cli.terminal.exits import Detached, Exit, Problem, problem_of
 from mcp_tasks.cli.terminal.keyboard import is_terminal
 from mcp_tasks.cli.terminal.outcomes import print_json, report, say
-from mcp_tasks.cli.terminal.text import clean, command_line
+from mcp_tasks.cli.terminal.text import command_line
 from mcp_tasks.cli.terminal.views import LineBoard
-from mcp_tasks.client import LedgerEntry, resume_task
-from mcp_tasks.client.handle import OnAbandon
+from mcp_tasks.client import Followed, LedgerEntry, Question, TaskHandle, TaskStatus, questions_for, short_id
 from mcp_tasks.client.looking import fetch_questions
-from mcp_tasks.client.questions import Question, questions_of
 from mcp_tasks.client.servers.connecting import ask_through_the_task
-from mcp_tasks.client.servers.grouping import by_server
-from mcp_tasks.client.short_ids import short_id
-from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.errors import UsageError
 
-FETCH_LIMIT = timedelta(seconds=15)
+FETCH_LIMIT: Final = timedelta(seconds=15)
 """For a server to send what a task asks."""
 
 EPILOG = """\
@@ -55,164 +39,159 @@ Examples:
 """
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Given:
+    """What is given on the command line for an answer.
+
+    Attributes:
+        key: Of the question that it is for, if that is said.
+        action: `accept`, `decline` or `cancel`, if one of them is said.
+    """
+
+    words: Sequence[str]
+    json_text: str | None
+    key: str | None
+    action: str | None
+
+    def __bool__(self) -> bool:
+        return bool(self.words or self.json_text or self.action)
+
+    @property
+    def is_refusal(self) -> bool:
+        """Whether it says no, in one way or the other."""
+        return self.action in ("decline", "cancel")
+
+    def chosen(self, questions: Sequence[Question]) -> Sequence[Question]:
+        """The questions that it is for: the one that is named, or those that it fits."""
+        if self.key is None:
+            return questions_for(self.words, questions)
+        named = [question for question in questions if question.key == self.key]
+        if not named:
+            hint = f"Open questions: {', '.join(question.key for question in questions)}"
+            raise Problem(f"the task has no open question {self.key!r}", Exit.USAGE, hint=hint)
+        return named
+
+    def answers(self, questions: Sequence[Question]) -> dict[str, Any]:
+        """The answers to these questions, by key."""
+        if len(questions) > 1 and not self.is_refusal:
+            lines = [line for question in questions for line in [f"{question.key}:", *question.describe()]]
+            what = "the task has several open questions; choose one with --question"
+            raise Problem(what, Exit.USAGE, hint="\n".join(lines))
+        words, known = read_known(self.words, self.json_text)
+        answers: dict[str, Any] = {}
+        for question in questions:
+            if known is None and not question.is_elicitation:
+                raise Problem(f"a {question.method} request takes a whole result, with --args", Exit.USAGE)
+            answers[question.key] = question.answer(words, known=known, action=self.action or "accept")
+        return answers
+
+
+def _make_given(typed: dict[str, Any]) -> None:
+    """What contradicts itself is refused here, before anything is looked for."""
+    gathered("given", Given)(typed)
+    given, waiting = typed["given"], typed["waiting"]
+    if given.is_refusal and (given.words or given.json_text):
+        raise click.UsageError(f"--{given.action} takes no values")
+    if not typed["wait"] and (waiting.timeout or waiting.save):
+        raise click.UsageError("--timeout and --save are for a result: give --wait as well")
+
+
+takes_answer: Final = taking(
+    click.argument("words", nargs=-1, metavar="[KEY=VALUE]... | -"),
+    takes_arguments("The whole answer"),
+    click.option("--question", "key", metavar="KEY", help="Which question, if the task asks several."),
+    click.option(
+        "--accept", "action", flag_value="accept", help="Accept a question that has no fields, or a page to visit."
+    ),
+    click.option("--decline", "action", flag_value="decline", help="Say no."),
+    click.option(
+        "--cancel", "action", flag_value="cancel", help="Dismiss the question. (The task is not cancelled by this.)"
+    ),
+    click.option("--wait", is_flag=True, help="Then wait for the task to end, as `wait` does."),
+    takes_waiting("waiting (with --wait)"),
+    into=_make_given,
+)
+
+
 @click.command(cls=TakesArguments, epilog=EPILOG)
-@click.argument("task_id", metavar="ID", shell_complete=task_ids)
-@click.argument("words", nargs=-1, metavar="[KEY=VALUE]... | -")
-@takes_arguments("The whole answer")
-@click.option("--question", "key", metavar="KEY", help="Which question, if the task asks several.")
-@click.option(
-    "--accept", "action", flag_value="accept", help="Accept a question that has no fields, or a page to visit."
-)
-@click.option("--decline", "action", flag_value="decline", help="Say no.")
-@click.option(
-    "--cancel", "action", flag_value="cancel", help="Dismiss the question. (The task is not cancelled by this.)"
-)
-@click.option("--wait", is_flag=True, help="Then wait for the task to end, as `wait` does.")
-@takes_on_abandon
-@takes_save
-@takes_task_options
-def command(
-    *,
-    task_id: str,
-    words: Sequence[str],
-    json_text: str | None,
-    key: str | None,
-    action: str | None,
-    wait: bool,
-    on_abandon: OnAbandon,
-    save: Path | None,
-    options: TaskOptions,
-) -> int:
+@click.argument("ids", metavar="ID", shell_complete=task_ids)
+@takes_answer
+@takes_tasks
+async def command(*, chosen: Chosen, given: Given, wait: bool, waiting: Waiting) -> int:
     """Answer what a task asks.
 
     Values are typed and checked by the question's own schema. Without any, the question is asked at the prompt.
     """
-    if action in ("decline", "cancel") and (words or json_text):
-        raise click.UsageError(f"--{action} takes no values")
+    options, [entry] = chosen.options, chosen.entries
 
-    async def work() -> int:
-        with opened_ledger(options.ledger_path) as ledger:
-            [entry] = find_tasks(ledger, [task_id], options)
-            [group] = by_server([entry], options.access.headers)
-            async with connector(options.access, ledger=ledger, elicit=ask_through_the_task)(group) as client:
-                repeated = options.access.repeated
-                given = _Given(words=words, json_text=json_text, key=key, action=action, repeated=repeated)
-                try:
-                    answered = await given.send(client, entry)
-                except Later:
-                    answer = command_line("answer", short_id(entry.task_id), options=repeated)
-                    say(f"The question is left open. Answer it with:\n  {answer}")
-                    return Exit.OK
-            if wait:
-                outcomes = await wait_for(ledger, [entry], options.access, limit=None, on_abandon=on_abandon)
-                return report(outcomes, options.output, options.access, save=save)
-        if options.output == "json":
-            print_json({"taskId": entry.task_id, "answered": answered})
-        else:
-            repeated = options.access.repeated
-            say(f"Answered. Come back with:\n  {command_line('wait', short_id(entry.task_id), options=repeated)}")
-        return Exit.OK
+    async def answer(handle: TaskHandle) -> list[str] | None:
+        return await _answer(handle, entry, given, options.access)
 
-    return run(work)
+    answered = (await chosen.at_each(answer, elicit=ask_through_the_task))[entry.key]
+    if isinstance(answered, Exception):
+        raise problem_of(answered)
+    if answered is None:
+        say(f"The question is left open. Answer it with:\n  {_again('answer', entry, options.access)}")
+    elif wait:
+        return report(await wait_for(chosen, waiting), options, save=waiting.save)
+    elif options.output == "json":
+        print_json({"taskId": entry.task_id, "answered": answered})
+    else:
+        say(f"Answered. Come back with:\n  {_again('wait', entry, options.access)}")
+    return Exit.OK
 
 
-class _Given:
-    """What was given on the command line for an answer.
-
-    Args:
-        repeated: What a later command has to be given again.
-    """
-
-    def __init__(
-        self, *, words: Sequence[str], json_text: str | None, key: str | None, action: str | None, repeated: str
-    ) -> None:
-        self._words = words
-        self._json_text = json_text
-        self._key = key
-        self._action = action
-        self._repeated = repeated
-
-    async def send(self, client: Client, entry: LedgerEntry) -> list[str]:
-        """Answer; gives the keys of what was answered."""
-        handle = resume_task(client, entry.task_id, tool=entry.tool)
-        snapshot = await handle.status()
-        if snapshot.status is TaskStatus.INPUT_REQUIRED and not snapshot.input_requests:
-            if not (self._words or self._json_text or self._action or is_terminal()):
-                raise _nobody_to_ask(how_to_answer_unseen(entry.task_id, self._repeated)[1:])
-            snapshot = await fetch_questions(handle, within=FETCH_LIMIT)
-            if snapshot is None:
-                raise Problem(
-                    f"the task asks something, and its server did not send it within {FETCH_LIMIT.seconds} s",
-                    Exit.FAILED,
-                    hint="Some servers of 2025-11-25 send a question only once. Is somebody else about to answer it?",
-                )
-        questions = questions_of(snapshot.input_requests, entry.tool or entry.task_id, entry.server_label)
-        if not questions:
-            raise Problem(f"the task has no open question; it is {snapshot.status.value}", Exit.USAGE)
-        answers = await self._answers(self._chosen(questions), entry)
-        try:
-            await handle.answer(answers)
-        except UsageError as exc:
-            raise Problem(str(exc), Exit.USAGE, hint="Nothing was sent; the task still waits for an answer.") from exc
-        except MCPError as exc:
-            raise Problem(
-                f"the server refused the answer: {clean(str(exc))}",
-                Exit.FAILED,
-                hint="\n".join(["The task still waits for one:", *self._how_to_answer(entry, questions)]),
-            ) from exc
-        return list(answers)
-
-    def _how_to_answer(self, entry: LedgerEntry, questions: Sequence[Question]) -> list[str]:
-        return how_to_answer(entry.task_id, questions, self._repeated)
-
-    def _chosen(self, questions: Sequence[Question]) -> Sequence[Question]:
-        if self._key is None:
-            return self._that_fit(questions) or questions
-        chosen = [question for question in questions if question.key == self._key]
-        if not chosen:
-            keys = ", ".join(question.key for question in questions)
-            raise Problem(
-                f"the task has no open question {self._key!r}", Exit.USAGE, hint=f"Open questions: {clean(keys)}"
-            )
-        return chosen
-
-    def _that_fit(self, questions: Sequence[Question]) -> Sequence[Question]:
-        """The questions that have a field for everything that was given, if anything was."""
-        names = {word.partition("=")[0].removesuffix(":") for word in self._words if "=" in word}
-        return [q for q in questions if names and names <= {field.name for field in q.fields}]
-
-    async def _answers(self, questions: Sequence[Question], entry: LedgerEntry) -> dict[str, Any]:
-        if not (self._words or self._json_text or self._action):
-            return await _ask_all(questions, self._how_to_answer(entry, questions))
-        if len(questions) > 1 and self._action not in ("decline", "cancel"):
-            lines = [line for question in questions for line in [f"{question.key}:", *describe(question)]]
-            raise Problem(
-                "the task has several open questions; choose one with --question", Exit.USAGE, hint="\n".join(lines)
-            )
-        return {question.key: self._answer(question) for question in questions}
-
-    def _answer(self, question: Question) -> dict[str, Any]:
-        if not question.is_elicitation:
-            if self._json_text is None:
-                raise Problem(f"a {clean(question.method)} request takes a whole result, with --args", Exit.USAGE)
-            return read_object(self._json_text)
-        if self._action in ("decline", "cancel"):
-            return {"action": self._action}
-        if question.url is not None:
-            return {"action": "accept"}
-        return {"action": "accept", "content": read_arguments(question.schema, self._words, self._json_text)}
+async def _answer(handle: TaskHandle, entry: LedgerEntry, given: Given, access: Access) -> list[str] | None:
+    """Answer what a task asks; gives the keys of what was answered, or None if it was left open."""
+    questions = await _open_questions(handle, entry, given, access)
+    chosen = given.chosen(questions)
+    answers = given.answers(chosen) if given else await _ask_all(chosen, entry, access)
+    if answers is None:
+        return None
+    try:
+        await handle.answer(answers)
+    except UsageError as exc:
+        raise Problem(str(exc), Exit.USAGE, hint="Nothing was sent; the task still waits for an answer.") from exc
+    except MCPError as exc:
+        lines = ["The task still waits for one:", *how_to_answer(entry.task_id, questions, access.repeated)]
+        raise Problem(f"the server refused the answer: {exc}", Exit.FAILED, hint="\n".join(lines)) from exc
+    return list(answers)
 
 
-async def _ask_all(questions: Sequence[Question], how_to_answer: Sequence[str]) -> dict[str, Any]:
-    desk = Desk(LineBoard())
-    if not desk.is_staffed:
-        raise _nobody_to_ask([*(line for question in questions for line in describe(question)), *how_to_answer])
+async def _open_questions(handle: TaskHandle, entry: LedgerEntry, given: Given, access: Access) -> list[Question]:
+    snapshot = await handle.status()
+    if snapshot.status is TaskStatus.INPUT_REQUIRED and not snapshot.input_requests:
+        # To a server of 2025-11-25, fetching a question is promising to answer it.
+        if not given and not is_terminal():
+            raise _nobody_to_ask(how_to_answer_unseen(entry.task_id, access.repeated)[1:])
+        snapshot = await fetch_questions(handle, within=FETCH_LIMIT)
+    if snapshot is None:
+        hint = "Some servers of 2025-11-25 send a question only once. Is somebody else about to answer it?"
+        what = f"the task asks something, and its server did not send it within {FETCH_LIMIT.seconds} s"
+        raise Problem(what, Exit.FAILED, hint=hint)
+    questions = Followed(entry=entry, snapshot=snapshot).questions
+    if not questions:
+        raise Problem(f"the task has no open question; it is {snapshot.status.value}", Exit.USAGE)
+    return questions
 
-    async def ask() -> dict[str, Any]:
-        return {question.key: await desk.ask(question) for question in questions}
+
+async def _ask_all(questions: Sequence[Question], entry: LedgerEntry, access: Access) -> dict[str, Any] | None:
+    """The answers that somebody gives at the prompt; None if they leave a question open."""
+    attending = Attending(LineBoard(), access)
+    if not attending.can_answer:
+        asked = [line for question in questions for line in question.describe()]
+        raise _nobody_to_ask([*asked, *how_to_answer(entry.task_id, questions, access.repeated)])
+
+    async def ask() -> dict[str, Any] | None:
+        answers: dict[str, Any] = {}
+        for question in questions:
+            answers[question.key] = await attending.ask(question)
+            if answers[question.key] is None:
+                return None
+        return answers
 
     try:
-        return await desk.supervise(ask())
+        return await attending.stay(ask())
     except Detached:
         raise Problem("nothing was answered", Exit.INTERRUPTED) from None
 
@@ -220,3 +199,7 @@ async def _ask_all(questions: Sequence[Question], how_to_answer: Sequence[str]) 
 def _nobody_to_ask(hint: Sequence[str]) -> Problem:
     why = "there is no terminal to ask at, and no answer was given"
     return Problem(why, Exit.INPUT_REQUIRED, hint="\n".join(hint))
+
+
+def _again(command: str, entry: LedgerEntry, access: Access) -> str:
+    return command_line(command, short_id(entry.task_id), options=access.repeated)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import click
@@ -10,13 +10,11 @@ from mcp_types.version import LATEST_MODERN_VERSION
 from rich.table import Table
 from rich.text import Text
 
-from mcp_tasks.cli.completing import tool_names
-from mcp_tasks.cli.connection import as_known
-from mcp_tasks.cli.credentials import warn_of_plain_http
+from mcp_tasks.cli.commands.completion.completing import tool_names
+from mcp_tasks.cli.commands.servers.names import SERVER
+from mcp_tasks.cli.connection import way_to
 from mcp_tasks.cli.forms.arguments import read_arguments
 from mcp_tasks.cli.options import Access, Output, takes_access, takes_output
-from mcp_tasks.cli.running import run
-from mcp_tasks.cli.servers import SERVER
 from mcp_tasks.cli.terminal.exits import DOCTOR_FOUND_FAULTS, Exit
 from mcp_tasks.cli.terminal.outcomes import print_json
 from mcp_tasks.cli.terminal.text import clean
@@ -30,6 +28,7 @@ MARKS: Final[Mapping[Verdict, tuple[str, str]]] = {
     "fail": ("✘", "red"),
     "skip": ("·", "bright_black"),
 }
+COUNTED: Final[Mapping[Verdict, str]] = {"fail": "failed", "pass": "passed", "warn": "to look at", "skip": "skipped"}
 
 NARROW: Final = 90
 """Columns of a terminal below which what was found goes under what was looked at."""
@@ -55,7 +54,7 @@ cannot be used, or speaks only 2025-11-25, so that nothing was checked.
 )
 @takes_access
 @takes_output
-def command(*, server: str, words: Sequence[str], tool: str | None, access: Access, output: Output) -> int:
+async def command(*, server: str, words: Sequence[str], tool: str | None, access: Access, output: Output) -> int:
     """Check a server's support for tasks, probe by probe, and say in plain words what is wrong.
 
     It sends raw requests, so it sees exactly what clients see. To look at tasks it has to make some: it calls the
@@ -68,57 +67,46 @@ def command(*, server: str, words: Sequence[str], tool: str | None, access: Acce
             f"doctor checks the tasks extension of {LATEST_MODERN_VERSION}, and nothing of 2025-11-25; leave --era out"
         )
 
-    async def work() -> int:
-        address, known_access, environment = as_known(ServerAddress.parse(server), access)
-        if known_access.has_credentials:
-            warn_of_plain_http(address.url)
-        with stderr().status("Examining the server ..."):
-            report = await examine(
-                address,
-                tool=tool,
-                arguments=lambda schema: read_arguments(schema, words, None),
-                headers=known_access.headers,
-                environment=environment,
-            )
-        if output == "json":
-            print_json(report.to_json())
-        else:
-            _print(report)
-        if report.failed:
-            return DOCTOR_FOUND_FAULTS
-        return Exit.UNREACHABLE if report.unexamined else Exit.OK
-
-    return run(work)
+    address, access, environment = way_to(ServerAddress.parse(server), access)
+    with stderr().status("Examining the server ..."):
+        report = await examine(
+            address,
+            tool=tool,
+            arguments=lambda schema: read_arguments(schema, words, None),
+            headers=access.headers,
+            environment=environment,
+        )
+    if output == "json":
+        print_json(report.to_json())
+    else:
+        _print(report)
+    if report.failed:
+        return DOCTOR_FOUND_FAULTS
+    return Exit.UNREACHABLE if report.unexamined else Exit.OK
 
 
 def _print(report: Report) -> None:
-    width = max(len(finding.probe) for finding in report)
+    # Where it is wide enough, what was looked at has a column of its own, the same for all areas.
+    width = max(len(finding.probe) for finding in report) if stdout().width >= NARROW else 0
     for area in dict.fromkeys(finding.area for finding in report):
-        stdout().print(Text(area, style="bold"))
-        findings = [finding for finding in report if finding.area == area]
-        stdout().print(_table(findings, width if stdout().width >= NARROW else 0))
-    stdout().print(_summary(report))
-
-
-def _table(findings: Iterable[Finding], width: int) -> Table:
-    """What was found in an area; with a column for what was looked at if that has a `width`."""
-    table = Table.grid(padding=(0, 1))
-    table.add_column(width=3, justify="right")
-    table.add_column(min_width=width)
-    for finding in findings:
-        mark, style = MARKS[finding.verdict]
-        says = Text(clean(finding.says))
-        if finding.advice:
-            says.append(f"\n→ {clean(finding.advice)}", style="cyan")
-        probe = Text(clean(finding.probe))
-        cells = (probe, says) if width else (Text("\n").join([probe, says]),)
-        table.add_row(Text(mark, style=style), *cells)
-    return table
-
-
-def _summary(report: Report) -> Text:
+        table = Table.grid(padding=(0, 1))
+        table.add_column(width=3, justify="right")
+        table.add_column(min_width=width)
+        for finding in report:
+            if finding.area == area:
+                table.add_row(*_cells(finding, is_wide=width > 0))
+        stdout().print(Text(area, style="bold"), table, sep="\n")
     if report.unexamined:
-        return Text(f"\nNothing was checked of its tasks: {clean(report.unexamined)}", style="yellow")
-    named: Mapping[Verdict, str] = {"fail": "failed", "pass": "passed", "warn": "to look at", "skip": "skipped"}
-    counts = ", ".join(f"{report.count(verdict)} {words}" for verdict, words in named.items())
-    return Text(f"\n{counts}", style="red" if report.failed else "green")
+        summary = Text(f"Nothing was checked of its tasks: {clean(report.unexamined)}", style="yellow")
+    else:
+        counts = ", ".join(f"{report.count(verdict)} {words}" for verdict, words in COUNTED.items())
+        summary = Text(counts, style="red" if report.failed else "green")
+    stdout().print("", summary, sep="\n")
+
+
+def _cells(finding: Finding, *, is_wide: bool) -> Sequence[Text]:
+    mark, style = MARKS[finding.verdict]
+    probe, says = Text(clean(finding.probe)), Text(clean(finding.says))
+    if finding.advice:
+        says.append(f"\n→ {clean(finding.advice)}", style="cyan")
+    return Text(mark, style=style), *((probe, says) if is_wide else (Text("\n").join([probe, says]),))

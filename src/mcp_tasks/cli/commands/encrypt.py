@@ -10,7 +10,6 @@ import click
 
 from mcp_tasks.cli.commands.store.options import AS, AUDIT, written_down
 from mcp_tasks.cli.options import Output, takes_output
-from mcp_tasks.cli.running import run
 from mcp_tasks.cli.terminal.exits import Exit, Problem
 from mcp_tasks.cli.terminal.outcomes import print_json, say
 from mcp_tasks.encryption import Keyring
@@ -40,31 +39,27 @@ Exit codes: 0 all of it is encrypted with the first key, 2 wrong usage,
 @AS
 @AUDIT
 @takes_output
-def command(*, url: str, name: str | None, audit: Path | None, output: Output) -> int:
+async def command(*, url: str, name: str | None, audit: Path | None, output: Output) -> int:
     """Encrypt all that a store keeps with the first key, whether it is plain or encrypted with another.
 
     Stop the servers first, unless only the key changes, in Postgres or Redis, and all of them have both keys. If it is
     interrupted, run it again.
     """
-
-    async def encrypt() -> int:
-        try:
-            # First: what cannot be written down is not to be done.
-            acts, operator = written_down(audit, name)
-            with closing(acts):
-                done = await encrypt_store(url, Keyring.from_environment())
-                outcome = "incomplete" if done.unreadable else None
-                entry = AuditEntry(event="reencrypted", actor=operator, count=done.changed, outcome=outcome)
-                acts.of("").write(entry)
-        except (StoreError, UsageError) as exc:
-            raise Problem(str(exc), Exit.STORE if isinstance(exc, StoreError) else Exit.USAGE) from None
-        if output == "json":
-            print_json(asdict(done))
-        else:
-            _say(done)
-        return Exit.STORE if done.unreadable else Exit.OK
-
-    return run(encrypt)
+    try:
+        # First: what cannot be written down is not to be done.
+        acts, operator = written_down(audit, name)
+        with closing(acts):
+            done = await encrypt_store(url, Keyring.from_environment())
+            outcome = "incomplete" if done.unreadable else None
+            entry = AuditEntry(event="reencrypted", actor=operator, count=done.changed, outcome=outcome)
+            acts.of("").write(entry)
+    except (StoreError, UsageError) as exc:
+        raise Problem(str(exc), Exit.STORE if isinstance(exc, StoreError) else Exit.USAGE) from None
+    if output == "json":
+        print_json(asdict(done))
+    else:
+        _say(done)
+    return Exit.STORE if done.unreadable else Exit.OK
 
 
 def _say(done: Resealed) -> None:

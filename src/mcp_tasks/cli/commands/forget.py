@@ -1,41 +1,86 @@
-"""`mcp-tasks forget`: take tasks out of the ledger."""
+"""`mcp-tasks forget` and `mcp-tasks prune`: take tasks out of the ledger, by their ids or because they are over."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import click
 
-from mcp_tasks.cli.completing import task_ids
-from mcp_tasks.cli.options import Output, takes_ledger, takes_output
+from mcp_tasks.cli.commands.completion.completing import task_ids
+from mcp_tasks.cli.options import Duration, Output, takes_ledger, takes_output
 from mcp_tasks.cli.remembered import find_tasks, opened_ledger
 from mcp_tasks.cli.terminal.exits import Exit
 from mcp_tasks.cli.terminal.outcomes import print_json, say
+from mcp_tasks.client import Ledger, LedgerEntry
+from mcp_tasks.client.ledger import UNKNOWN
 
-EPILOG = """\
+FORGET_EPILOG = """\
 \b
 Examples:
   mcp-tasks forget task_AhLN
 """
+PRUNE_EPILOG = """\
+\b
+Examples:
+  mcp-tasks prune
+  mcp-tasks prune --older-than 7d --dry-run
+"""
 
 
-@click.command(epilog=EPILOG)
+@click.command(epilog=FORGET_EPILOG)
 @click.argument("ids", nargs=-1, required=True, metavar="ID...", shell_complete=task_ids)
 @takes_ledger
 @takes_output
-def command(*, ids: Sequence[str], ledger_path: Path | None, output: Output) -> int:
+def forget(*, ids: Sequence[str], ledger_path: Path | None, output: Output) -> int:
     """Remove tasks from the ledger, with their results.
 
     Their servers are not told, and a task that runs goes on: write down its id if you may want it back.
     """
     with opened_ledger(ledger_path) as ledger:
         entries = find_tasks(ledger, ids)
-        for entry in entries:
-            ledger.forget(entry.task_id, server=entry.server, identity=entry.identity)
+        _remove(ledger, entries)
+    gone = [
+        f"Forgotten: {entry.task_id}" + ("" if entry.is_final else f", which goes on at {entry.server}")
+        for entry in entries
+    ]
+    return _tell(entries, "\n".join(gone), output)
+
+
+@click.command(epilog=PRUNE_EPILOG)
+@click.option(
+    "--older-than",
+    type=Duration(),
+    metavar="DURATION",
+    default="0s",
+    help="Only tasks that were started longer ago: 90s, 30m, 1h30m, 7d, 2w.",
+)
+@click.option("--dry-run", is_flag=True, help="Say what would go, and keep it.")
+@takes_ledger
+@takes_output
+def prune(*, older_than: timedelta, dry_run: bool, ledger_path: Path | None, output: Output) -> int:
+    """Remove tasks from the ledger that have ended, with their results, and those that their server did not know.
+
+    Tasks that have not ended stay.
+    """
+    with opened_ledger(ledger_path) as ledger:
+        before = datetime.now(UTC) - older_than
+        over = [entry for entry in ledger.entries() if entry.is_final or entry.status == UNKNOWN]
+        entries = [entry for entry in over if entry.started_at <= before]
+        _remove(ledger, [] if dry_run else entries)
+    done = "Would remove" if dry_run else "Removed"
+    return _tell(entries, f"{done} {len(entries)} task{'' if len(entries) == 1 else 's'}.", output)
+
+
+def _remove(ledger: Ledger, entries: Sequence[LedgerEntry]) -> None:
+    for entry in entries:
+        ledger.forget(entry.task_id, server=entry.server, identity=entry.identity)
+
+
+def _tell(entries: Sequence[LedgerEntry], words: str, output: Output) -> int:
     if output == "json":
         print_json([entry.task_id for entry in entries])
-    for entry in entries:
-        if output == "text":
-            say(f"Forgotten: {entry.task_id}" + ("" if entry.is_final else f", which goes on at {entry.server}"))
+    else:
+        say(words)
     return Exit.OK

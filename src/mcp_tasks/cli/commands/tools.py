@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -10,17 +10,15 @@ from mcp_types import Tool
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from rich.text import Text
 
+from mcp_tasks.cli.commands.servers.names import SERVER
 from mcp_tasks.cli.connection import connect
 from mcp_tasks.cli.options import Access, Output, takes_access, takes_output
-from mcp_tasks.cli.running import run
-from mcp_tasks.cli.servers import SERVER
 from mcp_tasks.cli.terminal.exits import Exit
 from mcp_tasks.cli.terminal.outcomes import print_json, say
 from mcp_tasks.cli.terminal.text import one_line
-from mcp_tasks.cli.terminal.views import listing, stdout
-from mcp_tasks.client.fields import fields_of
-from mcp_tasks.client.servers.address import ServerAddress
-from mcp_tasks.client.tools import TaskSupport, declares_tasks, list_tools, task_support
+from mcp_tasks.cli.terminal.views import Columns, listing, stdout
+from mcp_tasks.client import ServerAddress, TaskSupport, fields_of, list_tools, task_support
+from mcp_tasks.client.tools import declares_tasks
 
 _WORDS: Mapping[TaskSupport, str] = {
     "required": "always",
@@ -41,24 +39,25 @@ Examples:
 @click.argument("server", type=SERVER)
 @takes_access
 @takes_output
-def command(*, server: str, access: Access, output: Output) -> int:
+async def command(*, server: str, access: Access, output: Output) -> int:
     """List a server's tools, what they take, and which can be tasks.
 
     On the 2026-07-28 protocol the server decides call by call, and no listing tells; where it says more, that is
     shown.
     """
-    return run(lambda: _list(ServerAddress.parse(server), access, output))
-
-
-async def _list(target: ServerAddress, access: Access, output: Output) -> int:
-    async with connect(target, access) as client:
+    async with connect(ServerAddress.parse(server), access) as client:
         tools = [(tool, _WORDS[task_support(tool, client)]) for tool in await list_tools(client)]
         version, declared = client.protocol_version, declares_tasks(client)
     if output == "json":
         shown = [_json(tool, words) for tool, words in tools]
         print_json({"protocolVersion": version, "tasks": declared, "tools": shown})
         return Exit.OK
-    _print(tools)
+    columns: Columns[tuple[Tool, str]] = {
+        "tool": lambda each: Text(one_line(each[0].name), style="bold"),
+        "as a task": lambda each: each[1],
+        "what it does and takes": lambda each: _about(each[0]),
+    }
+    stdout().print(listing(columns, tools, fixed=2))
     say(_summary(version, declared))
     return Exit.OK
 
@@ -67,14 +66,11 @@ def _json(tool: Tool, words: str) -> dict[str, Any]:
     return {"name": tool.name, "description": tool.description, "task": words, "inputSchema": tool.input_schema}
 
 
-def _print(tools: Sequence[tuple[Tool, str]]) -> None:
-    rows: list[tuple[Text, Text, Text]] = []
-    for tool, words in tools:
-        about = Text(one_line(tool.description))
-        for field in fields_of(tool.input_schema):
-            about.append(f"\n  {one_line(field.name)}: {one_line(field.describe())}", style="bright_black")
-        rows.append((Text(one_line(tool.name), style="bold"), Text(words), about))
-    stdout().print(listing(("tool", "as a task", "what it does and takes"), rows, fixed=2))
+def _about(tool: Tool) -> Text:
+    about = Text(one_line(tool.description))
+    for field in fields_of(tool.input_schema):
+        about.append(f"\n  {one_line(field.name)}: {one_line(field.describe())}", style="bright_black")
+    return about
 
 
 def _summary(version: str, declared: bool | None) -> str:

@@ -1,4 +1,4 @@
-"""`key=value` words and `--args`, as the arguments that a schema asks for, and how those are written."""
+"""Values that are given on the command line: as `key=value` words and `--args`, and how those are written."""
 
 from __future__ import annotations
 
@@ -8,62 +8,61 @@ import sys
 from collections.abc import Sequence
 from typing import Any, cast
 
-from mcp_tasks.cli.terminal.exits import Exit, Problem
-from mcp_tasks.cli.terminal.text import one_line
-from mcp_tasks.client.fields import Field, fields_of
-from mcp_tasks.client.words import example_words, read_words
+from mcp_tasks.cli.terminal.exits import Exit, Problem, problem_of
+from mcp_tasks.cli.terminal.text import command_line, one_line
+from mcp_tasks.client import BadValue, Question, read_words, short_id
 from mcp_tasks.core.json import JsonObject
-from mcp_tasks.errors import BadValue
 
 
 def read_arguments(schema: JsonObject, words: Sequence[str], json_text: str | None) -> dict[str, Any]:
     """The arguments that were typed, checked against `schema`.
 
     Args:
-        words: `key=value`, typed by the schema; `key:=JSON`, taken as it is; or `-`, for JSON from stdin.
+        words: `key=value`, typed by the schema; `key:=JSON`, of any type; or `-`, for JSON from stdin.
         json_text: An object to begin with; `-` for stdin. Words come on top of it.
 
     Raises:
         Problem: Something is unknown, missing or wrong; it says what, and how to write it.
     """
-    if "-" in words:
-        words, json_text = [word for word in words if word != "-"], "-"
-    known = {} if json_text is None else read_object(json_text)
+    words, known = read_known(words, json_text)
     try:
         return read_words(schema, words, known=known)
     except BadValue as exc:
-        raise Problem(str(exc), Exit.USAGE, hint=describe_arguments(schema, exc.names)) from exc
+        raise problem_of(exc) from exc
 
 
-def describe_arguments(schema: JsonObject, names: Sequence[str] = ()) -> str:
-    """What can be given, one line each, and how that is written.
-
-    Args:
-        names: Those that have to be written; as far as nothing is said, those that must be given.
-    """
-    fields = fields_of(schema)
-    if not fields:
-        return "It takes no arguments."
-    width = max(len(field.name) for field in fields)
-    listed = [f"  {one_line(field.name):<{width}}  {one_line(field.describe())}" for field in fields]
-    wanted = [field for field in fields if (field.name in names if names else field.required)] or fields[:1]
-    return "\n".join(filter(None, ["It takes:", *listed, _how_to_write(wanted)]))
-
-
-def read_object(text: str) -> dict[str, Any]:
-    """A JSON object; `-` reads it from stdin."""
+def read_known(words: Sequence[str], json_text: str | None) -> tuple[Sequence[str], dict[str, Any] | None]:
+    """The words that are `key=value`, and what is given as JSON."""
+    if "-" in words:
+        words, json_text = [word for word in words if word != "-"], "-"
+    if json_text is None:
+        return words, None
     try:
-        value = json.loads(sys.stdin.read() if text == "-" else text)
+        value = json.loads(sys.stdin.read() if json_text == "-" else json_text)
     except ValueError as exc:
-        what = "what stdin has" if text == "-" else "--args"
+        what = "what stdin has" if json_text == "-" else "--args"
         raise Problem(f"{what} is not valid JSON: {exc}", Exit.USAGE) from exc
     if not isinstance(value, dict):
         raise Problem('--args takes an object, like \'{"key": "value"}\'', Exit.USAGE)
-    return cast("dict[str, Any]", value)
+    return words, cast("dict[str, Any]", value)
 
 
-def _how_to_write(fields: Sequence[Field]) -> str:
-    """One line that gives these fields, to be copied."""
-    words = [one_line(word).partition("=") for field in fields for word in example_words(field)]
-    line = " ".join(f"{shlex.quote(name)}={shlex.quote(value)}" for name, _, value in words)
-    return f"Write it like this: {line}" if line else ""
+def how_to_answer(task_id: str, questions: Sequence[Question], repeated: str) -> list[str]:
+    """The commands that answer questions, a line each, with what has to be `repeated` in them."""
+    lines: list[str] = []
+    for question in questions:
+        options = f" --question={shlex.quote(one_line(question.key))}" if len(questions) > 1 else ""
+        fields = [field for field in question.fields if field.required or len(question.fields) == 1]
+        words = [f"{field.name}=..." for field in fields] if question.is_elicitation and question.url is None else []
+        if not question.is_elicitation:
+            options += " --args RESULT"
+        elif not words:
+            options += " --accept"
+        lines.append(command_line("answer", short_id(task_id), *words, options=options + repeated))
+    return lines
+
+
+def how_to_answer_unseen(task_id: str, repeated: str) -> list[str]:
+    """The commands that answer a question which its server has not sent here: at a prompt, and without one."""
+    words = (short_id(task_id),)
+    return [command_line("answer", *words, *given, options=repeated) for given in ((), ("KEY=VALUE",))]

@@ -1,36 +1,102 @@
-"""What a terminal does while tasks are followed: draws their states, asks their questions, and says what goes wrong."""
+"""Whoever waits at a terminal, or reads its lines later: states are drawn, questions asked, and Ctrl-C offers a choice.
+
+One thing at a time is on the terminal: a question, or the menu after Ctrl-C. While somebody works on either, no time of
+a `--timeout` passes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import AsyncGenerator, Coroutine, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Final, TypeVar
 
-from mcp_tasks.cli.forms.form import Later
-from mcp_tasks.cli.terminal.desk import Desk
-from mcp_tasks.cli.terminal.exits import Exit, problem_of
-from mcp_tasks.cli.terminal.outcomes import Outcome, outcome_of, say
-from mcp_tasks.cli.terminal.rows import Row, row_key, row_of
+from rich.console import Console
+from rich.text import Text
+
+from mcp_tasks.cli.forms.form import ask
+from mcp_tasks.cli.options import Access, Waiting
+from mcp_tasks.cli.remembered import Chosen
+from mcp_tasks.cli.terminal.exits import Detached, problem_of
+from mcp_tasks.cli.terminal.keyboard import Interrupt, Keyboard, chosen, is_terminal
+from mcp_tasks.cli.terminal.outcomes import say, say_how_to_return
 from mcp_tasks.cli.terminal.text import one_line
 from mcp_tasks.cli.terminal.views import Board
-from mcp_tasks.client import Followed, Hooks, LedgerEntry, TaskSnapshot
-from mcp_tasks.client.questions import questions_of
+from mcp_tasks.client import Followed, Follower, Hooks, LedgerEntry, Question, TaskSnapshot, questions_of
+from mcp_tasks.client.servers.connecting import ask_through_the_task
 from mcp_tasks.core.json import JsonObject
+
+T = TypeVar("T")
+
+_AS_LONG_AS_IT_TAKES: Final = Waiting()
 
 
 class Attending(Hooks):
-    """Whoever waits at a terminal, or reads its lines later."""
+    """Follows calls and tasks for whoever runs a command. Made inside the event loop.
 
-    def __init__(self, board: Board, desk: Desk) -> None:
-        self.can_answer: bool = desk.is_staffed
+    Attributes:
+        can_answer: Whether there is somebody to ask.
+        follower: Does the following, as it is told, and tells us.
+    """
+
+    def __init__(
+        self, board: Board, access: Access, waiting: Waiting = _AS_LONG_AS_IT_TAKES, *, asks: bool = True
+    ) -> None:
+        self.can_answer: bool = is_terminal()
+        self.follower: Follower = Follower(self, asks=asks, on_abandon=waiting.on_abandon, timeout=waiting.timeout)
         self._board = board
-        self._desk = desk
-        self._rows: dict[str, Row] = {}
+        self._access = access
+        self._keyboard = Keyboard()
+        self._terminal = asyncio.Lock()
+        self._decided: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    async def stay(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do `work` until it ends, or the person stops it; if they cancel the tasks, until these have ended.
+
+        Raises:
+            Detached: The person no longer wants to wait, and was told how to come back.
+        """
+        with self._board, self._keyboard.listening():
+            working = asyncio.ensure_future(work)
+            cancelling: list[asyncio.Future[None]] = []
+            try:
+                while (decision := await self._decision(working)) == "cancel":
+                    # Meanwhile Ctrl-C is listened to: a server may take its time, or be gone.
+                    cancelling.append(asyncio.ensure_future(self.follower.cancel_all()))
+                if decision is None:
+                    return await working
+                if decision == "detach":
+                    self.follower.leave_all()
+            finally:
+                for future in (*cancelling, working):
+                    await _stop(future)
+        self._say_goodbye()
+        raise Detached
+
+    async def follow(self, chosen: Chosen) -> list[Followed]:
+        """Stay until tasks have ended; how each stands then."""
+        connect = chosen.connector(ask_through_the_task)
+        return await self.stay(self.follower.follow(chosen.entries, connect, headers=self._access.headers))
+
+    async def ask(self, question: Question) -> dict[str, Any] | None:
+        """Ask the person; None if they leave the question open."""
+        async with self._alone_at_terminal() as console:
+            while True:
+                try:
+                    return await ask(question, self._keyboard, console)
+                except Interrupt:
+                    if not await self._waits_on(console):
+                        break
+        # The terminal is free again, and whoever wants the answer is stopped, or sees its task end.
+        return await asyncio.get_running_loop().create_future()
+
+    # What happens to calls and tasks
 
     def on_state(self, entry: LedgerEntry, snapshot: TaskSnapshot) -> None:
         """Draw it."""
-        self._show(row_of(entry, snapshot))
+        self._board.show(Followed(entry=entry, snapshot=snapshot))
 
     async def on_question(self, entry: LedgerEntry, key: str, request: JsonObject) -> Mapping[str, Any] | None:
         """Ask the person."""
@@ -38,10 +104,7 @@ class Attending(Hooks):
         if not question.is_elicitation:
             say(f"The task sends a {one_line(question.method)} request, which cannot be answered here.", "yellow")
             return None
-        try:
-            return await self._desk.ask(question)
-        except Later:
-            return None
+        return await self.ask(question)
 
     def on_withdrawn(self, entry: LedgerEntry, key: str) -> None:
         """Say so, because somebody was typing."""
@@ -53,47 +116,84 @@ class Attending(Hooks):
 
     def on_out_of_reach(self, entry: LedgerEntry, since: datetime) -> None:
         """Draw that nothing is known for now, and since when."""
-        self._show(replace(self._row(entry), away_since=since))
+        self._board.show(replace(self.follower.seen[entry.key], away_since=since))
 
     def on_back(self, entry: LedgerEntry, after: timedelta) -> None:
         """Say that the server is back, in a line that stays."""
-        row = replace(self._row(entry), away_since=None)
-        self._rows[row.key] = row
-        self._board.back(row, after)
+        self._board.back(self.follower.seen[entry.key], after)
+
+    def on_call_ended(self, entry: LedgerEntry) -> None:
+        """Draw no more of it: its result is printed, or its task is drawn."""
+        self._board.drop(entry.key)
 
     def on_problem(self, entry: LedgerEntry, problem: Exception) -> None:
         """Draw no more of it."""
-        self._board.drop(row_key(entry), problem_of(problem).message)
+        self._board.drop(entry.key, problem_of(problem).message)
 
     def on_not_cancelled(self, entry: LedgerEntry, problem: Exception) -> None:
         """Say so."""
         say(one_line(f"{entry.task_id} could not be cancelled: {problem}"), "red")
 
-    def _row(self, entry: LedgerEntry) -> Row:
-        return self._rows.get(row_key(entry)) or row_of(entry)
+    # What the person decides
 
-    def _show(self, row: Row) -> None:
-        self._rows[row.key] = row
-        self._board.show(row)
+    async def _decision(self, working: asyncio.Future[Any]) -> str | None:
+        """What the person decides; None if the work has ended before."""
+        self._decided = asyncio.get_running_loop().create_future()
+        attending = asyncio.ensure_future(self._attend())
+        try:
+            await asyncio.wait({working, attending, self._decided}, return_when=asyncio.FIRST_COMPLETED)
+            return self._decided.result() if self._decided.done() and not working.done() else None
+        finally:
+            await _stop(attending)
+
+    async def _attend(self) -> None:
+        """Wait for every Ctrl-C that comes while nothing is asked."""
+        while True:
+            await self._keyboard.interrupted()
+            async with self._alone_at_terminal() as console:
+                await self._waits_on(console)
+
+    async def _waits_on(self, console: Console) -> bool:
+        """After Ctrl-C: whether to go on. If not, what was decided is known to `stay`."""
+        # With nobody to ask, `--on-abandon` says what becomes of the tasks.
+        decision = await self._menu(console) if self.can_answer and self.follower.can_cancel else "stop"
+        if decision != "wait" and not self._decided.done():
+            self._decided.set_result(decision)
+        return decision == "wait"
+
+    async def _menu(self, console: Console) -> str:
+        self._keyboard.forget_typed()
+        prompt = Text("[c]ancel, [d]etach or [w]ait on (Ctrl-C again detaches): ", style="yellow")
+        while True:
+            try:
+                text = await self._keyboard.line(prompt, console)
+            except Interrupt:
+                return "detach"
+            decision = chosen(text or "wait", ("cancel", "detach", "wait"))
+            if decision is not None:
+                return decision
+            # Cancelling cannot be taken back, so nothing is guessed.
+            console.print(Text("Type c, d or w, or the whole word.", style="red"))
+
+    @asynccontextmanager
+    async def _alone_at_terminal(self) -> AsyncGenerator[Console]:
+        async with self._terminal:
+            with self.follower.paused(), self._board.aside() as console:
+                yield console
+
+    def _say_goodbye(self) -> None:
+        """Say what becomes of what was waited for; of what was only watched, nothing does."""
+        tasks = [followed for followed in self.follower.seen.values() if followed.task_id]
+        if not self.follower.asks or not self.follower.seen:
+            return
+        if not tasks:
+            say("The call was given up before it became a task.")
+        elif any(followed.fate == "cancelled" for followed in tasks):
+            say("The task was cancelled." if len(tasks) == 1 else "The tasks that had not ended were cancelled.")
+        else:
+            say_how_to_return([followed.entry for followed in tasks], self._access)
 
 
-def outcome_followed(followed: Followed) -> Outcome:
-    """How a task stands that was followed."""
-    entry, snapshot = followed.entry, followed.snapshot
-    if snapshot is not None:
-        outcome = outcome_of(entry, snapshot)
-    elif entry.is_final and followed.problem is None:
-        return outcome_of(entry)
-    else:
-        outcome = Outcome(server=entry.server, tool=entry.tool, task_id=entry.task_id, status="unknown")
-    if followed.problem is not None:
-        problem = problem_of(followed.problem)
-        return replace(outcome, problem=problem.message, code=problem.code)
-    if followed.fate in ("cancelled", "not cancelled") and outcome.status == "input_required":
-        became = "was cancelled" if followed.fate == "cancelled" else "could not be cancelled"
-        why = f"the task asks something and there is no terminal to ask at; it {became}"
-        return replace(outcome, problem=why, code=Exit.INPUT_REQUIRED)
-    if followed.left_open and all(each.is_elicitation for each in questions_of(outcome.requests or {}, entry.tool)):
-        # What somebody has chosen is no failure.
-        outcome = replace(outcome, code=Exit.OK)
-    return replace(outcome, fate=followed.fate or "left")
+async def _stop(future: asyncio.Future[Any]) -> None:
+    future.cancel()
+    await asyncio.gather(future, return_exceptions=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import IntEnum
 from typing import Final
 
@@ -10,14 +11,19 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import CONNECTION_CLOSED, REQUEST_TIMEOUT
 
 from mcp_tasks.cli.terminal.text import clean, one_line
+from mcp_tasks.client import CallLost
 from mcp_tasks.errors import (
+    BadValue,
     Explained,
+    Fate,
     InvalidAddress,
     InvalidOption,
     ServerUnreachable,
     StoreError,
     TaskNotRemembered,
+    UnknownServer,
     UnknownTask,
+    WaitTimedOut,
 )
 
 
@@ -47,14 +53,12 @@ class Exit(IntEnum):
     INTERRUPTED = 130
 
 
-TASK_NOT_KNOWN: Final = "the server does not know this task: it may have expired, or belong to another user"
-"""In words, what a server means by an unknown task."""
-
-
-def task_not_known(exc: UnknownTask) -> str:
-    """What a server means by an unknown task, and what else a server of this kind may mean."""
-    return f"{TASK_NOT_KNOWN}; {exc.hint}" if exc.hint else TASK_NOT_KNOWN
-
+WHAT_BECAME: Final[Mapping[Fate, str]] = {
+    "left": "",
+    "cancelled": "; it was cancelled",
+    "not cancelled": "; it could not be cancelled",
+}
+"""What became of a task that was given up, to be added to why."""
 
 DOCTOR_FOUND_FAULTS = 1
 """What `doctor` ends with when a probe failed."""
@@ -112,18 +116,30 @@ def problem_of(exc: BaseException) -> Problem:
             return Problem(exc.what, Exit.UNKNOWN_TASK, hint=hint)
         case InvalidAddress() if exc.hint:
             return Problem(exc.what, Exit.USAGE, hint="Name its server with --server, and give the whole ID.")
+        case UnknownServer():
+            return Problem(exc.what, Exit.USAGE, hint=exc.hint or "`mcp-tasks servers` lists the servers with names.")
         case Explained():
             return Problem(exc.what, Exit.USAGE, hint=exc.hint)
         case UnknownTask():
-            return Problem(task_not_known(exc), Exit.UNKNOWN_TASK)
+            what = "the server does not know this task: it may have expired, or belong to another user"
+            return Problem(f"{what}; {exc.hint}" if exc.hint else what, Exit.UNKNOWN_TASK)
+        case WaitTimedOut():
+            what = f"the {'task' if exc.task_id else 'call'} did not end within {exc.seconds:.15g} s"
+            return Problem(what + WHAT_BECAME[exc.fate], Exit.TIMEOUT)
+        case CallLost():
+            made = "may have been made" if exc.may_have_run else "was not made"
+            return Problem(f"the server went away: {exc.message}. The call {made}", Exit.UNREACHABLE)
         case MCPError():
             gone = exc.code in (CONNECTION_CLOSED, REQUEST_TIMEOUT)
             return Problem(f"the server answers: {exc}", Exit.UNREACHABLE if gone else Exit.FAILED)
+        case BadValue():
+            return Problem(str(exc), Exit.USAGE, hint=exc.hint)
         case InvalidOption():
             return Problem(str(exc), Exit.USAGE)
         case StoreError():
             # The ledger is the only store here.
-            return Problem(str(exc), Exit.LEDGER, hint="--ledger names another.")
+            notes: list[str] = getattr(exc, "__notes__", [])
+            return Problem(str(exc), Exit.LEDGER, hint="\n".join([*notes, "--ledger names another."]))
         case OSError():
             return Problem(str(exc), Exit.UNREACHABLE)
         case _:

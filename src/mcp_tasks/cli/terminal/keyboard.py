@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -32,17 +32,11 @@ class Keyboard:
     def listening(self) -> Generator[None]:
         """Take Ctrl-C for ourselves while this is entered."""
         loop = asyncio.get_running_loop()
-        before = signal.getsignal(signal.SIGINT)
-        if sys.platform == "win32":
-            signal.signal(signal.SIGINT, lambda _number, _frame: loop.call_soon_threadsafe(self._press))
-        else:
-            loop.add_signal_handler(signal.SIGINT, self._press)
+        before = signal.signal(signal.SIGINT, lambda _number, _frame: loop.call_soon_threadsafe(self._press))
         try:
             with _no_echo_of_controls():
                 yield
         finally:
-            if sys.platform != "win32":
-                loop.remove_signal_handler(signal.SIGINT)
             signal.signal(signal.SIGINT, before)
 
     async def interrupted(self) -> None:
@@ -69,7 +63,8 @@ class Keyboard:
                 return await reading
             finally:
                 loop.remove_reader(descriptor)
-        except Interrupt:
+        except (Interrupt, asyncio.CancelledError):
+            # What is printed next is no part of the prompt.
             console.print()
             raise
         finally:
@@ -109,6 +104,13 @@ def _no_echo_of_controls() -> Generator[None]:
         termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
 
 
+def chosen(text: str, words: Iterable[str]) -> str | None:
+    """The word of a menu that was typed, whole or by its first letter; None for anything else: somebody who types
+    `continue` does not mean `cancel`."""
+    typed = text.strip().casefold()
+    return next((word for word in words if typed in (word, word[0])), None)
+
+
 def is_terminal() -> bool:
     """Whether there is somebody to ask: both what we read and what we draw on is a terminal."""
     return sys.stdin.isatty() and sys.stderr.isatty()
@@ -116,22 +118,16 @@ def is_terminal() -> bool:
 
 def _read(descriptor: int, reading: asyncio.Future[str]) -> None:
     # A terminal gives whole lines, so this takes one and does not block.
-    data = os.read(descriptor, 65536)
-    if not reading.done():
-        _settle(reading, data.decode(sys.stdin.encoding or "utf-8", "replace"))
+    _settle(reading, os.read(descriptor, 65536).decode(sys.stdin.encoding or "utf-8", "replace"))
 
 
 def _read_on_thread(loop: asyncio.AbstractEventLoop, reading: asyncio.Future[str]) -> None:
-    text = sys.stdin.readline()
-
-    def settle() -> None:
-        if not reading.done():
-            _settle(reading, text)
-
-    loop.call_soon_threadsafe(settle)
+    loop.call_soon_threadsafe(_settle, reading, sys.stdin.readline())
 
 
 def _settle(reading: asyncio.Future[str], text: str) -> None:
+    if reading.done():
+        return
     if text:
         reading.set_result(text.rstrip("\r\n"))
     else:

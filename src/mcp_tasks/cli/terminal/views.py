@@ -7,26 +7,37 @@ never markup and never control codes.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import cache
-from typing import Final, Self
+from typing import Final, Self, TypeAlias, TypeVar
 
 from rich.console import Console, Group, RenderableType
+from rich.live import Live
 from rich.padding import Padding
-from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TaskID
+from rich.progress_bar import ProgressBar
+from rich.spinner import Spinner
 from rich.table import Column, Table
 from rich.text import Text
 
-from mcp_tasks.cli.terminal.rows import Row, clock
 from mcp_tasks.cli.terminal.text import one_line
+from mcp_tasks.client import Followed, Progress, short_id
+from mcp_tasks.client.following import TaskKey
+
+T = TypeVar("T")
+
+Columns: TypeAlias = Mapping[str, Callable[[T], Text | str | None]]
+"""What a table shows of each item, by the titles of its columns. Text is a server's, unless it is drawn already."""
+
+COMPLETED_BADLY: Final = "completed with an error"
+"""What the protocol calls completed of a tool that says that it failed."""
 
 MARKS: Final[Mapping[str, tuple[str, str]]] = {
     "working": ("●", "blue"),
     "input_required": ("?", "yellow"),
     "completed": ("✔", "green"),
-    "completed with an error": ("✘", "red"),
+    COMPLETED_BADLY: ("✘", "red"),
     "tool error": ("✘", "red"),
     "failed": ("✘", "red"),
     "cancelled": ("○", "bright_black"),
@@ -77,16 +88,47 @@ def ago(instant: datetime, now: datetime | None = None) -> str:
     return f"{seconds} s ago"
 
 
+def clock(duration: timedelta | None) -> str:
+    """A running time: 0:07, 12:34, 1:02:03, 3d 01:02:03; nothing of one that is not known."""
+    if duration is None:
+        return ""
+    minutes, seconds = divmod(max(0, int(duration.total_seconds())), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours >= 24:
+        return f"{hours // 24}d {hours % 24:02}:{minutes:02}:{seconds:02}"
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+
+
+def state_of(task: Followed) -> str:
+    """A task's status, in words of its own where that says too little."""
+    return COMPLETED_BADLY if task.is_error and task.status == "completed" else task.status
+
+
+def tool_of(task: Followed) -> str:
+    """The tool of a call or a task; of a task that is not ours, its id."""
+    return one_line(task.entry.tool or short_id(task.entry.task_id))
+
+
+def said_by(task: Followed) -> str:
+    """A task's message, or what is more important now."""
+    if task.away_since is not None:
+        return f"server out of reach for {clock(datetime.now(UTC) - task.away_since)}, trying again"
+    return one_line(task.message)
+
+
 def listing(
-    titles: Sequence[str], rows: Sequence[Sequence[Text]], *, fixed: int, console: Console | None = None
+    columns: Columns[T], items: Iterable[T], *, fixed: int, cut: bool = False, console: Console | None = None
 ) -> RenderableType:
-    """A table whose first columns keep their widths, and whose others give way where it is narrow. On a narrow terminal
-    on which it does not fit, a line for the first, and what is in the others below it."""
+    """A table whose first columns keep their widths, and whose others give way where it is narrow: they wrap, or are
+    `cut`. On a narrow terminal on which it does not fit, a line for the first, and what is in the others below it."""
+    rows = [[_cell(draw(item)) for draw in columns.values()] for item in items]
+    for cell in (cell for row in rows for cell in row[fixed:] if cut):
+        cell.no_wrap, cell.overflow = True, "ellipsis"
     width = (console or stdout()).width
-    widths = [max([len(title), *(row[number].cell_len for row in rows)]) for number, title in enumerate(titles)]
+    widths = [max([len(title), *(row[number].cell_len for row in rows)]) for number, title in enumerate(columns)]
     if width >= NARROW or sum(widths) + 2 * len(widths) <= width:
         table = Table(box=None, pad_edge=False, header_style="bright_black")
-        for number, title in enumerate(titles):
+        for number, title in enumerate(columns):
             table.add_column(title, no_wrap=number < fixed)
         for row in rows:
             table.add_row(*row)
@@ -97,6 +139,23 @@ def listing(
         line.overflow = "fold"
         blocks += [line, *(Padding(cell, (0, 0, 0, 2)) for cell in row[fixed:] if cell.plain)]
     return Group(*blocks)
+
+
+Line: TypeAlias = tuple[str, Text | str | None]
+"""What something is called, and what it is, if it is anything."""
+
+
+def card(lines: Iterable[Line]) -> Table:
+    """What is known of one thing, a line each."""
+    grid = Table.grid(Column(style="bright_black", no_wrap=True), Column(overflow="fold"), padding=(0, 2))
+    for name, value in lines:
+        if value:
+            grid.add_row(name, _cell(value))
+    return grid
+
+
+def _cell(value: Text | str | None) -> Text:
+    return value if isinstance(value, Text) else Text(one_line(value))
 
 
 class Board:
@@ -115,15 +174,15 @@ class Board:
     def stop(self) -> None:
         """Stop drawing."""
 
-    def show(self, row: Row) -> None:
+    def show(self, task: Followed) -> None:
         """The present state of one task."""
 
-    def drop(self, key: str, why: str = "") -> None:
+    def drop(self, key: TaskKey, why: str = "") -> None:
         """Show a row no longer; `why` if that is because of a problem."""
 
-    def back(self, row: Row, after: timedelta) -> None:
+    def back(self, task: Followed, after: timedelta) -> None:
         """Say that the server of a task is back."""
-        name = row.short_id or one_line(row.tool)
+        name = short_id(task.entry.task_id) or tool_of(task)
         stderr().print(Text(f"{name}  server is back after {clock(after)}", style="green"), soft_wrap=True)
 
     @contextmanager
@@ -146,95 +205,96 @@ class LineBoard(Board):
 
     def __init__(self, *, with_ids: bool = False) -> None:
         self._with_ids = with_ids
-        self._shown: dict[str, tuple[str, str, datetime]] = {}
+        self._shown: dict[TaskKey, tuple[str, str, datetime]] = {}
 
-    def show(self, row: Row) -> None:
+    def show(self, task: Followed) -> None:
         """A line, unless it only says how far it is and the last one is fresh."""
-        if row.task_id is None and row.message is None:
+        if task.task_id is None and task.message is None:
             # A call under way; whoever typed it knows.
             return
         now = datetime.now(UTC)
-        away = row.away_since is not None
-        text = row.says + (f" ({row.percent}%)" if row.percent is not None and not away else "")
+        away = task.away_since is not None
+        text = said_by(task) + (f" ({task.percent}%)" if task.percent is not None and not away else "")
         # That a server is out of reach, or back, is said at once, and then from time to time.
-        status = "out of reach" if away else row.status
-        last, said, when = self._shown.get(row.key, ("", "", now))
+        status = "out of reach" if away else task.status
+        last, said, when = self._shown.get(task.entry.key, ("", "", now))
         if status == last and (said == text or now - when < (AWAY_PAUSE if away else LINE_PAUSE)):
             return
-        self._shown[row.key] = (status, text, now)
-        name = f"{row.short_id or one_line(row.tool)}  " if self._with_ids else ""
-        stderr().print(Text(f"{name}{one_line(row.state)}  {text}".rstrip()), soft_wrap=True)
+        self._shown[task.entry.key] = (status, text, now)
+        name = f"{short_id(task.entry.task_id) or tool_of(task)}  " if self._with_ids else ""
+        stderr().print(Text(f"{name}{one_line(state_of(task))}  {text}".rstrip()), soft_wrap=True)
 
 
-class BarBoard(Board):
-    """A progress bar per task, redrawn in place on stderr."""
+class LiveBoard(Board):
+    """Tasks that are redrawn in place on stderr.
 
-    def __init__(self) -> None:
-        self._rows: dict[str, TaskID] = {}
-        narrow = stderr().width < NARROW
-        tool = Column(no_wrap=True, overflow="ellipsis", max_width=16 if narrow else 40)
-        self._bars = Progress(
-            SpinnerColumn(),
-            _RowColumn(lambda row: Text(one_line(row.tool), style=MARKS.get(row.status, ("", ""))[1]), tool),
-            BarColumn(bar_width=12 if narrow else 24),
-            _RowColumn(lambda row: Text("" if row.percent is None else f"{row.percent:>3}%", style="cyan")),
-            _RowColumn(lambda row: Text(clock(row.elapsed), style="bright_black")),
-            _RowColumn(
-                lambda row: Text(row.says or row.status.replace("_", " ")),
-                Column(ratio=1, no_wrap=True, overflow="ellipsis"),
-            ),
-            console=stderr(),
-            transient=True,
-            expand=True,
+    Args:
+        draw: Draws all of them.
+        transient: Whether nothing of it stays when it is stopped.
+    """
+
+    def __init__(self, draw: Callable[[Sequence[Followed]], RenderableType], *, transient: bool) -> None:
+        self._tasks: dict[TaskKey, Followed] = {}
+        self._live = Live(
+            get_renderable=lambda: draw(list(self._tasks.values())), console=stderr(), transient=transient
         )
 
     def start(self) -> None:
-        """Draw the bars."""
-        self._bars.start()
+        """Draw them, from now on."""
+        self._live.start()
 
     def stop(self) -> None:
-        """Take them away."""
-        self._bars.stop()
+        """Draw them for the last time, or take them away."""
+        self._live.stop()
 
-    def show(self, row: Row) -> None:
+    def show(self, task: Followed) -> None:
+        """Draw this state from now on."""
+        self._tasks[task.entry.key] = task
+
+
+class BarBoard(LiveBoard):
+    """A progress bar per task."""
+
+    def __init__(self) -> None:
+        self._spinner = Spinner("dots", style="progress.spinner")
+        super().__init__(self._bars, transient=True)
+
+    def show(self, task: Followed) -> None:
         """Redraw a task's bar; one that ended becomes a line that stays."""
-        if row.is_final:
-            self.drop(row.key)
-            stderr().print(_ended(row))
-            return
-        if row.key not in self._rows:
-            # With its row, because what a column draws at first stays for a while.
-            self._rows[row.key] = self._bars.add_task(row.tool, total=None, row=row)
-        self._bars.update(self._rows[row.key], total=row.total, completed=row.done or 0, row=row)
+        if task.is_final:
+            self.drop(task.entry.key)
+            stderr().print(_ended(task))
+        else:
+            super().show(task)
 
-    def drop(self, key: str, why: str = "") -> None:
+    def drop(self, key: TaskKey, why: str = "") -> None:
         """Take a bar away."""
-        bar = self._rows.pop(key, None)
-        if bar is not None:
-            self._bars.remove_task(bar)
+        if self._tasks.pop(key, None) is not None:
             # Otherwise it is drawn once more, below whatever is printed next.
-            self._bars.refresh()
+            self._live.refresh()
+
+    def _bars(self, tasks: Sequence[Followed]) -> RenderableType:
+        narrow = stderr().width < NARROW
+        tool = Column(no_wrap=True, overflow="ellipsis", max_width=16 if narrow else 40)
+        says = Column(ratio=1, no_wrap=True, overflow="ellipsis")
+        bars = Table.grid(Column(), tool, Column(), Column(), Column(), says, padding=(0, 1), expand=True)
+        for task in tasks:
+            done = task.progress or Progress(progress=0)
+            bars.add_row(
+                self._spinner,
+                Text(tool_of(task), style=MARKS.get(task.status, ("", ""))[1]),
+                ProgressBar(total=done.total, completed=done.progress, width=12 if narrow else 24),
+                Text("" if task.percent is None else f"{task.percent:>3}%", style="cyan"),
+                Text(clock(task.elapsed), style="bright_black"),
+                Text(said_by(task) or task.status.replace("_", " ")),
+            )
+        return bars
 
 
-class _RowColumn(ProgressColumn):
-    """A column of bars that is drawn from the row of its task."""
-
-    # The default is to draw a column anew at each refresh; the clock needs no more than this.
-    max_refresh = 0.5
-
-    def __init__(self, draw: Callable[[Row], Text], column: Column | None = None) -> None:
-        super().__init__(column)
-        self._draw = draw
-
-    def render(self, task: Task) -> Text:
-        row: Row | None = task.fields.get("row")
-        return Text("") if row is None else self._draw(row)
-
-
-def _ended(row: Row) -> Text:
-    text = badge(row.state)
-    text.append(f"  {one_line(row.tool)}", style="default")
-    text.append(f"  {clock(row.elapsed)}", style="bright_black")
-    if row.status != "completed" and row.message:
-        text.append(f"  {one_line(row.message)}", style="default")
+def _ended(task: Followed) -> Text:
+    text = badge(state_of(task))
+    text.append(f"  {tool_of(task)}", style="default")
+    text.append(f"  {clock(task.elapsed)}", style="bright_black")
+    if task.status != "completed" and task.message:
+        text.append(f"  {one_line(task.message)}", style="default")
     return text

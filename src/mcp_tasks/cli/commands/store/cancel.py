@@ -7,8 +7,7 @@ from typing import Any
 
 import click
 
-from mcp_tasks.cli.commands.store.options import Session, StoreOptions, takes_store
-from mcp_tasks.cli.terminal.outcomes import print_json, say
+from mcp_tasks.cli.commands.store.options import Session, StoreOptions, takes_ids, takes_store
 from mcp_tasks.core.status import TaskStatus
 
 EPILOG = """\
@@ -23,28 +22,19 @@ Exit codes: 0 ended, 2 wrong usage, 8 no such task, 10 the store cannot be used.
 
 
 @click.command(epilog=EPILOG)
-@click.argument("ids", nargs=-1, required=True, metavar="ID...")
+@takes_ids
 @click.option(
     "--reason", default="Cancelled by an operator", show_default=True, metavar="TEXT", help="What its client is told."
 )
 @takes_store
-def command(*, ids: Sequence[str], reason: str, at: StoreOptions) -> int:
+async def command(*, ids: Sequence[str], reason: str, at: StoreOptions) -> int:
     """End tasks as cancelled. The worker that runs one hears of it and stops the tool."""
 
-    async def work(here: Session) -> int:
-        ended: list[dict[str, Any]] = []
+    async def cancel(here: Session, task_id: str) -> tuple[dict[str, Any], str]:
+        before = await here.find(task_id)
+        after = await here.operator.cancel(before, reason)
+        was_first = after.version > before.version and after.status is TaskStatus.CANCELLED
+        words = "cancelled" if was_first else f"had ended already, as {after.status.value}"
+        return {"taskId": task_id, "status": after.status.value}, f"{task_id}: {words}"
 
-        async def cancel(task_id: str) -> None:
-            before = await here.find(task_id)
-            after = await here.operator.cancel(before, reason)
-            ended.append({"taskId": task_id, "status": after.status.value})
-            if here.output == "text":
-                was_first = after.version > before.version and after.status is TaskStatus.CANCELLED
-                say(f"{task_id}: {'cancelled' if was_first else f'had ended already, as {after.status.value}'}")
-
-        code = await here.each(ids, cancel)
-        if here.output == "json":
-            print_json(ended)
-        return code
-
-    return at.run(work)
+    return await at.each(ids, cancel)

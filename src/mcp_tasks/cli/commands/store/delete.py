@@ -7,9 +7,8 @@ from typing import Any
 
 import click
 
-from mcp_tasks.cli.commands.store.options import Session, StoreOptions, takes_store
+from mcp_tasks.cli.commands.store.options import Session, StoreOptions, takes_ids, takes_store
 from mcp_tasks.cli.terminal.exits import Exit, Problem
-from mcp_tasks.cli.terminal.outcomes import print_json, say
 from mcp_tasks.errors import TaskUnreadable
 
 EPILOG = """\
@@ -24,27 +23,17 @@ Exit codes: 0 gone, 2 wrong usage, 8 no such task, 10 the store cannot be used.
 
 
 @click.command(epilog=EPILOG)
-@click.argument("ids", nargs=-1, required=True, metavar="ID...")
+@takes_ids
 @click.option("--force", is_flag=True, help="Cancel one that has not ended first; and delete one that cannot be read.")
 @takes_store
-def command(*, ids: Sequence[str], force: bool, at: StoreOptions) -> int:
+async def command(*, ids: Sequence[str], force: bool, at: StoreOptions) -> int:
     """Delete tasks that have ended, with all that is kept of them. There is no way back."""
 
-    async def work(here: Session) -> int:
-        gone: list[dict[str, Any]] = []
+    async def delete(here: Session, task_id: str) -> tuple[dict[str, Any], str]:
+        await _delete(here, task_id, force=force)
+        return {"taskId": task_id}, f"{task_id}: deleted"
 
-        async def delete(task_id: str) -> None:
-            await _delete(here, task_id, force=force)
-            gone.append({"taskId": task_id})
-            if here.output == "text":
-                say(f"{task_id}: deleted")
-
-        code = await here.each(ids, delete)
-        if here.output == "json":
-            print_json(gone)
-        return code
-
-    return at.run(work)
+    return await at.each(ids, delete)
 
 
 async def _delete(here: Session, task_id: str, *, force: bool) -> None:

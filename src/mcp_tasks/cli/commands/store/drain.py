@@ -26,7 +26,7 @@ Exit codes: 0 noted, 2 wrong usage, 10 the store cannot be used.
 @click.argument("names", nargs=-1, required=True, metavar="WORKER...")
 @click.option("--undo", is_flag=True, help="Have them take tasks again.")
 @takes_store
-def command(*, names: Sequence[str], undo: bool, at: StoreOptions) -> int:
+async def command(*, names: Sequence[str], undo: bool, at: StoreOptions) -> int:
     """Have workers take nothing more and finish what they have. Then they idle until --undo, or until they are ended.
 
     Each looks with its heartbeat whether it is to drain, so that takes some seconds; `workers` shows how far they are.
@@ -46,4 +46,4 @@ def command(*, names: Sequence[str], undo: bool, at: StoreOptions) -> int:
                 say(f"{short_worker(worker.name)} {word}; it has {tasks}")
         return Exit.OK
 
-    return at.run(work)
+    return await at.run(work)

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
 import click
-from rich.text import Text
 
 from mcp_tasks.cli.commands.store.options import Session, StoreOptions, takes_store
 from mcp_tasks.cli.commands.store.shapes import record_json
@@ -14,9 +13,7 @@ from mcp_tasks.cli.commands.store.workers import find_worker, short_worker
 from mcp_tasks.cli.options import Duration
 from mcp_tasks.cli.terminal.exits import Exit, Problem
 from mcp_tasks.cli.terminal.outcomes import print_json, say
-from mcp_tasks.cli.terminal.rows import clock
-from mcp_tasks.cli.terminal.text import one_line
-from mcp_tasks.cli.terminal.views import ago, badge, listing, stdout
+from mcp_tasks.cli.terminal.views import Columns, ago, badge, clock, listing, stdout
 from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.runtime.filtering import Wanted
@@ -53,7 +50,7 @@ Exit codes: 0 listed, 2 wrong usage, 10 the store cannot be used.
 @click.option("--limit", type=click.IntRange(1, MOST), default=50, show_default=True, help="How many at most.")
 @click.option("--cursor", metavar="CURSOR", help="Go on where another listing ended.")
 @takes_store
-def command(
+async def command(
     *,
     status: str | None,
     errors: bool,
@@ -101,27 +98,23 @@ def command(
             say(f"There are more: --cursor {found.cursor}")
         return Exit.OK
 
-    return at.run(work)
+    return await at.run(work)
 
 
 def _print(records: Sequence[TaskRecord]) -> None:
     if not records:
         say("No tasks.")
         return
-    several = len({record.namespace for record in records}) > 1
-    titles = ("id", "status", "made", "took", "tool", "owner", "queue", "worker", *(["server"] if several else []))
-    rows = [
-        [
-            Text(one_line(record.id)),
-            badge("tool error" if record.is_error else record.status.value),
-            Text(ago(record.created_at)),
-            Text(clock((record.finished_at or datetime.now(UTC)) - record.created_at)),
-            Text(one_line(record.name)),
-            Text(one_line(record.owner) or "-"),
-            Text(one_line(record.queue)),
-            Text("-" if record.worker is None else short_worker(record.worker)),
-            *([Text(one_line(record.namespace))] if several else []),
-        ]
-        for record in records
-    ]
-    stdout().print(listing(titles, rows, fixed=4))
+    columns: Columns[TaskRecord] = {
+        "id": lambda record: record.id,
+        "status": lambda record: badge("tool error" if record.is_error else record.status.value),
+        "made": lambda record: ago(record.created_at),
+        "took": lambda record: clock((record.finished_at or datetime.now(UTC)) - record.created_at),
+        "tool": lambda record: record.name,
+        "owner": lambda record: record.owner or "-",
+        "queue": lambda record: record.queue,
+        "worker": lambda record: "-" if record.worker is None else short_worker(record.worker),
+    }
+    if len({record.namespace for record in records}) > 1:
+        columns = {**columns, "server": lambda record: record.namespace}
+    stdout().print(listing(columns, records, fixed=4))

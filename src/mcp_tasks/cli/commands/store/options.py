@@ -8,13 +8,13 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import click
 
 from mcp_tasks.cli.options import Output, takes_output, taking
-from mcp_tasks.cli.running import run
 from mcp_tasks.cli.terminal.exits import Exit, Problem
+from mcp_tasks.cli.terminal.outcomes import print_json, say
 from mcp_tasks.core.actor import Actor
 from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.encryption import keyring_from_environment
@@ -36,6 +36,12 @@ AUDIT: Final = click.option(
     help="Where what you do is written down.  [default: audit.jsonl in your state folder]",
 )
 """What a command takes that writes down what it does."""
+
+takes_ids: Final = click.argument("ids", nargs=-1, required=True, metavar="ID...")
+"""Whole ids of tasks, as `ids`."""
+
+Act: TypeAlias = "Callable[[Session, str], Awaitable[tuple[dict[str, Any], str]]]"
+"""Does something with one task; what came of it, as JSON and in words."""
 
 
 class Session:
@@ -69,16 +75,24 @@ class Session:
             raise _unknown(task_id)
         return record
 
-    async def each(self, ids: Sequence[str], act: Callable[[str], Awaitable[None]]) -> int:
-        """Do it for each of the tasks; what goes wrong with one is said, and the others go on."""
+    async def each(self, ids: Sequence[str], act: Act, tell: Callable[[str], None]) -> int:
+        """Do it for each of the tasks, and tell what came of it; what goes wrong with one is said, and the others go
+        on."""
         code = Exit.OK
+        done: list[dict[str, Any]] = []
         for task_id in ids:
             try:
-                await act(task_id)
+                value, words = await act(self, task_id)
             except (Problem, TaskUnreadable, UsageError, UnknownTask) as exc:
                 problem = _problem_of(exc, task_id)
                 problem.show()
                 code = code or problem.code
+                continue
+            done.append(value)
+            if self.output == "text":
+                tell(words)
+        if self.output == "json":
+            print_json(done)
         return code
 
     def note(self, event: AuditEvent, namespace: str, **fields: Any) -> None:
@@ -130,14 +144,14 @@ class StoreOptions:
     audit: Path | None
     output: Output
 
-    def run(self, work: Callable[[Session], Awaitable[int]]) -> int:
+    async def run(self, work: Callable[[Session], Awaitable[int]]) -> int:
         """Do the work at the open store."""
+        async with self._session() as session:
+            return await work(session)
 
-        async def opened() -> int:
-            async with self._session() as session:
-                return await work(session)
-
-        return run(opened)
+    async def each(self, ids: Sequence[str], act: Act, *, tell: Callable[[str], None] = say) -> int:
+        """Do it for each of these tasks of the store."""
+        return await self.run(lambda here: here.each(ids, act, tell))
 
     @asynccontextmanager
     async def _session(self) -> AsyncGenerator[Session]:

@@ -8,9 +8,8 @@ from typing import Any
 
 import click
 
-from mcp_tasks.cli.commands.store.options import Session, StoreOptions, takes_store
+from mcp_tasks.cli.commands.store.options import Session, StoreOptions, takes_ids, takes_store
 from mcp_tasks.cli.terminal.exits import Exit, Problem
-from mcp_tasks.cli.terminal.outcomes import print_json
 from mcp_tasks.cli.terminal.text import one_line
 from mcp_tasks.core.record import TaskRecord
 
@@ -26,10 +25,10 @@ Exit codes: 0 queued, 2 wrong usage, 8 no such task, 10 the store cannot be used
 
 
 @click.command(epilog=EPILOG)
-@click.argument("ids", nargs=-1, required=True, metavar="ID...")
+@takes_ids
 @click.option("--yes", is_flag=True, help="Also what its tool has begun before, without asking.")
 @takes_store
-def command(*, ids: Sequence[str], yes: bool, at: StoreOptions) -> int:
+async def command(*, ids: Sequence[str], yes: bool, at: StoreOptions) -> int:
     """Run tasks that have ended again, each as a new task with the same request and owner; prints the new ids.
 
     A tool that has begun may have done its work, however its task ended: a payment may be paid. What it does a second
@@ -38,26 +37,16 @@ def command(*, ids: Sequence[str], yes: bool, at: StoreOptions) -> int:
     While a new one has not ended, running the same task again gives that one.
     """
 
-    async def work(here: Session) -> int:
-        made: list[dict[str, Any]] = []
+    async def run_again(here: Session, task_id: str) -> tuple[dict[str, Any], str]:
+        record = await here.find(task_id)
+        if record.is_final and record.attempt and not yes:
+            _confirm(record)
+        new = await here.operator.run_again(record)
+        # Also of one that is given because it was there already, and so is nothing that was made.
+        here.note("rerun", new.namespace, owner=new.owner, task_id=new.id, tool=new.name, about=task_id)
+        return {"taskId": new.id, "rerunOf": task_id, "status": new.status.value}, new.id
 
-        async def run_again(task_id: str) -> None:
-            record = await here.find(task_id)
-            if record.is_final and record.attempt and not yes:
-                _confirm(record)
-            new = await here.operator.run_again(record)
-            made.append({"taskId": new.id, "rerunOf": task_id, "status": new.status.value})
-            # Also of one that is given because it was there already, and so is nothing that was made.
-            here.note("rerun", new.namespace, owner=new.owner, task_id=new.id, tool=new.name, about=task_id)
-            if here.output == "text":
-                click.echo(new.id)
-
-        code = await here.each(ids, run_again)
-        if here.output == "json":
-            print_json(made)
-        return code
-
-    return at.run(work)
+    return await at.each(ids, run_again, tell=click.echo)
 
 
 def _confirm(record: TaskRecord) -> None:

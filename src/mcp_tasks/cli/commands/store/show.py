@@ -33,7 +33,7 @@ Exit codes: 0 shown, 2 wrong usage, 8 no such task, 10 the store cannot be used.
     "--secrets", is_flag=True, help="Show arguments, questions, answers, steps, messages and results as they are."
 )
 @takes_store
-def command(*, task_id: str, secrets: bool, at: StoreOptions) -> int:
+async def command(*, task_id: str, secrets: bool, at: StoreOptions) -> int:
     """Show what is kept of a task: its request, its journal, its runs and how long they took.
 
     What it is about is told by size and shape, unless you ask for --secrets; the audit log says which you did.
@@ -53,7 +53,7 @@ def command(*, task_id: str, secrets: bool, at: StoreOptions) -> int:
             _print(said)
         return Exit.OK
 
-    return at.run(work)
+    return await at.run(work)
 
 
 def _print(said: dict[str, Any]) -> None:

@@ -26,7 +26,7 @@ Examples:
 
 @click.command(epilog=EPILOG)
 @takes_store
-def command(*, at: StoreOptions) -> int:
+async def command(*, at: StoreOptions) -> int:
     """List the workers of a store: how often each has beaten, how many tasks it has, and whether it drains.
 
     A heartbeat is a number that grows: of one that stays the same over some seconds, the process is gone or hangs.
@@ -42,7 +42,7 @@ def command(*, at: StoreOptions) -> int:
             say("No workers.")
         return Exit.OK
 
-    return at.run(work)
+    return await at.run(work)
 
 
 def short_worker(name: str) -> str:

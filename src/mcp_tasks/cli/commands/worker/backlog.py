@@ -13,7 +13,6 @@ from rich.text import Text
 from mcp_tasks.cli.commands.worker.health import backlog_json
 from mcp_tasks.cli.commands.worker.loading import load_server
 from mcp_tasks.cli.options import Output, takes_output
-from mcp_tasks.cli.running import run
 from mcp_tasks.cli.terminal.exits import Exit, Problem
 from mcp_tasks.cli.terminal.outcomes import print_json, say
 from mcp_tasks.cli.terminal.text import clean
@@ -46,7 +45,7 @@ Exit codes: 0 counted, 2 wrong usage, 10 the store cannot be used,
     "--namespace", metavar="NAME", help="Whose tasks; needed with the URL of a store. The server's name, usually."
 )
 @takes_output
-def command(*, where: str, namespace: str | None, output: Output) -> int:
+async def command(*, where: str, namespace: str | None, output: Output) -> int:
     """Count the tasks that could run and nobody has, by queue, and say for how long the oldest has waited.
 
     It is the number to scale workers by. A worker with --health answers it at /backlog, too.
@@ -58,15 +57,12 @@ def command(*, where: str, namespace: str | None, output: Output) -> int:
     if "://" not in where and namespace is not None:
         raise click.UsageError("--namespace goes with the URL of a store, and only with that")
 
-    async def count() -> int:
-        try:
-            queues = await (_of_server(where) if namespace is None else _of_store(where, namespace))
-        except (StoreError, UsageError) as exc:
-            raise Problem(str(exc), Exit.STORE if isinstance(exc, StoreError) else Exit.USAGE) from None
-        _print(queues, output)
-        return Exit.OK
-
-    return run(count)
+    try:
+        queues = await (_of_server(where) if namespace is None else _of_store(where, namespace))
+    except (StoreError, UsageError) as exc:
+        raise Problem(str(exc), Exit.STORE if isinstance(exc, StoreError) else Exit.USAGE) from None
+    _print(queues, output)
+    return Exit.OK
 
 
 async def _of_server(spec: str) -> Mapping[str, Waiting]:

@@ -6,10 +6,10 @@ import logging
 import os
 import re
 import sys
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 import click
 
@@ -17,7 +17,6 @@ from mcp_tasks.cli.commands.worker.health import health_of
 from mcp_tasks.cli.commands.worker.loading import load_server, show_traceback
 from mcp_tasks.cli.commands.worker.plan import plan_json, plan_of, print_plan, start_line, unknown_queues
 from mcp_tasks.cli.options import Duration, Output, takes_format
-from mcp_tasks.cli.running import run
 from mcp_tasks.cli.terminal.exits import Exit, Problem
 from mcp_tasks.cli.terminal.outcomes import print_json, say
 from mcp_tasks.errors import StoreError, UsageError
@@ -83,7 +82,7 @@ def command(
     health: str | None,
     check: bool,
     output: Output,
-) -> int:
+) -> Coroutine[Any, Any, int]:
     """Run the tools of a server in this process, and serve nobody.
 
     MODULE:SERVER is what the server's process loads too: the MCPServer or Server object, found in the working
@@ -106,7 +105,7 @@ def command(
     except UsageError as exc:
         raise Problem(str(exc), Exit.USAGE) from None
     _check_shared(worker)
-    return run(lambda: _check(worker, output) if check else _work(worker, address))
+    return _check(worker, output) if check else _work(worker, address)
 
 
 async def _work(worker: Worker, address: tuple[str, int] | None) -> int:

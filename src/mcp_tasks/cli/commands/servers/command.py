@@ -8,12 +8,12 @@ from typing import Any
 import click
 from rich.text import Text
 
+from mcp_tasks.cli.commands.servers.names import SERVER, short_path, where
 from mcp_tasks.cli.options import Output, takes_output
-from mcp_tasks.cli.servers import short_path, where
 from mcp_tasks.cli.terminal.exits import Exit, Problem
 from mcp_tasks.cli.terminal.outcomes import print_json, say
 from mcp_tasks.cli.terminal.text import one_line
-from mcp_tasks.cli.terminal.views import listing, stdout
+from mcp_tasks.cli.terminal.views import Columns, listing, stdout
 from mcp_tasks.client import KnownServer, KnownServers
 from mcp_tasks.client.servers.address import ServerAddress
 from mcp_tasks.errors import Explained, InvalidServerFile
@@ -46,15 +46,12 @@ def command(ctx: click.Context, *, output: Output) -> int:
     if output == "json":
         print_json([_json(server) for server in servers])
     elif servers:
-        rows = [
-            (
-                Text(one_line(server.name), style="bold"),
-                Text(where(server)),
-                Text(one_line(short_path(server.source)), style="bright_black"),
-            )
-            for server in servers
-        ]
-        stdout().print(listing(("name", "server", "from"), rows, fixed=1))
+        columns: Columns[KnownServer] = {
+            "name": lambda server: Text(one_line(server.name), style="bold"),
+            "server": where,
+            "from": lambda server: Text(one_line(short_path(server.source)), style="bright_black"),
+        }
+        stdout().print(listing(columns, servers, fixed=1))
     else:
         say("No server has a name. Give it one: mcp-tasks servers add NAME SERVER")
     for path, why in known.problems.items():
@@ -93,7 +90,7 @@ def add(*, name: str, server: str, headers: Sequence[str], environment: Sequence
 
 
 @command.command()
-@click.argument("name")
+@click.argument("name", shell_complete=SERVER.shell_complete)
 def remove(*, name: str) -> int:
     """Forget a name that was added here. The server's tasks stay in the ledger."""
     try:

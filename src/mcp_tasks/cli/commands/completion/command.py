@@ -17,8 +17,12 @@ Examples:
 Once, for all shells that are opened from then on:
   bash  echo 'eval "$(mcp-tasks completion bash)"' >> ~/.bashrc
   zsh   echo 'eval "$(mcp-tasks completion zsh)"' >> ~/.zshrc
-  fish  mcp-tasks completion fish > ~/.config/fish/completions/mcp-tasks.fish
+  fish  mkdir -p ~/.config/fish/completions
+        mcp-tasks completion fish > ~/.config/fish/completions/mcp-tasks.fish
 """
+
+_ZSH = "(( $+functions[compdef] )) || { autoload -Uz compinit && compinit }"
+"""zsh completes nothing before this was done, and a new .zshrc does not do it."""
 
 
 @click.command(epilog=EPILOG)
@@ -28,6 +32,8 @@ def command(*, shell: str) -> int:
     from mcp_tasks.cli.app import app
 
     complete = get_completion_class(shell)
+    if shell == "zsh":
+        click.echo(_ZSH)
     if complete is not None:
         click.echo(complete(app, {}, "mcp-tasks", "_MCP_TASKS_COMPLETE").source())
     return Exit.OK

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 from click.shell_completion import CompletionItem
 
-from mcp_tasks.cli.terminal.exits import Exit, Problem
+from mcp_tasks.cli.credentials import environment_for_servers
+from mcp_tasks.cli.terminal.exits import problem_of
 from mcp_tasks.cli.terminal.text import hide, one_line
 from mcp_tasks.client import KnownServer, KnownServers
 from mcp_tasks.client.servers.address import ServerAddress
 from mcp_tasks.errors import Explained, InvalidServerFile
 
+if TYPE_CHECKING:
+    from mcp_tasks.cli.options import Access
+
 _NAMED: Final = __name__
-"""Where a command keeps the servers that were named, by how the ledger has them: two names may be of one address."""
+"""Where a command keeps the servers that were given to it, by how the ledger has them: two names may be of one address,
+and one that was typed as an address is none of a file."""
 
 
 class ServerName(click.ParamType[str]):
@@ -27,14 +33,12 @@ class ServerName(click.ParamType[str]):
         """What the ledger calls a server that has a name; anything else as it is."""
         try:
             found = KnownServers().resolve(str(value))
-            if not isinstance(found, KnownServer):
-                return str(value)
             spec = found.spec
         except Explained as exc:
-            raise Problem(exc.what, Exit.USAGE, hint=exc.hint) from None
+            raise problem_of(exc) from None
         if ctx is not None:
-            ctx.meta.setdefault(_NAMED, {})[spec] = found
-        return spec
+            ctx.meta.setdefault(_NAMED, {})[spec] = found if isinstance(found, KnownServer) else None
+        return spec if isinstance(found, KnownServer) else str(value)
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         """The names."""
@@ -46,15 +50,39 @@ SERVER: Final = ServerName()
 
 
 def known_as(server: ServerAddress) -> KnownServer | None:
-    """The server of a file at this address: the one that was named, or else the first.
+    """The server of a file at this address: the one that was named; of a task that somebody comes back to, the first.
+    An address that was typed is what it is, and takes nothing of a file.
 
     Of a command, the files of its own project are looked at and not those of the folder we are in: what that has may be
     somebody else's, and was not asked for.
     """
-    return _named().get(server.spec) or KnownServers(Path(server.folder) if server.url is None else None).at(server)
+    if server.spec in _named():
+        return _named()[server.spec]
+    return KnownServers(Path(server.folder) if server.url is None else None).at(server)
 
 
-def announce(server: KnownServer, *, with_headers: bool) -> None:
+def as_known(server: ServerAddress, access: Access) -> tuple[ServerAddress, Access, dict[str, str]]:
+    """How a server is reached, with what the file says in which it has a name: its address, with variables filled in,
+    its headers, and the environment variables of its process. What is on the command line goes before that.
+
+    Raises:
+        InvalidServerFile: A variable is not set.
+    """
+    # Nearly all of it, as for any other command that is typed here; the SDK's own choice is for hosts.
+    environment = environment_for_servers()
+    known = known_as(server)
+    if known is None:
+        return server, access, environment
+    for secret in known.secrets:
+        hide(secret)
+    given = {name.lower() for name in access.headers}
+    headers = {name: value for name, value in known.headers.items() if name.lower() not in given}
+    address = known.address
+    _announce(known, with_headers=bool(headers))
+    return address, replace(access, headers={**headers, **access.headers}), environment | known.environment
+
+
+def _announce(server: KnownServer, *, with_headers: bool) -> None:
     """Say what is started from which file; and what a file adds to requests, where nobody named its server."""
     source = f"{server.name} in {short_path(server.source)}"
     if server.is_command:
@@ -67,15 +95,9 @@ def _say(text: str) -> None:
     click.secho(one_line(text), fg="bright_black", err=True)
 
 
-def _named() -> dict[str, KnownServer]:
+def _named() -> dict[str, KnownServer | None]:
     context = click.get_current_context(silent=True)
     return {} if context is None else context.meta.get(_NAMED, {})
-
-
-def hide_secrets(server: KnownServer) -> None:
-    """Have nothing show what is secret of a server."""
-    for secret in server.secrets:
-        hide(secret)
 
 
 def where(server: KnownServer) -> str:

@@ -64,9 +64,9 @@ def task_ids(ctx: click.Context, param: click.Parameter, incomplete: str) -> lis
 def tool_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """The tools of the server that is named, if it can be asked without starting what was only typed so far, or what is
     in the file of a project."""
+    from mcp_tasks.cli.commands.servers.names import SERVER, known_as
     from mcp_tasks.cli.credentials import chosen_token
     from mcp_tasks.cli.options import Access
-    from mcp_tasks.cli.servers import SERVER, known_as
     from mcp_tasks.client.servers.address import ServerAddress
 
     # Behind an option that has no value yet, click has not come to the arguments.
