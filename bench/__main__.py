@@ -14,13 +14,11 @@ last answer until the answer has the result, and says how often it asked.
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
 import tempfile
 import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import NoReturn
 
 from bench.cases import CASES, Case, Install, Way, rigged, ways
 from bench.client import BenchError
@@ -41,8 +39,6 @@ def main() -> None:
     options = _options()
     if not sys.platform.startswith("linux"):
         sys.exit("the bench reads the CPU clock and the memory of other processes as Linux shows them")
-    # The servers are ended on the way out, which the default way of ending would skip.
-    signal.signal(signal.SIGTERM, _exit)
     installs = [options.install] if options.install else INSTALLS
     if "fast" in installs and not FAST.exists():
         raise BenchError(f"nothing is in {FAST}: `make setup` puts uvloop and httptools there")
@@ -116,10 +112,6 @@ def _measure_memory(folder: Path, wanted: Collection[str], *, quick: bool) -> li
     growths = measure_memory(folder, tasks=1000 if quick else 2000)
     print_memory(growths)
     return growths
-
-
-def _exit(number: int, frame: object) -> NoReturn:
-    sys.exit(128 + number)
 
 
 if __name__ == "__main__":

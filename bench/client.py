@@ -12,20 +12,14 @@ import socket
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mcp_tasks.wire import EXTENSION_ID
+from harness.rpc import LEGACY, MODERN, TASKS, hello, legacy_request, notification, request
+
+ID = 1
+"""Of every request: each is made once, and sent as often as it takes."""
 
 TIMEOUT = 120.0
 """Seconds for one answer; only a server that hangs needs them."""
 
-_VERSION = "2026-07-28"
-_META: dict[str, Any] = {
-    "io.modelcontextprotocol/protocolVersion": _VERSION,
-    "io.modelcontextprotocol/clientInfo": {"name": "bench", "version": "1"},
-}
-_WITH_TASKS: Mapping[str, Any] = {"extensions": {EXTENSION_ID: {}}}
-"""Sent to the bare server too, so that all requests have the same envelope to parse."""
-
-_OLDER_VERSION = "2025-11-25"
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)\r\n", re.IGNORECASE)
 _CHUNKED = b"\r\ntransfer-encoding: chunked\r\n"
 _LAST_CHUNK = b"\r\n0\r\n\r\n"
@@ -103,25 +97,17 @@ def connect_to(port: int) -> socket.socket:
 
 def older_tool_call(connection: Connection, tool: str, **arguments: Any) -> bytes:
     """A `tools/call` of the 2025-11-25 wire in a session that is begun here, ready to be sent."""
-    client = {"name": "bench", "version": "1"}
-    hello = {"protocolVersion": _OLDER_VERSION, "capabilities": {}, "clientInfo": client}
-    session = connection.session(_older_request("initialize", hello, ""))
-    headers = f"MCP-Protocol-Version: {_OLDER_VERSION}\r\nMcp-Session-Id: {session}\r\n"
-    connection.exchange(_post({"jsonrpc": "2.0", "method": "notifications/initialized"}, headers), status=202)
-    return _older_request("tools/call", {"name": tool, "arguments": arguments}, headers)
+    session = connection.session(_post(legacy_request("initialize", hello(), ID), ""))
+    headers = f"MCP-Protocol-Version: {LEGACY}\r\nMcp-Session-Id: {session}\r\n"
+    connection.exchange(_post(notification("notifications/initialized"), headers), status=202)
+    return _post(legacy_request("tools/call", {"name": tool, "arguments": arguments}, ID), headers)
 
 
-def _older_request(method: str, params: dict[str, Any], headers: str) -> bytes:
-    return _post({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}, headers)
-
-
-def _request(
-    method: str, name: str | None, params: dict[str, Any], capabilities: Mapping[str, Any] = _WITH_TASKS
-) -> bytes:
-    meta = {**_META, "io.modelcontextprotocol/clientCapabilities": capabilities}
-    message = {"jsonrpc": "2.0", "id": 1, "method": method, "params": {**params, "_meta": meta}}
+def _request(method: str, name: str | None, params: dict[str, Any], capabilities: Mapping[str, Any] = TASKS) -> bytes:
+    # Tasks are declared to the bare server too, so that all requests have the same envelope to parse.
+    message = request(method, params, capabilities=capabilities, request_id=ID)
     named = "" if name is None else f"Mcp-Name: {name}\r\n"
-    return _post(message, f"MCP-Protocol-Version: {_VERSION}\r\nMcp-Method: {method}\r\n{named}")
+    return _post(message, f"MCP-Protocol-Version: {MODERN}\r\nMcp-Method: {method}\r\n{named}")
 
 
 def _post(message: dict[str, Any], headers: str) -> bytes:

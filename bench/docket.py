@@ -20,6 +20,7 @@ from itertools import count
 from docket import Docket, Worker
 from redis.asyncio import Redis
 
+from bench.fleet_tasks import send as send_all
 from bench.servers import environment
 from harness.databases import valkey
 from harness.processes import PIPE, python, start_async
@@ -188,13 +189,7 @@ async def timed(send: Callable[[str], Awaitable[None]], jobs: int, *command: str
     assert process.stdout is not None
     await process.stdout.readline()
     began = time.perf_counter()
-    ids = iter(range(jobs))
-
-    async def sender() -> None:
-        for number in ids:
-            await send(f"task-{number}")
-
-    await asyncio.gather(*(sender() for _ in range(16)))
+    await send_all(lambda number: send(f"task-{number}"), jobs, senders=16)
     await process.stdout.readline()
     rate = jobs / (time.perf_counter() - began)
     await process.wait()

@@ -97,7 +97,7 @@ async def _pair(url: str) -> AsyncGenerator[tuple[Callable[[int], Awaitable[None
             await server.stop()
 
 
-async def send(one: Callable[[int], Awaitable[object]], count: int) -> None:
+async def send(one: Callable[[int], Awaitable[object]], count: int, *, senders: int = SENDERS) -> None:
     """Send so many, some at a time."""
     numbers = iter(range(count))
 
@@ -105,7 +105,7 @@ async def send(one: Callable[[int], Awaitable[object]], count: int) -> None:
         for number in numbers:
             await one(number)
 
-    await asyncio.gather(*(sender() for _ in range(SENDERS)))
+    await asyncio.gather(*(sender() for _ in range(senders)))
 
 
 async def worker(url: str) -> None:

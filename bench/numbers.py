@@ -26,7 +26,7 @@ MOST_LINES = 400
 
 ADDED = ("cli/commands/store", "cli/commands/worker", "cli/commands/key.py", "cli/commands/encrypt.py")
 """Commands that came after the budget of the command line was set."""
-ADDED_NOW = ("cli/commands/servers.py", "cli/commands/completion.py")
+ADDED_NOW = ("cli/commands/servers", "cli/commands/completion")
 BUDGET = 3_600
 """Lines of `cli` and `doctor`, without the commands that were added."""
 
@@ -111,7 +111,10 @@ def report(root: Path) -> list[tuple[str, str]]:
     package, cache = root / "src" / "mcp_tasks", root / ".cache"
     every, counted = command_line(package)
     rows = [
-        ("cli + doctor", f"{every} lines; {counted} without added commands, of {BUDGET}"),
+        (
+            "cli + doctor",
+            f"{every} lines; {counted} without added commands; {BUDGET} are wished for",
+        ),
         (f"modules over {MOST_LINES} lines", ", ".join(long_modules(package)) or "none"),
         (
             "modules that start processes",

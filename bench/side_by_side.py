@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import random
-import signal
 import statistics
 import sys
 import time
@@ -22,7 +21,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
 
 from bench.options import at_least
 from bench.servers import SETTLE, Mode, Server
@@ -69,11 +67,9 @@ def compare(contenders: Mapping[str, Contender], *, starts: int, rounds: int) ->
 
 
 def begin() -> None:
-    """Refuse systems that cannot be measured on, and end the servers however this process is ended."""
+    """Refuse systems that cannot be measured on."""
     if not sys.platform.startswith("linux"):
         sys.exit("the bench reads the CPU clock of other processes as Linux shows it")
-    # The servers are ended on the way out, which the default way of ending would skip.
-    signal.signal(signal.SIGTERM, _exit)
 
 
 def add_options(parser: argparse.ArgumentParser, *, starts: int) -> None:
@@ -144,7 +140,3 @@ def _line(name: str, lives: Sequence[Life], limit: float | None) -> str:
     at_rest = statistics.median(life.at_rest for life in lives)
     verdict = "" if limit is None else f"  ≤ {limit:g}  {'PASS' if ratio <= limit else 'MISS'}"
     return f"  {name:40}{cpu:8.0f}{ratio:8.3f}{f'{low:.3f}..{high:.3f}':>16}{at_rest:9.2%}{verdict}"
-
-
-def _exit(number: int, frame: object) -> NoReturn:
-    sys.exit(128 + number)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import shutil
-import signal
 import statistics
 import sys
 import tempfile
@@ -23,7 +22,6 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
 
 from bench.client import BenchError, Connection, listen, method_call, task_get, tool_call
 from bench.machine import machine_facts
@@ -297,8 +295,6 @@ def main() -> None:
     options = _options()
     if not sys.platform.startswith("linux"):
         sys.exit("the bench reads the CPU clock and the memory of other processes as Linux shows them")
-    # The servers are ended on the way out, which the default way of ending would skip.
-    signal.signal(signal.SIGTERM, _exit)
     trees = [Tree("after", options.after.resolve())]
     if options.before is not None:
         trees.insert(0, Tree("before", options.before.resolve()))
@@ -346,10 +342,6 @@ def _options() -> argparse.Namespace:
         "--dir", type=Path, help="where to put the SQLite files; a file system in memory proves nothing"
     )
     return parser.parse_args()
-
-
-def _exit(number: int, frame: object) -> NoReturn:
-    sys.exit(128 + number)
 
 
 if __name__ == "__main__":

@@ -39,20 +39,21 @@ from starlette.types import ASGIApp, Message
 from bench.machine import machine_facts
 from bench.options import at_least
 from bench.report import print_facts
+from harness.http import modern_headers
+from harness.rpc import LEGACY, NOTHING, TASKS, hello, legacy_request, notification, request
 from mcp_tasks import Fallback, Limits, Tasks
 from mcp_tasks.core import TaskRecord
 from mcp_tasks.runtime.launching import new_task_id
 from mcp_tasks.stores import Store
 from mcp_tasks.stores.sqlite import SqliteStore
 
-MODERN, OLDER = "2026-07-28", "2025-11-25"
 MIB: Final = 1024 * 1024
 TASKS_OF_EACH: Final = 8
 """Tasks of each kind, and as many ids that nobody has: one alone might lie badly."""
 
 WARM_UP: Final = 50
 CHANCE: Final = 0.001
-DECLARED: Final[Mapping[str, Any]] = {"extensions": {"io.modelcontextprotocol/tasks": {}}, "elicitation": {}}
+DECLARED: Final[Mapping[str, Any]] = {**TASKS, "elicitation": {}}
 
 
 class LargeForm(BaseModel):
@@ -151,16 +152,9 @@ class Answer:
 
 def modern(method: str, params: Mapping[str, Any], *, declares: bool = True) -> tuple[dict[str, Any], dict[str, str]]:
     """A request of the newest wire, and its headers."""
-    meta = {
-        "io.modelcontextprotocol/protocolVersion": MODERN,
-        "io.modelcontextprotocol/clientInfo": {"name": "bench", "version": "1"},
-        "io.modelcontextprotocol/clientCapabilities": dict(DECLARED) if declares else {},
-    }
-    headers = {"mcp-protocol-version": MODERN, "mcp-method": method}
-    name = params.get("taskId", params.get("name"))
-    if name is not None:
-        headers["mcp-name"] = name
-    return {"jsonrpc": "2.0", "id": 1, "method": method, "params": {**params, "_meta": meta}}, headers
+    # One id for all: a longer one would be a difference.
+    message = request(method, params, capabilities=DECLARED if declares else NOTHING, request_id=1)
+    return message, dict(modern_headers(message))
 
 
 @asynccontextmanager
@@ -220,18 +214,17 @@ async def _listen(place: House, task_id: str) -> Answer:
 def _older(name: str) -> Ask:
     async def ask(place: House, task_id: str) -> Answer:
         session = place.sessions.get("eve") or await _greet(place)
-        message = {"jsonrpc": "2.0", "id": 1, "method": name, "params": {"taskId": task_id}}
-        return await place.post("eve", message, {"mcp-session-id": session, "mcp-protocol-version": OLDER})
+        message = legacy_request(name, {"taskId": task_id}, 1)
+        return await place.post("eve", message, {"mcp-session-id": session, "mcp-protocol-version": LEGACY})
 
     return ask
 
 
 async def _greet(place: House) -> str:
-    params = {"protocolVersion": OLDER, "capabilities": {}, "clientInfo": {"name": "bench", "version": "1"}}
-    answer = await place.post("eve", {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": params})
+    answer = await place.post("eve", legacy_request("initialize", hello()))
     session = dict(answer.headers)[b"mcp-session-id"].decode()
-    told = {"jsonrpc": "2.0", "method": "notifications/initialized"}
-    await place.post("eve", told, {"mcp-session-id": session, "mcp-protocol-version": OLDER})
+    told = notification("notifications/initialized")
+    await place.post("eve", told, {"mcp-session-id": session, "mcp-protocol-version": LEGACY})
     place.sessions["eve"] = session
     return session
 

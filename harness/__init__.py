@@ -10,5 +10,7 @@
 - `databases`: a real Postgres, a real Valkey. `backends`: a fresh database of any kind. `fixtures`: those all tests
   of a process share. `postgres_store`, `stored`, `cipher`: looks behind a store.
 - `server`, `lowlevel`: furnished servers; `furnished` is one in a process of its own.
+- `installing`: what others have made, from their registries, and where Node is.
+- `places`: where temporary files are.
 - `soaking`, `thoroughness`: how long tests with random input go on.
 """

@@ -58,8 +58,7 @@ class Backend:
             try:
                 self.server.start()
             except ProcessError:
-                # Killed, its children may still hold on to its memory for a moment.
-                time.sleep(0.25)
+                time.sleep(0.25)  # sleep: its children may still hold on to its memory for a moment
             else:
                 return
         self.server.start()

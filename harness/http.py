@@ -17,7 +17,7 @@ from mcp.server import MCPServer, Server
 from starlette.types import ASGIApp
 
 from harness.ports import base_url, listening, port_of
-from harness.rpc import LEGACY, MODERN, PATIENCE, Reply, legacy_request, loads
+from harness.rpc import LEGACY, MODERN, PATIENCE, Reply, hello, legacy_request, loads, notification
 
 Headers = Sequence[tuple[str, str]]
 """Headers in order; a name may be there twice."""
@@ -81,8 +81,7 @@ class LegacyHttpWire:
 
     async def notify(self, method: str) -> int:
         """Send a notification; gives the HTTP status."""
-        message = {"jsonrpc": "2.0", "method": method}
-        return (await self._wire.raw_post(json.dumps(message), self.headers)).status_code
+        return (await self._wire.raw_post(json.dumps(notification(method)), self.headers)).status_code
 
     @property
     def headers(self) -> Headers:
@@ -95,12 +94,7 @@ async def initialize(
     wire: HttpWire, capabilities: Mapping[str, Any], version: str = LEGACY
 ) -> tuple[LegacyHttpWire, dict[str, Any]]:
     """Do the handshake of 2025-11-25, or of an older version; gives the session and the server's answer."""
-    params = {
-        "protocolVersion": version,
-        "capabilities": dict(capabilities),
-        "clientInfo": {"name": "raw", "version": "1"},
-    }
-    reply = await wire.post(json.dumps(legacy_request("initialize", params)), [])
+    reply = await wire.post(json.dumps(legacy_request("initialize", hello(capabilities, version))), [])
     session = LegacyHttpWire(wire, reply.headers.get("mcp-session-id"), version)
     assert await session.notify("notifications/initialized") == 202
     return session, reply.result

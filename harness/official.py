@@ -14,7 +14,7 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import CallToolResult, Request, Result
 from pydantic import ConfigDict
 
-from harness.rpc import EXTENSION, MODERN, Reply
+from harness.rpc import EXTENSION, MODERN, Reply, error_response, response
 
 
 class Anything(Result):
@@ -66,9 +66,9 @@ class ClientWire:
             result = await self._send(message["method"], dict(message["params"]))
         except MCPError as exc:
             error = exc.error.model_dump(by_alias=True, mode="json", exclude_none=True)
-            return Reply(message={"jsonrpc": "2.0", "id": message["id"], "error": error})
+            return Reply(message=error_response(message["id"], **error))
         dumped = result.model_dump(by_alias=True, mode="json", exclude_unset=True)
-        return Reply(message={"jsonrpc": "2.0", "id": message["id"], "result": {"resultType": "complete", **dumped}})
+        return Reply(message=response(message["id"], {"resultType": "complete", **dumped}))
 
     async def _send(self, method: str, params: dict[str, Any]) -> Result:
         session = self.client.session

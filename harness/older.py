@@ -18,7 +18,7 @@ import anyio
 import httpx2
 
 from harness.http import HttpWire
-from harness.rpc import LEGACY, PATIENCE, Reply, legacy_request, loads
+from harness.rpc import LEGACY, PATIENCE, Reply, error_response, hello, legacy_request, loads, notification, response
 from harness.schema import check_older_answer, check_older_push
 from harness.stdio import StdioWire
 
@@ -118,16 +118,15 @@ class OlderClient(ABC):
 
     async def notify(self, method: str, params: Mapping[str, Any] | None = None) -> None:
         """Send a notification."""
-        await self._tell({"jsonrpc": "2.0", "method": method, **({} if params is None else {"params": dict(params)})})
+        await self._tell(notification(method, params))
 
     async def answer(self, question: Arrived, result: Mapping[str, Any]) -> None:
         """Answer a request of the server."""
-        await self._tell({"jsonrpc": "2.0", "id": question.message["id"], "result": dict(result)})
+        await self._tell(response(question.message["id"], result))
 
     async def refuse(self, question: Arrived, code: int, message: str) -> None:
         """Answer a request of the server with an error."""
-        error = {"code": code, "message": message}
-        await self._tell({"jsonrpc": "2.0", "id": question.message["id"], "error": error})
+        await self._tell(error_response(question.message["id"], code, message))
 
     async def wait_for(self, wanted: Callable[[Arrived], bool], *, after: int = 0) -> Arrived:
         """The first message from the server that is wanted, now or soon, of those after the first so many."""
@@ -224,12 +223,7 @@ class OlderClient(ABC):
 
     async def greet(self, capabilities: Mapping[str, Any], version: str) -> Reply:
         """Send the first request of the handshake."""
-        params = {
-            "protocolVersion": version,
-            "capabilities": dict(capabilities),
-            "clientInfo": {"name": "raw", "version": "1"},
-        }
-        reply = await self.ask("initialize", params)
+        reply = await self.ask("initialize", hello(capabilities, version))
         self.server = reply.result
         return reply
 

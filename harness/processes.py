@@ -19,7 +19,20 @@ import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any, Final, Literal, NoReturn, Protocol, TypeAlias, cast, overload
+from typing import (
+    IO,
+    Any,
+    Final,
+    Literal,
+    NoReturn,
+    Protocol,
+    TypeAlias,
+    TypedDict,
+    TypeVar,
+    Unpack,
+    cast,
+    overload,
+)
 
 ROOT = Path(__file__).parent.parent
 ENVIRONMENT: Final[dict[str, str]] = {
@@ -38,6 +51,7 @@ STOP_LIMIT: Final = 10.0
 
 Command: TypeAlias = Sequence[str | Path]
 Stream: TypeAlias = int | IO[Any] | None
+P = TypeVar("P", subprocess.Popen[Any], asyncio.subprocess.Process)
 
 
 class ProcessError(Exception):
@@ -70,92 +84,82 @@ def environment(*paths: Path, **changes: str) -> dict[str, str]:
     return {**ENVIRONMENT, "PYTHONPATH": os.pathsep.join([*map(str, paths), *sys.path]), **changes}
 
 
-@overload
-def start(
-    command: Command,
-    *,
-    cwd: Path = ...,
-    env: Mapping[str, str] | None = ...,
-    stdin: Stream = ...,
-    stdout: Stream = ...,
-    stderr: Stream = ...,
-    output: Path | None = ...,
-    pass_fds: Iterable[int] = ...,
-    user: int | None = ...,
-    group: bool = ...,
-    text: Literal[False] = ...,
-) -> subprocess.Popen[bytes]: ...
+class RunOptions(TypedDict, total=False):
+    """Where and as whom a process runs.
 
-
-@overload
-def start(
-    command: Command,
-    *,
-    cwd: Path = ...,
-    env: Mapping[str, str] | None = ...,
-    stdin: Stream = ...,
-    stdout: Stream = ...,
-    stderr: Stream = ...,
-    output: Path | None = ...,
-    pass_fds: Iterable[int] = ...,
-    user: int | None = ...,
-    group: bool = ...,
-    text: Literal[True],
-) -> subprocess.Popen[str]: ...
-
-
-def start(
-    command: Command,
-    *,
-    cwd: Path = ROOT,
-    env: Mapping[str, str] | None = None,
-    stdin: Stream = None,
-    stdout: Stream = None,
-    stderr: Stream = None,
-    output: Path | None = None,
-    pass_fds: Iterable[int] = (),
-    user: int | None = None,
-    group: bool = False,
-    text: bool = False,
-) -> subprocess.Popen[Any]:
-    """Start a process; `end` it, or start it with `running`, which does.
-
-    Args:
+    Attributes:
+        cwd: The root of the project, if not given.
         env: As ours, if not given.
-        output: A file to which all is appended that it prints, in place of `stdout` and `stderr`.
         group: Whether it leads a group of its own: a Ctrl-C does not reach it, and its children end with it.
     """
-    _look_after_all()
-    words = [str(word) for word in command]
-    more: dict[str, Any] = {"user": user} if user is not None else {}
-    with open(os.devnull if output is None else output, "ab") as sink:
-        process: subprocess.Popen[Any] = subprocess.Popen(
-            words,
-            cwd=cwd,
-            env=None if env is None else dict(env),
-            stdin=stdin,
-            stdout=stdout if output is None else sink,
-            stderr=stderr if output is None else sink,
-            pass_fds=tuple(pass_fds),
-            start_new_session=group,
-            text=text,
-            **more,
-        )
-    _started[process.pid] = process
-    if group:
-        _groups.add(process.pid)
-    return process
+
+    cwd: Path
+    env: Mapping[str, str] | None
+    user: int | None
+    group: bool
+
+
+class Options(RunOptions, total=False):
+    """The same, and what it reads and prints.
+
+    Attributes:
+        output: A file to which all is appended that it prints, in place of `stdout` and `stderr`.
+    """
+
+    stdin: Stream
+    stdout: Stream
+    stderr: Stream
+    output: Path | None
+    pass_fds: Iterable[int]
+
+
+@overload
+def start(command: Command, *, text: Literal[False] = ..., **options: Unpack[Options]) -> subprocess.Popen[bytes]: ...
+
+
+@overload
+def start(command: Command, *, text: Literal[True], **options: Unpack[Options]) -> subprocess.Popen[str]: ...
+
+
+def start(command: Command, *, text: bool = False, **options: Unpack[Options]) -> subprocess.Popen[Any]:
+    """Start a process; `end` it, or start it with `running`, which does."""
+    with _prepared(options) as prepared:
+        return _looked_after(subprocess.Popen(list(map(str, command)), text=text, **prepared), options)
+
+
+async def start_async(
+    command: Command, *, limit: int = 2**16, **options: Unpack[Options]
+) -> asyncio.subprocess.Process:
+    """The same, with pipes that are read and written by coroutines, in lines of at most `limit` bytes."""
+    with _prepared(options) as prepared:
+        process = await asyncio.create_subprocess_exec(*map(str, command), limit=limit, **prepared)
+    return _looked_after(process, options)
 
 
 @contextmanager
-def running(command: Command, *, polite: bool = False, **options: Any) -> Generator[subprocess.Popen[Any]]:
+def _prepared(options: Options) -> Generator[dict[str, Any]]:
+    """The same options as the standard library takes them, with a file that is open while the block lasts."""
+    _look_after_all()
+    prepared: dict[str, Any] = {"cwd": ROOT, **options, "pass_fds": tuple(options.get("pass_fds", ()))}
+    prepared["start_new_session"] = prepared.pop("group", False)
+    output = prepared.pop("output", None)
+    with open(os.devnull if output is None else output, "ab") as sink:
+        if output is not None:
+            prepared |= {"stdout": sink, "stderr": sink}
+        yield prepared
+
+
+@contextmanager
+def running(
+    command: Command, *, polite: bool = False, text: bool = False, **options: Unpack[Options]
+) -> Generator[subprocess.Popen[Any]]:
     """A process while the block lasts, started as `start` does.
 
     Args:
         polite: Whether it is asked to end, and has to. Otherwise it is killed.
     """
     # The process as a block closes its pipes.
-    with cast(subprocess.Popen[Any], start(command, **options)) as process:
+    with cast(subprocess.Popen[Any], start(command, text=text, **options)) as process:
         try:
             yield process
             if polite:
@@ -164,53 +168,20 @@ def running(command: Command, *, polite: bool = False, **options: Any) -> Genera
             kill(process)
 
 
-async def start_async(
-    command: Command,
-    *,
-    cwd: Path = ROOT,
-    env: Mapping[str, str] | None = None,
-    stdin: Stream = None,
-    stdout: Stream = None,
-    stderr: Stream = None,
-    limit: int = 2**16,
-) -> asyncio.subprocess.Process:
-    """The same, with pipes that are read and written by coroutines."""
-    _look_after_all()
-    words = [str(word) for word in command]
-    process = await asyncio.create_subprocess_exec(
-        *words, cwd=cwd, env=env, stdin=stdin, stdout=stdout, stderr=stderr, limit=limit
-    )
-    _started[process.pid] = process
-    return process
-
-
 def run(
     command: Command,
     *,
-    cwd: Path = ROOT,
-    env: Mapping[str, str] | None = None,
     stdin: str | None = None,
     limit: float = START_LIMIT,
     check: bool = False,
-    group: bool = False,
-    user: int | None = None,
+    **options: Unpack[RunOptions],
 ) -> subprocess.CompletedProcess[str]:
     """Run a command to its end; gives its exit code and what it printed.
 
     Raises:
         ProcessError: It took longer than `limit` seconds; or, with `check`, its exit code is not 0.
     """
-    process = start(
-        command,
-        cwd=cwd,
-        env=env,
-        stdin=DEVNULL if stdin is None else PIPE,
-        stdout=PIPE,
-        stderr=PIPE,
-        group=group,
-        user=user,
-        text=True,
-    )
+    process = start(command, stdin=DEVNULL if stdin is None else PIPE, stdout=PIPE, stderr=PIPE, text=True, **options)
     try:
         printed, complained = process.communicate(stdin, limit)
     except subprocess.TimeoutExpired:
@@ -333,6 +304,13 @@ def _complaint(command: Command | str, what: str, printed: str) -> str:
 _started: dict[int, subprocess.Popen[Any] | asyncio.subprocess.Process] = {}
 _groups: set[int] = set()
 _owner = 0
+
+
+def _looked_after(process: P, options: Options) -> P:
+    _started[process.pid] = process
+    if options.get("group"):
+        _groups.add(process.pid)
+    return process
 
 
 def _look_after_all() -> None:

@@ -64,19 +64,44 @@ def request(
     *,
     capabilities: Mapping[str, Any] = TASKS,
     meta: Mapping[str, Any] | None = None,
+    request_id: int | str | None = None,
 ) -> dict[str, Any]:
-    """A request of the 2026-07-28 wire with an id of its own."""
+    """A request of the 2026-07-28 wire, with an id of its own unless one is given."""
+    enveloped = {**(params or {}), "_meta": envelope(capabilities, **(meta or {}))}
+    return legacy_request(method, enveloped, request_id)
+
+
+def legacy_request(
+    method: str, params: Mapping[str, Any] | None = None, request_id: int | str | None = None
+) -> dict[str, Any]:
+    """A request of the 2025-11-25 wire, with an id of its own unless one is given."""
+    number = next(_ids) if request_id is None else request_id
+    return {"jsonrpc": "2.0", "id": number, "method": method, "params": dict(params or {})}
+
+
+def hello(capabilities: Mapping[str, Any] = NOTHING, version: str = LEGACY) -> dict[str, Any]:
+    """What `initialize` is called with, in the handshake of 2025-11-25 and before."""
     return {
-        "jsonrpc": "2.0",
-        "id": next(_ids),
-        "method": method,
-        "params": {**(params or {}), "_meta": envelope(capabilities, **(meta or {}))},
+        "protocolVersion": version,
+        "capabilities": dict(capabilities),
+        "clientInfo": {"name": "raw", "version": "1"},
     }
 
 
-def legacy_request(method: str, params: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """A request of the 2025-11-25 wire with an id of its own."""
-    return {"jsonrpc": "2.0", "id": next(_ids), "method": method, "params": dict(params or {})}
+def notification(method: str, params: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """A message that nobody answers."""
+    return {"jsonrpc": "2.0", "method": method, **({} if params is None else {"params": dict(params)})}
+
+
+def response(request_id: Any, result: Mapping[str, Any]) -> dict[str, Any]:
+    """The answer to a request."""
+    return {"jsonrpc": "2.0", "id": request_id, "result": dict(result)}
+
+
+def error_response(request_id: Any, code: int, message: str, data: Any = None) -> dict[str, Any]:
+    """The refusal of a request."""
+    error = {"code": code, "message": message, **({} if data is None else {"data": data})}
+    return {"jsonrpc": "2.0", "id": request_id, "error": error}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,10 +8,11 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
+import subprocess
 import sys
 import time
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Generator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Self, TypeAlias
@@ -194,6 +195,23 @@ class ServerProcess:
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         await asyncio.to_thread(self.__exit__, kind)
+
+
+@contextmanager
+def serving_command(command: Command, *, cwd: Path = ROOT, env: Mapping[str, str] = ENVIRONMENT) -> Generator[str]:
+    """The URL of a server that any command starts, with `{port}` and `{db}` filled in, while the block lasts.
+
+    It is asked to end. Where a stream that somebody has left open holds that up, it is killed, and its children are.
+
+    Raises:
+        ProcessError: It has ended, or does not listen; with what it printed.
+    """
+    with TemporaryDirectory(prefix="mcp-tasks-db-") as folder:
+        program, *words = [str(word).replace("{db}", f"{folder}/tasks.db") for word in command]
+        with ServerProcess(program, *words, program=[program], cwd=cwd, env=env, group=True) as server:
+            yield server.url
+            with suppress(subprocess.TimeoutExpired):
+                end(server.process, limit=STOP_LIMIT / 2)
 
 
 # What the process does

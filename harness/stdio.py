@@ -12,7 +12,7 @@ import anyio
 
 from harness.forking import piped
 from harness.processes import ENVIRONMENT, PIPE, STOP_LIMIT, start_async
-from harness.rpc import PATIENCE, Reply, loads
+from harness.rpc import PATIENCE, Reply, loads, notification
 
 LINE_LIMIT = 64 * 2**20
 
@@ -34,6 +34,10 @@ class StdioWire:
         await self.write(json.dumps(message))
         with anyio.fail_after(PATIENCE):
             return Reply(message=await answer)
+
+    async def notify(self, method: str, params: Mapping[str, Any] | None = None) -> None:
+        """Send a notification."""
+        await self.write(json.dumps(notification(method, params)))
 
     async def write(self, line: str | bytes) -> None:
         """Send a line as it is."""

@@ -1,12 +1,27 @@
-"""What a store has, for tests that look behind the wire."""
+"""A store while it is open, and what it has, for tests that look behind the wire."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
+from typing import TypeVar
 
 from mcp_tasks.core import TaskRecord
 from mcp_tasks.stores import Store
 from mcp_tasks.stores.base import EVERYBODY
+
+S = TypeVar("S", bound=Store)
+
+
+@asynccontextmanager
+async def opened(store: S) -> AsyncGenerator[S]:
+    """The store, open while the block lasts."""
+    await store.open()
+    try:
+        yield store
+    finally:
+        await store.close()
 
 
 async def all_tasks(store: Store, namespace: str = "furnished") -> list[TaskRecord]:
