@@ -16,9 +16,10 @@ import anyio.lowlevel
 from mcp_tasks.core import InputRequest, JournalEntry, TaskRecord, TaskRequest, TaskStatus
 from mcp_tasks.core.actor import Actor
 from mcp_tasks.core.json_bytes import decode_json
+from mcp_tasks.core.limits import Limits
 from mcp_tasks.core.record import Outcome
 from mcp_tasks.engines import Engine, LocalEngine
-from mcp_tasks.errors import StoreUnavailable
+from mcp_tasks.errors import StoreUnavailable, TaskUnreadable
 from mcp_tasks.runtime import Body, Ending, Observer, Run, Settings, Success, TaskRuntime, ToolPolicy
 from mcp_tasks.runtime.launching import new_task_id
 from mcp_tasks.runtime.lease import uptime
@@ -98,6 +99,8 @@ def make_runtime(
     runs_tools: bool = True,
     queues: Collection[str] | None = None,
     observers: Sequence[Observer] = (),
+    limits: Limits | None = None,
+    requires_owner: bool = False,
     **settings: Any,
 ) -> TaskRuntime:
     """A runtime whose tools are these bodies; a single one is called `tool`. Another tool is one that it lacks."""
@@ -126,6 +129,8 @@ def make_runtime(
         queues=queues,
         tools=tools_of,
         observers=observers,
+        limits=limits,
+        requires_owner=requires_owner,
         settings=replace(QUIET, **settings),
     )
 
@@ -310,3 +315,43 @@ class DeafStore(MemoryStore):
 
     def notifier(self) -> LocalNotifier:
         return self._deaf
+
+
+class TogetherStore(MemoryStore):
+    """Gives a task and what belongs to it in one look, as stores over a network do, and finds some of it damaged.
+
+    Attributes:
+        damaged: What cannot be read: "row", "request" or "outcome".
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.damaged: set[str] = set()
+
+    async def get(self, task_id: str) -> TaskRecord | None:
+        self._read(task_id, "row")
+        return await super().get(task_id)
+
+    async def request(self, task_id: str) -> TaskRequest | None:
+        self._read(task_id, "request")
+        return await super().request(task_id)
+
+    async def outcome(self, task_id: str) -> Outcome | None:
+        self._read(task_id, "outcome")
+        return await super().outcome(task_id)
+
+    async def get_owned(self, task_id: str, owner: str | None) -> TaskRecord | None:
+        record = await self.get(task_id)
+        return record if record is not None and record.owner == owner else None
+
+    async def get_with_request(self, task_id: str) -> tuple[TaskRecord, TaskRequest | None] | None:
+        record = await self.get(task_id)
+        return None if record is None else (record, await self.request(task_id))
+
+    async def get_with_outcome(self, task_id: str, owner: str | None) -> tuple[TaskRecord, Outcome | None] | None:
+        record = await self.get_owned(task_id, owner)
+        return None if record is None else (record, await self.outcome(task_id))
+
+    def _read(self, task_id: str, part: str) -> None:
+        if part in self.damaged:
+            raise TaskUnreadable(task_id, f"its {part} is damaged")

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import ast
+import asyncio
+import gc
 import io
 import logging
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import mcp_tasks
 from mcp_tasks import errors
 from mcp_tasks.errors import StoreUnavailable, TasksError, TaskUnreadable, VersionConflict, short_id
-from mcp_tasks.quiet import SECRETS, quietly, what
+from mcp_tasks.quiet import SECRETS, quietly, shielded, what
 
 SECRET = "hunter2"
 ID = "task_AhLNxyz0123456789abcdef"
@@ -139,3 +142,38 @@ def _caught(kind: ast.expr | None) -> set[str]:
             return set[str]().union(*map(_caught, kinds))
         case _:
             return {ast.unparse(kind).rpartition(".")[2]}
+
+
+async def _fails_when(may_fail: asyncio.Event) -> None:
+    await may_fail.wait()
+    raise ValueError("a secret")
+
+
+@pytest.mark.anyio
+async def test_work_that_fails_after_its_caller_has_left_is_not_told_to_the_event_loop() -> None:
+    told: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+    may_fail = asyncio.Event()
+    work = asyncio.ensure_future(_fails_when(may_fail))
+    caller = asyncio.ensure_future(shielded(work))
+    await asyncio.sleep(0)
+    caller.cancel()
+    await asyncio.wait({caller})
+    assert caller.cancelled()
+    assert not work.done()
+
+    may_fail.set()
+    await asyncio.wait({work})
+    del work
+    gc.collect()
+    await asyncio.sleep(0)
+    assert told == []
+
+
+@pytest.mark.anyio
+async def test_a_caller_that_stays_gets_what_the_work_ends_with() -> None:
+    may_fail = asyncio.Event()
+    may_fail.set()
+    with pytest.raises(ValueError, match="a secret"):
+        await shielded(asyncio.ensure_future(_fails_when(may_fail)))
+    assert await shielded(asyncio.ensure_future(asyncio.sleep(0, "done"))) == "done"

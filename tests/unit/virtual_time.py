@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import selectors
-from typing import Any
+from typing import Any, Final
+
+import anyio
+import pytest
 
 
 class _Skipping(selectors.SelectSelector):
@@ -33,3 +36,16 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
     def time(self) -> float:
         return self._skipping.now
+
+
+SIMULATED: Final[tuple[str, dict[str, object]]] = ("asyncio", {"loop_factory": VirtualTimeLoop})
+"""The backend of tests that run on such a loop."""
+
+simulated: Final = pytest.mark.parametrize("anyio_backend", [pytest.param(SIMULATED, id="simulated time")])
+"""For one test of a file whose others run on real time."""
+
+
+async def time_passes(seconds: float) -> None:
+    """Let simulated time go by, with all that happens in it."""
+    assert isinstance(asyncio.get_running_loop(), VirtualTimeLoop), "this would be waited for"
+    await anyio.sleep(seconds)  # sleep: the time is simulated

@@ -23,7 +23,7 @@ from mcp_types import (
     JSONRPCResponse,
 )
 
-from harness.rpc import PATIENCE
+from harness.rpc import PATIENCE, response
 from mcp_tasks.client.wire import Wire
 
 pytestmark = pytest.mark.anyio
@@ -170,11 +170,7 @@ async def test_a_request_of_the_server_is_answered_beside_the_session() -> None:
         both.wire.add(Picky())
         await both.serve(request(7, "swallow"))
         replied = asyncio.create_task(both.wire.reply(7, {"tasks": []}))
-        assert (await both.at_server()).model_dump(exclude_unset=True) == {
-            "jsonrpc": "2.0",
-            "id": 7,
-            "result": {"tasks": []},
-        }
+        assert (await both.at_server()).model_dump(exclude_unset=True) == response(7, {"tasks": []})
         await replied
 
 
@@ -189,5 +185,5 @@ async def test_a_request_of_the_session_is_answered_in_place_of_the_server() -> 
 
 async def test_what_was_begun_on_a_connection_ends_with_it() -> None:
     async with ends() as both:
-        begun = both.wire.spawn(asyncio.sleep(3600))
+        begun = both.wire.spawn(anyio.sleep_forever())
     assert begun.cancelled()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from mcp_tasks.core.durations import check_duration, read_duration
+from mcp_tasks.core.durations import check_duration, read_duration, seconds_of
 from mcp_tasks.errors import InvalidDuration, UsageError
 
 SECOND = timedelta(seconds=1)
@@ -84,3 +85,16 @@ def test_what_is_no_duration_is_refused_with_how_to_write_one(text: str) -> None
 
 def test_a_duration_beyond_all_time_is_as_long_as_any() -> None:
     assert read_duration("99999999999w") == timedelta.max
+
+
+@pytest.mark.parametrize(
+    ("timeout", "seconds"), [(None, None), (timedelta(minutes=1), 60.0), (2.5, 2.5), (0, 0), (math.inf, math.inf)]
+)
+def test_a_wait_is_given_as_a_duration_or_in_seconds(timeout: Any, seconds: float | None) -> None:
+    assert seconds_of(timeout) == seconds
+
+
+@pytest.mark.parametrize("timeout", ["5", True, math.nan, [5]])
+def test_a_wait_that_is_neither_is_refused_with_what_to_write(timeout: Any) -> None:
+    with pytest.raises(InvalidDuration, match="a timedelta or a number of seconds"):
+        seconds_of(timeout)

@@ -105,6 +105,53 @@ class TestSmallPieces:
         assert outcome_of(decode_in_pieces, data) == outcome_of(json.loads, data)
 
 
+CUT = {
+    "strings in a list": '["a long string","b","another long string"]',
+    "many in a list": "[1, 2, 3, 4, 5, 6, 7, 8, 9]",
+    "many members": '{"a":1, "b":2, "c":3}',
+    "a long member": '{"a long key":"a long string","b":1}',
+    "deeper than pieces are looked for": "[" * 40 + "1" + "]" * 40,
+    "a number that goes on behind the piece": "0.1234567890123456789",
+    "a character of two escapes": r'"1234567\ud83d\ude00"',
+    "a first half twice": r'"1234567\ud83d\ud83d"',
+}
+"""What is cut in each way there is, with pieces of 13 characters: random input comes to these as well, now and then."""
+
+CUT_WRONG = {
+    "no comma": "[1, 2, 3, 4, 5, 6 7, 8]",
+    "no colon": '{"a":1, "b":2, "c" 3}',
+    "no end of a list": "[1, 2, 3, 4, 5, 6,",
+    "no end of a string": '"there is no end',
+    "no such escape": r'"a long \x string"',
+    "half an escape": r'"a long \u00 string"',
+    "more behind it": '"a long string" x',
+    "nothing that is known": "nonsense",
+}
+
+
+@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.parametrize("text", CUT.values(), ids=CUT)
+def test_however_it_is_cut_it_is_the_same(text: str) -> None:
+    value = json.loads(text)
+    assert decode_in_pieces(text.encode()) == value
+    assert encode_in_pieces(value) == encode_json(value)
+    assert encode_canonical(value) == canonical(value)
+
+
+def test_members_that_are_small_together_are_written_together() -> None:
+    value: dict[str, Any] = {f"key {n}": n for n in range(5_000)}
+    assert is_large(value)
+    assert encode_in_pieces(value) == encode_json(value)
+
+
+@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.parametrize("text", CUT_WRONG.values(), ids=CUT_WRONG)
+def test_wherever_it_goes_wrong_it_is_refused_as_the_whole_is(text: str) -> None:
+    refusal = outcome_of(json.loads, text.encode())
+    assert refusal.startswith("JSONDecodeError")
+    assert outcome_of(decode_in_pieces, text.encode()) == refusal
+
+
 def outcome_of(decode: Any, data: bytes) -> str:
     """What came of it, NaN included, in a form that can be compared."""
     try:
@@ -159,3 +206,10 @@ def test_a_large_object_whose_members_have_no_names_is_refused_alike(damaged: st
     data = (damaged % json.dumps("x" * 3 * LARGE)).encode()
     assert outcome_of(decode_in_pieces, data) == outcome_of(decode_json, data)
     assert "JSONDecodeError" in outcome_of(decode_json, data)
+
+
+@pytest.mark.parametrize("encode", [encode_json, encode_in_pieces])
+def test_half_a_character_is_written_as_an_escape_unless_that_is_not_wanted(encode: Any) -> None:
+    assert encode(["\ud800"]) == b'["\\ud800"]'
+    with pytest.raises(UnicodeEncodeError):
+        encode(["\ud800"], strict=True)

@@ -28,6 +28,7 @@ from mcp_tasks.core import (
     TaskCancelled,
     TaskRecord,
     TaskStatus,
+    TrialPassed,
     apply,
 )
 from mcp_tasks.core.record import ALWAYS
@@ -313,6 +314,14 @@ def test_starting_over_is_no_progress_of_a_tool_that_takes_its_process_down() ->
     lost = running(RunLost(attempt=1), RunStarted(worker="worker-2", trial="alone"))
     record = apply(lost, RunStartedOver(attempt=2), LATER)
     assert (record.lost, record.trial) == (1, "alone")
+
+
+def test_a_trial_is_passed_once_and_the_lost_runs_stay_counted() -> None:
+    tried = running(RunLost(attempt=1), RunStarted(worker="worker-2", trial="alone"))
+    passed = apply(tried, TrialPassed(attempt=2), LATER)
+    assert (passed.trial, passed.lost, passed.worker) == (None, 1, "worker-2")
+    assert passed.updated_at == NOON, "nobody outside sees it"
+    assert apply(passed, TrialPassed(attempt=2), LATER) is passed
 
 
 @pytest.mark.parametrize("record", [make_record(), running(), asking("a")], ids=["queued", "running", "asking"])

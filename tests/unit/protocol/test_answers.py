@@ -92,3 +92,13 @@ def test_a_schema_that_nests_too_deeply_to_be_looked_at_stops_no_question(caplog
         schema = {"items": schema}
     warn_of_schema({"requestedSchema": schema})
     assert caplog.messages == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"), [({"action": "perhaps"}, "action: "), ({}, "action: "), ("yes", "it: ")], ids=str
+)
+def test_an_answer_of_another_shape_is_refused_with_the_part_that_is_wrong(answer: Any, says: str) -> None:
+    question = InputRequest(method="elicitation/create", params={"message": "?"})
+    record = make_record(inputs=InputBook().ask({"q": question}))
+    with pytest.raises(RpcError, match=f"The answer to 'q' does not fit: {says}"):
+        check_answers(record, {"q": answer})

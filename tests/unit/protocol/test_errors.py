@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import json
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from mcp.shared.exceptions import MCPError
-from mcp_types import INTERNAL_ERROR, INVALID_PARAMS
+from mcp_types import INTERNAL_ERROR, INVALID_PARAMS, INVALID_REQUEST, REQUEST_TIMEOUT
 
 from mcp_tasks.errors import (
+    AnswerRefused,
     Interrupted,
+    KeyTaken,
+    LimitExceeded,
+    OwnerRequired,
+    QuestionTimedOut,
     RanTooLong,
     ReplayMismatch,
     RunStopped,
@@ -26,12 +32,34 @@ from mcp_tasks.errors import (
 )
 from mcp_tasks.protocol.errors import RpcError, describe, discreet, refusing, to_error_data
 from mcp_tasks.tools.sdk_errors import to_mcp_error
+from mcp_tasks.wire.models import LIMIT_EXCEEDED
 
 
 def test_an_unknown_task_is_an_invalid_parameter_and_its_id_is_not_repeated() -> None:
     error = to_error_data(UnknownTask("task_secret"))
     assert error.code == INVALID_PARAMS
     assert "task_secret" not in error.message
+
+
+@pytest.mark.parametrize(
+    ("refused", "code", "data"),
+    [
+        (OwnerRequired("who?"), INVALID_REQUEST, {"reason": "owner_required"}),
+        (KeyTaken(), INVALID_PARAMS, {"reason": "key_taken"}),
+        (AnswerRefused(-32042, "not today", {"until": "noon"}), -32042, {"until": "noon"}),
+        (QuestionTimedOut.after(timedelta(minutes=1)), REQUEST_TIMEOUT, None),
+        (LimitExceeded("json_depth", "too deep"), LIMIT_EXCEEDED, {"reason": "limit", "limit": "json_depth"}),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_refusal_says_why_in_words_and_for_programs(refused: TasksError, code: int, data: Any) -> None:
+    error = to_error_data(refused)
+    assert (error.code, error.message, error.data) == (code, str(refused), data)
+
+
+def test_when_to_come_back_is_told_in_whole_milliseconds_and_never_too_early() -> None:
+    error = to_error_data(LimitExceeded("creates", "too often", retry_after=timedelta(microseconds=1_200)))
+    assert error.data == {"reason": "limit", "limit": "creates", "retryAfterMs": 2}
 
 
 @pytest.mark.parametrize(
@@ -162,3 +190,11 @@ def test_an_error_of_the_sdk_is_let_through() -> None:
     with pytest.raises(type(theirs)) as raised, discreet("tasks/get"):
         raise theirs
     assert raised.value is theirs
+
+
+@pytest.mark.parametrize("ours", [RpcError(INVALID_PARAMS, "no"), UnknownTask("x")], ids=["refusal", "error"])
+def test_what_we_mean_to_say_is_let_through(ours: Exception, caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(type(ours)) as raised, discreet("tasks/get"):
+        raise ours
+    assert raised.value is ours
+    assert caplog.messages == []

@@ -15,6 +15,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
+from harness.waiting import eventually
 from mcp_tasks import Limits
 from mcp_tasks.core.limits import KIB
 from mcp_tasks.core.measure import check_json, is_deeper
@@ -65,6 +66,14 @@ def test_a_pace_below_one_a_second_lets_one_through_first() -> None:
     pace = Pace(0.5, clock)
     assert pace.take("a") == (0.0, True)
     assert pace.take("a") == (pytest.approx(2.0), False)
+
+
+def test_who_has_not_asked_for_long_has_saved_up_nothing() -> None:
+    clock = Ticking()
+    pace = Pace(2, clock)
+    assert pace.take("a") == (0.0, True)
+    clock.now += 3_600
+    assert [pace.take("a")[1] for _ in range(3)] == [True, True, False]
 
 
 def test_with_patience_one_too_many_waits_and_what_waits_is_bounded() -> None:
@@ -213,6 +222,54 @@ def test_a_stream_that_is_closed_twice_makes_room_once() -> None:
     limiting.open_stream("me")
     with pytest.raises(LimitExceeded):
         limiting.open_stream("me")
+
+
+@pytest.mark.parametrize(("verb", "limit"), [("request", "owner_requests"), ("poll", "task_polls")])
+async def test_who_asks_too_often_is_slowed_first_and_then_refused(verb: str, limit: str) -> None:
+    limiting = Limiting(Limits(owner_requests=1_000, task_polls=1_000), Ticking())
+    ask = getattr(limiting, verb)
+    asked = [asyncio.create_task(ask("me")) for _ in range(1_000 + MOST_HELD_BACK + 1)]
+    for _ in range(3):
+        await anyio.lowlevel.checkpoint()
+    assert all(task.done() for task in asked[:1_000])
+    assert not any(task.done() for task in asked[1_000:])
+    *ends, refused = await asyncio.gather(*asked, return_exceptions=True)
+    assert ends == [None] * len(ends)
+    assert isinstance(refused, LimitExceeded)
+    assert (refused.limit, "nothing was done" in str(refused)) == (limit, True)
+    await asyncio.wait_for(ask("another"), 10)
+
+
+async def test_a_request_that_is_handed_to_another_door_does_not_count() -> None:
+    limiting = Limiting(Limits(owner_requests=0.001), Ticking(), free="me")
+    with anyio.fail_after(10):
+        for owner in ("ada", "ada", "me", None):
+            await limiting.request(owner)
+            limiting.not_asked(owner)
+
+
+async def test_without_a_limit_any_number_of_polls_is_let_through() -> None:
+    limiting = Limiting(Limits(task_polls=None), Ticking())
+    assert not limiting.counts_polls
+    with anyio.fail_after(10):
+        for _ in range(1_000):
+            await limiting.poll("task")
+
+
+def test_a_stream_names_as_many_tasks_as_it_may_and_no_more() -> None:
+    limiting = Limiting(Limits(stream_tasks=3))
+    limiting.check_stream(3)
+    with pytest.raises(LimitExceeded, match="may name 3 tasks, and this one names 4") as refused:
+        limiting.check_stream(4)
+    assert refused.value.limit == "stream_tasks"
+
+
+def test_streams_of_nobody_in_particular_are_not_counted() -> None:
+    limiting = Limiting(Limits(owner_streams=1))
+    closes = [limiting.open_stream(None) for _ in range(5)]
+    for close in closes:
+        close()
+    limiting.open_stream("me")
 
 
 async def test_beyond_so_many_refusals_that_are_held_back_the_next_comes_at_once() -> None:
@@ -380,26 +437,20 @@ async def test_an_owner_has_a_quarter_of_the_slots_while_others_wait_and_all_whi
 
     for number in range(20):
         await submit(f"a{number}")
-    await _until(lambda: len(running) == 8)
+    await eventually(lambda: len(running) == 8)
     for number in range(6):
         await submit(f"b{number}")
     for number in range(6):
         gates[f"a{number}"].set()
-    await _until(lambda: len(running) == 14)
+    await eventually(lambda: len(running) == 14)
     # Up to its own share at once, and then by turns: no slot is left free.
     assert running[8:10] == ["b0", "b1"]
     assert len([task_id for task_id in running[8:] if task_id.startswith("b")]) >= 4
     # Nobody else waits any more: all slots are there for whoever is in line.
     for gate in gates.values():
         gate.set()
-    await _until(lambda: len(running) == 26)
+    await eventually(lambda: len(running) == 26)
     await engine.stop(timedelta(seconds=1))
-
-
-async def _until(condition: Any) -> None:
-    with anyio.fail_after(30):
-        while not condition():  # noqa: ASYNC110
-            await anyio.sleep(0.001)
 
 
 # Ages

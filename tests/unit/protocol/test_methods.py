@@ -21,15 +21,21 @@ from mcp_types import (
 )
 
 from mcp_tasks.core import InputRequest, Outcome, TaskRecord, TaskRequest
+from mcp_tasks.core.limits import Limits
 from mcp_tasks.engines import LocalEngine
-from mcp_tasks.errors import TaskUnreadable
+from mcp_tasks.errors import StoreUnavailable, TaskUnreadable, UnknownTask, WiringError
 from mcp_tasks.protocol import Caller, Dialects, Listening, Message, ModernDialect, RpcError, TasksProtocol
 from mcp_tasks.protocol.errors import describe
+from mcp_tasks.protocol.limiting import Limiting
 from mcp_tasks.protocol.owners import Owners
-from mcp_tasks.runtime import Ending, Failure, Run, Success, TaskRuntime, ToolPolicy
+from mcp_tasks.protocol.texts import Texts
+from mcp_tasks.runtime import Ending, Failure, Observer, Run, Success, TaskRuntime, ToolPolicy
+from mcp_tasks.runtime.accesses import Refusal
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.testing import FakeClock
 from mcp_tasks.wire import EXTENSION_ID
+from mcp_tasks.wire.models import LIMIT_EXCEEDED
+from tests.unit.watching import Touched, Watching
 
 pytestmark = pytest.mark.anyio
 
@@ -51,9 +57,12 @@ class CountingStore(MemoryStore):
         self.looked_up: list[str] = []
         self.unreadable: set[str] = set()
         self.loses_outcomes = False
+        self.is_away = False
 
     async def get(self, task_id: str) -> TaskRecord | None:
         self.looked_up.append(task_id)
+        if self.is_away:
+            raise StoreUnavailable("the disk is full")
         if task_id in self.unreadable:
             raise TaskUnreadable(task_id, "its row is damaged", owner="alice")
         return await super().get(task_id)
@@ -103,7 +112,7 @@ async def _tool(house: House, run: Run) -> Ending:
 
 
 @asynccontextmanager
-async def furnished() -> AsyncGenerator[House]:
+async def furnished(*observers: Observer) -> AsyncGenerator[House]:
     store = CountingStore()
 
     async def policy(method: str, name: str) -> ToolPolicy:
@@ -119,6 +128,7 @@ async def furnished() -> AsyncGenerator[House]:
         policy=policy,
         describe=describe,
         clock=FakeClock(),
+        observers=observers,
     )
     house = House(runtime, store)
     await runtime.start()
@@ -403,3 +413,126 @@ async def test_a_tool_that_must_be_a_task_is_refused_in_the_words_of_the_era(hou
     assert told == "Tool 'render' can only be called as a task: add params.task"
     # In a version that has no tasks there is nothing to add.
     assert "params.task" not in protocol.cannot_take(caller(protocol_version="2025-06-18"), "render").message
+
+
+async def test_a_call_that_became_a_task_is_answered_in_the_words_of_the_era(house: House) -> None:
+    protocol, task_id = house.protocol(), await house.create("wait")
+    assert protocol.speaks(MODERN)
+    assert not protocol.speaks("2025-11-25")
+    created = told(protocol.created(caller(), await protocol.find(caller(), task_id)))
+    assert (created["resultType"], created["taskId"]) == ("task", task_id)
+
+
+async def test_a_task_is_found_for_its_owner_whatever_it_is_of(house: House) -> None:
+    request = TaskRequest(method="prompts/get", name="wait", arguments={}, protocol_version="2025-11-25")
+    task = await house.runtime.launch(request, owner="alice", retention=None)
+    protocol = house.protocol()
+    assert (await protocol.find(caller(), task.id)).id == task.id
+    with pytest.raises(RpcError):
+        await protocol.find(caller("bob"), task.id)
+    # To an era that cannot make such tasks they are not there.
+    for method in ("get", "cancel"):
+        with pytest.raises(RpcError) as refused:
+            await ask(protocol, method, caller(), task.id)
+        assert refused.value.code == INVALID_PARAMS
+
+
+# Polls that are answered with a text
+
+
+async def test_a_task_that_has_not_changed_is_told_with_the_text_of_before(house: House) -> None:
+    protocol, texts, task_id = house.protocol(), Texts({}), await house.create("ask")
+    await house.until(task_id, "input_required")
+    first = json.loads(await protocol.get_text(caller(), {"taskId": task_id}, texts))
+    house.store.looked_up.clear()
+    assert json.loads(await protocol.get_text(caller(), {"taskId": task_id}, texts)) == first
+    assert house.store.looked_up == [], "its version alone is read"
+    await protocol.cancel(caller(), {"taskId": task_id})
+    assert json.loads(await protocol.get_text(caller(), {"taskId": task_id}, texts))["status"] == "cancelled"
+    with pytest.raises(RpcError):
+        await protocol.get_text(caller("bob"), {"taskId": task_id}, texts)
+
+
+# Limits
+
+
+async def test_who_has_no_name_may_ask_for_one_task_so_often(house: House) -> None:
+    limiting = Limiting(Limits(task_polls=1), lambda: 0.0)
+    protocol = house.protocol(limiting=limiting)
+    mine, nobodys = await house.create("wait"), await house.create("wait", owner=None)
+    with anyio.fail_after(10):
+        for _ in range(5):
+            await protocol.get(caller(), {"taskId": mine})
+            await protocol.count_poll(await house.runtime.get(mine, owner="alice"))
+        await protocol.get(caller(None), {"taskId": nobodys})
+        await protocol.count_poll(await house.runtime.get(nobodys, owner=None))
+        with pytest.raises(RpcError, match="once a second") as refused:
+            await protocol.get(caller(None), {"taskId": nobodys})
+    assert refused.value.code == LIMIT_EXCEEDED
+
+
+async def test_a_request_that_is_handed_over_counts_at_the_other_door(house: House) -> None:
+    protocol = house.protocol(limiting=Limiting(Limits(owner_requests=0.001), lambda: 0.0))
+    unknown, undeclared = RpcError(INVALID_PARAMS, "no"), RpcError(METHOD_NOT_FOUND, "no")
+    with anyio.fail_after(10):
+        for _ in range(3):
+            assert await protocol.admit(caller()) == "alice"
+            protocol.hands_over(caller(), unknown)
+        # What was refused before it counted is not given back.
+        await protocol.admit(caller())
+        protocol.hands_over(caller(), undeclared)
+        with pytest.raises(RpcError, match="more often"):
+            await protocol.admit(caller())
+
+
+async def test_a_stream_that_could_not_be_opened_makes_room_for_another(house: House) -> None:
+    protocol = house.protocol(limiting=Limiting(Limits(owner_streams=1)))
+    task_id = await house.create("wait")
+    params = {"notifications": {"taskIds": [task_id]}}
+    house.store.is_away = True
+    with pytest.raises(RpcError, match="try again later"):
+        await protocol.listen(caller(), params)
+    house.store.is_away = False
+    listening = await protocol.listen(caller(), params)
+    with pytest.raises(RpcError) as refused:
+        await protocol.listen(caller(), params)
+    assert refused.value.code == LIMIT_EXCEEDED
+    listening.close()
+    await protocol.listen(caller(), params)
+
+
+# Who watches
+
+
+async def test_doors_tell_those_who_watch_of_what_they_serve_and_refuse_themselves() -> None:
+    watching = Watching()
+    async with furnished(watching) as house:
+        protocol, task_id = house.protocol(), await house.create("wait")
+        record = await house.runtime.get(task_id, owner="alice")
+        assert protocol.has_owner(caller())
+        assert not protocol.has_owner(caller(None))
+        protocol.saw(record, "tasks/result")
+        protocol.saw_list("alice", "tasks/list", 3)
+        protocol.refused(caller("bob"), "tasks/get", UnknownTask(task_id), task_id=task_id)
+        await house.runtime.observers.stop(timedelta(seconds=10))
+    assert [(told.method, told.owner, told.refused) for told in watching.told] == [
+        ("tasks/result", "alice", None),
+        ("tasks/list", "alice", None),
+        ("tasks/get", "bob", Refusal.UNKNOWN),
+    ]
+
+
+def test_a_refusal_while_nothing_runs_is_told_to_nobody() -> None:
+    def stopped() -> TaskRuntime:
+        raise WiringError("the server has stopped")
+
+    protocol = TasksProtocol(stopped, dialects=Dialects([ModernDialect()]), owners=Owners())
+    protocol.refused(caller(), "tasks/get", UnknownTask("x"))
+
+
+async def test_what_is_done_to_a_task_is_a_part_of_its_trace(house: House) -> None:
+    task_id = await house.create("wait")
+    house.runtime.tracing = touched = Touched()
+    for method in ("get", "update", "cancel"):
+        await ask(house.protocol(), method, caller(), task_id)
+    assert touched.ids == [task_id] * 3

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-import pytest
+import logging
 
-from mcp_tasks.core import TaskRecord
+import pytest
+from mcp_types import INVALID_PARAMS
+
+from mcp_tasks.core import InputBook
+from mcp_tasks.core.limits import Limits
 from mcp_tasks.errors import AnswerRefused
-from mcp_tasks.protocol.taking import take_answer
+from mcp_tasks.protocol.taking import misfit, take_answer
 from mcp_tasks.runtime import Ending, Run
 from mcp_tasks.testing import make_record
-from tests.unit.running import launch, ok, question, running, until_asking, until_final
+from tests.unit.running import FailingStore, launch, ok, question, running, until_asking, until_final
 
 pytestmark = pytest.mark.anyio
 
@@ -31,8 +35,32 @@ async def test_an_answer_that_cannot_be_stored_reaches_the_tool_as_a_refusal(cap
     assert "cannot be stored" in caplog.text
 
 
-async def test_an_answer_to_a_task_that_is_gone_comes_to_nothing() -> None:
-    gone: TaskRecord = make_record()
+async def test_an_answer_to_a_task_that_is_gone_comes_to_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "mcp_tasks.protocol.taking")
+    gone = make_record(inputs=InputBook().ask({"q": question("Sure?")}))
     async with running(asking) as runtime:
-        await take_answer(lambda: runtime, gone, "elicitation-1", {"action": "decline"})
+        await take_answer(lambda: runtime, gone, "q", {"action": "decline"})
         assert await runtime.store.get(gone.id) is None
+    assert "came to nothing" in caplog.text
+
+
+async def test_an_answer_waits_for_a_store_that_is_away(caplog: pytest.LogCaptureFixture) -> None:
+    store = FailingStore()
+    async with running(asking, store=store) as runtime:
+        task = await until_asking(runtime, await launch(runtime))
+        store.refuse_save(lambda record: True, times=1)
+        await take_answer(lambda: runtime, task, "elicitation-1", {"action": "decline"})
+        ended = await until_final(runtime, task)
+    assert ended.result == {"value": {"action": "decline"}}
+    assert "is not stored yet" in caplog.text
+
+
+def test_what_is_wrong_with_an_answer_is_for_its_tool_to_see() -> None:
+    record = make_record(inputs=InputBook().ask({"q": question("Sure?")}))
+    assert misfit(record, "q", {"action": "decline"}, Limits()) is None
+    wrong = misfit(record, "q", {"action": "perhaps"}, Limits())
+    assert wrong is not None
+    assert (wrong.code, "does not fit" in wrong.message) == (INVALID_PARAMS, True)
+    large = misfit(record, "q", {"action": "decline", "_meta": {"a": "x" * 100}}, Limits(answer_bytes=50))
+    assert large is not None
+    assert (large.code, "50" in large.message) == (INVALID_PARAMS, True)

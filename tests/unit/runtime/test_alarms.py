@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 from datetime import datetime, timedelta
 
-import anyio
 import pytest
 
-from mcp_tasks.runtime.alarms import LOOK_AGAIN, Alarms, Bell
+from mcp_tasks.runtime.alarms import FOREVER, LOOK_AGAIN, Alarms, Bell, later
 from mcp_tasks.testing import FakeClock
 from mcp_tasks.testing.clock import NOON
 from tests.unit.running import settle
-from tests.unit.virtual_time import VirtualTimeLoop
+from tests.unit.virtual_time import SIMULATED, time_passes
 
 pytestmark = pytest.mark.anyio
 
@@ -22,14 +21,14 @@ HOUR = timedelta(hours=1)
 @pytest.fixture(scope="module")
 def anyio_backend() -> tuple[str, dict[str, object]]:
     """No test here waits for the time it is about."""
-    return "asyncio", {"loop_factory": VirtualTimeLoop}
+    return SIMULATED
 
 
 @pytest.mark.parametrize("until", [None, NOON + HOUR], ids=["for good", "an hour"])
 async def test_a_bell_that_is_rung_ends_the_wait(until: datetime | None) -> None:
     alarms, bell = Alarms(FakeClock()), Bell()
     waiting = asyncio.create_task(alarms.wait(bell, until))
-    await anyio.sleep(100 * LOOK_AGAIN)
+    await time_passes(100 * LOOK_AGAIN)
     assert not waiting.done()
     bell.ring()
     await settle()
@@ -51,10 +50,10 @@ async def test_an_instant_is_waited_for_on_the_clock_and_not_on_the_event_loop()
     clock = FakeClock()
     alarms = Alarms(clock)
     waiting = asyncio.create_task(alarms.wait(Bell(), NOON + timedelta(seconds=10)))
-    await anyio.sleep(100 * LOOK_AGAIN)
+    await time_passes(100 * LOOK_AGAIN)
     assert not waiting.done(), "the clock stood still"
     clock.advance(HOUR)
-    await anyio.sleep(2 * LOOK_AGAIN)
+    await time_passes(2 * LOOK_AGAIN)
     assert waiting.result() is False
 
 
@@ -97,3 +96,8 @@ async def test_a_wait_that_is_given_up_leaves_nothing_behind() -> None:
     alarms.stir()
     assert waiting.cancelled()
     assert await alarms.wait(bell, None) is True
+
+
+@pytest.mark.parametrize(("duration", "instant"), [(HOUR, NOON + HOUR), (timedelta.max, FOREVER)])
+def test_a_time_that_no_calendar_reaches_is_the_last_one_there_is(duration: timedelta, instant: datetime) -> None:
+    assert later(NOON, duration) == instant

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import AsyncGenerator, Awaitable, Callable
+import types
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import asynccontextmanager
 from typing import Any, TypeAlias
 
@@ -150,8 +151,31 @@ async def _asks_deep_inside_beside_work(run: Run) -> None:
         group.start_soon(_asks_and_works, run)
 
 
+async def _works_in_a_generator(run: Run) -> None:
+    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @types.coroutine
+    def waits() -> Generator[Any, Any, None]:
+        yield from future
+
+    async def ends_it() -> None:
+        await run.elsewhere.wait()
+        future.set_result(None)
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(ends_it())
+        await waits()
+
+
+async def _takes_turns(run: Run) -> None:
+    while not run.elsewhere.is_set():  # noqa: ASYNC110 - this is what it is about
+        await asyncio.sleep(0)
+
+
 AT_WORK = (
     _works,
+    _works_in_a_generator,
+    _takes_turns,
     _asks_and_works,
     _asks_beside_a_task_left_running,
     _waits_with_a_time_limit,
@@ -271,3 +295,21 @@ async def test_asyncio_tasks_are_found_by_the_run_that_they_belong_to() -> None:
         found = tasks_by_value(mark)
         assert {run: len(tasks) for run, tasks in found.items()} == {one: 3, other: 1}
         assert all(context_of(task) is not None for task in asyncio.all_tasks())
+
+
+async def test_a_branch_is_at_work_until_it_ends_or_waits_for_us() -> None:
+    async def tool(run: Run) -> None:
+        async def works_then_asks() -> None:
+            await run.work()
+            await run.ask()
+
+        await asyncio.gather(works_then_asks(), run.work())
+
+    async with at_work(tool) as run:
+        branches = [task for task in tasks_by_value(mark)[run] if task is not run.branches.own]
+        waiting = [asyncio.create_task(run.branches.until_not_at_work(branch)) for branch in branches]
+        await settle()
+        assert [each.done() for each in waiting] == [False, False]
+        run.elsewhere.set()
+        await settle()
+        assert [each.done() for each in waiting] == [True, True]

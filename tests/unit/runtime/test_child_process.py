@@ -184,3 +184,16 @@ async def test_a_process_that_hands_its_tasks_over_takes_the_commands_with_it(tm
         await launch(runtime)
         pids = await pids_of_family(tmp_path)
     assert await all_gone(pids)
+
+
+async def test_a_command_that_ends_when_it_is_told_leaves_nobody_to_be_killed(tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+    script = "import sys, time; open(sys.argv[1], 'w').close(); time.sleep(60)"
+    calling = asyncio.ensure_future(TaskContext().run_process([*PYTHON, script, str(ready)]))
+    with anyio.fail_after(10):
+        while not ready.exists():  # noqa: ASYNC110 - another process makes the file
+            await anyio.sleep(0.01)
+    calling.cancel()
+    with anyio.fail_after(10):
+        await asyncio.wait({calling})
+    assert calling.cancelled()

@@ -45,3 +45,13 @@ async def test_what_is_no_question_or_no_time_limit_is_refused() -> None:
     seconds: Any = 60
     with pytest.raises(UsageError, match="timeout must be a timedelta"):
         await current_task().ask(reply(), timeout=seconds)
+
+
+async def test_outside_a_task_a_question_without_a_time_limit_is_waited_for() -> None:
+    assert await current_task().ask(reply(), key="sure") == "yes"
+
+
+@pytest.mark.parametrize("name", ["", None, 7])
+async def test_what_cannot_be_the_name_of_a_step_is_refused_before_it_is_done(name: Any) -> None:
+    with pytest.raises(UsageError, match="a step's name must be a non-empty string"):
+        await current_task().step(name, reply)

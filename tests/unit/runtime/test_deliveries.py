@@ -13,10 +13,10 @@ import pytest
 
 from mcp_tasks.errors import ReplayMismatch
 from mcp_tasks.runtime.branches import Branches
-from mcp_tasks.runtime.deliveries import PATIENCE, Deliveries
+from mcp_tasks.runtime.deliveries import PATIENCE, SETTLE, Deliveries
 from mcp_tasks.runtime.replay import BRANCH, ResultId
 from tests.unit.running import settle
-from tests.unit.virtual_time import VirtualTimeLoop
+from tests.unit.virtual_time import SIMULATED, time_passes
 
 pytestmark = pytest.mark.anyio
 
@@ -26,7 +26,7 @@ mark: contextvars.ContextVar[Any] = contextvars.ContextVar("mark", default=None)
 @pytest.fixture(scope="module")
 def anyio_backend() -> tuple[str, dict[str, object]]:
     """No test here waits for the time it is about."""
-    return "asyncio", {"loop_factory": VirtualTimeLoop}
+    return SIMULATED
 
 
 class Run:
@@ -134,7 +134,7 @@ async def test_a_branch_that_is_busy_elsewhere_is_waited_for() -> None:
     run = Run(["a"], in_branches=True)
 
     async def busy() -> None:
-        await anyio.sleep(PATIENCE / 2)
+        await time_passes(PATIENCE / 2)
         await run.get("a")
 
     assert await run.to_the_end(lambda: asyncio.gather(run.begin("b"), busy())) == ["a", "new b"]
@@ -144,7 +144,7 @@ async def test_a_branch_that_is_busy_for_too_long_is_not_waited_for_for_ever() -
     run = Run(["a"], in_branches=True)
 
     async def busy() -> None:
-        await anyio.sleep(10 * PATIENCE)
+        await time_passes(10 * PATIENCE)
         await run.get("a")
 
     assert await run.to_the_end(lambda: asyncio.gather(run.begin("b"), busy())) == ["new b", "a"]
@@ -154,7 +154,7 @@ async def test_a_branch_that_is_busy_for_too_long_is_not_waited_for_for_ever() -
 async def test_a_tool_that_begins_something_new_without_what_was_recorded_is_refused() -> None:
     run = Run(["charge"])
     async with run.running(lambda: run.begin("refund")) as own:
-        await anyio.sleep(2 * PATIENCE)
+        await time_passes(2 * PATIENCE)
         assert not own.done(), "it goes no further"
     assert run.log == []
     (mismatch,) = run.refused
@@ -164,7 +164,7 @@ async def test_a_tool_that_begins_something_new_without_what_was_recorded_is_ref
 async def test_a_tool_that_does_not_come_to_a_timer_that_it_had_begun_is_refused() -> None:
     run = Run(begun=["review"])
     async with run.running(lambda: run.begin("refund")):
-        await anyio.sleep(2 * PATIENCE)
+        await time_passes(2 * PATIENCE)
     assert [str(mismatch).count("timer 'review'") for mismatch in run.refused] == [1]
 
 
@@ -239,3 +239,43 @@ async def test_what_follows_from_a_new_result_happens_before_the_next_is_recorde
 
     log = await run.to_the_end(lambda: asyncio.gather(record("a"), record("b")))
     assert log == ["a", "after a", "b", "after b"]
+
+
+async def test_a_branch_that_comes_back_to_wait_is_not_waited_for_any_longer() -> None:
+    run = Run(["first", "second", "third"])
+    loop = asyncio.get_running_loop()
+
+    async def works_and_comes_back() -> None:
+        await run.get("first")
+        await anyio.sleep(PATIENCE / 10)  # sleep: the time is simulated
+        await run.get("third")
+
+    began = loop.time()
+    assert await run.to_the_end(lambda: asyncio.gather(works_and_comes_back(), run.get("second"))) == [
+        "first",
+        "second",
+        "third",
+    ]
+    assert loop.time() - began < PATIENCE
+
+
+@pytest.mark.parametrize("turns", range(1, SETTLE + 10))
+async def test_a_branch_may_be_cancelled_at_any_moment_of_a_hand_over(turns: int) -> None:
+    """Whoever hands over comes to it before or after the branch itself has noticed."""
+    run = Run(["first", "second"], in_branches=True)
+
+    async def cancelled_meanwhile() -> None:
+        branch = asyncio.create_task(run.get("second"))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        # By a timer, whose turn is after that of all who only gave way.
+        asyncio.get_running_loop().call_later(0, branch.cancel)
+        await asyncio.wait({branch})
+
+    async def tool() -> None:
+        await asyncio.gather(run.get("first"), cancelled_meanwhile())
+        await run.begin("last")
+
+    learned = await run.to_the_end(tool)
+    assert [name for name in learned if name != "second"] == ["first", "new last"]
+    assert run.refused == []

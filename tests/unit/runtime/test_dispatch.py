@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from datetime import timedelta
@@ -13,13 +13,14 @@ import anyio
 import pytest
 
 from mcp_tasks.core import TaskRecord, TaskRequest, TaskStatus
-from mcp_tasks.engines import LocalEngine, Serves
-from mcp_tasks.errors import InvalidOption
-from mcp_tasks.runtime import Ending, Run, Settings, TaskRuntime, ToolPolicy
+from mcp_tasks.core.statement import Statement
+from mcp_tasks.engines import LocalEngine, RemoteEngine, Route, Serves
+from mcp_tasks.errors import InvalidOption, StoreUnavailable
+from mcp_tasks.runtime import Ending, Run, Settings, TaskRuntime, ToolPolicy, dispatch
 from mcp_tasks.server.options import TaskOptions
 from mcp_tasks.stores import MemoryStore
-from mcp_tasks.stores.shares import Share
-from tests.unit.carrying import Broker, carrying_engine
+from mcp_tasks.stores.shares import Handing, Ready, Share
+from tests.unit.carrying import Broker, BrokerCarrier, carrying_engine
 from tests.unit.running import (
     LIMIT,
     RERUN,
@@ -318,3 +319,107 @@ def test_a_worker_takes_a_tool_from_its_own_queue_and_from_those_that_no_tool_ha
         ("old", "count"),
         ("old", "render"),
     ]
+
+
+# Handing out
+
+
+async def at_once(run: Run) -> Ending:
+    return ok()
+
+
+class JobEngine(RemoteEngine):
+    """One whose jobs are rows of a database."""
+
+    def job(self, task_id: str, *, route: Route, namespace: str) -> Statement:
+        return Statement(place="here", text="INSERT", values={"task": task_id})
+
+
+class JobStore(MemoryStore):
+    """One that keeps such rows beside its tasks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.jobs: list[Statement] = []
+
+    async def create(
+        self, record: TaskRecord, request: TaskRequest, *, handing: Handing | None = None, **options: Any
+    ) -> TaskRecord:
+        created = await super().create(record, request, handing=handing, **options)
+        if handing is not None and handing.job is not None and handing.handed:
+            self.jobs.append(handing.job)
+            handing.carried = True
+        return created
+
+
+async def test_a_task_whose_job_is_written_with_it_is_not_submitted_as_well() -> None:
+    store, broker = JobStore(), Broker()
+    async with running(at_once, store=store, engine=JobEngine(BrokerCarrier(broker)), runs_tools=False) as runtime:
+        task = await launch(runtime)
+    assert [job.values for job in store.jobs] == [{"task": task.id}]
+    assert broker.submitted == {}
+
+
+class UnreliableStore(MemoryStore):
+    """Fails, as long as it is told to, when it is looked at or asked for queued tasks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.failure: Exception | None = None
+
+    async def get(self, task_id: str) -> TaskRecord | None:
+        if self.failure is not None:
+            raise self.failure
+        return await super().get(task_id)
+
+    async def hand_out(self, namespace: str, share: Share, **options: Any) -> Sequence[Ready]:
+        if self.failure is not None:
+            raise self.failure
+        return await super().hand_out(namespace, share, **options)
+
+
+async def until_submitted(broker: Broker, task: TaskRecord, times: int) -> None:
+    with anyio.fail_after(LIMIT):
+        while broker.submitted[task.id] < times:  # noqa: ASYNC110 - the broker tells nobody
+            await anyio.sleep(0.001)
+
+
+@pytest.mark.parametrize("failure", [StoreUnavailable("the disk is full"), RuntimeError("a defect")], ids=repr)
+async def test_when_handing_out_fails_it_is_said_and_the_next_time_succeeds(
+    failure: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    store, broker = UnreliableStore(), Broker(copies=0)
+    async with running(at_once, store=store, engine=carrying_engine(broker), runs_tools=False) as runtime:
+        task = await launch(runtime)
+        await store.hand_back(task.id)
+        store.failure = failure
+        runtime.dispatch.look()
+        with anyio.fail_after(LIMIT):
+            while "queued tasks could not be handed out" not in caplog.text:  # noqa: ASYNC110 - only said
+                await anyio.sleep(0.001)
+        store.failure = None
+        runtime.dispatch.look()
+        await until_submitted(broker, task, 2)
+
+
+async def test_a_task_that_was_turned_away_is_handed_out_again() -> None:
+    store, broker = UnreliableStore(), Broker(copies=0)
+    async with running(at_once, store=store, engine=carrying_engine(broker), runs_tools=False) as runtime:
+        task = await launch(runtime)
+        store.failure = StoreUnavailable("the disk is full")
+        await runtime.dispatch.resubmit(task.id)
+        store.failure = None
+        assert broker.submitted == {task.id: 1}, "a sweep finds it"
+        await runtime.dispatch.resubmit(task.id)
+        await until_submitted(broker, task, 2)
+
+
+async def test_a_task_that_has_slept_and_finds_too_many_at_work_is_carried_again_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(dispatch, "TRY_AGAIN", timedelta(0))
+    broker = Broker(copies=0)
+    async with running(at_once, engine=carrying_engine(broker), runs_tools=False) as runtime:
+        task = await launch(runtime)
+        await runtime.dispatch.refused(replace(task, wake_at=runtime.now()))
+        await until_submitted(broker, task, 2)

@@ -11,7 +11,7 @@ from mcp_tasks.runtime import Ending, Run
 from mcp_tasks.runtime.draining import NOTE, Draining, draining_workers, set_draining
 from mcp_tasks.stores import MemoryStore
 from tests.unit.running import LIMIT, launch, make_runtime, ok, running, settle, until_final
-from tests.unit.virtual_time import VirtualTimeLoop
+from tests.unit.virtual_time import SIMULATED, time_passes
 
 pytestmark = pytest.mark.anyio
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.anyio
 @pytest.fixture(scope="module")
 def anyio_backend() -> tuple[str, dict[str, object]]:
     """No test here waits for the time between two looks."""
-    return "asyncio", {"loop_factory": VirtualTimeLoop}
+    return SIMULATED
 
 
 async def body(run: Run) -> Ending:
@@ -108,8 +108,8 @@ async def test_a_worker_that_cannot_look_says_so_and_looks_again(caplog: pytest.
     async with anyio.create_task_group() as group:
         group.start_soon(Draining(runtime).keep_looking)
         with anyio.fail_after(1_000 * LIMIT * 60):
-            while store.looks < 4:  # noqa: ASYNC110 - the time is simulated
-                await anyio.sleep(60)
+            while store.looks < 4:
+                await time_passes(60)
         group.cancel_scope.cancel()
     # A store that is away is reported by whoever needs it; a fault is not.
     assert [entry.levelname for entry in caplog.records if "to drain could not be looked up" in entry.message] == [

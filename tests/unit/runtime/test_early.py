@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import gc
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -15,14 +16,17 @@ import anyio
 import pytest
 
 from mcp_tasks.core import Progress, TaskRecord, TaskRequest, TaskStatus
+from mcp_tasks.core.actor import NOBODY
 from mcp_tasks.core.events import RunCompleted, RunStarted, TaskCreated
 from mcp_tasks.core.record import Outcome
 from mcp_tasks.engines import Engine, LocalEngine
 from mcp_tasks.errors import StoreUnavailable, UnknownTask, ValueNotStorable
 from mcp_tasks.runtime import Ending, Run, Success, TaskChange, TaskRuntime, ToolPolicy
 from mcp_tasks.runtime.context import current_task
-from mcp_tasks.runtime.early import MAX_KNOWN, EarlyStart
+from mcp_tasks.runtime.early import MAX_KNOWN, EarlyStart, Unwritten
+from mcp_tasks.runtime.late_writes import Write
 from mcp_tasks.stores import MemoryStore
+from mcp_tasks.testing import make_record
 from tests.unit.carrying import Broker, carrying_engine
 from tests.unit.running import (
     CLIENT,
@@ -53,6 +57,7 @@ class SlowStore(MemoryStore):
         self.may_create = anyio.Event()
         self.may_create.set()
         self.failure: Exception | None = None
+        self.forgets = False
 
     def hold(self) -> None:
         """Let no new task be written before `may_create`."""
@@ -65,6 +70,8 @@ class SlowStore(MemoryStore):
             raise self.failure
         created = await super().create(record, request, **options)
         self.written.append(f"created {record.status.value}")
+        if self.forgets:
+            await self.delete(created.id, expected=created.version, now=created.created_at)
         return created
 
     async def save(self, record: TaskRecord, **options: Any) -> None:
@@ -174,7 +181,7 @@ async def test_the_tool_finds_its_own_task_once_it_is_there() -> None:
 async def test_the_tool_can_cancel_its_own_task() -> None:
     async def body(run: Run) -> Ending:
         await runtime.cancel(await runtime.find(run.record.id), "enough", actor=CLIENT)
-        await anyio.sleep(LIMIT)
+        await anyio.sleep_forever()
         return ok()
 
     work = Work(body)
@@ -188,7 +195,7 @@ async def test_a_tool_that_looks_for_its_own_task_is_not_kept_if_that_cannot_be_
     async def body(run: Run) -> Ending:
         with pytest.raises(UnknownTask):
             await runtime.find(run.record.id)
-        await anyio.sleep(LIMIT)
+        await anyio.sleep_forever()
         return ok()
 
     work = Work(body)
@@ -492,7 +499,7 @@ async def test_an_outcome_that_the_store_does_not_take_fails_the_task_and_says_s
 async def test_a_run_that_is_stopped_before_its_task_is_written_leaves_it_to_the_queue() -> None:
     async def body(run: Run) -> Ending:
         run.stop()
-        await anyio.sleep(LIMIT)
+        await anyio.sleep_forever()
         return ok()
 
     work = Work(body)
@@ -528,6 +535,22 @@ async def test_a_run_that_is_stopped_while_its_task_is_being_written_leaves_that
             await runtime.janitor.take_up()
             runtime.lease.is_valid = True
         assert (await until_final(runtime, task)).attempt == 2
+
+
+async def test_a_task_that_is_gone_as_soon_as_it_was_written_is_not_run_again() -> None:
+    work = Work(lambda run: _return_after(run, 10_000))
+    async with known(work) as (runtime, store), asyncio.TaskGroup() as group:
+        store.hold()
+        starting = group.create_task(start(runtime))
+        await settle()
+        for run in runtime.runs():
+            run.stop()
+        store.forgets = True
+        store.may_create.set()
+        task = await starting
+        await settle()
+        assert await store.get(task.id) is None
+        assert (runtime.runs(), work.begun) == ([], 2)
 
 
 async def test_a_lease_that_is_lost_in_that_moment_leaves_the_task_to_the_queue() -> None:
@@ -602,5 +625,87 @@ async def _return_after(run: Run, turns: int) -> Ending:
 
 
 async def _return_after_milliseconds(run: Run) -> Ending:
-    await asyncio.sleep(0.005)
+    await asyncio.sleep(0.005)  # sleep: a tool that is not quick
     return ok()
+
+
+# A task that is not written yet
+
+REQUEST = TaskRequest(name="tool", arguments={})
+STARTED = RunStarted(worker="here")
+ENDING = Write(events=[RunCompleted(attempt=1)], actor=NOBODY, outcome=Outcome(body=b"{}"))
+
+
+class Insert:
+    """Writes a task when the test says so, and never with its ending."""
+
+    def __init__(self) -> None:
+        self.may_end = anyio.Event()
+
+    async def __call__(
+        self, record: TaskRecord, request: TaskRequest, started: RunStarted, /, *, ending: Write | None = None
+    ) -> TaskRecord:
+        await self.may_end.wait()
+        if ending is not None:
+            raise ValueNotStorable("a value is too large")
+        return record
+
+
+def unwritten_task(insert: Insert) -> tuple[Unwritten, TaskRecord]:
+    record = make_record()
+    return Unwritten(record, REQUEST, STARTED, insert), record
+
+
+async def test_a_task_that_cannot_be_written_with_its_ending_is_written_for_those_who_have_none() -> None:
+    insert = Insert()
+    unwritten, record = unwritten_task(insert)
+    with_ending, without = (
+        asyncio.create_task(unwritten.write(ending, context=contextvars.copy_context())) for ending in (ENDING, None)
+    )
+    await settle()
+    insert.may_end.set()
+    await asyncio.wait({with_ending, without})
+    assert isinstance(with_ending.exception(), ValueNotStorable)
+    assert without.result() == unwritten.written.result() == record
+
+
+async def test_a_task_that_was_given_up_while_it_could_not_be_written_is_left_to_others() -> None:
+    insert = Insert()
+    unwritten, _ = unwritten_task(insert)
+    writing = asyncio.create_task(unwritten.write(ENDING, context=contextvars.copy_context()))
+    await settle()
+    unwritten.give_up()
+    insert.may_end.set()
+    await asyncio.wait({writing})
+    assert isinstance(writing.exception(), ValueNotStorable)
+    assert unwritten.written.result() is None
+    assert await unwritten.write(context=contextvars.copy_context()) is None
+
+
+def test_an_event_loop_that_is_closed_meanwhile_leaves_nobody_waiting() -> None:
+    async def begin_to_write() -> Unwritten:
+        unwritten, _ = unwritten_task(Insert())
+        with anyio.move_on_after(0):
+            await unwritten.write(context=contextvars.copy_context())
+        await settle()
+        assert not unwritten.written.done()
+        return unwritten
+
+    assert asyncio.run(begin_to_write()).written.cancelled()
+
+
+class NoSlot:
+    """A slot of an engine that starts nothing any more."""
+
+    def start(self, task_id: str) -> bool:
+        return False
+
+    def release(self) -> None: ...
+
+
+async def test_where_nothing_is_started_any_more_nothing_is_written_by_an_early_start() -> None:
+    insert = Insert()
+    async with running(Work(), policy=EARLY) as runtime:
+        record = make_record()
+        assert await runtime.early.start(NoSlot(), record, REQUEST, EARLY, insert) is None
+        assert not runtime.has(record.id)

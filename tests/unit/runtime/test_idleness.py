@@ -80,3 +80,12 @@ def test_of_more_tasks_than_can_be_remembered_each_is_submitted_some_time(patien
         clock.advance(SECOND)
     assert len(submitted) == 35
     assert max(submitted.values()) <= rounds / TURNS, "what cannot be remembered is not submitted all the time"
+
+
+def test_when_all_room_is_taken_the_one_that_was_submitted_first_is_forgotten_once_its_pause_is_over() -> None:
+    clock = Seconds()
+    idleness = Idleness(clock, limit=2)
+    assert [idleness.is_over(task, 1, NOW) for task in ("one", "two")] == [True, True]
+    clock.advance(SECOND)
+    assert idleness.is_over("three", 1, NOW)
+    assert len(idleness) == 2

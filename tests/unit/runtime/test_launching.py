@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import Any
 
 import anyio
 import pytest
 
 from mcp_tasks.core import InputRequest, JournalEntry, TaskRecord, TaskRequest, TaskStatus
+from mcp_tasks.core.limits import Limits
 from mcp_tasks.core.record import Outcome
-from mcp_tasks.errors import TaskExists, UnknownTask
+from mcp_tasks.errors import LimitExceeded, OwnerRequired, TaskExists, UnknownTask
 from mcp_tasks.runtime import AskedOnCall, Ending, Run, TaskRuntime, ToolPolicy
+from mcp_tasks.runtime.questions import ANNOUNCED_WITHIN
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.stores.shares import WorkLimits
 from tests.unit.running import (
@@ -26,6 +29,7 @@ from tests.unit.running import (
     until_asking,
     until_final,
 )
+from tests.unit.virtual_time import simulated, time_passes
 
 pytestmark = pytest.mark.anyio
 
@@ -220,24 +224,55 @@ async def asks_in_the_middle(run: Run) -> Ending:
     return ok(await run.ask(InputRequest(method="elicitation/create", params={"message": "Name?"})))
 
 
-async def test_a_question_that_nobody_can_answer_ends_its_task(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mcp_tasks.runtime.questions.ANNOUNCED_WITHIN", 0.05)
+@simulated
+async def test_a_question_that_nobody_can_answer_ends_its_task() -> None:
     policy = ToolPolicy(rerun=True, park_after=timedelta(0))
     async with running(asks_in_the_middle, policy=policy) as runtime:
-        ended = await until_final(runtime, await launch_unannounced(runtime))
+        ended = await until_final(runtime, await launch_unannounced(runtime), 2 * ANNOUNCED_WITHIN)
         assert ended.status is TaskStatus.FAILED
         assert "nobody can answer" in str(ended.status_message)
 
 
-async def test_a_task_that_is_announced_once_it_asks_waits_for_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mcp_tasks.runtime.questions.ANNOUNCED_WITHIN", 0.05)
-    policy = ToolPolicy(rerun=True, park_after=timedelta(0))
+@simulated
+@pytest.mark.parametrize("rerun", [True, False], ids=["parked", "in memory"])
+async def test_a_task_that_is_announced_once_it_asks_waits_for_its_answer(rerun: bool) -> None:
+    policy = ToolPolicy(rerun=rerun, park_after=timedelta(0))
     async with running(asks_in_the_middle, policy=policy) as runtime:
         task = await launch_unannounced(runtime)
         await until_asking(runtime, task)
+        await settle()
         await runtime.announce(task)
-        parked = await until(runtime, task, lambda record: record.worker is None)
-        await anyio.sleep(0.1)
-        assert parked.status is TaskStatus.INPUT_REQUIRED
+        await until(runtime, task, lambda record: (record.worker is None) == rerun)
+        await time_passes(2 * ANNOUNCED_WITHIN)
+        assert (await runtime.get(task.id, owner=None)).status is TaskStatus.INPUT_REQUIRED
         await answer(runtime, task, elicitation_1="Ada")
         assert (await until_final(runtime, task)).result == {"value": "Ada"}
+
+
+@pytest.mark.parametrize("owner", [None, ""])
+async def test_where_every_task_has_an_owner_none_is_made_without_one(owner: str | None) -> None:
+    async with running(asks_in_the_middle, requires_owner=True) as runtime:
+        with pytest.raises(OwnerRequired, match="'tool' has to have an owner"):
+            await runtime.launch(REQUEST, owner=owner, retention=None)
+        assert (await runtime.launch(REQUEST, owner="ann", retention=None)).owner == "ann"
+
+
+class KeyBlindStore(MemoryStore):
+    """Cannot find a task by its key without making one."""
+
+    id_under: Any = None
+
+
+@pytest.mark.parametrize("finds_keys", [True, False])
+async def test_who_comes_for_a_task_that_is_there_needs_no_room_for_one_where_the_store_finds_it(
+    finds_keys: bool,
+) -> None:
+    store = MemoryStore() if finds_keys else KeyBlindStore()
+    async with running(asks_in_the_middle, store=store, limits=Limits(open_tasks=1)) as runtime:
+        task = await runtime.launch(REQUEST, owner=None, retention=None, key="mine")
+        if finds_keys:
+            again = await runtime.launch(REQUEST, owner=None, retention=None, key="mine")
+            assert again.id == task.id
+        else:
+            with pytest.raises(LimitExceeded):
+                await runtime.launch(REQUEST, owner=None, retention=None, key="mine")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from datetime import timedelta
@@ -15,7 +16,7 @@ from mcp_tasks.errors import StoreUnavailable
 from mcp_tasks.runtime.lease import Lease, Watch, uptime
 from tests.unit.processes import dead_worker, other_process
 from tests.unit.running import Seconds
-from tests.unit.virtual_time import VirtualTimeLoop
+from tests.unit.virtual_time import SIMULATED, time_passes
 
 LEASE = timedelta(seconds=15)
 SECOND = timedelta(seconds=1)
@@ -24,7 +25,7 @@ SECOND = timedelta(seconds=1)
 @pytest.fixture(scope="module")
 def anyio_backend() -> tuple[str, dict[str, object]]:
     """No test here waits for the time it is about."""
-    return "asyncio", {"loop_factory": VirtualTimeLoop}
+    return SIMULATED
 
 
 # What is seen of the others
@@ -121,6 +122,16 @@ def test_uptime_does_not_go_back() -> None:
     assert 0 < uptime() <= uptime()
 
 
+@pytest.mark.parametrize("missing", [["CLOCK_BOOTTIME"], ["CLOCK_BOOTTIME", "CLOCK_MONOTONIC"]], ids=len)
+def test_uptime_is_told_by_the_best_clock_that_a_machine_has(
+    missing: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for clock in missing:
+        monkeypatch.delattr(time, clock, raising=False)
+    before = time.monotonic()
+    assert before <= uptime() <= time.monotonic()
+
+
 # One's own
 
 
@@ -137,6 +148,7 @@ class Process:
         self.cannot_take_up = 0
         self.takes_up_for = 0.0
         self.slept = 0.0
+        self.sleeps_in_a_beat = 0.0
         self.stopped_at: float | None = None
         self.began = asyncio.get_running_loop().time()
         self.lease = Lease(
@@ -154,16 +166,17 @@ class Process:
     async def _beat(self) -> None:
         while self.hangs:
             try:
-                await anyio.sleep(60)  # sleep: the time is simulated
+                await time_passes(60)
             except asyncio.CancelledError:
                 # As a driver that tells its server first, by a network that is cut.
                 if not self.clings:
                     raise
         if self.refuses is not None:
-            await anyio.sleep(self.fails_after)  # sleep: a store that takes its time to fail
+            await time_passes(self.fails_after)  # sleep: a store that takes its time to fail
             raise self.refuses
         self.beats.append(self.uptime())
         self.log.append("beat")
+        self.slept, self.sleeps_in_a_beat = self.slept + self.sleeps_in_a_beat, 0.0
 
     async def _look(self) -> None:
         if self.refuses is not None:
@@ -178,7 +191,7 @@ class Process:
         if self.cannot_take_up:
             self.cannot_take_up -= 1
             raise StoreUnavailable("the disk is full")
-        await anyio.sleep(self.takes_up_for)  # sleep: the time is simulated
+        await time_passes(self.takes_up_for)
         self.log.append("take up")
 
 
@@ -196,14 +209,14 @@ async def serving() -> AsyncGenerator[Process]:
 async def until(reached: Callable[[], bool]) -> None:
     """Return when that is so; looked at every tenth of a second of the time that is not waited for."""
     with anyio.fail_after(1_000):
-        while not reached():  # noqa: ASYNC110 - the time is simulated
-            await anyio.sleep(0.1)  # sleep: the time is simulated
+        while not reached():
+            await time_passes(0.1)
 
 
 @pytest.mark.anyio
 async def test_a_lease_is_renewed_several_times_in_its_length() -> None:
     async with serving() as process:
-        await anyio.sleep(10 * LEASE.total_seconds())  # sleep: the time is simulated
+        await time_passes(10 * LEASE.total_seconds())
         gaps = [later - earlier for earlier, later in zip(process.beats, process.beats[1:], strict=False)]
         assert max(gaps) <= LEASE.total_seconds() / 3
         assert set(process.log) == {"beat"}
@@ -212,11 +225,11 @@ async def test_a_lease_is_renewed_several_times_in_its_length() -> None:
 @pytest.mark.anyio
 async def test_a_store_that_is_away_for_less_than_two_thirds_of_the_lease_stops_nothing() -> None:
     async with serving() as process:
-        await anyio.sleep(LEASE.total_seconds())  # sleep: the time is simulated
+        await time_passes(LEASE.total_seconds())
         process.refuses = StoreUnavailable("the disk is full")
-        await anyio.sleep(LEASE.total_seconds() / 2)  # sleep: the time is simulated
+        await time_passes(LEASE.total_seconds() / 2)
         process.refuses = None
-        await anyio.sleep(LEASE.total_seconds())  # sleep: the time is simulated
+        await time_passes(LEASE.total_seconds())
         assert (process.lease.is_valid, set(process.log)) == (True, {"beat"})
 
 
@@ -224,7 +237,7 @@ async def test_a_store_that_is_away_for_less_than_two_thirds_of_the_lease_stops_
 @pytest.mark.anyio
 async def test_a_process_that_cannot_renew_stops_its_runs_before_its_lease_is_over(how: str) -> None:
     async with serving() as process:
-        await anyio.sleep(LEASE.total_seconds())  # sleep: the time is simulated
+        await time_passes(LEASE.total_seconds())
         process.hangs, process.clings = how in ("hangs", "clings"), how == "clings"
         process.refuses = {"refuses": StoreUnavailable("full"), "breaks": RuntimeError("a defect")}.get(how)
         await until(lambda: process.stopped_at is not None)
@@ -237,7 +250,7 @@ async def test_a_process_that_cannot_renew_stops_its_runs_before_its_lease_is_ov
 @pytest.mark.anyio
 async def test_however_slowly_a_store_fails_the_runs_stop_well_before_others_may_claim_them(fails_after: float) -> None:
     async with serving() as process:
-        await anyio.sleep(LEASE.total_seconds())  # sleep: the time is simulated
+        await time_passes(LEASE.total_seconds())
         process.fails_after, process.refuses = fails_after, StoreUnavailable("the network is cut")
         await until(lambda: process.stopped_at is not None)
         assert 2 / 3 <= process.silent_for() / LEASE.total_seconds() <= 5 / 6 + 0.01
@@ -266,18 +279,18 @@ async def test_a_process_that_has_stopped_its_runs_is_in_no_hurry_to_take_them_u
         # A store that many ask at once is slow, and there is more to be asked of it than a heartbeat.
         process.takes_up_for = LEASE.total_seconds() / 2
         await until(lambda: process.lease.is_valid)
-        await anyio.sleep(LEASE.total_seconds())  # sleep: the time is simulated
+        await time_passes(LEASE.total_seconds())
         assert process.log.count("stop") == 1
 
 
 @pytest.mark.anyio
 async def test_a_machine_that_slept_looks_before_it_renews_and_stops_nothing() -> None:
     async with serving() as process:
-        await anyio.sleep(LEASE.total_seconds())  # sleep: the time is simulated
+        await time_passes(LEASE.total_seconds())
         process.log.clear()
         process.slept += 3_600
         await until(lambda: "beat" in process.log)
-        await anyio.sleep(LEASE.total_seconds())  # sleep: the time is simulated
+        await time_passes(LEASE.total_seconds())
         assert process.log[:2] == ["look", "beat"]
         assert "stop" not in process.log
 
@@ -285,9 +298,27 @@ async def test_a_machine_that_slept_looks_before_it_renews_and_stops_nothing() -
 @pytest.mark.anyio
 async def test_a_machine_that_slept_and_finds_no_store_stops_its_runs_at_once() -> None:
     async with serving() as process:
-        await anyio.sleep(LEASE.total_seconds())  # sleep: the time is simulated
+        await time_passes(LEASE.total_seconds())
         woken = asyncio.get_running_loop().time()
         process.slept += 3_600
         process.hangs = True
         await until(lambda: process.stopped_at is not None)
         assert asyncio.get_running_loop().time() - woken < LEASE.total_seconds() / 2
+
+
+@pytest.mark.anyio
+async def test_a_machine_that_sleeps_while_it_renews_renews_again_and_stops_nothing() -> None:
+    async with serving() as process:
+        process.sleeps_in_a_beat = 3_600
+        await until(lambda: len(process.log) >= 2)
+        assert process.log[:3] == ["beat", "look", "beat"]
+        assert process.lease.is_valid
+
+
+@pytest.mark.anyio
+async def test_many_who_make_sure_at_once_have_the_store_looked_at_once() -> None:
+    process = Process()
+    process.slept += 3_600
+    await asyncio.gather(*(process.lease.make_sure() for _ in range(3)))
+    assert process.log.count("beat") == 1
+    assert process.lease.is_valid

@@ -18,7 +18,7 @@ from mcp_tasks.runtime.life import State
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.stores.shares import WorkLimits
 from tests.unit.running import CLIENT, ONCE, RERUN, launch, ok, running, settle, until, until_final
-from tests.unit.virtual_time import VirtualTimeLoop
+from tests.unit.virtual_time import SIMULATED, time_passes
 
 pytestmark = pytest.mark.anyio
 
@@ -31,7 +31,7 @@ LONG = 1_000.0
 @pytest.fixture(scope="module")
 def anyio_backend() -> tuple[str, dict[str, object]]:
     """No test here waits for the time it is about."""
-    return "asyncio", {"loop_factory": VirtualTimeLoop}
+    return SIMULATED
 
 
 class Net(MemoryStore):
@@ -122,7 +122,7 @@ async def test_a_process_that_is_cut_off_stops_its_runs_before_another_one_claim
     net, log = Net(), Log()
     async with process(log.body("one"), net) as one, process(log.body("other"), net) as other:
         task = await at_work(one)
-        await anyio.sleep(LEASE)
+        await time_passes(LEASE)
         net.cut.add(one.worker)
         taken = await until(other, task, lambda record: record.worker == other.worker, LONG)
         await settle()
@@ -136,8 +136,8 @@ async def test_a_process_that_is_back_in_time_releases_what_is_its_own_and_runs_
         task = await at_work(one)
         net.cut.add(one.worker)
         with anyio.fail_after(LONG):
-            while one.lease.is_valid:  # noqa: ASYNC110 - the time is simulated
-                await anyio.sleep(0.1)
+            while one.lease.is_valid:
+                await time_passes(0.1)
         net.cut.clear()
         again = await until(one, task, lambda record: record.attempt == 2, LONG)
         await settle()
@@ -150,7 +150,7 @@ async def test_a_process_that_is_back_in_time_ends_what_may_not_run_again() -> N
     async with process(log.body("one"), net, ONCE) as one:
         task = await at_work(one)
         net.down = True
-        await anyio.sleep(LEASE)
+        await time_passes(LEASE)
         net.down = False
         ended = await until_final(one, task, LONG)
         assert ended.error is not None
@@ -165,9 +165,9 @@ async def test_a_process_without_a_lease_claims_nothing_until_it_has_one_again()
 
     async with process(quick, net, ONCE) as one:
         net.cut.add(one.worker)
-        await anyio.sleep(LEASE)
+        await time_passes(LEASE)
         task = await one.launch(TaskRequest(name="tool", arguments={}), owner=None, retention=None)
-        await anyio.sleep(LEASE)
+        await time_passes(LEASE)
         assert (await one.get(task.id, owner=None)).attempt == 0
         net.cut.clear()
         # It never began, so it is not interrupted, whatever its tool says about running again.
@@ -180,9 +180,9 @@ async def test_a_short_outage_stops_nothing() -> None:
         task = await at_work(one)
         for _ in range(10):
             net.down = True
-            await anyio.sleep(LEASE / 2)
+            await time_passes(LEASE / 2)
             net.down = False
-            await anyio.sleep(LEASE / 2)
+            await time_passes(LEASE / 2)
         assert (await one.get(task.id, owner=None)).attempt == 1
         assert log.lines == ["one starts run 1"]
 
@@ -198,7 +198,7 @@ async def test_an_outcome_waits_for_the_store_longer_than_the_lease() -> None:
         task = await at_work(one)
         net.down = True
         worked.set()
-        await anyio.sleep(10 * LEASE)
+        await time_passes(10 * LEASE)
         net.down = False
         ended = await until_final(one, task, LONG)
         assert (ended.result, ended.attempt) == ({"value": "done"}, 1)
@@ -209,7 +209,7 @@ async def test_a_machine_that_slept_keeps_what_is_still_its_own() -> None:
     async with process(log.body("one"), net, ONCE, machine) as one:
         task = await at_work(one)
         machine.slept += 8 * 3_600
-        await anyio.sleep(LEASE)
+        await time_passes(LEASE)
         assert (await one.get(task.id, owner=None)).worker == one.worker
         assert log.lines == ["one starts run 1"]
 
@@ -221,7 +221,7 @@ async def test_a_machine_that_slept_stops_what_others_have_claimed_meanwhile() -
         machine.slept += 8 * 3_600
         await net.heartbeat("another", namespace="")
         await one.changes.change(lost, RunLost(attempt=lost.attempt), RunStarted(worker="another"), actor=CLIENT)
-        await anyio.sleep(LEASE / 2)
+        await time_passes(LEASE / 2)
         assert [(await one.get(task.id, owner=None)).worker for task in (lost, kept)] == ["another", one.worker]
         assert log.lines[2:] == ["one ends run 1, told to stop"]
 
@@ -237,7 +237,7 @@ async def test_two_machines_that_slept_together_take_nothing_from_each_other(gap
         tasks = await at_work(one), await at_work(other)
         for machine in machines:
             machine.slept += gap.total_seconds()
-        await anyio.sleep(3 * LEASE)
+        await time_passes(3 * LEASE)
         records = [await one.get(task.id, owner=None) for task in tasks]
         assert [record.worker for record in records] == [one.worker, other.worker]
         assert log.lines == ["one starts run 1", "other starts run 1"]

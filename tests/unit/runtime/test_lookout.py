@@ -5,7 +5,9 @@ In all of these a sweep comes once an hour. They begin when every process listen
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -14,16 +16,30 @@ from typing import Any
 import anyio
 import pytest
 
+from harness.waiting import eventually
 from mcp_tasks.core import Progress, TaskRecord, TaskRequest, TaskStatus
 from mcp_tasks.core.events import TaskCancelled
 from mcp_tasks.engines import LocalEngine, RemoteEngine
-from mcp_tasks.errors import StoreUnavailable, VersionConflict
-from mcp_tasks.runtime import Ending, Run, ToolPolicy
+from mcp_tasks.errors import StoreUnavailable, TaskUnreadable, VersionConflict
+from mcp_tasks.runtime import Ending, Run, TaskRuntime, ToolPolicy
 from mcp_tasks.stores import MemoryStore, Store
 from mcp_tasks.stores.base import Hint
+from mcp_tasks.stores.hints import LocalNotifier
 from mcp_tasks.stores.sqlite import SqliteStore
 from tests.unit.carrying import Broker, BrokerCarrier, carrying_engine
-from tests.unit.running import CLIENT, answer, launch, ok, question, running, settle, until, until_asking, until_final
+from tests.unit.running import (
+    CLIENT,
+    answer,
+    create,
+    launch,
+    ok,
+    question,
+    running,
+    settle,
+    until,
+    until_asking,
+    until_final,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -46,23 +62,37 @@ def new_store(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], St
 
 
 class CountingMemory(MemoryStore):
-    """Counts the records that were read."""
+    """Notes which records were read."""
 
-    reads = 0
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads: list[str] = []
 
     async def get(self, task_id: str) -> TaskRecord | None:
-        self.reads += 1
+        self.reads.append(task_id)
         return await super().get(task_id)
 
 
 class CountingFile(SqliteStore):
-    """Counts the records that were read."""
+    """Notes which records were read."""
 
-    reads = 0
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.reads: list[str] = []
 
     async def get(self, task_id: str) -> TaskRecord | None:
-        self.reads += 1
+        self.reads.append(task_id)
         return await super().get(task_id)
+
+
+async def until_heard(here: TaskRuntime, there: TaskRuntime) -> None:
+    """Return when one process has heard of all that another wrote so far, and has made of it what it does."""
+    last = await create(there)
+    with anyio.fail_after(5), here.hints.listen([last.id]) as hints:
+        # Hints come in order.
+        await there.cancel(last, "enough", actor=CLIENT)
+        await anext(aiter(hints))
+    await settle()
 
 
 async def at_once(run: Run) -> Ending:
@@ -149,28 +179,26 @@ async def test_a_busy_process_reads_nothing_because_of_hints(new_store: Callable
         with anyio.fail_after(5):
             while not busy.runs():  # noqa: ASYNC110 - nothing tells of a run
                 await anyio.sleep(0.01)
-        await anyio.sleep(A_FEW_LOOKS)
-        before = store.reads
-        for _ in range(20):
-            await launch(front)
-        await anyio.sleep(A_FEW_LOOKS)
-        assert store.reads == before
+        tasks = {(await launch(front)).id for _ in range(20)}
+        await until_heard(busy, front)
+        assert tasks.isdisjoint(store.reads)
 
 
 async def test_what_a_process_wrote_itself_it_does_not_look_at_again(new_store: Callable[[], Store]) -> None:
     store = new_store()
     assert isinstance(store, CountingMemory | CountingFile)
     engine = LocalEngine()
-    async with running(at_once, store=store, engine=engine) as runtime:
+    async with (
+        running(at_once, store=store, engine=engine) as runtime,
+        running(at_once, store=new_store(), runs_tools=False) as other,
+    ):
         for _ in range(20):
             task = await runtime.launch(REQUEST, owner=None, retention=None)
             await runtime.cancel(task, "enough", actor=CLIENT)
-        with anyio.fail_after(5):
-            while not engine.is_idle:  # noqa: ASYNC110 - nothing tells of the last one
-                await anyio.sleep(0.01)
-        before = store.reads
-        await anyio.sleep(A_FEW_LOOKS)
-        assert store.reads == before
+        await eventually(lambda: engine.is_idle)
+        before = len(store.reads)
+        await until_heard(runtime, other)
+        assert len(set(store.reads[before:])) <= 1, "only what the other process wrote"
 
 
 class LateFile(CountingFile):
@@ -178,19 +206,19 @@ class LateFile(CountingFile):
 
     async def create(self, record: TaskRecord, request: TaskRequest, **options: Any) -> TaskRecord:
         created = await super().create(record, request, **options)
-        await anyio.sleep(A_FEW_LOOKS)
+        await anyio.sleep(A_FEW_LOOKS)  # sleep: the time in which others see it
         return created
 
     async def save(self, record: TaskRecord, **options: Any) -> None:
         await super().save(record, **options)
-        await anyio.sleep(A_FEW_LOOKS)
+        await anyio.sleep(A_FEW_LOOKS)  # sleep: the time in which others see it
 
 
 async def test_what_a_process_is_writing_it_does_not_look_at_either(tmp_path: Path) -> None:
     store = LateFile(tmp_path / "tasks.db")
     async with running(at_once, store=store) as runtime:
         await settle()
-        before = store.reads
+        before = list(store.reads)
         await runtime.launch(REQUEST, owner=None, retention=None)
         with anyio.fail_after(5):
             while runtime.runs():  # noqa: ASYNC110 - nothing tells of the last one
@@ -214,11 +242,11 @@ async def test_a_task_of_another_server_is_left_alone(new_store: Callable[[], St
     engine = CountingEngine()
     async with (
         running(at_once, store=new_store(), runs_tools=False, namespace="other") as front,
-        running(at_once, store=new_store(), engine=engine),
+        running(at_once, store=new_store(), engine=engine) as here,
     ):
         await settle()
         task = await launch(front)
-        await anyio.sleep(A_FEW_LOOKS)
+        await until_heard(here, front)
         assert engine.submits == 0
         record = await front.store.get(task.id)
         assert record is not None
@@ -229,11 +257,11 @@ async def test_what_an_engine_carries_is_not_submitted_because_of_hints(new_stor
     broker = Broker(copies=0)
     async with (
         running(at_once, store=new_store(), engine=carrying_engine(broker), runs_tools=False) as front,
-        running(at_once, store=new_store(), engine=RoomyEngine(BrokerCarrier(broker))),
+        running(at_once, store=new_store(), engine=RoomyEngine(BrokerCarrier(broker))) as here,
     ):
         await settle()
         task = await front.launch(REQUEST, owner=None, retention=None)
-        await anyio.sleep(A_FEW_LOOKS)
+        await until_heard(here, front)
         assert broker.submitted == {task.id: 1}
 
 
@@ -347,3 +375,146 @@ async def test_a_run_hears_of_a_change_that_came_after_one_of_its_own_that_it_ha
             await settle()
             store.says_so.set()
             await stopped.wait()
+
+
+# What goes wrong
+
+
+class UnreliableStore(CountingMemory):
+    """Fails, as long as it is told to, when tasks are looked at."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.failure: Exception | None = None
+
+    async def get(self, task_id: str) -> TaskRecord | None:
+        if self.failure is not None:
+            raise self.failure
+        return await super().get(task_id)
+
+    async def versions(self, task_ids: Collection[str]) -> dict[str, int]:
+        if self.failure is not None:
+            raise self.failure
+        return await super().versions(task_ids)
+
+
+async def until_so(condition: Callable[[], bool]) -> None:
+    with anyio.fail_after(5):
+        while not condition():  # noqa: ASYNC110 - nothing tells of it
+            await anyio.sleep(0.001)
+
+
+async def until_it_runs(runtime: TaskRuntime) -> TaskRecord:
+    task = await runtime.launch(REQUEST, owner=None, retention=None)
+    await until_so(lambda: runtime.run_of(task.id) is not None)
+    await settle()
+    return task
+
+
+async def test_a_hint_of_what_a_run_knows_already_costs_no_look() -> None:
+    store = CountingMemory()
+    async with (
+        running(asking, store=store, look_interval=NEVER) as runtime,
+        running(asking, store=store, runs_tools=False) as other,
+    ):
+        task = await until_asking(runtime, await until_it_runs(runtime))
+        held = await other.host(task, "elicitation-1", "theirs", actor=CLIENT)
+        run = runtime.run_of(task.id)
+        assert run is not None
+        await until_so(lambda: run.record.version == held.version)
+        before = store.reads
+        await store.notifier().publish(Hint(held.id, held.version))
+        await settle()
+        assert store.reads == before
+
+
+@pytest.mark.parametrize("damaged", [False, True], ids=["gone", "cannot be read"])
+async def test_the_run_of_a_task_that_is_not_there_any_more_is_stopped(damaged: bool) -> None:
+    store = UnreliableStore()
+    async with running(never_ending, store=store, look_interval=NEVER) as runtime:
+        task = await until_it_runs(runtime)
+        if damaged:
+            store.failure = TaskUnreadable(task.id, "its row is damaged")
+        else:
+            await store.delete(task.id, expected=task.version, now=runtime.now())
+        await store.notifier().publish(Hint(task.id, task.version + 1))
+        await until_so(lambda: not runtime.runs())
+        store.failure = None
+
+
+async def test_whatever_goes_wrong_in_a_look_at_the_store_the_next_one_comes(caplog: pytest.LogCaptureFixture) -> None:
+    store = UnreliableStore()
+    async with running(never_ending, store=store, look_interval=timedelta(milliseconds=5)) as runtime:
+        task = await until_it_runs(runtime)
+        store.failure = RuntimeError("a defect")
+        await until_so(lambda: "could not be compared with the store" in caplog.text)
+        store.failure = None
+        await store.delete(task.id, expected=task.version, now=runtime.now())
+        await until_so(lambda: not runtime.runs())
+
+
+async def test_a_change_that_was_passed_over_and_cannot_be_looked_at_is_found_by_a_look(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.DEBUG, logger="mcp_tasks.runtime.lookout")
+    store = UnreliableStore()
+    async with running(never_ending, store=store, look_interval=NEVER) as runtime:
+        task = await until_it_runs(runtime)
+        await store.delete(task.id, expected=task.version, now=runtime.now())
+        store.failure = RuntimeError("a defect")
+        runtime.changes.unheard.put(Hint(task.id, task.version + 1))
+        await until_so(lambda: "could not hear of a change" in caplog.text)
+        assert runtime.runs()
+        store.failure = None
+        await runtime.lookout.look()
+        await until_so(lambda: not runtime.runs())
+
+
+async def test_a_task_that_another_queued_and_that_cannot_be_looked_at_is_found_by_a_sweep(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.DEBUG, logger="mcp_tasks.runtime.lookout")
+    store = UnreliableStore()
+    async with (
+        running(at_once, store=store, runs_tools=False) as front,
+        running(at_once, store=store) as runtime,
+    ):
+        await settle()
+        store.failure = StoreUnavailable("the disk is full")
+        task = await launch(front)
+        await until_so(lambda: "could not look at task" in caplog.text)
+        store.failure = None
+        await runtime.janitor.sweep()
+        assert (await until_final(runtime, task)).status is TaskStatus.COMPLETED
+
+
+class HangingUp(LocalNotifier):
+    """Ends the first time that somebody listens, without a word."""
+
+    listeners = 0
+
+    @asynccontextmanager
+    async def listen(self, *, origin: object = None) -> AsyncGenerator[AsyncIterator[Hint]]:
+        self.listeners += 1
+        if self.listeners == 1:
+            yield _no_hints()
+        else:
+            async with super().listen(origin=origin) as hints:
+                yield hints
+
+
+async def _no_hints() -> AsyncGenerator[Hint]:
+    for hint in ():
+        yield hint
+
+
+async def test_hints_that_end_are_listened_to_again(caplog: pytest.LogCaptureFixture) -> None:
+    notifier = HangingUp()
+
+    class HangingUpStore(MemoryStore):
+        def notifier(self) -> LocalNotifier:
+            return notifier
+
+    async with running(at_once, store=HangingUpStore()):
+        await until_so(lambda: notifier.listeners == 2)
+    assert "hints are not followed" not in caplog.text, "that was no failure"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import re
 import threading
@@ -13,6 +12,7 @@ from datetime import timedelta
 import anyio
 import pytest
 
+from harness.waiting import eventually
 from mcp_tasks.core import TaskRequest
 from mcp_tasks.runtime import AskedOnCall, Ending, Failure, Run, Success, TaskRuntime, ToolPolicy
 from mcp_tasks.stores import MemoryStore
@@ -168,10 +168,14 @@ async def test_a_log_level_that_is_changed_while_the_server_runs_counts(caplog: 
     caplog.set_level(logging.WARNING, logger="mcp_tasks.runtime.narration")
     async with running(at_once, look_interval=timedelta(milliseconds=5)) as runtime:
         await until_final(runtime, await launch(runtime))
+        assert lines(caplog) == []
         caplog.set_level(logging.INFO, logger="mcp_tasks.runtime.narration")
-        await asyncio.sleep(0.1)
-        await until_final(runtime, await launch(runtime))
-    assert lines(caplog)[0] == "was created"
+
+        async def another_is_told_of() -> bool:
+            await until_final(runtime, await launch(runtime))
+            return "was created" in lines(caplog)
+
+        await eventually(another_is_told_of)
 
 
 async def test_a_failure_that_is_not_the_tools_is_a_warning_with_its_reason(caplog: pytest.LogCaptureFixture) -> None:
@@ -197,3 +201,15 @@ async def test_a_result_that_is_an_error_is_said_to_be_one(caplog: pytest.LogCap
     async with running(wrong) as runtime:
         await until_final(runtime, await launch(runtime))
     assert lines(caplog)[-1].startswith("completed with an error of its tool (isError) after")
+
+
+async def test_a_run_that_is_given_up_when_its_process_stops_is_said_to_be_released(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def body(run: Run) -> Ending:
+        await anyio.sleep_forever()
+        return ok()
+
+    async with running(body, policy=RERUN) as runtime:
+        await until(runtime, await launch(runtime), lambda record: record.attempt == 1)
+    assert lines(caplog)[-1] == "was released: run 1 was given up, and it will run again"

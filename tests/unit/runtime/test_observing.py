@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from datetime import timedelta
 
 import anyio
 import pytest
 
+from harness.waiting import eventually
 from mcp_tasks.core import TaskRequest, TaskStatus
 from mcp_tasks.core.actor import Actor
 from mcp_tasks.core.events import (
@@ -32,7 +33,19 @@ from mcp_tasks.runtime.accesses import Refusal, TaskAccess
 from mcp_tasks.runtime.observing import Choosy, Observed, Observers, Wanted, Watcher
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.testing import FakeClock, make_record
-from tests.unit.running import CLIENT, RERUN, answer, launch, ok, question, running, until, until_asking, until_final
+from tests.unit.running import (
+    CLIENT,
+    RERUN,
+    answer,
+    launch,
+    ok,
+    question,
+    running,
+    settle,
+    until,
+    until_asking,
+    until_final,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -115,7 +128,7 @@ async def test_what_is_written_together_is_told_one_by_one() -> None:
 
     async def body(run: Run) -> Ending:
         await run.report(Progress(progress=1))
-        await anyio.sleep(0.01)
+        await settle()
         await run.report(Progress(progress=2))
         return ok()
 
@@ -283,6 +296,13 @@ async def test_an_observer_that_is_stuck_holds_up_no_other() -> None:
         go_on.set()
 
 
+async def until_seen(condition: Callable[[], bool]) -> None:
+    """Return when a thread of an observer has come so far."""
+    with anyio.fail_after(5):
+        while not condition():  # noqa: ASYNC110 - threads are waited for
+            await asyncio.sleep(0.005)
+
+
 async def test_a_process_that_is_abandoned_tells_nothing_more() -> None:
     seen = Seen()
     async with running(asking, observers=[seen]) as runtime:
@@ -333,10 +353,10 @@ async def test_an_observer_may_change_its_mind() -> None:
 
 
 async def test_with_nobody_who_wants_to_know_there_is_no_thread() -> None:
-    picky = Picky()
+    picky, before = Picky(), set(threading.enumerate())
     async with running(at_once, observers=[picky]) as runtime:
         await until_final(runtime, await launch(runtime))
-        assert "mcp-tasks-observers" not in {thread.name for thread in threading.enumerate()}
+        assert set(threading.enumerate()) <= before
     assert picky.changes == []
 
 
@@ -360,6 +380,7 @@ class Watching(Watcher):
     def __init__(self, *wanted: type[Wanted]) -> None:
         self.told: list[object] = []
         self.closed = False
+        self.begun = threading.Event()
         self.may_go_on = threading.Event()
         self.may_go_on.set()
         self._wanted = wanted
@@ -371,6 +392,7 @@ class Watching(Watcher):
         self.told.append(change)
 
     def access(self, access: TaskAccess) -> None:
+        self.begun.set()
         self.may_go_on.wait(10)
         self.told.append(access)
 
@@ -405,7 +427,7 @@ async def test_a_watcher_is_told_what_it_was_not_told_and_that_time_goes_by() ->
     watching.may_go_on.clear()
     for _ in range(5):
         observers.note(LOOK)
-    await anyio.sleep(0.1)
+    await eventually(lambda: observers.lost)
     watching.may_go_on.set()
     observers.ask()
     await observers.stop(HOUR)
@@ -416,3 +438,43 @@ async def test_a_watcher_is_told_what_it_was_not_told_and_that_time_goes_by() ->
 def test_nobody_wants_looks_unless_somebody_says_so() -> None:
     assert not Observers([Seen()]).want(TaskAccess)
     assert not Observers([Seen()]).want(Refusal)
+
+
+async def test_a_watcher_of_a_process_that_is_abandoned_is_not_told_what_waits_nor_closed() -> None:
+    watching, threads = Watching(TaskAccess), set(threading.enumerate())
+    observers = Observers([watching])
+    watching.may_go_on.clear()
+    for _ in range(3):
+        observers.note(LOOK)
+    await until_seen(watching.begun.is_set)
+    observers.abandon()
+    watching.may_go_on.set()
+    await until_seen(lambda: set(threading.enumerate()) <= threads)
+    assert (watching.told, watching.closed) == ([LOOK], False)
+
+
+async def test_a_watcher_that_is_too_slow_to_the_end_is_told_how_much_it_missed() -> None:
+    watching = Watching(TaskAccess)
+    observers = Observers([watching])
+    watching.may_go_on.clear()
+    for _ in range(3):
+        observers.note(LOOK)
+    await observers.stop(timedelta(milliseconds=20))
+    watching.may_go_on.set()
+    await until_seen(lambda: watching.closed)
+    assert watching.told == [LOOK, "lost 2"]
+
+
+async def test_nobody_is_told_of_a_change_that_nobody_wants() -> None:
+    picky, before = Picky(RunCompleted), set(threading.enumerate())
+    observers = Observers([picky])
+    observers.tell(_created(1))
+    await observers.stop(HOUR)
+    assert picky.changes == []
+    assert set(threading.enumerate()) <= before
+
+
+def test_a_change_of_no_task_is_none() -> None:
+    change = TaskChange(before=None, event=TaskCreated(), after=None, actor=CLIENT)
+    with pytest.raises(ValueError, match="a change is one of some task"):
+        _ = change.task

@@ -19,6 +19,7 @@ from mcp_tasks.runtime.draining import draining_workers
 from mcp_tasks.runtime.filtering import Wanted
 from mcp_tasks.runtime.observing import TaskChange
 from mcp_tasks.runtime.operator import Operator
+from mcp_tasks.stores import MemoryStore
 from mcp_tasks.stores.sqlite import SqliteStore
 
 pytestmark = pytest.mark.anyio
@@ -220,3 +221,45 @@ async def test_a_store_of_another_release_is_neither_opened_nor_upgraded(path: P
             raise AssertionError("it is not to be opened")
     with closing(sqlite3.connect(path)) as connection:
         assert connection.execute("PRAGMA user_version").fetchone() == (schema,)
+
+
+async def test_where_no_server_has_kept_tasks_there_is_nothing_to_operate_on(path: Path) -> None:
+    # The first look makes none either.
+    for _ in range(2):
+        with pytest.raises(UsageError, match="no server has kept tasks there yet"):
+            async with Operator(SqliteStore(path), name="ops").opened():
+                raise AssertionError("it was opened")
+
+
+async def test_a_store_that_cannot_tell_whose_tasks_it_has_says_so() -> None:
+    with pytest.raises(UsageError, match="name the namespace"):
+        await Operator(MemoryStore(), name="ops").namespaces()
+
+
+async def test_a_task_that_changed_since_it_was_looked_at_is_deleted_as_it_is_now(operator: Operator) -> None:
+    await fill(operator, record("one"))
+    ended = await operator.cancel(await operator.find("one"), "Enough")
+    await operator.delete(replace(ended, version=ended.version - 1))
+    with pytest.raises(UnknownTask):
+        await operator.find("one")
+
+
+async def test_a_task_that_is_gone_is_not_run_again(operator: Operator) -> None:
+    await fill(operator, record("one"))
+    ended = await operator.cancel(await operator.find("one"), "Enough")
+    await operator.delete(ended)
+    with pytest.raises(UnknownTask):
+        await operator.run_again(ended)
+
+
+async def test_of_a_task_that_cannot_be_read_there_is_nothing_to_show_when_it_is_deleted(
+    store: SqliteStore, path: Path
+) -> None:
+    changes: list[TaskChange] = []
+    async with Operator(store, name="ops", observers=[changes.append]).opened() as operator:
+        await fill(operator, record("bad"))
+        with closing(sqlite3.connect(path)) as connection:
+            connection.execute("UPDATE tasks SET state = 'nonsense'")
+            connection.commit()
+        await operator.delete_unreadable("bad")
+    assert changes == []

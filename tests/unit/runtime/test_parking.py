@@ -16,7 +16,7 @@ import pytest
 from mcp_tasks.runtime.parking import LOOK_AGAIN, TOGETHER, Parking
 from mcp_tasks.runtime.rest import WaitingRoom
 from tests.unit.running import settle
-from tests.unit.virtual_time import VirtualTimeLoop
+from tests.unit.virtual_time import SIMULATED, time_passes
 
 pytestmark = pytest.mark.anyio
 
@@ -26,7 +26,7 @@ mark: contextvars.ContextVar[Any] = contextvars.ContextVar("mark", default=None)
 @pytest.fixture(scope="module")
 def anyio_backend() -> tuple[str, dict[str, object]]:
     """No test here waits for the time it is about."""
-    return "asyncio", {"loop_factory": VirtualTimeLoop}
+    return SIMULATED
 
 
 class Waiting:
@@ -68,7 +68,7 @@ async def test_runs_are_parked_each_when_its_time_has_come() -> None:
         begun, runs = now(), {after: Waiting(place) for after in (30.0, 0.0, 5.0)}
         for after, run in runs.items():
             place.add(run, after)
-        await anyio.sleep(60)
+        await time_passes(60)
         assert {after: (run.parked_at or 0.0) - begun for after, run in runs.items()} == pytest.approx(
             {after: after for after in runs}
         )
@@ -78,10 +78,10 @@ async def test_a_run_that_does_not_wait_any_more_is_not_parked() -> None:
     async with parking() as place:
         run = Waiting(place)
         place.add(run, 30)
-        await anyio.sleep(29)
+        await time_passes(29)
         place.remove(run)
         place.remove(run)
-        await anyio.sleep(1_000)
+        await time_passes(1_000)
         assert (run.looks, run.parked_at) == (0, None)
 
 
@@ -89,7 +89,7 @@ async def test_a_run_that_would_rather_stay_is_left_alone() -> None:
     async with parking() as place:
         run = Waiting(place)
         place.add(run, inf)
-        await anyio.sleep(1_000)
+        await time_passes(1_000)
         await place.park_all()
         assert run.looks == 0
 
@@ -98,11 +98,11 @@ async def test_a_run_that_cannot_be_parked_is_looked_at_again_and_not_all_the_ti
     async with parking() as place:
         run = Waiting(place, able=False)
         place.add(run, 0)
-        await anyio.sleep(10.5 * LOOK_AGAIN)
+        await time_passes(10.5 * LOOK_AGAIN)
         assert 10 <= run.looks <= 11
         assert run.parked_at is None
         run.able = True
-        await anyio.sleep(LOOK_AGAIN)
+        await time_passes(LOOK_AGAIN)
         assert run.parked_at is not None
 
 

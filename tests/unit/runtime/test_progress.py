@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from datetime import timedelta
 
-import anyio
 import pytest
 
 from mcp_tasks.core import Progress
@@ -13,7 +12,7 @@ from mcp_tasks.core.text import LONGEST_MESSAGE
 from mcp_tasks.errors import StoreUnavailable
 from mcp_tasks.runtime.progress import ProgressThrottle
 from tests.unit.running import settle
-from tests.unit.virtual_time import VirtualTimeLoop
+from tests.unit.virtual_time import SIMULATED, time_passes
 
 pytestmark = pytest.mark.anyio
 
@@ -23,7 +22,7 @@ PAUSE = timedelta(seconds=1)
 @pytest.fixture(scope="module")
 def anyio_backend() -> tuple[str, dict[str, object]]:
     """No test here waits for the time it is about."""
-    return "asyncio", {"loop_factory": VirtualTimeLoop}
+    return SIMULATED
 
 
 class Reporting:
@@ -56,9 +55,9 @@ async def test_the_first_report_is_written_at_once_and_then_the_newest_after_eac
     run.report(2, 3, 4)
     await settle()
     assert run.written == [1]
-    await anyio.sleep(PAUSE.total_seconds())
+    await time_passes(PAUSE.total_seconds())
     assert run.written == [1, 4]
-    await anyio.sleep(10 * PAUSE.total_seconds())
+    await time_passes(10 * PAUSE.total_seconds())
     assert run.written == [1, 4], "what is no news is not written again"
     run.report(5)
     await settle()
@@ -79,7 +78,7 @@ async def test_what_was_not_written_yet_goes_with_the_outcome() -> None:
     run.report(2)
     assert run.throttle.take() == Progress(progress=2)
     assert run.throttle.take() is None
-    await anyio.sleep(10 * PAUSE.total_seconds())
+    await time_passes(10 * PAUSE.total_seconds())
     assert run.written == [1], "it is written once"
 
 
@@ -93,7 +92,7 @@ async def test_a_report_that_cannot_be_written_is_dropped_and_the_next_is_not(
     await settle()
     run.refuses = None
     run.report(2)
-    await anyio.sleep(2 * PAUSE.total_seconds())
+    await time_passes(2 * PAUSE.total_seconds())
     assert run.written == [2]
     assert "progress is not stored" in caplog.text
 
@@ -105,7 +104,7 @@ async def test_a_writer_that_learns_that_the_run_is_over_ends_at_once() -> None:
     assert [flushing.done() for flushing in run.flushing] == [False], "it waits for what comes next"
     run.is_over = True
     run.report(2, 3)
-    await anyio.sleep(PAUSE.total_seconds())
+    await time_passes(PAUSE.total_seconds())
     assert (run.written, [flushing.done() for flushing in run.flushing]) == ([1, 3], [True])
 
 

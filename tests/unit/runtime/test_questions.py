@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
+from typing import Any
 
 import anyio
 import pytest
@@ -15,7 +16,7 @@ import pytest
 from mcp_tasks.core import JournalEntry, TaskRecord, TaskRequest, TaskStatus
 from mcp_tasks.core.json_bytes import encode_json
 from mcp_tasks.core.record import Outcome
-from mcp_tasks.errors import QuestionTooLarge
+from mcp_tasks.errors import QuestionTooLarge, ValueNotStorable
 from mcp_tasks.runtime import Ending, Run, TaskRuntime, ToolPolicy, current_task
 from mcp_tasks.runtime.questions import LARGEST_QUESTION
 from mcp_tasks.stores import MemoryStore
@@ -682,3 +683,51 @@ async def test_a_limit_longer_than_time_itself_is_none() -> None:
         task = await until_asking(runtime, await runtime.launch(request, owner=None, retention=None))
         await answer(runtime, task, elicitation_1="yes")
         assert (await until_final(runtime, task)).result == {"value": "yes"}
+
+
+async def test_a_question_that_is_given_up_before_it_is_put_is_put_in_no_run() -> None:
+    async def body(run: Run) -> Ending:
+        branch = asyncio.ensure_future(run.ask(question("Sure?")))
+        # It waits for the other questions of this moment, and is not being written yet.
+        await asyncio.sleep(0)
+        branch.cancel()
+        await asyncio.wait({branch})
+        assert branch.cancelled()
+        return ok(await run.ask(question("Really?")))
+
+    async with running(body, policy=AT_ONCE) as runtime:
+        task = await until_parked(runtime, await launch(runtime))
+        await answer(runtime, task, elicitation_1="yes")
+        ended = await until_final(runtime, task)
+        assert (ended.result, ended.attempt) == ({"value": "yes"}, 2)
+        journal = await runtime.store.journal(task.id)
+        assert [entry.value["params"]["message"] for entry in journal if entry.kind == "ask"] == ["Really?"]
+
+
+class ChoosyStore(MemoryStore):
+    """Does not keep some questions."""
+
+    async def save(self, record: TaskRecord, *, entries: Sequence[JournalEntry] = (), **options: Any) -> None:
+        if any(entry.kind == "ask" and entry.value["params"]["message"] == "Odd?" for entry in entries):
+            raise ValueNotStorable("a value is too odd")
+        await super().save(record, entries=entries, **options)
+
+
+async def test_of_questions_that_are_put_together_one_that_cannot_be_stored_fails_alone() -> None:
+    async def body(run: Run) -> Ending:
+        asked = (run.ask(question(message)) for message in ("Name?", "Odd?", "Sure?"))
+        name, odd, sure = await asyncio.gather(*asked, return_exceptions=True)
+        return ok([name, str(odd), sure])
+
+    async with running(body, store=ChoosyStore()) as runtime:
+        task = await until(runtime, await launch(runtime), lambda record: len(record.inputs.outstanding) == 2)
+        said = {key: ask.params["message"] for key, ask in task.inputs.outstanding.items()}
+        await runtime.answer(task, said, actor=CLIENT)
+        assert (await until_final(runtime, task)).result == {"value": ["Name?", "a value is too odd", "Sure?"]}
+
+
+async def test_that_a_client_holds_a_question_as_a_task_of_its_own_is_kept_with_the_question() -> None:
+    async with running(ask_one) as runtime:
+        task = await until_asking(runtime, await launch(runtime))
+        held = await runtime.host(task, "elicitation-1", "theirs", actor=CLIENT)
+        assert {key: ask.hosted_as for key, ask in held.inputs.outstanding.items()} == {"elicitation-1": "theirs"}

@@ -19,7 +19,7 @@ from mcp_tasks.runtime.queue_sweep import BATCH, PAGES
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.stores.base import IdPage
 from tests.unit.running import Seconds, create, ok, running, until
-from tests.unit.virtual_time import VirtualTimeLoop
+from tests.unit.virtual_time import SIMULATED, time_passes
 
 pytestmark = pytest.mark.anyio
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.anyio
 @pytest.fixture(scope="module")
 def anyio_backend() -> tuple[str, dict[str, object]]:
     """Minutes pass in an instant."""
-    return "asyncio", {"loop_factory": VirtualTimeLoop}
+    return SIMULATED
 
 
 class CountingEngine(LocalEngine):
@@ -43,11 +43,15 @@ class CountingEngine(LocalEngine):
 
 
 class CountingStore(MemoryStore):
-    """Counts the looks at its queue."""
+    """Counts the looks at its queue, and may lose a task between two of them."""
 
     def __init__(self) -> None:
         super().__init__()
         self.looks = 0
+        self.gone: str | None = None
+
+    async def get(self, task_id: str) -> TaskRecord | None:
+        return None if task_id == self.gone else await super().get(task_id)
 
     async def queued(self, namespace: str, **options: Any) -> IdPage:
         self.looks += 1
@@ -85,10 +89,10 @@ async def test_a_queue_behind_a_busy_fleet_is_not_submitted_again_and_again() ->
         for _ in range(150):
             await launch(one)
         before = store.looks
-        await anyio.sleep(5)
+        await time_passes(5)
         assert [engine.submits for engine in engines] == [{"new": 150}, {}]
         assert store.looks - before <= 2 * 5 + 2, "one look per sweep"
-        await anyio.sleep(600)
+        await time_passes(600)
         # Idle for half a minute, then with pauses that double: at 30, 60, 120, 240 and 480 seconds. The other process
         # has a page of them in line by then, and is not handed more.
         assert [engine.submits["again"] for engine in engines] == [150 * 5, BATCH]
@@ -101,12 +105,12 @@ async def test_what_one_process_has_in_line_is_taken_by_another_that_has_room() 
             await launch(busy)
         async with process(store, LocalEngine(10)) as idle:
             with anyio.fail_after(2):
-                while len(idle.runs()) < 3:  # noqa: ASYNC110 - in virtual time
-                    await anyio.sleep(0.1)
+                while len(idle.runs()) < 3:
+                    await time_passes(0.1)
             task = await launch(busy)
             with anyio.fail_after(2):
-                while not idle.has(task):  # noqa: ASYNC110
-                    await anyio.sleep(0.1)
+                while not idle.has(task):
+                    await time_passes(0.1)
 
 
 async def test_catching_up_reads_nothing_while_nothing_could_be_started() -> None:
@@ -123,13 +127,13 @@ async def test_catching_up_reads_nothing_while_nothing_could_be_started() -> Non
     store.looks = 0
     # A sweep an hour: whatever is read before that is read to catch up.
     async with running(gated, store=store, engine=LocalEngine(1), monotonic=loop_time) as runtime:
-        await anyio.sleep(60)
+        await time_passes(60)
         assert (store.looks, len(runtime.runs())) == (1, 1)
         for _ in range(BATCH):
             may_end.release()
         last = (await store.queued("", limit=1_000)).ids[-1]
         store.looks = 0
-        await anyio.sleep(60)
+        await time_passes(60)
         assert store.looks == 1
         for _ in range(BATCH):
             may_end.release()
@@ -142,7 +146,7 @@ async def test_a_task_that_cannot_be_run_here_is_tried_less_and_less_often() -> 
     store, engine = MemoryStore(), CountingEngine(5)
     async with process(store, engine) as runtime:
         await create(runtime, "missing")
-        await anyio.sleep(1_000)
+        await time_passes(1_000)
         assert 8 <= engine.submits["again"] <= 13
 
 
@@ -174,7 +178,7 @@ async def test_a_sweep_looks_at_so_many_pages_and_the_next_goes_on_from_there() 
         queue = runtime.janitor.queue
         while engine.submits["again"] < len(stuck):
             await queue.sweep()
-            await anyio.sleep(1)
+            await time_passes(1)
         while queue.is_behind:
             await queue.sweep()
         store.looks = 0
@@ -184,3 +188,13 @@ async def test_a_sweep_looks_at_so_many_pages_and_the_next_goes_on_from_there() 
         await queue.sweep()
         assert store.looks == 2 * PAGES
         assert engine.submits["again"] == len(stuck)
+
+
+async def test_a_task_that_is_gone_by_the_time_it_would_be_submitted_is_not() -> None:
+    store, engine = CountingStore(), CountingEngine(4)
+    async with running(never_ending, store=store, engine=engine) as runtime:
+        gone, there = await create(runtime), await create(runtime)
+        store.gone = gone.id
+        await runtime.janitor.queue.sweep()
+        await until(runtime, there, lambda record: record.worker == runtime.worker)
+        assert engine.submits.total() == 1

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import anyio
 import pytest
 
+from harness.waiting import eventually
+from mcp_tasks.engines import LocalEngine
 from mcp_tasks.runtime import Ending, Run
 from mcp_tasks.runtime.queue_sweep import BATCH
 from mcp_tasks.stores.sqlite import SqliteStore
@@ -23,13 +24,13 @@ async def test_tasks_that_cannot_be_run_here_do_not_keep_back_one_that_can(tmp_p
         return ok()
 
     # On a clock that stands still, so what was submitted once is left alone from then on.
-    store, clock = SqliteStore(tmp_path / "tasks.db"), Seconds()
-    async with running(at_once, store=store, monotonic=clock) as runtime:
+    store, engine, clock = SqliteStore(tmp_path / "tasks.db"), LocalEngine(), Seconds()
+    async with running(at_once, store=store, engine=engine, monotonic=clock) as runtime:
         stuck = await create_many(runtime, "missing", 5 * BATCH, timers=timers)
         queue = runtime.janitor.queue
         for _ in stuck[::BATCH]:
             await queue.sweep()
-            await anyio.sleep(0.1)
+            await eventually(lambda: engine.is_idle)
         (task,) = await create_many(runtime, "tool", 1, timers=timers)
         await queue.sweep()
         await until_final(runtime, task)

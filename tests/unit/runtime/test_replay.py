@@ -196,3 +196,10 @@ def test_a_recorded_question_is_named_by_what_it_asks() -> None:
 def test_a_long_value_is_cut() -> None:
     assert short("a") == "'a'"
     assert len(short("a" * 10_000)) == 100
+
+
+def test_a_question_of_which_nobody_noted_when_it_was_asked_is_the_same_one() -> None:
+    asked_once = Ask(key="q-1", request=question("a"), asked_at=None, identity="")
+    found = Replay([ask_entry(asked_once, None, HERE)]).find_ask(ask_identity(question("a"), None))
+    assert found is not None
+    assert (found.key, found.asked_at) == ("q-1", None)

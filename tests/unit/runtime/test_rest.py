@@ -17,7 +17,7 @@ from mcp_tasks.runtime.branches import Branches
 from mcp_tasks.runtime.life import Life, State, Turn
 from mcp_tasks.runtime.rest import Rest, WaitingRoom
 from tests.unit.running import settle
-from tests.unit.virtual_time import VirtualTimeLoop
+from tests.unit.virtual_time import SIMULATED, time_passes
 
 pytestmark = pytest.mark.anyio
 
@@ -27,7 +27,7 @@ mark: contextvars.ContextVar[Any] = contextvars.ContextVar("mark", default=None)
 @pytest.fixture(scope="module")
 def anyio_backend() -> tuple[str, dict[str, object]]:
     """No test here waits for the time it is about."""
-    return "asyncio", {"loop_factory": VirtualTimeLoop}
+    return SIMULATED
 
 
 class OneSlot:
@@ -134,14 +134,14 @@ async def test_a_step_that_begins_while_the_run_rests_has_the_slot_first() -> No
 async def test_time_at_rest_is_counted_and_time_in_line_too() -> None:
     run = Resting()
     async with run.waits() as answered:
-        await anyio.sleep(60)
+        await time_passes(60)
         assert run.rest.rested == pytest.approx(60)
         run.slot.free = anyio.Event()
         answered.set()
-        await anyio.sleep(30)
+        await time_passes(30)
         run.slot.free.set()
         await settle()
-    await anyio.sleep(1_000)
+    await time_passes(1_000)
     assert run.rest.rested == pytest.approx(90)
 
 
@@ -217,3 +217,20 @@ async def test_a_thread_that_waits_is_made_up_for() -> None:
 
     await anyio.to_thread.run_sync(anyio.from_thread.run, ask)
     assert (seen, limiter.total_tokens) == ([before + 1], before)
+
+
+async def test_a_step_does_not_begin_in_a_run_that_is_stopped_while_it_stands_in_line() -> None:
+    run, begun = Resting(), list[str]()
+
+    async def step() -> None:
+        async with run.rest.stepping():
+            begun.append("step")
+
+    async with run.waits():
+        run.slot.free = anyio.Event()
+        stepping = asyncio.create_task(step())
+        await settle()
+        assert not stepping.done()
+        run.life.take(Turn.STOPPED)
+        await asyncio.wait({stepping})
+    assert (stepping.cancelled(), begun, run.rest.in_steps) == (True, [], False)

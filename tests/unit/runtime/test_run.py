@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from decimal import Decimal
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import anyio
 import anyio.lowlevel
@@ -20,6 +20,7 @@ import pytest
 
 from mcp_tasks.core import JournalEntry, Progress, TaskRecord, TaskStatus
 from mcp_tasks.core.record import Outcome
+from mcp_tasks.errors import Interrupted, ValueNotStorable
 from mcp_tasks.runtime import Ending, Failure, Run, ToolPolicy, current_task
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.stores.shares import WorkLimits
@@ -38,6 +39,7 @@ from tests.unit.running import (
     until_asking,
     until_final,
 )
+from tests.unit.virtual_time import simulated, time_passes
 
 pytestmark = pytest.mark.anyio
 
@@ -278,25 +280,25 @@ async def test_what_a_thread_returns_because_it_was_told_to_stop_is_no_result() 
         assert record.status is TaskStatus.FAILED
 
 
+@simulated
 async def test_a_body_within_its_limit_is_left_alone() -> None:
     async def quick(run: Run) -> Ending:
         return ok()
 
     async with running(quick, policy=QUICKLY) as runtime:
         record = await until_final(runtime, await launch(runtime))
-        await anyio.sleep(0.1)
+        await time_passes(60)
         assert await finished(runtime, await runtime.get(record.id, owner=None)) == record
 
 
+@simulated
 async def test_the_time_a_person_takes_does_not_count_for_the_limit() -> None:
     async def asking(run: Run) -> Ending:
         return ok(await run.ask(question("Sure?")))
 
-    # Short beside the wait, and long beside what a busy machine takes for the little that there is to do.
-    policy = ToolPolicy(max_runtime=timedelta(milliseconds=400))
-    async with running(asking, policy=policy) as runtime:
+    async with running(asking, policy=QUICKLY) as runtime:
         task = await until_asking(runtime, await launch(runtime))
-        await anyio.sleep(0.6)
+        await time_passes(60)
         await runtime.answer(task, {"elicitation-1": "yes"}, actor=CLIENT)
         assert (await until_final(runtime, task)).result == {"value": "yes"}
 
@@ -315,6 +317,7 @@ async def test_the_limit_still_holds_after_a_wait() -> None:
         assert record.error["data"] == {"type": "RanTooLong"}
 
 
+@simulated
 async def test_the_time_in_line_for_a_slot_does_not_count_for_the_limit() -> None:
     release = anyio.Event()
 
@@ -331,7 +334,7 @@ async def test_the_time_in_line_for_a_slot_does_not_count_for_the_limit() -> Non
         hog = await launch(runtime, "hogging")
         await until(runtime, hog, lambda record: record.attempt == 1)
         await runtime.answer(task, {"elicitation-1": "yes"}, actor=CLIENT)
-        await anyio.sleep(0.15)
+        await time_passes(60)
         release.set()
         assert (await until_final(runtime, task)).status is TaskStatus.COMPLETED
 
@@ -374,7 +377,7 @@ async def test_a_report_right_before_the_end_is_kept_with_the_outcome() -> None:
 
     async def quick(run: Run) -> Ending:
         await run.report(Progress(progress=1))
-        await anyio.sleep(0.01)
+        await settle()
         await run.report(Progress(progress=2, message="done"))
         return ok()
 
@@ -389,7 +392,7 @@ async def test_progress_that_cannot_be_stored_hurts_nobody() -> None:
 
     async def body(run: Run) -> Ending:
         await run.report(Progress(progress=1))
-        await anyio.sleep(0.01)
+        await settle()
         return ok()
 
     async with running(body, store=store) as runtime:
@@ -427,7 +430,7 @@ async def test_progress_that_is_no_json_does_not_keep_the_result_from_being_writ
 
     async def body(run: Run) -> Ending:
         await run.report(Progress(progress=0))
-        await anyio.sleep(0.01)
+        await settle()
         await run.report(NO_JSON)
         return ok("precious")
 
@@ -442,7 +445,7 @@ async def test_progress_that_is_no_json_is_dropped_and_what_follows_is_not(caplo
 
     async def body(run: Run) -> Ending:
         await run.report(NO_JSON)
-        await anyio.sleep(0.01)
+        await settle()
         await run.report(Progress(progress=2))
         await anyio.sleep_forever()
         return ok()
@@ -484,6 +487,7 @@ async def test_a_result_that_cannot_be_stored_fails_the_task(value: object, tmp_
         assert (await until_final(runtime, await launch(runtime), limit=10)).status is TaskStatus.FAILED
 
 
+@simulated
 async def test_a_task_can_be_cancelled_while_its_outcome_waits_for_the_store() -> None:
     store = FailingStore()
     store.refuse_save(lambda record: record.status is TaskStatus.COMPLETED)
@@ -496,10 +500,11 @@ async def test_a_task_can_be_cancelled_while_its_outcome_waits_for_the_store() -
         await until(runtime, task, lambda record: record.attempt == 1)
         cancelled = await runtime.cancel(task, "enough", actor=CLIENT)
         store.recover()
-        await anyio.sleep(0.15)
+        await time_passes(600)
         assert await runtime.get(task.id, owner=None) == cancelled
 
 
+@simulated
 @pytest.mark.parametrize(
     ("policy", "refused"),
     [
@@ -530,7 +535,7 @@ async def test_a_run_that_is_given_up_while_the_store_is_away_does_not_leave_its
         task = await launch(runtime)
         # Time for the run to be given up, and for whoever repairs it.
         for _ in range(5):
-            await anyio.sleep(0.05)
+            await time_passes(0.05)
             await runtime.janitor.sweep()
             record = await runtime.get(task.id, owner=None)
             if record.status is TaskStatus.INPUT_REQUIRED:
@@ -558,7 +563,7 @@ async def test_a_tool_that_cancels_itself_has_failed() -> None:
         own = asyncio.current_task()
         assert own is not None
         own.cancel()
-        await asyncio.sleep(1)
+        await anyio.sleep_forever()
         return ok()
 
     async with running(body) as runtime:
@@ -580,3 +585,42 @@ async def test_a_run_that_has_ended_is_freed_at_once_and_not_by_the_garbage_coll
             assert [run() for run in runs] == [None]
     finally:
         gc.enable()
+
+
+async def test_a_verdict_over_a_run_that_was_stopped_comes_too_late() -> None:
+    judged = anyio.Event()
+
+    async def body(run: Run) -> Ending:
+        run.stop()
+        with anyio.CancelScope(shield=True):
+            await run.judge(Interrupted(run.record.name))
+        judged.set()
+        return ok()
+
+    async with running(body) as runtime:
+        task = await launch(runtime)
+        with anyio.fail_after(5):
+            await judged.wait()
+        await settle()
+        assert (await runtime.get(task.id, owner=None)).status is TaskStatus.WORKING
+
+
+async def test_where_no_ending_at_all_can_be_stored_the_task_is_left_and_that_is_said(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class KeepsNoEndings(MemoryStore):
+        async def save(self, record: TaskRecord, **options: Any) -> None:
+            if record.is_final:
+                raise ValueNotStorable("a value is too odd")
+            await super().save(record, **options)
+
+    async def body(run: Run) -> Ending:
+        return ok()
+
+    async with running(body, store=KeepsNoEndings(), policy=ToolPolicy(rerun=True)) as runtime:
+        task = await launch(runtime)
+        with anyio.fail_after(5):
+            while "is left as it is, and the others go on" not in caplog.text:  # noqa: ASYNC110 - only said
+                await anyio.sleep(0.001)
+        assert not (await runtime.get(task.id, owner=None)).is_final
+        assert caplog.text.count("ended with cannot be stored") == 2, "the result, and that it could not be kept"

@@ -480,3 +480,14 @@ async def test_every_run_catches_the_same_exception_and_the_first_one_knows_the_
     assert vars(first) == vars(later)
     assert vars(first)["stderr"] == "disk full"
     assert first.__cause__ is failed
+
+
+@pytest.mark.anyio
+async def test_an_annotation_that_is_no_type_is_refused_before_anything_is_done() -> None:
+    def work() -> list[str]:
+        raise AssertionError("it was done")
+
+    # As somebody may write who comes from another language; it cannot even be hashed.
+    work.__annotations__["return"] = [str]
+    with pytest.raises(UsageError, match=r"would return \[<class 'str'>\], which cannot be kept"):
+        await current_task().step("names", work)

@@ -358,3 +358,31 @@ async def test_steps_side_by_side_are_all_kept() -> None:
         task = await until_final(runtime, await launch(runtime))
         assert task.result == {"value": [n * n for n in range(20)]}
         assert len(await runtime.store.journal(task.id)) == 20
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["done", "failed"])
+async def test_a_sync_step_that_was_done_when_the_tool_gave_up_on_it_is_not_done_again(fails: bool) -> None:
+    """A thread goes on to its end. What it gave is kept, should the tool come to the step again; a failure is not."""
+    begun, may_end, times = threading.Event(), threading.Event(), list[int]()
+
+    def work() -> int:
+        times.append(1)
+        begun.set()
+        may_end.wait(5)
+        if fails and len(times) == 1:
+            raise OutOfPaper
+        return len(times)
+
+    async def body(run: Run) -> Ending:
+        branch = asyncio.ensure_future(current_task().step("work", work))
+        await asyncio.to_thread(begun.wait, 5)
+        branch.cancel()
+        await settle()
+        may_end.set()
+        await asyncio.wait({branch})
+        assert branch.cancelled()
+        return ok(await current_task().step("work", work))
+
+    async with running(body) as runtime:
+        record = await until_final(runtime, await launch(runtime))
+        assert (record.result, len(times)) == (({"value": 2}, 2) if fails else ({"value": 1}, 1))

@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any
 
-import anyio
 import pytest
 
 from mcp_tasks.errors import RanTooLong
@@ -17,7 +16,7 @@ from mcp_tasks.runtime.branches import Branches
 from mcp_tasks.runtime.life import Life, Turn
 from mcp_tasks.runtime.rest import Rest, WaitingRoom
 from mcp_tasks.runtime.time_limit import TimeLimit
-from tests.unit.virtual_time import VirtualTimeLoop
+from tests.unit.virtual_time import SIMULATED, time_passes
 
 pytestmark = pytest.mark.anyio
 
@@ -29,7 +28,7 @@ mark: contextvars.ContextVar[Any] = contextvars.ContextVar("mark", default=None)
 @pytest.fixture(scope="module")
 def anyio_backend() -> tuple[str, dict[str, object]]:
     """No test here waits for the time it is about."""
-    return "asyncio", {"loop_factory": VirtualTimeLoop}
+    return SIMULATED
 
 
 class FreeSlot:
@@ -58,7 +57,7 @@ class Limited:
     async def wait_for(self, seconds: float) -> None:
         """Wait for a person."""
         async with self.rest.waiting(parkable=False):
-            await anyio.sleep(seconds)
+            await time_passes(seconds)
 
 
 @asynccontextmanager
@@ -72,9 +71,9 @@ async def limited() -> AsyncGenerator[Limited]:
 
 async def test_a_run_is_judged_when_it_has_worked_for_as_long_as_it_may() -> None:
     async with limited() as run:
-        await anyio.sleep(59)
+        await time_passes(59)
         assert run.verdicts == []
-        await anyio.sleep(2)
+        await time_passes(2)
         (verdict,) = run.verdicts
         assert (verdict.tool, verdict.limit) == ("report", LIMIT)
 
@@ -82,19 +81,19 @@ async def test_a_run_is_judged_when_it_has_worked_for_as_long_as_it_may() -> Non
 async def test_time_at_rest_does_not_count_however_long_and_how_often() -> None:
     async with limited() as run:
         for _ in range(5):
-            await anyio.sleep(11)
+            await time_passes(11)
             await run.wait_for(10_000)
         assert run.verdicts == []
-        await anyio.sleep(4)
+        await time_passes(4)
         assert run.verdicts == []
-        await anyio.sleep(3)
+        await time_passes(3)
         assert len(run.verdicts) == 1
 
 
 async def test_a_run_that_rests_when_its_time_would_be_over_is_not_judged() -> None:
     async with limited() as run:
-        await anyio.sleep(55)
+        await time_passes(55)
         await run.wait_for(100_000)
         assert run.verdicts == []
-        await anyio.sleep(7)
+        await time_passes(7)
         assert len(run.verdicts) == 1

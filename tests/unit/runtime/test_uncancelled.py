@@ -13,6 +13,7 @@ import pytest
 
 from mcp_tasks.runtime.uncancelled import uncancelled
 from tests.unit.running import settle
+from tests.unit.virtual_time import simulated, time_passes
 
 pytestmark = pytest.mark.anyio
 
@@ -93,15 +94,16 @@ async def test_work_runs_to_its_end_and_the_cancellation_comes_after_it(
     assert "behind the work" not in went_on
 
 
+@simulated
 async def test_a_time_limit_around_the_work_strikes_when_it_is_done() -> None:
     work = Work()
 
     async def wait() -> None:
-        async with asyncio.timeout(0.001):
+        async with asyncio.timeout(1):
             await uncancelled(work.do())
 
     waiting = asyncio.create_task(wait())
-    await anyio.sleep(0.005)
+    await time_passes(2)
     assert not waiting.done()
     work.may_end.set()
     with pytest.raises(TimeoutError):
@@ -123,5 +125,22 @@ async def test_work_that_is_itself_cancelled_cancels_whoever_waits_for_it() -> N
         raise asyncio.CancelledError
 
     waiting = asyncio.create_task(uncancelled(cancels_itself()))
+    await asyncio.wait({waiting})
+    assert waiting.cancelled()
+
+
+async def test_both_may_be_cancelled_the_work_and_whoever_waits_for_it() -> None:
+    may_end = anyio.Event()
+
+    async def cancels_itself() -> None:
+        await may_end.wait()
+        raise asyncio.CancelledError
+
+    waiting = asyncio.create_task(uncancelled(cancels_itself()))
+    await settle()
+    waiting.cancel()
+    await settle()
+    assert not waiting.done()
+    may_end.set()
     await asyncio.wait({waiting})
     assert waiting.cancelled()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -89,3 +90,28 @@ def test_of_a_name_that_is_not_ours_nothing_can_be_told(worker: str) -> None:
 @pytest.mark.parametrize("pid", ["", "x", "-1", str(2**70)])
 def test_of_a_process_id_that_makes_no_sense_nothing_can_be_told(pid: str) -> None:
     assert not is_gone(renamed(new_worker_name(), pid=pid))
+
+
+@pytest.fixture
+def no_proc(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine without /proc."""
+
+    def missing(path: Path) -> NoReturn:
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr(Path, "read_text", missing)
+    monkeypatch.setattr(Path, "read_bytes", missing)
+
+
+@posix
+@pytest.mark.usefixtures("no_proc")
+def test_without_start_times_a_process_is_known_by_machine_and_id() -> None:
+    name = new_worker_name()
+    assert name.split("/")[:3] == [os.uname().nodename, str(os.getpid()), "?"]
+    assert not is_gone(name)
+    assert not is_gone(renamed(name, pid=str(os.getppid())))
+    with other_process() as (worker, process):
+        assert not is_gone(worker)
+        process.kill()
+        process.wait()
+        assert is_gone(worker)

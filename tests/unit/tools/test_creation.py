@@ -16,6 +16,7 @@ from mcp.server.mcpserver import Context
 from mcp.shared.exceptions import MCPError
 from mcp_types import INVALID_PARAMS, MISSING_REQUIRED_CLIENT_CAPABILITY, InputRequiredResult
 
+from harness.waiting import eventually
 from mcp_tasks.core import JsonObject, TaskRecord, TaskStatus
 from mcp_tasks.core.actor import NOBODY
 from mcp_tasks.core.json_bytes import decode_json
@@ -249,14 +250,17 @@ class MoodyStore(MemoryStore):
         super().__init__()
         self.reads_fail = False
         self.writes_fail = False
+        self.failures = 0
 
     async def get(self, task_id: str) -> TaskRecord | None:
         if self.reads_fail:
+            self.failures += 1
             raise StoreUnavailable("not now")
         return await super().get(task_id)
 
     async def save(self, record: TaskRecord, **options: Any) -> None:
         if self.writes_fail:
+            self.failures += 1
             raise StoreUnavailable("not now")
         await super().save(record, **options)
 
@@ -357,7 +361,7 @@ async def test_a_task_is_announced_however_long_the_store_takes_to_be_there_agai
         store.reads_fail = store.writes_fail = True
         calling = asyncio.create_task(call(runtime, "asks_after_a_while", **options))
         await gate.begun.wait()
-        await asyncio.sleep(0.3)
+        await eventually(lambda: store.failures > 2)
         assert not calling.done()
         store.reads_fail = store.writes_fail = False
         created = await calling

@@ -22,6 +22,7 @@ from mcp_tasks.runtime import ToolPolicy
 from mcp_tasks.runtime.context import current_run
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.tools.open_calls import CloseStream, OpenCalls
+from tests.unit.running import settle
 from tests.unit.tooling import call_of, finish, new_server, outcome_of, running_tools, until, until_status
 
 pytestmark = pytest.mark.anyio
@@ -320,7 +321,7 @@ async def test_a_client_that_reads_again_is_sent_what_comes_then() -> None:
             await runtime.launch(call_of("tool"), owner=None, retention=None)
             await reading.wait()
             stuck.gate.set()
-            await asyncio.sleep(0.01)
+            await settle()
             read_again.set()
             await until_status(runtime, TASK, TaskStatus.COMPLETED)
     assert [done for done, _, _ in stuck.reports] == [1, 3]

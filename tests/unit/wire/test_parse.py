@@ -39,6 +39,24 @@ def test_a_working_task_is_read_whole() -> None:
     assert not snapshot.is_final
 
 
+def test_a_task_as_json_has_what_it_has_and_when_it_expires() -> None:
+    numbers = {PROGRESS_META_KEY: {"progress": 3, "total": 10}}
+    working = parse_task(task(statusMessage="a third", ttlMs=90_000, pollIntervalMs=1_500, _meta=numbers))
+    times = {"createdAt": "2026-08-01T10:00:00+00:00", "lastUpdatedAt": "2026-08-01T10:00:00+00:00"}
+    assert working.to_json() == {
+        "taskId": TASK_ID,
+        "status": "working",
+        "statusMessage": "a third",
+        "progress": {"progress": 3, "total": 10},
+        "expiresAt": "2026-08-01T10:01:30+00:00",
+        "pollIntervalMs": 1500,
+        **times,
+    }
+    failed = parse_task(task(status="failed", error=ERROR, ttlMs=None)).to_json()
+    assert (failed["error"], failed["expiresAt"]) == (ERROR, None)
+    assert "result" not in failed
+
+
 def test_each_status_brings_what_belongs_to_it() -> None:
     assert list(parse_task(asking("a", "b")).input_requests) == ["a", "b"]
     assert parse_task(completed()).result == completed()["result"]
@@ -108,6 +126,19 @@ def test_an_interval_that_says_nothing_is_none(interval: Any) -> None:
 @pytest.mark.parametrize("meta", [..., None, 5, {}, {PROGRESS_META_KEY: 5}, {PROGRESS_META_KEY: {"progress": "3"}}])
 def test_progress_that_says_nothing_is_none(meta: Any) -> None:
     assert parse_task(task(_meta=meta)).progress is None
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), 10**400, True])
+def test_a_number_that_nobody_can_reckon_with_is_no_progress(number: Any) -> None:
+    assert parse_task(task(_meta={PROGRESS_META_KEY: {"progress": number, "total": 10}})).progress is None
+    counted = parse_task(task(_meta={PROGRESS_META_KEY: {"progress": 3, "total": number}}))
+    assert counted.progress == Progress(progress=3)
+
+
+@pytest.mark.parametrize("question", [7, None, "x", []])
+def test_a_question_that_is_no_object_is_refused(question: Any) -> None:
+    with pytest.raises(InvalidResponse, match="q is not an object"):
+        parse_task(task("input_required", inputRequests={"q": question}))
 
 
 @pytest.mark.parametrize("message", [..., None, 5, ["x"]])

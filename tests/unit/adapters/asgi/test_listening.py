@@ -20,6 +20,7 @@ from mcp_tasks.runtime.run import Run
 from mcp_tasks.stores.memory import MemoryStore
 from tests.push.asgi import Peer
 from tests.unit.running import Ending, cancel, launch, ok, running, settle
+from tests.unit.virtual_time import simulated, time_passes
 
 pytestmark = pytest.mark.anyio
 
@@ -102,14 +103,24 @@ async def test_the_acknowledgement_is_first_and_the_state_of_each_task_follows(w
         assert (b"content-type", b"text/event-stream") in peer.headers
 
 
-async def test_a_silent_stream_is_kept_alive_and_one_that_speaks_is_not_disturbed(world: World) -> None:
-    listeners = world.listeners(keep_alive=0.05)
-    async with world.listening(listeners) as peer:
-        await peer.until(lambda seen: seen.events.count(": ping") == 3)
-        assert [event for event in peer.events if event != ": ping"] == peer.events[:1]
-    busy = world.listeners(keep_alive=QUIET)
-    async with world.listening(busy) as peer:
-        await anyio.sleep(0.1)
+@simulated
+async def test_a_silent_stream_is_kept_alive(world: World) -> None:
+    async with world.listening(world.listeners(keep_alive=15)) as peer:
+        await time_passes(14)
+        assert ": ping" not in peer.events
+        await time_passes(40)
+        assert peer.events[1:] == [": ping"] * 3
+
+
+@simulated
+async def test_a_stream_that_speaks_is_not_disturbed(world: World) -> None:
+    tasks = [await at_work(world) for _ in range(5)]
+    async with world.listening(world.listeners(keep_alive=15), *(task.id for task in tasks)) as peer:
+        for task in tasks:
+            await time_passes(10)
+            await cancel(world.runtime, task)
+            await settle()
+        assert [peer.statuses(task.id)[-1] for task in tasks] == ["cancelled"] * 5
         assert ": ping" not in peer.events
 
 
