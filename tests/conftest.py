@@ -8,10 +8,13 @@ from typing import NoReturn
 
 import pytest
 
-from harness import thoroughness
+from harness import places, thoroughness
 
 # An `assert` in a module that is not a test says nothing unless rewritten; this comes before they are imported.
 pytest.register_assert_rewrite("harness.rpc", "harness.schema", "harness.http", "harness.stdio", "harness.serving")
+
+# Before anybody asks where temporary files go.
+places.keep_in_memory()
 
 pytest_plugins = ["harness.fixtures"]
 

@@ -1,8 +1,11 @@
-"""Outside of the harness nobody starts or kills processes, binds ports, runs web servers or sets up authentication."""
+"""Outside of the harness nobody starts or kills processes, binds ports, runs web servers, sets up authentication or
+writes JSON-RPC by hand.
+"""
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Mapping
 from typing import Final
 
@@ -29,12 +32,11 @@ HARNESS: Final[Mapping[str, str]] = {
     "uvicorn.run": "serve",
     "mcp.server.auth.settings.AuthSettings": "auth",
 }
-"""What is the harness's business: `harness.processes`, `ports`, `serving` and `auth` have it for all."""
+"""What is the harness's business: `harness.processes`, `ports`, `serving`, `auth` and `rpc` have it for all."""
 
-WORDS: Final = frozenset({"SIGKILL", ".bind", *(called.rpartition(".")[2] for called in HARNESS)} - {"run", "call"}) | {
-    "subprocess",
-    "uvicorn",
-}
+WORDS: Final = {"SIGKILL", ".bind", "jsonrpc", "subprocess", "uvicorn"} | (
+    {called.rpartition(".")[2] for called in HARNESS} - {"run", "call"}
+)
 """What a file says somewhere that does any of it."""
 
 EXCEPTIONS: Final[Mapping[str, str]] = {
@@ -48,33 +50,21 @@ EXCEPTIONS: Final[Mapping[str, str]] = {
     "bench/serve.py": "serve",
     # An authorization server of its own.
     "tests/everything/oauth.py": "auth",
+    # Servers that need nothing but the standard library, so that a test waits for no imports.
+    "tests/cli/hostile_server.py": "message",
+    "tests/cli/old_server.py": "message",
+    # Their matter is a message that is taken apart, member by member; and bytes that are no message.
+    "tests/short/drafts.py": "message",
+    "tests/wire/test_bad_input.py": "message",
     # Run with another release of the SDK, in an environment that has nothing of ours.
     "tests/interop/drivers/older_common.py": "kill",
     "tests/interop/drivers/older_server.py": "serve",
 }
 """Files that do so themselves, and what; each is to be found doing it."""
 
-NOT_YET: Final = frozenset(
-    {
-        "tests/conformance/everything_server.py",
-        "tests/conformance/serving.py",
-        "tests/conformance/suite.py",
-        "tests/interop/driving.py",
-        "tests/interop/inspector.py",
-        "tests/interop/install.py",
-        "tests/interop/older.py",
-        "tests/interop/our_server.py",
-        "tests/interop/test_older_hosting.py",
-        "tests/interop/test_older_servers.py",
-        "tests/interop/test_recipes.py",
-    }
-)
-"""Files that still do so and need not. None is added here, and one that has stopped is taken out."""
-
 
 def test_nobody_does_what_is_the_harnesses_business() -> None:
-    found = _found()
-    assert {name: kinds for name, kinds in found.items() if name not in NOT_YET} == EXCEPTIONS
+    assert _found() == EXCEPTIONS
 
 
 def test_it_would_be_found_under_any_name() -> None:
@@ -90,6 +80,12 @@ sp.Popen(["x"])
     assert set(_kinds(program.replace('sp.Popen(["x"])', "os.kill(7, signal.SIGKILL)"))) == {"kill"}
     assert set(_kinds(program.replace('sp.Popen(["x"])', "socket.socket().bind(('', 0))"))) == {"bind"}
     assert set(_kinds(program.replace('sp.Popen(["x"])', "os.kill(7, 0)"))) == set()
+
+
+def test_a_message_would_be_found_as_an_object_and_as_text() -> None:
+    for written in ("x = {'id': 1, 'jsonrpc': '2.0'}", """x = '{"jsonrpc":"2.0"}'""", """x = f'{{"jsonrpc":{y}}}'"""):
+        assert set(_kinds(written)) == {"message"}
+    assert set(_kinds("x = message['jsonrpc'], {'jsonrpc': error}")) == set()
 
 
 def _found() -> dict[str, str]:
@@ -108,6 +104,8 @@ def _kinds(program: str) -> Iterator[str]:
     tree = ast.parse(program)
     names = _imported(tree)
     for node in ast.walk(tree):
+        if _is_message(node):
+            yield "message"
         if not isinstance(node, ast.Call):
             continue
         first, dot, rest = ast.unparse(node.func).partition(".")
@@ -118,6 +116,21 @@ def _kinds(program: str) -> Iterator[str]:
             yield "kill"
         elif called.endswith(".bind") and node.args and isinstance(node.args[0], ast.Tuple):
             yield "bind"
+
+
+def _is_message(node: ast.AST) -> bool:
+    """Whether it is a JSON-RPC message, as an object or as text."""
+    if isinstance(node, ast.Dict):
+        members = zip(node.keys, node.values, strict=True)
+        return any(key is not None and _values(key, value) == ["jsonrpc", "2.0"] for key, value in members)
+    if isinstance(node, ast.Constant) and isinstance(node.value, str | bytes):
+        text = node.value if isinstance(node.value, str) else node.value.decode(errors="replace")
+        return re.match(r'\s*\{"jsonrpc"', text) is not None
+    return False
+
+
+def _values(*nodes: ast.expr) -> list[object]:
+    return [node.value for node in nodes if isinstance(node, ast.Constant)]
 
 
 def _imported(tree: ast.AST) -> dict[str, str]:

@@ -21,11 +21,12 @@ from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from harness.databases import Valkey, valkey
+from harness.waiting import eventually
 from mcp_tasks.engines import ANYWHERE, Engine, RemoteEngine, Route, Serves
 from mcp_tasks.engines.docket import AT_ONCE, DocketCarrier
 from mcp_tasks.engines.remote import SETTLED
 from mcp_tasks.errors import StoreUnavailable, UsageError
-from mcp_tasks.testing._engine_work import LONG, WAIT, Work, at_work
+from mcp_tasks.testing._engine_work import LONG, WAIT, Work, at_work, settle
 from mcp_tasks.testing.engine_suite import EngineSuite
 from tests.backends.redis_proxy import proxy_to
 
@@ -105,19 +106,20 @@ async def test_an_id_goes_to_the_workers_that_serve_its_queue_and_have_its_tool(
     one, other = make_engine(server.url, prefix), make_engine(server.url, prefix)
     await one.start(here.execute, Serves(namespace="ns", queues=["default", "gpu"], tools=["plain", odd]))
     await other.start(there.execute, Serves(namespace="ns", tools=["plain"]))
-    here.end("1", "2", "3", "4")
-    there.end("1", "2", "3", "4")
+    here.end("1", "2", "3", "4", "5")
+    there.end("1", "2", "3", "4", "5")
     await other.submit("1", route=Route(tool=odd))
     await other.submit("2", route=Route(queue="gpu"))
     await other.submit("3", route=Route(queue="gpu", tool="plain"))
     await here.until("end 1", "end 2", "end 3")
-    # Taken apart even where the parts joined would be the same.
-    await other.submit("4", route=Route(queue="default/plain"))
-    await anyio.sleep(0.2)
     assert there.log == []
-    assert "start 4" not in here.log
+    # Taken apart even where the parts joined would be the same: 4 would be in line before 5.
+    await other.submit("4", route=Route(queue="default/plain"))
+    await other.submit("5", route=Route(tool="plain"))
+    await eventually(lambda: "end 5" in here.log + there.log, WAIT)
     for engine in (one, other):
         await engine.stop(LONG)
+    assert "start 4" not in here.log + there.log
 
 
 async def test_a_worker_without_room_leaves_to_others_what_it_cannot_run(server: Valkey, prefix: str) -> None:
@@ -178,7 +180,7 @@ async def test_what_is_sent_by_a_request_leaves_nothing_of_it_behind(server: Val
         return weakref.ref(current.get())
 
     left = await asyncio.create_task(request())
-    await anyio.sleep(0.01)
+    await settle()
     gc.collect()
     # What a docket does in the background would have kept it, and a run would seem to be at work for ever.
     assert left() is None
@@ -232,7 +234,7 @@ async def stays_away(engine: RemoteEngine) -> None:
     assert AT_ONCE < SETTLED
     for _ in range(15):
         assert not engine.is_taking
-        await anyio.sleep(0.1)
+        await anyio.sleep(0.1)  # sleep: the time in which it must not
 
 
 async def test_a_worker_whose_server_is_gone_says_so_and_takes_again_when_it_is_back(prefix: str) -> None:
@@ -242,7 +244,7 @@ async def test_a_worker_whose_server_is_gone_says_so_and_takes_again_when_it_is_
             work.end("a", "b")
             await engine.submit("a")
             await work.until("end a")
-            await anyio.sleep(1)
+            await anyio.sleep(2 * WATCH.total_seconds())  # sleep: looks at the server, which is there
             assert engine.is_taking
             await anyio.to_thread.run_sync(server.stop, signal.SIGKILL)
             await until_taking(engine, is_taking=False)

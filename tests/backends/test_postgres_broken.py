@@ -14,6 +14,7 @@ import pytest
 
 from harness.databases import Postgres, postgres
 from harness.postgres_store import execute, new_store_url
+from harness.waiting import eventually
 from mcp_tasks.core import JournalEntry, Outcome, TaskRecord, TaskStatus
 from mcp_tasks.core.statement import Statement
 from mcp_tasks.errors import LimitReached, StoreUnavailable, TaskExists, VersionConflict
@@ -215,7 +216,7 @@ async def test_work_that_is_cancelled_costs_no_connection(database: str) -> None
     await store.open()
     for _ in range(10):
         reading = [asyncio.create_task(store.get("x")) for _ in range(5)]
-        await asyncio.sleep(0.001)
+        await asyncio.sleep(0.001)  # sleep: they are under way by then, some more than others
         for read in reading:
             read.cancel()
         await asyncio.gather(*reading, return_exceptions=True)
@@ -292,7 +293,7 @@ async def test_a_restart_in_the_middle_loses_nothing_and_repeats_nothing(server:
     async with asyncio.TaskGroup() as group:
         for record in records:
             group.create_task(work(record))
-        await asyncio.sleep(0.1)
+        await eventually(lambda: min(versions.values()) > 2)
         await asyncio.to_thread(server.restart, how)
         restarted.set()
     for record in records:
@@ -309,7 +310,12 @@ async def test_a_heartbeat_waits_for_no_other_call(database: str) -> None:
         # Until its end, whoever looks at a task waits: the one connection for that is in use.
         await somebody.execute("LOCK TABLE mcp_tasks_tasks")
         looking = asyncio.create_task(store.get("any"))
-        await asyncio.sleep(0.1)
+
+        async def waits() -> bool:
+            found = await somebody.execute("SELECT count(*) FROM pg_locks WHERE NOT granted")
+            return (await found.fetchall()) != [(0,)]
+
+        await eventually(waits)
         async with asyncio.timeout(20):
             await store.heartbeat("worker", namespace="")
         assert not looking.done()

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from datetime import timedelta
 
@@ -14,7 +13,8 @@ import pytest
 from harness.cipher import AesCipher
 from harness.databases import Postgres
 from harness.postgres_store import empty, execute, new_store_url
-from mcp_tasks.core import JournalEntry, Outcome, TaskRequest, TaskStatus
+from harness.stored import opened
+from mcp_tasks.core import JournalEntry, Outcome, TaskStatus
 from mcp_tasks.errors import StoreCorrupt, TaskUnreadable
 from mcp_tasks.stores.base import EVERYBODY
 from mcp_tasks.stores.codec import Codec
@@ -22,6 +22,7 @@ from mcp_tasks.stores.postgres import PostgresStore
 from mcp_tasks.stores.shares import Share
 from mcp_tasks.testing import make_record, make_request
 from mcp_tasks.testing.clock import NOON
+from tests.backends.large import WatchedCipher, check_threads
 
 pytestmark = pytest.mark.anyio
 
@@ -147,45 +148,11 @@ async def test_what_is_encrypted_is_in_no_table_and_is_bound_to_its_task(url: st
     await store.close()
 
 
-class WatchedCipher:
-    """Encrypts nothing, and notes on which thread it was to."""
-
-    def __init__(self) -> None:
-        self.threads: list[int] = []
-
-    def encrypt(self, task_id: str, data: bytes) -> bytes:
-        return self.decrypt(task_id, data)
-
-    def decrypt(self, task_id: str, data: bytes) -> bytes:
-        self.threads.append(threading.get_ident())
-        return data
-
-
 @pytest.mark.parametrize("large", [True, False])
 async def test_what_is_large_is_encoded_and_decoded_in_a_thread(url: str, large: bool) -> None:
-    cipher, here = WatchedCipher(), threading.get_ident()
-    store = PostgresStore(url, codec=Codec(cipher))
-    await store.open()
-    record, text = make_record(), "x" * (1_000_000 if large else 1_000)
-    entry = JournalEntry(kind="step", key="step", value=text)
-
-    async def threads_of(act: Awaitable[object]) -> set[int]:
-        cipher.threads.clear()
-        await act
-        return set(cipher.threads)
-
-    for act in (
-        lambda: store.create(record, TaskRequest(name="render", arguments={"text": text})),
-        lambda: store.save(replace(record, version=2), expected=1, entries=[entry]),
-        lambda: store.save(replace(record, version=3), expected=2, outcome=Outcome(body=text.encode(), meta=b"{}")),
-    ):
-        assert (await threads_of(act()) != {here}) == large
-    assert await threads_of(store.get(record.id)) == {here}
-    for read in (store.request, store.outcome, store.journal):
-        threads = await threads_of(read(record.id))
-        assert (here not in threads) == large
-        assert len(threads) == 1
-    await store.close()
+    cipher = WatchedCipher()
+    async with opened(PostgresStore(url, codec=Codec(cipher))) as store:
+        await check_threads(store, cipher, large=large)
 
 
 async def test_polls_go_on_while_something_large_is_written_and_read(url: str) -> None:

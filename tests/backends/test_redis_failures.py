@@ -19,6 +19,7 @@ from redis.asyncio import Redis
 
 from harness.databases import Valkey, valkey
 from harness.processes import PIPE, start_async
+from harness.stored import opened
 from mcp_tasks.core import JournalEntry
 from mcp_tasks.errors import StoreCorrupt, StoreUnavailable, VersionConflict
 from mcp_tasks.stores.base import Hint
@@ -40,15 +41,6 @@ def server() -> Iterator[Valkey]:
     """A server that is restarted now and then. It writes everything to its disk before it answers."""
     with valkey("--appendonly", "yes", "--appendfsync", "always") as server:
         yield server
-
-
-@asynccontextmanager
-async def opened(store: RedisStore) -> AsyncGenerator[RedisStore]:
-    await store.open()
-    try:
-        yield store
-    finally:
-        await store.close()
 
 
 @pytest.fixture

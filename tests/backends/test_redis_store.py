@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -16,6 +15,7 @@ from redis.asyncio import Redis
 from redis.crc import key_slot
 
 from harness.databases import Valkey
+from harness.stored import opened
 from mcp_tasks.core import JournalEntry, Outcome, TaskRecord, TaskStatus
 from mcp_tasks.errors import InvalidOption, UsageError
 from mcp_tasks.stores import Store
@@ -28,6 +28,7 @@ from mcp_tasks.stores.url import store_from_url
 from mcp_tasks.testing import make_record, make_request
 from mcp_tasks.testing.clock import NOON
 from mcp_tasks.testing.store_suite import StoreSuite
+from tests.backends.large import WatchedCipher, check_threads
 
 REQUEST = make_request()
 STEP = JournalEntry(kind="step", key="done", value={"value": 1})
@@ -39,16 +40,6 @@ DAY = timedelta(days=1)
 def server(shared_valkey: Valkey) -> Valkey:
     """Each test has a prefix of its own."""
     return shared_valkey
-
-
-@asynccontextmanager
-async def opened(store: RedisStore) -> AsyncGenerator[RedisStore]:
-    """The store, open."""
-    await store.open()
-    try:
-        yield store
-    finally:
-        await store.close()
 
 
 class TestRedisStore(StoreSuite):
@@ -345,42 +336,12 @@ async def test_what_the_server_removed_hides_nothing_behind_it(store: RedisStore
     assert list(await store.forget_expired(NOON + DAY, limit=1)) == [Forgotten("last", 1)]
 
 
-class WatchedCipher:
-    """Encrypts nothing, and notes on which thread it was to."""
-
-    def __init__(self) -> None:
-        self.threads: set[int] = set()
-
-    def encrypt(self, task_id: str, data: bytes) -> bytes:
-        return self.decrypt(task_id, data)
-
-    def decrypt(self, task_id: str, data: bytes) -> bytes:
-        self.threads.add(threading.get_ident())
-        return data
-
-
 @pytest.mark.anyio
 @pytest.mark.parametrize("large", [True, False])
 async def test_what_is_large_is_encoded_and_decoded_in_a_thread(server: Valkey, prefix: str, large: bool) -> None:
-    cipher, here = WatchedCipher(), threading.get_ident()
+    cipher = WatchedCipher()
     async with opened(RedisStore(server.url, prefix=prefix, codec=Codec(cipher))) as store:
-        record, text = make_record(), "x" * (1_000_000 if large else 1_000)
-        entry = JournalEntry(kind="step", key="step", value=text)
-
-        async def threads_of(act: Awaitable[object]) -> set[int]:
-            cipher.threads.clear()
-            await act
-            return set(cipher.threads)
-
-        for write in (
-            lambda: store.create(record, make_request(arguments={"text": text})),
-            lambda: store.save(replace(record, version=2), expected=1, entries=[entry]),
-            lambda: store.save(replace(record, version=3), expected=2, outcome=Outcome(body=text.encode(), meta=b"{}")),
-        ):
-            assert (await threads_of(write()) != {here}) == large
-        assert await threads_of(store.get(record.id)) == {here}
-        for read in (store.request, store.outcome, store.journal):
-            assert (here not in await threads_of(read(record.id))) == large
+        await check_threads(store, cipher, large=large)
 
 
 @pytest.mark.anyio

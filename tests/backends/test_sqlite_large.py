@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from mcp_tasks.core import JournalEntry, Outcome, TaskRequest
+from harness.stored import opened
+from mcp_tasks.core import JournalEntry, Outcome
 from mcp_tasks.stores.codec import Codec
 from mcp_tasks.stores.sqlite import SqliteStore
 from mcp_tasks.testing import make_record, make_request
+from tests.backends.large import WatchedCipher, check_threads
 
 REQUEST = make_request()
 
@@ -26,48 +28,12 @@ async def store(tmp_path: Path) -> AsyncIterator[SqliteStore]:
     await store.close()
 
 
-class WatchedCipher:
-    """Encrypts nothing, and notes on which thread it was to."""
-
-    def __init__(self) -> None:
-        self.threads: list[int] = []
-
-    def encrypt(self, task_id: str, data: bytes) -> bytes:
-        return self.decrypt(task_id, data)
-
-    def decrypt(self, task_id: str, data: bytes) -> bytes:
-        self.threads.append(threading.get_ident())
-        return data
-
-
 @pytest.mark.anyio
 @pytest.mark.parametrize("large", [True, False])
 async def test_what_is_large_is_encoded_and_decoded_in_a_thread(tmp_path: Path, large: bool) -> None:
-    cipher, here = WatchedCipher(), threading.get_ident()
-    store = SqliteStore(tmp_path / "tasks.db", codec=Codec(cipher))
-    await store.open()
-    record, text = make_record(), "x" * (1_000_000 if large else 1_000)
-    entry = JournalEntry(kind="step", key="step", value=text)
-
-    async def threads_of(act: Awaitable[object]) -> set[int]:
-        cipher.threads.clear()
-        await act
-        return set(cipher.threads)
-
-    # The record itself is small, whatever is beside it.
-    assert await threads_of(store.create(make_record(), REQUEST)) == {here}
-    for act in (
-        lambda: store.create(record, TaskRequest(name="render", arguments={"text": text})),
-        lambda: store.save(replace(record, version=2), expected=1, entries=[entry]),
-        lambda: store.save(replace(record, version=3), expected=2, outcome=Outcome(body=text.encode(), meta=b"{}")),
-    ):
-        assert (await threads_of(act()) != {here}) == large
-    assert await threads_of(store.get(record.id)) == {here}
-    for read in (store.request, store.outcome, store.journal):
-        threads = await threads_of(read(record.id))
-        assert (here not in threads) == large
-        assert len(threads) == 1
-    await store.close()
+    cipher = WatchedCipher()
+    async with opened(SqliteStore(tmp_path / "tasks.db", codec=Codec(cipher))) as store:
+        await check_threads(store, cipher, large=large)
 
 
 @pytest.mark.anyio

@@ -382,8 +382,7 @@ async def test_an_upgrade_by_another_process_is_waited_for(second: Path, caplog:
         async with anyio.create_task_group() as group:
             group.start_soon(store.open, "demo")
             await until_it_waits(caplog)
-            # Many times the patience of the store, and of the pause between two looks.
-            await anyio.sleep(1)
+            await anyio.sleep(1)  # sleep: many times the patience of the store, and the pause between two looks
             other.execute("ROLLBACK")
     await store.close()
     assert [(record.levelname, record.getMessage()) for record in caplog.records] == [

@@ -23,9 +23,10 @@ from typing import Any, Protocol
 
 from harness.forking import fork
 from harness.processes import PIPE, kill
+from harness.rpc import LEGACY, hello, legacy_request, notification, response
 from tests.chaos.serving import GATED, GONE
 
-VERSION = "2025-11-25"
+ASKABLE: Mapping[str, Any] = {"elicitation": {}}
 RELATED = "io.modelcontextprotocol/related-task"
 LIMIT = 45.0
 """Seconds until a message must have come, the start of a server over stdio included."""
@@ -124,15 +125,7 @@ def create(client: Client, tool: str, folder: Path) -> str:
 
 def accept(client: Client, asked: Message, content: Mapping[str, Any]) -> None:
     """Fill in a form."""
-    client.post({"jsonrpc": "2.0", "id": asked["id"], "result": {"action": "accept", "content": dict(content)}})
-
-
-def _initialize() -> dict[str, Any]:
-    return {
-        "protocolVersion": VERSION,
-        "capabilities": {"elicitation": {}},
-        "clientInfo": {"name": "chaos", "version": "1"},
-    }
+    client.post(response(asked["id"], {"action": "accept", "content": dict(content)}))
 
 
 class HttpClient:
@@ -143,14 +136,13 @@ class HttpClient:
         self._number = 0
         self._session: str | None = None
         self._streams: list[Stream] = []
-        ask(self, "initialize", **_initialize())
-        self.post({"jsonrpc": "2.0", "method": "notifications/initialized"})
+        ask(self, "initialize", **hello(ASKABLE))
+        self.post(notification("notifications/initialized"))
 
     def begin(self, method: str, **params: Any) -> tuple[int, Stream]:
         self._number += 1
-        request = {"jsonrpc": "2.0", "id": self._number, "method": method, "params": params}
-        response, stream = self._send("POST", json.dumps(request))
-        self._session = self._session or response.headers["mcp-session-id"]
+        began, stream = self._send("POST", json.dumps(legacy_request(method, params, self._number)))
+        self._session = self._session or began.headers["mcp-session-id"]
         return self._number, stream
 
     def post(self, message: Message) -> None:
@@ -171,7 +163,7 @@ class HttpClient:
         connection = HTTPConnection("127.0.0.1", self._port, timeout=60)
         headers = {"Content-Type": "application/json", "Accept": "application/json, text/event-stream"}
         if self._session is not None:
-            headers |= {"mcp-session-id": self._session, "mcp-protocol-version": VERSION}
+            headers |= {"mcp-session-id": self._session, "mcp-protocol-version": LEGACY}
         connection.request(method, "/mcp", body, headers)
         # Taken now: the response takes it over if the connection is not kept.
         sock = connection.sock
@@ -196,12 +188,12 @@ class StdioClient:
         self._number = 0
         assert self.process.stdout is not None
         self._stream = Stream(self.process.stdout, lambda: None, self.process.stdout.close)
-        ask(self, "initialize", **_initialize())
-        self.post({"jsonrpc": "2.0", "method": "notifications/initialized"})
+        ask(self, "initialize", **hello(ASKABLE))
+        self.post(notification("notifications/initialized"))
 
     def begin(self, method: str, **params: Any) -> tuple[int, Stream]:
         self._number += 1
-        self.post({"jsonrpc": "2.0", "id": self._number, "method": method, "params": params})
+        self.post(legacy_request(method, params, self._number))
         return self._number, self._stream
 
     def post(self, message: Message) -> None:

@@ -11,9 +11,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
+from harness.http import modern_headers
+from harness.rpc import TASKS, request
 from harness.serving import ServerProcess
 
-VERSION = "2026-07-28"
+ASKABLE: Mapping[str, Any] = {**TASKS, "elicitation": {"form": {}}}
+HEADERS = {"content-type": "application/json", "accept": "application/json, text/event-stream"}
 FIXTURE = "mcp_tasks.testing.fixture_server"
 GATED = "tests.chaos.gated_server"
 IDLE_LIMIT = 2.0
@@ -42,7 +45,6 @@ class Client:
         self._port = port
         self._connection: HTTPConnection | None = None
         self._last_used = 0.0
-        self._number = 0
 
     def rpc(self, method: str, **params: Any) -> dict[str, Any]:
         """The result of one request.
@@ -50,14 +52,8 @@ class Client:
         Raises:
             RpcError: The server refused it.
         """
-        self._number += 1
-        request: dict[str, Any] = {
-            "jsonrpc": "2.0",
-            "id": self._number,
-            "method": method,
-            "params": params | {"_meta": _META},
-        }
-        answer = self._send(request, _headers(method, params.get("name") or params.get("taskId")))
+        message = request(method, params, capabilities=ASKABLE)
+        answer = self._send(message, HEADERS | dict(modern_headers(message)))
         if "error" in answer:
             raise RpcError(answer["error"])
         return answer["result"]
@@ -67,38 +63,18 @@ class Client:
             self._connection.close()
             self._connection = None
 
-    def _send(self, request: Mapping[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:
+    def _send(self, message: Mapping[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:
         if time.monotonic() - self._last_used > IDLE_LIMIT:
             self.close()
         if self._connection is None:
             self._connection = HTTPConnection("127.0.0.1", self._port, timeout=20)
         self._last_used = time.monotonic()
         try:
-            self._connection.request("POST", "/mcp", json.dumps(request), headers)
+            self._connection.request("POST", "/mcp", json.dumps(message), headers)
             return json.loads(self._connection.getresponse().read())
         except (*GONE, ValueError) as exc:
             self.close()
             raise ConnectionError("the server is gone") from exc
-
-
-_META: Mapping[str, Any] = {
-    "io.modelcontextprotocol/protocolVersion": VERSION,
-    "io.modelcontextprotocol/clientInfo": {"name": "chaos", "version": "1"},
-    "io.modelcontextprotocol/clientCapabilities": {
-        "elicitation": {"form": {}},
-        "extensions": {"io.modelcontextprotocol/tasks": {}},
-    },
-}
-
-
-def _headers(method: str, name: str | None) -> dict[str, str]:
-    headers = {
-        "Content-Type": "application/json",
-        "Accept": "application/json, text/event-stream",
-        "MCP-Protocol-Version": VERSION,
-        "Mcp-Method": method,
-    }
-    return headers if name is None else headers | {"Mcp-Name": name}
 
 
 class Server(ServerProcess):

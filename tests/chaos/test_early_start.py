@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-import time
 from collections.abc import Generator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
@@ -57,6 +56,11 @@ class Calls:
             while True:
                 self.one()
 
+    def until_acknowledged(self, more: int) -> None:
+        """Return when so many more have been."""
+        enough = len(self.acknowledged) + more
+        until(lambda: len(self.acknowledged) >= enough, 30, what="calls are acknowledged")
+
     def check(self) -> None:
         """See that nothing that was acknowledged is lost, or without its result."""
         for task_id, number in self.acknowledged.items():
@@ -103,7 +107,7 @@ def test_whenever_a_server_is_killed_nothing_acknowledged_is_lost_and_no_task_la
         for life in range(3):
             calling = threading.Thread(target=calls.until_gone)
             calling.start()
-            time.sleep(0.3 + 0.1 * life)
+            calls.until_acknowledged(20 + 7 * life)
             server.kill()
             calling.join()
             statuses, lacking = stored(place)

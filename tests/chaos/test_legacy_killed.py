@@ -7,6 +7,7 @@ from pathlib import Path
 
 from harness.forking import forked
 from harness.processes import PIPE
+from harness.rpc import error_response
 from tests.chaos.legacy_clients import RELATED, Client, HttpClient, StdioClient, accept, ask, create
 from tests.chaos.serving import GATED, Site, site, until
 
@@ -120,8 +121,7 @@ def test_an_error_that_was_answered_is_the_tools_again_after_the_server_was_kill
         client = stack.enter_context(closing(HttpClient(server.port)))
         task_id = create(client, "petition", folder)
         _, result = client.begin("tasks/result", taskId=task_id)
-        error = {"code": -1, "message": "User rejected it", "data": {"why": [1]}}
-        client.post({"jsonrpc": "2.0", "id": result.question("May I?")["id"], "error": error})
+        client.post(error_response(result.question("May I?")["id"], -1, "User rejected it", {"why": [1]}))
         until(lambda: "at deciding" in _log(folder), 15, what="the tool was told")
         server.kill()
         server.start()

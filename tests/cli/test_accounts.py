@@ -39,9 +39,10 @@ def test_a_question_that_nobody_answers_cancels_the_task_if_that_is_the_rule(cli
 
 
 def test_a_time_limit_cancels_the_task_if_that_is_the_rule(cli: Cli, fixture_url: str) -> None:
-    done = cli("call", "--timeout", "0.5", "--on-abandon", "cancel", fixture_url, "park", "seconds=60")
+    # Long enough for a busy machine to have reached the server by then: until that it is the server that is late.
+    done = cli("call", "--timeout", "3", "--on-abandon", "cancel", fixture_url, "park", "seconds=60")
     assert done.returncode == 5
-    assert "did not end within 0.5 s; it was cancelled" in done.stderr
+    assert "did not end within 3 s; it was cancelled" in done.stderr
     assert "goes on" not in done.stderr
     task_id = cli.start(fixture_url, "park", "seconds=60")
     waited = cli.json("wait", task_id, "--timeout", "3", "--on-abandon", "cancel", code=5)

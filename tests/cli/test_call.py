@@ -94,6 +94,36 @@ def test_a_detached_task_is_waited_for_by_the_start_of_its_id(cli: Cli, fixture_
     assert done.returncode == 3
 
 
+def test_what_is_not_saved_and_not_waited_for_is_wrong_usage(cli: Cli, fixture_url: str, tmp_path: Path) -> None:
+    folder = str(tmp_path / "out")
+    detached, answered, limited = cli.together(
+        ("call", "--detach", "--save", folder, fixture_url, "slow_compute", "seconds=1", "label=a"),
+        ("answer", "task_x", "--save", folder),
+        ("answer", "task_x", "--timeout", "3"),
+    )
+    assert {done.returncode for done in (detached, answered, limited)} == {2}
+    assert "give --save to `wait`" in detached.stderr
+    assert "give --wait as well" in answered.stderr
+    assert "give --wait as well" in limited.stderr
+    assert cli.json("ls") == []
+
+
+def test_a_wait_for_what_was_answered_ends_in_time(cli: Cli, fixture_url: str) -> None:
+    task_id = cli.start(fixture_url, "multi_input")
+    assert cli("wait", task_id).returncode == 7
+    done = cli("answer", task_id, "name=Ann", "--wait", "--timeout", "20")
+    # It asks something else, which nobody is there for.
+    assert done.returncode == 7, done.stderr
+    assert "Are you sure?" in done.stderr
+
+
+def test_a_server_that_nobody_knows_is_said_to_have_no_name(cli: Cli) -> None:
+    done = cli("call", "nope-server", "tool")
+    assert done.returncode == 2
+    assert "no server and no command is called 'nope-server'" in done.stderr
+    assert "`mcp-tasks servers` lists the servers with names." in done.stderr
+
+
 def test_a_question_without_a_terminal_ends_with_how_to_answer_it(cli: Cli, fixture_url: str) -> None:
     asked = cli("call", fixture_url, "confirm_delete", "filename=notes.txt")
     assert asked.returncode == 7
@@ -214,8 +244,9 @@ def _refusing(status: int) -> Generator[str]:
 def test_a_server_that_refuses_the_arguments_is_answered_with_what_the_tool_takes(
     cli: Cli, asking_url: str, fixture_url: str
 ) -> None:
-    # Taken as it is, so that it is the server who looks at it.
-    refused, failed = cli.together(("call", asking_url, "slow", 'seconds:="abc"'), ("call", fixture_url, "failing_job"))
+    # What comes with --args is not looked at here.
+    wrong = ("call", asking_url, "slow", "--args", '{"seconds": "abc"}')
+    refused, failed = cli.together(wrong, ("call", fixture_url, "failing_job"))
     assert (refused.returncode, failed.returncode) == (1, 1)
     before, _, after = refused.stderr.partition("It takes:")
     assert "validation error" in before

@@ -35,7 +35,7 @@ def test_a_harmless_tool_is_found_and_stdio_is_examined_too(cli: Cli, tmp_path: 
 def test_a_server_that_cannot_be_examined_says_why(cli: Cli, fixture_url: str) -> None:
     refused, command, tool, words, era = cli.together(
         ("doctor", "http://127.0.0.1:9/mcp"),
-        ("doctor", "no-such-command"),
+        ("doctor", "no-such-command --stdio"),
         ("doctor", fixture_url, "--tool", "nothing"),
         ("doctor", fixture_url, "seconds=1"),
         ("doctor", fixture_url, "--era", "legacy"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from importlib import import_module
 from importlib.metadata import version
 
 import pytest
@@ -12,6 +13,8 @@ import pytest
 from harness.processes import run
 from mcp_tasks.cli.app import COMMANDS
 from tests.cli.running import Cli
+
+STORE = "mcp_tasks.cli.commands.store"
 
 _WITHOUT_RICH = """
 import sys
@@ -51,6 +54,16 @@ def test_every_command_explains_itself_with_examples(cli: Cli) -> None:
         assert f"Usage: mcp-tasks {name}" in done.stdout
         assert f"Examples:\n    mcp-tasks {name}" in done.stdout
         assert max(map(len, done.stdout.splitlines())) <= 100
+
+
+def test_commands_on_tasks_of_a_store_take_the_same_and_one_thing_of_their_own() -> None:
+    own = {"cancel": "reason", "delete": "force", "rerun": "yes"}
+    taken: dict[str, set[str]] = {
+        name: {param.name for param in import_module(f"{STORE}.{name}").command.params} for name in own
+    }
+    shared = set[str].intersection(*taken.values())
+    assert {"ids", "url", "namespaces", "name", "audit", "output", "verbose"} <= shared
+    assert {name: names - shared for name, names in taken.items()} == {name: {word} for name, word in own.items()}
 
 
 def test_wrong_usage_is_said_in_words(cli: Cli) -> None:

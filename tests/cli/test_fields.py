@@ -8,9 +8,8 @@ import pytest
 
 from mcp_tasks.cli.forms.arguments import read_arguments
 from mcp_tasks.cli.terminal.exits import Problem
-from mcp_tasks.cli.terminal.rows import clock
 from mcp_tasks.cli.terminal.text import clean, one_line
-from mcp_tasks.cli.terminal.views import ago
+from mcp_tasks.cli.terminal.views import ago, clock
 from mcp_tasks.client.examples import example_of
 from mcp_tasks.client.fields import field_of, fields_of
 from mcp_tasks.client.servers.address import ServerAddress, looks_like_address
@@ -168,6 +167,8 @@ def test_a_refused_argument_shows_how_to_write_it() -> None:
     assert refused("xs=a") == refused() == refused("ys=1") == "Write it like this: xs=1 xs=2"
     assert refused("opts=a") == """Write it like this: opts:='{"key": "value"}'"""
     assert refused("opts:=a") == """Write it like this: opts:='{"key": "value"}'"""
+    assert refused("opts:=[1]") == """Write it like this: opts:='{"key": "value"}'"""
+    assert refused('xs:=["a"]') == "Write it like this: xs=1 xs=2"
     assert refused("colour=de") == "Write it like this: colour='deep red'"
 
 
@@ -239,3 +240,24 @@ def test_times_are_said_as_people_say_them() -> None:
         "1:02:03",
         "3d 01:02:03",
     ]
+
+
+@pytest.mark.parametrize(
+    ("schema", "required", "words"),
+    [
+        ({"anyOf": [{"type": "array", "items": {"type": "string"}}, {"type": "null"}]}, False, "list of texts"),
+        (
+            {"anyOf": [{"type": "array", "items": {"type": "integer"}}, {"type": "null"}]},
+            False,
+            "list of whole numbers",
+        ),
+        ({"anyOf": [{"type": "array"}, {"type": "null"}]}, False, "list"),
+        ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, False, "whole number"),
+        ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, True, "whole number or null, required"),
+        ({"type": "null"}, False, "null"),
+        ({"type": "array", "items": {"type": ["string", "integer"]}}, True, "list, required"),
+    ],
+)
+def test_what_a_field_takes_is_what_people_type(schema: dict[str, Any], required: bool, words: str) -> None:
+    [field] = fields_of({"properties": {"x": schema}, "required": ["x"] if required else []})
+    assert field.describe() == words

@@ -16,6 +16,9 @@ from harness.processes import run
 from tests.cli.running import Cli, serving
 from tests.cli.terminal import on_terminal
 
+NO_READER = "import os, sys; r, w = os.pipe(); os.close(r); os.dup2(w, 1); os.execv(sys.executable, sys.argv[1:])"
+"""Runs a command with a pipe for its stdout that nobody reads."""
+
 
 @pytest.fixture(scope="module")
 def tricky_url(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
@@ -66,15 +69,17 @@ def test_leaving_a_question_open_is_no_error(cli: Cli, tricky_url: str) -> None:
         assert "error: nothing" not in terminal.text
 
 
-def test_the_password_of_a_url_is_in_no_log(cli: Cli, tricky_url: str) -> None:
-    done = cli("call", tricky_url.replace("//", "//ann:pa55word9@"), "files", "-vv")
+@pytest.mark.parametrize(("command", "words"), [("call", ["files"]), ("doctor", [])])
+def test_the_password_of_a_url_is_in_no_log(cli: Cli, tricky_url: str, command: str, words: list[str]) -> None:
+    done = cli(command, tricky_url.replace("//", "//ann:pa55word9@"), *words, "-vv")
     assert done.returncode == 0
     assert "pa55word9" not in done.stderr + done.stdout
 
 
-def test_the_password_of_a_url_is_in_no_error(cli: Cli) -> None:
+@pytest.mark.parametrize("command", ["tools", "doctor"])
+def test_the_password_of_a_url_is_in_no_error(cli: Cli, command: str) -> None:
     with closed_port() as closed:
-        done = cli("tools", mcp_url(closed).replace("//", "//ann:pa55word9@"))
+        done = cli(command, mcp_url(closed).replace("//", "//ann:pa55word9@"))
     assert done.returncode == 6
     assert "http://127.0.0.1:" in done.stderr
     assert "pa55word9" not in done.stderr
@@ -127,6 +132,25 @@ def test_a_closed_stdout_is_no_bug(cli: Cli) -> None:
     named = [sys.executable, "-m", "mcp_tasks", "ls", "--json", "--ledger", str(cli.ledger)]
     done = run([*command, *named])
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_reader_of_changes_who_has_seen_enough_is_no_problem_of_a_task(cli: Cli, tricky_url: str) -> None:
+    task_id = cli.start(tricky_url, "tricky")
+    watch = [sys.executable, "-m", "mcp_tasks", "watch", task_id, "--json", "--ledger", str(cli.ledger)]
+    done = run([sys.executable, "-c", NO_READER, *watch])
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_clock_at_the_beginning_of_the_calendar_is_shown(cli: Cli) -> None:
+    cli("ls")
+    with closing(sqlite3.connect(cli.ledger)) as db, db:
+        db.execute(
+            "INSERT INTO tasks VALUES ('http://127.0.0.1:9/mcp', '', 'task_old', 1, 'old', '0001-01-01T00:00:00+12:00',"
+            " 'working', NULL, NULL, NULL, NULL, NULL)"
+        )
+    done = cli("show", "task_old", "--offline")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "0001-01-01" in done.stdout
 
 
 def test_what_is_no_url_and_no_header_is_refused_in_words(cli: Cli, tricky_url: str) -> None:

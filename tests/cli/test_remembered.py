@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mcp_tasks.cli.remembered import find_task, opened_ledger
+from mcp_tasks.cli.remembered import find_tasks, opened_ledger
 from mcp_tasks.cli.terminal.exits import Exit, problem_of
 from mcp_tasks.client import Ledger
 from mcp_tasks.client.servers.grouping import by_server
@@ -42,7 +42,7 @@ def ledger(tmp_path: Path) -> Ledger:
 def test_a_task_is_found_by_a_start_that_only_it_has(
     ledger: Ledger, start: str, server: str | None, found: str
 ) -> None:
-    assert find_task(ledger, start, server=server).task_id == found
+    assert [entry.task_id for entry in find_tasks(ledger, [start], server=server)] == [found]
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_a_task_is_found_by_a_start_that_only_it_has(
 )
 def test_a_start_that_is_not_clear_is_refused(ledger: Ledger, start: str, code: int) -> None:
     with pytest.raises(TasksError) as problem:
-        find_task(ledger, start)
+        find_tasks(ledger, [start])
     shown = problem_of(problem.value)
     assert shown is not None
     assert shown.code == code
@@ -98,6 +98,12 @@ def test_tasks_are_listed_filtered_refreshed_forgotten_and_pruned(cli: Cli, fixt
     assert (stranger.returncode, "input required" in stranger.stdout) == (0, True)
     assert cli("cancel", waiting, "--server", fixture_url).returncode == 0
     assert cli("show", "task_nothing", "--server", fixture_url).returncode == 8
+
+
+def test_active_and_ended_exclude_each_other(cli: Cli) -> None:
+    done = cli("ls", "--active", "--ended")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--active and --ended exclude each other" in done.stderr
 
 
 def test_a_result_that_is_kept_is_shown_without_its_server(cli: Cli, asking_url: str) -> None:

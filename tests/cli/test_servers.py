@@ -159,3 +159,23 @@ def test_servers_that_are_added_at_the_same_moment_are_all_kept(cli: Cli) -> Non
     assert [command.wait() for command in added] == [0] * 8
     listed = json.loads(cli("servers", "--json").stdout)
     assert sorted(server["name"] for server in listed) == [f"n{number}" for number in range(1, 9)]
+
+
+def test_an_address_that_is_typed_takes_nothing_of_a_file(
+    cli: Cli, project: Path, tmp_path: Path, recorder: tuple[str, list[str | None]]
+) -> None:
+    url, came = recorder
+    log = tmp_path / "started"
+    command = ["sh", "-c", f'echo "${{EVIL:-none}}" >> {shlex.quote(str(log))}; exec {stdio_command(tmp_path)}']
+    servers = {
+        "farm": {"url": url, "headers": {"Authorization": "Bearer ${FARM_TOKEN}"}},
+        "unset": {"url": url, "headers": {"X-Key": "${NEVER_SET}"}},
+        "evil": {"command": command[0], "args": command[1:], "cwd": str(project), "env": {"EVIL": "yes"}},
+    }
+    write(project, servers)
+    cli.environment["FARM_TOKEN"] = SECRET
+    assert "Sending" not in cli("tools", url, cwd=project).stderr
+    assert set(came) == {None}
+    typed = cli("tools", shlex.join(command), cwd=project)
+    assert "evil" not in typed.stderr
+    assert log.read_text().splitlines() == ["none"]

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+from pathlib import Path
 
+import pytest
+
+from harness.serving import ServerProcess
 from tests.cli.running import Cli
 from tests.cli.terminal import CTRL_C, on_terminal
 
@@ -128,13 +134,35 @@ def test_ctrl_c_at_a_question_leads_to_the_same_menu(cli: Cli, fixture_url: str)
         assert terminal.wait() == 130
 
 
+@pytest.mark.parametrize(("call", "shown"), [(("slow", "seconds=60"), " of 600"), (("survey",), "/help for more")])
+def test_ctrl_c_is_heard_while_a_server_takes_its_time_to_cancel(
+    cli: Cli, tmp_path: Path, call: tuple[str, ...], shown: str
+) -> None:
+    with (
+        ServerProcess("tests.cli.asking_server", "--port", "{port}", "--db", tmp_path / "tasks.db") as server,
+        on_terminal(cli, "call", server.url, *call) as terminal,
+    ):
+        terminal.expect(shown)
+        terminal.type(CTRL_C)
+        terminal.expect(MENU)
+        os.kill(server.pid, signal.SIGSTOP)
+        terminal.enter("c")
+        terminal.expect(call[0])
+        terminal.type(CTRL_C)
+        terminal.expect(MENU)
+        terminal.enter("d")
+        terminal.expect("mcp-tasks wait task_")
+        assert terminal.wait() == 130
+
+
 def test_a_question_that_is_no_longer_asked_goes_away(cli: Cli, fixture_url: str) -> None:
     task_id = cli.start(fixture_url, "confirm_delete", "filename=c")
     with on_terminal(cli, "wait", task_id) as terminal:
         terminal.expect("(yes or no): ")
         assert cli("cancel", task_id).returncode == 0
-        terminal.expect("The question was withdrawn")
+        terminal.expect("\nThe question was withdrawn")
         assert terminal.wait() == 4
+    assert terminal.text.count("○ cancelled") == 1
 
 
 def test_several_tasks_are_watched_in_one_table(cli: Cli, asking_url: str) -> None:

@@ -17,8 +17,8 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from mcp_tasks.cli.forms.form import Form
-from mcp_tasks.cli.forms.questions import describe, how_to_answer, how_to_answer_unseen
+from mcp_tasks.cli.forms.arguments import how_to_answer, how_to_answer_unseen
+from mcp_tasks.cli.forms.form import ask
 from mcp_tasks.cli.terminal import text
 from mcp_tasks.cli.terminal.keyboard import Keyboard
 from mcp_tasks.cli.terminal.outcomes import print_result
@@ -265,8 +265,8 @@ def test_a_page_that_may_not_be_opened_says_why(url: str) -> None:
     assert link_to(url).refusal
     params = {"mode": "url", "url": url, "message": "?"}
     question = Question(key="q", method="elicitation/create", params=params, tool="t")
-    assert any(line.strip().startswith("!") for line in describe(question))
-    assert not any(OBEYED & set(line) for line in describe(question))
+    assert any(line.strip().startswith("!") for line in question.describe())
+    assert not any(OBEYED & set(line) for line in question.describe())
 
 
 class Typed:
@@ -307,7 +307,7 @@ async def test_a_page_is_opened_only_when_told_to_and_if_it_may_be(
     question = Question(key="q", method="elicitation/create", params=params, tool="t")
     screen = StringIO()
     typed = cast("Keyboard", Typed(*lines))
-    answer = await Form(question, typed, Console(file=screen, width=100)).fill_in()
+    answer = await ask(question, typed, Console(file=screen, width=100))
     assert asked == opened
     assert answer == {"action": "accept" if len(lines) == 1 else "decline"}
     assert "Host:" in screen.getvalue()

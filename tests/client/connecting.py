@@ -83,16 +83,9 @@ def text(result: CallToolResult) -> str:
     return block.text
 
 
-async def until(condition: Callable[[], object]) -> None:
-    """Return when the condition holds; fails if it does not in good time."""
-    with anyio.fail_after(PATIENCE):
-        while not condition():  # noqa: ASYNC110 - what it waits for happens in a server or another process
-            await anyio.sleep(0.005)
-
-
 async def seen(handle: TaskHandle, condition: Callable[[TaskSnapshot], object]) -> TaskSnapshot:
     """The first state of the task that is looked at for which the condition holds."""
     with anyio.fail_after(PATIENCE):
-        while not condition(snapshot := await handle.status()):  # noqa: ASYNC110 - the same
+        while not condition(snapshot := await handle.status()):  # noqa: ASYNC110 - what a look shows is what is wanted
             await anyio.sleep(0.005)
     return snapshot

@@ -15,7 +15,16 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from harness.http import serving_app
-from harness.rpc import EXTENSION, INTERNAL_ERROR, INVALID_PARAMS, METHOD_NOT_FOUND, MODERN
+from harness.rpc import (
+    EXTENSION,
+    INTERNAL_ERROR,
+    INVALID_PARAMS,
+    METHOD_NOT_FOUND,
+    MODERN,
+    error_response,
+    notification,
+    response,
+)
 
 TASK_ID = "task-of-the-peer"
 SUBSCRIPTION = "io.modelcontextprotocol/subscriptionId"
@@ -128,13 +137,12 @@ class Peer:
             case Raw():
                 return Response(answer.body, status_code=answer.status, media_type=answer.content_type)
             case Refusal():
-                error = {"code": answer.code, "message": answer.message}
-                error |= {} if answer.data is None else {"data": answer.data}
-                return _json({"jsonrpc": "2.0", "id": message["id"], "error": error}, status=answer.status)
+                refused = error_response(message["id"], answer.code, answer.message, answer.data)
+                return _json(refused, status=answer.status)
             case Frames():
                 return StreamingResponse(_events(message["id"], answer), media_type="text/event-stream")
             case _:
-                return _json({"jsonrpc": "2.0", "id": message["id"], "result": dict(answer)})
+                return _json(response(message["id"], answer))
 
     async def _answer(self, method: str, params: Mapping[str, Any]) -> Answer:
         if method in self.handlers:
@@ -168,23 +176,16 @@ async def serving_peer(peer: Peer) -> AsyncGenerator[str]:
 
 def pushed(subscription: Any, *states: Mapping[str, Any]) -> Sequence[dict[str, Any]]:
     """An acknowledgement and then these states, as a listen stream carries them."""
-    meta = {SUBSCRIPTION: subscription}
-    acknowledged = {
-        "jsonrpc": "2.0",
-        "method": "notifications/subscriptions/acknowledged",
-        "params": {"_meta": meta, "notifications": {"taskIds": [TASK_ID]}},
-    }
+    params = {"_meta": {SUBSCRIPTION: subscription}, "notifications": {"taskIds": [TASK_ID]}}
+    acknowledged = notification("notifications/subscriptions/acknowledged", params)
     return [acknowledged, *(told(state, subscription) for state in states)]
 
 
 def told(state: Mapping[str, Any], subscription: Any = 0) -> dict[str, Any]:
     """The state of a task as a notification."""
     params = {key: value for key, value in state.items() if key != "resultType"}
-    return {
-        "jsonrpc": "2.0",
-        "method": "notifications/tasks",
-        "params": {**params, "_meta": {**params.get("_meta", {}), SUBSCRIPTION: subscription}},
-    }
+    meta = {**params.get("_meta", {}), SUBSCRIPTION: subscription}
+    return notification("notifications/tasks", {**params, "_meta": meta})
 
 
 async def stream_of(messages: Sequence[Mapping[str, Any]], *, hold: bool = True) -> AsyncGenerator[Mapping[str, Any]]:
@@ -199,7 +200,7 @@ async def _events(request_id: Any, frames: Frames) -> AsyncGenerator[bytes]:
     async for message in frames.messages:
         yield _event(message)
     if frames.last is not None:
-        yield _event({"jsonrpc": "2.0", "id": request_id, "result": dict(frames.last)})
+        yield _event(response(request_id, frames.last))
 
 
 def _event(message: Mapping[str, Any]) -> bytes:

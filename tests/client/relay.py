@@ -22,6 +22,8 @@ class Relay:
         self._path = where.path
         self._open: set[asyncio.StreamWriter] = set()
         self.port = 0
+        self.made = 0
+        """Connections so far, with those that were dropped."""
         self.refusals = 0
         """Connections still to be dropped as soon as they are made."""
         self.cuts = 0
@@ -42,10 +44,13 @@ class Relay:
         """Hand on one connection."""
         if self.refusals:
             self.refusals -= 1
+            self.made += 1
             writer.transport.abort()
             return
         there, back = await asyncio.open_connection(*self._target)
         self._open |= {writer, back}
+        # From here on it can be cut.
+        self.made += 1
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._hand_on(reader, back, answers=False))

@@ -15,6 +15,7 @@ from mcp_types import ElicitRequestParams, ElicitResult
 
 from harness.processes import ENVIRONMENT, ROOT
 from harness.rpc import PATIENCE
+from harness.waiting import eventually
 from mcp_tasks.client import (
     Ledger,
     TasksClient,
@@ -25,7 +26,7 @@ from mcp_tasks.client import (
     stdio_transport,
 )
 from mcp_tasks.errors import UnknownTask, UsageError
-from tests.client.connecting import begin, text, until
+from tests.client.connecting import begin, text
 from tests.client.peer import TASK_ID, UNKNOWN_TASK, Peer, asking, completed, serving_peer, task
 
 pytestmark = pytest.mark.anyio
@@ -104,7 +105,7 @@ async def test_a_recorded_answer_is_not_given_to_another_server_of_the_same_name
     async with client_of(peer_url, ledger, person) as client, anyio.create_task_group() as group:
         handle = await begin(client, "x")
         group.start_soon(handle.result)
-        await until(lambda: pins(peer))
+        await eventually(lambda: pins(peer))
         group.cancel_scope.cancel()
     other.on("tasks/get", asking("q"), completed())
     async with client_of(other_url, ledger, person) as client:
@@ -122,7 +123,7 @@ async def test_a_recorded_answer_is_not_given_to_another_question(peer: Peer, pe
     async with client_of(peer_url, ledger, person) as client, anyio.create_task_group() as group:
         handle = await begin(client, "x")
         group.start_soon(handle.result)
-        await until(lambda: pins(peer))
+        await eventually(lambda: pins(peer))
         group.cancel_scope.cancel()
     peer.on("tasks/get", other, completed())
     async with client_of(peer_url, ledger, person) as client:

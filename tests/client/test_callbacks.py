@@ -14,10 +14,11 @@ from mcp.shared.message import SessionMessage
 from mcp_types import ElicitRequestParams, ElicitResult, JSONRPCNotification, JSONRPCRequest, JSONRPCResponse
 
 from harness.rpc import PATIENCE
+from harness.waiting import eventually
 from mcp_tasks.client import InvalidOption, QuestionUnanswered, TasksClient, reconnecting_http, resume_task
 from mcp_tasks.client.question_limit import QuestionLimit
 from mcp_tasks.client.wire import Wire
-from tests.client.connecting import connect, until
+from tests.client.connecting import connect
 from tests.client.peer import TASK_ID, Peer, asking, completed
 
 pytestmark = pytest.mark.anyio
@@ -52,13 +53,13 @@ async def test_four_callbacks_work_at_a_time_for_all_tasks_of_a_client(peer: Pee
     async with connect(peer_url, person=busy) as client, anyio.create_task_group() as group:
         for _ in range(2):
             group.start_soon(client.call_tool, "x")
-        await until(lambda: busy.now == 4)
+        await eventually(lambda: busy.now == 4)
         # The others have seen all of their questions by now, and wait for their turns.
         await anyio.wait_all_tasks_blocked()
         assert busy.most == busy.asked == 4
         busy.ready.set()
-        await until(lambda: busy.asked == 80)
-        group.cancel_scope.cancel()
+        await eventually(lambda: busy.asked == 80)
+        peer.on("tasks/get", completed())
     assert busy.most == 4
 
 

@@ -20,11 +20,12 @@ from harness.http import serving
 from harness.processes import ENVIRONMENT, ROOT
 from harness.rpc import PATIENCE
 from harness.server import QUICK
+from harness.waiting import eventually
 from mcp_tasks import Tasks
 from mcp_tasks.client import Ledger, reconnecting_http
 from mcp_tasks.core import TaskStatus
 from mcp_tasks.testing import fixture_server
-from tests.client.connecting import Person, begin, connect, seen, text, until
+from tests.client.connecting import Person, begin, connect, seen, text
 from tests.client.peer import TASK_ID, Answer, Peer, asking, completed
 from tests.client.processes import client_process, lines_of, logged, server_process
 
@@ -63,7 +64,7 @@ def left_in(ledger: Path) -> list[str]:
 
 @pytest.mark.parametrize("push", [True, False], ids=["push", "polls"])
 async def test_a_server_that_is_killed_and_started_again_on_its_port_does_not_end_a_wait(
-    tmp_path: Path, push: bool
+    tmp_path: Path, push: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     results: list[str] = []
     async with (
@@ -80,8 +81,7 @@ async def test_a_server_that_is_killed_and_started_again_on_its_port_does_not_en
             group.start_soon(wait)
             await seen(handle, lambda snapshot: snapshot.input_requests)
             server.kill()
-            # The first look at a server that is not there comes before it is there again.
-            await anyio.sleep(0.3)
+            await eventually(lambda: "cannot be looked at" in caplog.text)
             await server.started()
         assert results == ["ok"]
         # And what waited for an answer before waits for it now.
@@ -157,7 +157,7 @@ async def test_a_client_that_is_killed_between_two_answers_is_asked_for_the_miss
         await logged(log, f"asked: {sure}", f"answered: {name}")
         book = Ledger(ledger)
         # Acknowledged by the server, so that it is not asked any more.
-        await until(lambda: [sent for _, sent in book.answers(fixture_url, task_id).values()] == [True])
+        await eventually(lambda: [sent for _, sent in book.answers(fixture_url, task_id).values()] == [True])
         book.close()
         await client.kill()
     async with client_process(fixture_url, ledger, log, "resume") as client:
@@ -185,7 +185,7 @@ async def test_a_client_that_is_killed_before_its_answer_arrived_sends_it_again_
     peer.handlers["tasks/update"] = hold
     async with client_process(peer_url, ledger, log, "start", "x", "{}") as client:
         assert (await client.line())["started"] == TASK_ID
-        await until(lambda: peer.asked("tasks/update"))
+        await eventually(lambda: peer.asked("tasks/update"))
         await client.kill()
     peer.handlers["tasks/update"] = accept
     async with client_process(peer_url, ledger, log, "resume") as client:

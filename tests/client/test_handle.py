@@ -19,11 +19,12 @@ from mcp_types import CallToolResult
 
 from harness.rpc import PATIENCE
 from harness.server import CUSTOM_ERROR, Desk
+from harness.waiting import eventually
 from mcp_tasks.client import TaskFailed, TaskHandle, TaskSnapshot, call_tool, resume_task, start_task
 from mcp_tasks.client import handle as handle_module
 from mcp_tasks.core import Progress, TaskStatus
 from mcp_tasks.errors import TasksError, TaskWasCancelled, UnknownTask, WaitTimedOut
-from tests.client.connecting import LONG, SHORT, Person, accepted, begin, connect, seen, text, until
+from tests.client.connecting import LONG, SHORT, Person, accepted, begin, connect, seen, text
 from tests.client.peer import OUT_OF_ORDER, TASK_ID, Answer, Peer, asking, completed, task
 
 pytestmark = pytest.mark.anyio
@@ -258,7 +259,7 @@ async def test_what_a_call_does_not_say_is_as_the_client_was_made(url: str, desk
         desk.gate.clear()
         with pytest.raises(WaitTimedOut):
             await call_tool(client, "gated", timeout=0.2)
-        await until(desk.stopped.is_set)
+        await eventually(desk.stopped.is_set)
         with pytest.raises(WaitTimedOut) as caught:
             await (await begin(client, "gated")).result(0.2)
         assert caught.value.fate == "cancelled"
@@ -361,7 +362,7 @@ async def test_a_wait_that_times_out_may_take_its_task_along(url: str, desk: Des
         with pytest.raises(WaitTimedOut):
             await handle.result(0.05, on_abandon="cancel")
         assert (await handle.status()).status is TaskStatus.CANCELLED
-        await until(desk.stopped.is_set)
+        await eventually(desk.stopped.is_set)
 
 
 async def test_a_wait_that_times_out_leaves_its_task_otherwise(url: str, desk: Desk) -> None:
@@ -404,7 +405,7 @@ async def test_a_client_can_be_made_to_cancel_tasks_of_calls_that_are_cancelled(
     async with connect(url, on_abandon="cancel") as client:
         with anyio.move_on_after(0.2):
             await client.call_tool("gated", {})
-        await until(desk.stopped.is_set)
+        await eventually(desk.stopped.is_set)
 
 
 async def test_a_plain_call_that_is_cancelled_leaves_its_task(url: str, desk: Desk) -> None:
@@ -421,7 +422,7 @@ async def test_a_call_with_a_time_limit_may_cancel_its_task(url: str, desk: Desk
     async with connect(url) as client:
         with pytest.raises(WaitTimedOut, match="was cancelled") as caught:
             await call_tool(client, "gated", timeout=0.2, on_abandon="cancel")
-        await until(desk.stopped.is_set)
+        await eventually(desk.stopped.is_set)
     assert caught.value.fate == "cancelled"
 
 
@@ -449,7 +450,7 @@ async def test_a_server_that_does_not_answer_a_cancellation_is_not_waited_for_lo
     peer: Peer, peer_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def silence(params: object) -> Answer:
-        await anyio.sleep(PATIENCE)
+        await anyio.sleep_forever()
         return OUT_OF_ORDER
 
     monkeypatch.setattr(handle_module, "CANCEL_TIMEOUT", 0.1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,12 @@ from mcp import Client
 from mcp.shared.exceptions import MCPError
 from pydantic import ValidationError
 
-from harness.rpc import LEGACY, PATIENCE
+from harness.rpc import LEGACY, PATIENCE, response
+from harness.waiting import eventually
 from mcp_tasks.client import Ledger, TasksClient, call_tool, resume_task
 from mcp_tasks.client.poller import Patience
 from mcp_tasks.errors import InvalidResponse, WaitTimedOut
-from tests.client.connecting import LONG, SHORT, Person, begin, connect, text, until
+from tests.client.connecting import LONG, SHORT, Person, begin, connect, text
 from tests.client.peer import (
     TASK_ID,
     Answer,
@@ -218,7 +220,7 @@ async def test_an_answer_that_was_cut_off_once_does_not_end_the_wait(peer: Peer,
 
 
 async def test_an_answer_to_another_request_does_not_outlast_the_time_limit(peer: Peer, peer_url: str) -> None:
-    peer.on("tasks/get", Raw(b'{"jsonrpc":"2.0","id":424242,"result":{}}'))
+    peer.on("tasks/get", Raw(json.dumps(response(424242, {})).encode()))
     async with connect(peer_url) as client:
         with anyio.fail_after(PATIENCE), pytest.raises(WaitTimedOut):
             await call_tool(client, "x", timeout=0.2, on_abandon="leave")
@@ -234,9 +236,9 @@ async def test_a_server_that_wants_to_be_asked_all_the_time_is_asked_at_a_pace(
     peer.on("tasks/get", task(pollIntervalMs=interval))
     async with connect(peer_url, push=False, on_abandon="leave") as client, anyio.create_task_group() as group:
         group.start_soon(client.call_tool, "x")
-        await until(lambda: peer.asked("tasks/get"))
+        await eventually(lambda: peer.asked("tasks/get"))
         # From the first look on, so that a slow start of the call counts for nothing.
-        await anyio.sleep(0.5)
+        await anyio.sleep(0.5)  # sleep: how often it is asked in this time is what is tested
         group.cancel_scope.cancel()
     assert len(peer.asked("tasks/get")) <= 13
 

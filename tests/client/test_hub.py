@@ -17,15 +17,16 @@ from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
 
-from harness.rpc import PATIENCE
+from harness.rpc import PATIENCE, notification
 from harness.server import Desk
+from harness.waiting import eventually
 from mcp_tasks.client import TasksClient, resume_task
 from mcp_tasks.client import push as push_module
 from mcp_tasks.client.mailbox import Mailbox
 from mcp_tasks.client.poller import BACKSTOP
 from mcp_tasks.core import TaskStatus
 from mcp_tasks.wire.parse import parse_task
-from tests.client.connecting import LONG, SHORT, begin, connect, seen, text, until
+from tests.client.connecting import LONG, SHORT, begin, connect, seen, text
 from tests.client.peer import (
     OUT_OF_ORDER,
     TASK_ID,
@@ -103,7 +104,7 @@ async def test_a_pushed_state_ends_the_wait_long_before_the_next_poll(peer: Peer
         handle = await begin(client, "x")
         async with anyio.create_task_group() as group:
             group.start_soon(handle.result)
-            await until(lambda: listen_ids(peer))
+            await eventually(lambda: listen_ids(peer))
             done.set()
             with anyio.fail_after(PATIENCE):
                 assert text(await handle.result()) == "pushed"
@@ -123,10 +124,10 @@ async def test_while_a_stream_is_live_the_server_is_not_polled(peer: Peer, peer_
     peer.on("tasks/get", task())
     async with connect(peer_url, on_abandon="leave") as client, anyio.create_task_group() as group:
         group.start_soon(client.call_tool, "x")
-        await until(lambda: listen_ids(peer))
+        await eventually(lambda: listen_ids(peer))
         looks = len(peer.asked("tasks/get"))
-        # Eight times the interval of a poll, and the stream needs one of them to prove itself.
-        await anyio.sleep(0.4)
+        # The stream needs one of them to prove itself.
+        await anyio.sleep(0.4)  # sleep: eight times the interval of a poll
         assert len(peer.asked("tasks/get")) <= looks + 1
         group.cancel_scope.cancel()
 
@@ -180,10 +181,10 @@ async def test_tasks_that_are_waited_for_at_once_share_a_stream(url: str, desk: 
         async with anyio.create_task_group() as group:
             for handle in handles:
                 group.start_soon(handle.result)
-            await until(lambda: _streams(hub))
+            await eventually(lambda: _streams(hub))
             assert _streams(hub) == [20]
             desk.gate.set()
-        await until(lambda: not _streams(hub))
+        await eventually(lambda: not _streams(hub))
 
 
 async def test_waits_that_begin_one_after_another_end_up_on_few_streams(url: str, desk: Desk) -> None:
@@ -193,10 +194,10 @@ async def test_waits_that_begin_one_after_another_end_up_on_few_streams(url: str
             for number in range(1, 17):
                 handle = await begin(client, "gated")
                 group.start_soon(handle.result)
-                await until(lambda wanted=number: sum(_streams(hub)) == wanted)
+                await eventually(lambda wanted=number: sum(_streams(hub)) == wanted)
             assert len(_streams(hub)) <= 5
             desk.gate.set()
-        await until(lambda: not _streams(hub))
+        await eventually(lambda: not _streams(hub))
 
 
 def _streams(hub: push_module.PushHub) -> list[int]:
@@ -230,7 +231,7 @@ async def test_more_tasks_than_fit_on_one_stream_get_several(
     async with connect(peer_url) as client, anyio.create_task_group() as group:
         for number in range(8):
             group.start_soon(resume_task(client, f"t{number}").result)
-        await until(lambda: len(listen_ids(peer)) >= 3)
+        await eventually(lambda: len(listen_ids(peer)) >= 3)
         group.cancel_scope.cancel()
     assert sorted(map(len, listen_ids(peer))) == [2, 3, 3]
     assert sorted(chain.from_iterable(listen_ids(peer))) == [f"t{number}" for number in range(8)]
@@ -243,9 +244,9 @@ async def test_notifications_that_are_no_tasks_or_not_ours_are_ignored(peer: Pee
         told(completed("not ours", taskId="another")),
         told({"taskId": TASK_ID}),
         told({}),
-        {"jsonrpc": "2.0", "method": "notifications/tasks", "params": {"taskId": ["x"]}},
-        {"jsonrpc": "2.0", "method": "notifications/tasks"},
-        {"jsonrpc": "2.0", "method": "notifications/unheard-of", "params": {}},
+        notification("notifications/tasks", {"taskId": ["x"]}),
+        notification("notifications/tasks"),
+        notification("notifications/unheard-of", {}),
     ]
     peer.on("subscriptions/listen", Frames(stream_of([*pushed(1), *odd, told(completed("ours"))])))
     peer.on("tasks/get", task(pollIntervalMs=RARELY))
@@ -332,7 +333,7 @@ async def test_a_wait_right_after_another_one_is_pushed_too(url: str, desk: Desk
 
         async with anyio.create_task_group() as group:
             group.start_soon(wait_for_both)
-            await until(lambda: _streams(_hub(client)) == [1])
+            await eventually(lambda: _streams(_hub(client)) == [1])
             desk.gate.set()
 
 
@@ -347,7 +348,7 @@ async def test_waits_that_begin_one_after_another_leave_room_for_other_calls(url
         for number in range(1, 17):
             handle = await begin(client, "gated")
             group.start_soon(handle.result)
-            await until(lambda wanted=number: sum(_streams(_hub(client))) == wanted)
+            await eventually(lambda wanted=number: sum(_streams(_hub(client))) == wanted)
         with anyio.fail_after(PATIENCE):
             await client.list_tools()
         desk.gate.set()

@@ -109,6 +109,13 @@ def test_variables_are_looked_up_and_one_that_is_not_set_is_named(
     assert str(project / ".mcp.json") in problem.value.hint
 
 
+def test_a_variable_in_a_host_is_written_as_it_is(project: Path) -> None:
+    write(project / ".mcp.json", {"farm": {"url": "https://Farm.${NOPE}.Example/mcp"}})
+    farm = named(project, "farm")
+    assert farm.spec == "https://farm.${NOPE}.example/mcp"
+    assert KnownServers(project).at(ServerAddress.parse(farm.spec)) == farm
+
+
 def test_no_value_of_a_variable_is_in_what_a_ledger_keeps_and_the_server_is_found_by_it(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,8 +155,16 @@ def test_a_name_that_is_spelled_wrong_is_answered_with_those_that_are_near(proje
     with pytest.raises(UnknownServer) as problem:
         KnownServers(project).resolve("frm")
     assert problem.value.hint == "Did you mean Farm?"
-    # Nothing is near: it may be a command, and whoever starts it says that there is none.
-    assert KnownServers(project).resolve("xyzzy-server").argv == ("xyzzy-server",)  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(UnknownServer, match="no server and no command is called 'xyzzy-server'") as unknown:
+        KnownServers(project).resolve("xyzzy-server")
+    assert unknown.value.hint == ""
+
+
+@pytest.mark.parametrize("text", ["sh", "localhost", "xyzzy-server --flag", "./xyzzy-server"])
+def test_what_may_be_a_command_or_an_address_is_not_taken_for_a_name(project: Path, text: str) -> None:
+    found = KnownServers(project).resolve(text)
+    assert isinstance(found, ServerAddress)
+    assert found.argv == tuple(text.split())
 
 
 def test_comments_and_commas_too_many_are_read_over(project: Path) -> None:

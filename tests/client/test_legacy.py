@@ -27,6 +27,7 @@ from pydantic import FileUrl
 
 from harness.rpc import LEGACY, PATIENCE
 from harness.server import CUSTOM_ERROR, Desk
+from harness.waiting import eventually
 from mcp_tasks.client import (
     Ledger,
     Progress,
@@ -47,7 +48,7 @@ from mcp_tasks.client import (
     with_tasks,
 )
 from mcp_tasks.errors import InvalidDuration, QuestionUnanswered, UsageError
-from tests.client.connecting import LONG, Person, accepted, begin, seen, text, until
+from tests.client.connecting import LONG, Person, accepted, begin, seen, text
 
 pytestmark = pytest.mark.anyio
 
@@ -305,7 +306,7 @@ async def test_time_in_which_somebody_works_on_an_answer_does_not_count(url: str
     async with connect(url, person=person) as client:
         calling = asyncio.create_task(call_tool(client, "ask_name", timeout=1.0))
         await person.until_asked()
-        await anyio.sleep(1.2)
+        await anyio.sleep(1.2)  # sleep: longer than the limit
         assert not calling.done()
         ready.set()
         assert text(await calling) == "Hello, Ada!"
@@ -393,7 +394,7 @@ async def test_a_plain_call_is_in_the_ledger_while_it_runs(url: str, tmp_path: P
     ledger = Ledger(tmp_path / "ledger.db")
     async with connect(url, ledger=ledger) as client:
         calling = asyncio.create_task(client.call_tool("gated"))
-        await until(lambda: [entry.tool for entry in ledger.pending()] == ["gated"])
+        await eventually(lambda: [entry.tool for entry in ledger.pending()] == ["gated"])
         desk.gate.set()
         assert text(await calling) == "through"
     assert ledger.pending() == []

@@ -13,6 +13,7 @@ from mcp import Client
 from mcp_types import ElicitResult
 
 from harness.rpc import PATIENCE
+from harness.waiting import eventually
 from mcp_tasks.client import Ledger, TasksClient, reconnecting_http, resume_task
 from tests.client.connecting import LONG, Person, begin, text
 from tests.client.processes import client_process, lines_of, logged, server_process
@@ -35,18 +36,18 @@ def connect(url: str, person: Any = None, **options: Any) -> Client:
     return Client(reconnecting_http(url), mode="legacy", elicitation_callback=person, extensions=[tasks])
 
 
-async def test_a_server_that_is_killed_and_started_again_does_not_end_a_wait(tmp_path: Path) -> None:
+async def test_a_server_that_is_killed_and_started_again_does_not_end_a_wait(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     ledger = Ledger(tmp_path / "ledger.db")
     async with server_process(tmp_path) as server, connect(server.url, ledger=ledger) as client:
         handle = await begin(client, "park", seconds=0.5)
         plain = asyncio.create_task(client.call_tool("park", {"seconds": 0.6}))
         waiting = asyncio.create_task(handle.result(PATIENCE))
-        with anyio.fail_after(PATIENCE):
-            # A call that has not become a task by then is lost with the server, as any call is.
-            while len(ledger.entries()) < 2:  # noqa: ASYNC110 - a file has no events
-                await anyio.sleep(0.01)
+        # A call that has not become a task by then is lost with the server, as any call is.
+        await eventually(lambda: len(ledger.entries()) == 2)
         server.kill()
-        await anyio.sleep(0.3)
+        await eventually(lambda: "cannot be looked at" in caplog.text)
         await server.started()
         with anyio.fail_after(PATIENCE):
             assert [text(await waiting), text(await plain)] == ["ok", "ok"]

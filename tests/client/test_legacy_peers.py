@@ -15,6 +15,7 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import CONNECTION_CLOSED, ErrorData, JSONRPCResponse
 
 from harness.rpc import PATIENCE
+from harness.waiting import eventually
 from mcp_tasks.client import (
     InvalidResponse,
     Ledger,
@@ -29,7 +30,7 @@ from mcp_tasks.client import (
     start_task,
 )
 from mcp_tasks.errors import UsageError
-from tests.client.connecting import LONG, SHORT, Person, begin, text, until
+from tests.client.connecting import LONG, SHORT, Person, begin, text
 from tests.client.old_peer import EVERYTHING, RELATED, TASK_ID, Answer, OldPeer, connected, result, task
 
 pytestmark = pytest.mark.anyio
@@ -161,10 +162,10 @@ async def test_a_call_that_is_given_up_before_it_has_a_task_cancels_the_task() -
     peer.on("tasks/cancel", task("cancelled"))
     async with connected(peer) as client:
         calling = asyncio.create_task(client.call_tool("x"))
-        await until(lambda: peer.asked("tools/call"))
+        await eventually(lambda: peer.asked("tools/call"))
         calling.cancel()
         created.set()
-        await until(lambda: peer.asked("tasks/cancel"))
+        await eventually(lambda: peer.asked("tasks/cancel"))
     # 2025-11-25: a call that asked for a task MUST NOT be cancelled with a notification.
     assert not peer.asked("notifications/cancelled")
 
@@ -197,7 +198,7 @@ async def test_whoever_watched_and_then_waits_keeps_the_one_request_for_the_resu
         handle = await begin(client, "x")
         async with aclosing(handle.watch()) as states:
             await anext(states)
-        await until(lambda: peer.asked("tasks/result"))
+        await eventually(lambda: peer.asked("tasks/result"))
         waiting = asyncio.create_task(handle.result())
         ended.set()
         with anyio.fail_after(PATIENCE):
@@ -287,7 +288,7 @@ async def test_the_first_state_that_asks_something_has_its_question() -> None:
     peer.on("tasks/get", task("input_required"))
 
     async def ask(params: Mapping[str, Any]) -> Answer:
-        await anyio.sleep(0.05)
+        await anyio.sleep(0.05)  # sleep: its state is seen before its question
         await peer.ask("elicitation/create", {**FORM, "_meta": dict(RELATED)})
         return None
 
@@ -343,7 +344,7 @@ async def test_a_result_that_came_counts_though_the_server_has_forgotten_the_tas
     peer = OldPeer()
 
     async def late(params: Mapping[str, Any]) -> Answer:
-        await anyio.sleep(0.05)
+        await anyio.sleep(0.05)  # sleep: the client looks at the task meanwhile
         return outcome
 
     peer.on("tasks/result", late, ErrorData(code=-32602, message="Task not found"))
@@ -457,7 +458,7 @@ async def test_status_notifications_are_hints_and_not_believed() -> None:
     async with connected(peer) as client:
         handle = await begin(client, "x")
         waiting = asyncio.create_task(handle.result())
-        await until(lambda: peer.asked("tasks/result"))
+        await eventually(lambda: peer.asked("tasks/result"))
         for lie in ({}, {"taskId": 7}, {"taskId": TASK_ID, "status": "on fire"}):
             await peer.tell("notifications/tasks/status", lie)
         await peer.tell("notifications/tasks/status", task("cancelled"))
@@ -482,7 +483,7 @@ async def test_progress_that_comes_before_the_task_and_with_it_reaches_whoever_w
     peer.on("tasks/result", never, result())
     async with connected(peer, on_progress=report) as client:
         calling = asyncio.create_task(client.call_tool("x"))
-        await until(lambda: reported)
+        await eventually(lambda: reported)
         token = peer.asked("tools/call")[0]["_meta"]["progressToken"]
         odds: list[dict[str, Any]] = [
             {"progressToken": token},
@@ -492,7 +493,7 @@ async def test_progress_that_comes_before_the_task_and_with_it_reaches_whoever_w
         for odd in odds:
             await peer.tell("notifications/progress", odd)
         await peer.tell("notifications/progress", {"progressToken": token, "progress": 2, "total": 3, "message": "m"})
-        await until(lambda: len(reported) == 2)
+        await eventually(lambda: len(reported) == 2)
         await peer.tell("notifications/tasks/status", task("completed"))
         await calling
     assert reported == [Progress(progress=1, total=3), Progress(progress=2, total=3, message="m")]
@@ -523,7 +524,7 @@ async def test_a_question_is_answered_once_under_its_own_id_wherever_it_comes() 
         handle = await begin(client, "x")
         waiting = asyncio.create_task(handle.result())
         await peer.ask("elicitation/create", {**FORM, "_meta": RELATED}, "q-1")
-        await until(lambda: peer.replies)
+        await eventually(lambda: peer.replies)
         waiting.cancel()
     [reply] = peer.replies
     assert isinstance(reply, JSONRPCResponse)
@@ -548,7 +549,7 @@ async def test_a_question_that_comes_before_its_task_waits_for_whoever_started_i
         assert (len(snapshot.input_requests), person.asked) == (1, [])
         [key] = snapshot.input_requests
         await handle.answer({key: {"action": "decline"}})
-        await until(lambda: peer.replies)
+        await eventually(lambda: peer.replies)
     assert person.asked == []
 
 
@@ -558,7 +559,7 @@ async def test_a_question_of_nobodys_task_is_the_sessions_as_ever() -> None:
     async with connected(peer, elicitation_callback=person):
         await peer.ask("elicitation/create", {**FORM, "_meta": RELATED})
         await peer.ask("elicitation/create", FORM, 2)
-        await until(lambda: len(peer.replies) == 2)
+        await eventually(lambda: len(peer.replies) == 2)
     assert len(person.asked) == 2
 
 
@@ -571,7 +572,7 @@ async def test_no_more_than_some_questions_of_a_task_are_kept() -> None:
         for number in range(150):
             await peer.ask("elicitation/create", {**FORM, "_meta": RELATED}, number)
         # What is beyond that is answered like any other request.
-        await until(lambda: len(peer.replies) == 50)
+        await eventually(lambda: len(peer.replies) == 50)
         assert len((await handle.status()).input_requests) == 100
 
 
@@ -583,7 +584,7 @@ async def test_a_connection_that_ends_ends_the_wait_with_it() -> None:
         handle = await begin(client, "x")
         waiting = asyncio.create_task(handle.result())
         calling = asyncio.create_task(client.call_tool("x"))
-        await until(lambda: len(peer.asked("tools/call")) == 2 and peer.asked("tasks/result"))
+        await eventually(lambda: len(peer.asked("tools/call")) == 2 and peer.asked("tasks/result"))
         await peer.hang_up()
         for work in (waiting, calling):
             with anyio.fail_after(PATIENCE), pytest.raises(MCPError, match="Connection closed"):

@@ -86,7 +86,7 @@ async def test_leaving_while_the_server_still_speaks_is_quiet(caplog: pytest.Log
                     waits = [asyncio.create_task(handle.result()) for handle in handles]
                     await desk.started.wait()
                     desk.gate.set()
-                    await asyncio.sleep(0.02)
+                    await asyncio.sleep(0.02)  # sleep: it leaves in the middle of what is said
                 for wait in waits:
                     wait.cancel()
                 await asyncio.gather(*waits, return_exceptions=True)

@@ -12,14 +12,23 @@ from mcp.shared.exceptions import MCPError
 from harness.ports import closed_port, mcp_url
 from harness.rpc import MODERN, PATIENCE
 from harness.server import Desk
+from harness.waiting import eventually
 from mcp_tasks.client import poller as poller_module
 from mcp_tasks.client import reconnecting_http
 from mcp_tasks.client.servers.unreachable import leaves
-from tests.client.connecting import LONG, SHORT, Person, begin, connect, text, until
+from tests.client.connecting import LONG, SHORT, Person, begin, connect, text
 from tests.client.peer import Frames, Peer, completed, pushed, stream_of, working
-from tests.client.relay import relaying
+from tests.client.relay import Relay, relaying
 
 pytestmark = pytest.mark.anyio
+
+
+async def cut(relay: Relay, refusals: int) -> None:
+    """Drop all connections, and so many more; return when the client is back."""
+    made = relay.made
+    relay.refusals = refusals
+    relay.drop_all()
+    await eventually(lambda: relay.made > made + refusals)
 
 
 @pytest.mark.parametrize("push", [True, False], ids=["push", "polls"])
@@ -37,9 +46,7 @@ async def test_a_wait_survives_connections_that_are_dropped(url: str, desk: Desk
 
         group.start_soon(wait)
         for refusals in (0, 1, 2):
-            await anyio.sleep(0.1)
-            relay.refusals = refusals
-            relay.drop_all()
+            await cut(relay, refusals)
         desk.gate.set()
     assert results == ["through"]
 
@@ -167,7 +174,7 @@ async def test_a_state_that_was_never_told_is_found_by_the_backstop(
         handle = await begin(client, "x")
         async with anyio.create_task_group() as group:
             group.start_soon(handle.result)
-            await until(lambda: peer.asked("subscriptions/listen"))
+            await eventually(lambda: peer.asked("subscriptions/listen"))
             peer.on("tasks/get", completed("found"))
             with anyio.fail_after(PATIENCE):
                 assert text(await handle.result()) == "found"

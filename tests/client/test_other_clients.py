@@ -16,9 +16,10 @@ from mcp.client.session import ClientSession
 from mcp.client.streamable_http import streamable_http_client
 
 from harness.rpc import PATIENCE
+from harness.waiting import eventually
 from mcp_tasks.client import TasksClient, start_task
 from mcp_tasks.errors import UsageError
-from tests.client.connecting import text, until
+from tests.client.connecting import text
 from tests.client.peer import TASK_ID, Frames, Peer, completed, pushed, serving_peer, stream_of, task, told, working
 
 pytestmark = pytest.mark.anyio
@@ -92,14 +93,14 @@ async def test_no_server_speaks_for_a_client_that_was_entered_again(peer: Peer, 
 
         async with anyio.create_task_group() as group:
             group.start_soon(wait)
-            await until(lambda: peer.asked("subscriptions/listen"))
+            await eventually(lambda: peer.asked("subscriptions/listen"))
             # It listens to nothing of this server, which tells it of the other's task while it answers a call.
             assert text(await other.call_tool("x")) == "done"
             seen = len(peer.asked("tasks/get"))
-            await until(lambda: len(peer.asked("tasks/get")) >= seen + 4)
+            await eventually(lambda: len(peer.asked("tasks/get")) >= seen + 4)
             assert results == []
             peer.on("tasks/get", completed("the truth"))
-            await until(lambda: results)
+            await eventually(lambda: results)
             group.cancel_scope.cancel()
     assert results == ["the truth"]
 

@@ -9,8 +9,9 @@ import pytest
 from mcp import Client
 
 from harness.rpc import PATIENCE
+from harness.waiting import eventually
 from mcp_tasks.client import TaskHandle, TasksClient, reconnecting_http, resume_task
-from tests.client.connecting import begin, text, until
+from tests.client.connecting import begin, text
 from tests.client.peer import TASK_ID, Frames, Peer, completed, pushed, serving_peer, stream_of, task, told, working
 
 pytestmark = pytest.mark.anyio
@@ -65,15 +66,15 @@ async def test_a_server_cannot_end_the_task_of_another_that_shares_the_extension
 
         async with anyio.create_task_group() as group:
             group.start_soon(wait)
-            await until(lambda: peer.asked("tasks/get"))
+            await eventually(lambda: peer.asked("tasks/get"))
             group.start_soon(_next_state, listening, "completed")
-            await until(lambda: evil.asked("subscriptions/listen"))
+            await eventually(lambda: evil.asked("subscriptions/listen"))
             # Whatever was pushed has arrived by the time that a few looks have come and gone.
             seen = len(peer.asked("tasks/get"))
-            await until(lambda: len(peer.asked("tasks/get")) >= seen + 4)
+            await eventually(lambda: len(peer.asked("tasks/get")) >= seen + 4)
             assert results == []
             peer.on("tasks/get", completed("the truth"))
-            await until(lambda: results)
+            await eventually(lambda: results)
             group.cancel_scope.cancel()
     assert results == ["the truth"]
 
@@ -90,10 +91,10 @@ async def test_a_server_cannot_make_another_be_looked_at_all_the_time(peer: Peer
         handle, listening = resume_task(client, TASK_ID), resume_task(other, "own")
         async with anyio.create_task_group() as group:
             group.start_soon(handle.result)
-            await until(lambda: peer.asked("tasks/get"))
+            await eventually(lambda: peer.asked("tasks/get"))
             group.start_soon(listening.result)
             # Twenty pushes that nobody can attribute: a hint, once.
-            await until(lambda: len(peer.asked("tasks/get")) == 2)
+            await eventually(lambda: len(peer.asked("tasks/get")) == 2)
             group.cancel_scope.cancel()
     assert len(peer.asked("tasks/get")) == 2
 

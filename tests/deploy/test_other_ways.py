@@ -7,16 +7,14 @@ from mcp import Client
 from mcp.client.sse import sse_client
 
 from harness.http import http_client
-from harness.rpc import LEGACY, legacy_request
+from harness.rpc import hello, legacy_request
 from mcp_tasks.client import TasksClient, resume_task, with_tasks
 from tests.deploy.recipes import LIMIT, Site, started
 
 pytestmark = pytest.mark.anyio
 
 PAGE = "https://app.example.com"
-HANDSHAKE = legacy_request(
-    "initialize", {"protocolVersion": LEGACY, "capabilities": {}, "clientInfo": {"name": "page", "version": "1"}}
-)
+HANDSHAKE = legacy_request("initialize", hello())
 
 
 async def test_a_browser_is_let_in_from_the_page_that_is_named(place: Site) -> None:

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from harness.http import http_client
+from harness.installing import Offline
 from tests.deploy.recipes import Site, connected, site, started
-from tests.interop.install import Environment, Offline, install_python
+from tests.interop.install import Environment, install_python
 
 pytestmark = [pytest.mark.anyio, pytest.mark.interop, pytest.mark.timeout(300)]
 

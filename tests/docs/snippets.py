@@ -34,6 +34,7 @@ OUTSIDE = {
     "git": "of the system",
     "gunicorn": "run by tests/deploy",
     "install": "of the system",
+    "mkdir": "of the system",
     "systemctl": "of the system",
     "tail": "of the system",
     "useradd": "of the system",

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from harness.processes import ENVIRONMENT, PIPE, ROOT, run, start_async
-from harness.rpc import LEGACY, legacy_request
+from harness.rpc import hello, legacy_request
 from harness.schema import check_legacy_result
 from harness.stdio import StdioWire
 
@@ -84,17 +84,13 @@ async def test_everything_named_echo_is_a_task_on_the_older_wire(kind: str) -> N
     wire = StdioWire(process)
     reading = asyncio.create_task(wire.read())
     try:
-        welcome = await _ask(
-            wire,
-            "initialize",
-            {"protocolVersion": LEGACY, "capabilities": {}, "clientInfo": {"name": "raw", "version": "1"}},
-        )
+        welcome = await _ask(wire, "initialize", hello())
         assert welcome["capabilities"]["tasks"]["requests"] == {
             "tools": {"call": {}},
             "prompts": {"get": {}},
             "resources": {"read": {}},
         }
-        await wire.write('{"jsonrpc":"2.0","method":"notifications/initialized"}')
+        await wire.notify("notifications/initialized")
         created = await _ask(wire, method, {**params, "task": {"ttl": 60_000}})
         check_legacy_result("CreateTaskResult", created)
         result = await _ask(wire, "tasks/result", {"taskId": created["task"]["taskId"]})

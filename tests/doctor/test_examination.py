@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import replace
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
-from mcp_types import CLIENT_CAPABILITIES_META_KEY
+from mcp.shared.inbound import decode_header_value
+from mcp_types import CLIENT_CAPABILITIES_META_KEY, JSONRPCRequest
 
 from harness.forking import piped
-from mcp_tasks.core.json import JsonObject
+from harness.rpc import response
+from mcp_tasks.core.json import JsonObject, object_in
 from mcp_tasks.doctor import Report, examine
 from mcp_tasks.doctor.examination import examine_over
-from mcp_tasks.doctor.wire import LISTENING, Reply, Silence, Wire, object_in
+from mcp_tasks.doctor.wire import LISTENING, HttpWire, Reply, Silence, Wire
 from mcp_tasks.errors import InvalidAddress, ServerHasFaults, ServerUnreachable, UnknownTool
 from mcp_tasks.wire.models import EXTENSION_ID
 from tests.doctor.test_shapes import TASK
@@ -32,26 +34,17 @@ class FakeWire(Wire):
     over_http = True
 
     def __init__(self, answer: Callable[[str, JsonObject, bool], Reply], stream: Sequence[JsonObject] = ()) -> None:
-        super().__init__()
         self._answer = answer
         self._stream = stream
 
-    @asynccontextmanager
-    async def exchange(
-        self, body: JsonObject, headers: Mapping[str, str]
-    ) -> AsyncGenerator[tuple[Reply, AsyncIterator[JsonObject]]]:
-        params = object_in(body, "params") or {}
+    async def exchange(self, request: JSONRPCRequest, headers: Mapping[str, str]) -> AsyncGenerator[Reply]:
+        params = request.params or {}
         declared = object_in(params, "_meta", CLIENT_CAPABILITIES_META_KEY, "extensions", EXTENSION_ID) is not None
-        if body["method"] == "subscriptions/listen" and declared:
-            yield Reply(), _each(self._stream)
-            return
-        reply = self._answer(body["method"], params, declared)
-        yield replace(reply, message=None), _each([] if reply.message is None else [reply.message])
-
-
-async def _each(messages: Sequence[JsonObject]) -> AsyncGenerator[JsonObject]:
-    for message in messages:
-        yield message
+        if request.method == "subscriptions/listen" and declared:
+            for message in self._stream:
+                yield Reply(message=message)
+        else:
+            yield self._answer(request.method, params, declared)
 
 
 def result(value: JsonObject, status: int = 200) -> Reply:
@@ -193,6 +186,100 @@ async def test_a_stream_that_is_acknowledged_for_nothing_is_no_push() -> None:
     assert verdicts(report)["push", "acknowledgement"] == "skip"
 
 
+async def test_a_status_that_is_no_text_is_a_fault_and_not_the_end_of_the_examination() -> None:
+    statuses: list[Any] = []
+
+    def answer(method: str, params: JsonObject, declare: bool) -> Reply:
+        match method:
+            case "server/discover":
+                return discovered()
+            case "tools/list":
+                return result({"tools": [{"name": "t"}]})
+            case "tools/call":
+                # Each new task is polled until it has ended.
+                statuses[:] = [{}, "cancelled"]
+                return result({"resultType": "task", **TASK, "createdAt": datetime.now(UTC).isoformat()})
+            case "tasks/get":
+                status = statuses.pop(0) if len(statuses) > 1 else "cancelled"
+                return result({"resultType": "complete", **TASK, "status": status, "pollIntervalMs": 1})
+            case _:
+                return result({"resultType": "complete"})
+
+    report = await examine_over(FakeWire(answer), tool="t")
+    assert "status is {}" in [finding.says for finding in report.failed]
+    assert verdicts(report)["outcome", "how it ends"] == "pass"
+
+
+ODD: Sequence[tuple[Any, JsonObject, str]] = [
+    ("server/discover", {"supportedVersions": 7}, "answered with a result with HTTP 200, and initialize with"),
+    ("tools/list", {"tools": 7}, "tools is 7"),
+    ("tools/list", {"tools": [7, {"name": "t"}]}, "7 is no tool"),
+    ("tools/list", {"tools": [{"name": {}}, {"name": "t"}]}, "{'name': {}} is no tool"),
+    ("tools/call", {"resultType": "task", **TASK, "ttlMs": 10**400}, f"ttlMs is {10**400}"),
+    ("tools/call", {"resultType": []}, "resultType is []"),
+    (LISTENING, {"notifications": {"taskIds": 7}}, "taskIds is 7"),
+    ({"no": "method"}, {}, "{'no': 'method'} came on it"),
+]
+"""A method, or what stands in its place on a stream; an odd result or params of it; what is said of that."""
+
+
+@pytest.mark.parametrize(("method", "odd", "says"), ODD)
+async def test_whatever_a_server_sends_is_a_fault_and_not_the_end_of_the_examination(
+    method: Any, odd: JsonObject, says: str
+) -> None:
+    def answer(asked: str, params: JsonObject, declare: bool) -> Reply:
+        answers = {
+            "server/discover": discovered(),
+            "tools/list": result({"tools": [{"name": "t", "annotations": {"readOnlyHint": True}}]}),
+            "tools/call": result({"resultType": "task", **TASK}),
+            "initialize": error(-32601),
+            method if isinstance(method, str) else "": result(odd),
+        }
+        return answers.get(asked, result({"resultType": "complete", **TASK, "status": "cancelled"}))
+
+    stream = [{"method": method, "params": odd}, {"method": "notifications/tasks", "params": TASK}]
+    report = await examine_over(FakeWire(answer, stream))
+    assert says in "\n".join(finding.says for finding in report.failed)
+
+
+async def test_an_answer_with_another_id_is_a_fault_over_http() -> None:
+    def handle(request: httpx2.Request) -> httpx2.Response:
+        asked = json.loads(request.content)["id"]
+        return httpx2.Response(200, json=response([asked], discovered(extensions={}).message["result"]))
+
+    async with httpx2.AsyncClient(transport=httpx2.MockTransport(handle)) as client:
+        report = await examine_over(HttpWire("http://server/mcp", client))
+    assert [(fault.area, fault.probe) for fault in report.failed] == [("negotiation", "extension"), ("answers", "ids")]
+    assert "has the id [" in report.failed[-1].says
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        httpx2.Response(200, content=b"[" * 100_000, headers={"content-type": "application/json"}),
+        httpx2.Response(200, content=b'{"result": "\\ud800"}', headers={"content-type": "application/json"}),
+        httpx2.Response(200, content=b"data: NaN\n\n", headers={"content-type": "text/event-stream"}),
+        httpx2.Response(200, content=b"7", headers={"content-type": "application/json"}),
+    ],
+)
+async def test_a_body_that_is_no_message_is_said_to_be_none(answer: httpx2.Response) -> None:
+    async with httpx2.AsyncClient(transport=httpx2.MockTransport(lambda request: answer)) as client:
+        report = await examine_over(HttpWire("http://server/mcp", client))
+    assert "answered with no JSON-RPC message with HTTP 200" in report.failed[0].says
+
+
+async def test_a_task_whose_id_no_header_can_carry_is_asked_about_all_the_same() -> None:
+    names = list[str]()
+
+    def handle(request: httpx2.Request) -> httpx2.Response:
+        names.append(request.headers["mcp-name"])
+        return httpx2.Response(200, json=response(1, {}))
+
+    async with httpx2.AsyncClient(transport=httpx2.MockTransport(handle)) as client:
+        await HttpWire("http://server/mcp", client).send("tasks/get", {"taskId": "größer\n"})
+    assert [decode_header_value(name) for name in names] == ["größer\n"]
+
+
 async def test_a_line_that_is_no_json_rpc_is_told_of_and_not_taken_for_silence() -> None:
     says = 'print(\'{"hello": "world"}\', flush=True); input()'
     report = await examine(shlex.join([sys.executable, "-c", says]))
@@ -200,6 +287,13 @@ async def test_a_line_that_is_no_json_rpc_is_told_of_and_not_taken_for_silence()
     assert (asked.probe, lines.area) == ("server/discover", "stdout")
     assert '{"hello": "world"}' in lines.says
     assert "stderr" in lines.advice
+
+
+@pytest.mark.parametrize("line", [rb"\xff\xfe", json.dumps(response([1], {})).encode()])
+async def test_a_line_of_any_bytes_is_told_of_too(line: bytes) -> None:
+    says = f"import sys; sys.stdout.buffer.write(b'{line.decode()}\\n'); sys.stdout.flush(); input()"
+    report = await examine(shlex.join([sys.executable, "-c", says]))
+    assert "one of them is no JSON-RPC message" in report.failed[-1].says
 
 
 async def test_a_report_fails_a_test_with_all_that_is_wrong_and_how_to_mend_it() -> None:

@@ -40,14 +40,14 @@ TASK: JsonObject = {
 )
 def test_every_flaw_of_a_task_is_found(change: dict[str, Any]) -> None:
     assert list(flaws_of_detailed(TASK)) == []
-    assert any(flaw.is_fault for flaw in flaws_of_detailed({**TASK, **change}))
+    assert "fail" in [flaw.verdict for flaw in flaws_of_detailed({**TASK, **change})]
 
 
 def test_flaws_of_new_tasks_acknowledgements_ids_and_times_are_found() -> None:
     now = datetime.fromisoformat(NOW)
     assert list(flaws_of_created({"resultType": "task", **TASK})) == []
-    assert next(flaws_of_created({"task": TASK})).is_fault
-    assert not next(flaws_of_created({**TASK, "result": {}})).is_fault
+    assert next(flaws_of_created({"task": TASK})).verdict == "fail"
+    assert next(flaws_of_created({**TASK, "result": {}})).verdict == "warn"
     assert list(flaws_of_created({key: value for key, value in TASK.items() if key != "ttlMs"}))
     assert list(flaws_of_ack({"resultType": "complete", "_meta": {}})) == []
     assert len(list(flaws_of_ack({"resultType": "task", "taskId": "x"}))) == 2
@@ -56,4 +56,4 @@ def test_flaws_of_new_tasks_acknowledgements_ids_and_times_are_found() -> None:
     assert list(flaws_of_time(TASK, now)) == []
     assert len(list(flaws_of_time({**TASK, "ttlMs": 0, "createdAt": "2020-01-01T00:00:00Z"}, now))) == 2
     completed: JsonObject = {**TASK, "status": "completed", "result": {"content": []}}
-    assert [flaw.is_fault for flaw in flaws_of_detailed(completed)] == [False]
+    assert [flaw.verdict for flaw in flaws_of_detailed(completed)] == ["warn"]

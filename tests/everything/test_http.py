@@ -11,13 +11,12 @@ import httpx2
 import pytest
 
 from harness.http import HttpWire, LegacyHttpWire, http_client, initialize, modern_headers
-from harness.rpc import LEGACY, MODERN, NOTHING, PATIENCE, legacy_request, loads, request
+from harness.rpc import LEGACY, MODERN, NOTHING, PATIENCE, hello, legacy_request, loads, request
 from tests.everything.site import HOST, IDLE, ORIGIN
 
 pytestmark = pytest.mark.anyio
 
 BASE = {"content-type": "application/json", "accept": "application/json, text/event-stream"}
-HANDSHAKE = {"protocolVersion": LEGACY, "capabilities": {}, "clientInfo": {"name": "raw", "version": "1"}}
 WEATHER = {"name": "weather", "arguments": {"city": "Paris"}}
 
 
@@ -82,7 +81,7 @@ async def test_two_sessions_know_nothing_of_each_other(site: str, kind: str, htt
 
 async def test_without_sessions_there_is_no_session_to_end(site: str, kind: str, http: httpx2.AsyncClient) -> None:
     url = f"{site}/{kind}/stateless/mcp"
-    welcome = await http.post(url, headers=BASE, json=legacy_request("initialize", HANDSHAKE))
+    welcome = await http.post(url, headers=BASE, json=legacy_request("initialize", hello()))
     assert "mcp-session-id" not in welcome.headers
     headers = {**BASE, "mcp-protocol-version": LEGACY}
     assert (await http.delete(url, headers=headers)).status_code == 405
@@ -163,7 +162,7 @@ async def test_a_browser_may_come_from_where_the_server_says(site: str, kind: st
     preflight = await http.options(url, headers={"origin": ORIGIN, **asks})
     assert preflight.status_code == 200
     assert preflight.headers["access-control-allow-origin"] == ORIGIN
-    welcome = await http.post(url, headers={**BASE, "origin": ORIGIN}, json=legacy_request("initialize", HANDSHAKE))
+    welcome = await http.post(url, headers={**BASE, "origin": ORIGIN}, json=legacy_request("initialize", hello()))
     assert welcome.status_code == 200
     assert welcome.headers["mcp-session-id"]
     # Or the page could not read it, and would have no session.
@@ -178,7 +177,7 @@ async def test_a_browser_from_elsewhere_is_refused(site: str, kind: str, http: h
     url, evil = f"{site}/{kind}/cors/mcp", "https://evil.example.com"
     preflight = await http.options(url, headers={"origin": evil, "access-control-request-method": "POST"})
     assert preflight.status_code == 400
-    older = legacy_request("initialize", HANDSHAKE)
+    older = legacy_request("initialize", hello())
     assert (await http.post(url, headers={**BASE, "origin": evil}, json=older)).status_code == 403
     call, headers = _newer()
     assert (await http.post(url, headers={**headers, "origin": evil}, json=call)).status_code == 403
@@ -188,7 +187,7 @@ async def test_a_browser_from_elsewhere_is_refused(site: str, kind: str, http: h
 async def test_only_the_servers_own_names_are_answered(
     site: str, kind: str, era: str, http: httpx2.AsyncClient
 ) -> None:
-    call, headers = _newer() if era == MODERN else (legacy_request("initialize", HANDSHAKE), BASE)
+    call, headers = _newer() if era == MODERN else (legacy_request("initialize", hello()), BASE)
     url, body = f"{site}/{kind}/guarded/mcp", json.dumps(call)
     statuses = {
         names: (await http.post(url, headers={**headers, **dict(names)}, content=body)).status_code

@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 from mcp import Client
 from mcp.server import Server
@@ -51,7 +52,7 @@ async def _until_told(host: Host, method: str, count: int = 1) -> None:
 
 async def _settle() -> None:
     """Wait for what must not come: several windows, so that whatever was still to be told has been."""
-    await anyio.sleep(WINDOW.total_seconds() * 4)
+    await anyio.sleep(WINDOW.total_seconds() * 4)  # sleep: the time in which nothing may come
 
 
 @pytest.fixture
@@ -274,7 +275,7 @@ async def test_a_change_outlives_the_call_that_made_it() -> None:
     with anyio.CancelScope() as call:
         await changes.publish(ToolsListChanged())
         call.cancel()
-        await anyio.sleep(1)
+        await anyio.lowlevel.checkpoint()
     await heard.until(1)
 
 

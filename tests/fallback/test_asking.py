@@ -218,7 +218,7 @@ async def test_a_client_that_has_a_question_is_not_asked_again_by_the_calls_that
         for _ in range(3):
             assert await call(client, "wait", task_id=task_id, seconds=0.05) == f"input_required {task_id}"
         waiting = begin(client, "wait", task_id=task_id)
-        await anyio.sleep(A_WHILE)
+        await anyio.sleep(A_WHILE)  # sleep: the time in which it would be asked again
         [question] = requests(client)
         await accept(client, question, name="Ada")
         assert await said(waiting) == "Hello, Ada!"
@@ -229,7 +229,7 @@ async def test_of_two_calls_that_wait_for_a_task_one_asks(transport: str) -> Non
     async with connected(transport) as client:
         task_id = await gave_up(client, "ask_name")
         calls = [begin(client, "wait", task_id=task_id) for _ in range(2)]
-        await anyio.sleep(A_WHILE)
+        await anyio.sleep(A_WHILE)  # sleep: the time in which it would be asked again
         [question] = requests(client)
         await accept(client, question, name="Ada")
         assert [await said(each) for each in calls] == ["Hello, Ada!"] * 2
@@ -242,7 +242,7 @@ async def test_a_question_on_an_open_call_is_not_asked_in_another_session() -> N
         # The call that asked is over, and who has it now may be somebody else.
         question = await request(two)
         second = begin(one, "wait", task_id=task_id)
-        await anyio.sleep(A_WHILE)
+        await anyio.sleep(A_WHILE)  # sleep: the time in which it would be asked again
         assert len(requests(one)) == len(requests(two)) == 1
         await accept(two, question, name="Ada")
         assert [await said(each) for each in (first, second)] == ["Hello, Ada!"] * 2

@@ -15,6 +15,7 @@ from harness import rpc
 from harness.http import serving
 from harness.older import http_session
 from harness.rpc import PATIENCE
+from harness.waiting import eventually
 from mcp_tasks.fallback.hosts import Host
 from mcp_tasks.fallback.ways import Fallback
 from tests.fallback.rendering import MODES, SOON, Farm, chat, facts_of, text_of
@@ -29,9 +30,7 @@ ASKS_FOR_TASKS = Host(limit=timedelta(seconds=0.2), asks_for_tasks=True)
 async def begun(farm: Farm, client: Client) -> tuple[asyncio.Task[CallToolResult], str]:
     """A call whose tool has begun, and the task that it waits for."""
     calling = asyncio.create_task(client.call_tool("render", {"scene": "a"}))
-    with anyio.fail_after(PATIENCE):
-        while not farm.started:  # noqa: ASYNC110 - it happens in a task of the server
-            await anyio.sleep(0.01)
+    await eventually(lambda: farm.started)
     [task] = facts_of(await client.call_tool("task_status", {}))["tasks"]
     return calling, task["taskId"]
 
@@ -52,7 +51,7 @@ async def test_it_waits_for_whoever_answers_a_question_that_it_cannot_put() -> N
         told = (await client.call("publish")).result["structuredContent"]
         assert told["status"] == "input_required"
         pending = client.begin("tools/call", {"name": "task_status", "arguments": {"task_id": told["taskId"]}})
-        await anyio.sleep(0.5)
+        await anyio.sleep(0.5)  # sleep: the time in which it must not be answered
         # Or a model that does as it is told would ask again, and again.
         assert not pending.answered
         answer = {"task_id": told["taskId"], "action": "accept", "content": {"ok": True}}
@@ -66,7 +65,7 @@ async def test_it_gets_the_result_beside_the_call_that_is_answered_with_it(mode:
     async with chat(farm.server, mode) as client:
         calling, task_id = await begun(farm, client)
         waiting = asyncio.create_task(client.call_tool("task_status", {"task_id": task_id}))
-        await anyio.sleep(0.2)
+        await anyio.sleep(0.2)  # sleep: the second waits by then beside the first
         farm.gate.set()
         assert [text_of(await each) for each in (calling, waiting)] == ["a rendered"] * 2
     assert farm.started == ["render"]

@@ -18,6 +18,7 @@ from mcp_types import ElicitRequestParams, ElicitResult
 from harness.forking import piped
 from harness.http import serving
 from harness.processes import ENVIRONMENT, ROOT
+from harness.waiting import eventually
 from mcp_tasks.core import InputRequest, TaskRecord, TaskRequest, TaskStatus
 from mcp_tasks.core.actor import NOBODY
 from mcp_tasks.core.inputs import InputBook
@@ -191,11 +192,14 @@ async def test_a_task_that_has_expired_looks_like_one_that_never_was(mode: str) 
     async with chat(farm.server, mode) as client:
         task_id = await handle_of(client)
         await client.call_tool("task_cancel", {"task_id": task_id})
-        await anyio.sleep(0.01)
-        gone = await client.call_tool("task_status", {"task_id": task_id})
         nobodys = await client.call_tool("task_status", {"task_id": "task_x"})
-    assert gone.is_error
-    assert text_of(gone).replace(task_id, "task_x") == text_of(nobodys)
+        assert nobodys.is_error
+
+        async def is_gone() -> bool:
+            told = await client.call_tool("task_status", {"task_id": task_id})
+            return told.is_error is True and text_of(told).replace(task_id, "task_x") == text_of(nobodys)
+
+        await eventually(is_gone)
 
 
 @either_mode
@@ -507,8 +511,12 @@ async def test_what_a_tool_asks_whose_author_does_not_allow_it_is_not_for_a_mode
     farm.tasks.mark("render", fallback=MAY_ANSWER)
     async with chat(farm.server, mode) as client:
         task_id = (await farm.tasks.start("publish")).id
-        asking = await client.call_tool("task_status", {"task_id": task_id, "wait_seconds": 0.5})
-        assert "you cannot answer it" in text_of(asking)
+
+        async def says_that_it_asks() -> bool:
+            told = await client.call_tool("task_status", {"task_id": task_id, "wait_seconds": 0})
+            return "you cannot answer it" in text_of(told)
+
+        await eventually(says_that_it_asks)
         refused = await client.call_tool("task_answer", {"task_id": task_id, "action": "decline"})
     assert refused.is_error
     assert text_of(refused).startswith('What the tool "publish" asks is for the user alone')

@@ -61,7 +61,7 @@ async def test_a_call_that_has_begun_is_taken_up_whatever_its_tool_is_by_now(mar
         call = Call("works", {"job": "deployed"})
         await call.begin(old)
         ending = asyncio.create_task(call.end(new))
-        await anyio.sleep(0.3)
+        await anyio.sleep(0.3)  # sleep: nobody is told when the new one waits for the work of the old one
         jobs.gate.set()
         assert text_of(await ending) == "deployed is done"
     assert jobs.happened == {"start deployed": 1, "end deployed": 1}

@@ -212,7 +212,7 @@ async def gets_word_after_one_wait(host: Caller, job: str) -> None:
 
 async def _open(place: Place, job: str, seconds: float) -> None:
     await place.until("start", job)
-    await anyio.sleep(seconds)
+    await anyio.sleep(seconds)  # sleep: work that takes so long
     place.open(job)
 
 

@@ -114,7 +114,7 @@ async def test_a_tool_that_is_not_marked_is_a_plain_call(mode: str) -> None:
     gate, starts = asyncio.Event(), list[str]()
     async with connected(build(Tasks("memory://", settings=QUICK, fallback=SHORT), gate, starts), mode) as client:
         calling = asyncio.create_task(client.call_tool("unmarked", {"job": "one"}))
-        await anyio.sleep(0.5)
+        await anyio.sleep(0.5)  # sleep: longer than the call of a task would wait
         assert not calling.done()
         gate.set()
         with anyio.fail_after(PATIENCE):

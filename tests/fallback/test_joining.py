@@ -141,10 +141,10 @@ async def test_work_that_two_wait_for_is_dropped_when_both_have_left(scene: Scen
     first, second = (asyncio.create_task(Call("joined_and_dropped", {"job": job}).leg(client)) for _ in range(2))
     await scene.place.until("request", job, 2)
     await scene.place.until("start", job)
-    await anyio.sleep(0.3)
+    await anyio.sleep(0.3)  # sleep: nobody is told when a request has joined
     first.cancel()
     await asyncio.wait([first])
-    await anyio.sleep(0.5)
+    await anyio.sleep(0.5)  # sleep: the time in which it would be stopped, and must not
     assert scene.place.count("stopped", job) == 0
     second.cancel()
     await asyncio.wait([second])

@@ -249,7 +249,7 @@ async def test_a_client_that_comes_back_with_tasks_resumes_too(scene: Scene, aga
     result = (await call.leg(again.declaring(TASKS))).result
     assert result["resultType"] in ("complete", "input_required", "task"), result
     await scene.place.until("end", "converted")
-    await anyio.sleep(0.2)
+    await anyio.sleep(0.2)  # sleep: the time in which it would begin again, and must not
     assert counts(scene, "converted", "start", "one", "two") == (1, 1, 1)
 
 
@@ -356,6 +356,6 @@ async def test_a_state_is_for_its_owner_and_expires(scene: Scene) -> None:
         await call.begin(ada)
         await _assert_refused(eve, replace(call))
         assert (await replace(call).leg(ada)).result["resultType"] == "input_required"
-        await anyio.sleep(2.1)
+        await anyio.sleep(2.1)  # sleep: longer than the server takes a state
         await _assert_refused(ada, call)
     assert counts(scene, "owned", "start") == (1,)

@@ -122,14 +122,14 @@ async def test_who_asks_how_the_work_is_and_leaves_does_not_stop_it(scene: Scene
         look = {"name": "task_status", "arguments": {"task_id": told["structuredContent"]["taskId"], "job": job}}
         pending = client.begin("tools/call", look)
         await scene.place.until("request", job, 2)
-        await anyio.sleep(0.1)
+        await anyio.sleep(0.1)  # sleep: it waits by then
         await give_up(client, pending)
         leaving = asyncio.create_task(newest.ask("tools/call", look))
         await scene.place.until("request", job, 3)
-        await anyio.sleep(0.1)
+        await anyio.sleep(0.1)  # sleep: it waits by then
         leaving.cancel()
         await asyncio.wait([leaving])
-        await anyio.sleep(0.2)
+        await anyio.sleep(0.2)  # sleep: the time in which the work would be stopped, and must not
     await scene.goes_on(job)
 
 
@@ -165,11 +165,11 @@ async def test_what_the_work_of_a_caller_that_left_came_to_is_kept(json_response
         await jobs.until("start bill")
         leaving.cancel()
         await asyncio.wait([leaving])
-        # The server sees it when it does. Otherwise it would take the result for given, and forget it.
-        await anyio.sleep(0.5)
+        # Otherwise it would take the result for given, and forget it.
+        await anyio.sleep(0.5)  # sleep: nobody is told when the server sees that its caller has left
         jobs.gate.set()
         await jobs.until("end bill")
-        await anyio.sleep(0.2)
+        await anyio.sleep(0.2)  # sleep: the time in which it would be forgotten, and must not
         [task] = (await client.call("task_status"))["structuredContent"]["tasks"]
         assert text_of(await client.call("task_status", task_id=task["taskId"])) == "bill is done"
     assert jobs.happened == {"start bill": 1, "end bill": 1}
@@ -262,8 +262,7 @@ async def test_over_stdio_work_survives_its_host_and_is_found_by_the_next_one() 
             call = request("tools/call", {"name": "dropped", "arguments": {"job": "newest"}}, capabilities=NOTHING)
             await wire.write(json.dumps(call))
             await here.until("start", "newest")
-            cancelled = {"method": "notifications/cancelled", "params": {"requestId": call["id"]}}
-            await wire.write(json.dumps({"jsonrpc": "2.0", **cancelled}))
+            await wire.notify("notifications/cancelled", {"requestId": call["id"]})
             await here.until("stopped", "newest")
         assert [here.count(event, "host-ends") for event in ("one", "two")] == [1, 1]
 

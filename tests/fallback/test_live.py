@@ -151,7 +151,7 @@ async def test_a_call_of_a_slow_tool_is_kept_alive(version: str) -> None:
 
 async def _open_soon(desk: Desk) -> None:
     await desk.started.wait()
-    await anyio.sleep(0.5)
+    await anyio.sleep(0.5)  # sleep: work that takes longer than a call waits
     desk.gate.set()
 
 

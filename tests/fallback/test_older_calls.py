@@ -21,6 +21,7 @@ from harness.http import serving
 from harness.older import HttpClient, http_session
 from harness.rpc import PATIENCE, text_of
 from harness.server import QUICK, Name
+from harness.waiting import eventually
 from mcp_tasks import Fallback, Host, Tasks, current_task
 from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.core.status import TaskStatus
@@ -127,12 +128,21 @@ class OddStore(MemoryStore):
         super().__init__()
         self.delay = 0.0
         self.is_away = False
+        self.has_ended = False
+        """A task is over,"""
+        self.end_was_missed = False
+        """and somebody could not see it."""
 
     async def get(self, task_id: str) -> TaskRecord | None:
-        await anyio.sleep(self.delay)
+        await anyio.sleep(self.delay)  # sleep: a store that is slow
         if self.is_away:
+            self.end_was_missed = self.has_ended
             raise StoreUnavailable("away")
         return await super().get(task_id)
+
+    async def save(self, record: TaskRecord, **options: Any) -> None:
+        await super().save(record, **options)
+        self.has_ended = record.is_final
 
 
 def slow_tool(store: OddStore, seconds: float, **options: Any) -> MCPServer[Any]:
@@ -143,7 +153,7 @@ def slow_tool(store: OddStore, seconds: float, **options: Any) -> MCPServer[Any]
     @server.tool()
     @tasks.task()
     async def slow() -> str:
-        await anyio.sleep(seconds)
+        await anyio.sleep(seconds)  # sleep: work that takes so long
         return "slow is done"
 
     del slow
@@ -179,7 +189,7 @@ async def test_a_store_that_was_away_when_the_tool_ended_is_asked_again() -> Non
     async with serving(server) as wire, http_session(wire) as client:
         store.is_away = True
         pending = client.begin("tools/call", {"name": "slow", "arguments": {}})
-        await anyio.sleep(1)
+        await eventually(lambda: store.end_was_missed)
         store.is_away = False
         assert text_of((await pending.reply()).result) == "slow is done"
 

@@ -19,14 +19,13 @@ from harness.http import serving
 from mcp_tasks.core.record import Progress, TaskRecord
 from mcp_tasks.fallback.progress_values import ALIVE
 from mcp_tasks.fallback.relay import ProgressRelay
-from tests.unit.virtual_time import VirtualTimeLoop
+from tests.unit.virtual_time import simulated, time_passes
 
 pytestmark = pytest.mark.anyio
 
 Script = Callable[[ProgressRelay], Awaitable[None]]
 HEARTBEAT = timedelta(seconds=10)
 MODES = [LATEST_MODERN_VERSION, "legacy"]
-virtual_time = pytest.mark.parametrize("anyio_backend", [("asyncio", {"loop_factory": VirtualTimeLoop})])
 either_mode = pytest.mark.parametrize("mode", MODES)
 
 
@@ -69,14 +68,14 @@ def values(got: list[Any]) -> list[Any]:
     return [report[1:] for report in got]
 
 
-@virtual_time
+@simulated
 @either_mode
 async def test_a_call_of_a_quiet_tool_is_kept_alive(mode: str) -> None:
     async def script(relay: ProgressRelay) -> None:
         begun.append(asyncio.get_running_loop().time())
-        await asyncio.sleep(15)
+        await time_passes(15)
         await relay.report(1, 5, "one")
-        await asyncio.sleep(45)
+        await time_passes(45)
         begun.append(asyncio.get_running_loop().time())
 
     begun: list[float] = []
@@ -89,12 +88,12 @@ async def test_a_call_of_a_quiet_tool_is_kept_alive(mode: str) -> None:
     assert all(earlier < later < 5 for earlier, later in pairwise(value for value, *_ in values(got)))
 
 
-@virtual_time
+@simulated
 async def test_what_is_held_back_at_the_total_does_not_keep_the_call_from_being_kept_alive() -> None:
     async def script(relay: ProgressRelay) -> None:
-        await asyncio.sleep(7)
+        await time_passes(7)
         await relay.report(5, 5, "all")
-        await asyncio.sleep(7)
+        await time_passes(7)
         await relay.finish()
 
     got, _ = await called(relaying(script), "legacy")
@@ -162,11 +161,11 @@ async def test_a_later_leg_does_not_repeat_what_was_seen_on_an_earlier_one() -> 
     assert values(got) == [(4, 10, "four")]
 
 
-@virtual_time
+@simulated
 async def test_signs_of_life_on_a_later_leg_say_what_was_said_last() -> None:
     async def script(relay: ProgressRelay) -> None:
         await relay.look(record(Progress(progress=3, total=10, message="three")))
-        await asyncio.sleep(10)
+        await time_passes(10)
 
     got, _ = await called(relaying(script, last=3), "legacy")
     [(value, total, message)] = values(got)
@@ -184,7 +183,7 @@ async def test_what_is_said_after_the_end_is_not_sent() -> None:
     assert values(got) == [(1, None, "one")]
 
 
-@virtual_time
+@simulated
 async def test_a_client_that_takes_nothing_holds_up_neither_a_look_nor_the_end() -> None:
     reads = asyncio.Event()
     begun: list[float] = []

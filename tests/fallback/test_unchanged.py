@@ -178,7 +178,7 @@ async def test_each_way_can_be_switched_off_by_itself(scene: Scene, door: str, p
     assert told.get("resultType") == "input_required" or "taskId" in told["structuredContent"]
     calling = asyncio.create_task(ERAS[plain](url, f"{job}-plain"))
     await scene.place.until("start", f"{job}-plain")
-    await asyncio.sleep(0.3)
+    await asyncio.sleep(0.3)  # sleep: longer than a call waits that is told of its task
     assert not calling.done()
     scene.place.open(f"{job}-plain")
     assert text_of(await calling) == f"{job}-plain is done"
@@ -189,7 +189,7 @@ async def test_where_no_word_is_to_be_given_the_call_waits_for_the_end(scene: Sc
     url, job = scene.servers.door("no-word"), f"no-word-{era}"
     calling = asyncio.create_task(ERAS[era](url, job))
     await scene.place.until("start", job)
-    await asyncio.sleep(0.5)
+    await asyncio.sleep(0.5)  # sleep: longer than a call waits that is told of its task
     scene.place.open(job)
     result = await calling
     if era == "modern":

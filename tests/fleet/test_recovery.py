@@ -66,9 +66,9 @@ async def test_a_worker_that_was_stopped_for_longer_than_its_lease_writes_over_n
     assert (ended[steps]["status"], ended[once]["status"]) == ("completed", "failed")
     assert (await run_of(notes, "steps", 2)).process != first.process
     pausing.cancel()
-    # It goes on, and is a worker like any other: long enough for everything that it had begun to come to an end.
+    # It goes on, and is a worker like any other.
     await _is_back(client, notes, first.process)
-    await asyncio.sleep(2.0)
+    await asyncio.sleep(2.0)  # sleep: longer than anything takes that it had begun
     for task, end in ended.items():
         assert _same(await client.get(task), end)
     store = store_from_url(site.url)

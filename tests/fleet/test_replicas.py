@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from mcp import Client
 
 from harness.backends import Backend
 from harness.http import HttpWire, initialize
-from harness.rpc import EVERYTHING, MODERN, Tasking, accept
+from harness.rpc import EVERYTHING, MODERN, Tasking, accept, legacy_request
 from mcp_tasks.client import TaskHandle, reconnecting_http, start_task
 from tests.fleet.balancing import Balancer
 from tests.fleet.driving import answer, connected, door, text_of
@@ -149,7 +150,7 @@ async def test_sessions_of_the_older_wire_stay_where_they_began(standing: Standi
     assert isinstance(there, HttpWire)
     session, _ = await initialize(here, {})
     assert "error" not in (await session.ask("tools/list")).message
-    elsewhere = await there.raw_post('{"jsonrpc": "2.0", "id": 1, "method": "tools/list"}', session.headers)
+    elsewhere = await there.raw_post(json.dumps(legacy_request("tools/list")), session.headers)
     assert elsewhere.status_code == 404
 
 

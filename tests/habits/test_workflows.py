@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,15 @@ def test_every_python_that_is_supported_is_tested() -> None:
     named = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', (ROOT / "pyproject.toml").read_text())
     assert named
     assert set(named) <= set(matrix["python"])
+
+
+def test_every_night_a_line_of_the_rules_that_no_test_comes_to_is_a_failure() -> None:
+    steps = [step for job in _jobs(GITHUB / "workflows" / "nightly.yml").values() for step in job["steps"]]
+    assert [step for step in steps if step.get("run") == "make coverage"]
+    assert tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["coverage"]["report"]["fail_under"] == 100
+    [recipe] = re.findall(r"^coverage:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
+    # The last word is the one that fails: without a limit of its own it takes that of pyproject.toml.
+    assert recipe.splitlines()[-1].endswith("-m coverage report")
 
 
 def test_a_workflow_that_another_one_calls_is_there_and_gets_what_it_asks_for() -> None:

@@ -26,8 +26,9 @@ from mcp_types import (
     jsonrpc_message_adapter,
 )
 
-from harness.rpc import PATIENCE
+from harness.rpc import METHOD_NOT_FOUND, PATIENCE, error_response, legacy_request, response
 from harness.schema import check_legacy_result
+from harness.waiting import eventually
 from mcp_tasks.client import Hosting, TasksClient, with_tasks
 
 RELATED = "io.modelcontextprotocol/related-task"
@@ -85,8 +86,10 @@ class RawServer:
         self._ids += 1
         answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._waiting[self._ids] = answer
-        message: dict[str, Any] = {"jsonrpc": "2.0", "id": self._ids, "method": method}
-        await self.write(message if params is None else {**message, "params": params})
+        message = legacy_request(method, params, self._ids)
+        if params is None:
+            del message["params"]
+        await self.write(message)
         return answer
 
     async def ask(self, method: str, params: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -121,6 +124,14 @@ class RawServer:
                     return task
                 await anyio.sleep(0.01)
 
+    async def until_none_is_left(self) -> None:
+        """Poll until every task has expired."""
+
+        async def is_empty() -> bool:
+            return (await self.ask("tasks/list"))["tasks"] == []
+
+        await eventually(is_empty)
+
     async def notification(self, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
         """The first notification that is wanted, now or soon."""
         with anyio.fail_after(PATIENCE):
@@ -151,14 +162,13 @@ class RawServer:
                 await self.write(self._answer(message))
 
     def _answer(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        head = {"jsonrpc": "2.0", "id": message["id"]}
         if message["method"] == "initialize":
             check_legacy_result("InitializeRequest", message)
             self.client_capabilities = message["params"]["capabilities"]
             info = {"name": "raw", "version": "1"}
             result = {"protocolVersion": self.version, "capabilities": {}, "serverInfo": info}
-            return {**head, "result": result}
-        return {**head, "error": {"code": -32601, "message": "Method not found"}}
+            return response(message["id"], result)
+        return error_response(message["id"], METHOD_NOT_FOUND, "Method not found")
 
 
 class Host:
@@ -197,13 +207,6 @@ class Host:
         self.asked.append("sample")
         await self.ready.wait()
         return CreateMessageResult(role="assistant", content=TextContent(type="text", text="Hi"), model="m")
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Return when it is so."""
-    with anyio.fail_after(PATIENCE):
-        while not condition():  # noqa: ASYNC110 - what is waited for is another's state
-            await anyio.sleep(0.01)
 
 
 @asynccontextmanager

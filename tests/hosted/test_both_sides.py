@@ -14,9 +14,10 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import CallToolResult, ElicitResult, ErrorData, TextContent
 
 from harness.rpc import PATIENCE
+from harness.waiting import eventually
 from mcp_tasks.client import Hosting, ServerTransport, TasksClient, reconnecting_http
 from tests.hosted.processes import http_server, over_stdio
-from tests.hosted.raw_server import Host, until
+from tests.hosted.raw_server import Host
 
 pytestmark = pytest.mark.anyio
 
@@ -98,7 +99,7 @@ async def test_a_tool_cancels_what_it_asked(kind: str, host: Host) -> None:
         task_id = await call(client, "begin", question="Publish?")
         assert await call(client, "cancel", task_id=task_id) == "cancelled"
         assert await call(client, "status", task_id=task_id) == "cancelled"
-        await until(lambda: host.cancelled == 1)
+        await eventually(lambda: host.cancelled == 1)
 
 
 async def test_a_tool_that_lets_an_error_pass_says_what_it_was(host: Host) -> None:
@@ -149,7 +150,7 @@ async def test_a_server_that_is_killed_comes_back_for_what_it_asked(host: Host) 
     async with http_server() as server:
         async with hosting_client(reconnecting_http(server.url), host) as client:
             task_id = await call(client, "begin", question="Publish?")
-            await until(lambda: host.asked == ["Publish?"])
+            await eventually(lambda: host.asked == ["Publish?"])
             server.kill()
             await server.started()
             host.ready.set()

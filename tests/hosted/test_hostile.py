@@ -9,11 +9,12 @@ import anyio
 import pytest
 from mcp import Client
 
-from harness.rpc import PATIENCE
+from harness.rpc import PATIENCE, notification
+from harness.waiting import eventually
 from mcp_tasks.client import Hosting, TasksClient, with_tasks
 from mcp_tasks.errors import InvalidOption, UsageError
 from mcp_tasks.legacy.client.hosting_peer import MAX_OPEN, MAX_UNREAD
-from tests.hosted.raw_server import ELICIT, SAMPLE, Host, RawServer, Refused, connected, until
+from tests.hosted.raw_server import ELICIT, SAMPLE, Host, RawServer, Refused, connected
 
 pytestmark = pytest.mark.anyio
 
@@ -82,7 +83,7 @@ async def test_tasks_over_a_limit_are_refused_and_make_no_task(host: Host) -> No
         for _ in range(2):
             await server.until((await server.create(ttl=100))["taskId"], "completed")
         assert await code_of(server, "elicitation/create", {**ELICIT, "task": {}}) == -32603
-        await anyio.sleep(0.15)
+        await server.until_none_is_left()
         await server.create()
 
 
@@ -124,7 +125,7 @@ async def test_a_flood_of_waits_is_bounded_and_the_rest_goes_on(host: Host) -> N
     async with connected(host) as server:
         task = await server.create()
         waits = [await server.send("tasks/result", {"taskId": task["taskId"]}) for _ in range(MAX_UNREAD * 2)]
-        await until(lambda: sum(wait.done() for wait in waits) > 0)
+        await eventually(lambda: sum(wait.done() for wait in waits) > 0)
         assert {wait.result()["error"]["code"] for wait in waits if wait.done()} == {-32603}
         host.ready.set()
         with anyio.fail_after(PATIENCE):
@@ -139,7 +140,7 @@ async def test_a_wait_that_the_server_gives_up_is_not_answered(host: Host) -> No
         wait = await server.send("tasks/result", {"taskId": task["taskId"]})
         assert await server.status(task["taskId"]) == "working"
         # The requests of this server are numbered: the wait is the second.
-        await server.write({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 2}})
+        await server.write(notification("notifications/cancelled", {"requestId": 2}))
         host.ready.set()
         await server.until(task["taskId"], "completed")
         assert not wait.done()

@@ -12,13 +12,14 @@ from mcp import Client
 from mcp_types import ElicitResult, ErrorData
 
 from harness.rpc import PATIENCE
+from harness.waiting import eventually
 from mcp_tasks.client import Hosting, ServerTransport, TaskHandle, TasksClient, reconnecting_http
 from mcp_tasks.core import TaskRecord
 from mcp_tasks.legacy.client.hosting_file import HostedFile
 from mcp_tasks.stores.sqlite import SqliteStore
 from tests.client.connecting import text
 from tests.hosted.processes import http_server, over_stdio
-from tests.hosted.raw_server import RELATED, Host, until
+from tests.hosted.raw_server import RELATED, Host
 
 pytestmark = pytest.mark.anyio
 
@@ -86,7 +87,7 @@ async def test_a_task_asks_as_a_task_of_the_client(kind: str, host: Host, tmp_pa
         async with anyio.create_task_group() as group:
 
             async def answer() -> None:
-                await until(lambda: host.asked == ["Publish?"])
+                await eventually(lambda: host.asked == ["Publish?"])
                 host.ready.set()
 
             group.start_soon(answer)
@@ -113,7 +114,7 @@ async def test_a_question_that_is_withdrawn_is_cancelled_at_the_client(host: Hos
     async with connected("stdio", tasks, host) as client:
         handle = await begin(tasks, client, "publish_soon")
         assert await result_of(handle) == "too late"
-        await until(lambda: host.cancelled == len(host.asked))
+        await eventually(lambda: host.cancelled == len(host.asked))
 
 
 @pytest.mark.parametrize("mode", ["legacy", "auto"])
@@ -150,7 +151,7 @@ async def test_an_answer_that_does_not_fit_is_asked_for_again_as_a_new_task(host
         async with anyio.create_task_group() as group:
 
             async def think_again() -> None:
-                await until(lambda: host.answered == 1)
+                await eventually(lambda: host.answered == 1)
                 host.answer = ElicitResult(action="accept", content={"ok": True})
 
             group.start_soon(think_again)
@@ -170,7 +171,7 @@ async def test_a_person_is_asked_once_though_the_server_is_killed(host: Host, tm
                     server.kill()
                     await server.started()
                     # Whatever the new process does until it has looked at the question, the person is not asked again.
-                    await anyio.sleep(1)
+                    await anyio.sleep(1)  # sleep: the time in which the person would be asked again, and must not
                     host.ready.set()
 
                 group.start_soon(crash)
@@ -186,7 +187,7 @@ async def test_a_person_who_answered_while_the_server_was_down_is_not_asked_agai
             await until_noted(tmp_path / "tasks.db", started.id)
             server.kill()
             host.ready.set()
-            await until(lambda: host.answered == 1)
+            await eventually(lambda: host.answered == 1)
         await server.started()
         async with hosting(tasks, reconnecting_http(server.url), host) as client:
             [handle] = tasks.pending(client)

@@ -15,13 +15,14 @@ import pytest
 from harness.forking import Forked, forked
 from harness.processes import ENVIRONMENT, PIPE
 from harness.rpc import PATIENCE
+from harness.waiting import eventually
 from mcp_tasks.client import Hosting, TasksClient
 from mcp_tasks.errors import StoreCorrupt, StoreUnavailable
 from mcp_tasks.legacy.client.hosting_file import HostedFile
 from mcp_tasks.legacy.client.hosting_runs import MAX_LOST
 from mcp_tasks.wire.models import QUESTION_META_KEY
 from tests.hosted.processes import http_server
-from tests.hosted.raw_server import RELATED, Host, Refused, connected, until
+from tests.hosted.raw_server import RELATED, Host, Refused, connected
 
 pytestmark = pytest.mark.anyio
 
@@ -79,7 +80,7 @@ async def test_what_a_killed_client_had_not_answered_is_asked_again_and_answered
     async with http_server() as server:
         with client_process(server.url, ledger, log, *begin()) as client:
             task_id = await line_of(client)
-            await until(lambda: asked(log) == ["Publish?"])
+            await eventually(lambda: asked(log) == ["Publish?"])
             client.kill()
         with client_process(server.url, ledger, log, "--answer", *fetch(task_id)) as client:
             assert await line_of(client) == "accept"
@@ -91,7 +92,7 @@ async def test_what_a_killed_client_had_answered_is_not_asked_again(ledger: Path
     async with http_server() as server:
         with client_process(server.url, ledger, log, "--answer", *begin()) as client:
             task_id = await line_of(client)
-            await until(lambda: _statuses(ledger, client) == ["completed"])
+            await eventually(lambda: _statuses(ledger, client) == ["completed"])
         with client_process(server.url, ledger, log, *fetch(task_id)) as client:
             assert await line_of(client) == "accept"
     assert asked(log) == ["Publish?"]
@@ -112,7 +113,7 @@ def _files(ledger: Path) -> list[Path]:
 async def test_an_orderly_end_leaves_the_question_for_the_next_time(ledger: Path, host: Host) -> None:
     async with connected(host, hosting=Hosting(ledger=ledger)) as server:
         task = await server.create()
-        await until(lambda: len(host.asked) == 1)
+        await eventually(lambda: len(host.asked) == 1)
     assert host.cancelled == 1
     host.ready.set()
     async with connected(host, hosting=Hosting(ledger=ledger)) as server:
@@ -158,7 +159,7 @@ async def test_a_question_that_a_server_of_ours_asks_again_is_the_task_that_it_h
     meta = {RELATED: {"taskId": "of the server"}, QUESTION_META_KEY: "elicitation-1"}
     async with connected(host, hosting=Hosting(ledger=ledger)) as server:
         task = await server.create(_meta=meta)
-        await until(lambda: len(host.asked) == 1)
+        await eventually(lambda: len(host.asked) == 1)
         assert (await server.create(_meta=meta))["taskId"] == task["taskId"]
         host.ready.set()
         await server.until(task["taskId"], "completed")

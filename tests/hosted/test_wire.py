@@ -11,8 +11,9 @@ import pytest
 from mcp_types import ElicitResult, ErrorData
 
 from harness.rpc import PATIENCE
+from harness.waiting import eventually
 from mcp_tasks.client import Hosting, TasksClient
-from tests.hosted.raw_server import ELICIT, RELATED, Host, RawServer, Refused, connected, until
+from tests.hosted.raw_server import ELICIT, RELATED, Host, RawServer, Refused, connected
 
 pytestmark = pytest.mark.anyio
 
@@ -123,14 +124,14 @@ async def test_an_answer_that_is_none_fails_the_task(host: Host) -> None:
 async def test_a_task_is_cancelled_before_the_answer_and_its_callback_with_it(host: Host) -> None:
     async with connected(host) as server:
         task = await server.create()
-        await until(lambda: host.asked == ["Approve?"])
+        await eventually(lambda: host.asked == ["Approve?"])
         waiting = await server.send("tasks/result", {"taskId": task["taskId"]})
         cancelled = await server.ask("tasks/cancel", {"taskId": task["taskId"]})
         assert cancelled["status"] == "cancelled"
         error = (await waiting)["error"]
         assert error["code"] == -32800
         assert error["data"] == {"_meta": {RELATED: {"taskId": task["taskId"]}}}
-        await until(lambda: host.cancelled == 1)
+        await eventually(lambda: host.cancelled == 1)
         host.ready.set()
         assert await server.status(task["taskId"]) == "cancelled"
 
@@ -210,7 +211,7 @@ async def test_progress_of_a_task_that_has_ended_does_not_go_out(host: Host) -> 
         await server.notification(lambda message: message["method"] == "notifications/progress")
         await server.ask("tasks/cancel", {"taskId": task["taskId"]})
         # Its callback reports once more while it is cancelled.
-        await until(lambda: host.cancelled == 1)
+        await eventually(lambda: host.cancelled == 1)
         assert await server.ask("ping") == {}
         told = [message for message in server.notifications if message["method"] == "notifications/progress"]
         assert [message["params"]["progress"] for message in told] == [0.5]
@@ -228,19 +229,18 @@ async def test_ttl_counts_from_the_end_and_has_a_maximum(host: Host) -> None:
 async def test_a_task_that_waits_outlives_its_ttl_and_is_gone_a_ttl_after_its_end(host: Host) -> None:
     async with connected(host) as server:
         task = await server.create(ttl=100)
-        await anyio.sleep(0.3)
+        await anyio.sleep(0.3)  # sleep: longer than its ttl
         shown = await server.ask("tasks/get", {"taskId": task["taskId"]})
         age = datetime.fromisoformat(shown["createdAt"]) + timedelta(milliseconds=shown["ttl"])
         assert shown["status"] == "working"
         assert age > datetime.now(age.tzinfo)
         host.ready.set()
         assert (await server.ask("tasks/result", {"taskId": task["taskId"]}))["action"] == "accept"
-        await anyio.sleep(0.15)
+        await server.until_none_is_left()
         for method in ("tasks/get", "tasks/result", "tasks/cancel"):
             with pytest.raises(Refused) as refused:
                 await server.ask(method, {"taskId": task["taskId"]})
             assert refused.value.code == -32602
-        assert (await server.ask("tasks/list"))["tasks"] == []
 
 
 @pytest.mark.requirement("hosted/ttl")
@@ -278,8 +278,8 @@ async def test_a_second_connection_to_the_same_server_sees_its_tasks_and_takes_t
     async with connected(host, tasks=tasks) as one:
         async with connected(host, tasks=tasks) as two:
             task = await two.create()
-            await until(lambda: host.asked == ["Approve?"])
+            await eventually(lambda: host.asked == ["Approve?"])
             assert await one.status(task["taskId"]) == "working"
-        await until(lambda: len(host.asked) == 2)
+        await eventually(lambda: len(host.asked) == 2)
         host.ready.set()
         assert (await one.ask("tasks/result", {"taskId": task["taskId"]}))["action"] == "accept"

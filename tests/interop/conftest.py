@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from harness.installing import Offline
+from harness.serving import serving_command
+
 from .driving import Outcomes, command, drive
 from .install import (
     FASTMCP,
@@ -18,12 +21,10 @@ from .install import (
     PYDANTIC_AI,
     PYTHON_SDK,
     STRANDS,
-    Offline,
     install_npm,
     install_python,
 )
 from .older import OLDER_CLIENTS, WAYS, visit
-from .shared import CHECKOUT, serving
 
 HERE = Path(__file__).resolve().parent
 OURS = (sys.executable, "-m", "mcp_tasks.testing.fixture_server", "--port", "{port}", "--db", "{db}")
@@ -119,14 +120,14 @@ def installs() -> Generator[Installs]:
 @pytest.fixture(scope="session")
 def streaming_url() -> Generator[str]:
     """Our server, answering with SSE streams as it does by default."""
-    with serving(OURS, cwd=CHECKOUT) as url:
+    with serving_command(OURS) as url:
         yield url
 
 
 @pytest.fixture(scope="session")
 def json_url() -> Generator[str]:
     """Our server, answering with JSON bodies."""
-    with serving((*OURS, "--json"), cwd=CHECKOUT) as url:
+    with serving_command((*OURS, "--json")) as url:
         yield url
 
 
@@ -160,5 +161,5 @@ def older_reports(request: pytest.FixtureRequest, installs: Installs) -> Generat
 def fastmcp_url(installs: Installs) -> Generator[str]:
     """A server of FastMCP's."""
     server = command(installs["fastmcp"], "fastmcp_server.py")
-    with serving((*server, "--port", "{port}"), cwd=CHECKOUT) as url:
+    with serving_command((*server, "--port", "{port}")) as url:
         yield url

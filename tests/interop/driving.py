@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from harness.installing import find_node
+from harness.processes import ROOT, ProcessError, run
+
 from .install import HERE
-from .shared import CHECKOUT, find_node
 
 DRIVERS = HERE / "drivers"
 DRIVER_LIMIT = 120.0  # a driver bounds each of its scenarios to 20 s; the rest is for machines with other things to do
 
 Outcomes: TypeAlias = dict[str, Any]
 """What a driver reports: an outcome per scenario, and the versions it ran with."""
-
-
-class DriverError(Exception):
-    """A driver did not come to its report; the message has what it printed."""
 
 
 def command(installed: Path, driver: str) -> list[str]:
@@ -48,20 +45,20 @@ def drive(
 
     Args:
         with_ours: Whether it imports this package.
+
+    Raises:
+        ProcessError: It did not come to its report; with what it printed.
     """
     environment = environment_with_ours() if with_ours else quiet_environment()
-    try:
-        done = subprocess.run([*driver, *arguments], capture_output=True, text=True, timeout=limit, env=environment)
-    except subprocess.TimeoutExpired as exc:
-        raise DriverError(f"no report after {limit:g} s: {exc.stdout!r} {exc.stderr!r}") from exc
-    if done.returncode != 0 or not done.stdout:
-        raise DriverError(f"exit code {done.returncode}:\n{done.stdout}{done.stderr}")
+    done = run([*driver, *arguments], limit=limit, env=environment, check=True)
+    if not done.stdout:
+        raise ProcessError(f"{driver} reported nothing:\n{done.stderr}")
     return json.loads(done.stdout.splitlines()[-1])
 
 
 def environment_with_ours() -> dict[str, str]:
     """That of a program that has this package beside another implementation, as if both were installed."""
-    return {**quiet_environment(), "PYTHONPATH": str(CHECKOUT / "src"), "PYTHONUNBUFFERED": "1"}
+    return {**quiet_environment(), "PYTHONPATH": str(ROOT / "src"), "PYTHONUNBUFFERED": "1"}
 
 
 def quiet_environment() -> dict[str, str]:

@@ -11,8 +11,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.processes import ROOT
+from harness.serving import serving_command
+
 from .driving import Outcomes, command, drive
-from .shared import CHECKOUT, serving
 
 HOSTS = {
     "typescript_v1": ("npm", "host_sdk_v1.mjs"),
@@ -63,10 +65,10 @@ def hosted(directory: Path, way: str) -> Generator[dict[str, object]]:
     """Our server as a plan for a driver: where it is, or how to start it."""
     files = ["--db", str(directory / "tasks.db"), "--log", str(directory / "started.log")]
     # Clients that start a server hand it little of their environment.
-    ours = ["env", f"PYTHONPATH={CHECKOUT / 'src'}:{CHECKOUT}", sys.executable, "-m", "tests.interop.host_server"]
+    ours = ["env", f"PYTHONPATH={ROOT / 'src'}:{ROOT}", sys.executable, "-m", "tests.interop.host_server"]
     if way == "stdio":
-        yield {"command": [*ours, *files], "cwd": str(CHECKOUT)}
+        yield {"command": [*ours, *files], "cwd": str(ROOT)}
         return
     options = ["--stateless"] if way == "stateless" else []
-    with serving([*ours, *files, "--port", "{port}", *options], cwd=CHECKOUT) as url:
+    with serving_command([*ours, *files, "--port", "{port}", *options]) as url:
         yield {"url": url}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import secrets
-import subprocess
 import tempfile
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,8 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from harness.installing import find_node
+from harness.ports import free_port
+from harness.processes import ROOT, run
+from harness.serving import serving_command
+
 from .driving import quiet_environment
-from .shared import CHECKOUT, find_node, free_port, serving
 
 COMMAND_LIMIT = 30.0
 
@@ -60,7 +63,7 @@ class Inspector:
     def connect_older(self, name: str, target: Sequence[str], *options: str) -> Reply:
         """Connect `mcpdo` on the older wire, to a URL or a command, under a name."""
         transport = "http" if len(target) == 1 else "stdio"
-        chosen = ["--transport", transport, "--era", "legacy", "--cwd", str(CHECKOUT), *options]
+        chosen = ["--transport", transport, "--era", "legacy", "--cwd", str(ROOT), *options]
         return self.mcpdo("--connection", name, "connect", *chosen, "--", *target)
 
     def call(self, url: str, tool: str, arguments: Mapping[str, Any] | None = None) -> Reply:
@@ -73,14 +76,8 @@ class Inspector:
         return self.mcpdo("elicitation/respond", asked.value["elicitationPending"]["elicitationId"], *fields)
 
     def _run(self, program: str, *arguments: str) -> Reply:
-        done = subprocess.run(
-            [*find_node()[0], str(self._clients / program), *arguments],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=COMMAND_LIMIT,
-            env=self._environment,
-        )
+        command = [*find_node()[0], self._clients / program, *arguments]
+        done = run(command, limit=COMMAND_LIMIT, env=self._environment)
         return Reply(code=done.returncode, value=json.loads(done.stdout or "{}"), error=_error(done.stderr))
 
 
@@ -101,7 +98,7 @@ def page_of(home: Path, target: Sequence[str], *options: str) -> Generator[str]:
         web = [*find_node()[0], str(launcher / "build" / "index.js"), "--web", "--protocol-era", "legacy", *options]
         command = ["env", *(f"{key}={value}" for key, value in settings.items()), *web]
         where = ["--transport", "http", "--server-url", *target] if len(target) == 1 else ["--", *target]
-        with serving([*command, *where], cwd=CHECKOUT) as url:
+        with serving_command([*command, *where]) as url:
             yield url.removesuffix("/mcp")
 
 

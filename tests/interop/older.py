@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import sys
 import tempfile
 from collections.abc import Generator, Sequence
@@ -12,8 +10,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from harness.processes import ROOT, send
+from harness.serving import serving_command
+
 from .driving import Outcomes, drive
-from .shared import CHECKOUT, serving
 
 WAYS = ("stdio", "sse", "json")
 """Over stdio, and over Streamable HTTP with either kind of answer."""
@@ -31,7 +31,7 @@ def our_command(directory: Path, *options: str) -> list[str]:
     """The command of our server, whose file and process id are in `directory`."""
     files = ["--db", str(directory / "tasks.db"), "--pid", str(directory / "pid")]
     # Clients that start a server hand it little of their environment.
-    ours = ["env", f"PYTHONPATH={CHECKOUT / 'src'}:{CHECKOUT}", sys.executable, "-m", "tests.interop.our_server"]
+    ours = ["env", f"PYTHONPATH={ROOT / 'src'}:{ROOT}", sys.executable, "-m", "tests.interop.our_server"]
     return [*ours, *files, *options]
 
 
@@ -39,10 +39,10 @@ def our_command(directory: Path, *options: str) -> list[str]:
 def reached(directory: Path, way: str, *options: str) -> Generator[dict[str, Any]]:
     """Our server as a plan for a driver: where it is, or how to start it."""
     if way == "stdio":
-        yield {"command": our_command(directory, *options), "cwd": str(CHECKOUT)}
+        yield {"command": our_command(directory, *options), "cwd": str(ROOT)}
         return
     body = ("--json",) if way == "json" else ()
-    with serving([*our_command(directory, *options), "--port", "{port}", *body], cwd=CHECKOUT) as url:
+    with serving_command([*our_command(directory, *options), "--port", "{port}", *body]) as url:
         yield {"url": url}
 
 
@@ -68,7 +68,7 @@ class Ours:
     def kill(self) -> None:
         """As `kill -9` does, and start it again."""
         pid = self.directory / "pid"
-        os.kill(int(pid.read_text()), signal.SIGKILL)
+        send(int(pid.read_text()))
         pid.unlink()
         self.stop()
         self.start()

@@ -11,26 +11,10 @@ import os
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
-from mcp.server.auth.provider import AccessToken, TokenVerifier
-from mcp.server.auth.settings import AuthSettings
-from pydantic import AnyHttpUrl
-
+from harness.auth import Tokens, locks
 from mcp_tasks import Tasks
 from mcp_tasks.testing.fixture_server import build
-
-
-class OneToken(TokenVerifier):
-    """Lets one user in."""
-
-    def __init__(self, token: str) -> None:
-        self._token = token
-
-    async def verify_token(self, token: str) -> AccessToken | None:
-        if token != self._token:
-            return None
-        return AccessToken(token=token, client_id="interop", scopes=[], subject="ada")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -45,18 +29,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     # Of several that a client starts over stdio, the first is the one to be killed.
     with suppress(FileExistsError), options.pid.open("x") as file:
         file.write(str(os.getpid()))
-    server = build(Tasks(f"sqlite:///{options.db}"), **_authentication(options.token))
+    server = build(Tasks(f"sqlite:///{options.db}"), **locks(Tokens(options.token) if options.token else None))
     if options.port is None:
         server.run("stdio")
     else:
         server.run("streamable-http", host="127.0.0.1", port=options.port, json_response=options.json)
-
-
-def _authentication(token: str | None) -> dict[str, Any]:
-    if token is None:
-        return {}
-    here = AnyHttpUrl("http://127.0.0.1")
-    return {"token_verifier": OneToken(token), "auth": AuthSettings(issuer_url=here, resource_server_url=here)}
 
 
 if __name__ == "__main__":

@@ -10,11 +10,12 @@ import pytest
 from mcp import Client
 from mcp.client.session import ClientRequestContext
 from mcp.shared.exceptions import MCPError
-from mcp_types import CallToolResult, ElicitRequestParams, ElicitResult, TextContent
+from mcp_types import ElicitRequestParams, ElicitResult
 
-from mcp_tasks.client import TaskHandle, TasksClient, call_tool, resume_task, start_task
+from mcp_tasks.client import TasksClient, call_tool, resume_task
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.errors import TaskWasCancelled, UnknownTask, WaitTimedOut
+from tests.client.connecting import begin, text
 
 pytestmark = pytest.mark.anyio
 
@@ -31,33 +32,21 @@ async def _connected(url: str, *, push: bool = True) -> AsyncGenerator[Client]:
         yield client
 
 
-def _text(result: CallToolResult) -> str:
-    block = result.content[0]
-    assert isinstance(block, TextContent)
-    return block.text
-
-
-async def _started(client: Client, tool: str, **arguments: object) -> TaskHandle:
-    handle = await start_task(client, tool, arguments)
-    assert isinstance(handle, TaskHandle)
-    return handle
-
-
 async def test_plain_call(fastmcp_url: str) -> None:
     async with _connected(fastmcp_url) as client:
-        assert _text(await client.call_tool("greet", {"name": "Ada"})) == "Hello, Ada!"
+        assert text(await client.call_tool("greet", {"name": "Ada"})) == "Hello, Ada!"
 
 
 async def test_task_to_its_end(fastmcp_url: str) -> None:
     async with _connected(fastmcp_url) as client:
         result = await client.call_tool("slow_compute", {"seconds": 0.6, "label": "task"})
-    assert _text(result) == "task: done after 0.6 s"
+    assert text(result) == "task: done after 0.6 s"
     assert result.is_error is False
 
 
 async def test_states_by_polling(fastmcp_url: str) -> None:
     async with _connected(fastmcp_url) as client:
-        handle = await _started(client, "slow_compute", seconds=1.2, label="watch")
+        handle = await begin(client, "slow_compute", seconds=1.2, label="watch")
         states = [state async for state in handle.watch()]
     messages = [state.message for state in states if state.message is not None]
     assert messages
@@ -70,12 +59,12 @@ async def test_tool_error(fastmcp_url: str) -> None:
     async with _connected(fastmcp_url, push=False) as client:
         result = await client.call_tool("failing_job")
     assert result.is_error
-    assert "the job failed, as it always does" in _text(result)
+    assert "the job failed, as it always does" in text(result)
 
 
 async def test_failed_task(fastmcp_url: str) -> None:
     async with _connected(fastmcp_url, push=False) as client:
-        handle = await _started(client, "protocol_error_job")
+        handle = await begin(client, "protocol_error_job")
         with pytest.raises(MCPError, match="the job ended in a protocol error") as caught:
             await handle.result()
     assert caught.value.code == -32603
@@ -83,7 +72,7 @@ async def test_failed_task(fastmcp_url: str) -> None:
 
 async def test_cancel(fastmcp_url: str) -> None:
     async with _connected(fastmcp_url, push=False) as client:
-        handle = await _started(client, "park", seconds=PARKED)
+        handle = await begin(client, "park", seconds=PARKED)
         assert (await handle.status()).status is TaskStatus.WORKING
         await handle.cancel()
         with pytest.raises(TaskWasCancelled):
@@ -92,7 +81,7 @@ async def test_cancel(fastmcp_url: str) -> None:
 
 async def test_a_wait_that_times_out_cancels(fastmcp_url: str) -> None:
     async with _connected(fastmcp_url, push=False) as client:
-        handle = await _started(client, "park", seconds=PARKED)
+        handle = await begin(client, "park", seconds=PARKED)
         with pytest.raises(WaitTimedOut):
             await handle.result(0.3, on_abandon="cancel")
         with pytest.raises(TaskWasCancelled):
@@ -100,34 +89,34 @@ async def test_a_wait_that_times_out_cancels(fastmcp_url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tool", "arguments", "text"),
+    ("tool", "arguments", "expected"),
     [
         ("confirm_delete", {"filename": "a.txt"}, "deleted a.txt"),
         ("multi_input", {}, "name: accept, confirmation: accept"),
     ],
 )
-async def test_questions_in_a_task(fastmcp_url: str, tool: str, arguments: dict[str, object], text: str) -> None:
+async def test_questions_in_a_task(fastmcp_url: str, tool: str, arguments: dict[str, object], expected: str) -> None:
     async with _connected(fastmcp_url, push=False) as client:
-        assert _text(await call_tool(client, tool, arguments, timeout=20)) == text
+        assert text(await call_tool(client, tool, arguments, timeout=20)) == expected
 
 
 async def test_a_question_declined_by_hand(fastmcp_url: str) -> None:
     async with _connected(fastmcp_url, push=False) as client:
-        handle = await _started(client, "confirm_delete", filename="b.txt")
+        handle = await begin(client, "confirm_delete", filename="b.txt")
         async for state in handle.watch():
             if state.status is TaskStatus.INPUT_REQUIRED:
                 break
         else:
             pytest.fail("it never asked")
         await handle.answer({key: {"action": "decline"} for key in state.input_requests})
-        assert _text(await handle.result(10)) == "kept b.txt"
+        assert text(await handle.result(10)) == "kept b.txt"
 
 
 async def test_another_client_resumes(fastmcp_url: str) -> None:
     async with _connected(fastmcp_url) as client:
-        task_id = (await _started(client, "slow_compute", seconds=0.6, label="resumed")).id
+        task_id = (await begin(client, "slow_compute", seconds=0.6, label="resumed")).id
     async with _connected(fastmcp_url) as other:
-        assert _text(await resume_task(other, task_id).result(10)) == "resumed: done after 0.6 s"
+        assert text(await resume_task(other, task_id).result(10)) == "resumed: done after 0.6 s"
 
 
 async def test_unknown_task(fastmcp_url: str) -> None:

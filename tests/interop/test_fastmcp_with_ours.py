@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from harness.serving import serving_command
+
 from .conftest import Installs
 from .driving import Outcomes, command, drive
-from .shared import CHECKOUT, serving
 
 SELDOM = (sys.executable, "-m", "tests.interop.seldom_server", "--port", "{port}", "--db", "{db}")
 
@@ -19,7 +20,7 @@ SELDOM = (sys.executable, "-m", "tests.interop.seldom_server", "--port", "{port}
 def outcomes(installs: Installs, streaming_url: str) -> Generator[Outcomes]:
     """What it reports."""
     driver = command(installs["fastmcp"], "fastmcp_with_ours.py")
-    with serving(SELDOM, cwd=CHECKOUT) as seldom_url:
+    with serving_command(SELDOM) as seldom_url:
         yield drive(driver, [streaming_url, seldom_url], with_ours=True)[0]
 
 

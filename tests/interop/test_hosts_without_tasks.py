@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
+from harness.installing import Offline
+
 from .conftest import Installs
 from .hosts import HOSTS, ROWS, Visit, hosted, visit
 from .inspector import Inspector, inspecting
-from .install import Offline
 
 MODERN = {"typescript_v2", "fastmcp_plain"}
 STATELESS = [row for row in ROWS if row[1] == "stateless"]

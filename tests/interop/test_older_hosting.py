@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
-from subprocess import PIPE
 
 import anyio
 import pytest
+from anyio import to_thread
 from mcp import Client, StdioServerParameters
 from mcp_types import TextContent
 
-from harness.processes import ENVIRONMENT, ROOT
+from harness.processes import ENVIRONMENT, run
 from mcp_tasks.client import Hosting, TasksClient, stdio_transport
 from tests.hosted.raw_server import Host
 from tests.interop.install import PYTHON_SDK, install_python
@@ -52,10 +53,9 @@ async def test_a_server_of_the_other_sdk_asks_our_client_for_tasks(python: str) 
 
 async def test_our_server_asks_a_client_of_the_other_sdk_for_tasks(python: str) -> None:
     server = [sys.executable, "-m", "tests.hosted.asking_server", "stdio"]
-    with anyio.fail_after(90):
-        done = await anyio.run_process(
-            [python, str(DRIVERS / "older_hosting_client.py"), *server], cwd=ROOT, env=ENVIRONMENT, stderr=PIPE
-        )
+    done = await to_thread.run_sync(
+        partial(run, [python, DRIVERS / "older_hosting_client.py", *server], env=ENVIRONMENT, limit=90, check=True)
+    )
     assert json.loads(done.stdout) == {
         "approve": "accept True",
         "listed": True,

@@ -10,12 +10,12 @@ from mcp.client.session import ClientRequestContext
 from mcp.client.stdio import StdioServerParameters
 from mcp_types import ElicitRequestParams, ElicitResult
 
+from harness.processes import ROOT
 from mcp_tasks.client import ServerTransport, TaskHandle, TasksClient, reconnecting_http, start_task, stdio_transport
 
 from .conftest import Installs
 from .inspector import Inspector, Reply, inspecting
 from .older import WAYS, Ours, ours
-from .shared import CHECKOUT
 
 TOOL_ERROR = "the job failed, as it always does"
 PROTOCOL_ERROR = "the job ended in a protocol error, as it always does"
@@ -91,7 +91,7 @@ def _transport(server: Ours) -> ServerTransport:
     if len(server.target) == 1:
         return reconnecting_http(server.target[0])
     command, *arguments = server.target
-    return stdio_transport(StdioServerParameters(command=command, args=arguments, cwd=CHECKOUT))
+    return stdio_transport(StdioServerParameters(command=command, args=arguments, cwd=ROOT))
 
 
 # --- mcpdo --------------------------------------------------------------------------------------------------
@@ -224,5 +224,5 @@ def test_cli_has_no_way_to_a_task(inspector: Inspector, server: Ours, method: st
 
 def _cli(inspector: Inspector, server: Ours, tool: str, arguments: str) -> Reply:
     options = ["--protocol-era", "legacy", "--method", "tools/call"]
-    where = ["--transport", "http"] if len(server.target) == 1 else ["--cwd", str(CHECKOUT)]
+    where = ["--transport", "http"] if len(server.target) == 1 else ["--cwd", str(ROOT)]
     return inspector.cli_method(server.target, *where, *options, "--tool-name", tool, "--tool-args-json", arguments)

@@ -6,9 +6,8 @@ from another one, or after a restart, it is not known any more, and our client h
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import AsyncGenerator, Generator
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,29 +19,29 @@ from mcp import Client
 from mcp.client.session import ClientRequestContext
 from mcp.client.stdio import StdioServerParameters
 from mcp.shared.exceptions import MCPError
-from mcp_types import CallToolResult, ElicitRequestParams, ElicitResult, TextContent
+from mcp_types import ElicitRequestParams, ElicitResult
 
+from harness.processes import running as running_process
+from harness.serving import serving_command
 from mcp_tasks.client import (
     ServerTransport,
     TaskFailed,
-    TaskHandle,
     TasksClient,
     call_tool,
     list_tasks,
     pending_tasks,
     reconnecting_http,
     resume_task,
-    start_task,
     stdio_transport,
 )
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.errors import TaskWasCancelled, UnknownTask, WaitTimedOut
 from tests.cli.running import Cli
 from tests.cli.terminal import on_terminal
+from tests.client.connecting import begin, text
 
 from .conftest import Installs
 from .driving import command, quiet_environment
-from .shared import CHECKOUT, serving
 
 PARKED = 30.0
 PATIENCE = 20.0
@@ -87,7 +86,7 @@ def peer(request: pytest.FixtureRequest, way: str, installs: Installs) -> Genera
     needs, driver = SERVERS[request.param]
     server = command(installs[needs], driver)
     with ExitStack() as stack:
-        url = stack.enter_context(serving([*server, "--port", "{port}"], cwd=CHECKOUT)) if way == "http" else None
+        url = stack.enter_context(serving_command([*server, "--port", "{port}"])) if way == "http" else None
         yield Peer(sdk=request.param, command=server, url=url)
 
 
@@ -111,22 +110,10 @@ async def _connected(peer: Peer, person: Person | None = None, **options: Any) -
         yield client
 
 
-def _text(result: CallToolResult) -> str:
-    block = result.content[0]
-    assert isinstance(block, TextContent)
-    return block.text
-
-
-async def _started(client: Client, tool: str, **arguments: object) -> TaskHandle:
-    handle = await start_task(client, tool, arguments)
-    assert isinstance(handle, TaskHandle)
-    return handle
-
-
 @pytest.mark.anyio
 async def test_plain_call(peer: Peer) -> None:
     async with _connected(peer) as client:
-        assert _text(await client.call_tool("greet", {"name": "Ada"})) == "Hello, Ada!"
+        assert text(await client.call_tool("greet", {"name": "Ada"})) == "Hello, Ada!"
 
 
 # --- create -------------------------------------------------------------------------------------------------
@@ -135,7 +122,7 @@ async def test_plain_call(peer: Peer) -> None:
 @pytest.mark.anyio
 async def test_create(peer: Peer) -> None:
     async with _connected(peer) as client:
-        handle = await _started(client, "park", seconds=PARKED)
+        handle = await begin(client, "park", seconds=PARKED)
         assert (await handle.status()).status is TaskStatus.WORKING
         await handle.cancel()
 
@@ -147,32 +134,32 @@ async def test_create(peer: Peer) -> None:
 async def test_a_call_waits_for_its_task(peer: Peer) -> None:
     async with _connected(peer) as client:
         result = await client.call_tool("slow_compute", {"seconds": 0.6, "label": "task"})
-    assert _text(result) == "task: done after 0.6 s"
+    assert text(result) == "task: done after 0.6 s"
     assert not result.is_error
 
 
 @pytest.mark.anyio
 async def test_states_on_the_way_to_the_result(peer: Peer) -> None:
     async with _connected(peer) as client:
-        handle = await _started(client, "slow_compute", seconds=3, label="watch")
+        handle = await begin(client, "slow_compute", seconds=3, label="watch")
         states = [state async for state in handle.watch()]
         result = await handle.result(PATIENCE)
     messages = [state.message for state in states if state.message is not None]
     assert messages
     assert all(message.startswith("watch: step ") for message in messages)
     assert states[-1].status is TaskStatus.COMPLETED
-    assert _text(result) == "watch: done after 3 s"
+    assert text(result) == "watch: done after 3 s"
 
 
 @pytest.mark.anyio
 async def test_a_tool_that_fails(peer: Peer) -> None:
     """The TypeScript SDK keeps the result of a failed task; the Python SDK keeps what was raised as `statusMessage`."""
     async with _connected(peer) as client:
-        handle = await _started(client, "failing_job")
+        handle = await begin(client, "failing_job")
         if peer.sdk == TYPESCRIPT:
             result = await handle.result(PATIENCE)
             assert result.is_error
-            assert "the job failed, as it always does" in _text(result)
+            assert "the job failed, as it always does" in text(result)
         else:
             with pytest.raises(TaskFailed, match="the job failed, as it always does"):
                 await handle.result(PATIENCE)
@@ -183,11 +170,11 @@ async def test_a_tool_that_fails(peer: Peer) -> None:
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize(("filename", "text"), [("a.txt", "deleted a.txt"), ("keep.txt", "kept keep.txt")])
-async def test_question(peer: Peer, filename: str, text: str) -> None:
+@pytest.mark.parametrize(("filename", "expected"), [("a.txt", "deleted a.txt"), ("keep.txt", "kept keep.txt")])
+async def test_question(peer: Peer, filename: str, expected: str) -> None:
     person = Person()
     async with _connected(peer, person) as client:
-        assert _text(await call_tool(client, "confirm_delete", {"filename": filename}, timeout=PATIENCE)) == text
+        assert text(await call_tool(client, "confirm_delete", {"filename": filename}, timeout=PATIENCE)) == expected
     assert person.asked == [f"Delete {filename}?"]
 
 
@@ -195,8 +182,8 @@ async def test_question(peer: Peer, filename: str, text: str) -> None:
 async def test_question_to_who_holds_a_handle(peer: Peer) -> None:
     person = Person()
     async with _connected(peer, person) as client:
-        handle = await _started(client, "confirm_delete", filename="handle.txt")
-        assert _text(await handle.result(PATIENCE)) == "deleted handle.txt"
+        handle = await begin(client, "confirm_delete", filename="handle.txt")
+        assert text(await handle.result(PATIENCE)) == "deleted handle.txt"
     assert person.asked == ["Delete handle.txt?"]
 
 
@@ -206,7 +193,7 @@ async def test_question_to_who_holds_a_handle(peer: Peer) -> None:
 @pytest.mark.anyio
 async def test_cancel(peer: Peer) -> None:
     async with _connected(peer) as client:
-        handle = await _started(client, "park", seconds=PARKED)
+        handle = await begin(client, "park", seconds=PARKED)
         await handle.cancel()
         with pytest.raises(TaskWasCancelled):
             await handle.result(PATIENCE)
@@ -216,7 +203,7 @@ async def test_cancel(peer: Peer) -> None:
 @pytest.mark.anyio
 async def test_a_wait_that_times_out_cancels(peer: Peer) -> None:
     async with _connected(peer) as client:
-        handle = await _started(client, "park", seconds=PARKED)
+        handle = await begin(client, "park", seconds=PARKED)
         with pytest.raises(WaitTimedOut):
             await handle.result(0.3, on_abandon="cancel")
         with pytest.raises(TaskWasCancelled):
@@ -230,7 +217,7 @@ async def test_a_wait_that_times_out_cancels(peer: Peer) -> None:
 async def test_list(peer: Peer) -> None:
     """Twelve, which are two pages of the TypeScript SDK's."""
     async with _connected(peer) as client:
-        made = [await _started(client, "slow_compute", seconds=0, label=f"list {number}") for number in range(12)]
+        made = [await begin(client, "slow_compute", seconds=0, label=f"list {number}") for number in range(12)]
         listed = [snapshot.id async for snapshot in list_tasks(client)]
     assert {handle.id for handle in made} <= set(listed)
     assert len(listed) == len(set(listed))
@@ -242,15 +229,15 @@ async def test_list(peer: Peer) -> None:
 @pytest.mark.anyio
 async def test_resume_in_the_session(peer: Peer) -> None:
     async with _connected(peer) as client:
-        task_id = (await _started(client, "slow_compute", seconds=0.6, label="resumed")).id
-        assert _text(await resume_task(client, task_id).result(PATIENCE)) == "resumed: done after 0.6 s"
+        task_id = (await begin(client, "slow_compute", seconds=0.6, label="resumed")).id
+        assert text(await resume_task(client, task_id).result(PATIENCE)) == "resumed: done after 0.6 s"
 
 
 @pytest.mark.anyio
 async def test_resume_from_another_session_is_told_that_the_task_is_unknown(peer: Peer, tmp_path: Path) -> None:
     ledger = tmp_path / "ledger.db"
     async with _connected(peer, ledger=ledger) as client:
-        task_id = (await _started(client, "slow_compute", seconds=0.2, label="lost")).id
+        task_id = (await begin(client, "slow_compute", seconds=0.2, label="lost")).id
     async with _connected(peer, ledger=ledger) as other:
         [handle] = pending_tasks(other)
         assert handle.id == task_id
@@ -273,21 +260,13 @@ async def test_a_restart_in_the_middle(installs: Installs) -> None:
     needs, driver = SERVERS[TYPESCRIPT]
     server = command(installs[needs], driver)
     with ExitStack() as running:
-        url = running.enter_context(serving([*server, "--port", "{port}"], cwd=CHECKOUT))
+        url = running.enter_context(serving_command([*server, "--port", "{port}"]))
         async with _connected(Peer(sdk=TYPESCRIPT, command=server, url=url)) as client:
-            handle = await _started(client, "park", seconds=PARKED)
+            handle = await begin(client, "park", seconds=PARKED)
             await anyio.to_thread.run_sync(running.close)
-            with _serving_again([*server, "--port", str(urlsplit(url).port)]), pytest.raises((UnknownTask, MCPError)):
+            again = [*server, "--port", str(urlsplit(url).port)]
+            with running_process(again, env=quiet_environment()), pytest.raises((UnknownTask, MCPError)):
                 await handle.result(PATIENCE)
-
-
-@contextmanager
-def _serving_again(words: list[str]) -> Generator[None]:
-    with subprocess.Popen(words, cwd=CHECKOUT, env=quiet_environment()) as process:
-        try:
-            yield
-        finally:
-            process.kill()
 
 
 # --- the command line ---------------------------------------------------------------------------------------
@@ -329,7 +308,8 @@ def test_the_command_line_has_nobody_to_ask(cli: Cli, peer: Peer) -> None:
 
 
 def test_the_command_line_cancels(cli: Cli, peer: Peer) -> None:
-    done = cli("call", peer.word, "park", "seconds=30", "--timeout", "0.5", "--on-abandon", "cancel")
+    # The time runs from when the server is reached for, and over stdio it is started first.
+    done = cli("call", peer.word, "park", "seconds=30", "--timeout", "5", "--on-abandon", "cancel")
     assert done.returncode == 5
     assert "cancelled" in done.stderr
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -15,11 +13,13 @@ from pathlib import Path
 
 import pytest
 
+from harness.processes import PIPE, ROOT, kill, running
+from harness.serving import serving_command
+
 from .conftest import Installs
 from .driving import DRIVERS, environment_with_ours
-from .shared import CHECKOUT, serving
 
-PAGE = CHECKOUT / "docs" / "agents.md"
+PAGE = ROOT / "docs" / "agents.md"
 SCALED = {"SECONDS_PER_FRAME = 10\n": "SECONDS_PER_FRAME = 0.1\n", "LIMIT = 60  ": "LIMIT = 1  "}
 """What is changed in the page's files: a film takes two and a half seconds, and clients wait one for an answer."""
 
@@ -72,7 +72,7 @@ class Agent:
             for line in process.stdout:
                 printed.append(line.rstrip())
                 if line.startswith("progress: "):
-                    os.kill(process.pid, signal.SIGKILL)
+                    kill(process)
                     break
             else:
                 pytest.fail(f"it ended without progress: {printed} {self._troubles()}")
@@ -91,16 +91,13 @@ class Agent:
 
     @contextmanager
     def _process(self) -> Generator[subprocess.Popen[str]]:
-        environment = environment_with_ours()
-        with (self.folder / "agent.log").open("w") as errors:
-            process = subprocess.Popen(
-                self.command, cwd=self.folder, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True
-            )
-        with process:
-            try:
-                yield process
-            finally:
-                process.kill()
+        with (
+            (self.folder / "agent.log").open("w") as errors,
+            running(
+                self.command, cwd=self.folder, env=environment_with_ours(), stdout=PIPE, stderr=errors, text=True
+            ) as process,
+        ):
+            yield process
 
     def _troubles(self) -> str:
         return (self.folder / "agent.log").read_text()[-4000:]
@@ -135,7 +132,7 @@ def _agent(name: str, installs: Installs, folder: Path, changes: dict[str, str],
     _change(folder / "film.py", changes)
     needs, program = RECIPES[name]
     python = sys.executable if needs is None else str(installs[needs])
-    with serving(("sh", "-c", f'exec "$@" >{folder / "film.log"} 2>&1', "film", *FILM), cwd=folder) as url:
+    with serving_command(("sh", "-c", f'exec "$@" >{folder / "film.log"} 2>&1', "film", *FILM), cwd=folder) as url:
         yield Agent(name=name, command=[python, str(program), url, *more], folder=folder)
 
 

@@ -13,7 +13,17 @@ import anyio
 import httpx2
 
 from harness.http import HttpWire
-from harness.rpc import EVERYTHING, LEGACY, PATIENCE, legacy_request, loads
+from harness.rpc import (
+    EVERYTHING,
+    LEGACY,
+    PATIENCE,
+    error_response,
+    hello,
+    legacy_request,
+    loads,
+    notification,
+    response,
+)
 
 RELATED = "io.modelcontextprotocol/related-task"
 Message = dict[str, Any]
@@ -100,6 +110,13 @@ class HttpSession:
             yield stream
 
     @asynccontextmanager
+    async def open_result(self, task_id: str) -> AsyncGenerator[Stream]:
+        """A result that the server has begun to wait for, and may send questions and progress with."""
+        async with self.open("tasks/result", taskId=task_id) as stream:
+            await anyio.sleep(0.05)  # sleep: nobody is told when a request is taken up, which is after its headers
+            yield stream
+
+    @asynccontextmanager
     async def listen(self, **headers: str) -> AsyncGenerator[Stream]:
         """The session's own stream; leaving hangs up."""
         stream = Stream()
@@ -108,19 +125,18 @@ class HttpSession:
 
     async def reply(self, request: Message, result: Mapping[str, Any]) -> None:
         """Answer a request of the server."""
-        await self.post({"jsonrpc": "2.0", "id": request["id"], "result": dict(result)})
+        await self.post(response(request["id"], result))
 
     async def refuse(self, request: Message, code: int, message: str, data: Any = None) -> None:
         """Answer a request of the server with an error."""
-        error = {"code": code, "message": message} | ({} if data is None else {"data": data})
-        await self.post({"jsonrpc": "2.0", "id": request["id"], "error": error})
+        await self.post(error_response(request["id"], code, message, data))
 
     async def accept(self, request: Message, **content: Any) -> None:
         """Fill in a form."""
         await self.reply(request, {"action": "accept", "content": content})
 
     async def notify(self, method: str, **params: Any) -> None:
-        await self.post({"jsonrpc": "2.0", "method": method, "params": params})
+        await self.post(notification(method, params))
 
     async def post(self, message: Message) -> None:
         response = await self._wire.raw_post(json.dumps(message), list(self._headers().items()))
@@ -176,12 +192,7 @@ async def _read_messages(response: httpx2.Response, stream: Stream) -> None:
 
 async def open_session(wire: HttpWire, capabilities: Mapping[str, Any] = EVERYTHING) -> HttpSession:
     """A session, its handshake complete."""
-    params = {
-        "protocolVersion": LEGACY,
-        "capabilities": dict(capabilities),
-        "clientInfo": {"name": "raw", "version": "1"},
-    }
-    reply = await wire.post(json.dumps(legacy_request("initialize", params)), [])
+    reply = await wire.post(json.dumps(legacy_request("initialize", hello(capabilities))), [])
     session = HttpSession(wire, reply.headers["mcp-session-id"])
     await session.notify("notifications/initialized")
     return session

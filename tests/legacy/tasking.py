@@ -8,7 +8,7 @@ from typing import Any, Final, Protocol
 import anyio
 
 from harness.http import HttpWire, LegacyHttpWire, initialize
-from harness.rpc import LEGACY, PATIENCE, Reply, legacy_request
+from harness.rpc import PATIENCE, Reply, hello, legacy_request
 from harness.schema import check_legacy_result
 from harness.stdio import StdioWire
 
@@ -112,13 +112,6 @@ def without_session(wire: HttpWire) -> OldTasks:
 async def over_stdio(wire: StdioWire, capabilities: Mapping[str, Any] = ASKABLE) -> tuple[OldTasks, dict[str, Any]]:
     """A client over pipes, and the answer to its handshake."""
     session = StdioSession(wire)
-    hello = await session.ask(
-        "initialize",
-        {
-            "protocolVersion": LEGACY,
-            "capabilities": dict(capabilities),
-            "clientInfo": {"name": "raw", "version": "1"},
-        },
-    )
-    await wire.write('{"jsonrpc":"2.0","method":"notifications/initialized"}')
-    return OldTasks(session), hello.result
+    welcome = await session.ask("initialize", hello(capabilities))
+    await wire.notify("notifications/initialized")
+    return OldTasks(session), welcome.result

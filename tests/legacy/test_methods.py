@@ -148,7 +148,7 @@ async def test_a_result_is_waited_for_and_can_be_had_again() -> None:
         task_id = (await old.create("gated"))["taskId"]
         results = [asyncio.create_task(old.result(task_id)) for _ in range(3)]
         assert (await old.get(task_id))["status"] == "working"
-        await anyio.sleep(0.1)
+        await anyio.sleep(0.1)  # sleep: all three are at the server, and wait
         assert not any(result.done() for result in results)
         desk.gate.set()
         with anyio.fail_after(PATIENCE):

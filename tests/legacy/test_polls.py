@@ -9,7 +9,7 @@ import pytest
 from mcp.server.streamable_http import EventCallback, EventId, EventMessage, EventStore, StreamId
 
 from harness.http import HttpWire, http_client, initialize, serving, serving_app
-from harness.rpc import INVALID_PARAMS, text_of
+from harness.rpc import INVALID_PARAMS, notification, response, text_of
 from harness.server import QUICK, Desk, build
 from mcp_tasks import Tasks
 from mcp_tasks.legacy.server.polls import PollAnswer
@@ -18,8 +18,8 @@ from tests.legacy.tasking import ASKABLE, OldTasks, over_http
 pytestmark = pytest.mark.anyio
 
 STREAM, JSON = "text/event-stream", "application/json"
-ANSWER: dict[str, Any] = {"jsonrpc": "2.0", "id": 1, "result": {}}
-NOTE: dict[str, Any] = {"jsonrpc": "2.0", "method": "notifications/message", "params": {}}
+ANSWER = response(1, {})
+NOTE = notification("notifications/message", {})
 
 
 async def test_a_poll_is_answered_with_plain_json_and_everything_else_as_before() -> None:

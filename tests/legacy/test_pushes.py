@@ -20,8 +20,6 @@ from tests.legacy.http_session import RELATED, HttpSession, Stream, open_session
 pytestmark = pytest.mark.anyio
 
 STATUS, PROGRESS = "notifications/tasks/status", "notifications/progress"
-A_WHILE = 0.3
-"""Seconds in which what must not come would have come."""
 
 
 @asynccontextmanager
@@ -44,6 +42,13 @@ def _is_status(message: dict[str, Any], task_id: str, status: str) -> bool:
 
 def statuses(stream: Stream) -> list[str]:
     return [message["params"]["status"] for message in stream.sent(STATUS)]
+
+
+async def all_that_came(client: HttpSession, stream: Stream) -> list[dict[str, Any]]:
+    """What a session was told, once it is told of the end of a task that it makes now: nothing is on its way then."""
+    last = await client.create("echo", {"value": 1})
+    await told(stream, last, "completed")
+    return [message for message in stream.messages if message["params"].get("taskId") != last]
 
 
 async def go_on(desk: Desk) -> None:
@@ -100,8 +105,7 @@ async def test_a_cancelled_task_is_told_once() -> None:
             task_id = await client.create("gated")
             await client.ask("tasks/cancel", taskId=task_id)
             await told(own, task_id, "cancelled")
-            await anyio.sleep(A_WHILE)
-            assert statuses(own) == ["cancelled"]
+            assert [message["params"]["status"] for message in await all_that_came(client, own)] == ["cancelled"]
 
 
 async def test_a_session_that_presented_the_id_is_told_and_another_is_not() -> None:
@@ -114,8 +118,7 @@ async def test_a_session_that_presented_the_id_is_told_and_another_is_not() -> N
             desk.gate.set()
             await told(one, task_id, "completed")
             await told(two, task_id, "completed")
-            await anyio.sleep(A_WHILE)
-            assert three.messages == []
+            assert await all_that_came(stranger, three) == []
 
 
 async def test_a_task_of_the_modern_wire_is_told_of_to_no_session_that_did_not_present_it() -> None:
@@ -127,8 +130,7 @@ async def test_a_task_of_the_modern_wire_is_told_of_to_no_session_that_did_not_p
             task = await modern.create("gated")
             desk.gate.set()
             await modern.until(task, "completed")
-            await anyio.sleep(A_WHILE)
-            assert own.messages == []
+            assert await all_that_came(client, own) == []
 
 
 # Progress
@@ -153,8 +155,7 @@ async def test_progress_comes_under_the_token_of_the_call_until_the_end() -> Non
             assert (await own.request(PROGRESS, number=2))["params"]["progress"] == 2
             await go_on(desk)
             await told(own, task_id, "completed")
-            await anyio.sleep(A_WHILE)
-            assert own.messages[-1]["method"] == STATUS
+            assert (await all_that_came(client, own))[-1]["method"] == STATUS
 
 
 async def test_progress_goes_to_an_open_result_if_there_is_one() -> None:
@@ -163,8 +164,7 @@ async def test_progress_goes_to_an_open_result_if_there_is_one() -> None:
         client = await open_session(wire)
         async with client.listen() as own:
             task_id = await client.create("steps", {"values": [1]}, _meta={"progressToken": 7})
-            async with client.open("tasks/result", taskId=task_id) as result:
-                await anyio.sleep(0.05)
+            async with client.open_result(task_id) as result:
                 await go_on(desk)
                 assert (await result.request(PROGRESS))["params"]["progressToken"] == 7
                 await go_on(desk)
@@ -178,12 +178,12 @@ async def test_progress_that_falls_back_is_not_told() -> None:
         client = await open_session(wire)
         async with client.listen() as own:
             task_id = await client.create("steps", {"values": [5, 3, 5, 6]}, _meta={"progressToken": 7})
-            await anyio.sleep(HEAD_START)
+            await anyio.sleep(HEAD_START)  # sleep: until then the session is told nothing
             await go_on(desk)
             await own.request(PROGRESS)
             for _ in range(3):
                 await go_on(desk)
-                await anyio.sleep(0.05)
+                await anyio.sleep(0.05)  # sleep: each is looked at before the next comes
             await own.until(lambda each: each.get("params", {}).get("progress") == 6)
             await go_on(desk)
             await told(own, task_id, "completed")

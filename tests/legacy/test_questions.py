@@ -12,6 +12,7 @@ import pytest
 from harness.http import HttpWire, serving
 from harness.rpc import EVERYTHING, INVALID_PARAMS, NOTHING, PATIENCE, Tasking
 from harness.server import QUICK, Desk
+from harness.waiting import eventually
 from mcp_tasks import Tasks
 from mcp_tasks.legacy.server.asking import MAX_MISFITS
 from mcp_tasks.wire.models import QUESTION_META_KEY
@@ -35,7 +36,7 @@ async def served(desk: Desk | None = None, *, json_response: bool = False) -> As
 async def asks_nothing(*streams: Stream) -> None:
     """Nothing is asked on these, or nothing more than was."""
     before = [len(stream.sent(ELICIT)) for stream in streams]
-    await anyio.sleep(A_WHILE)
+    await anyio.sleep(A_WHILE)  # sleep: the time in which nothing may come
     assert [len(stream.sent(ELICIT)) for stream in streams] == before
 
 
@@ -79,8 +80,7 @@ async def test_a_question_goes_to_an_open_result_and_not_to_the_sessions_own_str
         async with client.listen() as own:
             task_id = await client.create("knock")
             await desk.started.wait()
-            async with client.open("tasks/result", taskId=task_id) as result:
-                await anyio.sleep(0.05)
+            async with client.open_result(task_id) as result:
                 desk.gate.set()
                 asked = await result.request(ELICIT)
                 assert asked["params"]["_meta"][RELATED] == {"taskId": task_id}
@@ -133,13 +133,12 @@ async def test_of_two_open_results_one_is_asked() -> None:
         client = await open_session(wire)
         task_id = await client.create("knock")
         async with (
-            client.open("tasks/result", taskId=task_id) as one,
-            client.open("tasks/result", taskId=task_id) as two,
+            client.open_result(task_id) as one,
+            client.open_result(task_id) as two,
         ):
-            await anyio.sleep(0.05)
             desk.gate.set()
-            await client.until_status(task_id, "input_required")
-            await anyio.sleep(A_WHILE)
+            await eventually(lambda: one.sent(ELICIT) or two.sent(ELICIT))
+            await asks_nothing(one, two)
             [asked] = [*one.sent(ELICIT), *two.sent(ELICIT)]
             await client.accept(asked, name="Ada")
             for stream in (one, two):
@@ -170,7 +169,7 @@ async def test_in_json_mode_the_result_carries_no_question_and_the_sessions_own_
                 texts.append(await client.result(task_id))
 
             group.start_soon(wait_for_result)
-            await anyio.sleep(0.05)
+            await anyio.sleep(0.05)  # sleep: nobody is told when the server has begun to wait
             async with client.listen() as own:
                 await client.accept(await own.request(ELICIT), name="Ada")
         assert texts == ["Hello, Ada!"]
@@ -251,8 +250,7 @@ async def test_a_question_on_a_result_that_the_client_cancelled_moves_to_the_ses
         client = await open_session(wire)
         async with client.listen() as own:
             task_id = await client.create("knock")
-            async with client.open("tasks/result", taskId=task_id) as result:
-                await anyio.sleep(0.05)
+            async with client.open_result(task_id) as result:
                 desk.gate.set()
                 first = await result.request(ELICIT)
                 await client.notify(CANCELLED, requestId=result.request_id)
@@ -283,7 +281,7 @@ async def test_an_answer_counts_although_the_stream_of_its_question_is_gone() ->
         async with client.listen() as lost:
             task_id = await client.create("ask_name")
             asked = await lost.request(ELICIT)
-        await anyio.sleep(A_WHILE)
+        await anyio.sleep(A_WHILE)  # sleep: nobody is told when the server sees that the stream is gone
         await client.accept(asked, name="Ada")
         assert await client.result(task_id) == "Hello, Ada!"
 
@@ -450,7 +448,7 @@ async def test_a_question_that_is_asked_again_goes_to_the_stream_that_is_open_by
         async with client.listen() as lost:
             task_id = await client.create("ask_name")
             asked = await lost.request(ELICIT)
-        await anyio.sleep(A_WHILE)
+        await anyio.sleep(A_WHILE)  # sleep: nobody is told when the server sees that the stream is gone
         await client.accept(asked, name=7)
         await client.until_status(task_id, "input_required")
         async with listening_again(client) as own:

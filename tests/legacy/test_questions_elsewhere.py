@@ -30,7 +30,7 @@ from starlette.routing import Route
 
 from harness.furnished import http_process
 from harness.http import HttpWire, http_client, serving, serving_app
-from harness.rpc import EVERYTHING, LEGACY, PATIENCE, legacy_request
+from harness.rpc import EVERYTHING, PATIENCE, accept, hello, legacy_request, notification, response
 from harness.server import QUICK, Desk
 from harness.stdio import StdioWire, stdio_process
 from mcp_tasks import Tasks
@@ -64,9 +64,8 @@ async def test_the_session_is_asked_here_although_the_tool_runs_in_another_proce
 
 
 async def _initialize(wire: StdioWire) -> None:
-    params = {"protocolVersion": LEGACY, "capabilities": EVERYTHING, "clientInfo": {"name": "raw", "version": "1"}}
-    await wire.send(legacy_request("initialize", params))
-    await wire.write(json.dumps({"jsonrpc": "2.0", "method": "notifications/initialized"}))
+    await wire.send(legacy_request("initialize", hello(EVERYTHING)))
+    await wire.notify("notifications/initialized")
 
 
 async def _create(wire: StdioWire, tool: str, token: str | None = None, **arguments: Any) -> str:
@@ -88,8 +87,7 @@ async def test_over_stdio_a_question_is_asked_once(*, waits: bool) -> None:
             group.start_soon(wire.send, legacy_request("tasks/result", {"taskId": task_id}))
         asked = await wire.wait_for(lambda each: each.get("method") == ELICIT)
         assert asked["params"]["_meta"][RELATED] == {"taskId": task_id}
-        answer = {"action": "accept", "content": {"name": "Ada"}}
-        await wire.write(json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": answer}))
+        await wire.write(json.dumps(response(asked["id"], accept(name="Ada"))))
         result = await wire.send(legacy_request("tasks/result", {"taskId": task_id}))
         assert result.result["content"][0]["text"] == "Hello, Ada!"
         assert len(_of(wire, ELICIT)) == 1
@@ -146,7 +144,7 @@ async def test_a_question_on_a_result_that_is_resumed_stays_asked() -> None:
             first_event = next(
                 number for number, (stream, _) in enumerate(events.stored, 1) if stream == str(cut_off.request_id)
             )
-        await anyio.sleep(0.2)
+        await anyio.sleep(0.2)  # sleep: nobody is told when the server sees that the stream is gone
         async with client.listen(**{"last-event-id": str(first_event)}) as resumed:
             desk.gate.set()
             asked = await resumed.request(ELICIT)
@@ -163,9 +161,9 @@ async def test_a_question_on_the_sessions_own_stream_that_is_resumed_is_not_aske
             task_id = await client.create("ask_name")
             asked = await cut_off.request(ELICIT)
             last = max(number for number, (stream, _) in enumerate(events.stored, 1) if stream == "_GET_stream")
-        await anyio.sleep(0.2)
+        await anyio.sleep(0.2)  # sleep: nobody is told when the server sees that the stream is gone
         async with client.listen(**{"last-event-id": str(last)}) as resumed:
-            await anyio.sleep(0.2)
+            await anyio.sleep(0.2)  # sleep: the time in which nothing may come
             assert resumed.messages == []
             await client.accept(asked, name="Ada")
             with anyio.fail_after(PATIENCE):
@@ -229,8 +227,8 @@ async def test_where_nobody_watches_streams_a_question_goes_to_the_sessions_own_
 
 async def test_over_the_old_sse_transport_questions_and_pushes_come_on_its_one_stream() -> None:
     app = build_asking(Tasks("memory://", settings=QUICK)).sse_app()
-    async with serving_app(app) as base, http_client() as http, http.stream("GET", f"{base}/sse") as response:
-        lines = response.aiter_lines()
+    async with serving_app(app) as base, http_client() as http, http.stream("GET", f"{base}/sse") as opened:
+        lines = opened.aiter_lines()
 
         async def data() -> str:
             with anyio.fail_after(PATIENCE):
@@ -250,14 +248,12 @@ async def test_over_the_old_sse_transport_questions_and_pushes_come_on_its_one_s
         async def send(body: dict[str, Any]) -> None:
             assert (await http.post(f"{base}{endpoint}", json=body)).status_code == 202
 
-        params = {"protocolVersion": LEGACY, "capabilities": EVERYTHING, "clientInfo": {"name": "raw", "version": "1"}}
-        await send(legacy_request("initialize", params))
+        await send(legacy_request("initialize", hello(EVERYTHING)))
         await message(lambda each: "result" in each)
-        await send({"jsonrpc": "2.0", "method": "notifications/initialized"})
+        await send(notification("notifications/initialized"))
         await send(legacy_request("tools/call", {"name": "ask_name", "arguments": {}, "task": {}}))
         asked = await message(lambda each: each.get("method") == ELICIT)
-        answer = {"action": "accept", "content": {"name": "Ada"}}
-        await send({"jsonrpc": "2.0", "id": asked["id"], "result": answer})
+        await send(response(asked["id"], accept(name="Ada")))
         await message(lambda each: each.get("method") == STATUS and each["params"]["status"] == "completed")
 
 

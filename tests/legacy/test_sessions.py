@@ -14,7 +14,7 @@ import anyio
 import pytest
 
 from harness.http import HttpWire, serving
-from harness.rpc import EVERYTHING, LEGACY, PATIENCE, legacy_request
+from harness.rpc import EVERYTHING, PATIENCE, hello, legacy_request
 from harness.server import QUICK, Desk
 from mcp_tasks import Tasks
 from mcp_tasks.legacy.server.asking import OpenQuestions
@@ -77,8 +77,7 @@ async def test_a_session_that_ends_leaves_nothing_behind() -> None:
 async def test_a_client_that_never_completes_its_handshake_can_use_tasks_and_leaves_nothing_behind() -> None:
     async with served() as wire:
         await until_sessions(0)
-        params = {"protocolVersion": LEGACY, "capabilities": EVERYTHING, "clientInfo": {"name": "raw", "version": "1"}}
-        reply = await wire.post(json.dumps(legacy_request("initialize", params)), [])
+        reply = await wire.post(json.dumps(legacy_request("initialize", hello(EVERYTHING))), [])
         client = HttpSession(wire, reply.headers["mcp-session-id"])
         task_id = await client.create("echo", {"value": 7})
         assert await client.result(task_id) == "7"
@@ -102,12 +101,13 @@ async def test_a_client_that_says_twice_that_its_handshake_is_complete_is_told_o
         client = await open_session(wire)
         await client.notify("notifications/initialized")
         async with client.listen() as own:
-            task_id = await client.create("gated")
             desk.gate.set()
-            await client.result(task_id)
-            await own.request(STATUS)
-            await anyio.sleep(0.2)
-            assert len(own.sent(STATUS)) == 1
+            tasks: list[str] = []
+            for number in (1, 2):
+                tasks.append(await client.create("gated"))
+                await own.request(STATUS, number=number)
+            # What was to be told twice of the first would have been before the second.
+            assert [told["params"]["taskId"] for told in own.sent(STATUS)] == tasks
 
 
 async def test_many_tasks_of_a_session_cost_no_asyncio_task_each() -> None:

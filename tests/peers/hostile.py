@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
-from harness.rpc import EXTENSION, MODERN
+from harness.rpc import EXTENSION, METHOD_NOT_FOUND, MODERN, error_response, response
 from tests.client.peer import TASK_ID, task
 
 Body = Callable[[Mapping[str, Any]], AsyncIterator[bytes]]
@@ -80,11 +80,9 @@ class Hostile:
             "tasks/get": task("completed", result={"content": [{"type": "text", "text": "done"}]}),
             "tasks/cancel": {"resultType": "complete"},
         }
-        message = {"jsonrpc": "2.0", "id": request.get("id"), "result": results.get(request["method"])}
-        if message["result"] is None:
-            del message["result"]
-            message["error"] = {"code": -32601, "message": "Method not found"}
-        body = json.dumps(message).encode()
+        asked, result = request.get("id"), results.get(request["method"])
+        refused = error_response(asked, METHOD_NOT_FOUND, "Method not found")
+        body = json.dumps(refused if result is None else response(asked, result)).encode()
         writer.write(
             f"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import random
@@ -15,8 +14,21 @@ from typing import Any, Final, cast
 from mcp.server.mcpserver import Context
 from starlette.types import ASGIApp
 
-from harness.rpc import EVERYTHING, LEGACY, MODERN, NOTHING, legacy_request, request
+from harness.rpc import (
+    EVERYTHING,
+    LEGACY,
+    MODERN,
+    NOTHING,
+    accept,
+    error_response,
+    hello,
+    legacy_request,
+    notification,
+    request,
+    response,
+)
 from harness.server import QUICK, Desk, build
+from harness.waiting import eventually
 from mcp_tasks import Fallback, Tasks
 from tests.peers.nasty import spoilt
 from tests.short.raw import Answer, Sent, exchange
@@ -37,11 +49,7 @@ IDEMPOTENCY: Final = "mcp-tasks/idempotencyKey"
 _QUIET: Final = 0.1
 """Seconds without anything new after which a stream is left."""
 
-OLDER: Final[Mapping[str, Any]] = {
-    "protocolVersion": LEGACY,
-    "capabilities": {"elicitation": {}, "sampling": {}, "roots": {}, "tasks": {"list": {}, "cancel": {}}},
-    "clientInfo": {"name": "raw", "version": "1"},
-}
+OLDER: Final = hello({"elicitation": {}, "sampling": {}, "roots": {}, "tasks": {"list": {}, "cancel": {}}})
 
 
 class Complaints(logging.Handler):
@@ -99,7 +107,7 @@ class Stage:
         """Open the session and make the tasks."""
         opened = await self.post(json.dumps(legacy_request("initialize", OLDER)).encode(), [])
         self.session = (opened.header(b"mcp-session-id") or b"").decode()
-        await self.older({"jsonrpc": "2.0", "method": "notifications/initialized"})
+        await self.older(notification("notifications/initialized"))
         for state, tool in {"done": "echo", "working": "gated", "asking": "fill_in", "failed": "breaks"}.items():
             created = await self.modern(call(tool, {"value": 1} if tool == "echo" else {}))
             self.ids[state] = result_of(created)["taskId"]
@@ -111,13 +119,11 @@ class Stage:
     async def still_answers(self) -> None:
         """Fail unless the server does its work as before."""
         created = result_of(await self.modern(call("echo", {"value": "fine"})))
-        task: dict[str, Any] = {}
-        for _ in range(500):
-            task = result_of(await self.modern(request("tasks/get", {"taskId": created["taskId"]})))
-            if task["status"] == "completed":
-                break
-            await asyncio.sleep(0.01)
-        assert "fine" in str(task["result"])
+
+        async def result() -> Any:
+            return result_of(await self.modern(request("tasks/get", {"taskId": created["taskId"]}))).get("result")
+
+        assert "fine" in str(await eventually(result))
         assert "tasks" in result_of(await self.older(legacy_request("tasks/list")))
         asking = result_of(await self.modern(request("tasks/get", {"taskId": self.ids["asking"]})))
         assert asking["status"] in ("input_required", "cancelled", "completed"), asking
@@ -267,9 +273,6 @@ def older_messages(staged: Stage) -> list[dict[str, Any]]:
     ids = staged.ids
     related = {"_meta": {"io.modelcontextprotocol/related-task": {"taskId": ids["older"]}}}
 
-    def note(method: str, params: Mapping[str, Any]) -> dict[str, Any]:
-        return {"jsonrpc": "2.0", "method": method, "params": dict(params)}
-
     return [
         legacy_request("initialize", OLDER),
         older_call("echo", {"value": [1]}),
@@ -286,13 +289,15 @@ def older_messages(staged: Stage) -> list[dict[str, Any]]:
         legacy_request("tasks/list"),
         legacy_request("tasks/cancel", {"taskId": ids["done"]}),
         legacy_request("tools/list"),
-        note("notifications/initialized", {}),
-        note("notifications/cancelled", {"requestId": 1, "reason": "x"}),
-        note("notifications/progress", {"progressToken": 1, "progress": 0.5, "total": 1}),
-        note("notifications/tasks/status", {"taskId": ids["older"], "status": "working", "ttl": None, **related}),
-        note("notifications/roots/list_changed", {}),
-        {"jsonrpc": "2.0", "id": 1, "result": {"action": "accept", "content": {"name": "a"}, **related}},
-        {"jsonrpc": "2.0", "id": 1, "error": {"code": -1, "message": "no", "data": {}}},
+        notification("notifications/initialized", {}),
+        notification("notifications/cancelled", {"requestId": 1, "reason": "x"}),
+        notification("notifications/progress", {"progressToken": 1, "progress": 0.5, "total": 1}),
+        notification(
+            "notifications/tasks/status", {"taskId": ids["older"], "status": "working", "ttl": None, **related}
+        ),
+        notification("notifications/roots/list_changed", {}),
+        response(1, {**accept(name="a"), **related}),
+        error_response(1, -1, "no", {}),
     ]
 
 

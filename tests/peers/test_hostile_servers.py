@@ -13,7 +13,7 @@ import pytest
 from mcp import Client
 from mcp.shared.exceptions import MCPError
 
-from harness.rpc import PATIENCE
+from harness.rpc import PATIENCE, notification, response
 from mcp_tasks.client import TasksClient, reconnecting_http, resume_task
 from mcp_tasks.client.http import MAX_EVENT
 from mcp_tasks.errors import TasksError
@@ -96,15 +96,12 @@ async def test_messages_that_nobody_asked_for_are_dropped_and_the_answer_is_foun
     count = 300
 
     async def flood(request: Mapping[str, Any]) -> AsyncIterator[bytes]:
-        odd: list[Any] = [
-            {"method": "notifications/tasks", "params": {**task(), "taskId": f"other-{number}"}} for number in range(50)
-        ]
-        odd += [{"method": "notifications/unheard-of", "params": {"x": "y" * 100}}] * 50
-        events = [b"data: " + json.dumps({"jsonrpc": "2.0", **each}).encode() + b"\n\n" for each in odd]
+        odd = [notification("notifications/tasks", {**task(), "taskId": f"other-{number}"}) for number in range(50)]
+        odd += [notification("notifications/unheard-of", {"x": "y" * 100})] * 50
+        events = [b"data: " + json.dumps(each).encode() + b"\n\n" for each in odd]
         for _ in range(count // len(events)):
             yield b"".join(events)
-        answer = {"jsonrpc": "2.0", "id": request["id"], "result": task("working")}
-        yield b"data: " + json.dumps(answer).encode() + b"\n\n"
+        yield b"data: " + json.dumps(response(request["id"], task("working"))).encode() + b"\n\n"
 
     async with serving_hostile("tasks/get", EVENTS, flood) as (url, _):
         await look(url)

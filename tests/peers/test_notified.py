@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from harness.rpc import NOTHING, request
+from harness.rpc import NOTHING, notification, request
 from mcp_tasks.core import TaskStatus
 from tests.peers.stage import Stage, call, older_call, stage
 
@@ -31,10 +31,10 @@ async def test_no_older_request_without_an_id_makes_or_changes_a_task() -> None:
         for message in (
             older_call("echo", {"value": 1}),
             older_call("echo", {"value": {"not": 5}}),
-            {"jsonrpc": "2.0", "method": "tasks/cancel", "params": {"taskId": staged.ids["older"]}},
-            {"jsonrpc": "2.0", "method": "tasks/cancel", "params": {"taskId": 5}},
-            {"jsonrpc": "2.0", "method": "tasks/result", "params": {"taskId": staged.ids["older"]}},
-            {"jsonrpc": "2.0", "method": "tasks/list", "params": {"cursor": 5}},
+            notification("tasks/cancel", {"taskId": staged.ids["older"]}),
+            notification("tasks/cancel", {"taskId": 5}),
+            notification("tasks/result", {"taskId": staged.ids["older"]}),
+            notification("tasks/list", {"cursor": 5}),
         ):
             for body in without_id(message, [1], {"x": 1}, None, True):
                 await staged.older(message, body)

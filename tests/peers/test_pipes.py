@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from harness.rpc import EVERYTHING, Tasking, legacy_request, request
+from harness.rpc import EVERYTHING, Tasking, accept, legacy_request, notification, request, response
 from harness.stdio import StdioWire, stdio_process
 from harness.thoroughness import examples
 from tests.peers.nasty import spoilt
@@ -56,7 +56,7 @@ async def test_a_server_of_the_older_wire_goes_on_answering() -> None:
     with tempfile.NamedTemporaryFile() as log:
         async with stdio_process(stderr=log.file) as wire:
             await wire.send(legacy_request("initialize", OLDER))
-            await wire.write('{"jsonrpc":"2.0","method":"notifications/initialized"}')
+            await wire.notify("notifications/initialized")
             made = (await wire.send(older_call("ask_name", {}))).result["task"]["taskId"]
             named = {"taskId": made}
             good = [
@@ -65,9 +65,9 @@ async def test_a_server_of_the_older_wire_goes_on_answering() -> None:
                 legacy_request("tasks/result", named),
                 legacy_request("tasks/list", {"cursor": "x"}),
                 legacy_request("tasks/cancel", {"taskId": "x"}),
-                {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 1}},
-                {"jsonrpc": "2.0", "method": "notifications/tasks/status", "params": named},
-                {"jsonrpc": "2.0", "id": 1, "result": {"action": "accept", "content": {"name": "a"}}},
+                notification("notifications/cancelled", {"requestId": 1}),
+                notification("notifications/tasks/status", named),
+                response(1, accept(name="a")),
             ]
             await fire(wire, good, 2)
             assert "task" in (await wire.send(older_call("echo", {"value": "fine"}))).result

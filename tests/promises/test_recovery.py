@@ -16,15 +16,16 @@ from mcp import Client
 from mcp.server import MCPServer
 from mcp.server.mcpserver import Context
 
+from harness.waiting import eventually
 from mcp_tasks import Settings, Tasks, current_task
-from mcp_tasks.client import TaskHandle, TasksClient, resume_task, start_task
+from mcp_tasks.client import TaskHandle, TasksClient, resume_task
 from mcp_tasks.core import TaskRecord, TaskRequest, TaskStatus
 from mcp_tasks.stores import MemoryStore, Store
 from mcp_tasks.stores.hints import LocalNotifier
 from mcp_tasks.stores.sqlite import SqliteStore
 from mcp_tasks.testing import TaskTester
 from tests.chaos.serving import Server, Site, site, until
-from tests.promises.polling import until as until_async
+from tests.client.connecting import begin
 from tests.promises.test_waiting import Yes
 from tests.unit.running import DeafStore
 
@@ -94,7 +95,7 @@ async def test_a_due_timer_is_started_while_this_process_has_a_backlog() -> None
     @server.tool()
     @tasks.task()
     async def work() -> str:
-        await anyio.sleep(0.01)
+        await anyio.sleep(0.01)  # sleep: work that takes a moment
         ended.append("work")
         return "worked"
 
@@ -151,7 +152,7 @@ async def serving(
     @server.tool()
     @tasks.task(recover="fail")
     async def works(seconds: float) -> str:
-        await anyio.sleep(seconds)
+        await anyio.sleep(seconds)  # sleep: work that takes so long
         return "worked"
 
     async with Client(server, extensions=[TasksClient(push=False)], elicitation_callback=_unused) as client:
@@ -160,12 +161,6 @@ async def serving(
 
 async def _unused(context: object, params: object) -> Any:
     raise AssertionError("questions are answered by hand")
-
-
-async def begin(client: Client, tool: str, **arguments: Any) -> TaskHandle:
-    handle = await start_task(client, tool, arguments)
-    assert isinstance(handle, TaskHandle)
-    return handle
 
 
 @pytest.mark.anyio
@@ -255,7 +250,7 @@ async def test_answers_and_cancels_given_elsewhere_reach_the_run_without_any_hin
             await resume_task(other, works.id).cancel()
             assert (await asks.result(10)).structured_content == {"result": "accept"}
         run = f"mcp-task-{works.id}"
-        await until_async(lambda: all(task.get_name() != run for task in asyncio.all_tasks()))
+        await eventually(lambda: all(task.get_name() != run for task in asyncio.all_tasks()))
 
 
 # 15. Housekeeping that does not block serving
@@ -311,9 +306,9 @@ async def test_a_journal_that_cannot_be_read_ends_its_task_and_says_so(tmp_path:
         with sqlite3.connect(tmp_path / "tasks.db") as db:
             db.execute("UPDATE journal SET value = '{' WHERE kind = 'step'")
         db.close()
-        await until_async(lambda: _worker(tmp_path / "tasks.db") is None)
+        await eventually(lambda: _worker(tmp_path / "tasks.db") is None)
         await handle.answer({key: {"action": "accept", "content": {"yes": True}}})
-        error = await until_async(lambda: _error_of(handle))
+        error = await eventually(lambda: _error_of(handle))
     assert error["data"] == {"reason": "journal"}
 
 
@@ -323,7 +318,7 @@ async def question_key(handle: TaskHandle) -> str:
     async def look() -> list[str]:
         return list((await handle.status()).input_requests)
 
-    return (await until_async(look))[0]
+    return (await eventually(look))[0]
 
 
 async def _error_of(handle: TaskHandle) -> Any:

@@ -11,6 +11,7 @@ from mcp.server import MCPServer
 from mcp.server.mcpserver import Context
 from mcp.shared.exceptions import MCPError
 
+from harness.waiting import eventually
 from mcp_tasks import Tasks, current_task
 from mcp_tasks.errors import InvalidDuration, TaskWasCancelled, UsageError
 from mcp_tasks.testing import TaskTester, tester
@@ -25,25 +26,34 @@ def tasks() -> Tasks:
 
 
 @pytest.fixture
-def server(tasks: Tasks) -> MCPServer[dict[str, object]]:
+def begun() -> list[str]:
+    """The runs that have begun, by their tools."""
+    return []
+
+
+@pytest.fixture
+def server(tasks: Tasks, begun: list[str]) -> MCPServer[dict[str, object]]:
     server = MCPServer("tested", **tasks.wiring())
 
     @server.tool()
     @tasks.task(recover="rerun")
     async def works() -> str:
+        begun.append("works")
         await current_task().step("for ever", anyio.sleep_forever)
         return "never"
 
     @server.tool()
     @tasks.task(recover="rerun")
     async def stubborn() -> str:
+        begun.append("stubborn")
         with anyio.CancelScope(shield=True):
-            await anyio.sleep(0.5)
+            await anyio.sleep(0.5)  # sleep: the time that it takes to stop
         return "late"
 
     @server.tool()
     @tasks.task()
     def in_a_thread() -> str:
+        begun.append("in_a_thread")
         while not current_task().cancelled:
             threading.Event().wait(0.01)
         return "told"
@@ -51,6 +61,7 @@ def server(tasks: Tasks) -> MCPServer[dict[str, object]]:
     @server.tool()
     @tasks.task(recover="rerun")
     async def asks(ctx: Context) -> str:
+        begun.append("asks")
         return (await ctx.elicit("Sure?", Yes)).action
 
     @server.tool()
@@ -62,13 +73,13 @@ def server(tasks: Tasks) -> MCPServer[dict[str, object]]:
 
 @pytest.mark.parametrize("tool", ["works", "stubborn", "in_a_thread", "asks"])
 async def test_leaving_in_the_middle_of_a_run_ends_it(
-    server: MCPServer[dict[str, object]], tasks: Tasks, tool: str
+    server: MCPServer[dict[str, object]], tasks: Tasks, begun: list[str], tool: str
 ) -> None:
     with anyio.fail_after(10):
         async with TaskTester(server, tasks) as tester:
             for _ in range(3):
                 await tester.call(tool)
-            await anyio.sleep(0.05)
+            await eventually(lambda: begun == [tool] * 3)
 
 
 async def test_a_failing_assertion_is_what_is_shown_also_when_the_test_was_cancelled(

@@ -17,12 +17,12 @@ from mcp.server.mcpserver import Context
 from mcp.shared.exceptions import MCPError
 from pydantic import BaseModel
 
+from harness.waiting import eventually
 from mcp_tasks import Retry, Tasks, current_task
 from mcp_tasks.core.actor import NOBODY
 from mcp_tasks.errors import StepError
 from mcp_tasks.server.options import ToolOptions
 from mcp_tasks.testing import TaskTester
-from tests.promises.polling import until
 
 pytestmark = pytest.mark.anyio
 
@@ -55,7 +55,7 @@ def done(log: list[str], name: str) -> Callable[[], Awaitable[str]]:
 
     async def work() -> str:
         log.append(name)
-        await anyio.sleep(0.01)
+        await anyio.sleep(0.01)  # sleep: work that takes a moment
         return name
 
     return work
@@ -78,7 +78,7 @@ async def test_steps_beside_a_question_go_on_and_none_runs_twice() -> None:
         async def steps() -> None:
             for number in range(10):
                 await current_task().step(f"step-{number}", done(log, f"step-{number}"))
-                await anyio.sleep(0.02)
+                await anyio.sleep(0.02)  # sleep: between two steps the run only waits
 
         answer, _ = await asyncio.gather(ctx.elicit("Sure?", Yes), steps())
         return [answer.action]
@@ -86,7 +86,7 @@ async def test_steps_beside_a_question_go_on_and_none_runs_twice() -> None:
     async with Bench(tool).tester() as tester:
         task = await tester.call("tool")
         await tester.until_asked(task)
-        await until(lambda: len(log) == 10)
+        await eventually(lambda: len(log) == 10)
         await tester.answer(task, {"yes": True})
         assert await value(tester, task) == ["accept"]
     assert sorted(log) == sorted(set(log)), "a step ran twice"
@@ -95,7 +95,7 @@ async def test_steps_beside_a_question_go_on_and_none_runs_twice() -> None:
 async def test_work_that_races_a_long_sleep_finishes_and_ends_the_task() -> None:
     async def tool() -> str:
         async def work() -> str:
-            await anyio.sleep(0.2)
+            await anyio.sleep(0.2)  # sleep: work that takes a moment
             return "worked"
 
         ways = {asyncio.create_task(work()), asyncio.create_task(current_task().sleep(timedelta(hours=1)))}
@@ -116,7 +116,7 @@ async def test_background_work_that_the_tool_started_before_it_asks_is_not_run_t
     async def tool(ctx: Context) -> str:
         async def work() -> str:
             log.append("began")
-            await anyio.sleep(0.3)
+            await anyio.sleep(0.3)  # sleep: work that is not over when the tool asks
             return "worked"
 
         background = asyncio.create_task(work())
@@ -126,7 +126,7 @@ async def test_background_work_that_the_tool_started_before_it_asks_is_not_run_t
     async with Bench(tool).tester() as tester:
         task = await tester.call("tool")
         await tester.until_asked(task)
-        await anyio.sleep(0.1)
+        await anyio.sleep(0.1)  # sleep: the time in which it would leave memory, and must not
         await tester.answer(task, {"yes": True})
         assert await value(tester, task) == "worked"
     assert log == ["began"]
@@ -224,7 +224,7 @@ async def test_branches_that_come_in_another_order_the_next_time_get_their_own_a
         runs.append(1)
 
         async def ask(name: str, wait: float) -> bool:
-            await anyio.sleep(wait)
+            await anyio.sleep(wait)  # sleep: they ask one after the other
             answer = await ctx.elicit(f"{name}?", Yes)
             assert answer.action == "accept"
             return answer.data.yes
@@ -253,7 +253,7 @@ async def test_what_a_lost_race_recorded_is_not_missed() -> None:
 
         async def slow() -> str:
             await current_task().step("slow-1", done(log, "slow-1"))
-            await anyio.sleep(0.1)
+            await anyio.sleep(0.1)  # sleep: the other branch is ahead
             return await current_task().step("slow-2", done(log, "slow-2"))
 
         ways = [asyncio.create_task(way()) for way in (slow, quick)]
@@ -548,7 +548,7 @@ async def test_a_recorded_step_is_not_held_back_until_the_time_out_around_it_fir
 
         async def note() -> None:
             # Slow in the second run, and recorded first in the first one.
-            await anyio.sleep(0 if len(runs) == 1 else 3)
+            await anyio.sleep(0 if len(runs) == 1 else 3)  # sleep: longer than the limit beside it
             await current_task().step("note", done(log, "noted"))
 
         _, charged = await asyncio.gather(note(), charge())

@@ -18,8 +18,6 @@ from mcp_tasks.testing.store_machine import store_machine
 # Hypothesis may take five minutes to make a failure small, and says what failed only then.
 pytestmark = pytest.mark.timeout(400 * TIMES)
 
-SHARED_MEMORY = Path("/dev/shm")
-
 # A step waits for other threads, so time says nothing about the health of the data.
 SETTINGS = settings(
     max_examples=examples(10), stateful_step_count=25, deadline=None, suppress_health_check=[HealthCheck.too_slow]
@@ -33,8 +31,7 @@ def memory_store() -> Generator[Sequence[Store]]:
 
 @contextmanager
 def two_sqlite_stores_on_one_file() -> Generator[Sequence[Store]]:
-    # In memory where there is such a place: a disk that is slow to sync finds no other faults.
-    with TemporaryDirectory(dir=SHARED_MEMORY if SHARED_MEMORY.is_dir() else None) as folder:
+    with TemporaryDirectory() as folder:
         path = Path(folder) / "tasks.db"
         yield [SqliteStore(path), SqliteStore(path)]
 

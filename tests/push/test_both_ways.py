@@ -23,12 +23,12 @@ from harness.lowlevel import build_lowlevel
 from harness.processes import environment, python, run
 from harness.rpc import EVERYTHING, NOTHING, PATIENCE, Reply, Tasking, accept, loads
 from harness.server import QUICK, Desk, build
+from harness.waiting import eventually
 from mcp_tasks import Tasks
 from mcp_tasks.adapters.asgi import Handover
 from mcp_tasks.errors import InvalidOption
 from mcp_tasks.stores.memory import MemoryStore
 from mcp_tasks.testing.clock import FakeClock
-from tests.client.connecting import until
 from tests.push.asgi import Peer, app_of, at
 from tests.push.listening import listen
 from tests.push.raw import open_raw
@@ -281,7 +281,7 @@ async def test_over_a_real_connection_a_client_that_hangs_up_leaves_nothing_behi
         assert tasks.short_way.listeners == 3
         for stream in streams[:2]:
             stream.close()
-        await until(lambda: tasks.short_way.listeners == 1)
+        await eventually(lambda: tasks.short_way.listeners == 1)
         [key] = asking[0]["params"]["inputRequests"]
         await Tasking(wire, EVERYTHING).update(task_id, **{key: accept(name="Ada")})
         await streams[2].until("completed")

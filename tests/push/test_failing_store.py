@@ -11,12 +11,13 @@ from mcp.server.mcpserver import Context
 from harness.http import serving
 from harness.rpc import EVERYTHING, INTERNAL_ERROR, PATIENCE, Tasking
 from harness.server import QUICK, Desk, build
+from harness.waiting import eventually
 from mcp_tasks import Tasks
 from mcp_tasks.client import resume_task
 from mcp_tasks.core import TaskRecord
 from mcp_tasks.errors import StoreUnavailable
 from mcp_tasks.stores.memory import MemoryStore
-from tests.client.connecting import LONG, connect, text, until
+from tests.client.connecting import LONG, connect, text
 from tests.push.listening import listen, listening
 
 pytestmark = pytest.mark.anyio
@@ -73,7 +74,7 @@ async def test_a_state_that_cannot_be_read_at_first_does_not_end_the_stream() ->
             # A run writes its progress without reading; so the read that fails is the one for the stream.
             store.failures = 1
             began.set()
-            await until(lambda: store.failures == 0)
+            await eventually(lambda: store.failures == 0)
             ended.set()
             states = await stream.until("completed")
     assert states[-1]["result"]["content"] == [{"type": "text", "text": "done"}]

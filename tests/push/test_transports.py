@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict
 
 from harness.http import serving
 from harness.official import ClaimsTasks, ClientWire
-from harness.rpc import EVERYTHING, MODERN, PATIENCE, Tasking
+from harness.rpc import EVERYTHING, MODERN, PATIENCE, Tasking, notification
 from harness.server import QUICK, Desk, build
 from harness.stdio import StdioWire, stdio_process
 from mcp_tasks import Tasks
@@ -87,8 +87,7 @@ async def test_over_stdio_streams_share_the_channel_and_end_one_by_one() -> None
         assert await both.acknowledged() == {"taskIds": [first, second]}
         await one.until("input_required")
         # Ended by the client, in the way of this transport; the other stream goes on.
-        cancelled = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": one.id}}
-        await wire.write(json.dumps(cancelled))
+        await wire.notify("notifications/cancelled", {"requestId": one.id})
         # What the server reads later is answered later: once it answers, it has seen the cancellation.
         await client.get(first)
         before = [frame for frame in wire.others if _belongs(frame, one.id)]
@@ -128,7 +127,7 @@ class _Hears(ClientExtension):
         return [NotificationBinding(method="notifications/tasks", params_type=_Params, handler=self._hear)]
 
     async def _hear(self, params: _Params) -> None:
-        await self.send.send({"jsonrpc": "2.0", "method": "notifications/tasks", "params": params.model_dump()})
+        await self.send.send(notification("notifications/tasks", params.model_dump()))
 
     async def note(self, message: Any) -> None:
         """Take note of an acknowledgement."""

@@ -11,7 +11,7 @@ import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from harness.http import HttpWire, http_client, serving_app
-from harness.rpc import MODERN, PATIENCE, Tasking, request, text_of
+from harness.rpc import MODERN, PATIENCE, Tasking, notification, request, text_of
 from harness.server import QUICK, Desk, build
 from harness.stored import all_tasks
 from mcp_tasks import Tasks
@@ -81,12 +81,11 @@ async def test_the_cancelled_notification_does_not_cancel_a_task(client: Tasking
     created = (await wire.send(call)).result
     await desk.started.wait()
     for named in (call["id"], created["taskId"]):
-        notification = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": named}}
-        response = await wire.raw_post(
-            json.dumps(notification),
+        answered = await wire.raw_post(
+            json.dumps(notification("notifications/cancelled", {"requestId": named})),
             [("mcp-protocol-version", MODERN), ("mcp-method", "notifications/cancelled")],
         )
-        assert response.status_code == 202
+        assert answered.status_code == 202
     assert (await client.get(created["taskId"]))["status"] == "working"
     desk.gate.set()
     assert text_of((await client.until(created["taskId"], "completed"))["result"]) == "through"

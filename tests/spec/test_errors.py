@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
 from datetime import timedelta
 from typing import Any
 
@@ -26,10 +25,8 @@ from harness.rpc import (
 )
 from harness.server import CUSTOM_ERROR, QUICK, build
 from mcp_tasks import Tasks
-from mcp_tasks.core import TaskRecord
-from mcp_tasks.errors import StoreCorrupt, StoreUnavailable
-from mcp_tasks.stores.memory import MemoryStore
 from mcp_tasks.testing.clock import FakeClock
+from tests.spec.failing import FailingStore, with_each_failure
 
 pytestmark = pytest.mark.anyio
 
@@ -79,32 +76,9 @@ async def test_an_expired_task_is_not_there_any_more() -> None:
     assert expired.code == INVALID_PARAMS
 
 
-class FailingStore(MemoryStore):
-    """A store that fails every read of a record, from when it is told to."""
-
-    def __init__(self, failure: Exception) -> None:
-        super().__init__()
-        self.failure = failure
-        self.fails = False
-
-    async def get(self, task_id: str) -> TaskRecord | None:
-        if self.fails:
-            raise self.failure
-        return await super().get(task_id)
-
-    async def versions(self, task_ids: Collection[str]) -> dict[str, int]:
-        if self.fails:
-            raise self.failure
-        return await super().versions(task_ids)
-
-
 @pytest.mark.requirement("errors/internal")
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize(
-    "failure",
-    [StoreUnavailable("secret-host:5432 refused"), StoreCorrupt("secret row"), RuntimeError("secret defect")],
-    ids=["unavailable", "corrupt", "defect"],
-)
+@with_each_failure
 async def test_a_store_that_fails_is_an_internal_error_that_gives_nothing_away(method: str, failure: Exception) -> None:
     store = FailingStore(failure)
     async with serving(build(Tasks(store, settings=QUICK))) as wire:

@@ -301,21 +301,25 @@ async def test_a_store_that_another_server_keeps_plain_is_not_taken_for_an_encry
 async def test_one_that_was_interrupted_looks_again_for_servers_at_work(url: str) -> None:
     await fill(url)
     store, ring = await opened(url), Keyring(new_key())
-    encrypting = asyncio.create_task(encrypt_store(url, ring, watch=30))
+    # Before it looks for one: where nobody is at work, it does not watch.
     await store.heartbeat("worker", namespace="demo")
-    await asyncio.sleep(0.2)
+    encrypting = asyncio.create_task(encrypt_store(url, ring, watch=30))
+    await asyncio.sleep(0.2)  # sleep: it watches by then, of which nobody is told
     encrypting.cancel()
     await asyncio.gather(encrypting, return_exceptions=True)
     # Nothing had been done, so nobody is kept out.
     await (await opened(url)).close()
 
+    is_alive = asyncio.Event()
+
     async def live() -> None:
         while True:
             await store.heartbeat("worker", namespace="demo")
+            is_alive.set()
             await asyncio.sleep(0.05)
 
     living = asyncio.create_task(live())
-    await asyncio.sleep(0.1)
+    await is_alive.wait()
     with pytest.raises(StoreUnavailable, match="is in use"):
         await encrypt_store(url, ring, watch=0.5)
     living.cancel()

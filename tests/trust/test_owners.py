@@ -17,15 +17,13 @@ from harness.rpc import (
     INTERNAL_ERROR,
     INVALID_PARAMS,
     INVALID_REQUEST,
-    MODERN,
     NOTHING,
     Tasking,
     request,
 )
 from mcp_tasks import Tasks
 from mcp_tasks.errors import OwnerRequired, UnknownTask, UsageError
-from mcp_tasks.protocol import RpcError
-from mcp_tasks.protocol.owners import MOST_NAMED, RULE_FAILED, Owners, local_user
+from mcp_tasks.protocol.owners import RULE_FAILED
 from mcp_tasks.server import Caller, Identity, LocalTask
 from tests.trust.guarded import build, by_header, guarded, new_tasks, planted
 
@@ -112,20 +110,6 @@ async def test_a_rule_that_raises_refuses_the_request_and_is_one_line_in_the_log
 async def test_an_empty_name_is_none_where_none_is_required() -> None:
     async with guarded(auth=False, principal=empty) as (wire, tasks):
         assert await owner_of(tasks, await Tasking(wire, EVERYTHING).create("echo")) is None
-
-
-async def test_who_is_authenticated_and_named_by_no_rule_is_told_so_and_logged(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    rule = Owners(lambda caller: caller.identity and caller.identity.person, required=lambda: True)
-    machine = Caller(protocol_version=MODERN, identity=Identity(client_id="app"), headers={"host": "x"})
-    for _ in range(3):
-        with pytest.raises(RpcError, match="You are authenticated") as refused:
-            rule.of(machine)
-        assert refused.value.data == {"reason": "owner_required"}
-    [line] = [record.getMessage() for record in caplog.records]
-    assert "'app'" in line
-    assert "subject" in line
 
 
 async def test_a_server_that_requires_authentication_requires_an_owner_unless_it_says_otherwise() -> None:
@@ -270,39 +254,6 @@ async def test_a_token_without_a_subject_is_warned_about_once(caplog: pytest.Log
     assert "'batch'" in line
     assert "subject" in line
     assert "principal=" in line
-
-
-def test_a_rule_of_ones_own_is_not_warned_about(caplog: pytest.LogCaptureFixture) -> None:
-    identity = Identity(client_id="batch")
-    owners = Owners(lambda caller: caller.principal)
-    owners.of(Caller(protocol_version=MODERN, principal="x", identity=identity))
-    assert caplog.records == []
-    usual = Owners()
-    for number in range(MOST_NAMED + 50):
-        usual.of(Caller(protocol_version=MODERN, principal="x", identity=Identity(client_id=str(number))))
-    assert len(caplog.records) == MOST_NAMED
-
-
-# Without HTTP
-
-
-def test_the_local_user_is_one_of_this_machine() -> None:
-    kind, machine, who = json.loads(local_user())
-    assert kind == "local"
-    assert machine
-    assert who is not None
-
-
-def test_what_comes_without_http_belongs_to_the_local_user_only_where_that_was_not_refused() -> None:
-    piped = Caller(protocol_version=MODERN)
-    assert Owners(required=lambda: True, local="me").of(piped) == "me"
-    assert Owners(required=lambda: False, local="me").of(piped) is None
-    named = Owners(lambda _: "ada", required=lambda: True, local="me")
-    assert named.of(piped) == "ada"
-    with pytest.raises(Exception, match="Authentication required"):
-        Owners(required=lambda: True, local="me").of(Caller(protocol_version=MODERN, headers={"host": "x"}))
-    with pytest.raises(Exception, match="Authentication required"):
-        Owners(required=lambda: True).of(piped)
 
 
 async def test_a_refused_child_fails_its_tool_and_is_not_there() -> None:

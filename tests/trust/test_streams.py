@@ -12,11 +12,9 @@ import pytest
 
 from harness.http import HttpWire
 from harness.older import http_session
-from harness.rpc import EVERYTHING, INTERNAL_ERROR, MODERN, PATIENCE, Tasking, request
+from harness.rpc import EVERYTHING, INTERNAL_ERROR, PATIENCE, Tasking, request
 from mcp_tasks import Limits
 from mcp_tasks.errors import TaskWasCancelled
-from mcp_tasks.protocol import Caller, Identity
-from mcp_tasks.protocol.stream_ends import SPREAD, StreamEnds, expiry
 from tests.client.connecting import begin, connect
 from tests.trust.guarded import guarded
 
@@ -107,60 +105,6 @@ async def test_in_the_older_era_nothing_lasts_longer_than_a_stream_may() -> None
         assert reply.code == INTERNAL_ERROR
         assert "ask again" in reply.error["message"]
         assert (await ada.get(task_id))["status"] == "working"
-
-
-# The clock
-
-
-class Hands:
-    """A clock that is set by hand."""
-
-    now = 1_000_000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def token(expires_at: float | None) -> Caller:
-    return Caller(protocol_version=MODERN, identity=Identity(client_id="app", expires_at=expires_at))
-
-
-def test_the_first_of_both_ends_a_stream() -> None:
-    hands = Hands()
-    ends = StreamEnds(timedelta(hours=1), hands)
-    assert ends.after(token(hands.now + 60)) == hands.now + 61
-    longest = ends.after(token(hands.now + 86_400))
-    assert longest is not None
-    assert hands.now + 3600 * (1 - SPREAD) <= longest <= hands.now + 3600
-    assert StreamEnds(None, hands).after(token(None)) is None
-    assert expiry(None) is None
-
-
-async def test_streams_end_in_their_order_and_those_that_left_do_not() -> None:
-    hands, ended = Hands(), list[str]()
-    both = asyncio.Event()
-
-    def first() -> None:
-        ended.append("first")
-        ends.add(int(hands.now) + 2, last)
-        hands.now += 5
-
-    def last() -> None:
-        ended.append("last")
-        both.set()
-
-    def never() -> None:
-        ended.append("never")
-
-    ends = StreamEnds(None, hands)
-    ends.add(int(hands.now) + 3_600, never)
-    ends.add(int(hands.now), first)
-    ends.add(int(hands.now), never)
-    ends.leave(int(hands.now), never)
-    with anyio.fail_after(PATIENCE):
-        await both.wait()
-    ends.leave(1_000_000 + 3_600, never)
-    assert ended == ["first", "last"]
 
 
 # Our client

@@ -19,6 +19,7 @@ from harness.rpc import (
     PARSE_ERROR,
     Tasking,
     accept,
+    legacy_request,
     request,
     text_of,
 )
@@ -151,7 +152,7 @@ async def test_http_params_that_do_not_fit_are_invalid_params(
 async def test_http_an_envelope_that_does_not_fit_is_refused(
     wire: HttpWire, client: Tasking, params: dict[str, Any]
 ) -> None:
-    message = {"jsonrpc": "2.0", "id": 1, "method": "tasks/get", "params": {"taskId": "nope", **params}}
+    message = legacy_request("tasks/get", {"taskId": "nope", **params})
     reply = await wire.post(json.dumps(message), MODERN_HEADERS)
     assert (reply.status, reply.code) == (400, INVALID_PARAMS)
     await _still_serves(client)
@@ -301,7 +302,7 @@ async def test_stdio_params_that_do_not_fit_are_invalid_params(
 
 @pytest.mark.parametrize("params", WRONG_META.values(), ids=WRONG_META)
 async def test_stdio_an_envelope_that_does_not_fit_is_refused(pipes: StdioWire, params: dict[str, Any]) -> None:
-    message = {"jsonrpc": "2.0", "id": "mine", "method": "tasks/get", "params": {"taskId": "nope", **params}}
+    message = legacy_request("tasks/get", {"taskId": "nope", **params}, "mine")
     assert (await pipes.send(message)).code == INVALID_PARAMS
     await _still_serves(Tasking(pipes, EVERYTHING))
 

@@ -33,6 +33,7 @@ from harness.processes import ENVIRONMENT, ROOT
 from harness.rpc import METHOD_NOT_FOUND, MISSING_CAPABILITY, MODERN, PATIENCE
 from harness.server import QUICK, build
 from mcp_tasks import Tasks
+from tests.client.connecting import text
 from tests.wire.conftest import HttpProcesses
 
 pytestmark = pytest.mark.anyio
@@ -104,18 +105,12 @@ async def host(request: pytest.FixtureRequest, http_processes: HttpProcesses) ->
         yield connected
 
 
-def _text(result: Any) -> str:
-    [block] = result.content
-    assert isinstance(block, TextContent)
-    return block.text
-
-
 async def test_tools_are_listed_and_called_as_plain_tools(host: Host) -> None:
     tools = {tool.name: tool for tool in (await host.client.list_tools()).tools}
     assert {"greet", "echo", "gated", "ask_name"} <= tools.keys()
     assert tools["echo"].input_schema["required"] == ["value"]
-    assert _text(await host.client.call_tool("greet", {"name": "Ada"})) == "Hello, Ada!"
-    assert _text(await host.client.call_tool("echo", {"value": "plain"})) == "plain"
+    assert text(await host.client.call_tool("greet", {"name": "Ada"})) == "Hello, Ada!"
+    assert text(await host.client.call_tool("echo", {"value": "plain"})) == "plain"
     structured = await host.client.call_tool("point", {"x": 1.5})
     assert structured.structured_content == {"x": 1.5, "y": None}
 
@@ -123,7 +118,7 @@ async def test_tools_are_listed_and_called_as_plain_tools(host: Host) -> None:
 async def test_a_tool_that_fails_answers_with_is_error(host: Host) -> None:
     result = await host.client.call_tool("fails", {})
     assert result.is_error
-    assert "it did not work out" in _text(result)
+    assert "it did not work out" in text(result)
 
 
 async def test_resources_and_templates_are_listed_and_read(host: Host) -> None:
@@ -158,7 +153,7 @@ async def test_progress_and_logs_of_a_plain_call_reach_the_client(host: Host) ->
     async def note(progress: float, total: float | None, message: str | None) -> None:
         reported.append((progress, total, message))
 
-    assert _text(await host.client.call_tool("logs", {}, progress_callback=note)) == "Good day."
+    assert text(await host.client.call_tool("logs", {}, progress_callback=note)) == "Good day."
     # With JSON answers there is nothing that could carry them before the result.
     assert reported == ([(1, 2, "half of it")] if host.streams else [])
     assert host.logged == (["a line for the log"] if host.streams else [])
@@ -167,12 +162,12 @@ async def test_progress_and_logs_of_a_plain_call_reach_the_client(host: Host) ->
 async def test_a_tool_asks_its_questions_on_the_call(host: Host) -> None:
     """By requests to the client in the older era; by returning them in the newer one, which has no such requests."""
     if host.modern:
-        assert _text(await host.client.call_tool("ask_by_returning", {})) == "Hello, Ada!"
+        assert text(await host.client.call_tool("ask_by_returning", {})) == "Hello, Ada!"
     if host.modern or host.streams:
-        assert _text(await host.client.call_tool("ask_name", {})) == "Hello, Ada!"
-        assert _text(await host.client.call_tool("ask_before", {})) == "Hello, Ada!"
-        assert _text(await host.client.call_tool("ask_model", {})) == "Forty-two."
-        assert _text(await host.client.call_tool("ask_roots", {})) == "file:///home/ada"
+        assert text(await host.client.call_tool("ask_name", {})) == "Hello, Ada!"
+        assert text(await host.client.call_tool("ask_before", {})) == "Hello, Ada!"
+        assert text(await host.client.call_tool("ask_model", {})) == "Forty-two."
+        assert text(await host.client.call_tool("ask_roots", {})) == "file:///home/ada"
 
 
 async def test_changes_of_the_tool_list_reach_whoever_listens(host: Host) -> None:
@@ -182,11 +177,11 @@ async def test_changes_of_the_tool_list_reach_whoever_listens(host: Host) -> Non
         return
     with anyio.fail_after(PATIENCE):
         async with host.client.listen(tools_list_changed=True) as subscription:
-            assert _text(await host.client.call_tool("grow", {})) == "grown"
+            assert text(await host.client.call_tool("grow", {})) == "grown"
             event = await anext(aiter(subscription))
     assert type(event).__name__ == "ToolsListChanged"
     assert "fresh" in {tool.name for tool in (await host.client.list_tools()).tools}
-    assert _text(await host.client.call_tool("fresh", {})) == "fresh"
+    assert text(await host.client.call_tool("fresh", {})) == "fresh"
 
 
 async def test_a_tool_that_must_be_a_task_is_refused_in_the_words_of_the_era(host: Host) -> None:

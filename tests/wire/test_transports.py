@@ -18,9 +18,11 @@ from harness.rpc import (
     LEGACY,
     METHOD_NOT_FOUND,
     NOTHING,
+    TASKS,
     Tasking,
     Wire,
     accept,
+    hello,
     legacy_request,
     request,
     text_of,
@@ -190,15 +192,10 @@ async def test_a_server_without_sessions_serves_tasks_and_legacy_calls_alike() -
 
 
 async def _legacy_handshake(wire: StdioWire) -> None:
-    params: dict[str, Any] = {
-        "protocolVersion": LEGACY,
-        "capabilities": {"extensions": {"io.modelcontextprotocol/tasks": {}}},
-        "clientInfo": {"name": "raw", "version": "1"},
-    }
-    welcome = (await wire.send(legacy_request("initialize", params))).result
+    welcome = (await wire.send(legacy_request("initialize", hello(TASKS)))).result
     check_legacy_result("InitializeResult", welcome)
     assert welcome["capabilities"]["tasks"]["requests"] == {"tools": {"call": {}}}
-    await wire.write('{"jsonrpc":"2.0","method":"notifications/initialized"}')
+    await wire.notify("notifications/initialized")
 
 
 @pytest.mark.parametrize("arguments", STDIO_WAYS.values(), ids=STDIO_WAYS)
@@ -219,9 +216,7 @@ async def test_a_cancelled_notification_over_stdio_does_not_cancel_the_task_of_t
         client = Tasking(wire, EVERYTHING)
         call = request("tools/call", {"name": "ask_name", "arguments": {}}, capabilities=EVERYTHING)
         task_id = (await wire.send(call)).result["taskId"]
-        await wire.write(
-            f'{{"jsonrpc":"2.0","method":"notifications/cancelled","params":{{"requestId":{call["id"]}}}}}'
-        )
+        await wire.notify("notifications/cancelled", {"requestId": call["id"]})
         await client.until(task_id, "input_required")
         await client.update(task_id, **{"elicitation-1": accept(name="Ada")})
         assert text_of((await client.until(task_id, "completed"))["result"]) == "Hello, Ada!"

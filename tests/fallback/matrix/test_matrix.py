@@ -91,7 +91,7 @@ def assert_result(visit: Visit, result: CallToolResult, job: str) -> None:
 async def open_later(visit: Visit, job: str) -> None:
     """Let a job go on that has begun some time ago."""
     await visit.place.until("start", job)
-    await anyio.sleep(1)
+    await anyio.sleep(1)  # sleep: work that takes longer than a call waits
     visit.place.open(job)
 
 

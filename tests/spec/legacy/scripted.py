@@ -17,7 +17,16 @@ from starlette.routing import Route
 
 from harness.http import serving_app
 from harness.older import RELATED
-from harness.rpc import INVALID_PARAMS, LEGACY, METHOD_NOT_FOUND, PATIENCE, Reply, legacy_request
+from harness.rpc import (
+    INVALID_PARAMS,
+    LEGACY,
+    METHOD_NOT_FOUND,
+    PATIENCE,
+    Reply,
+    error_response,
+    legacy_request,
+    response,
+)
 from harness.schema import check_older_answer, check_older_request
 
 TASK_ID = "task-of-the-script"
@@ -69,7 +78,7 @@ def result(text: str = "done") -> dict[str, Any]:
 def question(number: int) -> dict[str, Any]:
     """A request of the server for the task."""
     params = {"mode": "form", "message": "Name?", "requestedSchema": FORM, "_meta": {RELATED: {"taskId": TASK_ID}}}
-    return {"jsonrpc": "2.0", "id": f"question-{number}", "method": "elicitation/create", "params": params}
+    return legacy_request("elicitation/create", params, f"question-{number}")
 
 
 @dataclass
@@ -157,15 +166,15 @@ class Scripted:
                 if next_push.done():
                     yield _event(next_push.result())
                 next_push.cancel()
-            yield _event({"jsonrpc": "2.0", "id": message["id"], **answering.result()})
+            yield _event(answering.result())
         finally:
             answering.cancel()
 
     async def _answer(self, message: Mapping[str, Any], push: Push) -> dict[str, Any]:
         try:
-            return {"result": await self._handle(message["method"], message.get("params", {}), push)}
+            return response(message["id"], await self._handle(message["method"], message.get("params", {}), push))
         except Refused as refused:
-            return {"error": refused.error}
+            return error_response(message["id"], **refused.error)
 
     async def _handle(self, method: str, params: Params, push: Push) -> dict[str, Any]:
         if method in self.handlers:

@@ -11,9 +11,7 @@ from harness.older import RELATED, HttpClient, OlderClient, http_session
 from harness.rpc import INTERNAL_ERROR, INVALID_PARAMS, METHOD_NOT_FOUND
 from harness.server import QUICK
 from mcp_tasks import Tasks
-from mcp_tasks.core import TaskRecord
-from mcp_tasks.errors import StoreCorrupt, StoreUnavailable
-from mcp_tasks.stores.memory import MemoryStore
+from tests.spec.failing import FailingStore, with_each_failure
 from tests.spec.legacy.furnished import furnished
 
 pytestmark = pytest.mark.anyio
@@ -52,27 +50,9 @@ async def test_an_id_of_the_wrong_type_is_an_invalid_param(client: HttpClient, m
     assert (await client.ask(method)).code == INVALID_PARAMS
 
 
-class FailingStore(MemoryStore):
-    """A store that fails every read of a record, from when it is told to."""
-
-    def __init__(self, failure: Exception) -> None:
-        super().__init__()
-        self.failure = failure
-        self.fails = False
-
-    async def get(self, task_id: str) -> TaskRecord | None:
-        if self.fails:
-            raise self.failure
-        return await super().get(task_id)
-
-
 @pytest.mark.requirement("older/internal-error")
 @pytest.mark.parametrize("method", BY_ID)
-@pytest.mark.parametrize(
-    "failure",
-    [StoreUnavailable("secret-host:5432 refused"), StoreCorrupt("secret row"), RuntimeError("secret defect")],
-    ids=["unavailable", "corrupt", "defect"],
-)
+@with_each_failure
 async def test_a_store_that_fails_is_an_internal_error_that_gives_nothing_away(method: str, failure: Exception) -> None:
     store = FailingStore(failure)
     async with serving(furnished(Tasks(store, settings=QUICK))) as way, http_session(way) as client:

@@ -15,7 +15,7 @@ from mcp import Client
 from mcp_types import CallToolResult
 
 from harness.older import RELATED
-from harness.rpc import INTERNAL_ERROR, INVALID_PARAMS, PATIENCE
+from harness.rpc import INTERNAL_ERROR, INVALID_PARAMS, PATIENCE, notification
 from mcp_tasks.client import (
     TaskHandle,
     TasksClient,
@@ -151,8 +151,7 @@ async def test_a_notification_that_is_not_true_changes_nothing() -> None:
     script.on("tasks/get", task())
     async with _connected(script) as client:
         handle = await _begun(client)
-        told = {"jsonrpc": "2.0", "method": "notifications/tasks/status", "params": task("completed")}
-        script.own_stream.put_nowait(told)
+        script.own_stream.put_nowait(notification("notifications/tasks/status", task("completed")))
         before = len(script.asked("tasks/get"))
         while len(script.asked("tasks/get")) < before + 3:
             assert not (await handle.status()).is_final
