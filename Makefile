@@ -28,11 +28,14 @@ setup: $(STAMP) ## build .venv with everything needed to work on the project
 $(STAMP): pyproject.toml $(wildcard requirements/*.txt)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "mcp-tasks needs Python 3.11 or newer; say make PYTHON=python3.x")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) install -e '.[dev]' -c $(CONSTRAINTS)
 	@# The extra `fast` goes beside the environment, not into it: servers of the tests are served as on a stock install,
 	@# and a process that is to be quicker has this folder on its PYTHONPATH.
 	$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["fast"], sep="\n")' > $(VENV)/fast.txt
-	$(PIP) install --upgrade --target $(VENV)/fast -r $(VENV)/fast.txt -c $(CONSTRAINTS)
+	@# Both at the same time, each on a core of its own; then all cores compile, where pip would use one. Some packages have
+	@# files that are no Python of this version: whoever imports one hears of it.
+	$(PIP) install --no-compile --upgrade --target $(VENV)/fast -r $(VENV)/fast.txt -c $(CONSTRAINTS) & fast=$$!; \
+		$(PIP) install --no-compile -e '.[dev]' -c $(CONSTRAINTS) && wait $$fast
+	-$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib $(VENV)/fast
 	touch $(STAMP)
 
 lock: $(UV) ## write requirements/ again; UPGRADE=1 for the newest of everything, UPGRADE=name for the newest of one
@@ -51,7 +54,7 @@ release: $(STAMP) ## check, build and try VERSION=x.y.z; TAG=1 to tag it as well
 demo: $(STAMP) ## kill a server in the middle of three tasks and watch them finish
 	@$(BIN)/python examples/demo.py
 
-check: $(STAMP) ## what is looked at after each change: lint, types of the package, unit tests, within a minute
+check: $(STAMP) ## what is looked at after each change: lint, types of the package, unit tests, in about a minute
 	@$(TIMED) check -- $(MAKE) --no-print-directory -j 3 lint quicktypes unit
 
 test: $(STAMP) ## everything that must be green, the official conformance suite included; not interop, soak, long chaos
@@ -81,7 +84,7 @@ everything: $(STAMP)
 	@# it shares; those with few tests come when they come, because they are the long ones and would be waited for at the end.
 	$(BIN)/python -m pytest -q -m "not interop" -n 3 --dist loadfile --no-loadscope-reorder --junitxml=$(CACHE)/everything.xml
 
-coverage: $(STAMP) ## lines and branches of core, runtime and protocol that no test in process comes to
+coverage: $(STAMP) ## fails for a line or branch of core, runtime or protocol that no test comes to, and shows them
 	rm -f $(CACHE)/coverage*
 	$(BIN)/python -m coverage run -m pytest -q -n 2 --dist loadfile tests/unit tests/properties tests/wire tests/local \
 		tests/promises tests/push tests/trust tests/legacy
