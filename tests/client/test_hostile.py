@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from harness.rpc import LEGACY, PATIENCE, response
 from harness.waiting import eventually
 from mcp_tasks.client import Ledger, TasksClient, call_tool, resume_task
-from mcp_tasks.client.poller import Patience
+from mcp_tasks.client.poller import MOST_UNREADABLE, Patience
 from mcp_tasks.errors import InvalidResponse, WaitTimedOut
 from tests.client.connecting import LONG, SHORT, Person, begin, connect, text
 from tests.client.peer import (
@@ -185,11 +185,6 @@ async def test_an_error_that_says_little_is_an_error_nevertheless(
     [
         pytest.param(Raw(b"<html>hello</html>", "text/html"), id="a page"),
         pytest.param(Raw(b"<html>bad gateway</html>", "text/html", 502), id="a gateway's page"),
-        pytest.param(Raw(b"{nope"), id="half an object"),
-        pytest.param(Raw(b""), id="nothing"),
-        pytest.param(Raw(b"[]"), id="a list"),
-        pytest.param(Raw(b"\xff\xfe\x00"), id="no text"),
-        pytest.param(Raw(b"data: {nope\r\n\r\n", "text/event-stream"), id="half an event"),
         pytest.param(Raw(b": ping\r\n\r\n", "text/event-stream"), id="a stream that ends"),
         pytest.param(Raw(b"", status=202), id="accepted"),
         pytest.param(Raw(b"", status=401), id="unauthorized"),
@@ -204,6 +199,26 @@ async def test_answers_that_are_none_end_the_wait_sooner_or_later(peer: Peer, pe
     with pytest.raises(MCPError):
         await wait(peer_url)
     assert len(peer.asked("tasks/get")) <= 30
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pytest.param(Raw(b"{nope"), id="half an object"),
+        pytest.param(Raw(b""), id="nothing"),
+        pytest.param(Raw(b"[]"), id="a list"),
+        pytest.param(Raw(b"\xff\xfe\x00"), id="no text"),
+        pytest.param(Raw(b"data: {nope\r\n\r\n", "text/event-stream"), id="half an event"),
+        pytest.param(Raw(b'{"jsonrpc": "2.0", "id": 1, "result": {"x": "\\ud800"}}'), id="half a character"),
+    ],
+)
+async def test_answers_that_cannot_be_read_end_the_wait_long_before_an_outage(
+    peer: Peer, peer_url: str, answer: Answer
+) -> None:
+    peer.on("tasks/get", task(), answer)
+    with pytest.raises(InvalidResponse, match="cannot be read"):
+        await wait(peer_url, patience=LONG)
+    assert len(peer.asked("tasks/get")) == 1 + MOST_UNREADABLE
 
 
 @pytest.mark.parametrize(

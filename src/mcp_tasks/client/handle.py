@@ -23,7 +23,7 @@ from mcp_tasks.client.life import TaskLife
 from mcp_tasks.client.mailbox import Mailbox
 from mcp_tasks.client.poller import OnOutage, Patience, Poller
 from mcp_tasks.client.port import TaskPort
-from mcp_tasks.client.requests import is_transient, plain_answers
+from mcp_tasks.client.requests import is_transient, is_unreadable, plain_answers
 from mcp_tasks.client.task_ledger import TaskLedger
 from mcp_tasks.client.waiting import Budget, Wake, first_of
 from mcp_tasks.core.durations import seconds_of
@@ -345,7 +345,10 @@ class TaskHandle:
         try:
             snapshot = await self._get(self._port.get)
         except (TasksError, MCPError, OSError) as exc:
-            if not is_transient(exc) or not poller.failed(loop.time()):
+            unreadable = is_unreadable(exc)
+            if not is_transient(exc) or not poller.failed(loop.time(), unreadable=unreadable):
+                if unreadable:
+                    raise InvalidResponse(f"the server's answers cannot be read: {exc}") from exc
                 if not isinstance(exc, TasksError):
                     exc.add_note(f"while waiting for a task; come back to it with resume_task(client, {self.id!r})")
                 raise

@@ -23,7 +23,7 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp_types import CONNECTION_CLOSED
 
 from mcp_tasks.client.http_session import RenewsSession
-from mcp_tasks.client.messages import SENT_DATA_KEY
+from mcp_tasks.client.messages import CUT_OFF, SENT_DATA_KEY
 from mcp_tasks.client.transport import ServerTransport, http_address, leaving_quietly
 from mcp_tasks.core.pacing import backoff
 from mcp_tasks.quiet import what
@@ -161,7 +161,7 @@ class _EndsQuietly(httpx2.AsyncByteStream):
                     raise httpx2.StreamError(f"the answer has more than {self._most:,} bytes")
                 yield chunk
         except httpx2.TransportError as exc:
-            raise httpx2.StreamError(f"the server went away: {exc}") from exc
+            raise httpx2.StreamError(f"{CUT_OFF}: {exc}") from exc
 
     async def aclose(self) -> None:
         await self._inner.aclose()

@@ -20,6 +20,9 @@ CONNECTION_OVER: Final = "Connection closed"
 """What the SDK says of a connection that is gone for good, a stdio server that ended for one. A request over HTTP that
 was cut off has the same code and says something else."""
 
+CUT_OFF: Final = "the server went away"
+"""What a transport of ours says of an answer whose end did not come."""
+
 SENT_DATA_KEY: Final = "mcp-tasks/sent"
 """In the data of an error that a transport of ours made in place of an answer: whether the request may have reached the
 server."""

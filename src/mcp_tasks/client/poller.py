@@ -31,6 +31,8 @@ SOON = 0.2
 """After an answer was given, the task goes on; no need to wait out an interval that was for idling. Not at once: a
 server that hints all the time is not looked at all the time."""
 
+MOST_UNREADABLE = 5
+"""Answers in a row that are no JSON-RPC. One may have been cut off on its way; so many are what the server sends."""
 
 OnOutage: TypeAlias = Callable[[timedelta | None], None]
 """Called whenever a server could not be asked, with how long it has been out of reach; and with None when it is back.
@@ -78,13 +80,14 @@ class Poller:
         self._pushed = False
         self._failures = 0
         self._failing_since = 0.0
+        self._unreadable = 0
         self.next_look: float = 0.0
 
     def saw(self, snapshot: TaskSnapshot, now: float, *, pushed: bool) -> None:
         """A state arrived, by a look or pushed. `pushed` says whether notifications are known to come."""
         if self._failures and self._on_outage is not None:
             self._on_outage(None)
-        self._failures = 0
+        self._failures = self._unreadable = 0
         self._pushed = pushed
         suggested = DEFAULT_INTERVAL if snapshot.poll_interval is None else snapshot.poll_interval.total_seconds()
         self._interval = min(max(suggested, SHORTEST_INTERVAL), LONGEST_INTERVAL)
@@ -108,15 +111,18 @@ class Poller:
             self._pushed = False
             self.next_look = min(self.next_look, now + self._interval)
 
-    def failed(self, now: float) -> bool:
-        """A look failed for now. Whether to try again; if so, `next_look` says when."""
+    def failed(self, now: float, *, unreadable: bool = False) -> bool:
+        """A look failed for now, or had an answer that is `unreadable`. Whether to try again; if so, `next_look` says
+        when."""
+        self._unreadable = self._unreadable + 1 if unreadable else 0
         if not self._failures:
             self._failing_since = now
         pause = backoff(self._failures, base=self._patience.first_pause, limit=self._patience.max_pause).total_seconds()
         self._failures += 1
         # Half of the pause is certain, half is chance: clients of a server that comes back do not come all at once.
         self.next_look = now + pause * (0.5 + self._jitter() / 2)
-        tries_again = self.next_look - self._failing_since <= self._patience.max_outage.total_seconds()
+        in_time = self.next_look - self._failing_since <= self._patience.max_outage.total_seconds()
+        tries_again = in_time and self._unreadable < MOST_UNREADABLE
         if tries_again and self._on_outage is not None:
             self._on_outage(timedelta(seconds=now - self._failing_since))
         return tries_again

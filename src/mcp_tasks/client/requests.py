@@ -26,7 +26,7 @@ from mcp_types import (
 )
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from mcp_tasks.client.messages import CONNECTION_OVER
+from mcp_tasks.client.messages import CONNECTION_OVER, CUT_OFF
 from mcp_tasks.errors import InvalidResponse, UnknownTask, UsageError
 from mcp_tasks.failure import is_over_limit
 from mcp_tasks.wire.models import LIMIT_EXCEEDED, CancelTaskParams, GetTaskParams, UpdateTaskParams
@@ -165,6 +165,11 @@ def is_transient(exc: Exception) -> bool:
             return True
         return exc.code in TRANSIENT_CODES and exc.message != CONNECTION_OVER and not is_over_limit(exc)
     return isinstance(exc, httpx2.TransportError | OSError)
+
+
+def is_unreadable(exc: Exception) -> bool:
+    """Whether an answer came that is no JSON-RPC, and was not cut off: a transport of ours says where it was."""
+    return isinstance(exc, MCPError) and exc.code == PARSE_ERROR and CUT_OFF not in exc.message
 
 
 def retry_after(exc: MCPError) -> float | None:

@@ -13,6 +13,7 @@ from mcp_tasks.client.poller import (
     BACKSTOP,
     DEFAULT_INTERVAL,
     LONGEST_INTERVAL,
+    MOST_UNREADABLE,
     SHORTEST_INTERVAL,
     SOON,
     Patience,
@@ -160,6 +161,21 @@ def test_a_success_in_between_starts_patience_and_pauses_afresh() -> None:
         now += 1
     assert polls.failed(now)
     assert polls.next_look == now + 1
+
+
+def test_answers_that_cannot_be_read_are_asked_for_a_few_times_only() -> None:
+    polls = poller(lasting=1e6)
+    assert [polls.failed(START, unreadable=True) for _ in range(MOST_UNREADABLE)] == [True] * (MOST_UNREADABLE - 1) + [
+        False
+    ]
+
+
+def test_an_outage_between_answers_that_cannot_be_read_starts_their_count_afresh() -> None:
+    polls = poller(lasting=1e6)
+    for _ in range(MOST_UNREADABLE - 1):
+        assert polls.failed(START, unreadable=True)
+    assert polls.failed(START)
+    assert polls.failed(START, unreadable=True)
 
 
 def test_without_patience_the_first_failure_ends_the_wait() -> None:
