@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any, Final
 
 from mcp.shared.exceptions import MCPError
 from mcp_types import (
     CONNECTION_CLOSED,
+    PARSE_ERROR,
     ErrorData,
     JSONRPCError,
     JSONRPCNotification,
@@ -15,6 +17,9 @@ from mcp_types import (
     JSONRPCResponse,
     RequestId,
 )
+from pydantic import ValidationError
+
+from mcp_tasks.core.json import JsonObject, object_in
 
 CONNECTION_OVER: Final = "Connection closed"
 """What the SDK says of a connection that is gone for good, a stdio server that ended for one. A request over HTTP that
@@ -48,6 +53,27 @@ def reply_to(request_id: RequestId, outcome: Mapping[str, Any] | ErrorData) -> J
     if isinstance(outcome, ErrorData):
         return JSONRPCError(jsonrpc="2.0", id=request_id, error=outcome)
     return JSONRPCResponse(jsonrpc="2.0", id=request_id, result=dict(outcome))
+
+
+def unreadable_answer(exc: Exception) -> JSONRPCError | None:
+    """The error in place of an answer that cannot be read, if it still says to which request: whoever made that would
+    wait for ever. None for anything else that a transport could not read."""
+    if not isinstance(exc, ValidationError):
+        return None
+    for error in exc.errors(include_url=False, include_context=False):
+        message = _lenient(error["input"])
+        if isinstance(request_id := message.get("id"), str | int) and message.keys() & {"result", "error"}:
+            why = ErrorData(code=PARSE_ERROR, message=f"The answer is no JSON-RPC message: {error['msg']}")
+            return JSONRPCError(jsonrpc="2.0", id=request_id, error=why)
+    return None
+
+
+def _lenient(given: Any) -> JsonObject:
+    """A message as far as it is one: Python reads texts that are no Unicode."""
+    try:
+        return object_in(json.loads(given) if isinstance(given, str | bytes) else given) or {}
+    except (ValueError, RecursionError):
+        return {}
 
 
 def connection_closed() -> MCPError:

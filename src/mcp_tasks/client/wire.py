@@ -44,7 +44,7 @@ from mcp_types import (
     RequestId,
 )
 
-from mcp_tasks.client.messages import connection_closed, notification, reply_to, request_message
+from mcp_tasks.client.messages import connection_closed, notification, reply_to, request_message, unreadable_answer
 from mcp_tasks.quiet import quietly
 
 logger: Final = logging.getLogger(__name__)
@@ -248,8 +248,11 @@ class Wire:
                 self._end()
 
     def _incoming(self, item: SessionMessage | Exception) -> SessionMessage | Exception | None:
-        if not isinstance(item, SessionMessage):
-            return item
+        if isinstance(item, Exception):
+            answer = unreadable_answer(item)
+            if answer is None:
+                return item
+            item = SessionMessage(answer)
         message = item.message
         if isinstance(message, JSONRPCResponse | JSONRPCError) and message.id in self._pending:
             self._pending[message.id].settle(message)

@@ -14,6 +14,7 @@ from mcp.shared.memory import create_client_server_memory_streams
 from mcp.shared.message import SessionMessage
 from mcp_types import (
     CONNECTION_CLOSED,
+    PARSE_ERROR,
     REQUEST_TIMEOUT,
     ErrorData,
     JSONRPCError,
@@ -21,7 +22,9 @@ from mcp_types import (
     JSONRPCNotification,
     JSONRPCRequest,
     JSONRPCResponse,
+    jsonrpc_message_adapter,
 )
+from pydantic import ValidationError
 
 from harness.rpc import PATIENCE, response
 from mcp_tasks.client.wire import Wire
@@ -187,3 +190,40 @@ async def test_what_was_begun_on_a_connection_ends_with_it() -> None:
     async with ends() as both:
         begun = both.wire.spawn(anyio.sleep_forever())
     assert begun.cancelled()
+
+
+def unread(line: str) -> Exception:
+    """What the SDK's transports make of a line that is no message."""
+    with pytest.raises(ValidationError) as failed:
+        jsonrpc_message_adapter.validate_json(line, by_name=False)
+    return failed.value
+
+
+HALF_A_CHARACTER = '{"jsonrpc": "2.0", "id": 7, "result": {"text": "\\ud800"}}'
+
+
+@pytest.mark.parametrize("line", [HALF_A_CHARACTER, '{"jsonrpc": "2.0", "id": 7, "result": []}'])
+async def test_an_answer_that_cannot_be_read_is_an_error_for_who_asked(line: str) -> None:
+    async with ends() as both:
+        await both.server_write.send(unread(line))
+        seen = await both.at_session()
+        assert (seen.id, seen.error.code) == (7, PARSE_ERROR)
+
+
+async def test_an_answer_to_us_that_cannot_be_read_is_our_error() -> None:
+    async with ends() as both:
+        asked = asyncio.create_task(both.wire.request("tasks/get", {"taskId": "t"}))
+        wanted = (await both.at_server()).id
+        await both.server_write.send(unread(HALF_A_CHARACTER.replace("7", f'"{wanted}"')))
+        with pytest.raises(MCPError, match="no JSON-RPC message"):
+            await asked
+
+
+@pytest.mark.parametrize(
+    "line", ["hello", '{"id": 7, "resu', '{"id": 7, "method": 8}', '{"id": {}, "result": {}}', "[" * 100_000, '"x"']
+)
+async def test_what_is_an_answer_to_nobody_goes_on_as_it_came(line: str) -> None:
+    async with ends() as both:
+        await both.server_write.send(unread(line))
+        with anyio.fail_after(PATIENCE):
+            assert isinstance(await both.session_read.receive(), ValidationError)
