@@ -101,6 +101,28 @@ async def test_questions_of_a_task_and_of_a_call_are_answered_by_the_hooks(url: 
     assert text_of(await called(Follower(Host(ANN)), url, "ask_before")) == "Hello, Ann!"
 
 
+@pytest.mark.parametrize("hook", ["on_state", "on_call_ended", "on_question"])
+@pytest.mark.parametrize("kind", [OSError, RuntimeError])
+async def test_what_a_hook_raises_is_no_problem_of_the_task_and_comes_out_as_it_is(
+    url: str, hook: str, kind: type[Exception]
+) -> None:
+    host = Host(ANN)
+
+    def fail(*_: Any) -> None:
+        raise kind("the disk is full")
+
+    setattr(host, hook, fail)
+    follower = Follower(host)
+    async with calling(follower, url) as client:
+        with pytest.raises(kind, match="the disk is full"):
+            await follower.call(client, "ask_name", server=url)
+    if hook == "on_call_ended":
+        return
+    left = await called(Follower(), url, "ask_name")
+    with pytest.raises(kind, match="the disk is full"):
+        await follow([left.entry], host)
+
+
 async def test_a_question_that_nobody_answers_ends_the_wait(url: str) -> None:
     alone = await called(Follower(Host(there=False)), url, "ask_name")
     assert (alone.status, alone.left_open, alone.fate) == ("input_required", False, "left")

@@ -24,7 +24,7 @@ from mcp_tasks.client.calls import resume_task, start_task
 from mcp_tasks.client.failure import CallLost
 from mcp_tasks.client.followed import Followed
 from mcp_tasks.client.handle import OnAbandon, TaskHandle
-from mcp_tasks.client.hooks import Hooks
+from mcp_tasks.client.hooks import Hooks, in_hook, raised_by_hooks
 from mcp_tasks.client.ledger import Ledger, LedgerEntry
 from mcp_tasks.client.requests import is_transient
 from mcp_tasks.client.servers.connecting import Connector, Era, ask_through_the_task, connector
@@ -93,9 +93,10 @@ class Follower:
         groups = by_server(unknown, headers)
         for entry in entries:
             self.note(entry)
-        async with self._in_time(unknown), asyncio.TaskGroup() as waits:
-            for group in groups:
-                waits.create_task(self._follow_server(group, connect))
+        with raised_by_hooks():
+            async with self._in_time(unknown), asyncio.TaskGroup() as waits:
+                for group in groups:
+                    waits.create_task(self._follow_server(group, connect))
         return [self.seen[entry.key] for entry in entries]
 
     async def call(
@@ -116,15 +117,16 @@ class Follower:
             detach: Whether to leave the task as soon as there is one.
         """
         entry = LedgerEntry.begun(server=server, tool=tool, identity=identity)
-        async with self._in_time([entry]):
-            handle = await self._start(client, entry, arguments)
-            del self._open[entry.key]
-            if handle is not None:
-                entry = replace(entry, task_id=handle.id)
-                self.note(entry)
-                if not detach:
-                    self._open[entry.key] = entry
-                    await self._follow(client, entry)
+        with raised_by_hooks():
+            async with self._in_time([entry]):
+                handle = await self._start(client, entry, arguments)
+                del self._open[entry.key]
+                if handle is not None:
+                    entry = replace(entry, task_id=handle.id)
+                    self.note(entry)
+                    if not detach:
+                        self._open[entry.key] = entry
+                        await self._follow(client, entry)
         return self.seen[entry.key]
 
     async def elicit(self, context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult | ErrorData:
@@ -166,7 +168,7 @@ class Follower:
 
     async def ask(self, entry: LedgerEntry, key: str, request: JsonObject) -> Mapping[str, Any] | None:
         """Have the hooks answer a question, while no time passes; None if it is left open."""
-        with self.paused():
+        with self.paused(), in_hook():
             return await self.hooks.on_question(entry, key, request)
 
     def note(self, entry: LedgerEntry, **fields: Any) -> None:
@@ -201,7 +203,8 @@ class Follower:
             self.hooks.on_state(entry, _state(entry, TaskStatus.WORKING, message=message, progress=numbers))
 
         self._call = entry
-        self.hooks.on_state(entry, _state(entry, TaskStatus.WORKING))
+        with in_hook():
+            self.hooks.on_state(entry, _state(entry, TaskStatus.WORKING))
         ended: dict[str, Any]
         try:
             # A call that does not become a task shows its progress, and takes as long as it takes.
@@ -220,7 +223,8 @@ class Follower:
             ended = {"problem": InvalidResponse(f"the server's answer is not valid: {exc}")}
         finally:
             self._call = None
-            self.hooks.on_call_ended(entry)
+            with in_hook():
+                self.hooks.on_call_ended(entry)
         if not self.seen[entry.key].input_requests:
             # Otherwise it ended because of a question that nobody answered, and what the server made of that says less.
             self.note(entry, **ended)
@@ -265,7 +269,8 @@ class Follower:
         except UnknownTask:
             return
         self.note(entry, snapshot=snapshot)
-        self.hooks.on_state(entry, snapshot)
+        with in_hook():
+            self.hooks.on_state(entry, snapshot)
 
     async def _abandon(self, handle: TaskHandle, entry: LedgerEntry) -> None:
         if self.asks:
@@ -275,7 +280,8 @@ class Follower:
         for entry in entries:
             self._open.pop(entry.key, None)
             self.note(entry, problem=problem)
-            self.hooks.on_problem(entry, problem)
+            with in_hook():
+                self.hooks.on_problem(entry, problem)
 
 
 async def follow(

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import Any
 
 from mcp_tasks.client.ledger import LedgerEntry
+from mcp_tasks.client.servers.unreachable import leaves
 from mcp_tasks.core.json import JsonObject
 from mcp_tasks.wire.parse import TaskSnapshot
 
 
 class Hooks:
-    """What somebody does who follows tasks. Every hook does nothing, until a class of yours says otherwise.
+    """What somebody does who follows tasks. Every hook does nothing, until a class of yours says otherwise. What one
+    raises ends the following, and is raised from it as it is.
 
     Attributes:
         can_answer: Whether there is somebody to ask. If not, a task that asks something ends the wait for it.
@@ -51,3 +54,28 @@ class Hooks:
 
     def on_not_cancelled(self, entry: LedgerEntry, problem: Exception) -> None:
         """`Follower.cancel_all` could not cancel the task."""
+
+
+class _HookFailed(Exception):
+    """A hook raised; the cause is what it raised."""
+
+
+@contextmanager
+def in_hook() -> Generator[None]:
+    """Tells what a hook raises from the troubles of servers: an `OSError` of its own ends no wait for a task."""
+    try:
+        yield
+    except Exception as exc:
+        raise _HookFailed from exc
+
+
+@contextmanager
+def raised_by_hooks() -> Generator[None]:
+    """Raises what a hook raised, as it was, out of the groups that it comes in."""
+    try:
+        yield
+    except (_HookFailed, BaseExceptionGroup) as exc:
+        failed = next((leaf for leaf in leaves(exc) if isinstance(leaf, _HookFailed)), None)
+        if failed is None or failed.__cause__ is None:
+            raise
+        raise failed.__cause__ from None

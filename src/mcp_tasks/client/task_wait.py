@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from mcp.shared.exceptions import MCPError
 
 from mcp_tasks.client.handle import TaskHandle
+from mcp_tasks.client.hooks import in_hook
 from mcp_tasks.client.ledger import LedgerEntry
 from mcp_tasks.client.requests import is_transient
 from mcp_tasks.core.json import JsonObject
@@ -57,7 +58,8 @@ class TaskWait:
         """The first state that is as `reached` says. All up to it are told; without `tell_last`, that one next time."""
         if self._untold is not None:
             untold, self._untold = self._untold, None
-            self._hooks.on_state(self._entry, untold)
+            with in_hook():
+                self._hooks.on_state(self._entry, untold)
             if reached(untold):
                 return untold
         # To a server of 2025-11-25, fetching a question is promising to answer it.
@@ -69,7 +71,8 @@ class TaskWait:
                 if not tell_last and reached(snapshot):
                     self._untold = snapshot
                     return snapshot
-                self._hooks.on_state(self._entry, snapshot)
+                with in_hook():
+                    self._hooks.on_state(self._entry, snapshot)
                 if reached(snapshot):
                     return snapshot
         raise AssertionError("unreachable: a task is watched to its end")
@@ -79,10 +82,12 @@ class TaskWait:
         if lasted is not None:
             # The first time counts: an outage may outlast the look that met it.
             self._away_since = self._away_since or now - lasted
-            self._hooks.on_out_of_reach(self._entry, self._away_since)
+            with in_hook():
+                self._hooks.on_out_of_reach(self._entry, self._away_since)
         elif self._away_since is not None:
             after, self._away_since = now - self._away_since, None
-            self._hooks.on_back(self._entry, after)
+            with in_hook():
+                self._hooks.on_back(self._entry, after)
 
     def _is_stuck(self, snapshot: TaskSnapshot) -> bool:
         """Whether the task goes no further without us."""
@@ -110,7 +115,8 @@ class TaskWait:
         except (MCPError, OSError, UsageError) as exc:
             self._answered.discard(key)
             if not is_transient(exc):
-                self._hooks.on_refused(self._entry, key, exc)
+                with in_hook():
+                    self._hooks.on_refused(self._entry, key, exc)
             # Otherwise it is in the ledger, and goes out again after the next look.
         return True
 
@@ -129,7 +135,8 @@ class TaskWait:
             for future in (asking, gone):
                 future.cancel()
             await asyncio.gather(asking, gone, return_exceptions=True)
-        self._hooks.on_withdrawn(self._entry, key)
+        with in_hook():
+            self._hooks.on_withdrawn(self._entry, key)
         return _Asked(None)
 
 
