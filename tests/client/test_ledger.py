@@ -68,6 +68,25 @@ def test_tasks_come_oldest_first_and_by_server(ledger: Ledger) -> None:
     assert ledger.pending(server="s2") == []
 
 
+@pytest.mark.parametrize(
+    ("created", "ended", "seconds"),
+    [
+        pytest.param("1999-01-01T00:00:00Z", "1999-01-01T00:01:30Z", 90, id="a clock that is late"),
+        pytest.param("2099-01-01T00:00:00Z", "2099-01-01T00:01:30Z", 90, id="a clock that is early"),
+        pytest.param("0001-01-01T00:00:00Z", "9999-12-31T23:59:59Z", 0, id="a clock that makes no sense"),
+    ],
+)
+def test_how_long_a_task_took_does_not_depend_on_the_clock_of_its_server(
+    path: Path, created: str, ended: str, seconds: int
+) -> None:
+    with closing(reopened(path, keep_results=True)) as ledger:
+        ledger.add(TASK_ID, server=SERVER, tool="render")
+        ledger.saw(SERVER, parse_task(completed(createdAt=created, lastUpdatedAt=ended)))
+        [entry] = ledger.entries()
+        assert entry.finished_at is not None
+        assert int((entry.finished_at - entry.started_at).total_seconds()) == seconds
+
+
 def test_adding_a_task_again_changes_nothing(ledger: Ledger) -> None:
     ledger.add(TASK_ID, server=SERVER, tool="first")
     ledger.saw(SERVER, parse_task(working(3)))

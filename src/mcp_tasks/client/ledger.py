@@ -13,7 +13,7 @@ import json
 import re
 import sqlite3
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -176,7 +176,7 @@ class Ledger:
         if snapshot.is_final and not self.keep_results:
             self.forget(snapshot.id, server=server, identity=identity)
             return
-        finished = snapshot.updated_at.isoformat() if snapshot.is_final else None
+        finished = self._end_of(server, identity, snapshot) if snapshot.is_final else None
         task = bound_to(server, identity, snapshot.id)
         message, result, error = (
             self._sealer.seal(task, text) for text in (snapshot.message, _json(snapshot.result), _json(snapshot.error))
@@ -310,6 +310,17 @@ class Ledger:
                 _text(key): (json.loads(self._sealer.open(bound_to(*task, key), answer)), bool(sent))
                 for key, answer, sent in rows
             }
+
+    def _end_of(self, server: str, identity: str, snapshot: TaskSnapshot) -> str:
+        """When a task ended by our clock, which says when it was started: how long it took is what the server knows."""
+        rows = self._run(
+            "SELECT started FROM tasks WHERE server = ? AND identity = ? AND task_id = ?",
+            (server, identity, snapshot.id),
+        )
+        with self._translated(), suppress(OverflowError):
+            for (started,) in rows:
+                return (datetime.fromisoformat(started) + (snapshot.updated_at - snapshot.created_at)).isoformat()
+        return datetime.now(UTC).isoformat()
 
     def _entry(self, row: tuple[Any, ...]) -> LedgerEntry:
         task_id, server, tool, started, status, *secrets, finished, identity, attributed = row

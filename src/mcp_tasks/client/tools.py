@@ -91,6 +91,6 @@ def task_support(tool: Tool, client: Client) -> TaskSupport:
         return "forbidden"
     # Part of the 2025-11-25 protocol, and on the newer one whatever a server adds.
     hint = (object_in(tool.model_dump(by_alias=True, mode="json"), "execution") or {}).get("taskSupport")
-    if hint in _SAID:
+    if isinstance(hint, str) and hint in _SAID:
         return cast("TaskSupport", hint)
     return "undeclared" if client.protocol_version in MODERN_PROTOCOL_VERSIONS else "forbidden"
