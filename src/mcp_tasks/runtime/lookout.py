@@ -129,14 +129,9 @@ class Lookout:
 
     def _could_start(self, task_id: str) -> bool:
         runtime = self._runtime
-        # An engine that carries ids has been handed this one. All others that have room may look at it: the store
-        # decides who has it.
-        return (
-            runtime.runs_tools
-            and not runtime.engine.abilities.remote
-            and runtime.engine.has_room
-            and not runtime.has(task_id)
-        )
+        # Whoever has room may look at it: the store decides who has it. An engine that carries ids never says that it
+        # has room; it has been handed this one.
+        return runtime.runs_tools and runtime.engine.has_room and not runtime.has(task_id)
 
     async def _start_queued(self, unseen: MemoryObjectReceiveStream[str]) -> None:
         """Start tasks that other processes queued, for as long as there is room."""

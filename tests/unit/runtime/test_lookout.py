@@ -19,14 +19,13 @@ import pytest
 from harness.waiting import eventually
 from mcp_tasks.core import Progress, TaskRecord, TaskRequest, TaskStatus
 from mcp_tasks.core.events import TaskCancelled
-from mcp_tasks.engines import LocalEngine, RemoteEngine
+from mcp_tasks.engines import LocalEngine
 from mcp_tasks.errors import StoreUnavailable, TaskUnreadable, VersionConflict
 from mcp_tasks.runtime import Ending, Run, TaskRuntime, ToolPolicy
 from mcp_tasks.stores import MemoryStore, Store
 from mcp_tasks.stores.base import Hint
 from mcp_tasks.stores.hints import LocalNotifier
 from mcp_tasks.stores.sqlite import SqliteStore
-from tests.unit.carrying import Broker, BrokerCarrier, carrying_engine
 from tests.unit.running import (
     CLIENT,
     answer,
@@ -116,14 +115,6 @@ class CountingEngine(LocalEngine):
     async def submit(self, task_id: str, **options: Any) -> None:
         self.submits += 1
         await super().submit(task_id, **options)
-
-
-class RoomyEngine(RemoteEngine):
-    """One that carries ids, and says that there is room here."""
-
-    @property
-    def has_room(self) -> bool:
-        return True
 
 
 async def test_a_task_that_is_made_where_nothing_runs_is_started_where_there_is_room(
@@ -251,18 +242,6 @@ async def test_a_task_of_another_server_is_left_alone(new_store: Callable[[], St
         record = await front.store.get(task.id)
         assert record is not None
         assert record.worker is None
-
-
-async def test_what_an_engine_carries_is_not_submitted_because_of_hints(new_store: Callable[[], Store]) -> None:
-    broker = Broker(copies=0)
-    async with (
-        running(at_once, store=new_store(), engine=carrying_engine(broker), runs_tools=False) as front,
-        running(at_once, store=new_store(), engine=RoomyEngine(BrokerCarrier(broker))) as here,
-    ):
-        await settle()
-        task = await front.launch(REQUEST, owner=None, retention=None)
-        await until_heard(here, front)
-        assert broker.submitted == {task.id: 1}
 
 
 class GatedStore(MemoryStore):
