@@ -44,6 +44,12 @@ def test_commands_and_paths_of_a_guide_exist(guide: str) -> None:
     assert [path for span in spans for path in _paths(span) if not (ROOT / path).exists()] == []
 
 
+def test_the_map_for_who_contributes_has_every_room() -> None:
+    told = {path for span in _code((ROOT / "CONTRIBUTING.md").read_text()) for path in _paths(span)}
+    rooms = [path.parent for folder in ("src/mcp_tasks", "tests") for path in (ROOT / folder).glob("*/*.py")]
+    assert {path.relative_to(ROOT).as_posix() for path in rooms} - told == set()
+
+
 def test_a_path_with_braces_is_several() -> None:
     assert _paths("src/a/{b,c}") == ["src/a/b", "src/a/c"]
 
