@@ -117,7 +117,7 @@ def _imported() -> tuple[str, ...]:
     """What commands import when they need it; some of what workers on databases do takes a second."""
     from mcp_tasks.cli.app import COMMANDS
 
-    commands = [module for module, _ in COMMANDS.values()]
+    commands = [f"mcp_tasks.cli.commands.{place.partition(':')[0]}" for place, _ in COMMANDS.values()]
     drawing = ["rich.live", "rich.panel", "rich.progress"]
     backends = ["stores.postgres", "engines.procrastinate", "stores.redis", "engines.docket"]
     return ("mcp_tasks.cli.running", *commands, *drawing, *(f"mcp_tasks.{name}" for name in backends))

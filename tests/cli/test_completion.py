@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from harness.processes import run
+from mcp_tasks.cli.app import COMMANDS
 from tests.cli.running import LIMIT, ROOT, Cli
 
 
@@ -38,6 +39,12 @@ def completed(cli: Cli, *words: str) -> dict[str, str]:
     while not (found := complete(cli, *words)) and time.monotonic() < until:
         pass
     return found
+
+
+def test_commands_complete_to_those_of_the_table_and_options_to_their_own(cli: Cli) -> None:
+    assert complete(cli, "wa") == {name: about for name, (_, about) in COMMANDS.items() if name in ("wait", "watch")}
+    assert list(complete(cli, "")) == list(COMMANDS)
+    assert list(complete(cli, "--v")) == ["--version"]
 
 
 def test_ids_complete_to_tasks_of_the_ledger(cli: Cli, fixture_url: str) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
+from contextlib import closing
 from importlib import import_module
 from importlib.metadata import version
 
@@ -12,6 +14,8 @@ import pytest
 
 from harness.processes import run
 from mcp_tasks.cli.app import COMMANDS
+from mcp_tasks.cli.terminal.exits import Exit
+from mcp_tasks.client import Ledger
 from tests.cli.running import Cli
 
 STORE = "mcp_tasks.cli.commands.store"
@@ -44,6 +48,12 @@ def test_a_missing_extra_says_what_to_install(missing: str) -> None:
     assert done.returncode == 1
     assert "pip install 'mcp-tasks[cli]'" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_what_is_said_without_a_server_does_not_wait_for_the_sdk_to_be_imported() -> None:
+    """It takes most of a second, and somebody has pressed TAB."""
+    look = "import sys; from mcp_tasks.cli.running import run_app; run_app(['--help']); print('mcp' in sys.modules)"
+    assert _python("-c", look).stdout.endswith("\nFalse\n")
 
 
 def test_every_command_explains_itself_with_examples(cli: Cli) -> None:
@@ -97,6 +107,18 @@ def test_a_reader_that_has_seen_enough_is_no_error(cli: Cli) -> None:
         started = cli.begin(["--help"], [nothing.fileno(), writing, nothing.fileno()], terminal=False)
     os.close(writing)
     assert started.wait() == 0
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="a disk that is full is a device of Linux")
+@pytest.mark.parametrize("command", [("--help",), ("ls", "--json"), ("ls",)])
+def test_output_that_has_no_room_is_said_in_words(cli: Cli, command: tuple[str, ...]) -> None:
+    with closing(Ledger(cli.ledger)) as ledger:
+        ledger.add("task_1", server="http://127.0.0.1:9/mcp", tool="render")
+    with open("/dev/full", "wb") as full, tempfile.TemporaryFile() as said:
+        started = cli.begin(command, [0, full.fileno(), said.fileno()], terminal=False)
+        assert started.wait() == Exit.OUTPUT
+        said.seek(0)
+        assert said.read() == b"error: what there is to print cannot be written: No space left on device\n"
 
 
 def test_verbose_says_what_happens_and_quiet_does_not(cli: Cli, fixture_url: str) -> None:

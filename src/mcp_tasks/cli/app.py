@@ -7,6 +7,7 @@ from inspect import iscoroutine
 from typing import Any, Final
 
 import click
+from click.shell_completion import CompletionItem
 
 from mcp_tasks import __version__
 from mcp_tasks.cli.running import run
@@ -83,6 +84,12 @@ class Table(click.Group):
         if name in ON_A_STORE and any(word == "--store" or word.startswith("--store=") for word in rest):
             return name, _imported(f"store.{name}"), rest
         return super().resolve_command(ctx, args)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """The names, without an import."""
+        names = [CompletionItem(name, help=about) for name, (_, about) in COMMANDS.items()]
+        found = [item for item in names if item.value.startswith(incomplete)]
+        return [*found, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command, in an event loop if it is an asynchronous one."""

@@ -1,8 +1,12 @@
-"""From the command line to an exit code: nothing that goes wrong ends in a traceback, unless one is asked for."""
+"""From the command line to an exit code: nothing that goes wrong ends in a traceback, unless one is asked for.
+
+The SDK takes longer to import than `--help` and completion should: here it is when something has gone wrong, or runs.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import sys
@@ -10,13 +14,13 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, Final
 
 import click
-from mcp.shared.exceptions import MCPError
 
-from mcp_tasks.cli.terminal.exits import Exit, Problem, problem_of
-from mcp_tasks.client.servers.unreachable import leaves
 from mcp_tasks.errors import TasksError
 
 logger: Final = logging.getLogger(__name__)
+
+_NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""What a file says that takes no more."""
 
 
 def run_app(arguments: Sequence[str] | None = None) -> int:
@@ -27,27 +31,44 @@ def run_app(arguments: Sequence[str] | None = None) -> int:
     try:
         code = app.main(args=arguments, prog_name="mcp-tasks", standalone_mode=False)
         sys.stdout.flush()
-        return int(code or Exit.OK)
+        return int(code or 0)
     except click.ClickException as exc:
         exc.show()
         return exc.exit_code
-    except (click.Abort, KeyboardInterrupt):
+    except (BrokenPipeError, SystemExit):
+        # Whoever read our output has seen enough; click and rich end the process for that.
+        _drop_output()
+        return 0
+    except (click.Abort, KeyboardInterrupt, Exception) as exc:
+        return _explained(exc)
+
+
+def _explained(exc: BaseException) -> int:
+    """Say what has gone wrong; gives the exit code."""
+    from mcp.shared.exceptions import MCPError
+
+    from mcp_tasks.cli.terminal.exits import Exit, Problem, problem_of
+    from mcp_tasks.client.servers.unreachable import leaves
+
+    if isinstance(exc, click.Abort | KeyboardInterrupt):
         click.echo(err=True)
         return Exit.INTERRUPTED
-    except (BrokenPipeError, SystemExit):
-        # Whoever read our output has seen enough; click and rich end the process for that. Python would complain once
-        # more when it flushes at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return Exit.OK
-    except Exception as exc:
-        if isinstance(exc, Problem | TasksError | MCPError):
-            problem = problem_of(exc)
-            problem.show()
-            return problem.code
-        logger.debug("an exception that nobody expected", exc_info=True)
+    if isinstance(exc, Problem | TasksError | MCPError):
+        problem = problem_of(exc)
+    elif isinstance(exc, OSError) and exc.errno in _NO_ROOM:
+        _drop_output()
+        problem = Problem(f"what there is to print cannot be written: {exc.strerror}", Exit.OUTPUT)
+    else:
+        logger.debug("an exception that nobody expected", exc_info=exc)
         root = next(leaves(exc), exc)
-        Problem(repr(root), Exit.DEFECT, hint="This is a bug in mcp-tasks. -vv shows where it comes from.").show()
-        return Exit.DEFECT
+        problem = Problem(repr(root), Exit.DEFECT, hint="This is a bug in mcp-tasks. -vv shows where it comes from.")
+    problem.show()
+    return problem.code
+
+
+def _drop_output() -> None:
+    """Print no more: Python would complain once more when it flushes at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _open_what_is_closed() -> None:
@@ -62,6 +83,9 @@ def run(work: Coroutine[Any, Any, int]) -> int:
 
     The SDK's task groups wrap what is raised inside them; what was meant for the person is taken out again.
     """
+    from mcp_tasks.cli.terminal.exits import Problem
+    from mcp_tasks.client.servers.unreachable import leaves
+
     try:
         return asyncio.run(work)
     except BaseExceptionGroup as group:

@@ -50,6 +50,8 @@ class Exit(IntEnum):
     SERVER_CODE = 11
     """The code of a server raised while it was imported, started or stopped."""
     DEFECT = 70
+    OUTPUT = 74
+    """What there is to print cannot be written: the disk is full."""
     INTERRUPTED = 130
 
 
