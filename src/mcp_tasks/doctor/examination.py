@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeAlias
 
 from mcp.shared.inbound import mcp_param_headers, x_mcp_header_map
@@ -18,17 +18,8 @@ from mcp_tasks.doctor.wire import Wire, way_to
 MOST_TRIES: Final = 3
 """Harmless tools that are tried for one that becomes a task."""
 
-WITH_A_TASK: Final[Sequence[tuple[str, Callable[[Exam], Awaitable[None]]]]] = (
-    ("headers", probes.check_headers),
-    ("lifecycle", probes.look_twice),
-    ("lifecycle", probes.update),
-    ("push", probes.listen),
-    ("cancel", probes.cancel),
-    ("outcome", probes.see_the_end),
-    # Last, because it may take as long as the tool does.
-    ("undeclared client", probes.answer_undeclared_call),
-)
-"""What is looked at with a task at hand."""
+AREAS: Final = ("errors", "creation", "undeclared client", "headers", "lifecycle", "push", "cancel", "outcome")
+"""What there is to look at where a server has tasks."""
 
 Arguments: TypeAlias = Mapping[str, Any] | Callable[[JsonObject], Mapping[str, Any]]
 
@@ -78,13 +69,18 @@ async def examine_over(wire: Wire, *, tool: str | None = None, arguments: Argume
         await exam.look("creation", _create(exam, tool, arguments or {}))
         await exam.look("undeclared client", probes.refuse_undeclared(exam))
     if exam.task_id:
-        for area, probe in WITH_A_TASK:
-            await exam.look(area, probe(exam))
+        await exam.look("headers", probes.check_headers(exam))
+        await exam.look("lifecycle", probes.look_twice(exam))
+        await exam.look("lifecycle", probes.update(exam))
+        await exam.look("push", probes.listen(exam))
+        await exam.look("cancel", probes.cancel(exam))
+        await exam.look("outcome", probes.see_the_end(exam))
+        # Last, because it may take as long as the tool does.
+        await exam.look("undeclared client", probes.answer_undeclared_call(exam))
     elif why:
         seen = {finding.area for finding in exam.report}
-        for exam.area in dict.fromkeys(("errors", "creation", "undeclared client", *dict(WITH_A_TASK))):
-            if exam.area not in seen:
-                exam.skip("all of it", why)
+        for exam.area in (area for area in AREAS if area not in seen):
+            exam.skip("all of it", why)
     if wire.stray:
         exam.area, probe = ("answers", "ids") if wire.over_http else ("stdout", "lines")
         advice = "Write JSON-RPC messages there and nothing else; logs go to stderr."

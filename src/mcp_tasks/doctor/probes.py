@@ -7,6 +7,7 @@ import secrets
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import aclosing
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Final
 
 import anyio
@@ -97,25 +98,28 @@ def _look_for_tasks(exam: Exam, capabilities: JsonObject) -> None:
 
 async def refuse_unknown_tasks(exam: Exam) -> None:
     """Ids that were never given out, and no id at all."""
+    send = exam.wire.send
     for method, params in _about(NEVER_GIVEN_OUT).items():
         # A MUST for looking, a SHOULD for the other two.
         must = method == "tasks/get"
-        await exam.refuses(f"{method} of an unknown task", INVALID_PARAMS, method, params, must=must)
-    await exam.refuses("tasks/get without an id", INVALID_PARAMS, "tasks/get", {})
+        exam.judge_refusal(f"{method} of an unknown task", INVALID_PARAMS, await send(method, params), must=must)
+    exam.judge_refusal("tasks/get without an id", INVALID_PARAMS, await send("tasks/get", {}))
 
 
 async def refuse_removed_methods(exam: Exam) -> None:
     """Methods of 2025-11-25 that are gone."""
-    await exam.refuses("tasks/result, which is gone", METHOD_NOT_FOUND, "tasks/result", {"taskId": "doctor"})
+    code, send = METHOD_NOT_FOUND, exam.wire.send
+    exam.judge_refusal("tasks/result, which is gone", code, await send("tasks/result", {"taskId": "doctor"}))
     # Of this one it is not said in so many words.
-    await exam.refuses("tasks/list, which is gone", METHOD_NOT_FOUND, "tasks/list", {}, must=False)
+    exam.judge_refusal("tasks/list, which is gone", code, await send("tasks/list", {}), must=False)
 
 
 async def refuse_undeclared(exam: Exam) -> None:
     """A client that does not declare the extension."""
     missing, task_id = MISSING_REQUIRED_CLIENT_CAPABILITY, exam.task_id or NEVER_GIVEN_OUT
     for method, params in _about(task_id).items():
-        reply = await exam.refuses(method, missing, method, params, declare=False)
+        reply = await exam.wire.send(method, params, declare=False)
+        exam.judge_refusal(method, missing, reply)
         named = object_in(reply.error, "data", "requiredCapabilities", "extensions", EXTENSION_ID) is not None
         if reply.code == missing and method == "tasks/get" and not named:
             advice = "Put it under error.data.requiredCapabilities.extensions."
@@ -156,16 +160,16 @@ async def check_headers(exam: Exam) -> None:
     if not exam.wire.over_http:
         exam.skip("routing headers", "there are none over stdio")
         return
-    methods, get, mismatch = _about(exam.task_id), "tasks/get", HEADER_MISMATCH
+    send, methods, mismatch = exam.wire.send, _about(exam.task_id), HEADER_MISMATCH
     for method, params in methods.items():
-        probe, wrong = f"{method} with another task in Mcp-Name", {"mcp-name": "another-task"}
-        await exam.refuses(probe, mismatch, method, params, headers=wrong)
-    wrong = {"mcp-method": "tasks/cancel"}
-    await exam.refuses("another method in Mcp-Method", mismatch, get, methods[get], headers=wrong)
-    encoded = {"mcp-name": f"=?base64?{base64.b64encode(exam.task_id.encode()).decode()}?="}
-    probe, reply = "Mcp-Name in base64", await exam.wire.send(get, methods[get], headers=encoded)
-    exam.judge_result(probe, reply, "decoded before it is compared", "Decode =?base64?...?= before comparing.")
-    probe, reply = "no Mcp-Name", await exam.wire.send(get, methods[get], headers={"mcp-name": None})
+        reply = await send(method, params, headers={"mcp-name": "another-task"})
+        exam.judge_refusal(f"{method} with another task in Mcp-Name", mismatch, reply)
+    look = partial(send, "tasks/get", methods["tasks/get"])
+    exam.judge_refusal("another method in Mcp-Method", mismatch, await look(headers={"mcp-method": "tasks/cancel"}))
+    reply = await look(headers={"mcp-name": f"=?base64?{base64.b64encode(exam.task_id.encode()).decode()}?="})
+    well, advice = "decoded before it is compared", "Decode =?base64?...?= before comparing."
+    exam.judge_result("Mcp-Name in base64", reply, well, advice)
+    probe, reply = "no Mcp-Name", await look(headers={"mcp-name": None})
     if reply.code == mismatch:
         exam.warn(probe, "refused, as is allowed; some clients do not send it", "Accept it if you can.")
     else:

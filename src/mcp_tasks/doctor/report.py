@@ -10,7 +10,6 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from mcp.shared.inbound import ERROR_CODE_HTTP_STATUS
 from mcp_types import HEADER_MISMATCH, MISSING_REQUIRED_CLIENT_CAPABILITY
 
-from mcp_tasks.core.json import JsonObject
 from mcp_tasks.doctor.wire import Reply, Silence, Wire
 from mcp_tasks.errors import ServerHasFaults
 
@@ -131,14 +130,6 @@ class Exam:
             await probe
         except Silence as exc:
             self.fail("answer", f"the server did not answer: {exc}", "Look at the server's log.")
-
-    async def refuses(
-        self, probe: str, code: int, method: str, params: JsonObject, *, must: bool = True, **how: Any
-    ) -> Reply:
-        """Send a request that should be refused with this error."""
-        reply = await self.wire.send(method, params, **how)
-        self.judge_refusal(probe, code, reply, must=must)
-        return reply
 
     def judge_refusal(self, probe: str, code: int, reply: Reply, *, must: bool = True) -> None:
         """Judge an answer that should be this error; `must` says whether the specification insists on it."""
