@@ -18,7 +18,7 @@ from mcp_types.version import LATEST_HANDSHAKE_VERSION, LATEST_MODERN_VERSION
 from mcp_tasks.core.json import JsonObject, list_in, object_in
 from mcp_tasks.core.status import FINAL_STATUSES
 from mcp_tasks.doctor import shapes
-from mcp_tasks.doctor.report import Exam
+from mcp_tasks.doctor.report import Exam, Flaw
 from mcp_tasks.doctor.wire import ANSWER_TIMEOUT, CLIENT, LISTENING, Reply, Silence
 from mcp_tasks.wire.models import EXTENSION_ID
 
@@ -84,16 +84,12 @@ def _look_for_tasks(exam: Exam, capabilities: JsonObject) -> None:
         exam.fail("extension", f"the server does not declare {EXTENSION_ID}", advice)
         return
     exam.has_tasks = True
-    if settings != {}:
-        advice = "Declare exactly {}; some clients ignore it otherwise."
-        exam.fail("extension", f"it is declared as {settings!r}", advice)
-    else:
-        exam.ok("extension", "the tasks extension is declared, as an empty object")
-    if "tasks" in capabilities:
-        says = f"`tasks` of 2025-11-25 is declared under {LATEST_MODERN_VERSION} too"
-        exam.fail("legacy capability", says, "Declare it only to clients of 2025-11-25.")
-    else:
-        exam.ok("legacy capability", "the `tasks` capability of 2025-11-25 is not declared here")
+    flaw = Flaw(f"it is declared as {settings!r}", "Declare exactly {}; some clients ignore it otherwise.")
+    exam.check("extension", settings == {}, "the tasks extension is declared, as an empty object", flaw)
+    well = "the `tasks` capability of 2025-11-25 is not declared here"
+    says = f"`tasks` of 2025-11-25 is declared under {LATEST_MODERN_VERSION} too"
+    flaw = Flaw(says, "Declare it only to clients of 2025-11-25.")
+    exam.check("legacy capability", "tasks" not in capabilities, well, flaw)
 
 
 async def refuse_unknown_tasks(exam: Exam) -> None:
@@ -140,6 +136,7 @@ async def answer_undeclared_call(exam: Exam) -> None:
     """A call from a client that does not declare the extension, but sends the old opt-in."""
     params, code = {**exam.call["params"], "task": {"ttl": 60000}}, MISSING_REQUIRED_CLIENT_CAPABILITY
     probe = f"call {params['name']}"
+    advice = f"Let such clients have a direct answer, or refuse them with {code} if the tool is only there as a task."
     try:
         reply = await exam.wire.send("tools/call", params, headers=exam.call["headers"], declare=False)
     except Silence as exc:
@@ -151,8 +148,7 @@ async def answer_undeclared_call(exam: Exam) -> None:
         exam.judge_refusal(probe, code, reply)
     else:
         well = "answered directly; the `task` param of 2025-11-25 is ignored"
-        advice = f"Let such clients have a direct answer, or refuse them with {code}"
-        exam.judge_result(probe, reply, well, f"{advice} if the tool is only there as a task.", must=False)
+        exam.judge_result(probe, reply, well, advice, must=False)
 
 
 async def check_headers(exam: Exam) -> None:
@@ -218,13 +214,12 @@ async def _look_at_created(exam: Exam, created: JsonObject) -> None:
 
 async def look_twice(exam: Exam) -> None:
     """Looking at a task does not change it."""
-    probe, first, second = "two looks in a row", await _get(exam, exam.task_id), await _get(exam, exam.task_id)
-    moved = first.get("lastUpdatedAt") != second.get("lastUpdatedAt")
-    if moved and all(first.get(key) == second.get(key) for key in ("status", "statusMessage", "ttlMs", "_meta")):
-        advice = "Move it only when the task changes; clients order states by it."
-        exam.warn(probe, "lastUpdatedAt moved although nothing changed", advice)
-    else:
-        exam.ok(probe, "looking at a task does not change it")
+    first, second = await _get(exam, exam.task_id), await _get(exam, exam.task_id)
+    keys = ("lastUpdatedAt", "status", "statusMessage", "ttlMs", "_meta")
+    changed = [key for key in keys if first.get(key) != second.get(key)]
+    advice = "Move it only when the task changes; clients order states by it."
+    flaw = Flaw("lastUpdatedAt moved although nothing changed", advice, "warn")
+    exam.check("two looks in a row", changed != ["lastUpdatedAt"], "looking at a task does not change it", flaw)
 
 
 async def update(exam: Exam) -> None:
@@ -279,11 +274,9 @@ async def _judge_state(exam: Exam, params: JsonObject) -> None:
     if SUBSCRIPTION_ID_META_KEY not in (object_in(params, "_meta") or {}):
         says = f"the notification has no {SUBSCRIPTION_ID_META_KEY} in _meta"
         exam.warn("subscription id", says, "Add it; clients with several streams tell them apart by it.")
-    if str((await _get(exam, exam.task_id)).get("lastUpdatedAt")) < str(params.get("lastUpdatedAt")):
-        says = "tasks/get shows an older state than the notification"
-        exam.fail("agreement", says, "Notify after the state is stored.")
-    else:
-        exam.ok("agreement", "tasks/get shows what was notified, or newer")
+    is_new = str((await _get(exam, exam.task_id)).get("lastUpdatedAt")) >= str(params.get("lastUpdatedAt"))
+    flaw = Flaw("tasks/get shows an older state than the notification", "Notify after the state is stored.")
+    exam.check("agreement", is_new, "tasks/get shows what was notified, or newer", flaw)
 
 
 async def cancel(exam: Exam) -> None:
@@ -291,14 +284,10 @@ async def cancel(exam: Exam) -> None:
     if not await _cancel(exam, "tasks/cancel"):
         return
     task, status = await _until(exam, exam.task_id, WATCHES, FINAL_STATUSES)
-    probe = "what becomes of it"
-    if status == "cancelled":
-        exam.ok(probe, "the task is cancelled")
-    elif status in FINAL_STATUSES:
-        exam.ok(probe, f"the task had {status} before it could be cancelled")
-    else:
-        advice = "Stop the work if you can: whoever cancelled it does not want the result."
-        exam.warn(probe, f"it is still {status} after {WATCHES:g} s, which is allowed", advice)
+    well = "the task is cancelled" if status == "cancelled" else f"the task had {status} before it could be cancelled"
+    advice = "Stop the work if you can: whoever cancelled it does not want the result."
+    flaw = Flaw(f"it is still {status} after {WATCHES:g} s, which is allowed", advice, "warn")
+    exam.check("what becomes of it", status in FINAL_STATUSES, well, flaw)
     exam.judge("shape afterwards", shapes.flaws_of_detailed(task), f"a {status} task as it should be")
     await _cancel(exam, "tasks/cancel again")
 

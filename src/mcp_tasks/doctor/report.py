@@ -157,6 +157,10 @@ class Exam:
             self.judge(probe, flaws, well)
         return reply.result is not None
 
+    def check(self, probe: str, is_well: bool, well: str, flaw: Flaw) -> None:
+        """Note that something is as it should be, or what is wrong with it."""
+        self.judge(probe, () if is_well else (flaw,), well)
+
     def judge(self, probe: str, flaws: Iterable[Flaw], well: str) -> None:
         """Note what is wrong, or that nothing is."""
         found = list(flaws)
