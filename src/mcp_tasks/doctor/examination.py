@@ -2,37 +2,24 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeAlias
 
-import httpx2
-from mcp.client.stdio import stdio_client
+from mcp.shared.inbound import mcp_param_headers, x_mcp_header_map
 
 from mcp_tasks.client.servers.address import ServerAddress
-from mcp_tasks.client.servers.connecting import stdio_parameters
-from mcp_tasks.client.servers.unreachable import check_url, leaves, why_unreachable
+from mcp_tasks.client.servers.unreachable import leaves
 from mcp_tasks.client.tools import PAGE_LIMIT, unknown_tool
 from mcp_tasks.core.json import JsonObject, list_in, object_in
 from mcp_tasks.doctor import probes
-from mcp_tasks.doctor.exam import Call, Exam
-from mcp_tasks.doctor.report import Report
-from mcp_tasks.doctor.wire import ANSWER_TIMEOUT, HttpWire, PipeWire, Wire
+from mcp_tasks.doctor.report import Exam, Report
+from mcp_tasks.doctor.wire import Wire, way_to
 
 MOST_TRIES: Final = 3
 """Harmless tools that are tried for one that becomes a task."""
 
-WITH_A_TASK: Final[Sequence[tuple[str, Callable[[Exam, str], Awaitable[None]]]]] = (
-    ("headers", probes.check_headers),
-    ("lifecycle", probes.look_twice),
-    ("lifecycle", probes.update),
-    ("push", probes.listen),
-    ("cancel", probes.cancel),
-)
-"""What is looked at with a task at hand."""
-
-NEED_A_TASK: Final = (*dict.fromkeys(area for area, _ in WITH_A_TASK), "outcome")
+AREAS: Final = ("errors", "creation", "undeclared client", "headers", "lifecycle", "push", "cancel", "outcome")
+"""What there is to look at where a server has tasks."""
 
 Arguments: TypeAlias = Mapping[str, Any] | Callable[[JsonObject], Mapping[str, Any]]
 
@@ -62,7 +49,7 @@ async def examine(
     """
     address = ServerAddress.parse(server) if isinstance(server, str) else server
     try:
-        async with _way_to(address, headers or {}, environment) as wire:
+        async with way_to(address, headers or {}, environment) as wire:
             return await examine_over(wire, tool=tool, arguments=arguments)
     except BaseExceptionGroup as group:
         # The pipes are read by a group of tasks, which wraps whatever is raised meanwhile.
@@ -70,35 +57,30 @@ async def examine(
         raise (group if others else first) from None
 
 
-@asynccontextmanager
-async def _way_to(
-    address: ServerAddress, headers: Mapping[str, str], environment: Mapping[str, str] | None
-) -> AsyncGenerator[Wire]:
-    if address.url is not None:
-        if (problem := await check_url(address.url, headers)) is not None:
-            raise problem
-        timeout = httpx2.Timeout(ANSWER_TIMEOUT, read=None)
-        async with httpx2.AsyncClient(timeout=timeout, headers=dict(headers)) as client:
-            yield HttpWire(address.url, client)
-        return
-    with tempfile.TemporaryFile("w+", errors="replace") as log:
-        async with AsyncExitStack() as stack:
-            # A line that is no UTF-8 is for the report, like any that is no message.
-            how = stdio_parameters(address, environment).model_copy(update={"encoding_error_handler": "replace"})
-            try:
-                read, write = await stack.enter_async_context(stdio_client(how, errlog=log))
-            except OSError as exc:
-                raise await why_unreachable(address, exc) from exc
-            yield PipeWire(read, write, log)
-
-
 async def examine_over(wire: Wire, *, tool: str | None = None, arguments: Arguments | None = None) -> Report:
     """Examine the server at the other end of a wire."""
     exam = Exam(wire)
-    if await exam.look("negotiation", probes.negotiate(exam)):
-        await _examine_tasks(exam, tool, arguments or {})
-    elif why := exam.report.unexamined:
-        exam.skip_areas("errors", "creation", "undeclared client", *NEED_A_TASK, why=why)
+    await exam.look("negotiation", probes.negotiate(exam))
+    why = exam.report.unexamined
+    if exam.has_tasks:
+        why = "there is no task to look at"
+        await exam.look("errors", probes.refuse_unknown_tasks(exam))
+        await exam.look("errors", probes.refuse_removed_methods(exam))
+        await exam.look("creation", _create(exam, tool, arguments or {}))
+        await exam.look("undeclared client", probes.refuse_undeclared(exam))
+    if exam.task_id:
+        await exam.look("headers", probes.check_headers(exam))
+        await exam.look("lifecycle", probes.look_twice(exam))
+        await exam.look("lifecycle", probes.update(exam))
+        await exam.look("push", probes.listen(exam))
+        await exam.look("cancel", probes.cancel(exam))
+        await exam.look("outcome", probes.see_the_end(exam))
+        # Last, because it may take as long as the tool does.
+        await exam.look("undeclared client", probes.answer_undeclared_call(exam))
+    elif why:
+        seen = {finding.area for finding in exam.report}
+        for exam.area in (area for area in AREAS if area not in seen):
+            exam.skip("all of it", why)
     if wire.stray:
         exam.area, probe = ("answers", "ids") if wire.over_http else ("stdout", "lines")
         advice = "Write JSON-RPC messages there and nothing else; logs go to stderr."
@@ -106,23 +88,8 @@ async def examine_over(wire: Wire, *, tool: str | None = None, arguments: Argume
     return exam.report
 
 
-async def _examine_tasks(exam: Exam, tool: str | None, arguments: Arguments) -> None:
-    await exam.look("errors", probes.refuse_unknown_tasks(exam))
-    await exam.look("errors", probes.refuse_removed_methods(exam))
-    made = await exam.look("creation", _make(exam, tool, arguments))
-    task_id = None if made is None else await exam.look("creation", probes.look_at_created(exam, made[1]))
-    await exam.look("undeclared client", probes.refuse_undeclared(exam, task_id))
-    if made is None or task_id is None:
-        exam.skip_areas(*NEED_A_TASK, why="there is no task to look at")
-        return
-    for area, probe in WITH_A_TASK:
-        await exam.look(area, probe(exam, task_id))
-    await exam.look("outcome", probes.see_the_end(exam, made[0]))
-    # Last, because it may take as long as the tool does.
-    await exam.look("undeclared client", probes.answer_undeclared_call(exam, made[0]))
-
-
-async def _make(exam: Exam, tool: str | None, arguments: Arguments) -> tuple[Call, JsonObject] | None:
+async def _create(exam: Exam, tool: str | None, arguments: Arguments) -> None:
+    """Make a task: with this tool, or with one that is marked as harmless and needs no arguments."""
     tools = await _tools(exam)
     if tool is not None and tool not in tools:
         raise unknown_tool(tool, tools)
@@ -131,7 +98,7 @@ async def _make(exam: Exam, tool: str | None, arguments: Arguments) -> tuple[Cal
         says = "no tool is marked readOnlyHint and takes no arguments, and doctor calls no other by itself"
         advice = "Name one (--tool NAME key=value ...; tool= and arguments= in Python); it is called three times."
         exam.skip("a tool to call", says, advice)
-    return await probes.create(exam, [_call(tools[name], arguments if tool else {}) for name in chosen])
+    await probes.create(exam, [_call(tools[name], arguments if tool else {}) for name in chosen])
 
 
 async def _tools(exam: Exam) -> Mapping[str, JsonObject]:
@@ -153,9 +120,12 @@ async def _tools(exam: Exam) -> Mapping[str, JsonObject]:
     return tools
 
 
-def _call(tool: JsonObject, arguments: Arguments) -> Call:
+def _call(tool: JsonObject, arguments: Arguments) -> dict[str, Any]:
+    """The params of a call, and its headers, as the tool's schema asks for them."""
     schema = object_in(tool, "inputSchema") or {}
-    return Call(tool["name"], arguments(schema) if callable(arguments) else arguments, schema)
+    given = dict(arguments(schema) if callable(arguments) else arguments)
+    headers = mcp_param_headers(x_mcp_header_map(dict(schema)), given)
+    return {"params": {"name": tool["name"], "arguments": given}, "headers": headers}
 
 
 def _is_harmless(tool: JsonObject) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import aclosing
 from datetime import UTC, datetime
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import anyio
 from mcp.server.subscriptions import SUBSCRIPTION_ID_META_KEY
@@ -17,49 +17,27 @@ from mcp_types.version import LATEST_HANDSHAKE_VERSION, LATEST_MODERN_VERSION
 
 from mcp_tasks.core.json import JsonObject, list_in, object_in
 from mcp_tasks.core.status import FINAL_STATUSES
-from mcp_tasks.doctor.exam import Call, Exam
-from mcp_tasks.doctor.shapes import (
-    flaws_of_ack,
-    flaws_of_created,
-    flaws_of_detailed,
-    flaws_of_first_look,
-    flaws_of_id,
-    flaws_of_time,
-    is_whole,
-)
-from mcp_tasks.doctor.wire import ANSWER_TIMEOUT, LISTENING, Reply, Silence
+from mcp_tasks.doctor import shapes
+from mcp_tasks.doctor.report import Exam, Flaw
+from mcp_tasks.doctor.wire import ANSWER_TIMEOUT, CLIENT, LISTENING, Reply, Silence
 from mcp_tasks.wire.models import EXTENSION_ID
 
 DISCOVER: Final = "server/discover"
 LISTEN: Final = "subscriptions/listen"
-TASK_METHODS: Final[Mapping[str, JsonObject]] = {
-    "tasks/get": {},
-    "tasks/update": {"inputResponses": {}},
-    "tasks/cancel": {},
-}
-"""The methods of the extension, and what they take besides the task's id."""
-
+HANDSHAKE: Final[JsonObject] = {"protocolVersion": LATEST_HANDSHAKE_VERSION, "capabilities": {}, "clientInfo": CLIENT}
 NEVER_GIVEN_OUT: Final = f"doctor-{secrets.token_hex(16)}"
-FORBIDDEN: Final = ("notifications/progress", "notifications/message")
-"""What does not belong on a listen stream."""
 
-STOPS_WITHIN: Final = 5.0
-"""Seconds to see a cancelled task end."""
-
-FIRST_STATE_WITHIN: Final = 5.0
-"""Seconds to see a notification. A task that does not change meanwhile need not send any."""
-
-SHORTEST_PAUSE_MS: Final = 100
-LONGEST_PAUSE_MS: Final = 2000
+WATCHES: Final = 5.0
+"""Seconds to see a notification, or a cancelled task end. Neither need come: that is no fault."""
 
 
-async def negotiate(exam: Exam) -> bool:
-    """Does the server speak the protocol that has tasks, and say that it does tasks? Whether to go on."""
+async def negotiate(exam: Exam) -> None:
+    """Does the server speak the protocol that has tasks, and say that it does tasks?"""
     try:
         reply = await exam.wire.send(DISCOVER, {})
     except Silence as exc:
         exam.fail(DISCOVER, f"the server cannot be asked: {exc}", "Is it running, and is this its endpoint?")
-        return False
+        return
     status, result = reply.status or 0, reply.result or {}
     if status in (401, 403):
         exam.fail("access", f"the server answers HTTP {status}", "Give a token, or another header.")
@@ -72,14 +50,13 @@ async def negotiate(exam: Exam) -> bool:
         info = object_in(result, "_meta", "io.modelcontextprotocol/serverInfo")
         name = "" if info is None else f" and is {info.get('name')} {info.get('version', '')}".rstrip()
         exam.ok(DISCOVER, f"the server speaks {LATEST_MODERN_VERSION}{name}")
-        return _is_declared(exam, object_in(result, "capabilities") or {})
-    return False
+        _look_for_tasks(exam, object_in(result, "capabilities") or {})
 
 
 async def _look_for_legacy(exam: Exam, reply: Reply) -> None:
     """The server does not speak the protocol that has the extension; what does it speak?"""
     try:
-        old = await exam.wire.shake_hands()
+        old = await exam.wire.send("initialize", HANDSHAKE)
         result, said = old.result, old.summary
     except Silence as exc:
         result, said = None, f"nothing: {exc}"
@@ -100,53 +77,52 @@ async def _look_for_legacy(exam: Exam, reply: Reply) -> None:
     exam.report.unexamined = speaks
 
 
-def _is_declared(exam: Exam, capabilities: JsonObject) -> bool:
+def _look_for_tasks(exam: Exam, capabilities: JsonObject) -> None:
     settings = (object_in(capabilities, "extensions") or {}).get(EXTENSION_ID)
     if settings is None:
         advice = f'Declare it in server/discover: capabilities.extensions["{EXTENSION_ID}"] = {{}}.'
         exam.fail("extension", f"the server does not declare {EXTENSION_ID}", advice)
-        return False
-    if settings != {}:
-        advice = "Declare exactly {}; some clients ignore it otherwise."
-        exam.fail("extension", f"it is declared as {settings!r}", advice)
-    else:
-        exam.ok("extension", "the tasks extension is declared, as an empty object")
-    if "tasks" in capabilities:
-        says = f"`tasks` of 2025-11-25 is declared under {LATEST_MODERN_VERSION} too"
-        exam.fail("legacy capability", says, "Declare it only to clients of 2025-11-25.")
-    else:
-        exam.ok("legacy capability", "the `tasks` capability of 2025-11-25 is not declared here")
-    return True
+        return
+    exam.has_tasks = True
+    flaw = Flaw(f"it is declared as {settings!r}", "Declare exactly {}; some clients ignore it otherwise.")
+    exam.check("extension", settings == {}, "the tasks extension is declared, as an empty object", flaw)
+    well = "the `tasks` capability of 2025-11-25 is not declared here"
+    says = f"`tasks` of 2025-11-25 is declared under {LATEST_MODERN_VERSION} too"
+    flaw = Flaw(says, "Declare it only to clients of 2025-11-25.")
+    exam.check("legacy capability", "tasks" not in capabilities, well, flaw)
 
 
 async def refuse_unknown_tasks(exam: Exam) -> None:
     """Ids that were never given out, and no id at all."""
-    for method in TASK_METHODS:
+    send = exam.wire.send
+    for method, params in _about(NEVER_GIVEN_OUT).items():
         # A MUST for looking, a SHOULD for the other two.
-        probe, must = f"{method} of an unknown task", method == "tasks/get"
-        await exam.refuses(probe, INVALID_PARAMS, method, _about(NEVER_GIVEN_OUT, method), must=must)
-    await exam.refuses("tasks/get without an id", INVALID_PARAMS, "tasks/get", {})
+        must = method == "tasks/get"
+        exam.judge_refusal(f"{method} of an unknown task", INVALID_PARAMS, await send(method, params), must=must)
+    exam.judge_refusal("tasks/get without an id", INVALID_PARAMS, await send("tasks/get", {}))
 
 
 async def refuse_removed_methods(exam: Exam) -> None:
     """Methods of 2025-11-25 that are gone."""
-    await exam.refuses("tasks/result, which is gone", METHOD_NOT_FOUND, "tasks/result", {"taskId": "doctor"})
+    code, send = METHOD_NOT_FOUND, exam.wire.send
+    exam.judge_refusal("tasks/result, which is gone", code, await send("tasks/result", {"taskId": "doctor"}))
     # Of this one it is not said in so many words.
-    await exam.refuses("tasks/list, which is gone", METHOD_NOT_FOUND, "tasks/list", {}, must=False)
+    exam.judge_refusal("tasks/list, which is gone", code, await send("tasks/list", {}), must=False)
 
 
-async def refuse_undeclared(exam: Exam, task_id: str | None) -> None:
+async def refuse_undeclared(exam: Exam) -> None:
     """A client that does not declare the extension."""
-    missing, task_id = MISSING_REQUIRED_CLIENT_CAPABILITY, task_id or NEVER_GIVEN_OUT
-    for method in TASK_METHODS:
-        reply = await exam.refuses(method, missing, method, _about(task_id, method), declare=False)
+    missing, task_id = MISSING_REQUIRED_CLIENT_CAPABILITY, exam.task_id or NEVER_GIVEN_OUT
+    for method, params in _about(task_id).items():
+        reply = await exam.wire.send(method, params, declare=False)
+        exam.judge_refusal(method, missing, reply)
         named = object_in(reply.error, "data", "requiredCapabilities", "extensions", EXTENSION_ID) is not None
         if reply.code == missing and method == "tasks/get" and not named:
             advice = "Put it under error.data.requiredCapabilities.extensions."
             exam.warn("what is missing", "the error does not name the missing extension", advice)
     probe = f"{LISTEN} for tasks"
     try:
-        reply = await exam.wire.send(LISTEN, _filter(task_id), declare=False)
+        reply = await exam.wire.send(LISTEN, {"notifications": {"taskIds": [task_id]}}, declare=False)
     except Silence:
         exam.fail(probe, "the stream is opened, or the request ignored", f"Answer with error {missing}.")
         return
@@ -156,56 +132,58 @@ async def refuse_undeclared(exam: Exam, task_id: str | None) -> None:
         exam.judge_refusal(probe, missing, reply)
 
 
-async def answer_undeclared_call(exam: Exam, call: Call) -> None:
+async def answer_undeclared_call(exam: Exam) -> None:
     """A call from a client that does not declare the extension, but sends the old opt-in."""
-    probe, code = f"call {call.tool}", MISSING_REQUIRED_CLIENT_CAPABILITY
+    params, code = {**exam.call["params"], "task": {"ttl": 60000}}, MISSING_REQUIRED_CLIENT_CAPABILITY
+    probe = f"call {params['name']}"
+    advice = f"Let such clients have a direct answer, or refuse them with {code} if the tool is only there as a task."
     try:
-        reply = await exam.call(call, declare=False, task={"ttl": 60000})
+        reply = await exam.wire.send("tools/call", params, headers=exam.call["headers"], declare=False)
     except Silence as exc:
         exam.skip(probe, f"the direct answer takes longer than doctor waits ({exc})")
         return
-    well = "answered directly; the `task` param of 2025-11-25 is ignored"
-    advice = f"Let such clients have a direct answer, or refuse them with {code} if the tool is only there as a task."
     if (reply.result or {}).get("resultType") == "task":
         exam.fail(probe, "it gets a task that it cannot handle", "Look at the capabilities on this very request.")
     elif reply.code == code:
         exam.judge_refusal(probe, code, reply)
     else:
+        well = "answered directly; the `task` param of 2025-11-25 is ignored"
         exam.judge_result(probe, reply, well, advice, must=False)
 
 
-async def check_headers(exam: Exam, task_id: str) -> None:
+async def check_headers(exam: Exam) -> None:
     """The routing headers of a request about a task (SEP-2663, "Routing Headers"): wrong, encoded, and missing."""
     if not exam.wire.over_http:
         exam.skip("routing headers", "there are none over stdio")
         return
-    get, params, wrong = "tasks/get", {"taskId": task_id}, {"mcp-name": "another-task"}
-    for method in TASK_METHODS:
-        probe = f"{method} with another task in Mcp-Name"
-        await exam.refuses(probe, HEADER_MISMATCH, method, _about(task_id, method), headers=wrong)
-    wrong = {"mcp-method": "tasks/cancel"}
-    await exam.refuses("another method in Mcp-Method", HEADER_MISMATCH, get, params, headers=wrong)
-    encoded = {"mcp-name": f"=?base64?{base64.b64encode(task_id.encode()).decode()}?="}
-    probe, reply = "Mcp-Name in base64", await exam.wire.send(get, params, headers=encoded)
-    exam.judge_result(probe, reply, "decoded before it is compared", "Decode =?base64?...?= before comparing.")
-    probe, reply = "no Mcp-Name", await exam.wire.send(get, params, headers={"mcp-name": None})
-    if reply.code == HEADER_MISMATCH:
+    send, methods, mismatch = exam.wire.send, _about(exam.task_id), HEADER_MISMATCH
+    for method, params in methods.items():
+        reply = await send(method, params, headers={"mcp-name": "another-task"})
+        exam.judge_refusal(f"{method} with another task in Mcp-Name", mismatch, reply)
+    look = partial(send, "tasks/get", methods["tasks/get"])
+    exam.judge_refusal("another method in Mcp-Method", mismatch, await look(headers={"mcp-method": "tasks/cancel"}))
+    reply = await look(headers={"mcp-name": f"=?base64?{base64.b64encode(exam.task_id.encode()).decode()}?="})
+    well, advice = "decoded before it is compared", "Decode =?base64?...?= before comparing."
+    exam.judge_result("Mcp-Name in base64", reply, well, advice)
+    probe, reply = "no Mcp-Name", await look(headers={"mcp-name": None})
+    if reply.code == mismatch:
         exam.warn(probe, "refused, as is allowed; some clients do not send it", "Accept it if you can.")
     else:
-        advice = f"Accept it, or refuse it with {HEADER_MISMATCH}."
+        advice = f"Accept it, or refuse it with {mismatch}."
         exam.judge_result(probe, reply, "accepted; some clients do not send it", advice)
 
 
-async def create(exam: Exam, calls: Sequence[Call]) -> tuple[Call, JsonObject] | None:
-    """Make a task with the first call that becomes one; gives the call and the new task."""
-    for call in calls:
-        probe, reply = f"call {call.tool}", await exam.call(call)
+async def create(exam: Exam, calls: Sequence[dict[str, Any]]) -> None:
+    """Make a task with the first call that becomes one, and look at it."""
+    for exam.call in calls:
+        probe, reply = f"call {exam.call['params']['name']}", await exam.wire.send("tools/call", **exam.call)
         kind = (reply.result or {}).get("resultType", "complete")
         if reply.result is None:
             exam.warn(probe, f"answered with {reply.summary}", "Give arguments that work, or another tool.")
         elif kind == "task":
             exam.ok(probe, "answered with a task")
-            return call, reply.result
+            await _look_at_created(exam, reply.result)
+            return
         elif kind == "input_required":
             exam.skip(probe, "it asks something before there is a task", "Give a tool that does not.")
         elif kind == "complete":
@@ -213,72 +191,71 @@ async def create(exam: Exam, calls: Sequence[Call]) -> tuple[Call, JsonObject] |
             exam.skip(probe, "answered directly, which is allowed: the server decides", advice)
         else:
             exam.fail(probe, f"resultType is {kind!r}", 'Use "complete", "input_required" or "task".')
-    return None
 
 
-async def look_at_created(exam: Exam, created: JsonObject) -> str | None:
-    """Judge a new task and look at it at once; gives its id, if it has one that can be used."""
+async def _look_at_created(exam: Exam, created: JsonObject) -> None:
+    """Judge a new task and look at it at once."""
     task_id, ttl = created.get("taskId"), created.get("ttlMs")
-    exam.judge("shape of the new task", flaws_of_created(created), "flat, with every field it must have")
+    exam.judge("shape of the new task", shapes.flaws_of_created(created), "flat, with every field it must have")
     if not isinstance(task_id, str) or not task_id:
-        return None
-    kept = f"kept for {ttl / 1000:g} s" if is_whole(ttl) else "kept without limit"
-    exam.judge("times", flaws_of_time(created, datetime.now(UTC)), f"created just now, {kept}")
-    exam.judge("id", flaws_of_id(task_id), "long enough not to be guessed")
+        return
+    kept = f"kept for {ttl / 1000:g} s" if shapes.is_whole(ttl) else "kept without limit"
+    exam.judge("times", shapes.flaws_of_time(created, datetime.now(UTC)), f"created just now, {kept}")
+    exam.judge("id", shapes.flaws_of_id(task_id), "long enough not to be guessed")
     probe, reply = "tasks/get at once", await exam.wire.send("tasks/get", {"taskId": task_id})
     advice = "Answer a call only when tasks/get finds the task everywhere."
     well = "the task is there as soon as its id is known"
-    task = exam.judge_result(probe, reply, well, advice, partial(flaws_of_first_look, created=created))
-    if task is not None:
-        exam.judge("shape in tasks/get", flaws_of_detailed(task), "the fields its status asks for, and no others")
-    return None if task is None else task_id
+    exam.judge_result(probe, reply, well, advice, shapes.flaws_of_first_look(reply.result or {}, created))
+    if reply.result is not None:
+        well = "the fields its status asks for, and no others"
+        exam.judge("shape in tasks/get", shapes.flaws_of_detailed(reply.result), well)
+        exam.task_id = task_id
 
 
-async def look_twice(exam: Exam, task_id: str) -> None:
+async def look_twice(exam: Exam) -> None:
     """Looking at a task does not change it."""
-    probe, first, second = "two looks in a row", await exam.get(task_id), await exam.get(task_id)
-    moved = first.get("lastUpdatedAt") != second.get("lastUpdatedAt")
-    if moved and all(first.get(key) == second.get(key) for key in ("status", "statusMessage", "ttlMs", "_meta")):
-        advice = "Move it only when the task changes; clients order states by it."
-        exam.warn(probe, "lastUpdatedAt moved although nothing changed", advice)
-    else:
-        exam.ok(probe, "looking at a task does not change it")
+    first, second = await _get(exam, exam.task_id), await _get(exam, exam.task_id)
+    keys = ("lastUpdatedAt", "status", "statusMessage", "ttlMs", "_meta")
+    changed = [key for key in keys if first.get(key) != second.get(key)]
+    advice = "Move it only when the task changes; clients order states by it."
+    flaw = Flaw("lastUpdatedAt moved although nothing changed", advice, "warn")
+    exam.check("two looks in a row", changed != ["lastUpdatedAt"], "looking at a task does not change it", flaw)
 
 
-async def update(exam: Exam, task_id: str) -> None:
+async def update(exam: Exam) -> None:
     """An answer to a question that was never asked is acknowledged and ignored."""
     probe, responses = "answer that nobody asked for", {"mcp-tasks-doctor": {"action": "cancel"}}
-    reply = await exam.wire.send("tasks/update", {"taskId": task_id, "inputResponses": responses})
+    reply = await exam.wire.send("tasks/update", {"taskId": exam.task_id, "inputResponses": responses})
     well, advice = "acknowledged and ignored", "Ignore unknown keys and acknowledge."
-    exam.judge_result(probe, reply, well, advice, flaws_of_ack, must=False)
+    exam.judge_result(probe, reply, well, advice, shapes.flaws_of_ack(reply.result or {}), must=False)
 
 
-async def listen(exam: Exam, task_id: str) -> None:
+async def listen(exam: Exam) -> None:
     """Listen to a task for a while. A server need not have notifications; if it does, they must be right."""
     try:
-        async with aclosing(exam.wire.stream(LISTEN, _filter(task_id))) as coming:
-            with anyio.move_on_after(FIRST_STATE_WITHIN):
-                await _hear(exam, task_id, coming)
+        async with aclosing(exam.wire.stream(LISTEN, {"notifications": {"taskIds": [exam.task_id]}})) as coming:
+            with anyio.move_on_after(WATCHES):
+                await _hear(exam, coming)
                 return
-        exam.skip("notification", f"nothing came within {FIRST_STATE_WITHIN:g} s; the task may not have changed")
+        exam.skip("notification", f"nothing came within {WATCHES:g} s; the task may not have changed")
     except Silence as exc:
         exam.warn("stream", f"the stream did not last: {exc}", "Keep it open; clients poll meanwhile.")
 
 
-async def _hear(exam: Exam, task_id: str, coming: AsyncIterator[Reply]) -> None:
+async def _hear(exam: Exam, coming: AsyncIterator[Reply]) -> None:
     acknowledged = False
     async for reply in coming:
         method, params = reply.message.get("method"), object_in(reply.message, "params") or {}
         if "error" in reply.message or "result" in reply.message:
             exam.skip("stream", "the server offers no notifications, which is allowed: clients poll")
             return
-        if method in FORBIDDEN or not isinstance(method, str | None):
+        if method in ("notifications/progress", "notifications/message") or not isinstance(method, str | None):
             exam.fail("stream", f"{method} came on it", "A listen stream for a task carries notifications/tasks only.")
         elif method == LISTENING:
             acknowledged, ids = True, (object_in(params, "notifications") or {}).get("taskIds")
             if ids is not None and not isinstance(ids, list):
                 exam.fail("acknowledgement", f"taskIds is {ids!r}", "It is a list of ids.")
-            elif task_id not in (ids or ()):
+            elif exam.task_id not in (ids or ()):
                 exam.skip("acknowledgement", "the server does not push for this task, which is allowed: clients poll")
                 return
             else:
@@ -286,59 +263,53 @@ async def _hear(exam: Exam, task_id: str, coming: AsyncIterator[Reply]) -> None:
         elif method == "notifications/tasks":
             if not acknowledged:
                 exam.fail("order", "a state came before the acknowledgement", "Acknowledge the stream first.")
-            await _judge_state(exam, task_id, params)
+            await _judge_state(exam, params)
             return
 
 
-async def _judge_state(exam: Exam, task_id: str, params: JsonObject) -> None:
-    exam.judge("notification", flaws_of_detailed(params), "the complete task")
-    if params.get("taskId") != task_id:
+async def _judge_state(exam: Exam, params: JsonObject) -> None:
+    exam.judge("notification", shapes.flaws_of_detailed(params), "the complete task")
+    if params.get("taskId") != exam.task_id:
         exam.fail("whose", "the notification is about another task", "Send only what was subscribed to.")
     if SUBSCRIPTION_ID_META_KEY not in (object_in(params, "_meta") or {}):
         says = f"the notification has no {SUBSCRIPTION_ID_META_KEY} in _meta"
         exam.warn("subscription id", says, "Add it; clients with several streams tell them apart by it.")
-    if str((await exam.get(task_id)).get("lastUpdatedAt")) < str(params.get("lastUpdatedAt")):
-        says = "tasks/get shows an older state than the notification"
-        exam.fail("agreement", says, "Notify after the state is stored.")
-    else:
-        exam.ok("agreement", "tasks/get shows what was notified, or newer")
+    is_new = str((await _get(exam, exam.task_id)).get("lastUpdatedAt")) >= str(params.get("lastUpdatedAt"))
+    flaw = Flaw("tasks/get shows an older state than the notification", "Notify after the state is stored.")
+    exam.check("agreement", is_new, "tasks/get shows what was notified, or newer", flaw)
 
 
-async def cancel(exam: Exam, task_id: str) -> None:
+async def cancel(exam: Exam) -> None:
     """Cancel a task, twice."""
-    if not await _cancel(exam, task_id, "tasks/cancel"):
+    if not await _cancel(exam, "tasks/cancel"):
         return
-    task, status = await _until(exam, task_id, STOPS_WITHIN, FINAL_STATUSES)
-    probe = "what becomes of it"
-    if status == "cancelled":
-        exam.ok(probe, "the task is cancelled")
-    elif status in FINAL_STATUSES:
-        exam.ok(probe, f"the task had {status} before it could be cancelled")
-    else:
-        advice = "Stop the work if you can: whoever cancelled it does not want the result."
-        exam.warn(probe, f"it is still {status} after {STOPS_WITHIN:g} s, which is allowed", advice)
-    exam.judge("shape afterwards", flaws_of_detailed(task), f"a {status} task as it should be")
-    await _cancel(exam, task_id, "tasks/cancel again")
+    task, status = await _until(exam, exam.task_id, WATCHES, FINAL_STATUSES)
+    well = "the task is cancelled" if status == "cancelled" else f"the task had {status} before it could be cancelled"
+    advice = "Stop the work if you can: whoever cancelled it does not want the result."
+    flaw = Flaw(f"it is still {status} after {WATCHES:g} s, which is allowed", advice, "warn")
+    exam.check("what becomes of it", status in FINAL_STATUSES, well, flaw)
+    exam.judge("shape afterwards", shapes.flaws_of_detailed(task), f"a {status} task as it should be")
+    await _cancel(exam, "tasks/cancel again")
 
 
-async def _cancel(exam: Exam, task_id: str, probe: str) -> bool:
-    reply = await exam.wire.send("tasks/cancel", {"taskId": task_id})
+async def _cancel(exam: Exam, probe: str) -> bool:
+    reply = await exam.wire.send("tasks/cancel", {"taskId": exam.task_id})
     well, advice = "acknowledged, with nothing but resultType", "Acknowledge, also when the task has ended."
-    return exam.judge_result(probe, reply, well, advice, flaws_of_ack) is not None
+    return exam.judge_result(probe, reply, well, advice, shapes.flaws_of_ack(reply.result or {}))
 
 
-async def see_the_end(exam: Exam, call: Call) -> None:
+async def see_the_end(exam: Exam) -> None:
     """Make another task, let it end and look at its outcome."""
-    made = (await exam.call(call)).result or {}
+    made = (await exam.wire.send("tools/call", **exam.call)).result or {}
     if made.get("resultType") != "task":
         return
     task_id, probe, asks = str(made.get("taskId")), "how it ends", "input_required"
     task, status = await _until(exam, task_id, ANSWER_TIMEOUT, {*FINAL_STATUSES, asks})
     if status in FINAL_STATUSES:
-        exam.judge(probe, flaws_of_detailed(task), f"{status}, with what that status inlines")
+        exam.judge(probe, shapes.flaws_of_detailed(task), f"{status}, with what that status inlines")
         return
     if status == asks:
-        exam.judge("questions", flaws_of_detailed(task), "the task asks, and the question can be read")
+        exam.judge("questions", shapes.flaws_of_detailed(task), "the task asks, and the question can be read")
         exam.skip(probe, "the task waits for an answer", "Give a tool that asks nothing.")
     else:
         exam.skip(probe, f"the task is still {status} after {ANSWER_TIMEOUT:g} s", "Give a quicker tool.")
@@ -350,16 +321,17 @@ async def _until(exam: Exam, task_id: str, seconds: float, statuses: Collection[
     task: JsonObject = {}
     with anyio.move_on_after(seconds):
         # As text: whatever a server sends for a status can be looked for then.
-        while str((task := await exam.get(task_id)).get("status")) not in statuses:
-            interval = task.get("pollIntervalMs")
-            pause = min(max(interval, SHORTEST_PAUSE_MS), LONGEST_PAUSE_MS) if is_whole(interval) else 1000
-            await anyio.sleep(pause / 1000)
+        while str((task := await _get(exam, task_id)).get("status")) not in statuses:
+            pause = task.get("pollIntervalMs")
+            await anyio.sleep(min(max(pause, 100), 2000) / 1000 if shapes.is_whole(pause) else 1)
     return task, str(task.get("status"))
 
 
-def _about(task_id: str, method: str) -> JsonObject:
-    return {"taskId": task_id, **TASK_METHODS[method]}
+async def _get(exam: Exam, task_id: str) -> JsonObject:
+    return (await exam.wire.send("tasks/get", {"taskId": task_id})).result or {}
 
 
-def _filter(task_id: str) -> JsonObject:
-    return {"notifications": {"taskIds": [task_id]}}
+def _about(task_id: str) -> Mapping[str, JsonObject]:
+    """The methods of the extension, and what they take."""
+    task = {"taskId": task_id}
+    return {"tasks/get": task, "tasks/update": {**task, "inputResponses": {}}, "tasks/cancel": task}

@@ -1,11 +1,16 @@
-"""Findings, in words."""
+"""Findings, in words; and the examination under way, which judges a server's answers and notes them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, TypeAlias
+from functools import partial
+from typing import Any, Literal, NamedTuple, TypeAlias
 
+from mcp.shared.inbound import ERROR_CODE_HTTP_STATUS
+from mcp_types import HEADER_MISMATCH, MISSING_REQUIRED_CLIENT_CAPABILITY
+
+from mcp_tasks.doctor.wire import Reply, Silence, Wire
 from mcp_tasks.errors import ServerHasFaults
 
 Verdict: TypeAlias = Literal["pass", "warn", "fail", "skip"]
@@ -82,3 +87,84 @@ class Report:
         """The report as `mcp-tasks doctor --output json` prints it."""
         values = {"failed": len(self.failed), "findings": [finding.to_json() for finding in self]}
         return {**values, "unexamined": self.unexamined} if self.unexamined else values
+
+
+class Flaw(NamedTuple):
+    """One thing that is wrong."""
+
+    says: str
+    advice: str
+    verdict: Verdict = "fail"
+
+
+class Exam:
+    """An examination under way: `ok`, `warn`, `fail` and `skip` note a finding in the present `area`.
+
+    Attributes:
+        has_tasks: Whether the server says that it does tasks.
+        task_id: The task that is looked at; empty if there is none.
+        call: The params of the call that made it, and its headers, as `Wire.send` takes them.
+    """
+
+    def __init__(self, wire: Wire) -> None:
+        self.wire: Wire = wire
+        self.report: Report = Report()
+        self.area: str = ""
+        self.has_tasks: bool = False
+        self.task_id: str = ""
+        self.call: dict[str, Any] = {}
+        self.ok: Callable[..., None] = partial(self.note, "pass")
+        self.warn: Callable[..., None] = partial(self.note, "warn")
+        self.fail: Callable[..., None] = partial(self.note, "fail")
+        self.skip: Callable[..., None] = partial(self.note, "skip")
+
+    def note(self, verdict: Verdict, probe: str, says: str, advice: str = "") -> None:
+        """Note a finding."""
+        finding = Finding(area=self.area, probe=probe, verdict=verdict, says=says, advice=advice)
+        self.report.findings.append(finding)
+
+    async def look(self, area: str, probe: Awaitable[None]) -> None:
+        """Look at something of an area; a server that does not answer fails this probe, and not those after it."""
+        self.area = area
+        try:
+            await probe
+        except Silence as exc:
+            self.fail("answer", f"the server did not answer: {exc}", "Look at the server's log.")
+
+    def judge_refusal(self, probe: str, code: int, reply: Reply, *, must: bool = True) -> None:
+        """Judge an answer that should be this error; `must` says whether the specification insists on it."""
+        status = ERROR_CODE_HTTP_STATUS[code]
+        if reply.code != code:
+            advice = f"Answer with error {code}."
+            if code == MISSING_REQUIRED_CLIENT_CAPABILITY and reply.code == -32003:
+                advice = f"-32003 is the code of a draft; the released one is {code}."
+            says = f"answered with {reply.summary}, not with error {code}"
+            self.note("fail" if must else "warn", probe, says, advice)
+        elif reply.status not in (None, status):
+            # The schema says MUST of these two; of the others it is what clients expect.
+            verdict = "fail" if code in (HEADER_MISMATCH, MISSING_REQUIRED_CLIENT_CAPABILITY) else "warn"
+            self.note(verdict, probe, f"error {code} comes with HTTP {reply.status}", f"Send it with HTTP {status}.")
+        else:
+            self.ok(probe, f"refused with {code}" + ("" if reply.status is None else f" and HTTP {status}"))
+
+    def judge_result(
+        self, probe: str, reply: Reply, well: str, advice: str, flaws: Iterable[Flaw] = (), *, must: bool = True
+    ) -> bool:
+        """Judge an answer that should be a result, and that result; `advice` is for one that is none."""
+        if reply.result is None:
+            self.note("fail" if must else "warn", probe, f"answered with {reply.summary}", advice)
+        else:
+            self.judge(probe, flaws, well)
+        return reply.result is not None
+
+    def check(self, probe: str, is_well: bool, well: str, flaw: Flaw) -> None:
+        """Note that something is as it should be, or what is wrong with it."""
+        self.judge(probe, () if is_well else (flaw,), well)
+
+    def judge(self, probe: str, flaws: Iterable[Flaw], well: str) -> None:
+        """Note what is wrong, or that nothing is."""
+        found = list(flaws)
+        for flaw in found:
+            self.note(flaw.verdict, probe, flaw.says, flaw.advice)
+        if not found:
+            self.ok(probe, well)

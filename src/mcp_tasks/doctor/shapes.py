@@ -7,38 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
-from typing import Any, Final, NamedTuple, TypeGuard
+from typing import Any, Final, TypeGuard
 
 from mcp_tasks.core.json import JsonObject, object_in
 from mcp_tasks.core.status import TaskStatus
-from mcp_tasks.doctor.report import Verdict
-
-OLD_NAMES: Final[Mapping[str, str]] = {"ttl": "ttlMs", "pollInterval": "pollIntervalMs"}
-"""Fields of the 2025-11-25 protocol, and what they are called now."""
+from mcp_tasks.doctor.report import Flaw
 
 PAYLOADS: Final[Mapping[str, str]] = {"input_required": "inputRequests", "completed": "result", "failed": "error"}
 """What a status inlines."""
 
-STATUSES: Final = tuple(status.value for status in TaskStatus)
-
-CLOCK_TOLERANCE: Final = 300.0
-"""Seconds."""
-
-SHORTEST_TTL_MS: Final = 1000
-
 MIN_ID_LENGTH: Final = 16
 """Characters: a UUID without dashes has 32, 96 bits in base64 are 16."""
-
-LARGEST_WHOLE: Final = 2**53
-"""Above it many clients read another number."""
-
-
-class Flaw(NamedTuple):
-    """One thing that is wrong."""
-
-    says: str
-    advice: str
-    verdict: Verdict = "fail"
 
 
 def flaws_of_created(task: JsonObject) -> Iterator[Flaw]:
@@ -57,17 +36,23 @@ def flaws_of_detailed(task: JsonObject) -> Iterator[Flaw]:
     """What is wrong with a task in a `tasks/get` result or a notification."""
     yield from _flaws_of_task(task)
     status = str(task.get("status"))
-    wanted = PAYLOADS.get(status)
+    wanted = PAYLOADS.get(status, "")
     for owner, key in PAYLOADS.items():
         if key in task and key != wanted:
             yield Flaw(f"a {status} task carries {key}", f"Leave {key} out unless the status is {owner}.")
-    if wanted is None:
-        return
-    payload = object_in(task, wanted)
-    if payload is None:
+    payload = object_in(task, wanted) or {}
+    if wanted and object_in(task, wanted) is None:
         yield Flaw(f"a {status} task has no {wanted}", f"Inline {wanted} as an object.")
-    else:
-        yield from _flaws_of_payload(status, payload)
+    elif status == "failed" and not (is_whole(payload.get("code")) and isinstance(payload.get("message"), str)):
+        yield Flaw("error is not a JSON-RPC error", "It needs a number as code and a text as message.")
+    elif status == "completed" and payload.get("resultType") != "complete":
+        advice = 'Set resultType to "complete" in the inlined result; strict clients refuse it otherwise.'
+        yield Flaw("the inlined result has no resultType of its own", advice, "warn")
+    elif status == "input_required":
+        bad = [key for key in payload if not isinstance((object_in(payload, key) or {}).get("method"), str)]
+        if bad or not payload:
+            what = f"inputRequests[{bad[0]!r}] is not a request" if bad else "inputRequests is empty"
+            yield Flaw(what, "Every entry has a method and params, and there is at least one.")
 
 
 def flaws_of_first_look(task: JsonObject, created: JsonObject) -> Iterator[Flaw]:
@@ -83,10 +68,10 @@ def flaws_of_time(task: JsonObject, now: datetime) -> Iterator[Flaw]:
     """What is wrong with the times of a task that was made just now."""
     created, ttl = _instant(task.get("createdAt")), task.get("ttlMs")
     off = 0.0 if created is None else abs((now - created).total_seconds())
-    if off > CLOCK_TOLERANCE:
+    if off > 300:
         advice = "Set the clock of one of the two; clients that count down a ttl will be wrong."
         yield Flaw(f"the server's clock is {off:.0f} s away from this machine's", advice, "warn")
-    if is_whole(ttl) and ttl < SHORTEST_TTL_MS:
+    if is_whole(ttl) and ttl < 1000:
         says = f"ttlMs is {ttl}: the task may be gone before anybody asks"
         yield Flaw(says, "Keep tasks long enough for a client to come back for them.")
 
@@ -107,21 +92,19 @@ def flaws_of_ack(result: JsonObject) -> Iterator[Flaw]:
 
 
 def _flaws_of_task(task: JsonObject) -> Iterator[Flaw]:
-    for old, new in OLD_NAMES.items():
-        if old in task:
-            yield Flaw(f"{old} is the 2025-11-25 name", f"Call it {new}.")
-    if not isinstance(task.get("taskId"), str) or not task["taskId"]:
-        yield Flaw("taskId is missing, or not a string", "Every task has a taskId.")
-    if task.get("status") not in STATUSES:
-        yield Flaw(f"status is {task.get('status')!r}", f"Use one of {', '.join(STATUSES)}.")
-    if not isinstance(task.get("statusMessage", ""), str):
-        yield Flaw("statusMessage is not a string", "Leave it out when there is nothing to say.")
-    if "ttlMs" not in task:
-        yield Flaw("ttlMs is missing", "It is always there; null stands for no limit.")
-    elif task["ttlMs"] is not None and not is_whole(task["ttlMs"]):
-        yield Flaw(f"ttlMs is {task['ttlMs']!r}", "It is a whole number of milliseconds, or null.")
-    if not is_whole(task.get("pollIntervalMs", 0)):
-        yield Flaw(f"pollIntervalMs is {task['pollIntervalMs']!r}", "It is a whole number, or left out.")
+    task_id, status, said = task.get("taskId"), task.get("status"), task.get("statusMessage", "")
+    ttl, pause, statuses = task.get("ttlMs"), task.get("pollIntervalMs", 0), [known.value for known in TaskStatus]
+    checks = [
+        ("ttl" in task, "ttl is the 2025-11-25 name", "Call it ttlMs."),
+        ("pollInterval" in task, "pollInterval is the 2025-11-25 name", "Call it pollIntervalMs."),
+        (not isinstance(task_id, str) or not task_id, "taskId is missing, or not a string", "Every task has a taskId."),
+        (status not in statuses, f"status is {status!r}", f"Use one of {', '.join(statuses)}."),
+        (not isinstance(said, str), "statusMessage is not a string", "Leave it out when there is nothing to say."),
+        ("ttlMs" not in task, "ttlMs is missing", "It is always there; null stands for no limit."),
+        (ttl is not None and not is_whole(ttl), f"ttlMs is {ttl!r}", "It is a whole number of milliseconds, or null."),
+        (not is_whole(pause), f"pollIntervalMs is {pause!r}", "It is a whole number, or left out."),
+    ]
+    yield from (Flaw(says, advice) for is_wrong, says, advice in checks if is_wrong)
     created, updated = _instant(task.get("createdAt")), _instant(task.get("lastUpdatedAt"))
     for key, instant in {"createdAt": created, "lastUpdatedAt": updated}.items():
         if instant is None:
@@ -132,22 +115,9 @@ def _flaws_of_task(task: JsonObject) -> Iterator[Flaw]:
         yield Flaw("lastUpdatedAt is before createdAt", "A task is never updated before it is created.")
 
 
-def _flaws_of_payload(status: str, payload: JsonObject) -> Iterator[Flaw]:
-    if status == "failed" and not (is_whole(payload.get("code")) and isinstance(payload.get("message"), str)):
-        yield Flaw("error is not a JSON-RPC error", "It needs a number as code and a text as message.")
-    elif status == "completed" and payload.get("resultType") != "complete":
-        advice = 'Set resultType to "complete" in the inlined result; strict clients refuse it otherwise.'
-        yield Flaw("the inlined result has no resultType of its own", advice, "warn")
-    elif status == "input_required":
-        bad = [key for key in payload if not isinstance((object_in(payload, key) or {}).get("method"), str)]
-        if bad or not payload:
-            what = f"inputRequests[{bad[0]!r}] is not a request" if bad else "inputRequests is empty"
-            yield Flaw(what, "Every entry has a method and params, and there is at least one.")
-
-
 def is_whole(value: Any) -> TypeGuard[int]:
-    """Whether a value is a whole number that every client can read."""
-    return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= LARGEST_WHOLE
+    """Whether a value is a whole number that every client can read: beyond 2**53 many read another."""
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= 2**53
 
 
 def _instant(text: Any) -> datetime | None:

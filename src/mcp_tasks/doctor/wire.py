@@ -3,31 +3,33 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing, suppress
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Final, TextIO
 
 import anyio
 import httpx2
+from mcp.client.stdio import stdio_client
 from mcp.shared.inbound import encode_header_value
 from mcp.shared.message import SessionMessage
 from mcp_types import CLIENT_CAPABILITIES_META_KEY, CLIENT_INFO_META_KEY, PROTOCOL_VERSION_META_KEY, JSONRPCRequest
-from mcp_types.version import LATEST_HANDSHAKE_VERSION, LATEST_MODERN_VERSION
+from mcp_types.version import LATEST_MODERN_VERSION
 from pydantic import ValidationError
 from pydantic_core import from_json
 
 from mcp_tasks.client.messages import notification, request_message
+from mcp_tasks.client.servers.address import ServerAddress
+from mcp_tasks.client.servers.connecting import stdio_parameters
+from mcp_tasks.client.servers.unreachable import check_url, why_unreachable
 from mcp_tasks.core.json import JsonObject, object_in
 from mcp_tasks.wire.models import EXTENSION_ID
 
 ANSWER_TIMEOUT: Final = 10.0
 """Seconds for one answer. A tasks method reads or writes one record; this is plenty."""
-
-STARTUP_LIMIT: Final = 60.0
-"""The same for the first answer of a process that has just been started."""
 
 LISTENING: Final = "notifications/subscriptions/acknowledged"
 """The first message on a listen stream."""
@@ -36,8 +38,6 @@ LONGEST_LINE: Final = 200
 """Characters that are shown of a line that a server wrote."""
 
 CLIENT: Final[JsonObject] = {"name": "mcp-tasks-doctor", "version": "1"}
-TASKS: Final[JsonObject] = {"extensions": {EXTENSION_ID: {}}}
-ASKS: Final[JsonObject] = {"elicitation": {"form": {}, "url": {}}}
 
 
 class Silence(Exception):
@@ -64,10 +64,8 @@ class Reply:
         where = "" if self.status is None else f" with HTTP {self.status}"
         if self.error is not None:
             return f"error {self.code} ({self.error.get('message')}){where}"
-        if self.result is not None:
-            return f"a result{where}"
         if self.message:
-            return f"{self.message.get('method')}{where}"
+            return f"{'a result' if self.result is not None else self.message.get('method')}{where}"
         kind = self.headers.get("content-type", "").partition(";")[0]
         return f"no JSON-RPC message{where}" + (f" and {kind}" if kind else "")
 
@@ -95,18 +93,22 @@ class Wire(ABC):
     ) -> AsyncGenerator[Reply]:
         """Send a request of the 2026-07-28 protocol, from a client that knows tasks if it is to `declare` them; gives
         all that comes. HTTP `headers` go in place of, or besides, those that belong to the request; None leaves one
-        out."""
-        meta = {
+        out. An `initialize` is of the 2025-11-25 protocol, and goes as it is."""
+        number = next(self._numbers)
+        if method == "initialize":
+            return self.exchange(request_message(number, method, params), {})
+        tasks: JsonObject = {"extensions": {EXTENSION_ID: {}}} if declare else {}
+        meta: JsonObject = {
             PROTOCOL_VERSION_META_KEY: LATEST_MODERN_VERSION,
             CLIENT_INFO_META_KEY: CLIENT,
-            CLIENT_CAPABILITIES_META_KEY: {**ASKS, **(TASKS if declare else {})},
+            CLIENT_CAPABILITIES_META_KEY: {"elicitation": {"form": {}, "url": {}}, **tasks},
         }
         # SEP-2243, and SEP-2663 for the tasks methods.
         routing = {"mcp-protocol-version": LATEST_MODERN_VERSION, "mcp-method": method}
         name: str | None = params.get("taskId" if method.startswith("tasks/") else "name")
         sent = {**routing, "mcp-name": name and encode_header_value(name), **(headers or {})}
         present = {key: value for key, value in sent.items() if value is not None}
-        return self.exchange(request_message(next(self._numbers), method, {**params, "_meta": meta}), present)
+        return self.exchange(request_message(number, method, {**params, "_meta": meta}), present)
 
     async def send(self, method: str, params: JsonObject, **how: Any) -> Reply:
         """The answer to such a request.
@@ -114,21 +116,10 @@ class Wire(ABC):
         Raises:
             Silence: Nothing came back.
         """
-        return await self._first_answer(self.stream(method, params, **how))
-
-    async def shake_hands(self) -> Reply:
-        """Send an `initialize` of the 2025-11-25 protocol."""
-        params = {"protocolVersion": LATEST_HANDSHAKE_VERSION, "capabilities": {}, "clientInfo": CLIENT}
-        return await self._first_answer(self.exchange(request_message(next(self._numbers), "initialize", params), {}))
-
-    def _note_stray(self, what: str) -> None:
-        self.stray = self.stray or what
-
-    async def _first_answer(self, coming: AsyncGenerator[Reply]) -> Reply:
         reply = Reply()
         try:
             with anyio.fail_after(self.patience):
-                async with aclosing(coming):
+                async with aclosing(self.stream(method, params, **how)) as coming:
                     async for reply in coming:
                         # A stream that was opened says so, and then nothing for a long time.
                         if reply.message.keys() & {"result", "error"} or reply.message.get("method") == LISTENING:
@@ -157,7 +148,7 @@ class HttpWire(Wire):
                     answered, is_error = message.get("id"), "error" in message
                     # Null is for errors of requests that could not be read.
                     if "method" not in message and answered != request.id and not (is_error and answered is None):
-                        self._note_stray(f"the answer to request {request.id} has the id {answered!r}")
+                        self.stray: str = self.stray or f"the answer to request {request.id} has the id {answered!r}"
                     yield Reply(response.status_code, response.headers, message)
                 yield Reply(response.status_code, response.headers)
         except httpx2.RequestError as exc:
@@ -165,10 +156,10 @@ class HttpWire(Wire):
 
 
 class PipeWire(Wire):
-    """The pipes of a server's process. There are no headers and no statuses."""
+    """The pipes of a server's process, which may take its time to start. There are no headers and no statuses."""
 
     over_http: bool = False
-    patience: float = STARTUP_LIMIT
+    patience: float = 60.0
 
     def __init__(self, read: Any, write: Any, log: TextIO) -> None:
         self._read = read
@@ -179,29 +170,52 @@ class PipeWire(Wire):
         """Write a request. What comes meanwhile and is the answer to another one came too late for it."""
         closed, answered = (anyio.ClosedResourceError, anyio.BrokenResourceError), False
         try:
-            await self._write.send(SessionMessage(request))
-            async for item in self._read:
-                self.patience = ANSWER_TIMEOUT
-                if isinstance(item, Exception):
-                    self._note_stray(f"one of them is no JSON-RPC message: {_line_in(item)}")
-                    continue
-                message: JsonObject = item.message.model_dump(by_alias=True, exclude_unset=True)
-                answered = "method" not in message and message.get("id") == request.id
-                if answered or "method" in message:
-                    yield Reply(message=message)
-            raise self._end()
-        except closed as exc:
-            raise self._end() from exc
+            with suppress(*closed):
+                await self._write.send(SessionMessage(request))
+                async for item in self._read:
+                    self.patience = ANSWER_TIMEOUT
+                    if isinstance(item, Exception):
+                        self.stray: str = self.stray or f"one of them is no JSON-RPC message: {_line_in(item)}"
+                        continue
+                    message: JsonObject = item.message.model_dump(by_alias=True, exclude_unset=True)
+                    answered = "method" not in message and message.get("id") == request.id
+                    if answered or "method" in message:
+                        yield Reply(message=message)
+            self._log.seek(0)
+            said = self._log.read().strip().rpartition("\n")[2][:LONGEST_LINE]
+            raise Silence("the server ended" + (f"; the last line on its stderr: {said}" if said else ""))
         finally:
             if not answered:
                 params = {"requestId": request.id, "reason": "enough seen"}
                 with anyio.move_on_after(1, shield=True), suppress(*closed):
                     await self._write.send(SessionMessage(notification("notifications/cancelled", params)))
 
-    def _end(self) -> Silence:
-        self._log.seek(0)
-        said = self._log.read().strip().rpartition("\n")[2]
-        return Silence("the server ended" + (f"; the last line on its stderr: {said[:LONGEST_LINE]}" if said else ""))
+
+@asynccontextmanager
+async def way_to(
+    address: ServerAddress, headers: Mapping[str, str], environment: Mapping[str, str] | None
+) -> AsyncGenerator[Wire]:
+    """A way to a server.
+
+    Raises:
+        ServerUnreachable: There is none.
+    """
+    if address.url is not None:
+        if (problem := await check_url(address.url, headers)) is not None:
+            raise problem
+        timeout = httpx2.Timeout(ANSWER_TIMEOUT, read=None)
+        async with httpx2.AsyncClient(timeout=timeout, headers=dict(headers)) as client:
+            yield HttpWire(address.url, client)
+        return
+    # A line that is no UTF-8 is for the report, like any that is no message.
+    how = stdio_parameters(address, environment).model_copy(update={"encoding_error_handler": "replace"})
+    with tempfile.TemporaryFile("w+", errors="replace") as log:
+        try:
+            async with stdio_client(how, errlog=log) as (read, write):
+                yield PipeWire(read, write, log)
+        except OSError as exc:
+            # Of starting the process: what is raised later comes in a group.
+            raise await why_unreachable(address, exc) from exc
 
 
 async def _messages(response: httpx2.Response) -> AsyncGenerator[JsonObject]:

@@ -7,7 +7,7 @@ from typing import Final
 
 import click
 from mcp_types.version import LATEST_MODERN_VERSION
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from mcp_tasks.cli.commands.completion.completing import tool_names
@@ -20,15 +20,15 @@ from mcp_tasks.cli.terminal.outcomes import print_json
 from mcp_tasks.cli.terminal.text import clean
 from mcp_tasks.cli.terminal.views import stderr, stdout
 from mcp_tasks.client import ServerAddress
-from mcp_tasks.doctor import Finding, Report, Verdict, examine
+from mcp_tasks.doctor import Report, Verdict, examine
 
-MARKS: Final[Mapping[Verdict, tuple[str, str]]] = {
-    "pass": ("✔", "green"),
-    "warn": ("!", "yellow"),
-    "fail": ("✘", "red"),
-    "skip": ("·", "bright_black"),
+VERDICTS: Final[Mapping[Verdict, tuple[str, str, str]]] = {
+    "fail": ("✘", "red", "failed"),
+    "pass": ("✔", "green", "passed"),
+    "warn": ("!", "yellow", "to look at"),
+    "skip": ("·", "bright_black", "skipped"),
 }
-COUNTED: Final[Mapping[Verdict, str]] = {"fail": "failed", "pass": "passed", "warn": "to look at", "skip": "skipped"}
+"""Their marks, and how they are counted."""
 
 NARROW: Final = 90
 """Columns of a terminal below which what was found goes under what was looked at."""
@@ -89,24 +89,17 @@ def _print(report: Report) -> None:
     # Where it is wide enough, what was looked at has a column of its own, the same for all areas.
     width = max(len(finding.probe) for finding in report) if stdout().width >= NARROW else 0
     for area in dict.fromkeys(finding.area for finding in report):
-        table = Table.grid(padding=(0, 1))
-        table.add_column(width=3, justify="right")
-        table.add_column(min_width=width)
-        for finding in report:
-            if finding.area == area:
-                table.add_row(*_cells(finding, is_wide=width > 0))
-        stdout().print(Text(area, style="bold"), table, sep="\n")
+        grid = Table.grid(Column(width=3, justify="right"), Column(min_width=width), padding=(0, 1))
+        for finding in (finding for finding in report if finding.area == area):
+            mark, style, _ = VERDICTS[finding.verdict]
+            probe, says = Text(clean(finding.probe)), Text(clean(finding.says))
+            if finding.advice:
+                says.append(f"\n→ {clean(finding.advice)}", style="cyan")
+            grid.add_row(Text(mark, style=style), *([probe, says] if width else [Text("\n").join([probe, says])]))
+        stdout().print(Text(area, style="bold"), grid, sep="\n")
     if report.unexamined:
         summary = Text(f"Nothing was checked of its tasks: {clean(report.unexamined)}", style="yellow")
     else:
-        counts = ", ".join(f"{report.count(verdict)} {words}" for verdict, words in COUNTED.items())
+        counts = ", ".join(f"{report.count(verdict)} {words}" for verdict, (_, _, words) in VERDICTS.items())
         summary = Text(counts, style="red" if report.failed else "green")
     stdout().print("", summary, sep="\n")
-
-
-def _cells(finding: Finding, *, is_wide: bool) -> Sequence[Text]:
-    mark, style = MARKS[finding.verdict]
-    probe, says = Text(clean(finding.probe)), Text(clean(finding.says))
-    if finding.advice:
-        says.append(f"\n→ {clean(finding.advice)}", style="cyan")
-    return Text(mark, style=style), *((probe, says) if is_wide else (Text("\n").join([probe, says]),))
