@@ -85,11 +85,11 @@ everything: $(STAMP)
 	$(BIN)/python -m pytest -q -m "not interop" -n 3 --dist loadfile --no-loadscope-reorder --junitxml=$(CACHE)/everything.xml
 
 coverage: $(STAMP) ## fails for a line or branch of core, runtime or protocol that no test comes to, and shows them
-	rm -f $(CACHE)/coverage*
+	rm -f $(CACHE)/cover*
 	$(BIN)/python -m coverage run -m pytest -q -n 2 --dist loadfile tests/unit tests/properties tests/wire tests/local \
 		tests/promises tests/push tests/trust tests/legacy
 	$(BIN)/python -m coverage combine --quiet
-	$(BIN)/python -m coverage json --quiet -o $(CACHE)/coverage.json --fail-under=0
+	$(BIN)/python -m coverage json --quiet -o $(CACHE)/covered.json --fail-under=0
 	$(BIN)/python -m coverage report
 
 numbers: $(STAMP) ## how large and how quick it all is, from the source and from the last runs

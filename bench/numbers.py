@@ -129,7 +129,7 @@ def report(root: Path) -> list[tuple[str, str]]:
                 (f"tests ({name})", f"{tests} in {seconds:.0f} s, {60 * tests / max(seconds, 0.001):.0f} a minute")
             )
     rows += [(f"make {name}", time_of(name, cache)) for name in ("check", "test")]
-    covered = coverage_of(cache / "coverage.json")
+    covered = coverage_of(cache / "covered.json")
     return rows + [(f"coverage of {room}", covered.get(room, "not measured yet")) for room in ROOMS]
 
 
