@@ -344,7 +344,15 @@ class CredentialsForOne(Explained, UsageError):
 
 
 class TaskNotRemembered(Explained, UsageError):
-    """The ledger has no task whose id begins like that."""
+    """The ledger has no task whose id begins like that.
+
+    Attributes:
+        start: How it should begin.
+    """
+
+    def __init__(self, start: str) -> None:
+        self.start: str = start
+        super().__init__(f"no task in the ledger begins with {start!r}")
 
 
 class AmbiguousTask(Explained, UsageError):

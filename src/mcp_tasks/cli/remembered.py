@@ -14,13 +14,13 @@ from mcp.client.session import ElicitationFnT
 
 from mcp_tasks.cli.commands.servers.names import SERVER
 from mcp_tasks.cli.connection import connector
-from mcp_tasks.cli.options import Command, Options, takes_options
+from mcp_tasks.cli.options import Command, Options, Takes, takes_options
 from mcp_tasks.cli.terminal.exits import Exit, Problem
 from mcp_tasks.client import Ledger, LedgerEntry, ServerAddress, TaskHandle
 from mcp_tasks.client.looking import Seen, at_each
 from mcp_tasks.client.servers.connecting import Connector
 from mcp_tasks.encryption import LEDGER_KEYS_VARIABLE, keyring_from_environment
-from mcp_tasks.errors import InvalidOption, StoreError, TaskNotRemembered
+from mcp_tasks.errors import InvalidOption, StoreError
 from mcp_tasks.stores.url import private_state_folder, state_folder
 
 T = TypeVar("T")
@@ -53,21 +53,25 @@ class Chosen:
 TaskCommand: TypeAlias = Callable[..., Coroutine[Any, Any, int]]
 
 
+def takes_server(about: str) -> Takes:
+    """`--server`, as `server`: how the ledger names it."""
+
+    def named(ctx: click.Context, param: click.Parameter, server: str | None) -> str | None:
+        return None if server is None else ServerAddress.parse(server).spec
+
+    return click.option("--server", type=SERVER, callback=named, metavar="SERVER", help=about)
+
+
 def takes_tasks(command: TaskCommand) -> Command:
     """A decorator for commands that have an argument `ids`: they are given the tasks that it names, as `chosen`."""
 
-    @click.option(
-        "--server",
-        type=SERVER,
-        metavar="SERVER",
-        help="The task's server, if the ledger does not know it. Needs the whole id.",
-    )
+    @takes_server("The task's server, if the ledger does not know it. Needs the whole id.")
     @takes_options
     @wraps(command)
     async def wrapper(*, ids: str | Sequence[str], server: str | None, options: Options, **given: Any) -> int:
         names = [ids] if isinstance(ids, str) else ids
         with opened_ledger(options.ledger_path) as ledger:
-            entries = find_tasks(ledger, names, server=server, identity=options.access.identity)
+            entries = ledger.find_all(names, server=server, identity=options.access.identity)
             chosen = Chosen(ledger=ledger, entries=entries, options=options, several=len(names) > 1)
             return await command(chosen=chosen, **given)
 
@@ -92,29 +96,3 @@ def opened_ledger(path: Path | None) -> Generator[Ledger]:
         yield ledger
     finally:
         ledger.close()
-
-
-def find_tasks(
-    ledger: Ledger, starts: Sequence[str], *, server: str | None = None, identity: str | None = None
-) -> list[LedgerEntry]:
-    """The tasks whose ids begin like these, each once, in the order named; with a server, also tasks that the ledger
-    has never heard of.
-
-    Raises:
-        Problem: One is not the id of a task.
-        TaskNotRemembered: No task of the ledger begins like one of them.
-        AmbiguousTask: More than one does.
-    """
-    spec = None if server is None else ServerAddress.parse(server).spec
-    entries: list[LedgerEntry] = []
-    for start in starts:
-        try:
-            entries.append(ledger.find(start, server=spec, identity=identity))
-        except TaskNotRemembered:
-            if spec is None and "://" in start:
-                hint = "Name the task by its id, and the server with --server URL if the task is not in the ledger."
-                raise Problem(f"{start!r} is the URL of a server, and not a task", Exit.USAGE, hint=hint) from None
-            if spec is None:
-                raise
-            entries.append(LedgerEntry.begun(start, server=spec, identity=identity or ""))
-    return list({entry.key: entry for entry in entries}.values())

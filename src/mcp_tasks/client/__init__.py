@@ -13,7 +13,8 @@ from mcp_tasks.client.form import Form
 from mcp_tasks.client.handle import OnAbandon, OnProgress, TaskHandle
 from mcp_tasks.client.hooks import Hooks
 from mcp_tasks.client.http import reconnecting_http
-from mcp_tasks.client.ledger import Ledger, LedgerEntry
+from mcp_tasks.client.ledger import Ledger
+from mcp_tasks.client.ledger_entry import LedgerEntry
 from mcp_tasks.client.pages import Link, link_to
 from mcp_tasks.client.poller import Patience
 from mcp_tasks.client.questions import Question, questions_for, questions_of

@@ -9,7 +9,7 @@ from typing import Any
 
 from mcp_types import INVALID_PARAMS
 
-from mcp_tasks.client.ledger import UNKNOWN, LedgerEntry
+from mcp_tasks.client.ledger_entry import UNKNOWN, LedgerEntry
 from mcp_tasks.client.questions import Question, questions_of
 from mcp_tasks.client.saving import blocks_of
 from mcp_tasks.core.json import JsonObject

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
-from mcp_tasks.client.ledger import LedgerEntry
+from mcp_tasks.client.ledger_entry import LedgerEntry
 from mcp_tasks.core.json import JsonObject
 from mcp_tasks.wire.parse import TaskSnapshot
 

@@ -13,7 +13,7 @@ from mcp.shared.exceptions import MCPError
 
 from mcp_tasks.client.calls import resume_task
 from mcp_tasks.client.handle import TaskHandle
-from mcp_tasks.client.ledger import LedgerEntry
+from mcp_tasks.client.ledger_entry import LedgerEntry
 from mcp_tasks.client.servers.address import ServerAddress
 from mcp_tasks.client.servers.connecting import Connector
 from mcp_tasks.client.servers.grouping import ServerTasks, by_server

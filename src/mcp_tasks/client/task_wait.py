@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from mcp.shared.exceptions import MCPError
 
 from mcp_tasks.client.handle import TaskHandle
-from mcp_tasks.client.ledger import LedgerEntry
+from mcp_tasks.client.ledger_entry import LedgerEntry
 from mcp_tasks.client.requests import is_transient
 from mcp_tasks.core.json import JsonObject
 from mcp_tasks.core.status import TaskStatus

@@ -17,7 +17,6 @@ from mcp_tasks.cli.terminal.tables import JsonBoard, TableBoard
 from mcp_tasks.cli.terminal.text import one_line
 from mcp_tasks.cli.terminal.views import Board, LineBoard, can_redraw
 from mcp_tasks.client import Followed, LedgerEntry, WaitTimedOut, short_id
-from mcp_tasks.client.ledger import UNKNOWN
 
 EPILOG = """\
 \b
@@ -38,7 +37,12 @@ async def command(*, chosen: Chosen, timeout: float | None) -> int:
     Nothing is asked and nothing is changed; Ctrl-C leaves. With --output json: one object per line and change.
     """
     access = chosen.options.access
-    entries = chosen.entries or _all_that_can_be(chosen.ledger.pending(identity=access.identity))
+    entries = chosen.entries or [
+        # What cannot be watched is for `ls`, and does not keep the rest from being watched.
+        entry
+        for entry in chosen.ledger.pending(identity=access.identity)
+        if entry.attributed and not entry.is_over
+    ]
     if not entries:
         say("Nothing to watch: every task has ended.")
         return Exit.OK
@@ -51,11 +55,6 @@ async def command(*, chosen: Chosen, timeout: float | None) -> int:
         say(f"Not all had ended within {timeout:.15g} s.", "yellow")
         return Exit.TIMEOUT
     return _report_problems(seen)
-
-
-def _all_that_can_be(pending: Sequence[LedgerEntry]) -> list[LedgerEntry]:
-    # What cannot be watched is for `ls`, and does not keep the rest from being watched.
-    return [entry for entry in pending if entry.attributed and entry.status != UNKNOWN]
 
 
 def _board(entries: Sequence[LedgerEntry], output: Output) -> Board:

@@ -111,6 +111,9 @@ def problem_of(exc: BaseException) -> Problem:
             return exc
         case ServerUnreachable():
             return Problem(exc.what, Exit.UNREACHABLE, hint=_what_to_do(exc))
+        case TaskNotRemembered() if "://" in exc.start:
+            hint = "Name the task by its id, and the server with --server URL if the task is not in the ledger."
+            return Problem(f"{exc.start!r} is the URL of a server, and not a task", Exit.USAGE, hint=hint)
         case TaskNotRemembered():
             hint = "`mcp-tasks ls` lists the tasks in the ledger; for any other, give its whole id and --server."
             return Problem(exc.what, Exit.UNKNOWN_TASK, hint=hint)

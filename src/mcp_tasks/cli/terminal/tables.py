@@ -28,7 +28,7 @@ from mcp_tasks.cli.terminal.views import (
 )
 from mcp_tasks.client import Followed, LedgerEntry, short_id
 from mcp_tasks.client.following import TaskKey
-from mcp_tasks.client.ledger import UNKNOWN
+from mcp_tasks.client.ledger_entry import UNKNOWN
 
 BAR: Final = 20
 
