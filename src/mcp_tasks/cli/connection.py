@@ -13,7 +13,7 @@ from mcp_types import Implementation
 
 from mcp_tasks import __version__
 from mcp_tasks.cli.commands.servers.names import as_known
-from mcp_tasks.cli.credentials import hide_password, warn_of_plain_http
+from mcp_tasks.cli.credentials import guard
 from mcp_tasks.cli.options import Access
 from mcp_tasks.client import Ledger, ServerAddress
 from mcp_tasks.client import connect as connect_to
@@ -25,9 +25,7 @@ def way_to(server: ServerAddress, access: Access) -> tuple[ServerAddress, Access
     of."""
     server, access, environment = as_known(server, access)
     if server.url is not None:
-        hide_password(server.url)
-        if access.headers:
-            warn_of_plain_http(server.url)
+        guard(server.url, with_credentials=bool(access.headers))
     return server, access, environment
 
 

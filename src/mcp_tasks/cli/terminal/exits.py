@@ -13,11 +13,13 @@ from mcp_types import CONNECTION_CLOSED, REQUEST_TIMEOUT
 from mcp_tasks.cli.terminal.text import clean, one_line
 from mcp_tasks.client import CallLost
 from mcp_tasks.errors import (
+    AmbiguousAnswer,
     BadValue,
     Explained,
     Fate,
     InvalidAddress,
     InvalidOption,
+    QuestionUnseen,
     ServerUnreachable,
     StoreError,
     TaskNotRemembered,
@@ -121,6 +123,10 @@ def problem_of(exc: BaseException) -> Problem:
             return Problem(exc.what, Exit.USAGE, hint="Name its server with --server, and give the whole ID.")
         case UnknownServer():
             return Problem(exc.what, Exit.USAGE, hint=exc.hint or "`mcp-tasks servers` lists the servers with names.")
+        case AmbiguousAnswer():
+            return Problem(f"{exc.what}; choose one with --question", Exit.USAGE, hint=exc.hint)
+        case QuestionUnseen():
+            return Problem(exc.what, Exit.FAILED, hint=exc.hint)
         case Explained():
             return Problem(exc.what, Exit.USAGE, hint=exc.hint)
         case UnknownTask():

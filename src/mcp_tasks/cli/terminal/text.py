@@ -19,10 +19,9 @@ from mcp_tasks.client.printable import is_dropped, printable
 _secrets: set[str] = set()
 
 
-def hide(secret: str) -> None:
-    """Never show this text from now on, whoever says it."""
-    if secret:
-        _secrets.add(secret)
+def hide(*secrets: str) -> None:
+    """Never show these texts from now on, whoever says them."""
+    _secrets.update(secret for secret in secrets if secret)
 
 
 def without_secrets(text: str) -> str:
