@@ -33,15 +33,6 @@ from mcp_tasks.client import (
 from mcp_tasks.client.servers.connecting import ask_through_the_task
 from mcp_tasks.errors import UsageError
 
-EPILOG = """\
-\b
-Examples:
-  mcp-tasks answer task_AhLN                      (asks at the prompt)
-  mcp-tasks answer task_AhLN confirm=yes
-  mcp-tasks answer task_AhLN --question q2 --args '{"name": "Ann"}'
-  mcp-tasks answer task_AhLN --decline --wait
-"""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Given:
@@ -96,7 +87,7 @@ takes_answer: Final = taking(
 )
 
 
-@click.command(cls=TakesArguments, epilog=EPILOG)
+@click.command(cls=TakesArguments)
 @click.argument("ids", metavar="ID", shell_complete=task_ids)
 @takes_answer
 @takes_tasks
@@ -104,6 +95,12 @@ async def command(*, chosen: Chosen, given: Given) -> int:
     """Answer what a task asks.
 
     Values are typed and checked by the question's own schema. Without any, the question is asked at the prompt.
+
+    Examples:
+      mcp-tasks answer task_AhLN                      (asks at the prompt)
+      mcp-tasks answer task_AhLN confirm=yes
+      mcp-tasks answer task_AhLN --question q2 --args '{"name": "Ann"}'
+      mcp-tasks answer task_AhLN --decline --wait
     """
     options, [entry] = chosen.options, chosen.entries
 

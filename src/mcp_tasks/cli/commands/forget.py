@@ -15,20 +15,8 @@ from mcp_tasks.cli.terminal.exits import Exit
 from mcp_tasks.cli.terminal.outcomes import print_json, say
 from mcp_tasks.client import LedgerEntry
 
-FORGET_EPILOG = """\
-\b
-Examples:
-  mcp-tasks forget task_AhLN
-"""
-PRUNE_EPILOG = """\
-\b
-Examples:
-  mcp-tasks prune
-  mcp-tasks prune --older-than 7d --dry-run
-"""
 
-
-@click.command(epilog=FORGET_EPILOG)
+@click.command()
 @click.argument("ids", nargs=-1, required=True, metavar="ID...", shell_complete=task_ids)
 @takes_ledger
 @takes_output
@@ -36,6 +24,9 @@ def forget(*, ids: Sequence[str], ledger_path: Path | None, output: Output) -> i
     """Remove tasks from the ledger, with their results.
 
     Their servers are not told, and a task that runs goes on: write down its id if you may want it back.
+
+    Examples:
+      mcp-tasks forget task_AhLN
     """
     with opened_ledger(ledger_path) as ledger:
         entries = ledger.find_all(ids)
@@ -48,7 +39,7 @@ def forget(*, ids: Sequence[str], ledger_path: Path | None, output: Output) -> i
     return _tell(entries, "\n".join(gone), output)
 
 
-@click.command(epilog=PRUNE_EPILOG)
+@click.command()
 @click.option(
     "--older-than",
     type=Duration(),
@@ -63,6 +54,10 @@ def prune(*, older_than: timedelta, dry_run: bool, ledger_path: Path | None, out
     """Remove tasks from the ledger that have ended, with their results, and those that their server did not know.
 
     Tasks that have not ended stay.
+
+    Examples:
+      mcp-tasks prune
+      mcp-tasks prune --older-than 7d --dry-run
     """
     with opened_ledger(ledger_path) as ledger:
         entries = ledger.prune(older_than=older_than, dry_run=dry_run)

@@ -18,18 +18,8 @@ from mcp_tasks.client import Ledger, LedgerEntry, TaskStatus, short_ids
 from mcp_tasks.client.ledger_entry import UNKNOWN
 from mcp_tasks.client.looking import look_at
 
-EPILOG = """\
-\b
-Examples:
-  mcp-tasks ls
-  mcp-tasks ls --active --refresh
-  mcp-tasks ls --status failed --search render
-  mcp-tasks ls --json | jq -r '.[].taskId'
-  mcp-tasks ls --store URL --help                 (for operators: all of a store)
-"""
 
-
-@click.command(epilog=EPILOG)
+@click.command()
 @click.option("--active", is_flag=True, help="Only tasks that have not ended.")
 @click.option("--ended", is_flag=True, help="Only tasks that have ended.")
 @click.option(
@@ -51,7 +41,15 @@ async def command(
     refresh: bool,
     options: Options,
 ) -> int:
-    """List the tasks that were started from here, as they were last seen."""
+    """List the tasks that were started from here, as they were last seen.
+
+    Examples:
+      mcp-tasks ls
+      mcp-tasks ls --active --refresh
+      mcp-tasks ls --status failed --search render
+      mcp-tasks ls --json | jq -r '.[].taskId'
+      mcp-tasks ls --store URL --help                 (for operators: all of a store)
+    """
     if active and ended:
         raise click.UsageError("--active and --ended exclude each other; without them, all tasks are listed")
     is_active = active if active or ended else None

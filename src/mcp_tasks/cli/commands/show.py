@@ -18,17 +18,8 @@ from mcp_tasks.cli.terminal.text import clean, one_line
 from mcp_tasks.cli.terminal.views import Line, ago, badge, card, clock, state_of, stdout
 from mcp_tasks.client import Followed, LedgerEntry, TaskHandle, TaskSnapshot, result_texts
 
-EPILOG = """\
-\b
-Examples:
-  mcp-tasks show task_AhLN
-  mcp-tasks show task_AhLN --json
-  mcp-tasks show task_AhLN --offline
-  mcp-tasks show --store URL --help      (for operators: any task of a store)
-"""
 
-
-@click.command(epilog=EPILOG)
+@click.command()
 @click.argument("ids", metavar="ID", shell_complete=task_ids)
 @click.option("--offline", is_flag=True, help="Do not ask the server; show what was last seen.")
 @takes_save
@@ -37,6 +28,12 @@ async def command(*, chosen: Chosen, offline: bool, save: Path | None) -> int:
     """Show everything about one task: its state, what it asks, and its result.
 
     The server is asked; if it cannot be, what was last seen of the task is shown.
+
+    Examples:
+      mcp-tasks show task_AhLN
+      mcp-tasks show task_AhLN --json
+      mcp-tasks show task_AhLN --offline
+      mcp-tasks show --store URL --help      (for operators: any task of a store)
     """
     [entry] = chosen.entries
     snapshot = None if offline else await _look(chosen, entry)

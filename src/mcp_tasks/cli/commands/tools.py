@@ -27,15 +27,8 @@ _WORDS: Mapping[TaskSupport, str] = {
     "undeclared": "the server decides",
 }
 
-EPILOG = """\
-\b
-Examples:
-  mcp-tasks tools http://localhost:8000/mcp
-  mcp-tasks tools "python server.py" --json
-"""
 
-
-@click.command(epilog=EPILOG)
+@click.command()
 @click.argument("server", type=SERVER)
 @takes_access
 @takes_output
@@ -44,6 +37,10 @@ async def command(*, server: str, access: Access, output: Output) -> int:
 
     On the 2026-07-28 protocol the server decides call by call, and no listing tells; where it says more, that is
     shown.
+
+    Examples:
+      mcp-tasks tools http://localhost:8000/mcp
+      mcp-tasks tools "python server.py" --json
     """
     async with connect(ServerAddress.parse(server), access) as client:
         tools = [(tool, _WORDS[task_support(tool, client)]) for tool in await list_tools(client)]

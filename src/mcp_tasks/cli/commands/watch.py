@@ -18,16 +18,8 @@ from mcp_tasks.cli.terminal.text import one_line
 from mcp_tasks.cli.terminal.views import Board, LineBoard, can_redraw
 from mcp_tasks.client import Followed, LedgerEntry, WaitTimedOut, short_id
 
-EPILOG = """\
-\b
-Examples:
-  mcp-tasks watch
-  mcp-tasks watch task_AhLN task_9xQz
-  mcp-tasks watch --output json | jq -r 'select(.status == "failed").taskId'
-"""
 
-
-@click.command(epilog=EPILOG)
+@click.command()
 @click.argument("ids", nargs=-1, metavar="[ID]...", shell_complete=task_ids)
 @takes_timeout("watching")
 @takes_tasks
@@ -35,6 +27,11 @@ async def command(*, chosen: Chosen, timeout: float | None) -> int:
     """Watch several tasks in one table until they have ended; without IDs, all that have not.
 
     Nothing is asked and nothing is changed; Ctrl-C leaves. With --output json: one object per line and change.
+
+    Examples:
+      mcp-tasks watch
+      mcp-tasks watch task_AhLN task_9xQz
+      mcp-tasks watch --output json | jq -r 'select(.status == "failed").taskId'
     """
     access = chosen.options.access
     entries = chosen.entries or [
