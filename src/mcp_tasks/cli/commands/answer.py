@@ -15,11 +15,12 @@ from mcp_tasks.cli.forms.arguments import how_to_answer, how_to_answer_unseen, r
 from mcp_tasks.cli.options import Access, TakesArguments, Waiting, takes_arguments, takes_waiting, taking
 from mcp_tasks.cli.remembered import Chosen, takes_tasks
 from mcp_tasks.cli.terminal.attending import Attending
+from mcp_tasks.cli.terminal.boards import LineBoard
 from mcp_tasks.cli.terminal.exits import Detached, Exit, Problem, problem_of
 from mcp_tasks.cli.terminal.keyboard import is_terminal
-from mcp_tasks.cli.terminal.outcomes import print_json, report, say
+from mcp_tasks.cli.terminal.outcomes import report
 from mcp_tasks.cli.terminal.text import command_line
-from mcp_tasks.cli.terminal.views import LineBoard
+from mcp_tasks.cli.terminal.views import print_json, say
 from mcp_tasks.client import (
     LedgerEntry,
     Question,

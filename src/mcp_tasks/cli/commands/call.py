@@ -15,10 +15,11 @@ from mcp_tasks.cli.forms.arguments import read_arguments
 from mcp_tasks.cli.options import Options, TakesArguments, Waiting, takes_arguments, takes_options, takes_waiting
 from mcp_tasks.cli.remembered import opened_ledger
 from mcp_tasks.cli.terminal.attending import Attending
+from mcp_tasks.cli.terminal.boards import new_board
 from mcp_tasks.cli.terminal.exits import Exit, LeftOpen, Problem, problem_of
-from mcp_tasks.cli.terminal.outcomes import report, say, say_how_to_return
+from mcp_tasks.cli.terminal.outcomes import report, say_how_to_return
 from mcp_tasks.cli.terminal.text import one_line
-from mcp_tasks.cli.terminal.views import new_board
+from mcp_tasks.cli.terminal.views import say
 from mcp_tasks.client import Followed, ServerAddress, WaitTimedOut, describe_words, find_tool
 
 

@@ -8,7 +8,7 @@ from mcp import MCPError
 from mcp_tasks.cli.commands.completion.completing import task_ids
 from mcp_tasks.cli.remembered import Chosen, takes_tasks
 from mcp_tasks.cli.terminal.exits import Exit, Problem, problem_of
-from mcp_tasks.cli.terminal.outcomes import print_json, say
+from mcp_tasks.cli.terminal.views import print_json, say
 from mcp_tasks.client import TaskHandle, UnknownTask, short_id
 
 _WORDS = {

@@ -11,7 +11,7 @@ import click
 from mcp_tasks.cli.commands.store.options import AS, AUDIT, written_down
 from mcp_tasks.cli.options import Output, takes_output
 from mcp_tasks.cli.terminal.exits import Exit, Problem
-from mcp_tasks.cli.terminal.outcomes import print_json, say
+from mcp_tasks.cli.terminal.views import print_json, say
 from mcp_tasks.encryption import Keyring
 from mcp_tasks.errors import StoreError, UsageError
 from mcp_tasks.stores.encrypted import Resealed

@@ -12,7 +12,7 @@ from mcp_tasks.cli.commands.completion.completing import task_ids
 from mcp_tasks.cli.options import Duration, Output, takes_ledger, takes_output
 from mcp_tasks.cli.remembered import opened_ledger
 from mcp_tasks.cli.terminal.exits import Exit
-from mcp_tasks.cli.terminal.outcomes import print_json, say
+from mcp_tasks.cli.terminal.views import print_json, say
 from mcp_tasks.client import LedgerEntry
 
 

@@ -9,7 +9,7 @@ import click
 
 from mcp_tasks.cli.options import Output, takes_format
 from mcp_tasks.cli.terminal.exits import Exit, Problem
-from mcp_tasks.cli.terminal.outcomes import print_json, say
+from mcp_tasks.cli.terminal.views import print_json, say
 from mcp_tasks.encryption import Keyring, new_key
 from mcp_tasks.errors import TasksError
 

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import click
+from rich.console import RenderableType
+from rich.text import Text
 
 from mcp_tasks.cli.connection import connector
 from mcp_tasks.cli.options import Access, Options, Output, takes_options
 from mcp_tasks.cli.remembered import opened_ledger, takes_server
 from mcp_tasks.cli.terminal.exits import Exit, problem_of
-from mcp_tasks.cli.terminal.outcomes import print_json, say
-from mcp_tasks.cli.terminal.tables import task_table
-from mcp_tasks.cli.terminal.views import stdout
-from mcp_tasks.client import Ledger, LedgerEntry, TaskStatus, short_ids
+from mcp_tasks.cli.terminal.text import one_line
+from mcp_tasks.cli.terminal.views import Columns, ago, clock, listing, print_json, say, status_of, stdout
+from mcp_tasks.client import Followed, Ledger, LedgerEntry, TaskStatus, short_ids
 from mcp_tasks.client.ledger_entry import UNKNOWN
 from mcp_tasks.client.looking import look_at
 
@@ -70,6 +71,19 @@ async def _refresh(ledger: Ledger, server: str | None, access: Access) -> None:
         say(f"{count} task{'' if count == 1 else 's'} could not be refreshed: {message}", "yellow")
 
 
+def _table(entries: Sequence[LedgerEntry], *, short: Mapping[str, str]) -> RenderableType:
+    columns: Columns[Followed] = {
+        "id": lambda task: short[task.entry.task_id],
+        "status": status_of,
+        "started": lambda task: ago(task.entry.started_at),
+        "took": lambda task: clock(task.elapsed),
+        "call": lambda task: f"{task.entry.tool} {task.entry.arguments or ''}",
+        "message": lambda task: task.message,
+        "server": lambda task: Text(one_line(task.entry.server_label), style="bright_black"),
+    }
+    return listing(columns, [Followed(entry=entry) for entry in entries], fixed=4, cut=True)
+
+
 def _print(entries: Sequence[LedgerEntry], output: Output) -> None:
     if output == "json":
         print_json([entry.to_json() for entry in entries])
@@ -79,6 +93,6 @@ def _print(entries: Sequence[LedgerEntry], output: Output) -> None:
         group = [entry for entry in entries if entry.is_final == is_final]
         if group:
             stdout().print(f"{title} ({len(group)})", style="bold")
-            stdout().print(task_table(group, short=short))
+            stdout().print(_table(group, short=short))
     if not entries:
         say("No tasks.")

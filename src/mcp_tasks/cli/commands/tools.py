@@ -14,9 +14,8 @@ from mcp_tasks.cli.commands.servers.names import SERVER
 from mcp_tasks.cli.connection import connect
 from mcp_tasks.cli.options import Access, Output, takes_access, takes_output
 from mcp_tasks.cli.terminal.exits import Exit
-from mcp_tasks.cli.terminal.outcomes import print_json, say
 from mcp_tasks.cli.terminal.text import one_line
-from mcp_tasks.cli.terminal.views import Columns, listing, stdout
+from mcp_tasks.cli.terminal.views import Columns, listing, print_json, say, stdout
 from mcp_tasks.client import ServerAddress, TaskSupport, fields_of, list_tools, task_support
 from mcp_tasks.client.tools import declares_tasks
 

@@ -8,8 +8,8 @@ from mcp_tasks.cli.commands.completion.completing import task_ids
 from mcp_tasks.cli.options import Waiting, takes_waiting
 from mcp_tasks.cli.remembered import Chosen, takes_tasks
 from mcp_tasks.cli.terminal.attending import Attending
+from mcp_tasks.cli.terminal.boards import new_board
 from mcp_tasks.cli.terminal.outcomes import report
-from mcp_tasks.cli.terminal.views import new_board
 from mcp_tasks.client import Followed
 
 

@@ -11,11 +11,10 @@ from mcp_tasks.cli.commands.completion.completing import task_ids
 from mcp_tasks.cli.options import Output, Waiting, takes_timeout
 from mcp_tasks.cli.remembered import Chosen, takes_tasks
 from mcp_tasks.cli.terminal.attending import Attending
+from mcp_tasks.cli.terminal.boards import Board, JsonBoard, LineBoard, TableBoard
 from mcp_tasks.cli.terminal.exits import Detached, Exit, problem_of
-from mcp_tasks.cli.terminal.outcomes import say
-from mcp_tasks.cli.terminal.tables import JsonBoard, TableBoard
 from mcp_tasks.cli.terminal.text import one_line
-from mcp_tasks.cli.terminal.views import Board, LineBoard, can_redraw
+from mcp_tasks.cli.terminal.views import can_redraw, say
 from mcp_tasks.client import Followed, LedgerEntry, WaitTimedOut, short_id
 
 

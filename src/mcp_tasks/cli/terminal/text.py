@@ -50,11 +50,6 @@ def command_line(name: str, *words: str, options: str = "") -> str:
     return " ".join(["mcp-tasks", name, *quoted]) + options
 
 
-def fields(**values: Any) -> dict[str, Any]:
-    """The fields of a JSON object to be printed: those that have a value."""
-    return {name: value for name, value in values.items() if value is not None}
-
-
 def json_text(value: Any, *, indent: int | None = None) -> str:
     """A JSON value to be printed: what a terminal would obey is escaped in it, and the value is the same, but for
     secrets of this process."""

@@ -11,9 +11,8 @@ from rich.text import Text
 from mcp_tasks.cli.commands.servers.names import SERVER, short_path, where
 from mcp_tasks.cli.options import Output, takes_output
 from mcp_tasks.cli.terminal.exits import Exit, Problem
-from mcp_tasks.cli.terminal.outcomes import print_json, say
 from mcp_tasks.cli.terminal.text import one_line
-from mcp_tasks.cli.terminal.views import Columns, listing, stdout
+from mcp_tasks.cli.terminal.views import Columns, listing, print_json, say, stdout
 from mcp_tasks.client import KnownServer, KnownServers
 from mcp_tasks.client.servers.address import ServerAddress
 from mcp_tasks.errors import Explained, InvalidServerFile

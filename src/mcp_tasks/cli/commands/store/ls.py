@@ -12,8 +12,7 @@ from mcp_tasks.cli.commands.store.shapes import record_json
 from mcp_tasks.cli.commands.store.workers import find_worker, short_worker
 from mcp_tasks.cli.options import Duration
 from mcp_tasks.cli.terminal.exits import Exit, Problem
-from mcp_tasks.cli.terminal.outcomes import print_json, say
-from mcp_tasks.cli.terminal.views import Columns, ago, badge, clock, listing, stdout
+from mcp_tasks.cli.terminal.views import Columns, ago, badge, clock, listing, print_json, say, stdout
 from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.runtime.filtering import Wanted

@@ -12,9 +12,8 @@ from rich.text import Text
 from mcp_tasks.cli.commands.store.options import Session, StoreOptions, takes_store
 from mcp_tasks.cli.commands.store.shapes import dossier_json
 from mcp_tasks.cli.terminal.exits import Exit
-from mcp_tasks.cli.terminal.outcomes import print_json
 from mcp_tasks.cli.terminal.text import json_text, one_line
-from mcp_tasks.cli.terminal.views import badge, stdout
+from mcp_tasks.cli.terminal.views import badge, print_json, stdout
 
 
 @click.command()

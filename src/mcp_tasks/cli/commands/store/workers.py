@@ -11,9 +11,8 @@ from rich.text import Text
 
 from mcp_tasks.cli.commands.store.options import Session, StoreOptions, takes_store
 from mcp_tasks.cli.terminal.exits import Exit, Problem
-from mcp_tasks.cli.terminal.outcomes import print_json, say
 from mcp_tasks.cli.terminal.text import one_line
-from mcp_tasks.cli.terminal.views import stdout
+from mcp_tasks.cli.terminal.views import print_json, say, stdout
 from mcp_tasks.runtime.operator import MOST_CLAIMED, WorkerSeen
 
 

@@ -14,9 +14,8 @@ from mcp_tasks.cli.commands.worker.health import backlog_json
 from mcp_tasks.cli.commands.worker.loading import load_server
 from mcp_tasks.cli.options import Output, takes_output
 from mcp_tasks.cli.terminal.exits import Exit, Problem
-from mcp_tasks.cli.terminal.outcomes import print_json, say
 from mcp_tasks.cli.terminal.text import clean
-from mcp_tasks.cli.terminal.views import stdout
+from mcp_tasks.cli.terminal.views import print_json, say, stdout
 from mcp_tasks.encryption import keyring_from_environment
 from mcp_tasks.errors import StoreError, UsageError
 from mcp_tasks.server import Waiting, waiting_in

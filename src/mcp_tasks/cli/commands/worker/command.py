@@ -18,7 +18,7 @@ from mcp_tasks.cli.commands.worker.loading import load_server, show_traceback
 from mcp_tasks.cli.commands.worker.plan import plan_json, plan_of, print_plan, start_line, unknown_queues
 from mcp_tasks.cli.options import Duration, Output, takes_format
 from mcp_tasks.cli.terminal.exits import Exit, Problem
-from mcp_tasks.cli.terminal.outcomes import print_json, say
+from mcp_tasks.cli.terminal.views import print_json, say
 from mcp_tasks.errors import StoreError, UsageError
 from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.server import Worker
