@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import warnings
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ import click
 
 from mcp_tasks.cli.credentials import TOKEN, TOKEN_FILE, chosen_token
 from mcp_tasks.cli.terminal.text import CleanLog, hide
-from mcp_tasks.client import OnAbandon
+from mcp_tasks.client import OnAbandon, check_folder
 from mcp_tasks.client.servers.connecting import Era
 from mcp_tasks.client.servers.credentials import read_headers, secrets_of
 from mcp_tasks.core.durations import read_duration
@@ -96,13 +95,9 @@ class Duration(click.ParamType[timedelta]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
         """The duration that was typed."""
         try:
-            duration = read_duration(str(value))
+            return read_duration(str(value), zero=self._zero, longest=self._longest)
         except InvalidDuration as exc:
             self.fail(str(exc), param, ctx)
-        if duration > self._longest or not (duration or self._zero):
-            words = "more than none, and " if not self._zero else ""
-            self.fail(f"{value!r} must be {words}at most {self._longest.days} days", param, ctx)
-        return duration
 
 
 class TakesArguments(click.Command):
@@ -255,13 +250,11 @@ takes_options: Final = taking(takes_access, takes_ledger, takes_output, into=Opt
 
 
 def _check_folder(ctx: click.Context, param: click.Parameter, folder: Path | None) -> Path | None:
-    """Before a tool is called: a result comes once."""
     if folder is not None:
-        there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-        if not there.is_dir():
-            raise click.BadParameter(f"{str(there)!r} is not a folder", ctx, param)
-        if not os.access(there, os.W_OK | os.X_OK):
-            raise click.BadParameter(f"{str(there)!r} cannot be written to", ctx, param)
+        try:
+            check_folder(folder)
+        except InvalidOption as exc:
+            raise click.BadParameter(str(exc), ctx, param) from exc
     return folder
 
 

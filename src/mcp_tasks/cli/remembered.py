@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import wraps
+from contextlib import AbstractAsyncContextManager, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 import click
-from mcp.client.session import ElicitationFnT
+from mcp import Client
 
 from mcp_tasks.cli.commands.servers.names import SERVER
-from mcp_tasks.cli.connection import connector
+from mcp_tasks.cli.connection import connect
 from mcp_tasks.cli.options import Command, Options, Takes, takes_options
 from mcp_tasks.cli.terminal.exits import Exit, Problem
-from mcp_tasks.client import Ledger, LedgerEntry, ServerAddress, TaskHandle
+from mcp_tasks.client import Ledger, LedgerEntry, ServerAddress, ServerTasks, TaskHandle
 from mcp_tasks.client.looking import Seen, at_each
-from mcp_tasks.client.servers.connecting import Connector
+from mcp_tasks.client.servers.connecting import ask_through_the_task
 from mcp_tasks.encryption import LEDGER_KEYS_VARIABLE, keyring_from_environment
 from mcp_tasks.errors import InvalidOption, StoreError
 from mcp_tasks.stores.url import private_state_folder, state_folder
@@ -39,15 +39,16 @@ class Chosen:
     options: Options
     several: bool
 
-    def connector(self, elicit: ElicitationFnT | None = None) -> Connector:
-        """Connects to their servers. What is seen there goes into the ledger."""
-        return connector(self.options.access, ledger=self.ledger, elicit=elicit)
+    def connect(self, tasks: ServerTasks, *, asks: bool = True) -> AbstractAsyncContextManager[Client]:
+        """A client for some of them, as the user that they are of; what is seen goes into the ledger. With `asks`, the
+        server is told that there is somebody to ask."""
+        access = replace(self.options.access, identity=tasks.identity)
+        return connect(tasks.server, access, ledger=self.ledger, elicit=ask_through_the_task if asks else None)
 
-    async def at_each(
-        self, act: Callable[[TaskHandle], Awaitable[T]], *, elicit: ElicitationFnT | None = None
-    ) -> Seen[T]:
+    async def at_each(self, act: Callable[[TaskHandle], Awaitable[T]], *, asks: bool = False) -> Seen[T]:
         """Do something with each of them: see `mcp_tasks.client.looking.at_each`."""
-        return await at_each(self.entries, self.connector(elicit), act, headers=self.options.access.headers)
+        headers = self.options.access.headers
+        return await at_each(self.entries, partial(self.connect, asks=asks), act, headers=headers)
 
 
 TaskCommand: TypeAlias = Callable[..., Coroutine[Any, Any, int]]

@@ -19,7 +19,7 @@ from mcp_tasks.client.looking import open_questions
 from mcp_tasks.client.pages import Link, link_to
 from mcp_tasks.client.poller import Patience
 from mcp_tasks.client.questions import Question, answers_to, questions_for, questions_of
-from mcp_tasks.client.saving import result_texts, save_files
+from mcp_tasks.client.saving import check_folder, result_texts, save_files
 from mcp_tasks.client.servers.address import ServerAddress
 from mcp_tasks.client.servers.connecting import connect
 from mcp_tasks.client.servers.credentials import check_token, is_in_the_clear, read_headers, read_token, secrets_of
@@ -94,6 +94,7 @@ __all__ = [
     "answers_to",
     "by_server",
     "call_tool",
+    "check_folder",
     "check_token",
     "connect",
     "describe_words",

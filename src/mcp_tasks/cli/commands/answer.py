@@ -31,7 +31,6 @@ from mcp_tasks.client import (
     questions_for,
     short_id,
 )
-from mcp_tasks.client.servers.connecting import ask_through_the_task
 from mcp_tasks.errors import UsageError
 
 
@@ -104,21 +103,22 @@ async def command(*, chosen: Chosen, given: Given) -> int:
       mcp-tasks answer task_AhLN --decline --wait
     """
     options, [entry] = chosen.options, chosen.entries
+    task, repeated = short_id(entry.task_id), options.access.repeated
 
     async def answer(handle: TaskHandle) -> list[str] | None:
         return await _answer(handle, entry, given, options.access)
 
-    answered = (await chosen.at_each(answer, elicit=ask_through_the_task))[entry.key]
+    answered = (await chosen.at_each(answer, asks=True))[entry.key]
     if isinstance(answered, Exception):
         raise problem_of(answered)
     if answered is None:
-        say(f"The question is left open. Answer it with:\n  {_again('answer', entry, options.access)}")
+        say(f"The question is left open. Answer it with:\n  {command_line('answer', task, options=repeated)}")
     elif given.wait:
         return report(await wait_for(chosen, given.waiting), options, save=given.waiting.save)
     elif options.output == "json":
         print_json({"taskId": entry.task_id, "answered": answered})
     else:
-        say(f"Answered. Come back with:\n  {_again('wait', entry, options.access)}")
+        say(f"Answered. Come back with:\n  {command_line('wait', task, options=repeated)}")
     return Exit.OK
 
 
@@ -169,7 +169,3 @@ async def _ask_all(questions: Sequence[Question], entry: LedgerEntry, access: Ac
 def _nobody_to_ask(hint: Sequence[str]) -> Problem:
     why = "there is no terminal to ask at, and no answer was given"
     return Problem(why, Exit.INPUT_REQUIRED, hint="\n".join(hint))
-
-
-def _again(command: str, entry: LedgerEntry, access: Access) -> str:
-    return command_line(command, short_id(entry.task_id), options=access.repeated)

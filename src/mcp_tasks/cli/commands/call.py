@@ -16,7 +16,7 @@ from mcp_tasks.cli.options import Options, TakesArguments, Waiting, takes_argume
 from mcp_tasks.cli.remembered import opened_ledger
 from mcp_tasks.cli.terminal.attending import Attending
 from mcp_tasks.cli.terminal.boards import new_board
-from mcp_tasks.cli.terminal.exits import Exit, LeftOpen, Problem, problem_of
+from mcp_tasks.cli.terminal.exits import Exit, Problem, problem_of
 from mcp_tasks.cli.terminal.outcomes import report, say_how_to_return
 from mcp_tasks.cli.terminal.text import one_line
 from mcp_tasks.cli.terminal.views import say
@@ -95,7 +95,7 @@ def _check_answer(call: Followed, *, detach: bool) -> None:
         Problem: It did not.
     """
     if call.left_open:
-        raise LeftOpen("The question was left open, so the call is given up.", Exit.INPUT_REQUIRED)
+        raise Problem("The question was left open, so the call is given up.", Exit.INPUT_REQUIRED, is_error=False)
     if call.questions:
         [question] = call.questions
         raise Problem(

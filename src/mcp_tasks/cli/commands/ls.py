@@ -9,15 +9,13 @@ import click
 from rich.console import RenderableType
 from rich.text import Text
 
-from mcp_tasks.cli.connection import connector
-from mcp_tasks.cli.options import Access, Options, Output, takes_options
-from mcp_tasks.cli.remembered import opened_ledger, takes_server
+from mcp_tasks.cli.options import Options, Output, takes_options
+from mcp_tasks.cli.remembered import Chosen, opened_ledger, takes_server
 from mcp_tasks.cli.terminal.exits import Exit, problem_of
 from mcp_tasks.cli.terminal.text import one_line
 from mcp_tasks.cli.terminal.views import Columns, ago, clock, listing, print_json, say, status_of, stdout
-from mcp_tasks.client import Followed, Ledger, LedgerEntry, TaskStatus, short_ids
+from mcp_tasks.client import Followed, Ledger, LedgerEntry, TaskHandle, TaskStatus, short_ids
 from mcp_tasks.client.ledger_entry import UNKNOWN
-from mcp_tasks.client.looking import look_at
 
 
 @click.command()
@@ -54,18 +52,17 @@ async def command(
     if active and ended:
         raise click.UsageError("--active and --ended exclude each other; without them, all tasks are listed")
     is_active = active if active or ended else None
+    identity = options.access.identity
     with opened_ledger(options.ledger_path) as ledger:
         if refresh:
-            await _refresh(ledger, server, options.access)
-        identity = options.access.identity
+            await _refresh(ledger, ledger.pending(server=server, identity=identity), options)
         entries = ledger.entries(server=server, identity=identity, active=is_active, status=status, search=search)
     _print(entries, options.output)
     return Exit.OK
 
 
-async def _refresh(ledger: Ledger, server: str | None, access: Access) -> None:
-    pending = ledger.pending(server=server, identity=access.identity)
-    seen = await look_at(pending, connector(access, ledger=ledger), headers=access.headers)
+async def _refresh(ledger: Ledger, pending: Sequence[LedgerEntry], options: Options) -> None:
+    seen = await Chosen(ledger=ledger, entries=pending, options=options, several=True).at_each(TaskHandle.status)
     problems = Counter(problem_of(found).message for found in seen.values() if isinstance(found, Exception))
     for message, count in problems.items():
         say(f"{count} task{'' if count == 1 else 's'} could not be refreshed: {message}", "yellow")

@@ -26,7 +26,6 @@ from mcp_tasks.cli.terminal.outcomes import say_how_to_return
 from mcp_tasks.cli.terminal.text import one_line
 from mcp_tasks.cli.terminal.views import say
 from mcp_tasks.client import Followed, Follower, Hooks, LedgerEntry, Question, TaskSnapshot, questions_of
-from mcp_tasks.client.servers.connecting import ask_through_the_task
 from mcp_tasks.core.json import JsonObject
 
 T = TypeVar("T")
@@ -80,8 +79,7 @@ class Attending(Hooks):
 
     async def follow(self, chosen: Chosen) -> list[Followed]:
         """Stay until tasks have ended; how each stands then."""
-        connect = chosen.connector(ask_through_the_task)
-        return await self.stay(self.follower.follow(chosen.entries, connect, headers=self._access.headers))
+        return await self.stay(self.follower.follow(chosen.entries, chosen.connect, headers=self._access.headers))
 
     async def ask(self, question: Question) -> dict[str, Any] | None:
         """Ask the person; None if they leave the question open."""
