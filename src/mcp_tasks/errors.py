@@ -17,6 +17,8 @@
     │   ├── CredentialsForOne       credentials for one server would go to several
     │   ├── TaskNotRemembered       the ledger has no task of this name
     │   ├── AmbiguousTask           a name fits more than one task of the ledger
+    │   ├── NoOpenQuestion          a task does not ask what somebody wants to answer
+    │   ├── AmbiguousAnswer         a task asks several things, and an answer may be for each
     │   ├── UnknownTool             the server has no tool of this name
     │   └── MissingExtra            an optional dependency is not installed
     ├── Explained                   what is wrong and what to do, apart: some of the above and below
@@ -35,6 +37,7 @@
     │   ├── WaitTimedOut            it waited as long as it wanted to
     │   └── QuestionUnanswered      the task asks something, and the answer failed or was refused
     ├── BadValue                    what a person typed is no value of its field
+    ├── QuestionUnseen              a task asks something, and its server does not show what
     ├── ServerUnreachable           a server cannot be used: not there, not for us, or no MCP server
     ├── ServerHasFaults             an examination of a server found something wrong
     ├── InvalidResponse             the other side did not keep to the protocol
@@ -344,11 +347,31 @@ class CredentialsForOne(Explained, UsageError):
 
 
 class TaskNotRemembered(Explained, UsageError):
-    """The ledger has no task whose id begins like that."""
+    """The ledger has no task whose id begins like that.
+
+    Attributes:
+        start: How it should begin.
+    """
+
+    def __init__(self, start: str) -> None:
+        self.start: str = start
+        super().__init__(f"no task in the ledger begins with {start!r}")
 
 
 class AmbiguousTask(Explained, UsageError):
     """The ledger has more than one task whose id begins like that; the hint lists them."""
+
+
+class NoOpenQuestion(Explained, UsageError):
+    """The task asks nothing, or nothing by that key; the hint has the keys of what it asks."""
+
+
+class AmbiguousAnswer(Explained, UsageError):
+    """The task asks several things, and the answer may be for each; the hint has them."""
+
+
+class QuestionUnseen(Explained):
+    """The task asks something, and its server does not show what: to nobody who will not answer, or to nobody now."""
 
 
 class UnknownTool(Explained, UsageError):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mcp_tasks.cli.remembered import find_tasks, opened_ledger
+from mcp_tasks.cli.remembered import opened_ledger
 from mcp_tasks.cli.terminal.exits import Exit, problem_of
 from mcp_tasks.client import Ledger
 from mcp_tasks.client.servers.grouping import by_server
@@ -42,7 +42,7 @@ def ledger(tmp_path: Path) -> Ledger:
 def test_a_task_is_found_by_a_start_that_only_it_has(
     ledger: Ledger, start: str, server: str | None, found: str
 ) -> None:
-    assert [entry.task_id for entry in find_tasks(ledger, [start], server=server)] == [found]
+    assert [entry.task_id for entry in ledger.find_all([start], server=server)] == [found]
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_a_task_is_found_by_a_start_that_only_it_has(
 )
 def test_a_start_that_is_not_clear_is_refused(ledger: Ledger, start: str, code: int) -> None:
     with pytest.raises(TasksError) as problem:
-        find_tasks(ledger, [start])
+        ledger.find_all([start])
     shown = problem_of(problem.value)
     assert shown is not None
     assert shown.code == code

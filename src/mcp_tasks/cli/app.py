@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
-from inspect import iscoroutine
+from inspect import cleandoc, iscoroutine
 from typing import Any, Final
 
 import click
@@ -105,6 +105,10 @@ class Table(click.Group):
 def _imported(place: str) -> click.Command:
     module, _, name = place.partition(":")
     command: click.Command = getattr(import_module(f"mcp_tasks.cli.commands.{module}"), name or "command")
+    # From the examples on, a docstring is for the end of the help, below the options, and as it is written.
+    command.help, _, below = cleandoc(command.help or "").partition("\n\nExamples:\n")
+    if below:
+        command.epilog = "\n\n".join(f"\b\n{part}" for part in f"Examples:\n{below}".split("\n\n"))
     return command
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import sys
 from contextlib import AbstractAsyncContextManager
-from dataclasses import replace
 
 from mcp import Client
 from mcp.client.session import ElicitationFnT
@@ -13,11 +12,10 @@ from mcp_types import Implementation
 
 from mcp_tasks import __version__
 from mcp_tasks.cli.commands.servers.names import as_known
-from mcp_tasks.cli.credentials import hide_password, warn_of_plain_http
+from mcp_tasks.cli.credentials import guard
 from mcp_tasks.cli.options import Access
 from mcp_tasks.client import Ledger, ServerAddress
 from mcp_tasks.client import connect as connect_to
-from mcp_tasks.client.servers.connecting import Connector
 
 
 def way_to(server: ServerAddress, access: Access) -> tuple[ServerAddress, Access, dict[str, str]]:
@@ -25,9 +23,7 @@ def way_to(server: ServerAddress, access: Access) -> tuple[ServerAddress, Access
     of."""
     server, access, environment = as_known(server, access)
     if server.url is not None:
-        hide_password(server.url)
-        if access.headers:
-            warn_of_plain_http(server.url)
+        guard(server.url, with_credentials=bool(access.headers))
     return server, access, environment
 
 
@@ -48,8 +44,3 @@ def connect(
         # Otherwise the server's log goes where it does not run through a progress bar.
         errlog=sys.stderr if logging.getLogger().isEnabledFor(logging.INFO) else None,
     )
-
-
-def connector(access: Access, *, ledger: Ledger | None = None, elicit: ElicitationFnT | None = None) -> Connector:
-    """The same for tasks of several servers, each as the user that its tasks are of."""
-    return lambda tasks: connect(tasks.server, replace(access, identity=tasks.identity), ledger=ledger, elicit=elicit)

@@ -7,9 +7,7 @@ history of the shell; so there are a file, a prompt and the environment as well.
 from __future__ import annotations
 
 import os
-import stat
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
@@ -17,15 +15,12 @@ from urllib.parse import urlsplit
 import click
 
 from mcp_tasks.cli.terminal.text import hide
-from mcp_tasks.client.pages import is_loopback
-from mcp_tasks.client.servers.entry import is_credential
+from mcp_tasks.client.servers.credentials import check_token, is_in_the_clear, read_token, secrets_of
 from mcp_tasks.encryption import LEDGER_KEYS_VARIABLE
+from mcp_tasks.errors import InvalidOption
 
 TOKEN: Final = "MCP_TASKS_TOKEN"  # noqa: S105 - the name of a variable
 TOKEN_FILE: Final = "MCP_TASKS_TOKEN_FILE"  # noqa: S105
-
-_LONGEST: Final = 64 * 1024
-"""Bytes of a file with a token: more are not one."""
 
 
 def chosen_token(given: str | None, file: Path | None) -> str | None:
@@ -36,46 +31,34 @@ def chosen_token(given: str | None, file: Path | None) -> str | None:
     """
     if given is not None and file is not None:
         raise click.UsageError("--token and --token-file are two ways to say the same; give one of them")
-    if given == "-":
-        token = _asked()
-    elif given is not None:
+    text = _asked() if given == "-" else given
+    if given is None and file is None:
+        text, path = os.environ.get(TOKEN) or None, os.environ.get(TOKEN_FILE)
+        file = Path(path) if path and text is None else None
+    elif given not in (None, "-"):
         _warn(
             "the token is on the command line, where everybody on this machine can read it: --token-file, or "
             "--token - for a prompt"
         )
-        token = given
-    elif file is not None:
-        token = _read(file)
-    elif os.environ.get(TOKEN):
-        token = os.environ[TOKEN]
-    elif os.environ.get(TOKEN_FILE):
-        token = _read(Path(os.environ[TOKEN_FILE]))
-    else:
-        return None
-    return _checked(token)
+    try:
+        if file is None:
+            token = None if text is None else check_token(text)
+        else:
+            token, is_open = read_token(file)
+            if is_open:
+                _warn(f"others on this machine may read {file}: chmod 600 {file}")
+    except InvalidOption as exc:
+        raise click.UsageError(str(exc)) from exc
+    hide(token or "")
+    return token
 
 
-def hide_values(headers: Mapping[str, str]) -> None:
-    """Have nothing show what may be a secret in these headers: servers say back what they are told."""
-    for name, value in headers.items():
-        if is_credential(name) or "session" in name.lower():
-            hide(value.rpartition(" ")[2])
-
-
-def hide_password(url: str) -> None:
-    """Have nothing show the password that is in a URL."""
-    # Not by `urlsplit`, which refuses what is no URL: that is for whoever connects to it.
-    user_info, at, _ = url.partition("://")[2].partition("/")[0].rpartition("@")
-    if at and ":" in user_info:
-        # As it stands in URLs, so that one of a letter does not hide that letter everywhere.
-        hide(f":{user_info.partition(':')[2]}@")
-
-
-def warn_of_plain_http(url: str) -> None:
-    """Say that credentials travel in the clear, where they do."""
-    parts = urlsplit(url)
-    if parts.scheme == "http" and not is_loopback(parts.hostname or ""):
-        _warn(f"credentials go to {parts.hostname} over plain http, where everybody on the way can read them")
+def guard(url: str, *, with_credentials: bool) -> None:
+    """Have nothing show the password that is in a URL, and say that credentials travel in the clear, where they do."""
+    hide(*secrets_of(url))
+    if with_credentials and is_in_the_clear(url):
+        host = urlsplit(url).hostname
+        _warn(f"credentials go to {host} over plain http, where everybody on the way can read them")
 
 
 def environment_for_servers() -> dict[str, str]:
@@ -89,31 +72,6 @@ def _asked() -> str:
         return str(click.prompt("Token", hide_input=True, err=True))
     # From a pipe: one line, so that what follows may be for something else.
     return sys.stdin.readline()
-
-
-def _read(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            mode = os.fstat(file.fileno()).st_mode
-            if os.name == "posix" and stat.S_ISREG(mode) and mode & (stat.S_IRWXG | stat.S_IRWXO):
-                _warn(f"others on this machine may read {path}: chmod 600 {path}")
-            data = file.read(_LONGEST + 1)
-    except OSError as exc:
-        raise click.UsageError(f"the token file {str(path)!r} cannot be read: {exc.strerror or exc}") from exc
-    if len(data) > _LONGEST:
-        raise click.UsageError(f"{str(path)!r} is too large to be a token file")
-    return data.decode(errors="replace")
-
-
-def _checked(token: str) -> str:
-    token = token.strip()
-    if not token:
-        raise click.UsageError("the token is empty")
-    hide(token)
-    if not token.isascii() or not token.isprintable() or " " in token:
-        # Without the token: an error message is kept longer than it should be.
-        raise click.UsageError("the token has characters that no token has: is it one line, and nothing else?")
-    return token
 
 
 def _warn(text: str) -> None:

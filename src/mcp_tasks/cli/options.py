@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import logging
-import os
 import warnings
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import wraps
+from inspect import signature
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
 import click
 
-from mcp_tasks.cli.credentials import TOKEN, TOKEN_FILE, chosen_token, hide_values
-from mcp_tasks.client import OnAbandon
+from mcp_tasks.cli.credentials import TOKEN, TOKEN_FILE, chosen_token
+from mcp_tasks.cli.terminal.text import CleanLog, hide
+from mcp_tasks.client import OnAbandon, check_folder
 from mcp_tasks.client.servers.connecting import Era
+from mcp_tasks.client.servers.credentials import read_headers, secrets_of
 from mcp_tasks.core.durations import read_duration
-from mcp_tasks.errors import InvalidDuration
+from mcp_tasks.errors import InvalidDuration, InvalidOption
 
 Output: TypeAlias = Literal["text", "json"]
 Command: TypeAlias = Callable[..., int | Coroutine[Any, Any, int]]
@@ -93,13 +95,9 @@ class Duration(click.ParamType[timedelta]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
         """The duration that was typed."""
         try:
-            duration = read_duration(str(value))
+            return read_duration(str(value), zero=self._zero, longest=self._longest)
         except InvalidDuration as exc:
             self.fail(str(exc), param, ctx)
-        if duration > self._longest or not (duration or self._zero):
-            words = "more than none, and " if not self._zero else ""
-            self.fail(f"{value!r} must be {words}at most {self._longest.days} days", param, ctx)
-        return duration
 
 
 class TakesArguments(click.Command):
@@ -120,14 +118,15 @@ class TakesArguments(click.Command):
         return super().parse_args(ctx, args)
 
 
-def taking(*options: Takes, into: Callable[[dict[str, Any]], object] | None = None) -> Takes:
-    """A decorator that gives a command these options. `into` makes of what was typed what the command takes."""
+def taking(*options: Takes, into: Callable[..., object] | None = None, name: str = "") -> Takes:
+    """A decorator that gives a command these options. `into` makes one value of those that are its parameters, which
+    the command takes as `name`."""
 
     def decorate(command: Command) -> Command:
         @wraps(command)
         def wrapper(**given: Any) -> int | Coroutine[Any, Any, int]:
             if into is not None:
-                into(given)
+                given[name] = into(**{typed: given.pop(typed) for typed in signature(into).parameters})
             return command(**given)
 
         decorated: Command = wrapper
@@ -138,28 +137,54 @@ def taking(*options: Takes, into: Callable[[dict[str, Any]], object] | None = No
     return decorate
 
 
-def gathered(name: str, value: type[Any]) -> Callable[[dict[str, Any]], None]:
-    """Makes of options one value, a dataclass with a field for each, for `taking`."""
-
-    def gather(given: dict[str, Any]) -> None:
-        given[name] = value(**{field.name: given.pop(field.name) for field in fields(value)})
-
-    return gather
-
-
-def _make_access(given: dict[str, Any]) -> None:
-    sent = _headers(given.pop("headers"), chosen_token(given.pop("token"), given.pop("token_file")))
-    hide_values(sent)
-    given["access"] = Access(headers=sent, era=given.pop("era"), identity=given.pop("identity"))
+def _access(
+    headers: Sequence[str], token: str | None, token_file: Path | None, identity: str | None, era: Era
+) -> Access:
+    try:
+        sent = read_headers(headers, chosen_token(token, token_file))
+    except InvalidOption as exc:
+        raise click.UsageError(f"--{exc}") from exc
+    hide(*secrets_of(headers=sent))
+    return Access(headers=sent, era=era, identity=identity)
 
 
-def _make_output(given: dict[str, Any]) -> None:
-    if given.pop("as_json"):
-        given["output"] = "json"
+def _output(output: Output, as_json: bool) -> Output:
+    return "json" if as_json else output
+
+
+def _in_seconds(ctx: click.Context, param: click.Parameter, limit: timedelta | None) -> float | None:
+    return None if limit is None else limit.total_seconds()
+
+
+def _choice(*names: str, of: Sequence[str], about: str) -> Takes:
+    """An option with one of these values; the first, if it is not given."""
+    return click.option(*names, type=click.Choice(of), default=of[0], show_default=True, help=about)
 
 
 def _file(*names: str, **more: Any) -> Takes:
     return click.option(*names, type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", **more)
+
+
+def _set_up_logging(ctx: click.Context, param: click.Parameter, verbose: int) -> None:
+    """Log to stderr as far as asked for; otherwise not at all, as every command says itself what went wrong."""
+    root = logging.getLogger()
+    if not verbose or ctx.resilient_parsing:
+        warnings.simplefilter("ignore")
+        root.addHandler(logging.NullHandler())
+        return
+    from rich.logging import RichHandler
+
+    from mcp_tasks.cli.terminal.views import stderr
+
+    handler = RichHandler(console=stderr(), show_path=False, show_level=verbose > 1, rich_tracebacks=False)
+    handler.setFormatter(CleanLog("%(message)s"))
+    root.addHandler(handler)
+    root.setLevel(logging.INFO if verbose == 1 else logging.DEBUG)
+    if verbose == 1:
+        # Those say little of a request, and in many lines; this one says what is asked, in one.
+        for name in ("httpx2", "httpcore2", "mcp"):
+            logging.getLogger(name).setLevel(logging.WARNING)
+        logging.getLogger("mcp_tasks.client.requests").setLevel(logging.DEBUG)
 
 
 takes_access: Final = taking(
@@ -180,14 +205,13 @@ takes_access: Final = taking(
         metavar="NAME",
         help="Who you are to the server, if you come to it as several users. The ledger keeps their tasks apart.",
     ),
-    click.option(
+    _choice(
         "--era",
-        type=click.Choice(["auto", "modern", "legacy"]),
-        default="auto",
-        show_default=True,
-        help="Which protocol to speak: 2026-07-28, 2025-11-25, or what the server has.",
+        of=["auto", "modern", "legacy"],
+        about="Which protocol to speak: 2026-07-28, 2025-11-25, or what the server has.",
     ),
-    into=_make_access,
+    into=_access,
+    name="access",
 )
 """How a server is spoken to, as `access`."""
 
@@ -201,38 +225,36 @@ takes_ledger: Final = _file(
 """`--ledger`, as the file's `ledger_path`."""
 
 takes_format: Final = taking(
-    click.option(
-        "-o",
-        "--output",
-        type=click.Choice(["text", "json"]),
-        default="text",
-        show_default=True,
-        help="What to print on stdout: words, or one JSON value.",
-    ),
+    _choice("-o", "--output", of=["text", "json"], about="What to print on stdout: words, or one JSON value."),
     click.option("--json", "as_json", is_flag=True, help="The same as --output json."),
-    into=_make_output,
+    into=_output,
+    name="output",
 )
 """`--output` and `--json`, as `output`."""
 
 takes_output: Final = taking(
     takes_format,
-    click.option("-v", "--verbose", count=True, help="Say on stderr what is asked of servers; twice for everything."),
-    into=lambda given: set_up_logging(given.pop("verbose")),
+    click.option(
+        "-v",
+        "--verbose",
+        count=True,
+        expose_value=False,
+        callback=_set_up_logging,
+        help="Say on stderr what is asked of servers; twice for everything.",
+    ),
 )
 """The same, and `--verbose`."""
 
-takes_options: Final = taking(takes_access, takes_ledger, takes_output, into=gathered("options", Options))
+takes_options: Final = taking(takes_access, takes_ledger, takes_output, into=Options, name="options")
 """All of these, as `options`."""
 
 
 def _check_folder(ctx: click.Context, param: click.Parameter, folder: Path | None) -> Path | None:
-    """Before a tool is called: a result comes once."""
     if folder is not None:
-        there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-        if not there.is_dir():
-            raise click.BadParameter(f"{str(there)!r} is not a folder", ctx, param)
-        if not os.access(there, os.W_OK | os.X_OK):
-            raise click.BadParameter(f"{str(there)!r} cannot be written to", ctx, param)
+        try:
+            check_folder(folder)
+        except InvalidOption as exc:
+            raise click.BadParameter(str(exc), ctx, param) from exc
     return folder
 
 
@@ -253,63 +275,21 @@ def takes_arguments(what: str) -> Takes:
 
 def takes_timeout(what: str) -> Takes:
     """`--timeout`, as `timeout` in seconds; `what` says what it ends."""
-    return taking(
-        click.option(
-            "--timeout",
-            type=Duration(zero=False),
-            metavar="DURATION",
-            help=f"Stop {what} after this long: 90 (seconds), 10m, 1h30m, 2d.",
-        ),
-        into=lambda given: given.update(timeout=given["timeout"] and given["timeout"].total_seconds()),
+    return click.option(
+        "--timeout",
+        type=Duration(zero=False),
+        callback=_in_seconds,
+        metavar="DURATION",
+        help=f"Stop {what} after this long: 90 (seconds), 10m, 1h30m, 2d.",
     )
 
 
 def takes_waiting(what: str) -> Takes:
     """`--timeout`, `--on-abandon` and `--save`, as `waiting`; `what` says what the first of them ends."""
-    on_abandon = click.option(
+    on_abandon = _choice(
         "--on-abandon",
-        type=click.Choice(["leave", "cancel"]),
-        default="leave",
-        show_default=True,
-        help="What becomes of a task that has not ended when the wait for it ends: --timeout, a question with nobody "
+        of=["leave", "cancel"],
+        about="What becomes of a task that has not ended when the wait for it ends: --timeout, a question with nobody "
         "to ask, Ctrl-C without a terminal. What you choose at the prompt takes precedence.",
     )
-    return taking(takes_timeout(what), on_abandon, takes_save, into=gathered("waiting", Waiting))
-
-
-def set_up_logging(verbose: int) -> None:
-    """Log to stderr as far as asked for; otherwise not at all, as every command says itself what went wrong."""
-    root = logging.getLogger()
-    if not verbose:
-        warnings.simplefilter("ignore")
-        root.addHandler(logging.NullHandler())
-        return
-    from rich.logging import RichHandler
-
-    from mcp_tasks.cli.terminal.text import CleanLog
-    from mcp_tasks.cli.terminal.views import stderr
-
-    handler = RichHandler(console=stderr(), show_path=False, show_level=verbose > 1, rich_tracebacks=False)
-    handler.setFormatter(CleanLog("%(message)s"))
-    root.addHandler(handler)
-    root.setLevel(logging.INFO if verbose == 1 else logging.DEBUG)
-    if verbose == 1:
-        # Those say little of a request, and in many lines; this one says what is asked, in one.
-        for name in ("httpx2", "httpcore2", "mcp"):
-            logging.getLogger(name).setLevel(logging.WARNING)
-        logging.getLogger("mcp_tasks.client.requests").setLevel(logging.DEBUG)
-
-
-def _headers(lines: Sequence[str], token: str | None) -> dict[str, str]:
-    headers: dict[str, str] = {}
-    for line in lines:
-        name, colon, value = line.partition(":")
-        if not colon or not name.strip():
-            raise click.UsageError(f"--header takes NAME:VALUE, not {line!r}")
-        if not (line.strip().isascii() and line.strip().isprintable()):
-            # Without its value, which may be a secret.
-            raise click.UsageError(f"--header {name.strip()!r} has characters that no header has")
-        headers[name.strip()] = value.strip()
-    if token:
-        headers["Authorization"] = f"Bearer {token}"
-    return headers
+    return taking(takes_timeout(what), on_abandon, takes_save, into=Waiting, name="waiting")

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import wraps
+from contextlib import AbstractAsyncContextManager, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 import click
-from mcp.client.session import ElicitationFnT
+from mcp import Client
 
 from mcp_tasks.cli.commands.servers.names import SERVER
-from mcp_tasks.cli.connection import connector
-from mcp_tasks.cli.options import Command, Options, takes_options
+from mcp_tasks.cli.connection import connect
+from mcp_tasks.cli.options import Command, Options, Takes, takes_options
 from mcp_tasks.cli.terminal.exits import Exit, Problem
-from mcp_tasks.client import Ledger, LedgerEntry, ServerAddress, TaskHandle
+from mcp_tasks.client import Ledger, LedgerEntry, ServerAddress, ServerTasks, TaskHandle
 from mcp_tasks.client.looking import Seen, at_each
-from mcp_tasks.client.servers.connecting import Connector
+from mcp_tasks.client.servers.connecting import ask_through_the_task
 from mcp_tasks.encryption import LEDGER_KEYS_VARIABLE, keyring_from_environment
-from mcp_tasks.errors import InvalidOption, StoreError, TaskNotRemembered
+from mcp_tasks.errors import InvalidOption, StoreError
 from mcp_tasks.stores.url import private_state_folder, state_folder
 
 T = TypeVar("T")
@@ -39,35 +39,40 @@ class Chosen:
     options: Options
     several: bool
 
-    def connector(self, elicit: ElicitationFnT | None = None) -> Connector:
-        """Connects to their servers. What is seen there goes into the ledger."""
-        return connector(self.options.access, ledger=self.ledger, elicit=elicit)
+    def connect(self, tasks: ServerTasks, *, asks: bool = True) -> AbstractAsyncContextManager[Client]:
+        """A client for some of them, as the user that they are of; what is seen goes into the ledger. With `asks`, the
+        server is told that there is somebody to ask."""
+        access = replace(self.options.access, identity=tasks.identity)
+        return connect(tasks.server, access, ledger=self.ledger, elicit=ask_through_the_task if asks else None)
 
-    async def at_each(
-        self, act: Callable[[TaskHandle], Awaitable[T]], *, elicit: ElicitationFnT | None = None
-    ) -> Seen[T]:
+    async def at_each(self, act: Callable[[TaskHandle], Awaitable[T]], *, asks: bool = False) -> Seen[T]:
         """Do something with each of them: see `mcp_tasks.client.looking.at_each`."""
-        return await at_each(self.entries, self.connector(elicit), act, headers=self.options.access.headers)
+        headers = self.options.access.headers
+        return await at_each(self.entries, partial(self.connect, asks=asks), act, headers=headers)
 
 
 TaskCommand: TypeAlias = Callable[..., Coroutine[Any, Any, int]]
 
 
+def takes_server(about: str) -> Takes:
+    """`--server`, as `server`: how the ledger names it."""
+
+    def named(ctx: click.Context, param: click.Parameter, server: str | None) -> str | None:
+        return None if server is None else ServerAddress.parse(server).spec
+
+    return click.option("--server", type=SERVER, callback=named, metavar="SERVER", help=about)
+
+
 def takes_tasks(command: TaskCommand) -> Command:
     """A decorator for commands that have an argument `ids`: they are given the tasks that it names, as `chosen`."""
 
-    @click.option(
-        "--server",
-        type=SERVER,
-        metavar="SERVER",
-        help="The task's server, if the ledger does not know it. Needs the whole id.",
-    )
+    @takes_server("The task's server, if the ledger does not know it. Needs the whole id.")
     @takes_options
     @wraps(command)
     async def wrapper(*, ids: str | Sequence[str], server: str | None, options: Options, **given: Any) -> int:
         names = [ids] if isinstance(ids, str) else ids
         with opened_ledger(options.ledger_path) as ledger:
-            entries = find_tasks(ledger, names, server=server, identity=options.access.identity)
+            entries = ledger.find_all(names, server=server, identity=options.access.identity)
             chosen = Chosen(ledger=ledger, entries=entries, options=options, several=len(names) > 1)
             return await command(chosen=chosen, **given)
 
@@ -92,29 +97,3 @@ def opened_ledger(path: Path | None) -> Generator[Ledger]:
         yield ledger
     finally:
         ledger.close()
-
-
-def find_tasks(
-    ledger: Ledger, starts: Sequence[str], *, server: str | None = None, identity: str | None = None
-) -> list[LedgerEntry]:
-    """The tasks whose ids begin like these, each once, in the order named; with a server, also tasks that the ledger
-    has never heard of.
-
-    Raises:
-        Problem: One is not the id of a task.
-        TaskNotRemembered: No task of the ledger begins like one of them.
-        AmbiguousTask: More than one does.
-    """
-    spec = None if server is None else ServerAddress.parse(server).spec
-    entries: list[LedgerEntry] = []
-    for start in starts:
-        try:
-            entries.append(ledger.find(start, server=spec, identity=identity))
-        except TaskNotRemembered:
-            if spec is None and "://" in start:
-                hint = "Name the task by its id, and the server with --server URL if the task is not in the ledger."
-                raise Problem(f"{start!r} is the URL of a server, and not a task", Exit.USAGE, hint=hint) from None
-            if spec is None:
-                raise
-            entries.append(LedgerEntry.begun(start, server=spec, identity=identity or ""))
-    return list({entry.key: entry for entry in entries}.values())

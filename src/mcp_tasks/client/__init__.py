@@ -13,13 +13,16 @@ from mcp_tasks.client.form import Form
 from mcp_tasks.client.handle import OnAbandon, OnProgress, TaskHandle
 from mcp_tasks.client.hooks import Hooks
 from mcp_tasks.client.http import reconnecting_http
-from mcp_tasks.client.ledger import Ledger, LedgerEntry
+from mcp_tasks.client.ledger import Ledger
+from mcp_tasks.client.ledger_entry import LedgerEntry
+from mcp_tasks.client.looking import open_questions
 from mcp_tasks.client.pages import Link, link_to
 from mcp_tasks.client.poller import Patience
-from mcp_tasks.client.questions import Question, questions_for, questions_of
-from mcp_tasks.client.saving import result_texts, save_files
+from mcp_tasks.client.questions import Question, answers_to, questions_for, questions_of
+from mcp_tasks.client.saving import check_folder, result_texts, save_files
 from mcp_tasks.client.servers.address import ServerAddress
 from mcp_tasks.client.servers.connecting import connect
+from mcp_tasks.client.servers.credentials import check_token, is_in_the_clear, read_headers, read_token, secrets_of
 from mcp_tasks.client.servers.entry import KnownServer
 from mcp_tasks.client.servers.grouping import ServerTasks, by_server
 from mcp_tasks.client.servers.known import KnownServers
@@ -30,10 +33,13 @@ from mcp_tasks.client.words import describe_words, example_words, read_words
 from mcp_tasks.core.record import Progress
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.errors import (
+    AmbiguousAnswer,
     BadValue,
     InvalidOption,
     InvalidResponse,
+    NoOpenQuestion,
     QuestionUnanswered,
+    QuestionUnseen,
     ServerUnreachable,
     TasksError,
     TaskWasCancelled,
@@ -44,6 +50,7 @@ from mcp_tasks.errors import (
 from mcp_tasks.wire.parse import TaskSnapshot
 
 __all__ = [
+    "AmbiguousAnswer",
     "BadValue",
     "CallLost",
     "Choice",
@@ -61,12 +68,14 @@ __all__ = [
     "Ledger",
     "LedgerEntry",
     "Link",
+    "NoOpenQuestion",
     "OnAbandon",
     "OnProgress",
     "Patience",
     "Progress",
     "Question",
     "QuestionUnanswered",
+    "QuestionUnseen",
     "ServerAddress",
     "ServerTasks",
     "ServerTransport",
@@ -82,8 +91,11 @@ __all__ = [
     "UnknownTask",
     "WaitAbandoned",
     "WaitTimedOut",
+    "answers_to",
     "by_server",
     "call_tool",
+    "check_folder",
+    "check_token",
     "connect",
     "describe_words",
     "example_of",
@@ -91,17 +103,22 @@ __all__ = [
     "fields_of",
     "find_tool",
     "follow",
+    "is_in_the_clear",
     "link_to",
     "list_tasks",
     "list_tools",
+    "open_questions",
     "pending_tasks",
     "questions_for",
     "questions_of",
+    "read_headers",
+    "read_token",
     "read_words",
     "reconnecting_http",
     "result_texts",
     "resume_task",
     "save_files",
+    "secrets_of",
     "short_id",
     "short_ids",
     "start_task",

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 from mcp_types import INVALID_PARAMS
 
-from mcp_tasks.client.ledger import UNKNOWN, LedgerEntry
+from mcp_tasks.client.ledger_entry import UNKNOWN, LedgerEntry
 from mcp_tasks.client.questions import Question, questions_of
-from mcp_tasks.client.saving import blocks_of
+from mcp_tasks.client.saving import blocks_of, save_files
+from mcp_tasks.client.short_ids import short_id
 from mcp_tasks.core.json import JsonObject
 from mcp_tasks.core.record import Progress
-from mcp_tasks.core.status import FINAL_STATUSES
-from mcp_tasks.errors import Fate
+from mcp_tasks.core.status import FINAL_STATUSES, TaskStatus
+from mcp_tasks.errors import Fate, TasksError
 from mcp_tasks.wire.parse import TaskSnapshot
 
 
@@ -28,6 +30,8 @@ class Followed:
         snapshot: Its last state; None if none was seen. That of a call has what it was answered with.
         problem: Why no more is known of it; None if there is no reason. A `WaitTimedOut` if the time was up.
         left_open: Whether a question of it was left open on purpose.
+        saved: Files of its result that `save` wrote, by the number of their block.
+        not_saved: Why `save` could not write one; None if it could.
         fate: What became of it when the wait for it ended early; None if it did not.
         away_since: Since when its server is out of reach; None if it is not.
     """
@@ -36,6 +40,8 @@ class Followed:
     snapshot: TaskSnapshot | None = None
     problem: Exception | None = None
     left_open: bool = False
+    saved: Mapping[int, Path] = field(default_factory=dict[int, Path])
+    not_saved: TasksError | None = None
     fate: Fate | None = None
     away_since: datetime | None = None
 
@@ -113,6 +119,20 @@ class Followed:
         return bool((self.result or {}).get("isError"))
 
     @property
+    def outcome(self) -> str:
+        """What came of it, in one word: its status; but `tool_error` if the tool says that it failed, `left_open` if
+        somebody chose to leave what it asks, and `unknown` if there is a problem."""
+        if self.problem is not None:
+            return UNKNOWN
+        if self.is_error and self.is_final:
+            # What is a result to newer servers is a failure to those of 2025-11-25.
+            return "tool_error"
+        if self.status == TaskStatus.INPUT_REQUIRED.value and self.left_open:
+            # Nobody has a choice about what is for a model or a program.
+            return "left_open" if all(question.is_elicitation for question in self.questions) else self.status
+        return self.status
+
+    @property
     def refuses_arguments(self) -> bool:
         """Whether the server did not take what it was called with: by its error, or in the words of the SDKs."""
         if self.error is not None:
@@ -120,17 +140,43 @@ class Followed:
         said = [str(block.get("text")) for block in blocks_of(self.result or {})] if self.is_error else []
         return any("validation error" in text.lower() for text in said)
 
+    def save(self, folder: Path) -> Followed:
+        """The same, after images, sounds and files of its result were written into a folder; see `save_files`."""
+        if self.result is None:
+            return self
+        saved, problem = save_files(self.result, folder, self.entry.tool)
+        return replace(self, saved=saved, not_saved=problem)
+
+    def state_to_json(self) -> dict[str, Any]:
+        """What changes while it is followed, as JSON: for one line of a log, or one event of a stream."""
+        progress = None if self.snapshot is None else self.snapshot.progress
+        return _with_values(
+            taskId=self.task_id,
+            tool=self.entry.tool or short_id(self.entry.task_id),
+            status=self.status,
+            isError=self.is_error or None,
+            statusMessage=self.message,
+            progress=progress and progress.progress,
+            total=progress and progress.total,
+            outOfReachSince=self.away_since and self.away_since.isoformat(),
+        )
+
     def to_json(self) -> dict[str, Any]:
         """The same as JSON, in the protocol's words: what has a value."""
-        values = {
-            "server": self.entry.server,
-            "tool": self.entry.tool or None,
-            "taskId": self.task_id,
-            "status": self.status,
-            "statusMessage": self.message,
-            "result": self.result,
-            "error": self.error,
-            "inputRequests": dict(self.input_requests) or None,
-            "problem": None if self.problem is None else str(self.problem),
-        }
-        return {name: value for name, value in values.items() if value is not None}
+        problem = self.problem or self.not_saved
+        return _with_values(
+            server=self.entry.server,
+            tool=self.entry.tool or None,
+            taskId=self.task_id,
+            status=self.status,
+            statusMessage=self.message,
+            result=self.result,
+            error=self.error,
+            inputRequests=dict(self.input_requests) or None,
+            problem=None if problem is None else str(problem),
+            saved=[str(path) for path in self.saved.values()] or None,
+        )
+
+
+def _with_values(**fields: Any) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}

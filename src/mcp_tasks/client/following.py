@@ -25,7 +25,8 @@ from mcp_tasks.client.failure import CallLost
 from mcp_tasks.client.followed import Followed
 from mcp_tasks.client.handle import OnAbandon, TaskHandle
 from mcp_tasks.client.hooks import Hooks, in_hook, raised_by_hooks
-from mcp_tasks.client.ledger import Ledger, LedgerEntry
+from mcp_tasks.client.ledger import Ledger
+from mcp_tasks.client.ledger_entry import LedgerEntry
 from mcp_tasks.client.requests import is_transient
 from mcp_tasks.client.servers.connecting import Connector, Era, ask_through_the_task, connector
 from mcp_tasks.client.servers.grouping import ServerTasks, by_server

@@ -5,10 +5,11 @@ It reads and writes nothing itself: it says which field is next, and takes what 
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
-from mcp_tasks.client.conversions import NO, YES
+from mcp_tasks.client.conversions import NO, YES, as_text
 from mcp_tasks.client.fields import Field
+from mcp_tasks.client.printable import on_one_line
 from mcp_tasks.client.questions import Question
 from mcp_tasks.errors import BadValue
 
@@ -24,11 +25,20 @@ class Form:
     words is typed with two slashes.
 
     Attributes:
+        HELP: What these words mean, a line each, for whoever shows the form.
         fields: What is asked for. A question without any is answered with yes or no.
         answers: What was given so far, by the names of the fields.
         is_over: Whether nothing is left to ask.
         response: The answer, as `TaskHandle.answer` takes it, once it is over; None if the question is left open.
     """
+
+    HELP: ClassVar[str] = """\
+/decline   say no to the question; the task goes on and knows it
+/cancel    dismiss the question without a choice; the task goes on and knows it
+/later     leave the question open and stop waiting
+/back      go back to the field before
+/skip      leave this field out, if it may be left out
+//...      a text that begins with a slash and is one of these words"""
 
     def __init__(self, question: Question) -> None:
         self.fields: list[Field] = question.fields
@@ -41,6 +51,22 @@ class Form:
     def field(self) -> Field | None:
         """The field that is next; None if that is whether to accept, or whether the answers are right."""
         return self.fields[self._place] if self._place < len(self.fields) else None
+
+    @property
+    def shown(self) -> list[str]:
+        """What somebody should see before the next line, fit for a terminal: the choices, or at the end all answers."""
+        if self.field is None:
+            return [f"{on_one_line(name)} = {on_one_line(as_text(value))}" for name, value in self.answers.items()]
+        return [
+            f"{number}. {on_one_line(str(choice.value))}"
+            + (f"  ({on_one_line(choice.title)})" if choice.title != str(choice.value) else "")
+            for number, choice in enumerate(self.field.choices, 1)
+        ]
+
+    @property
+    def last_question(self) -> str:
+        """What is asked when no field is next."""
+        return "Send it? [Y]es, [n]o (edit)" if self.fields else "Accept? [y]es, [n]o (decline), /cancel, /later"
 
     @property
     def current(self) -> Any:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import Any
 
-from mcp_tasks.client.ledger import LedgerEntry
+from mcp_tasks.client.ledger_entry import LedgerEntry
 from mcp_tasks.client.servers.unreachable import leaves
 from mcp_tasks.core.json import JsonObject
 from mcp_tasks.wire.parse import TaskSnapshot

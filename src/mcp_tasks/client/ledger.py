@@ -12,19 +12,19 @@ import itertools
 import json
 import re
 import sqlite3
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 from weakref import finalize
 
+from mcp_tasks.client.ledger_entry import UNKNOWN, LedgerEntry
 from mcp_tasks.client.ledger_file import open_ledger
 from mcp_tasks.client.sealing import Sealer, bound_to
 from mcp_tasks.client.short_ids import begins
 from mcp_tasks.core.json import JsonObject
-from mcp_tasks.core.status import FINAL_STATUSES, TaskStatus
+from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.encryption import Cipher
 from mcp_tasks.errors import (
     AmbiguousTask,
@@ -36,10 +36,6 @@ from mcp_tasks.errors import (
 )
 from mcp_tasks.wire.parse import TaskSnapshot
 
-UNKNOWN: Final = "unknown"
-"""The status of a task that its server did not know when it was last asked. It is kept: the server may have been asked
-with the wrong credentials, or may get its tasks back from a backup."""
-
 _LONGEST: Final = 200
 _LONGEST_VALUE: Final = 60
 _MOST: Final = 20
@@ -48,77 +44,6 @@ _MOST: Final = 20
 _SECRET_NAME: Final = re.compile(
     r"passw|secret|token|credential|authorization|cookie|(api|access|private)[_-]?key", re.IGNORECASE
 )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LedgerEntry:
-    """One task that this client started.
-
-    Attributes:
-        server: The server's address.
-        identity: Who we are to the server, where that was said.
-        arguments: What the tool was called with, in short (`in_short`), if results are kept.
-        status: As it was last seen; `unknown` if the server did not know the task when it was last asked.
-        attributed: False for a task of the first release's ledger, which did not note addresses: `server` is then
-            whatever name it had for the server, and no recorded answer goes there.
-    """
-
-    task_id: str
-    server: str
-    tool: str
-    started_at: datetime
-    status: str
-    message: str | None = None
-    result: dict[str, Any] | None = None
-    error: dict[str, Any] | None = None
-    finished_at: datetime | None = None
-    identity: str = ""
-    attributed: bool = True
-    arguments: str | None = None
-
-    @classmethod
-    def begun(cls, task_id: str = "", *, server: str, tool: str = "", identity: str = "") -> LedgerEntry:
-        """A task, or a call that is none yet, of which no more is known than that it works now."""
-        now, status = datetime.now(UTC), TaskStatus.WORKING.value
-        return cls(task_id=task_id, server=server, tool=tool, identity=identity, started_at=now, status=status)
-
-    @property
-    def key(self) -> tuple[str, str, str]:
-        """What tells the task from all others: its server, who we are there, and its id."""
-        return self.server, self.identity, self.task_id
-
-    @property
-    def is_final(self) -> bool:
-        """Whether the task was seen to have ended."""
-        return self.status in FINAL_STATUSES
-
-    @property
-    def is_error(self) -> bool:
-        """Whether the tool says that it failed: its task has completed with that for a result."""
-        return bool((self.result or {}).get("isError"))
-
-    @property
-    def server_label(self) -> str:
-        """How its server is shown: a command without its folder."""
-        return self.server.rpartition(" && ")[2]
-
-    def to_json(self) -> dict[str, Any]:
-        """The task as JSON, in the protocol's words: what has a value."""
-        values = {
-            "taskId": self.task_id,
-            "server": self.server,
-            "identity": self.identity or None,
-            "tool": self.tool,
-            "arguments": self.arguments,
-            "status": self.status,
-            "isError": self.is_error or None,
-            "statusMessage": self.message,
-            "startedAt": self.started_at.isoformat(),
-            "finishedAt": self.finished_at and self.finished_at.isoformat(),
-            "result": self.result,
-            "error": self.error,
-        }
-        return {name: value for name, value in values.items() if value is not None}
 
 
 class Ledger:
@@ -209,10 +134,26 @@ class Ledger:
 
     def pending(self, *, server: str | None = None, identity: str | None = None) -> list[LedgerEntry]:
         """Tasks that were started and not seen to end, oldest first."""
-        return [entry for entry in self.entries(server=server, identity=identity) if not entry.is_final]
+        return self.entries(server=server, identity=identity, active=True)
 
-    def entries(self, *, server: str | None = None, identity: str | None = None) -> list[LedgerEntry]:
-        """All tasks, oldest first; those of one server or one identity, if given."""
+    def entries(
+        self,
+        *,
+        server: str | None = None,
+        identity: str | None = None,
+        active: bool | None = None,
+        status: str | None = None,
+        search: str | None = None,
+    ) -> list[LedgerEntry]:
+        """All tasks, oldest first, or those that are as all of this says.
+
+        Args:
+            server: Of this server.
+            identity: Of this identity.
+            active: True for those that were not seen to end, False for those that were.
+            status: Last seen with this status.
+            search: With this text in their id, tool, arguments, message or server.
+        """
         rows = self._run(
             "SELECT task_id, server, tool, started, status, message, result, error, arguments, finished, identity,"
             " attributed FROM tasks WHERE (?1 IS NULL OR server = ?1) AND (?2 IS NULL OR identity = ?2)"
@@ -220,7 +161,14 @@ class Ledger:
             (server, identity),
         )
         with self._translated():
-            return [self._entry(row) for row in rows]
+            entries = [self._entry(row) for row in rows]
+        return [
+            entry
+            for entry in entries
+            if (active is None or active != entry.is_final)
+            and (status is None or status == entry.status)
+            and (search is None or entry.has_text(search))
+        ]
 
     def find(self, start: str, *, server: str | None = None, identity: str | None = None) -> LedgerEntry:
         """The one task whose id begins with `start`, with or without the part before `_`.
@@ -235,10 +183,47 @@ class Ledger:
             case [entry]:
                 return entry
             case []:
-                raise TaskNotRemembered(f"no task in the ledger begins with {start!r}")
+                raise TaskNotRemembered(start)
             case several:
                 lines = (f"{e.task_id}  {e.tool}  {e.status}  {e.server}  {e.identity}".rstrip() for e in several[:10])
                 raise AmbiguousTask(f"{start!r} matches {len(several)} tasks", "\n".join(lines))
+
+    def find_all(
+        self, starts: Iterable[str], *, server: str | None = None, identity: str | None = None
+    ) -> list[LedgerEntry]:
+        """The tasks whose ids begin like these, each once, in the order named.
+
+        Args:
+            server: Of this server alone. With it, what no task begins with is the id of one that the ledger has never
+                heard of.
+            identity: Of this identity alone.
+
+        Raises:
+            TaskNotRemembered: No task begins like one of them.
+            AmbiguousTask: More than one does.
+        """
+        found: list[LedgerEntry] = []
+        for start in starts:
+            try:
+                found.append(self.find(start, server=server, identity=identity))
+            except TaskNotRemembered:
+                if server is None:
+                    raise
+                found.append(LedgerEntry.begun(start, server=server, identity=identity or ""))
+        return list({entry.key: entry for entry in found}.values())
+
+    def prune(self, *, older_than: timedelta = timedelta(0), dry_run: bool = False) -> list[LedgerEntry]:
+        """Remove tasks that have ended, and those that their server did not know; gives what was removed.
+
+        Args:
+            older_than: Only those that were started longer ago.
+            dry_run: Remove nothing, and give what would be.
+        """
+        before = datetime.now(UTC) - older_than
+        over = [entry for entry in self.entries() if entry.is_over and entry.started_at <= before]
+        for entry in () if dry_run else over:
+            self.forget(entry.task_id, server=entry.server, identity=entry.identity)
+        return over
 
     def forget(self, task_id: str, *, server: str, identity: str = "") -> None:
         """Remove the task, and the answers given to it."""

@@ -13,11 +13,13 @@ from mcp.shared.exceptions import MCPError
 
 from mcp_tasks.client.calls import resume_task
 from mcp_tasks.client.handle import TaskHandle
-from mcp_tasks.client.ledger import LedgerEntry
+from mcp_tasks.client.ledger_entry import LedgerEntry
+from mcp_tasks.client.questions import Question, questions_of
 from mcp_tasks.client.servers.address import ServerAddress
 from mcp_tasks.client.servers.connecting import Connector
 from mcp_tasks.client.servers.grouping import ServerTasks, by_server
-from mcp_tasks.errors import InvalidAddress, TasksError
+from mcp_tasks.core.status import TaskStatus
+from mcp_tasks.errors import InvalidAddress, NoOpenQuestion, QuestionUnseen, TasksError
 from mcp_tasks.wire.parse import TaskSnapshot
 
 T = TypeVar("T")
@@ -27,6 +29,9 @@ Seen: TypeAlias = dict[tuple[str, str, str], T | Exception]
 
 _MORE: Final = 0.2
 """Seconds for further questions, which come one after the other."""
+
+_FETCH_LIMIT: Final = timedelta(seconds=15)
+"""For a server to send what a task asks."""
 
 
 async def look_at(
@@ -80,6 +85,36 @@ async def _visit(
     except TasksError as exc:
         for entry in group.entries:
             seen.setdefault(entry.key, exc)
+
+
+async def open_questions(
+    handle: TaskHandle, *, server: str = "", fetch: bool = True, within: timedelta = _FETCH_LIMIT
+) -> list[Question]:
+    """What a task asks right now, for somebody who answers it and does not stay.
+
+    Args:
+        server: Where the task is, as it is shown to who is asked.
+        fetch: Whether to fetch questions from a server that sends them only to one who waits. To servers of 2025-11-25
+            that is a promise to answer.
+        within: For how long to wait for them.
+
+    Raises:
+        NoOpenQuestion: The task asks nothing.
+        QuestionUnseen: It asks something, and its server has not sent what.
+    """
+    snapshot: TaskSnapshot | None = await handle.status()
+    if snapshot.status is TaskStatus.INPUT_REQUIRED and not snapshot.input_requests:
+        if not fetch:
+            raise QuestionUnseen("the task asks something, and its server shows it only to one who is going to answer")
+        snapshot = await fetch_questions(handle, within=within)
+    if snapshot is None:
+        raise QuestionUnseen(
+            f"the task asks something, and its server did not send it within {within.total_seconds():.15g} s",
+            "Some servers of 2025-11-25 send a question only once. Is somebody else about to answer it?",
+        )
+    if not snapshot.input_requests:
+        raise NoOpenQuestion(f"the task has no open question; it is {snapshot.status.value}")
+    return questions_of(snapshot.input_requests, handle.tool or handle.id, server)
 
 
 async def fetch_questions(handle: TaskHandle, *, within: timedelta) -> TaskSnapshot | None:

@@ -11,7 +11,7 @@ from mcp_tasks.client.pages import link_to
 from mcp_tasks.client.printable import on_one_line, printable
 from mcp_tasks.client.words import keys_of, read_words
 from mcp_tasks.core.json import JsonObject
-from mcp_tasks.errors import BadValue
+from mcp_tasks.errors import AmbiguousAnswer, BadValue, NoOpenQuestion
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,8 +100,37 @@ def questions_of(requests: Mapping[str, JsonObject], tool: str, server: str = ""
     ]
 
 
-def questions_for(words: Iterable[str], questions: Sequence[Question]) -> Sequence[Question]:
+def questions_for(words: Iterable[str], questions: Sequence[Question], *, key: str | None = None) -> Sequence[Question]:
     """Those of some questions that words may be meant for: which have a field for each; all if none has, or without
-    words."""
+    words. With a `key`, the one that has it.
+
+    Raises:
+        NoOpenQuestion: None has this key.
+    """
+    if key is not None:
+        named = [each for each in questions if each.key == key]
+        if not named:
+            hint = f"Open questions: {', '.join(each.key for each in questions)}"
+            raise NoOpenQuestion(f"the task has no open question {key!r}", hint)
+        return named
     names = keys_of(words)
     return [each for each in questions if names and names <= {field.name for field in each.fields}] or questions
+
+
+def answers_to(
+    questions: Sequence[Question], words: Sequence[str] = (), *, known: JsonObject | None = None, action: str = "accept"
+) -> dict[str, dict[str, Any]]:
+    """The answers that somebody gives in words, by the keys of the questions, as `TaskHandle.answer` takes them.
+
+    Args:
+        questions: All can be declined or dismissed at once, and one be accepted.
+        words: For the fields of its form, and `known` and `action`, as `Question.answer` takes them.
+
+    Raises:
+        AmbiguousAnswer: There are several questions, and they are not declined or dismissed.
+        BadValue: Something is unknown, missing or wrong.
+    """
+    if len(questions) > 1 and action == "accept":
+        lines = [line for question in questions for line in [f"{question.key}:", *question.describe()]]
+        raise AmbiguousAnswer("the task has several open questions", "\n".join(lines))
+    return {question.key: question.answer(words, known=known, action=action) for question in questions}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import mimetypes
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,6 +24,20 @@ _SUFFIXES: Final = {"audio/wav": ".wav", "audio/mp3": ".mp3", "image/jpg": ".jpg
 
 _MOST: Final = 100_000
 """Files of one name in a folder."""
+
+
+def check_folder(folder: Path) -> None:
+    """See whether files can be written into a folder, or it can be made: before a tool is called, whose result comes
+    once.
+
+    Raises:
+        InvalidOption: They cannot.
+    """
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not there.is_dir():
+        raise InvalidOption(f"{str(there)!r} is not a folder")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise InvalidOption(f"{str(there)!r} cannot be written to")
 
 
 def save_files(result: JsonObject, folder: Path, tool: str) -> tuple[dict[int, Path], TasksError | None]:

@@ -17,7 +17,7 @@ from mcp.shared.exceptions import MCPError
 
 from mcp_tasks.client.handle import TaskHandle
 from mcp_tasks.client.hooks import in_hook
-from mcp_tasks.client.ledger import LedgerEntry
+from mcp_tasks.client.ledger_entry import LedgerEntry
 from mcp_tasks.client.requests import is_transient
 from mcp_tasks.core.json import JsonObject
 from mcp_tasks.core.status import TaskStatus

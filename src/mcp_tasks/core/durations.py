@@ -36,11 +36,15 @@ def check_duration(name: str, value: object, *, zero: bool = False, longest: tim
     return value
 
 
-def read_duration(text: str) -> timedelta:
+def read_duration(text: str, *, zero: bool = True, longest: timedelta = timedelta.max) -> timedelta:
     """A duration that somebody typed: `90` or `90s`, `10m`, `1h30m`, `2d`, `1w`. One beyond all time is as long as any.
 
+    Args:
+        zero: Whether it may be none at all.
+        longest: How long it may be, in whole days.
+
     Raises:
-        InvalidDuration: It is not one; the message says how one is written.
+        InvalidDuration: It is not one, or not one of these; the message says how one is written.
     """
     text = text.strip()
     # A number alone is of seconds.
@@ -48,9 +52,13 @@ def read_duration(text: str) -> timedelta:
     if parts is None:
         raise InvalidDuration(f"{text!r} is not a duration; write 90 or 90s, 10m, 1h30m, 7d or 2w")
     try:
-        return timedelta(**{unit: float(count) for unit, count in parts.groupdict("0").items()})
+        duration = timedelta(**{unit: float(count) for unit, count in parts.groupdict("0").items()})
     except OverflowError:
-        return timedelta.max
+        duration = timedelta.max
+    if duration > longest or not (duration or zero):
+        words = "" if zero else "more than none, and "
+        raise InvalidDuration(f"{text!r} must be {words}at most {longest.days} days")
+    return duration
 
 
 def seconds_of(timeout: object) -> float | None:

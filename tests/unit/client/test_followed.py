@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mcp_tasks.client import Followed, LedgerEntry, Progress, TaskSnapshot, TaskStatus
-from mcp_tasks.errors import UnknownTask
+from mcp_tasks.errors import InvalidResponse, UnknownTask
 
 NOW = datetime(2026, 7, 28, tzinfo=UTC)
 ENTRY = LedgerEntry(task_id="task_1", server="http://x/mcp", tool="render", started_at=NOW, status="working")
@@ -108,3 +109,64 @@ def test_how_long_a_task_took_is_a_difference_of_one_clock() -> None:
 def test_percent_stay_within_bounds_whatever_a_server_says(progress: float, total: float, percent: int | None) -> None:
     done = Progress(progress=progress, total=total)
     assert Followed(entry=ENTRY, snapshot=seen(TaskStatus.WORKING, progress=done)).percent == percent
+
+
+WRONG: dict[str, Any] = {"content": [], "isError": True}
+ASKED: dict[str, Any] = {"q": {"method": "elicitation/create", "params": {}}}
+SAMPLING: dict[str, Any] = {"q": {"method": "sampling/createMessage", "params": {}}}
+
+
+@pytest.mark.parametrize(
+    ("followed", "outcome"),
+    [
+        (Followed(entry=ENTRY), "working"),
+        (Followed(entry=ENTRY, problem=OSError("gone")), "unknown"),
+        (Followed(entry=ENTRY, snapshot=seen(TaskStatus.COMPLETED, result={"content": []})), "completed"),
+        (Followed(entry=ENTRY, snapshot=seen(TaskStatus.COMPLETED, result=WRONG)), "tool_error"),
+        (Followed(entry=ENTRY, snapshot=seen(TaskStatus.FAILED, result=WRONG)), "tool_error"),
+        (Followed(entry=ENTRY, snapshot=seen(TaskStatus.FAILED, error={"code": 1})), "failed"),
+        (Followed(entry=ENTRY, snapshot=seen(TaskStatus.INPUT_REQUIRED, input_requests=ASKED)), "input_required"),
+        (
+            Followed(entry=ENTRY, snapshot=seen(TaskStatus.INPUT_REQUIRED, input_requests=ASKED), left_open=True),
+            "left_open",
+        ),
+        (
+            Followed(entry=ENTRY, snapshot=seen(TaskStatus.INPUT_REQUIRED, input_requests=SAMPLING), left_open=True),
+            "input_required",
+        ),
+    ],
+)
+def test_what_came_of_it_is_one_word(followed: Followed, outcome: str) -> None:
+    assert followed.outcome == outcome
+
+
+def test_files_of_its_result_are_saved_and_its_json_says_where(tmp_path: Path) -> None:
+    result = {"content": [{"type": "image", "mimeType": "image/png", "data": "aGk="}, {"type": "audio", "data": "?"}]}
+    followed = Followed(entry=ENTRY, snapshot=seen(TaskStatus.COMPLETED, result=result)).save(tmp_path)
+    assert followed.saved == {0: tmp_path / "render-1.png"}
+    assert followed.saved[0].read_bytes() == b"hi"
+    assert isinstance(followed.not_saved, InvalidResponse)
+    shown = followed.to_json()
+    assert shown["saved"] == [str(tmp_path / "render-1.png")]
+    assert "is not base64" in shown["problem"]
+    assert Followed(entry=ENTRY).save(tmp_path) == Followed(entry=ENTRY)
+
+
+def test_what_changes_is_json_of_its_own() -> None:
+    progress = Progress(progress=1, total=4)
+    followed = Followed(entry=ENTRY, snapshot=seen(TaskStatus.WORKING, progress=progress, message="one"))
+    assert followed.state_to_json() == {
+        "taskId": "task_1",
+        "tool": "render",
+        "status": "working",
+        "statusMessage": "one",
+        "progress": 1,
+        "total": 4,
+    }
+    away = Followed(entry=replace(ENTRY, tool=""), away_since=NOW)
+    assert away.state_to_json() == {
+        "taskId": "task_1",
+        "tool": "task_1",
+        "status": "working",
+        "outOfReachSince": NOW.isoformat(),
+    }

@@ -97,3 +97,20 @@ def test_one_field_is_sent_at_once() -> None:
 def test_a_question_without_fields_takes_yes_or_no() -> None:
     assert typed({}, "", "perhaps", "Yes").response == {"action": "accept", "content": {}}
     assert typed({}, "n").response == {"action": "decline"}
+
+
+def test_a_form_says_what_to_show_before_each_line() -> None:
+    colour = {"oneOf": [{"const": "r", "title": "Red"}, {"const": "green", "title": "green"}]}
+    filled = form({"type": "object", "properties": {"colour": colour, "size": {"type": "integer"}}})
+    assert filled.shown == ["1. r  (Red)", "2. green"]
+    filled.take("1")
+    assert filled.shown == []
+    filled.take("3")
+    assert (filled.field, filled.shown) == (None, ["colour = r", "size = 3"])
+    assert filled.last_question.startswith("Send it?")
+    assert form({}).last_question.startswith("Accept?")
+
+
+def test_every_word_that_a_form_takes_is_explained() -> None:
+    words = [line.split()[0] for line in Form.HELP.splitlines()]
+    assert words == ["/decline", "/cancel", "/later", "/back", "/skip", "//..."]

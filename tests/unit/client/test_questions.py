@@ -6,7 +6,15 @@ from typing import Any
 
 import pytest
 
-from mcp_tasks.client import BadValue, Question, questions_for, questions_of
+from mcp_tasks.client import (
+    AmbiguousAnswer,
+    BadValue,
+    NoOpenQuestion,
+    Question,
+    answers_to,
+    questions_for,
+    questions_of,
+)
 
 
 def question(**params: Any) -> Question:
@@ -66,3 +74,27 @@ def test_words_are_meant_for_the_questions_that_have_their_fields() -> None:
     assert questions_for(['name:="Ann"'], [name, other]) == [name]
     assert questions_for(["age=3"], [name, other]) == [name, other]
     assert questions_for([], [name, other]) == [name, other]
+
+
+TWO = {
+    "q1": {"method": "elicitation/create", "params": {"message": "Who?", "requestedSchema": NAME}},
+    "q2": {"method": "elicitation/create", "params": {"message": "Sure?"}},
+}
+
+
+def test_a_question_is_chosen_by_its_key() -> None:
+    who, sure = asked = questions_of(TWO, "tool")
+    assert questions_for(["name=Ann"], asked, key="q2") == [sure]
+    assert questions_for([], asked, key="q1") == [who]
+    with pytest.raises(NoOpenQuestion, match="no open question 'q3'") as raised:
+        questions_for([], asked, key="q3")
+    assert raised.value.hint == "Open questions: q1, q2"
+
+
+def test_one_question_is_answered_and_several_are_refused_at_once() -> None:
+    who, sure = questions_of(TWO, "tool")
+    assert answers_to([who], ["name=Ann"]) == {"q1": {"action": "accept", "content": {"name": "Ann"}}}
+    assert answers_to([who, sure], action="decline") == {"q1": {"action": "decline"}, "q2": {"action": "decline"}}
+    with pytest.raises(AmbiguousAnswer, match="several open questions") as raised:
+        answers_to([who, sure], ["name=Ann"])
+    assert raised.value.hint.splitlines()[:2] == ["q1:", "Who?"]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mcp_tasks.client import result_texts
+from mcp_tasks.client import check_folder, result_texts
 from mcp_tasks.client.saving import save_files
 from mcp_tasks.errors import InvalidOption
 
@@ -50,3 +50,13 @@ def test_a_file_that_does_not_fit_leaves_nothing_behind(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert (saved, list(tmp_path.iterdir())) == ({}, [])
     assert isinstance(problem, InvalidOption)
+
+
+def test_a_folder_is_checked_before_there_is_anything_to_write(tmp_path: Path) -> None:
+    check_folder(tmp_path)
+    check_folder(tmp_path / "to" / "be" / "made")
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(InvalidOption, match="file' is not a folder"):
+        check_folder(file / "below")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]

@@ -98,3 +98,13 @@ def test_a_wait_is_given_as_a_duration_or_in_seconds(timeout: Any, seconds: floa
 def test_a_wait_that_is_neither_is_refused_with_what_to_write(timeout: Any) -> None:
     with pytest.raises(InvalidDuration, match="a timedelta or a number of seconds"):
         seconds_of(timeout)
+
+
+def test_a_typed_duration_has_bounds() -> None:
+    week = timedelta(days=7)
+    assert read_duration("0") == timedelta(0)
+    assert read_duration("7d", zero=False, longest=week) == week
+    with pytest.raises(InvalidDuration, match="'0' must be more than none, and at most 7 days"):
+        read_duration("0", zero=False, longest=week)
+    with pytest.raises(InvalidDuration, match="'8d' must be at most 7 days"):
+        read_duration("8d", longest=week)

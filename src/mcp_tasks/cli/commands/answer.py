@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any, Final
 
 import click
@@ -13,87 +12,61 @@ from mcp import MCPError
 from mcp_tasks.cli.commands.completion.completing import task_ids
 from mcp_tasks.cli.commands.wait import wait_for
 from mcp_tasks.cli.forms.arguments import how_to_answer, how_to_answer_unseen, read_known
-from mcp_tasks.cli.options import Access, TakesArguments, Waiting, gathered, takes_arguments, takes_waiting, taking
+from mcp_tasks.cli.options import Access, TakesArguments, Waiting, takes_arguments, takes_waiting, taking
 from mcp_tasks.cli.remembered import Chosen, takes_tasks
 from mcp_tasks.cli.terminal.attending import Attending
+from mcp_tasks.cli.terminal.boards import LineBoard
 from mcp_tasks.cli.terminal.exits import Detached, Exit, Problem, problem_of
 from mcp_tasks.cli.terminal.keyboard import is_terminal
-from mcp_tasks.cli.terminal.outcomes import print_json, report, say
+from mcp_tasks.cli.terminal.outcomes import report
 from mcp_tasks.cli.terminal.text import command_line
-from mcp_tasks.cli.terminal.views import LineBoard
-from mcp_tasks.client import Followed, LedgerEntry, Question, TaskHandle, TaskStatus, questions_for, short_id
-from mcp_tasks.client.looking import fetch_questions
-from mcp_tasks.client.servers.connecting import ask_through_the_task
+from mcp_tasks.cli.terminal.views import print_json, say
+from mcp_tasks.client import (
+    LedgerEntry,
+    Question,
+    QuestionUnseen,
+    TaskHandle,
+    answers_to,
+    open_questions,
+    questions_for,
+    short_id,
+)
 from mcp_tasks.errors import UsageError
-
-FETCH_LIMIT: Final = timedelta(seconds=15)
-"""For a server to send what a task asks."""
-
-EPILOG = """\
-\b
-Examples:
-  mcp-tasks answer task_AhLN                      (asks at the prompt)
-  mcp-tasks answer task_AhLN confirm=yes
-  mcp-tasks answer task_AhLN --question q2 --args '{"name": "Ann"}'
-  mcp-tasks answer task_AhLN --decline --wait
-"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Given:
-    """What is given on the command line for an answer.
+    """What is given on the command line for an answer. What contradicts itself is refused before a task is looked for.
 
     Attributes:
         key: Of the question that it is for, if that is said.
         action: `accept`, `decline` or `cancel`, if one of them is said.
+        wait: Whether to wait for the task then, as `waiting` says.
     """
 
     words: Sequence[str]
     json_text: str | None
     key: str | None
     action: str | None
+    wait: bool
+    waiting: Waiting
+
+    def __post_init__(self) -> None:
+        if self.action in ("decline", "cancel") and (self.words or self.json_text):
+            raise click.UsageError(f"--{self.action} takes no values")
+        if not self.wait and (self.waiting.timeout or self.waiting.save):
+            raise click.UsageError("--timeout and --save are for a result: give --wait as well")
 
     def __bool__(self) -> bool:
         return bool(self.words or self.json_text or self.action)
 
-    @property
-    def is_refusal(self) -> bool:
-        """Whether it says no, in one way or the other."""
-        return self.action in ("decline", "cancel")
-
-    def chosen(self, questions: Sequence[Question]) -> Sequence[Question]:
-        """The questions that it is for: the one that is named, or those that it fits."""
-        if self.key is None:
-            return questions_for(self.words, questions)
-        named = [question for question in questions if question.key == self.key]
-        if not named:
-            hint = f"Open questions: {', '.join(question.key for question in questions)}"
-            raise Problem(f"the task has no open question {self.key!r}", Exit.USAGE, hint=hint)
-        return named
-
-    def answers(self, questions: Sequence[Question]) -> dict[str, Any]:
+    def answers(self, questions: Sequence[Question]) -> dict[str, dict[str, Any]]:
         """The answers to these questions, by key."""
-        if len(questions) > 1 and not self.is_refusal:
-            lines = [line for question in questions for line in [f"{question.key}:", *question.describe()]]
-            what = "the task has several open questions; choose one with --question"
-            raise Problem(what, Exit.USAGE, hint="\n".join(lines))
         words, known = read_known(self.words, self.json_text)
-        answers: dict[str, Any] = {}
         for question in questions:
             if known is None and not question.is_elicitation:
                 raise Problem(f"a {question.method} request takes a whole result, with --args", Exit.USAGE)
-            answers[question.key] = question.answer(words, known=known, action=self.action or "accept")
-        return answers
-
-
-def _make_given(typed: dict[str, Any]) -> None:
-    """What contradicts itself is refused here, before anything is looked for."""
-    gathered("given", Given)(typed)
-    given, waiting = typed["given"], typed["waiting"]
-    if given.is_refusal and (given.words or given.json_text):
-        raise click.UsageError(f"--{given.action} takes no values")
-    if not typed["wait"] and (waiting.timeout or waiting.save):
-        raise click.UsageError("--timeout and --save are for a result: give --wait as well")
+        return answers_to(questions, words, known=known, action=self.action or "accept")
 
 
 takes_answer: Final = taking(
@@ -109,42 +82,56 @@ takes_answer: Final = taking(
     ),
     click.option("--wait", is_flag=True, help="Then wait for the task to end, as `wait` does."),
     takes_waiting("waiting (with --wait)"),
-    into=_make_given,
+    into=Given,
+    name="given",
 )
 
 
-@click.command(cls=TakesArguments, epilog=EPILOG)
+@click.command(cls=TakesArguments)
 @click.argument("ids", metavar="ID", shell_complete=task_ids)
 @takes_answer
 @takes_tasks
-async def command(*, chosen: Chosen, given: Given, wait: bool, waiting: Waiting) -> int:
+async def command(*, chosen: Chosen, given: Given) -> int:
     """Answer what a task asks.
 
     Values are typed and checked by the question's own schema. Without any, the question is asked at the prompt.
+
+    Examples:
+      mcp-tasks answer task_AhLN                      (asks at the prompt)
+      mcp-tasks answer task_AhLN confirm=yes
+      mcp-tasks answer task_AhLN --question q2 --args '{"name": "Ann"}'
+      mcp-tasks answer task_AhLN --decline --wait
     """
     options, [entry] = chosen.options, chosen.entries
+    task, repeated = short_id(entry.task_id), options.access.repeated
 
     async def answer(handle: TaskHandle) -> list[str] | None:
         return await _answer(handle, entry, given, options.access)
 
-    answered = (await chosen.at_each(answer, elicit=ask_through_the_task))[entry.key]
+    answered = (await chosen.at_each(answer, asks=True))[entry.key]
     if isinstance(answered, Exception):
         raise problem_of(answered)
     if answered is None:
-        say(f"The question is left open. Answer it with:\n  {_again('answer', entry, options.access)}")
-    elif wait:
-        return report(await wait_for(chosen, waiting), options, save=waiting.save)
+        say(f"The question is left open. Answer it with:\n  {command_line('answer', task, options=repeated)}")
+    elif given.wait:
+        return report(await wait_for(chosen, given.waiting), options, save=given.waiting.save)
     elif options.output == "json":
         print_json({"taskId": entry.task_id, "answered": answered})
     else:
-        say(f"Answered. Come back with:\n  {_again('wait', entry, options.access)}")
+        say(f"Answered. Come back with:\n  {command_line('wait', task, options=repeated)}")
     return Exit.OK
 
 
 async def _answer(handle: TaskHandle, entry: LedgerEntry, given: Given, access: Access) -> list[str] | None:
     """Answer what a task asks; gives the keys of what was answered, or None if it was left open."""
-    questions = await _open_questions(handle, entry, given, access)
-    chosen = given.chosen(questions)
+    can_answer = bool(given) or is_terminal()
+    try:
+        questions = await open_questions(handle, server=entry.server_label, fetch=can_answer)
+    except QuestionUnseen:
+        if can_answer:
+            raise
+        raise _nobody_to_ask(how_to_answer_unseen(entry.task_id, access.repeated)[1:]) from None
+    chosen = questions_for(given.words, questions, key=given.key)
     answers = given.answers(chosen) if given else await _ask_all(chosen, entry, access)
     if answers is None:
         return None
@@ -156,23 +143,6 @@ async def _answer(handle: TaskHandle, entry: LedgerEntry, given: Given, access: 
         lines = ["The task still waits for one:", *how_to_answer(entry.task_id, questions, access.repeated)]
         raise Problem(f"the server refused the answer: {exc}", Exit.FAILED, hint="\n".join(lines)) from exc
     return list(answers)
-
-
-async def _open_questions(handle: TaskHandle, entry: LedgerEntry, given: Given, access: Access) -> list[Question]:
-    snapshot = await handle.status()
-    if snapshot.status is TaskStatus.INPUT_REQUIRED and not snapshot.input_requests:
-        # To a server of 2025-11-25, fetching a question is promising to answer it.
-        if not given and not is_terminal():
-            raise _nobody_to_ask(how_to_answer_unseen(entry.task_id, access.repeated)[1:])
-        snapshot = await fetch_questions(handle, within=FETCH_LIMIT)
-    if snapshot is None:
-        hint = "Some servers of 2025-11-25 send a question only once. Is somebody else about to answer it?"
-        what = f"the task asks something, and its server did not send it within {FETCH_LIMIT.seconds} s"
-        raise Problem(what, Exit.FAILED, hint=hint)
-    questions = Followed(entry=entry, snapshot=snapshot).questions
-    if not questions:
-        raise Problem(f"the task has no open question; it is {snapshot.status.value}", Exit.USAGE)
-    return questions
 
 
 async def _ask_all(questions: Sequence[Question], entry: LedgerEntry, access: Access) -> dict[str, Any] | None:
@@ -199,7 +169,3 @@ async def _ask_all(questions: Sequence[Question], entry: LedgerEntry, access: Ac
 def _nobody_to_ask(hint: Sequence[str]) -> Problem:
     why = "there is no terminal to ask at, and no answer was given"
     return Problem(why, Exit.INPUT_REQUIRED, hint="\n".join(hint))
-
-
-def _again(command: str, entry: LedgerEntry, access: Access) -> str:
-    return command_line(command, short_id(entry.task_id), options=access.repeated)

@@ -15,28 +15,15 @@ from mcp_tasks.cli.forms.arguments import read_arguments
 from mcp_tasks.cli.options import Options, TakesArguments, Waiting, takes_arguments, takes_options, takes_waiting
 from mcp_tasks.cli.remembered import opened_ledger
 from mcp_tasks.cli.terminal.attending import Attending
-from mcp_tasks.cli.terminal.exits import Exit, LeftOpen, Problem, problem_of
-from mcp_tasks.cli.terminal.outcomes import report, say, say_how_to_return
+from mcp_tasks.cli.terminal.boards import new_board
+from mcp_tasks.cli.terminal.exits import Exit, Problem, problem_of
+from mcp_tasks.cli.terminal.outcomes import report, say_how_to_return
 from mcp_tasks.cli.terminal.text import one_line
-from mcp_tasks.cli.terminal.views import new_board
+from mcp_tasks.cli.terminal.views import say
 from mcp_tasks.client import Followed, ServerAddress, WaitTimedOut, describe_words, find_tool
 
-EPILOG = """\
-\b
-Examples:
-  mcp-tasks call http://localhost:8000/mcp render scene=forest frames=24
-  mcp-tasks call "python server.py" import_data --args '{"tables": ["a", "b"]}'
-  generate-arguments | mcp-tasks call http://localhost:8000/mcp render -
-  id=$(mcp-tasks call --detach http://localhost:8000/mcp render scene=forest)
 
-\b
-Exit codes: 0 done, 1 the tool failed, 2 wrong usage, 3 JSON-RPC error,
-4 cancelled, 5 --timeout, 6 server cannot be used, 7 a question and nobody to
-ask, 130 Ctrl-C. --on-abandon says what becomes of a task that has not ended.
-"""
-
-
-@click.command(cls=TakesArguments, epilog=EPILOG)
+@click.command(cls=TakesArguments)
 @click.argument("server", type=SERVER)
 @click.argument("tool", shell_complete=tool_names)
 @click.argument("words", nargs=-1, metavar="[KEY=VALUE]... | -")
@@ -60,6 +47,16 @@ async def command(
     once or as JSON, objects as JSON. KEY:=JSON gives a value of any type.
 
     Questions are asked at the prompt. Ctrl-C offers to cancel the task or to leave it running.
+
+    Examples:
+      mcp-tasks call http://localhost:8000/mcp render scene=forest frames=24
+      mcp-tasks call "python server.py" import_data --args '{"tables": ["a", "b"]}'
+      generate-arguments | mcp-tasks call http://localhost:8000/mcp render -
+      id=$(mcp-tasks call --detach http://localhost:8000/mcp render scene=forest)
+
+    Exit codes: 0 done, 1 the tool failed, 2 wrong usage, 3 JSON-RPC error,
+    4 cancelled, 5 --timeout, 6 server cannot be used, 7 a question and nobody to
+    ask, 130 Ctrl-C. --on-abandon says what becomes of a task that has not ended.
     """
     if detach and waiting.save is not None:
         raise click.UsageError("--detach does not wait for the result that --save is for: give --save to `wait`")
@@ -98,7 +95,7 @@ def _check_answer(call: Followed, *, detach: bool) -> None:
         Problem: It did not.
     """
     if call.left_open:
-        raise LeftOpen("The question was left open, so the call is given up.", Exit.INPUT_REQUIRED)
+        raise Problem("The question was left open, so the call is given up.", Exit.INPUT_REQUIRED, is_error=False)
     if call.questions:
         [question] = call.questions
         raise Problem(

@@ -8,16 +8,8 @@ from mcp import MCPError
 from mcp_tasks.cli.commands.completion.completing import task_ids
 from mcp_tasks.cli.remembered import Chosen, takes_tasks
 from mcp_tasks.cli.terminal.exits import Exit, Problem, problem_of
-from mcp_tasks.cli.terminal.outcomes import print_json, say
+from mcp_tasks.cli.terminal.views import print_json, say
 from mcp_tasks.client import TaskHandle, UnknownTask, short_id
-
-EPILOG = """\
-\b
-Examples:
-  mcp-tasks cancel task_AhLN
-  mcp-tasks cancel --store URL --help    (for operators: any task of a store)
-  mcp-tasks cancel $(mcp-tasks ls --active --output json | jq -r '.[].taskId')
-"""
 
 _WORDS = {
     "cancelled": "cancelled",
@@ -28,7 +20,7 @@ _WORDS = {
 }
 
 
-@click.command(epilog=EPILOG)
+@click.command()
 @click.argument("ids", nargs=-1, required=True, metavar="ID...", shell_complete=task_ids)
 @takes_tasks
 async def command(*, chosen: Chosen) -> int:
@@ -36,6 +28,11 @@ async def command(*, chosen: Chosen) -> int:
 
     A server acknowledges this and then does what it can: a task may still end in another way. What is printed is how
     each stands right after.
+
+    Examples:
+      mcp-tasks cancel task_AhLN
+      mcp-tasks cancel --store URL --help    (for operators: any task of a store)
+      mcp-tasks cancel $(mcp-tasks ls --active --output json | jq -r '.[].taskId')
     """
     seen = await chosen.at_each(_cancel)
     statuses: dict[str, str] = {}

@@ -11,30 +11,15 @@ import click
 from mcp_tasks.cli.commands.store.options import AS, AUDIT, written_down
 from mcp_tasks.cli.options import Output, takes_output
 from mcp_tasks.cli.terminal.exits import Exit, Problem
-from mcp_tasks.cli.terminal.outcomes import print_json, say
+from mcp_tasks.cli.terminal.views import print_json, say
 from mcp_tasks.encryption import Keyring
 from mcp_tasks.errors import StoreError, UsageError
 from mcp_tasks.stores.encrypted import Resealed
 from mcp_tasks.stores.encrypting import encrypt_store
 from mcp_tasks.telemetry.audit_log import AuditEntry
 
-EPILOG = """\
-\b
-Examples:
-  mcp-tasks encrypt --store sqlite:///tasks.db
-  MCP_TASKS_KEYS_FILE=tasks.key mcp-tasks encrypt --store sqlite:///tasks.db
-  MCP_TASKS_KEYS="$NEW $OLD" mcp-tasks encrypt --store postgresql://db/tasks
 
-\b
-The keys come from MCP_TASKS_KEYS or MCP_TASKS_KEYS_FILE, the new one first.
-
-\b
-Exit codes: 0 all of it is encrypted with the first key, 2 wrong usage,
-10 the store cannot be used, or some of it could not be decrypted.
-"""
-
-
-@click.command(epilog=EPILOG)
+@click.command()
 @click.option("--store", "url", metavar="URL", required=True, help="The store, as Tasks() is given it.")
 @AS
 @AUDIT
@@ -44,6 +29,16 @@ async def command(*, url: str, name: str | None, audit: Path | None, output: Out
 
     Stop the servers first, unless only the key changes, in Postgres or Redis, and all of them have both keys. If it is
     interrupted, run it again.
+
+    Examples:
+      mcp-tasks encrypt --store sqlite:///tasks.db
+      MCP_TASKS_KEYS_FILE=tasks.key mcp-tasks encrypt --store sqlite:///tasks.db
+      MCP_TASKS_KEYS="$NEW $OLD" mcp-tasks encrypt --store postgresql://db/tasks
+
+    The keys come from MCP_TASKS_KEYS or MCP_TASKS_KEYS_FILE, the new one first.
+
+    Exit codes: 0 all of it is encrypted with the first key, 2 wrong usage,
+    10 the store cannot be used, or some of it could not be decrypted.
     """
     try:
         # First: what cannot be written down is not to be done.

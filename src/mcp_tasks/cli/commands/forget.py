@@ -3,33 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 
 import click
 
 from mcp_tasks.cli.commands.completion.completing import task_ids
 from mcp_tasks.cli.options import Duration, Output, takes_ledger, takes_output
-from mcp_tasks.cli.remembered import find_tasks, opened_ledger
+from mcp_tasks.cli.remembered import opened_ledger
 from mcp_tasks.cli.terminal.exits import Exit
-from mcp_tasks.cli.terminal.outcomes import print_json, say
-from mcp_tasks.client import Ledger, LedgerEntry
-from mcp_tasks.client.ledger import UNKNOWN
-
-FORGET_EPILOG = """\
-\b
-Examples:
-  mcp-tasks forget task_AhLN
-"""
-PRUNE_EPILOG = """\
-\b
-Examples:
-  mcp-tasks prune
-  mcp-tasks prune --older-than 7d --dry-run
-"""
+from mcp_tasks.cli.terminal.views import print_json, say
+from mcp_tasks.client import LedgerEntry
 
 
-@click.command(epilog=FORGET_EPILOG)
+@click.command()
 @click.argument("ids", nargs=-1, required=True, metavar="ID...", shell_complete=task_ids)
 @takes_ledger
 @takes_output
@@ -37,10 +24,14 @@ def forget(*, ids: Sequence[str], ledger_path: Path | None, output: Output) -> i
     """Remove tasks from the ledger, with their results.
 
     Their servers are not told, and a task that runs goes on: write down its id if you may want it back.
+
+    Examples:
+      mcp-tasks forget task_AhLN
     """
     with opened_ledger(ledger_path) as ledger:
-        entries = find_tasks(ledger, ids)
-        _remove(ledger, entries)
+        entries = ledger.find_all(ids)
+        for entry in entries:
+            ledger.forget(entry.task_id, server=entry.server, identity=entry.identity)
     gone = [
         f"Forgotten: {entry.task_id}" + ("" if entry.is_final else f", which goes on at {entry.server}")
         for entry in entries
@@ -48,7 +39,7 @@ def forget(*, ids: Sequence[str], ledger_path: Path | None, output: Output) -> i
     return _tell(entries, "\n".join(gone), output)
 
 
-@click.command(epilog=PRUNE_EPILOG)
+@click.command()
 @click.option(
     "--older-than",
     type=Duration(),
@@ -63,19 +54,15 @@ def prune(*, older_than: timedelta, dry_run: bool, ledger_path: Path | None, out
     """Remove tasks from the ledger that have ended, with their results, and those that their server did not know.
 
     Tasks that have not ended stay.
+
+    Examples:
+      mcp-tasks prune
+      mcp-tasks prune --older-than 7d --dry-run
     """
     with opened_ledger(ledger_path) as ledger:
-        before = datetime.now(UTC) - older_than
-        over = [entry for entry in ledger.entries() if entry.is_final or entry.status == UNKNOWN]
-        entries = [entry for entry in over if entry.started_at <= before]
-        _remove(ledger, [] if dry_run else entries)
+        entries = ledger.prune(older_than=older_than, dry_run=dry_run)
     done = "Would remove" if dry_run else "Removed"
     return _tell(entries, f"{done} {len(entries)} task{'' if len(entries) == 1 else 's'}.", output)
-
-
-def _remove(ledger: Ledger, entries: Sequence[LedgerEntry]) -> None:
-    for entry in entries:
-        ledger.forget(entry.task_id, server=entry.server, identity=entry.identity)
 
 
 def _tell(entries: Sequence[LedgerEntry], words: str, output: Output) -> int:

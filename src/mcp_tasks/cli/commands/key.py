@@ -9,20 +9,12 @@ import click
 
 from mcp_tasks.cli.options import Output, takes_format
 from mcp_tasks.cli.terminal.exits import Exit, Problem
-from mcp_tasks.cli.terminal.outcomes import print_json, say
+from mcp_tasks.cli.terminal.views import print_json, say
 from mcp_tasks.encryption import Keyring, new_key
 from mcp_tasks.errors import TasksError
 
-EPILOG = """\
-\b
-Examples:
-  mcp-tasks key --out /etc/farm/tasks.key
-  MCP_TASKS_KEYS_FILE=/etc/farm/tasks.key python server.py
-  mcp-tasks key --ids /etc/farm/tasks.key
-"""
 
-
-@click.command(epilog=EPILOG)
+@click.command()
 @click.option(
     "--out",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -37,7 +29,13 @@ Examples:
 )
 @takes_format
 def command(*, out: Path | None, ids: Path | None, output: Output) -> int:
-    """Make a new random key. Keep it as you keep passwords: what it encrypts is lost without it."""
+    """Make a new random key. Keep it as you keep passwords: what it encrypts is lost without it.
+
+    Examples:
+      mcp-tasks key --out /etc/farm/tasks.key
+      MCP_TASKS_KEYS_FILE=/etc/farm/tasks.key python server.py
+      mcp-tasks key --ids /etc/farm/tasks.key
+    """
     try:
         if ids is not None:
             known = list(Keyring.from_file(ids).key_ids)

@@ -3,34 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import click
+from rich.console import RenderableType
+from rich.text import Text
 
-from mcp_tasks.cli.commands.servers.names import SERVER
-from mcp_tasks.cli.connection import connector
-from mcp_tasks.cli.options import Access, Options, Output, takes_options
-from mcp_tasks.cli.remembered import opened_ledger
+from mcp_tasks.cli.options import Options, Output, takes_options
+from mcp_tasks.cli.remembered import Chosen, opened_ledger, takes_server
 from mcp_tasks.cli.terminal.exits import Exit, problem_of
-from mcp_tasks.cli.terminal.outcomes import print_json, say
-from mcp_tasks.cli.terminal.tables import task_table
-from mcp_tasks.cli.terminal.views import stdout
-from mcp_tasks.client import Ledger, LedgerEntry, ServerAddress, TaskStatus, short_ids
-from mcp_tasks.client.ledger import UNKNOWN
-from mcp_tasks.client.looking import look_at
-
-EPILOG = """\
-\b
-Examples:
-  mcp-tasks ls
-  mcp-tasks ls --active --refresh
-  mcp-tasks ls --status failed --search render
-  mcp-tasks ls --json | jq -r '.[].taskId'
-  mcp-tasks ls --store URL --help                 (for operators: all of a store)
-"""
+from mcp_tasks.cli.terminal.text import one_line
+from mcp_tasks.cli.terminal.views import Columns, ago, clock, listing, print_json, say, status_of, stdout
+from mcp_tasks.client import Followed, Ledger, LedgerEntry, TaskHandle, TaskStatus, short_ids
+from mcp_tasks.client.ledger_entry import UNKNOWN
 
 
-@click.command(epilog=EPILOG)
+@click.command()
 @click.option("--active", is_flag=True, help="Only tasks that have not ended.")
 @click.option("--ended", is_flag=True, help="Only tasks that have ended.")
 @click.option(
@@ -39,7 +27,7 @@ Examples:
     help="Only tasks with this status; unknown for those that their server did not know when it was last asked.",
 )
 @click.option("--search", metavar="TEXT", help="Only tasks with this in their id, tool, arguments, message or server.")
-@click.option("--server", type=SERVER, metavar="SERVER", help="Only tasks of this server.")
+@takes_server("Only tasks of this server.")
 @click.option("--refresh", is_flag=True, help="Ask the servers first; otherwise it is what was last seen.")
 @takes_options
 async def command(
@@ -52,34 +40,45 @@ async def command(
     refresh: bool,
     options: Options,
 ) -> int:
-    """List the tasks that were started from here, as they were last seen."""
+    """List the tasks that were started from here, as they were last seen.
+
+    Examples:
+      mcp-tasks ls
+      mcp-tasks ls --active --refresh
+      mcp-tasks ls --status failed --search render
+      mcp-tasks ls --json | jq -r '.[].taskId'
+      mcp-tasks ls --store URL --help                 (for operators: all of a store)
+    """
     if active and ended:
         raise click.UsageError("--active and --ended exclude each other; without them, all tasks are listed")
-
-    def wanted(entry: LedgerEntry) -> bool:
-        text = f"{entry.task_id} {entry.tool} {entry.arguments or ''} {entry.message or ''} {entry.server}".casefold()
-        return (
-            not (active and entry.is_final)
-            and not (ended and not entry.is_final)
-            and (status is None or entry.status == status)
-            and (search is None or search.casefold() in text)
-        )
-
+    is_active = active if active or ended else None
+    identity = options.access.identity
     with opened_ledger(options.ledger_path) as ledger:
-        spec = None if server is None else ServerAddress.parse(server).spec
         if refresh:
-            await _refresh(ledger, spec, options.access)
-        entries = ledger.entries(server=spec, identity=options.access.identity)
-    _print([entry for entry in entries if wanted(entry)], options.output)
+            await _refresh(ledger, ledger.pending(server=server, identity=identity), options)
+        entries = ledger.entries(server=server, identity=identity, active=is_active, status=status, search=search)
+    _print(entries, options.output)
     return Exit.OK
 
 
-async def _refresh(ledger: Ledger, spec: str | None, access: Access) -> None:
-    pending = ledger.pending(server=spec, identity=access.identity)
-    seen = await look_at(pending, connector(access, ledger=ledger), headers=access.headers)
+async def _refresh(ledger: Ledger, pending: Sequence[LedgerEntry], options: Options) -> None:
+    seen = await Chosen(ledger=ledger, entries=pending, options=options, several=True).at_each(TaskHandle.status)
     problems = Counter(problem_of(found).message for found in seen.values() if isinstance(found, Exception))
     for message, count in problems.items():
         say(f"{count} task{'' if count == 1 else 's'} could not be refreshed: {message}", "yellow")
+
+
+def _table(entries: Sequence[LedgerEntry], *, short: Mapping[str, str]) -> RenderableType:
+    columns: Columns[Followed] = {
+        "id": lambda task: short[task.entry.task_id],
+        "status": status_of,
+        "started": lambda task: ago(task.entry.started_at),
+        "took": lambda task: clock(task.elapsed),
+        "call": lambda task: f"{task.entry.tool} {task.entry.arguments or ''}",
+        "message": lambda task: task.message,
+        "server": lambda task: Text(one_line(task.entry.server_label), style="bright_black"),
+    }
+    return listing(columns, [Followed(entry=entry) for entry in entries], fixed=4, cut=True)
 
 
 def _print(entries: Sequence[LedgerEntry], output: Output) -> None:
@@ -91,6 +90,6 @@ def _print(entries: Sequence[LedgerEntry], output: Output) -> None:
         group = [entry for entry in entries if entry.is_final == is_final]
         if group:
             stdout().print(f"{title} ({len(group)})", style="bold")
-            stdout().print(task_table(group, short=short))
+            stdout().print(_table(group, short=short))
     if not entries:
         say("No tasks.")

@@ -13,22 +13,13 @@ from mcp_tasks.cli.forms.arguments import how_to_answer
 from mcp_tasks.cli.options import Access, takes_save
 from mcp_tasks.cli.remembered import Chosen, takes_tasks
 from mcp_tasks.cli.terminal.exits import Exit, problem_of
-from mcp_tasks.cli.terminal.outcomes import HOW_TO_SAVE, outcome_of, print_json, say
+from mcp_tasks.cli.terminal.outcomes import HOW_TO_SAVE, as_json, not_saved, with_files
 from mcp_tasks.cli.terminal.text import clean, one_line
-from mcp_tasks.cli.terminal.views import Line, ago, badge, card, clock, state_of, stdout
+from mcp_tasks.cli.terminal.views import Line, ago, badge, card, clock, print_json, say, state_of, stdout
 from mcp_tasks.client import Followed, LedgerEntry, TaskHandle, TaskSnapshot, result_texts
 
-EPILOG = """\
-\b
-Examples:
-  mcp-tasks show task_AhLN
-  mcp-tasks show task_AhLN --json
-  mcp-tasks show task_AhLN --offline
-  mcp-tasks show --store URL --help      (for operators: any task of a store)
-"""
 
-
-@click.command(epilog=EPILOG)
+@click.command()
 @click.argument("ids", metavar="ID", shell_complete=task_ids)
 @click.option("--offline", is_flag=True, help="Do not ask the server; show what was last seen.")
 @takes_save
@@ -37,21 +28,27 @@ async def command(*, chosen: Chosen, offline: bool, save: Path | None) -> int:
     """Show everything about one task: its state, what it asks, and its result.
 
     The server is asked; if it cannot be, what was last seen of the task is shown.
+
+    Examples:
+      mcp-tasks show task_AhLN
+      mcp-tasks show task_AhLN --json
+      mcp-tasks show task_AhLN --offline
+      mcp-tasks show --store URL --help      (for operators: any task of a store)
     """
     [entry] = chosen.entries
     snapshot = None if offline else await _look(chosen, entry)
-    followed = Followed(entry=entry, snapshot=snapshot)
-    outcome = outcome_of(followed, save)
+    followed = with_files(Followed(entry=entry, snapshot=snapshot), save)
     if chosen.options.output == "json":
-        print_json({**entry.to_json(), **(snapshot.to_json() if snapshot else {}), **outcome.to_json()})
+        print_json({**entry.to_json(), **(snapshot.to_json() if snapshot else {}), **as_json(followed)})
     else:
         stdout().print(card(_lines(followed)))
         if followed.input_requests:
             _print_questions(followed, chosen.options.access)
         if followed.result is not None:
             stdout().print("\nresult" + (" (the tool failed)" if followed.is_error else ""), style="bright_black")
-            stdout().print(Text(clean("\n".join(result_texts(followed.result, outcome.saved, unsaved=HOW_TO_SAVE)))))
-    return Exit.OK if outcome.not_saved is None else outcome.not_saved.code
+            stdout().print(Text(clean("\n".join(result_texts(followed.result, followed.saved, unsaved=HOW_TO_SAVE)))))
+    problem = not_saved(followed)
+    return Exit.OK if problem is None else problem.code
 
 
 async def _look(chosen: Chosen, entry: LedgerEntry) -> TaskSnapshot | None:

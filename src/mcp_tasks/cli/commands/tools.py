@@ -14,9 +14,8 @@ from mcp_tasks.cli.commands.servers.names import SERVER
 from mcp_tasks.cli.connection import connect
 from mcp_tasks.cli.options import Access, Output, takes_access, takes_output
 from mcp_tasks.cli.terminal.exits import Exit
-from mcp_tasks.cli.terminal.outcomes import print_json, say
 from mcp_tasks.cli.terminal.text import one_line
-from mcp_tasks.cli.terminal.views import Columns, listing, stdout
+from mcp_tasks.cli.terminal.views import Columns, listing, print_json, say, stdout
 from mcp_tasks.client import ServerAddress, TaskSupport, fields_of, list_tools, task_support
 from mcp_tasks.client.tools import declares_tasks
 
@@ -27,15 +26,8 @@ _WORDS: Mapping[TaskSupport, str] = {
     "undeclared": "the server decides",
 }
 
-EPILOG = """\
-\b
-Examples:
-  mcp-tasks tools http://localhost:8000/mcp
-  mcp-tasks tools "python server.py" --json
-"""
 
-
-@click.command(epilog=EPILOG)
+@click.command()
 @click.argument("server", type=SERVER)
 @takes_access
 @takes_output
@@ -44,6 +36,10 @@ async def command(*, server: str, access: Access, output: Output) -> int:
 
     On the 2026-07-28 protocol the server decides call by call, and no listing tells; where it says more, that is
     shown.
+
+    Examples:
+      mcp-tasks tools http://localhost:8000/mcp
+      mcp-tasks tools "python server.py" --json
     """
     async with connect(ServerAddress.parse(server), access) as client:
         tools = [(tool, _WORDS[task_support(tool, client)]) for tool in await list_tools(client)]

@@ -8,24 +8,12 @@ from mcp_tasks.cli.commands.completion.completing import task_ids
 from mcp_tasks.cli.options import Waiting, takes_waiting
 from mcp_tasks.cli.remembered import Chosen, takes_tasks
 from mcp_tasks.cli.terminal.attending import Attending
+from mcp_tasks.cli.terminal.boards import new_board
 from mcp_tasks.cli.terminal.outcomes import report
-from mcp_tasks.cli.terminal.views import new_board
 from mcp_tasks.client import Followed
 
-EPILOG = """\
-\b
-Examples:
-  mcp-tasks wait task_AhLN
-  mcp-tasks wait task_AhLN task_9xQz --timeout 10m
-  mcp-tasks wait 786512e2-9e0d-44bd-8f29-789f320fe840 --server http://localhost:8000/mcp
 
-\b
-Exit codes are those of `call`; of several tasks, that of the first that is
-not well.
-"""
-
-
-@click.command(epilog=EPILOG)
+@click.command()
 @click.argument("ids", nargs=-1, required=True, metavar="ID...", shell_complete=task_ids)
 @takes_waiting("waiting")
 @takes_tasks
@@ -34,6 +22,14 @@ async def command(*, chosen: Chosen, waiting: Waiting) -> int:
 
     An ID may be cut short as long as it names one task. Questions are asked at the prompt; Ctrl-C offers to cancel
     or to leave the tasks running. With --output json: one object for one ID, a list for several.
+
+    Examples:
+      mcp-tasks wait task_AhLN
+      mcp-tasks wait task_AhLN task_9xQz --timeout 10m
+      mcp-tasks wait 786512e2-9e0d-44bd-8f29-789f320fe840 --server http://localhost:8000/mcp
+
+    Exit codes are those of `call`; of several tasks, that of the first that is
+    not well.
     """
     followed = await wait_for(chosen, waiting)
     return report(followed, chosen.options, save=waiting.save, as_list=chosen.several)

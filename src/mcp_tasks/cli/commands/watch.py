@@ -11,24 +11,14 @@ from mcp_tasks.cli.commands.completion.completing import task_ids
 from mcp_tasks.cli.options import Output, Waiting, takes_timeout
 from mcp_tasks.cli.remembered import Chosen, takes_tasks
 from mcp_tasks.cli.terminal.attending import Attending
+from mcp_tasks.cli.terminal.boards import Board, JsonBoard, LineBoard, TableBoard
 from mcp_tasks.cli.terminal.exits import Detached, Exit, problem_of
-from mcp_tasks.cli.terminal.outcomes import say
-from mcp_tasks.cli.terminal.tables import JsonBoard, TableBoard
 from mcp_tasks.cli.terminal.text import one_line
-from mcp_tasks.cli.terminal.views import Board, LineBoard, can_redraw
+from mcp_tasks.cli.terminal.views import can_redraw, say
 from mcp_tasks.client import Followed, LedgerEntry, WaitTimedOut, short_id
-from mcp_tasks.client.ledger import UNKNOWN
-
-EPILOG = """\
-\b
-Examples:
-  mcp-tasks watch
-  mcp-tasks watch task_AhLN task_9xQz
-  mcp-tasks watch --output json | jq -r 'select(.status == "failed").taskId'
-"""
 
 
-@click.command(epilog=EPILOG)
+@click.command()
 @click.argument("ids", nargs=-1, metavar="[ID]...", shell_complete=task_ids)
 @takes_timeout("watching")
 @takes_tasks
@@ -36,9 +26,19 @@ async def command(*, chosen: Chosen, timeout: float | None) -> int:
     """Watch several tasks in one table until they have ended; without IDs, all that have not.
 
     Nothing is asked and nothing is changed; Ctrl-C leaves. With --output json: one object per line and change.
+
+    Examples:
+      mcp-tasks watch
+      mcp-tasks watch task_AhLN task_9xQz
+      mcp-tasks watch --output json | jq -r 'select(.status == "failed").taskId'
     """
     access = chosen.options.access
-    entries = chosen.entries or _all_that_can_be(chosen.ledger.pending(identity=access.identity))
+    entries = chosen.entries or [
+        # What cannot be watched is for `ls`, and does not keep the rest from being watched.
+        entry
+        for entry in chosen.ledger.pending(identity=access.identity)
+        if entry.attributed and not entry.is_over
+    ]
     if not entries:
         say("Nothing to watch: every task has ended.")
         return Exit.OK
@@ -51,11 +51,6 @@ async def command(*, chosen: Chosen, timeout: float | None) -> int:
         say(f"Not all had ended within {timeout:.15g} s.", "yellow")
         return Exit.TIMEOUT
     return _report_problems(seen)
-
-
-def _all_that_can_be(pending: Sequence[LedgerEntry]) -> list[LedgerEntry]:
-    # What cannot be watched is for `ls`, and does not keep the rest from being watched.
-    return [entry for entry in pending if entry.attributed and entry.status != UNKNOWN]
 
 
 def _board(entries: Sequence[LedgerEntry], output: Output) -> Board:

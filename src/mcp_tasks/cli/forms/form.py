@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import webbrowser
+from textwrap import indent
 from typing import Any, Final
 
 from rich.console import Console
@@ -13,14 +14,6 @@ from mcp_tasks.cli.terminal.keyboard import Keyboard, chosen
 from mcp_tasks.cli.terminal.text import clean, one_line
 from mcp_tasks.client import BadValue, Field, Form, Question, link_to
 from mcp_tasks.client.conversions import as_text
-
-_HELP: Final = """\
-  /decline   say no to the question; the task goes on and knows it
-  /cancel    dismiss the question without a choice; the task goes on and knows it
-  /later     leave the question open and stop waiting
-  /back      go back to the field before
-  /skip      leave this field out, if it may be left out
-  //...      a text that begins with a slash and is one of these words"""
 
 _QUIET: Final = "bright_black"
 
@@ -36,18 +29,19 @@ async def ask(question: Question, keyboard: Keyboard, console: Console) -> dict[
     if question.url is not None:
         return await _visit(question.url, keyboard, console)
     form = Form(question)
-    shown: Field | None = None
+    before: Field | None = None
     if form.fields:
         enter = "Enter takes the [default]. " if any(field.has_default for field in form.fields) else ""
         console.print(Text(f"  {enter}/decline, /cancel or /later instead of an answer; /help for more.", style=_QUIET))
     while not form.is_over:
         field = form.field
-        if field is not shown:
-            _introduce(form, console)
-        shown = field
+        if field is not before:
+            for shown in form.shown:
+                console.print(Text(f"    {clean(shown)}", style="" if field else _QUIET))
+        before = field
         line = await keyboard.line(_prompt(form), console)
         if line.strip() in ("/help", "/?"):
-            console.print(Text(_HELP, style=_QUIET))
+            console.print(Text(indent(Form.HELP, "  "), style=_QUIET))
             continue
         try:
             form.take(line)
@@ -94,22 +88,10 @@ def _panel(question: Question) -> Panel:
     )
 
 
-def _introduce(form: Form, console: Console) -> None:
-    """Show what somebody should see before they are asked for it: the choices, or at the end all answers."""
-    if form.field is None:
-        for name, value in form.answers.items():
-            console.print(Text(f"    {one_line(name)} = {one_line(as_text(value))}", style=_QUIET))
-        return
-    for number, choice in enumerate(form.field.choices, 1):
-        title = f"  ({one_line(choice.title)})" if choice.title != str(choice.value) else ""
-        console.print(Text(f"    {number}. {one_line(str(choice.value))}{title}"))
-
-
 def _prompt(form: Form) -> Text:
     field = form.field
     if field is None:
-        yes_or_no = "Send it? [Y]es, [n]o (edit)" if form.fields else "Accept? [y]es, [n]o (decline), /cancel, /later"
-        return Text(f"  {yes_or_no}: ")
+        return Text(f"  {form.last_question}: ")
     text = Text("  ")
     if field.description:
         text.append(f"{one_line(field.description)}\n  ", style=_QUIET)

@@ -19,13 +19,13 @@ from rich.text import Text
 from mcp_tasks.cli.forms.form import ask
 from mcp_tasks.cli.options import Access, Waiting
 from mcp_tasks.cli.remembered import Chosen
+from mcp_tasks.cli.terminal.boards import Board
 from mcp_tasks.cli.terminal.exits import Detached, problem_of
 from mcp_tasks.cli.terminal.keyboard import Interrupt, Keyboard, chosen, is_terminal
-from mcp_tasks.cli.terminal.outcomes import say, say_how_to_return
+from mcp_tasks.cli.terminal.outcomes import say_how_to_return
 from mcp_tasks.cli.terminal.text import one_line
-from mcp_tasks.cli.terminal.views import Board
+from mcp_tasks.cli.terminal.views import say
 from mcp_tasks.client import Followed, Follower, Hooks, LedgerEntry, Question, TaskSnapshot, questions_of
-from mcp_tasks.client.servers.connecting import ask_through_the_task
 from mcp_tasks.core.json import JsonObject
 
 T = TypeVar("T")
@@ -58,10 +58,11 @@ class Attending(Hooks):
         Raises:
             Detached: The person no longer wants to wait, and was told how to come back.
         """
-        with self._board, self._keyboard.listening():
+        with self._keyboard.listening():
             working = asyncio.ensure_future(work)
             cancelling: list[asyncio.Future[None]] = []
             try:
+                self._board.start()
                 while (decision := await self._decision(working)) == "cancel":
                     # Meanwhile Ctrl-C is listened to: a server may take its time, or be gone.
                     cancelling.append(asyncio.ensure_future(self.follower.cancel_all()))
@@ -72,13 +73,13 @@ class Attending(Hooks):
             finally:
                 for future in (*cancelling, working):
                     await _stop(future)
+                self._board.stop()
         self._say_goodbye()
         raise Detached
 
     async def follow(self, chosen: Chosen) -> list[Followed]:
         """Stay until tasks have ended; how each stands then."""
-        connect = chosen.connector(ask_through_the_task)
-        return await self.stay(self.follower.follow(chosen.entries, connect, headers=self._access.headers))
+        return await self.stay(self.follower.follow(chosen.entries, chosen.connect, headers=self._access.headers))
 
     async def ask(self, question: Question) -> dict[str, Any] | None:
         """Ask the person; None if they leave the question open."""

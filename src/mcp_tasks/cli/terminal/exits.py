@@ -10,21 +10,9 @@ import click
 from mcp.shared.exceptions import MCPError
 from mcp_types import CONNECTION_CLOSED, REQUEST_TIMEOUT
 
+from mcp_tasks import errors
 from mcp_tasks.cli.terminal.text import clean, one_line
 from mcp_tasks.client import CallLost
-from mcp_tasks.errors import (
-    BadValue,
-    Explained,
-    Fate,
-    InvalidAddress,
-    InvalidOption,
-    ServerUnreachable,
-    StoreError,
-    TaskNotRemembered,
-    UnknownServer,
-    UnknownTask,
-    WaitTimedOut,
-)
 
 
 class Exit(IntEnum):
@@ -55,7 +43,7 @@ class Exit(IntEnum):
     INTERRUPTED = 130
 
 
-WHAT_BECAME: Final[Mapping[Fate, str]] = {
+WHAT_BECAME: Final[Mapping[errors.Fate, str]] = {
     "left": "",
     "cancelled": "; it was cancelled",
     "not cancelled": "; it could not be cancelled",
@@ -72,38 +60,32 @@ class Problem(Exception):
     Attributes:
         code: The exit code it ends the command with.
         hint: What to do about it, if there is something.
+        is_error: False if somebody chose to end it so.
     """
 
-    def __init__(self, message: str, code: Exit, *, hint: str | None = None) -> None:
+    def __init__(self, message: str, code: Exit, *, hint: str | None = None, is_error: bool = True) -> None:
         super().__init__(message)
         self.message = message
         self.code = code
         self.hint = hint
+        self.is_error = is_error
 
     def show(self) -> None:
         """Print it to stderr."""
-        click.secho("error: ", fg="red", bold=True, nl=False, err=True)
-        # Here, because most of what goes wrong is said by a server, and passes through a dozen places.
-        click.echo(one_line(self.message), err=True)
-        if self.hint:
-            for line in self.hint.splitlines():
-                click.echo(f"  {clean(line)}", err=True)
+        if self.is_error:
+            click.secho("error: ", fg="red", bold=True, nl=False, err=True)
+        if self.message or self.is_error:
+            # Here, because most of what goes wrong is said by a server, and passes through a dozen places.
+            click.secho(one_line(self.message), fg=None if self.is_error else "yellow", err=True)
+        for line in (self.hint or "").splitlines():
+            click.echo(f"  {clean(line)}", err=True)
 
 
-class LeftOpen(Problem):
-    """Somebody chose to leave something open, which ends a command and is no error."""
-
-    def show(self) -> None:
-        """Print it to stderr, without calling it an error."""
-        if self.message:
-            click.secho(self.message, fg="yellow", err=True)
-
-
-class Detached(LeftOpen):
+class Detached(Problem):
     """Somebody stopped waiting, and was told how to come back; the task goes on."""
 
     def __init__(self) -> None:
-        super().__init__("", Exit.INTERRUPTED)
+        super().__init__("", Exit.INTERRUPTED, is_error=False)
 
 
 def problem_of(exc: BaseException) -> Problem:
@@ -111,21 +93,28 @@ def problem_of(exc: BaseException) -> Problem:
     match exc:
         case Problem():
             return exc
-        case ServerUnreachable():
+        case errors.ServerUnreachable():
             return Problem(exc.what, Exit.UNREACHABLE, hint=_what_to_do(exc))
-        case TaskNotRemembered():
+        case errors.TaskNotRemembered() if "://" in exc.start:
+            hint = "Name the task by its id, and the server with --server URL if the task is not in the ledger."
+            return Problem(f"{exc.start!r} is the URL of a server, and not a task", Exit.USAGE, hint=hint)
+        case errors.TaskNotRemembered():
             hint = "`mcp-tasks ls` lists the tasks in the ledger; for any other, give its whole id and --server."
             return Problem(exc.what, Exit.UNKNOWN_TASK, hint=hint)
-        case InvalidAddress() if exc.hint:
+        case errors.InvalidAddress() if exc.hint:
             return Problem(exc.what, Exit.USAGE, hint="Name its server with --server, and give the whole ID.")
-        case UnknownServer():
+        case errors.UnknownServer():
             return Problem(exc.what, Exit.USAGE, hint=exc.hint or "`mcp-tasks servers` lists the servers with names.")
-        case Explained():
+        case errors.AmbiguousAnswer():
+            return Problem(f"{exc.what}; choose one with --question", Exit.USAGE, hint=exc.hint)
+        case errors.QuestionUnseen():
+            return Problem(exc.what, Exit.FAILED, hint=exc.hint)
+        case errors.Explained():
             return Problem(exc.what, Exit.USAGE, hint=exc.hint)
-        case UnknownTask():
+        case errors.UnknownTask():
             what = "the server does not know this task: it may have expired, or belong to another user"
             return Problem(f"{what}; {exc.hint}" if exc.hint else what, Exit.UNKNOWN_TASK)
-        case WaitTimedOut():
+        case errors.WaitTimedOut():
             what = f"the {'task' if exc.task_id else 'call'} did not end within {exc.seconds:.15g} s"
             return Problem(what + WHAT_BECAME[exc.fate], Exit.TIMEOUT)
         case CallLost():
@@ -134,11 +123,9 @@ def problem_of(exc: BaseException) -> Problem:
         case MCPError():
             gone = exc.code in (CONNECTION_CLOSED, REQUEST_TIMEOUT)
             return Problem(f"the server answers: {exc}", Exit.UNREACHABLE if gone else Exit.FAILED)
-        case BadValue():
-            return Problem(str(exc), Exit.USAGE, hint=exc.hint)
-        case InvalidOption():
-            return Problem(str(exc), Exit.USAGE)
-        case StoreError():
+        case errors.BadValue() | errors.InvalidOption():
+            return Problem(str(exc), Exit.USAGE, hint=getattr(exc, "hint", None))
+        case errors.StoreError():
             # The ledger is the only store here.
             notes: list[str] = getattr(exc, "__notes__", [])
             return Problem(str(exc), Exit.LEDGER, hint="\n".join([*notes, "--ledger names another."]))
@@ -148,7 +135,7 @@ def problem_of(exc: BaseException) -> Problem:
             return Problem(str(exc), Exit.FAILED)
 
 
-def _what_to_do(exc: ServerUnreachable) -> str:
+def _what_to_do(exc: errors.ServerUnreachable) -> str:
     """What the options of a command can do about it."""
     if exc.reason == "credentials":
         if exc.scheme.lower() != "bearer":

@@ -4,112 +4,86 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import click
-from rich.text import Text
 
 from mcp_tasks.cli.forms.arguments import how_to_answer, how_to_answer_unseen
 from mcp_tasks.cli.options import Access, Options
 from mcp_tasks.cli.terminal.exits import WHAT_BECAME, Exit, Problem, problem_of
-from mcp_tasks.cli.terminal.text import clean, command_line, fields, json_text, one_line, without_secrets
-from mcp_tasks.cli.terminal.views import state_of, stderr
-from mcp_tasks.client import Followed, LedgerEntry, ServerAddress, result_texts, save_files, short_id
+from mcp_tasks.cli.terminal.text import clean, command_line, one_line, without_secrets
+from mcp_tasks.cli.terminal.views import print_json, say, state_of
+from mcp_tasks.client import Followed, LedgerEntry, ServerAddress, result_texts, short_id
 from mcp_tasks.core.json import JsonObject
 
 HOW_TO_SAVE: Final = "--save DIR writes it to a file"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Outcome:
-    """How a call or a task stands when a command ends.
-
-    Attributes:
-        saved: Files that were written with `--save`, by the number of their block in the result.
-        not_saved: Why one of them could not be.
-    """
-
-    followed: Followed
-    saved: Mapping[int, Path] = field(default_factory=dict[int, Path])
-    not_saved: Problem | None = None
-
-    @property
-    def problem(self) -> Problem | None:
-        """What kept us from knowing more."""
-        followed = self.followed
-        if followed.problem is not None:
-            return problem_of(followed.problem)
-        if followed.status == "input_required" and followed.fate in ("cancelled", "not cancelled"):
-            why = "the task asks something and there is no terminal to ask at"
-            return Problem(why + WHAT_BECAME[followed.fate], Exit.INPUT_REQUIRED)
-        return None
-
-    @property
-    def exit(self) -> Exit:
-        """The exit code."""
-        followed, problem = self.followed, self.problem
-        if problem is not None:
-            return problem.code
-        match followed.status:
-            case "completed" | "failed" if followed.is_error:
-                # What is a result to newer servers is a failure to those of 2025-11-25.
-                return Exit.TOOL_ERROR
-            case "failed":
-                return Exit.FAILED
-            case "cancelled":
-                return Exit.CANCELLED
-            case "input_required":
-                # What somebody has chosen is no failure.
-                is_chosen = followed.left_open and all(question.is_elicitation for question in followed.questions)
-                return Exit.OK if is_chosen else Exit.INPUT_REQUIRED
-            case _:
-                return Exit.OK if self.not_saved is None else self.not_saved.code
-
-    def to_json(self) -> dict[str, Any]:
-        """The value that `--output json` prints."""
-        problem = self.problem or self.not_saved
-        return self.followed.to_json() | fields(
-            problem=None if problem is None else problem.message,
-            saved=[str(path) for path in self.saved.values()] or None,
-        )
+_EXITS: Final[Mapping[str, Exit]] = {
+    "tool_error": Exit.TOOL_ERROR,
+    "failed": Exit.FAILED,
+    "cancelled": Exit.CANCELLED,
+    "input_required": Exit.INPUT_REQUIRED,
+}
+"""For outcomes that are not well. What somebody has chosen is no failure."""
 
 
 def report(followed: Sequence[Followed], options: Options, *, save: Path | None = None, as_list: bool = False) -> int:
     """Print how calls or tasks stand; gives the exit code: that of the first that is not well."""
-    outcomes = [outcome_of(each, save) for each in followed]
+    outcomes = [with_files(each, save) for each in followed]
     if options.output == "json":
-        values = [outcome.to_json() for outcome in outcomes]
+        values = [as_json(outcome) for outcome in outcomes]
         print_json(values if as_list else values[0])
     else:
         for outcome in outcomes:
             _print(outcome, options.access, named=as_list and len(outcomes) > 1)
-    return next((outcome.exit for outcome in outcomes if outcome.exit), Exit.OK)
+    return next((code for outcome in outcomes if (code := _exit_of(outcome))), Exit.OK)
 
 
-def outcome_of(followed: Followed, save: Path | None = None) -> Outcome:
-    """The outcome, after the files in its result were written into a folder. If they cannot be, that is said, and the
+def with_files(followed: Followed, save: Path | None) -> Followed:
+    """The same, after the files in its result were written into a folder. If they cannot be, that is said, and the
     result is printed all the same: it may be nowhere else."""
-    if followed.result is None or save is None:
-        return Outcome(followed=followed)
-    saved, failure = save_files(followed.result, save, followed.entry.tool)
-    problem = None if failure is None else Problem(f"--save: {failure}", problem_of(failure).code)
-    for path in saved.values():
+    if save is None:
+        return followed
+    followed = followed.save(save)
+    for path in followed.saved.values():
         say(f"Saved {path}")
-    if problem is not None:
+    if (problem := not_saved(followed)) is not None:
         problem.show()
-    return Outcome(followed=followed, saved=saved, not_saved=problem)
+    return followed
 
 
-def print_json(value: Any) -> None:
-    """One JSON value on stdout."""
-    click.echo(json_text(value, indent=2 if sys.stdout.isatty() else None))
+def not_saved(followed: Followed) -> Problem | None:
+    """Why a file could not be written with `--save`."""
+    why = followed.not_saved
+    return None if why is None else Problem(f"--save: {why}", problem_of(why).code)
 
 
-def say(text: str, style: str = "") -> None:
-    """A line on stderr, or several. What is in it of a server's is on one line each, or meant to be on several."""
-    stderr().print(Text(clean(text), style=style), soft_wrap=True)
+def as_json(followed: Followed) -> dict[str, Any]:
+    """The value that `--output json` prints, with the problem as it is said here."""
+    problem = _problem_in(followed) or not_saved(followed)
+    return followed.to_json() | ({} if problem is None else {"problem": problem.message})
+
+
+def _problem_in(followed: Followed) -> Problem | None:
+    """What kept us from knowing more."""
+    if followed.problem is not None:
+        return problem_of(followed.problem)
+    if followed.status == "input_required" and followed.fate in ("cancelled", "not cancelled"):
+        why = "the task asks something and there is no terminal to ask at"
+        return Problem(why + WHAT_BECAME[followed.fate], Exit.INPUT_REQUIRED)
+    return None
+
+
+def _exit_of(followed: Followed) -> Exit:
+    problem = _problem_in(followed)
+    if problem is not None:
+        return problem.code
+    if followed.outcome in _EXITS:
+        return _EXITS[followed.outcome]
+    unsaved = not_saved(followed)
+    return Exit.OK if unsaved is None else unsaved.code
 
 
 def say_how_to_return(entries: Sequence[LedgerEntry], access: Access) -> None:
@@ -121,9 +95,8 @@ def say_how_to_return(entries: Sequence[LedgerEntry], access: Access) -> None:
         say("It is worked on while its stdio server runs: from when you come back, or in another client of it.")
 
 
-def _print(outcome: Outcome, access: Access, *, named: bool) -> None:
-    followed, problem = outcome.followed, outcome.problem
-    entry = followed.entry
+def _print(followed: Followed, access: Access, *, named: bool) -> None:
+    entry, problem = followed.entry, _problem_in(followed)
     if named:
         say(f"── {short_id(entry.task_id)}  {one_line(entry.tool)}: {state_of(followed).replace('_', ' ')}", "bold")
     if problem is not None:
@@ -133,7 +106,7 @@ def _print(outcome: Outcome, access: Access, *, named: bool) -> None:
         return
     match followed.status:
         case "completed" | "failed" if followed.error is None and followed.result is not None:
-            print_result(followed.result, outcome.saved)
+            print_result(followed.result, followed.saved)
         case "failed":
             say(f"The call failed: {_error_text(followed)}", "red")
         case "cancelled":

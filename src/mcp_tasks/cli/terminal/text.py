@@ -7,22 +7,19 @@ this process are taken out of all of it as well: what a server is told, it may s
 
 from __future__ import annotations
 
-import json
 import logging
-import re
 import shlex
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, cast
+from typing import Any, cast
 
-from mcp_tasks.client.printable import is_dropped, printable
+from mcp_tasks.client.printable import printable, printable_json
 
 _secrets: set[str] = set()
 
 
-def hide(secret: str) -> None:
-    """Never show this text from now on, whoever says it."""
-    if secret:
-        _secrets.add(secret)
+def hide(*secrets: str) -> None:
+    """Never show these texts from now on, whoever says them."""
+    _secrets.update(secret for secret in secrets if secret)
 
 
 def without_secrets(text: str) -> str:
@@ -51,16 +48,10 @@ def command_line(name: str, *words: str, options: str = "") -> str:
     return " ".join(["mcp-tasks", name, *quoted]) + options
 
 
-def fields(**values: Any) -> dict[str, Any]:
-    """The fields of a JSON object to be printed: those that have a value."""
-    return {name: value for name, value in values.items() if value is not None}
-
-
 def json_text(value: Any, *, indent: int | None = None) -> str:
     """A JSON value to be printed: what a terminal would obey is escaped in it, and the value is the same, but for
     secrets of this process."""
-    text = json.dumps(_hidden(value) if _secrets else value, indent=indent, ensure_ascii=False)
-    return text if text.isascii() else _UNPRINTED.sub(_escaped, text)
+    return printable_json(_hidden(value) if _secrets else value, indent=indent)
 
 
 def _hidden(value: Any) -> Any:
@@ -74,15 +65,6 @@ def _hidden(value: Any) -> Any:
             return [_hidden(part) for part in cast("Sequence[Any]", value)]
         case _:
             return value
-
-
-# All that `json.dumps` leaves as it is: it escapes the controls below the space by itself.
-_UNPRINTED: Final = re.compile(r"[^ -~\n]")
-
-
-def _escaped(found: re.Match[str]) -> str:
-    char = found[0]
-    return json.dumps(char)[1:-1] if is_dropped(char) else char
 
 
 class CleanLog(logging.Formatter):

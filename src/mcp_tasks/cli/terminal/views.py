@@ -1,4 +1,4 @@
-"""What is drawn: progress of tasks as bars or as lines, and the words and layouts that all commands share.
+"""What is printed: the words and layouts that all commands share.
 
 Everything but results goes to stderr, so that stdout is what a script wants. Text that comes from a server is
 never markup and never control codes.
@@ -7,23 +7,19 @@ never markup and never control codes.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from functools import cache
-from typing import Final, Self, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
+import click
 from rich.console import Console, Group, RenderableType
-from rich.live import Live
 from rich.padding import Padding
-from rich.progress_bar import ProgressBar
-from rich.spinner import Spinner
 from rich.table import Column, Table
 from rich.text import Text
 
-from mcp_tasks.cli.terminal.text import one_line
-from mcp_tasks.client import Followed, Progress, short_id
-from mcp_tasks.client.following import TaskKey
+from mcp_tasks.cli.terminal.text import clean, json_text, one_line
+from mcp_tasks.client import Followed, short_id
 
 T = TypeVar("T")
 
@@ -49,12 +45,6 @@ PIPE_WIDTH: Final = 240
 NARROW: Final = 100
 """Columns of a terminal below which what does not fit beside each other goes below each other."""
 
-LINE_PAUSE: Final = timedelta(seconds=1)
-"""Between two lines about one task that only says how far it is."""
-
-AWAY_PAUSE: Final = timedelta(seconds=10)
-"""Between two lines that say that a server is still out of reach."""
-
 
 @cache
 def stderr() -> Console:
@@ -71,6 +61,16 @@ def stdout() -> Console:
 def can_redraw() -> bool:
     """Whether stderr is a terminal on which things can be drawn anew in place."""
     return stderr().is_terminal and not stderr().is_dumb_terminal
+
+
+def say(text: str, style: str = "") -> None:
+    """A line on stderr, or several. What is in it of a server's is on one line each, or meant to be on several."""
+    stderr().print(Text(clean(text), style=style), soft_wrap=True)
+
+
+def print_json(value: Any) -> None:
+    """One JSON value on stdout."""
+    click.echo(json_text(value, indent=2 if sys.stdout.isatty() else None))
 
 
 def badge(status: str) -> Text:
@@ -102,6 +102,11 @@ def clock(duration: timedelta | None) -> str:
 def state_of(task: Followed) -> str:
     """A task's status, in words of its own where that says too little."""
     return COMPLETED_BADLY if task.is_error and task.status == "completed" else task.status
+
+
+def status_of(task: Followed) -> Text:
+    """The same for a column, which is as wide as its longest."""
+    return badge(task.status if state_of(task) == task.status else "tool error")
 
 
 def tool_of(task: Followed) -> str:
@@ -156,145 +161,3 @@ def card(lines: Iterable[Line]) -> Table:
 
 def _cell(value: Text | str | None) -> Text:
     return value if isinstance(value, Text) else Text(one_line(value))
-
-
-class Board:
-    """Where the progress of tasks is shown while somebody waits for them."""
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.stop()
-
-    def start(self) -> None:
-        """Begin to draw, or go on."""
-
-    def stop(self) -> None:
-        """Stop drawing."""
-
-    def show(self, task: Followed) -> None:
-        """The present state of one task."""
-
-    def drop(self, key: TaskKey, why: str = "") -> None:
-        """Show a row no longer; `why` if that is because of a problem."""
-
-    def back(self, task: Followed, after: timedelta) -> None:
-        """Say that the server of a task is back."""
-        name = short_id(task.entry.task_id) or tool_of(task)
-        stderr().print(Text(f"{name}  server is back after {clock(after)}", style="green"), soft_wrap=True)
-
-    @contextmanager
-    def aside(self) -> Generator[Console]:
-        """Stop drawing while something else is on the terminal."""
-        self.stop()
-        try:
-            yield stderr()
-        finally:
-            self.start()
-
-
-def new_board(*, with_ids: bool = False) -> Board:
-    """The board for where stderr goes."""
-    return BarBoard() if can_redraw() else LineBoard(with_ids=with_ids)
-
-
-class LineBoard(Board):
-    """A line on stderr for each change, for logs and pipes."""
-
-    def __init__(self, *, with_ids: bool = False) -> None:
-        self._with_ids = with_ids
-        self._shown: dict[TaskKey, tuple[str, str, datetime]] = {}
-
-    def show(self, task: Followed) -> None:
-        """A line, unless it only says how far it is and the last one is fresh."""
-        if task.task_id is None and task.message is None:
-            # A call under way; whoever typed it knows.
-            return
-        now = datetime.now(UTC)
-        away = task.away_since is not None
-        text = said_by(task) + (f" ({task.percent}%)" if task.percent is not None and not away else "")
-        # That a server is out of reach, or back, is said at once, and then from time to time.
-        status = "out of reach" if away else task.status
-        last, said, when = self._shown.get(task.entry.key, ("", "", now))
-        if status == last and (said == text or now - when < (AWAY_PAUSE if away else LINE_PAUSE)):
-            return
-        self._shown[task.entry.key] = (status, text, now)
-        name = f"{short_id(task.entry.task_id) or tool_of(task)}  " if self._with_ids else ""
-        stderr().print(Text(f"{name}{one_line(state_of(task))}  {text}".rstrip()), soft_wrap=True)
-
-
-class LiveBoard(Board):
-    """Tasks that are redrawn in place on stderr.
-
-    Args:
-        draw: Draws all of them.
-        transient: Whether nothing of it stays when it is stopped.
-    """
-
-    def __init__(self, draw: Callable[[Sequence[Followed]], RenderableType], *, transient: bool) -> None:
-        self._tasks: dict[TaskKey, Followed] = {}
-        self._live = Live(
-            get_renderable=lambda: draw(list(self._tasks.values())), console=stderr(), transient=transient
-        )
-
-    def start(self) -> None:
-        """Draw them, from now on."""
-        self._live.start()
-
-    def stop(self) -> None:
-        """Draw them for the last time, or take them away."""
-        self._live.stop()
-
-    def show(self, task: Followed) -> None:
-        """Draw this state from now on."""
-        self._tasks[task.entry.key] = task
-
-
-class BarBoard(LiveBoard):
-    """A progress bar per task."""
-
-    def __init__(self) -> None:
-        self._spinner = Spinner("dots", style="progress.spinner")
-        super().__init__(self._bars, transient=True)
-
-    def show(self, task: Followed) -> None:
-        """Redraw a task's bar; one that ended becomes a line that stays."""
-        if task.is_final:
-            self.drop(task.entry.key)
-            stderr().print(_ended(task))
-        else:
-            super().show(task)
-
-    def drop(self, key: TaskKey, why: str = "") -> None:
-        """Take a bar away."""
-        if self._tasks.pop(key, None) is not None:
-            # Otherwise it is drawn once more, below whatever is printed next.
-            self._live.refresh()
-
-    def _bars(self, tasks: Sequence[Followed]) -> RenderableType:
-        narrow = stderr().width < NARROW
-        tool = Column(no_wrap=True, overflow="ellipsis", max_width=16 if narrow else 40)
-        says = Column(ratio=1, no_wrap=True, overflow="ellipsis")
-        bars = Table.grid(Column(), tool, Column(), Column(), Column(), says, padding=(0, 1), expand=True)
-        for task in tasks:
-            done = task.progress or Progress(progress=0)
-            bars.add_row(
-                self._spinner,
-                Text(tool_of(task), style=MARKS.get(task.status, ("", ""))[1]),
-                ProgressBar(total=done.total, completed=done.progress, width=12 if narrow else 24),
-                Text("" if task.percent is None else f"{task.percent:>3}%", style="cyan"),
-                Text(clock(task.elapsed), style="bright_black"),
-                Text(said_by(task) or task.status.replace("_", " ")),
-            )
-        return bars
-
-
-def _ended(task: Followed) -> Text:
-    text = badge(state_of(task))
-    text.append(f"  {tool_of(task)}", style="default")
-    text.append(f"  {clock(task.elapsed)}", style="bright_black")
-    if task.status != "completed" and task.message:
-        text.append(f"  {one_line(task.message)}", style="default")
-    return text

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 
-from mcp_tasks.client.ledger import LedgerEntry
+from mcp_tasks.client.ledger_entry import LedgerEntry
 from mcp_tasks.client.servers.address import ServerAddress
 from mcp_tasks.errors import CredentialsForOne
 

@@ -7,28 +7,25 @@ from click.shell_completion import get_completion_class
 
 from mcp_tasks.cli.terminal.exits import Exit
 
-EPILOG = """\
-\b
-Examples:
-  mcp-tasks completion bash
-  eval "$(mcp-tasks completion bash)"
-
-\b
-Once, for all shells that are opened from then on:
-  bash  echo 'eval "$(mcp-tasks completion bash)"' >> ~/.bashrc
-  zsh   echo 'eval "$(mcp-tasks completion zsh)"' >> ~/.zshrc
-  fish  mkdir -p ~/.config/fish/completions
-        mcp-tasks completion fish > ~/.config/fish/completions/mcp-tasks.fish
-"""
-
 _ZSH = "(( $+functions[compdef] )) || { autoload -Uz compinit && compinit }"
 """zsh completes nothing before this was done, and a new .zshrc does not do it."""
 
 
-@click.command(epilog=EPILOG)
+@click.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def command(*, shell: str) -> int:
-    """Print the script that completes commands, options, ids of tasks, names of servers and tools."""
+    """Print the script that completes commands, options, ids of tasks, names of servers and tools.
+
+    Examples:
+      mcp-tasks completion bash
+      eval "$(mcp-tasks completion bash)"
+
+    Once, for all shells that are opened from then on:
+      bash  echo 'eval "$(mcp-tasks completion bash)"' >> ~/.bashrc
+      zsh   echo 'eval "$(mcp-tasks completion zsh)"' >> ~/.zshrc
+      fish  mkdir -p ~/.config/fish/completions
+            mcp-tasks completion fish > ~/.config/fish/completions/mcp-tasks.fish
+    """
     from mcp_tasks.cli.app import app
 
     complete = get_completion_class(shell)

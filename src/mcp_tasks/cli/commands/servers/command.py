@@ -11,34 +11,30 @@ from rich.text import Text
 from mcp_tasks.cli.commands.servers.names import SERVER, short_path, where
 from mcp_tasks.cli.options import Output, takes_output
 from mcp_tasks.cli.terminal.exits import Exit, Problem
-from mcp_tasks.cli.terminal.outcomes import print_json, say
 from mcp_tasks.cli.terminal.text import one_line
-from mcp_tasks.cli.terminal.views import Columns, listing, stdout
+from mcp_tasks.cli.terminal.views import Columns, listing, print_json, say, stdout
 from mcp_tasks.client import KnownServer, KnownServers
 from mcp_tasks.client.servers.address import ServerAddress
 from mcp_tasks.errors import Explained, InvalidServerFile
 
-EPILOG = """\
-\b
-Examples:
-  mcp-tasks servers
-  mcp-tasks servers add farm https://farm.example/mcp -H 'Authorization: Bearer ${FARM_TOKEN}'
-  mcp-tasks servers add local "python server.py" --env 'FARM_DB=farm.db'
-  mcp-tasks call farm render scene=forest
-  mcp-tasks servers remove farm
 
-\b
-A name means what the first of these says: what you added here; .mcp.json,
-mcp.json, .cursor/mcp.json and .vscode/mcp.json of this folder, then of those
-above it; ~/.cursor/mcp.json; the configuration of Claude Desktop.
-"""
-
-
-@click.group(epilog=EPILOG, invoke_without_command=True)
+@click.group(invoke_without_command=True)
 @takes_output
 @click.pass_context
 def command(ctx: click.Context, *, output: Output) -> int:
-    """List the servers that have names, and where each name comes from."""
+    """List the servers that have names, and where each name comes from.
+
+    Examples:
+      mcp-tasks servers
+      mcp-tasks servers add farm https://farm.example/mcp -H 'Authorization: Bearer ${FARM_TOKEN}'
+      mcp-tasks servers add local "python server.py" --env 'FARM_DB=farm.db'
+      mcp-tasks call farm render scene=forest
+      mcp-tasks servers remove farm
+
+    A name means what the first of these says: what you added here; .mcp.json,
+    mcp.json, .cursor/mcp.json and .vscode/mcp.json of this folder, then of those
+    above it; ~/.cursor/mcp.json; the configuration of Claude Desktop.
+    """
     if ctx.invoked_subcommand is not None:
         return Exit.OK
     known = KnownServers()

@@ -73,8 +73,7 @@ def as_known(server: ServerAddress, access: Access) -> tuple[ServerAddress, Acce
     known = known_as(server)
     if known is None:
         return server, access, environment
-    for secret in known.secrets:
-        hide(secret)
+    hide(*known.secrets)
     given = {name.lower() for name in access.headers}
     headers = {name: value for name, value in known.headers.items() if name.lower() not in given}
     address = known.address

@@ -11,23 +11,20 @@ from mcp_tasks.cli.commands.store.options import Session, StoreOptions, takes_id
 from mcp_tasks.cli.terminal.exits import Exit, Problem
 from mcp_tasks.errors import TaskUnreadable
 
-EPILOG = """\
-\b
-Examples:
-  mcp-tasks delete task_AhLNl8TX2b3kq0S9 --store postgresql://db/tasks
-  mcp-tasks delete task_AhLNl8TX2b3kq0S9 --force --store postgresql://db/tasks
 
-\b
-Exit codes: 0 gone, 2 wrong usage, 8 no such task, 10 the store cannot be used.
-"""
-
-
-@click.command(epilog=EPILOG)
+@click.command()
 @takes_ids
 @click.option("--force", is_flag=True, help="Cancel one that has not ended first; and delete one that cannot be read.")
 @takes_store
 async def command(*, ids: Sequence[str], force: bool, at: StoreOptions) -> int:
-    """Delete tasks that have ended, with all that is kept of them. There is no way back."""
+    """Delete tasks that have ended, with all that is kept of them. There is no way back.
+
+    Examples:
+      mcp-tasks delete task_AhLNl8TX2b3kq0S9 --store postgresql://db/tasks
+      mcp-tasks delete task_AhLNl8TX2b3kq0S9 --force --store postgresql://db/tasks
+
+    Exit codes: 0 gone, 2 wrong usage, 8 no such task, 10 the store cannot be used.
+    """
 
     async def delete(here: Session, task_id: str) -> tuple[dict[str, Any], str]:
         await _delete(here, task_id, force=force)

@@ -9,20 +9,10 @@ import click
 from mcp_tasks.cli.commands.store.options import Session, StoreOptions, takes_store
 from mcp_tasks.cli.commands.store.workers import find_worker, short_worker, worker_json
 from mcp_tasks.cli.terminal.exits import Exit
-from mcp_tasks.cli.terminal.outcomes import print_json, say
-
-EPILOG = """\
-\b
-Examples:
-  mcp-tasks drain 1f0c9a2b --store postgresql://db/tasks
-  mcp-tasks drain 1f0c9a2b --undo --store postgresql://db/tasks
-
-\b
-Exit codes: 0 noted, 2 wrong usage, 10 the store cannot be used.
-"""
+from mcp_tasks.cli.terminal.views import print_json, say
 
 
-@click.command(epilog=EPILOG)
+@click.command()
 @click.argument("names", nargs=-1, required=True, metavar="WORKER...")
 @click.option("--undo", is_flag=True, help="Have them take tasks again.")
 @takes_store
@@ -30,6 +20,12 @@ async def command(*, names: Sequence[str], undo: bool, at: StoreOptions) -> int:
     """Have workers take nothing more and finish what they have. Then they idle until --undo, or until they are ended.
 
     Each looks with its heartbeat whether it is to drain, so that takes some seconds; `workers` shows how far they are.
+
+    Examples:
+      mcp-tasks drain 1f0c9a2b --store postgresql://db/tasks
+      mcp-tasks drain 1f0c9a2b --undo --store postgresql://db/tasks
+
+    Exit codes: 0 noted, 2 wrong usage, 10 the store cannot be used.
     """
 
     async def work(here: Session) -> int:

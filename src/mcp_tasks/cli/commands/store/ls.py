@@ -12,28 +12,15 @@ from mcp_tasks.cli.commands.store.shapes import record_json
 from mcp_tasks.cli.commands.store.workers import find_worker, short_worker
 from mcp_tasks.cli.options import Duration
 from mcp_tasks.cli.terminal.exits import Exit, Problem
-from mcp_tasks.cli.terminal.outcomes import print_json, say
-from mcp_tasks.cli.terminal.views import Columns, ago, badge, clock, listing, stdout
+from mcp_tasks.cli.terminal.views import Columns, ago, badge, clock, listing, print_json, say, stdout
 from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.runtime.filtering import Wanted
 
 MOST = 1_000
 
-EPILOG = """\
-\b
-Examples:
-  mcp-tasks ls --store sqlite:///tasks.db
-  mcp-tasks ls --store postgresql://db/tasks --status working --older-than 2h
-  mcp-tasks ls --store redis://db/0 --tool pay --json | jq -r '.tasks[].taskId'
-  mcp-tasks ls --store redis://db/0 --owner '["app","https://id.example","ann"]'
 
-\b
-Exit codes: 0 listed, 2 wrong usage, 10 the store cannot be used.
-"""
-
-
-@click.command(epilog=EPILOG)
+@click.command()
 @click.option("--status", type=click.Choice([status.value for status in TaskStatus]), help="Only those of this status.")
 @click.option("--errors", is_flag=True, help="Only those that failed, or whose tool ended with an error.")
 @click.option("--tool", metavar="NAME", help="Only tasks of this tool.")
@@ -69,6 +56,14 @@ async def command(
     Nothing is shown of what they are about. A task whose tool ended with an error is "completed" to the protocol, and
     marked as what it is here; --errors lists these and those that failed. Only so many tasks are looked at
     for one listing: it says how to go on.
+
+    Examples:
+      mcp-tasks ls --store sqlite:///tasks.db
+      mcp-tasks ls --store postgresql://db/tasks --status working --older-than 2h
+      mcp-tasks ls --store redis://db/0 --tool pay --json | jq -r '.tasks[].taskId'
+      mcp-tasks ls --store redis://db/0 --owner '["app","https://id.example","ann"]'
+
+    Exit codes: 0 listed, 2 wrong usage, 10 the store cannot be used.
     """
 
     async def work(here: Session) -> int:

@@ -14,7 +14,7 @@ import click
 
 from mcp_tasks.cli.options import Output, takes_output, taking
 from mcp_tasks.cli.terminal.exits import Exit, Problem
-from mcp_tasks.cli.terminal.outcomes import print_json, say
+from mcp_tasks.cli.terminal.views import print_json, say
 from mcp_tasks.core.actor import Actor
 from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.encryption import keyring_from_environment
@@ -169,10 +169,9 @@ class StoreOptions:
             raise Problem(str(exc), Exit.USAGE) from exc
 
 
-def _make_at(given: dict[str, Any]) -> None:
-    fields = {name: given.pop(name) for name in StoreOptions.__slots__}
-    fields |= {"namespaces": sorted(set(fields["namespaces"])), "name": fields["name"] or _account()}
-    given["at"] = StoreOptions(**fields)
+def _at(url: str, namespaces: Sequence[str], name: str | None, audit: Path | None, output: Output) -> StoreOptions:
+    names = sorted(set(namespaces))
+    return StoreOptions(url=url, namespaces=names, name=name or _account(), audit=audit, output=output)
 
 
 takes_store: Final = taking(
@@ -189,7 +188,8 @@ takes_store: Final = taking(
     AS,
     AUDIT,
     takes_output,
-    into=_make_at,
+    into=_at,
+    name="at",
 )
 """`--store`, `--namespace`, `--as`, `--audit` and the options of `takes_output`, as `at`."""
 

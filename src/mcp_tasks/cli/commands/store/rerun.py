@@ -13,18 +13,8 @@ from mcp_tasks.cli.terminal.exits import Exit, Problem
 from mcp_tasks.cli.terminal.text import one_line
 from mcp_tasks.core.record import TaskRecord
 
-EPILOG = """\
-\b
-Examples:
-  mcp-tasks rerun task_AhLNl8TX2b3kq0S9 --store postgresql://db/tasks
-  mcp-tasks rerun task_AhLNl8TX2b3kq0S9 --yes --store postgresql://db/tasks
 
-\b
-Exit codes: 0 queued, 2 wrong usage, 8 no such task, 10 the store cannot be used.
-"""
-
-
-@click.command(epilog=EPILOG)
+@click.command()
 @takes_ids
 @click.option("--yes", is_flag=True, help="Also what its tool has begun before, without asking.")
 @takes_store
@@ -35,6 +25,12 @@ async def command(*, ids: Sequence[str], yes: bool, at: StoreOptions) -> int:
     time, only its author knows, so that is asked about, or wants --yes.
 
     While a new one has not ended, running the same task again gives that one.
+
+    Examples:
+      mcp-tasks rerun task_AhLNl8TX2b3kq0S9 --store postgresql://db/tasks
+      mcp-tasks rerun task_AhLNl8TX2b3kq0S9 --yes --store postgresql://db/tasks
+
+    Exit codes: 0 queued, 2 wrong usage, 8 no such task, 10 the store cannot be used.
     """
 
     async def run_again(here: Session, task_id: str) -> tuple[dict[str, Any], str]:

@@ -12,22 +12,11 @@ from rich.text import Text
 from mcp_tasks.cli.commands.store.options import Session, StoreOptions, takes_store
 from mcp_tasks.cli.commands.store.shapes import dossier_json
 from mcp_tasks.cli.terminal.exits import Exit
-from mcp_tasks.cli.terminal.outcomes import print_json
 from mcp_tasks.cli.terminal.text import json_text, one_line
-from mcp_tasks.cli.terminal.views import badge, stdout
-
-EPILOG = """\
-\b
-Examples:
-  mcp-tasks show task_AhLNl8TX2b3kq0S9 --store postgresql://db/tasks
-  mcp-tasks show task_AhLNl8TX2b3kq0S9 --secrets --json --store sqlite:///tasks.db
-
-\b
-Exit codes: 0 shown, 2 wrong usage, 8 no such task, 10 the store cannot be used.
-"""
+from mcp_tasks.cli.terminal.views import badge, print_json, stdout
 
 
-@click.command(epilog=EPILOG)
+@click.command()
 @click.argument("task_id", metavar="ID")
 @click.option(
     "--secrets", is_flag=True, help="Show arguments, questions, answers, steps, messages and results as they are."
@@ -37,6 +26,12 @@ async def command(*, task_id: str, secrets: bool, at: StoreOptions) -> int:
     """Show what is kept of a task: its request, its journal, its runs and how long they took.
 
     What it is about is told by size and shape, unless you ask for --secrets; the audit log says which you did.
+
+    Examples:
+      mcp-tasks show task_AhLNl8TX2b3kq0S9 --store postgresql://db/tasks
+      mcp-tasks show task_AhLNl8TX2b3kq0S9 --secrets --json --store sqlite:///tasks.db
+
+    Exit codes: 0 shown, 2 wrong usage, 8 no such task, 10 the store cannot be used.
     """
 
     async def work(here: Session) -> int:

@@ -11,25 +11,21 @@ from rich.text import Text
 
 from mcp_tasks.cli.commands.store.options import Session, StoreOptions, takes_store
 from mcp_tasks.cli.terminal.exits import Exit, Problem
-from mcp_tasks.cli.terminal.outcomes import print_json, say
 from mcp_tasks.cli.terminal.text import one_line
-from mcp_tasks.cli.terminal.views import stdout
+from mcp_tasks.cli.terminal.views import print_json, say, stdout
 from mcp_tasks.runtime.operator import MOST_CLAIMED, WorkerSeen
 
-EPILOG = """\
-\b
-Examples:
-  mcp-tasks workers --store postgresql://db/tasks
-  mcp-tasks workers --store postgresql://db/tasks --json
-"""
 
-
-@click.command(epilog=EPILOG)
+@click.command()
 @takes_store
 async def command(*, at: StoreOptions) -> int:
     """List the workers of a store: how often each has beaten, how many tasks it has, and whether it drains.
 
     A heartbeat is a number that grows: of one that stays the same over some seconds, the process is gone or hangs.
+
+    Examples:
+      mcp-tasks workers --store postgresql://db/tasks
+      mcp-tasks workers --store postgresql://db/tasks --json
     """
 
     async def work(here: Session) -> int:

@@ -14,9 +14,8 @@ from mcp_tasks.cli.commands.worker.health import backlog_json
 from mcp_tasks.cli.commands.worker.loading import load_server
 from mcp_tasks.cli.options import Output, takes_output
 from mcp_tasks.cli.terminal.exits import Exit, Problem
-from mcp_tasks.cli.terminal.outcomes import print_json, say
 from mcp_tasks.cli.terminal.text import clean
-from mcp_tasks.cli.terminal.views import stdout
+from mcp_tasks.cli.terminal.views import print_json, say, stdout
 from mcp_tasks.encryption import keyring_from_environment
 from mcp_tasks.errors import StoreError, UsageError
 from mcp_tasks.server import Waiting, waiting_in
@@ -26,20 +25,8 @@ from mcp_tasks.stores.paging import full_page
 from mcp_tasks.stores.sqlite import SqliteStore
 from mcp_tasks.stores.url import store_from_url
 
-EPILOG = """\
-\b
-Examples:
-  mcp-tasks backlog farm:server
-  mcp-tasks backlog farm:server --json
-  mcp-tasks backlog postgresql://db/tasks --namespace render-farm --json
 
-\b
-Exit codes: 0 counted, 2 wrong usage, 10 the store cannot be used,
-11 the server's own code raised.
-"""
-
-
-@click.command(epilog=EPILOG)
+@click.command()
 @click.argument("where", metavar="MODULE:SERVER|URL")
 @click.option(
     "--namespace", metavar="NAME", help="Whose tasks; needed with the URL of a store. The server's name, usually."
@@ -49,6 +36,14 @@ async def command(*, where: str, namespace: str | None, output: Output) -> int:
     """Count the tasks that could run and nobody has, by queue, and say for how long the oldest has waited.
 
     It is the number to scale workers by. A worker with --health answers it at /backlog, too.
+
+    Examples:
+      mcp-tasks backlog farm:server
+      mcp-tasks backlog farm:server --json
+      mcp-tasks backlog postgresql://db/tasks --namespace render-farm --json
+
+    Exit codes: 0 counted, 2 wrong usage, 10 the store cannot be used,
+    11 the server's own code raised.
     """
     if "://" in where and not namespace:
         raise click.UsageError(

@@ -18,7 +18,7 @@ from mcp_tasks.cli.commands.worker.loading import load_server, show_traceback
 from mcp_tasks.cli.commands.worker.plan import plan_json, plan_of, print_plan, start_line, unknown_queues
 from mcp_tasks.cli.options import Duration, Output, takes_format
 from mcp_tasks.cli.terminal.exits import Exit, Problem
-from mcp_tasks.cli.terminal.outcomes import print_json, say
+from mcp_tasks.cli.terminal.views import print_json, say
 from mcp_tasks.errors import StoreError, UsageError
 from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.server import Worker
@@ -31,29 +31,12 @@ is left it is less than the 30 s that Kubernetes gives a process to stop."""
 LONGEST_DRAIN: Final = timedelta(days=7)
 """Nothing waits for longer than that for a process to stop."""
 
-EPILOG = """\
-\b
-Examples:
-  mcp-tasks worker farm:server
-  mcp-tasks worker farm:server --queues gpu --concurrency 2
-  mcp-tasks worker farm:make_server() --health 0.0.0.0:8081
-  mcp-tasks worker farm:server --check
-
-\b
-SIGTERM or Ctrl-C: take nothing more, let tools end, hand back the rest.
-A second one hands back at once.
-
-\b
-Exit codes: 0 stopped in order, 2 wrong usage, 10 the store cannot be used,
-11 the server's own code raised, 130 a second signal.
-"""
-
 
 class _Count(click.IntRange):
     name = "whole number"
 
 
-@click.command(epilog=EPILOG)
+@click.command()
 @click.argument("spec", metavar="MODULE:SERVER")
 @click.option("--concurrency", type=_Count(min=1), metavar="N", help="How many tools run here at a time.")
 @click.option("--queues", metavar="NAME,...", help="Run only tools of these queues.  [default: all]")
@@ -88,6 +71,18 @@ def command(
     MODULE:SERVER is what the server's process loads too: the MCPServer or Server object, found in the working
     directory or, if it is not there, on PYTHONPATH. Workers and servers share one store; start as many of each as
     you like.
+
+    Examples:
+      mcp-tasks worker farm:server
+      mcp-tasks worker farm:server --queues gpu --concurrency 2
+      mcp-tasks worker farm:make_server() --health 0.0.0.0:8081
+      mcp-tasks worker farm:server --check
+
+    SIGTERM or Ctrl-C: take nothing more, let tools end, hand back the rest.
+    A second one hands back at once.
+
+    Exit codes: 0 stopped in order, 2 wrong usage, 10 the store cannot be used,
+    11 the server's own code raised, 130 a second signal.
     """
     address = None if health is None else _address(health)
     names = None if queues is None else _names(queues)

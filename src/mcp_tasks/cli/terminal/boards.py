@@ -1,0 +1,212 @@
+"""Where the progress of tasks is shown while somebody waits for them: bars, a table, lines, or lines of JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+import click
+from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.spinner import Spinner
+from rich.table import Column, Table
+from rich.text import Text
+
+from mcp_tasks.cli.terminal import views
+from mcp_tasks.cli.terminal.text import json_text, one_line
+from mcp_tasks.cli.terminal.views import clock, said_by, state_of, stderr, tool_of
+from mcp_tasks.client import Followed, LedgerEntry, Progress, short_id
+from mcp_tasks.client.following import TaskKey
+from mcp_tasks.client.ledger_entry import UNKNOWN
+
+BAR: Final = 20
+"""Columns of the bar in a table."""
+
+LINE_PAUSE: Final = timedelta(seconds=1)
+"""Between two lines about one task that only says how far it is."""
+
+AWAY_PAUSE: Final = timedelta(seconds=10)
+"""Between two lines that say that a server is still out of reach."""
+
+
+class Board:
+    """Where tasks are shown.
+
+    Args:
+        draw: Draws all of them, again and again in place.
+        transient: Whether nothing of that stays when it is stopped.
+    """
+
+    def __init__(
+        self, draw: Callable[[Sequence[Followed]], RenderableType] | None = None, *, transient: bool = True
+    ) -> None:
+        self._tasks: dict[TaskKey, Followed] = {}
+        self._live: Live | None = None
+        if draw is not None:
+            tasks = self._tasks
+            self._live = Live(get_renderable=lambda: draw([*tasks.values()]), console=stderr(), transient=transient)
+
+    def start(self) -> None:
+        """Begin to draw, or go on."""
+        if self._live is not None:
+            self._live.start()
+
+    def stop(self) -> None:
+        """Draw for the last time, or take away what is drawn."""
+        if self._live is not None:
+            self._live.stop()
+
+    def show(self, task: Followed) -> None:
+        """The present state of one task."""
+        self._tasks[task.entry.key] = task
+
+    def drop(self, key: TaskKey, why: str = "") -> None:
+        """Show a task no longer; `why` if that is because of a problem."""
+        if self._tasks.pop(key, None) is not None and self._live is not None:
+            # Otherwise it is drawn once more, below whatever is printed next.
+            self._live.refresh()
+
+    def back(self, task: Followed, after: timedelta) -> None:
+        """Say that the server of a task is back."""
+        name = short_id(task.entry.task_id) or tool_of(task)
+        stderr().print(Text(f"{name}  server is back after {clock(after)}", style="green"), soft_wrap=True)
+
+    @contextmanager
+    def aside(self) -> Generator[Console]:
+        """Stop drawing while something else is on the terminal."""
+        self.stop()
+        try:
+            yield stderr()
+        finally:
+            self.start()
+
+
+class LineBoard(Board):
+    """A line on stderr for each change, for logs and pipes."""
+
+    def __init__(self, *, with_ids: bool = False) -> None:
+        super().__init__()
+        self._with_ids = with_ids
+        self._shown: dict[TaskKey, tuple[str, str, datetime]] = {}
+
+    def show(self, task: Followed) -> None:
+        """A line, unless it only says how far it is and the last one is fresh."""
+        if task.task_id is None and task.message is None:
+            # A call under way; whoever typed it knows.
+            return
+        now = datetime.now(UTC)
+        away = task.away_since is not None
+        text = said_by(task) + (f" ({task.percent}%)" if task.percent is not None and not away else "")
+        # That a server is out of reach, or back, is said at once, and then from time to time.
+        status = "out of reach" if away else task.status
+        last, said, when = self._shown.get(task.entry.key, ("", "", now))
+        if status == last and (said == text or now - when < (AWAY_PAUSE if away else LINE_PAUSE)):
+            return
+        self._shown[task.entry.key] = (status, text, now)
+        name = f"{short_id(task.entry.task_id) or tool_of(task)}  " if self._with_ids else ""
+        stderr().print(Text(f"{name}{one_line(state_of(task))}  {text}".rstrip()), soft_wrap=True)
+
+
+class BarBoard(Board):
+    """A progress bar per task."""
+
+    def __init__(self) -> None:
+        self._spinner = Spinner("dots", style="progress.spinner")
+        super().__init__(self._bars)
+
+    def show(self, task: Followed) -> None:
+        """Redraw a task's bar; one that ended becomes a line that stays."""
+        if task.is_final:
+            self.drop(task.entry.key)
+            stderr().print(_ended(task))
+        else:
+            super().show(task)
+
+    def _bars(self, tasks: Sequence[Followed]) -> RenderableType:
+        narrow = stderr().width < views.NARROW
+        tool = Column(no_wrap=True, overflow="ellipsis", max_width=16 if narrow else 40)
+        says = Column(ratio=1, no_wrap=True, overflow="ellipsis")
+        bars = Table.grid(Column(), tool, Column(), Column(), Column(), says, padding=(0, 1), expand=True)
+        for task in tasks:
+            done = task.progress or Progress(progress=0)
+            bars.add_row(
+                self._spinner,
+                Text(tool_of(task), style=views.MARKS.get(task.status, ("", ""))[1]),
+                ProgressBar(total=done.total, completed=done.progress, width=12 if narrow else 24),
+                Text("" if task.percent is None else f"{task.percent:>3}%", style="cyan"),
+                Text(clock(task.elapsed), style="bright_black"),
+                Text(said_by(task) or task.status.replace("_", " ")),
+            )
+        return bars
+
+
+def _ended(task: Followed) -> Text:
+    text = views.badge(state_of(task))
+    text.append(f"  {tool_of(task)}", style="default")
+    text.append(f"  {clock(task.elapsed)}", style="bright_black")
+    if task.status != "completed" and task.message:
+        text.append(f"  {one_line(task.message)}", style="default")
+    return text
+
+
+class TableBoard(Board):
+    """A row per task, redrawn in place. It stays when the watching ends."""
+
+    def __init__(self, entries: Sequence[LedgerEntry]) -> None:
+        super().__init__(_table, transient=False)
+        for entry in entries:
+            self.show(Followed(entry=replace(entry, message="connecting")))
+
+    def drop(self, key: TaskKey, why: str = "") -> None:
+        """A task that cannot be seen stays, and says so."""
+        self.show(Followed(entry=replace(self._tasks[key].entry, status=UNKNOWN, message=why)))
+
+
+class JsonBoard(Board):
+    """A line of JSON on stdout per change."""
+
+    def show(self, task: Followed, away: timedelta | None = None) -> None:
+        """Print a state."""
+        shown = task.state_to_json() | ({} if away is None else {"outOfReachSeconds": round(away.total_seconds(), 1)})
+        try:
+            click.echo(json_text(shown))
+        except BrokenPipeError:
+            # Whoever read it has seen enough; otherwise it would be a problem of the task.
+            raise SystemExit from None
+
+    def back(self, task: Followed, after: timedelta) -> None:
+        """Print the last state again, and for how long it was all that was known."""
+        self.show(task, after)
+
+
+def _table(tasks: Sequence[Followed]) -> RenderableType:
+    columns: views.Columns[Followed] = {
+        "id": lambda task: short_id(task.entry.task_id),
+        "status": views.status_of,
+        "time": lambda task: clock(task.elapsed),
+        "progress": _progress,
+        "tool": tool_of,
+        "message": said_by,
+    }
+    return views.listing(columns, tasks, fixed=4, cut=True, console=stderr())
+
+
+def _progress(task: Followed) -> Text:
+    share = 100 if task.status == "completed" else task.percent
+    if share is None:
+        return Text("")
+    if stderr().width < views.NARROW:
+        return Text(f"{share}%")
+    done = BAR * share // 100
+    return Text.assemble(
+        ("━" * done, "bar.finished" if share == 100 else "bar.complete"), ("━" * (BAR - done), "bar.back")
+    )
+
+
+def new_board(*, with_ids: bool = False) -> Board:
+    """The board for where stderr goes."""
+    return BarBoard() if views.can_redraw() else LineBoard(with_ids=with_ids)
