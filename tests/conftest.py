@@ -29,6 +29,14 @@ def _leave(number: int, frame: object) -> NoReturn:
     pytest.exit(f"ended by signal {number}", 128 + number)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
+    """Show the beginning of an endless recursion alone: pytest would look for where it repeats by comparing the locals of
+    all frames, which may take longer than a test may, and then its whole process ends without a word."""
+    if call.excinfo is not None and call.excinfo.errisinstance(RecursionError):
+        call.excinfo.traceback = call.excinfo.traceback.cut(path=item.path)[:20]
+
+
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
     """The runtime is written for asyncio, as the SDK's servers are run."""

@@ -193,7 +193,8 @@ async def test_workers_are_read_from_the_heartbeats_and_the_index_of_claimed_tas
     # To the first worker, from each to the next, and whether each has a task here.
     searches = [step for step in plan if "tasks" in step]
     assert [step.split("tasks_claimed ")[1] for step in searches] == ["(worker>?)", "(worker>?)", "(worker=?)"]
-    assert all(step.startswith("SEARCH tasks USING COVERING INDEX") for step in searches)
+    # Newer versions of SQLite say of the last that one row is enough.
+    assert all(re.match("SEARCH tasks (EXISTS )?USING COVERING INDEX", step) for step in searches)
     assert [step for step in plan if "TEMP" in step] == []
 
 

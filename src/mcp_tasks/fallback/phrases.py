@@ -47,7 +47,11 @@ def tool_name(name: str) -> str:
 
 def as_json(value: Any, longest: int = LONGEST_FIELD) -> str:
     """A value as JSON on one line."""
-    return line(json.dumps(valid_json(value), ensure_ascii=False, default=str), longest)
+    try:
+        return line(json.dumps(valid_json(value), ensure_ascii=False, default=str), longest)
+    except RecursionError:
+        # Newer versions of Python read what is nested deeper than they can walk through.
+        return "nested too deeply to be shown"
 
 
 def is_form(request: InputRequest) -> bool:

@@ -25,7 +25,7 @@ from mcp_tasks.cli.terminal.keyboard import Interrupt, Keyboard, chosen, is_term
 from mcp_tasks.cli.terminal.outcomes import say_how_to_return
 from mcp_tasks.cli.terminal.text import one_line
 from mcp_tasks.cli.terminal.views import say
-from mcp_tasks.client import Followed, Follower, Hooks, LedgerEntry, Question, TaskSnapshot, questions_of
+from mcp_tasks.client import Followed, Follower, Hooks, LedgerEntry, Question, TaskSnapshot, questions_of, short_id
 from mcp_tasks.core.json import JsonObject
 
 T = TypeVar("T")
@@ -101,19 +101,22 @@ class Attending(Hooks):
 
     async def on_question(self, entry: LedgerEntry, key: str, request: JsonObject) -> Mapping[str, Any] | None:
         """Ask the person."""
-        [question] = questions_of({key: request}, entry.tool or entry.task_id, entry.server_label)
+        name = entry.tool or entry.task_id
+        if sum(1 for followed in self.follower.seen.values() if followed.task_id) > 1:
+            name = f"{name} ({short_id(entry.task_id)})"
+        [question] = questions_of({key: request}, name, entry.server_label)
         if not question.is_elicitation:
-            say(f"The task sends a {one_line(question.method)} request, which cannot be answered here.", "yellow")
+            self._say(f"The task sends a {question.method} request, which cannot be answered here.", "yellow")
             return None
         return await self.ask(question)
 
     def on_withdrawn(self, entry: LedgerEntry, key: str) -> None:
         """Say so, because somebody was typing."""
-        say("The question was withdrawn.", "yellow")
+        self._say("The question was withdrawn.", "yellow")
 
     def on_refused(self, entry: LedgerEntry, key: str, problem: Exception) -> None:
         """Say so, because it is asked again."""
-        say(f"The server refused the answer, and the question is asked again: {one_line(str(problem))}", "red")
+        self._say(f"The server refused the answer, and the question is asked again: {problem}", "red")
 
     def on_out_of_reach(self, entry: LedgerEntry, since: datetime) -> None:
         """Draw that nothing is known for now, and since when."""
@@ -125,15 +128,18 @@ class Attending(Hooks):
 
     def on_call_ended(self, entry: LedgerEntry) -> None:
         """Draw no more of it: its result is printed, or its task is drawn."""
-        self._board.drop(entry.key)
+        self._board.drop(self.follower.seen[entry.key])
 
     def on_problem(self, entry: LedgerEntry, problem: Exception) -> None:
         """Draw no more of it."""
-        self._board.drop(entry.key, problem_of(problem).message)
+        self._board.drop(self.follower.seen[entry.key], problem_of(problem).message)
 
     def on_not_cancelled(self, entry: LedgerEntry, problem: Exception) -> None:
         """Say so."""
-        say(one_line(f"{entry.task_id} could not be cancelled: {problem}"), "red")
+        self._say(f"{entry.task_id} could not be cancelled: {problem}", "red")
+
+    def _say(self, text: str, style: str) -> None:
+        self._board.say(Text(one_line(text), style=style))
 
     # What the person decides
 
@@ -151,16 +157,29 @@ class Attending(Hooks):
         """Wait for every Ctrl-C that comes while nothing is asked."""
         while True:
             await self._keyboard.interrupted()
+            if not self._has_choice:
+                self._decide("stop")
+                continue
             async with self._alone_at_terminal() as console:
                 await self._waits_on(console)
 
+    @property
+    def _has_choice(self) -> bool:
+        """Whether there is something to choose, and somebody who can. If not, `--on-abandon` says what becomes of the
+        tasks."""
+        return self.can_answer and self.follower.can_cancel
+
     async def _waits_on(self, console: Console) -> bool:
-        """After Ctrl-C: whether to go on. If not, what was decided is known to `stay`."""
-        # With nobody to ask, `--on-abandon` says what becomes of the tasks.
-        decision = await self._menu(console) if self.can_answer and self.follower.can_cancel else "stop"
-        if decision != "wait" and not self._decided.done():
-            self._decided.set_result(decision)
+        """After Ctrl-C: whether to go on."""
+        decision = await self._menu(console) if self._has_choice else "stop"
+        if decision != "wait":
+            self._decide(decision)
         return decision == "wait"
+
+    def _decide(self, decision: str) -> None:
+        """Have `stay` know what was decided."""
+        if not self._decided.done():
+            self._decided.set_result(decision)
 
     async def _menu(self, console: Console) -> str:
         self._keyboard.forget_typed()

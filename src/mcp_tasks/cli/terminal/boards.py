@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Final
+from typing import Any, Final
 
 import click
 from rich.console import Console, RenderableType
@@ -45,44 +46,61 @@ class Board:
         self, draw: Callable[[Sequence[Followed]], RenderableType] | None = None, *, transient: bool = True
     ) -> None:
         self._tasks: dict[TaskKey, Followed] = {}
+        self._draw = draw
+        self._transient = transient
         self._live: Live | None = None
-        if draw is not None:
-            tasks = self._tasks
-            self._live = Live(get_renderable=lambda: draw([*tasks.values()]), console=stderr(), transient=transient)
+        self._held: list[Text] | None = None
 
     def start(self) -> None:
         """Begin to draw, or go on."""
-        if self._live is not None:
+        draw = self._draw
+        if draw is not None:
+            # A new one each time: what was drawn once is taken away when it goes on, and something else is there now.
+            self._live = Live(
+                get_renderable=lambda: draw([*self._tasks.values()]), console=stderr(), transient=self._transient
+            )
             self._live.start()
 
     def stop(self) -> None:
         """Draw for the last time, or take away what is drawn."""
         if self._live is not None:
             self._live.stop()
+            self._live = None
+
+    def say(self, line: Text) -> None:
+        """A line that stays; as soon as the terminal is free, if somebody is asked something there."""
+        if self._held is None:
+            stderr().print(line, soft_wrap=True)
+        else:
+            self._held.append(line)
 
     def show(self, task: Followed) -> None:
         """The present state of one task."""
         self._tasks[task.entry.key] = task
 
-    def drop(self, key: TaskKey, why: str = "") -> None:
+    def drop(self, task: Followed, why: str = "") -> None:
         """Show a task no longer; `why` if that is because of a problem."""
-        if self._tasks.pop(key, None) is not None and self._live is not None:
+        if self._tasks.pop(task.entry.key, None) is not None and self._live is not None:
             # Otherwise it is drawn once more, below whatever is printed next.
             self._live.refresh()
 
     def back(self, task: Followed, after: timedelta) -> None:
         """Say that the server of a task is back."""
         name = short_id(task.entry.task_id) or tool_of(task)
-        stderr().print(Text(f"{name}  server is back after {clock(after)}", style="green"), soft_wrap=True)
+        self.say(Text(f"{name}  server is back after {clock(after)}", style="green"))
 
     @contextmanager
     def aside(self) -> Generator[Console]:
         """Stop drawing while something else is on the terminal."""
         self.stop()
+        held = self._held = list[Text]()
         try:
             yield stderr()
         finally:
+            self._held = None
             self.start()
+            for line in held:
+                self.say(line)
 
 
 class LineBoard(Board):
@@ -92,37 +110,49 @@ class LineBoard(Board):
         super().__init__()
         self._with_ids = with_ids
         self._shown: dict[TaskKey, tuple[str, str, datetime]] = {}
+        self._later: dict[TaskKey, asyncio.TimerHandle] = {}
+
+    def stop(self) -> None:
+        """Say no more."""
+        for key in [*self._later]:
+            self._later.pop(key).cancel()
 
     def show(self, task: Followed) -> None:
-        """A line, unless it only says how far it is and the last one is fresh."""
+        """A line; a little later, if it only says how far it is and the last one is fresh."""
         if task.task_id is None and task.message is None:
             # A call under way; whoever typed it knows.
             return
-        now = datetime.now(UTC)
-        away = task.away_since is not None
+        key, now, away = task.entry.key, datetime.now(UTC), task.away_since is not None
+        if key in self._later:
+            self._later.pop(key).cancel()
         text = said_by(task) + (f" ({task.percent}%)" if task.percent is not None and not away else "")
         # That a server is out of reach, or back, is said at once, and then from time to time.
         status = "out of reach" if away else task.status
-        last, said, when = self._shown.get(task.entry.key, ("", "", now))
-        if status == last and (said == text or now - when < (AWAY_PAUSE if away else LINE_PAUSE)):
+        last, said, when = self._shown.get(key, ("", "", now))
+        fresh_for = when + (AWAY_PAUSE if away else LINE_PAUSE) - now
+        if status == last and (said == text or fresh_for > timedelta()):
+            if said != text:
+                loop = asyncio.get_running_loop()
+                self._later[key] = loop.call_later(fresh_for.total_seconds(), self.show, task)
             return
-        self._shown[task.entry.key] = (status, text, now)
+        self._shown[key] = (status, text, now)
         name = f"{short_id(task.entry.task_id) or tool_of(task)}  " if self._with_ids else ""
-        stderr().print(Text(f"{name}{one_line(state_of(task))}  {text}".rstrip()), soft_wrap=True)
+        self.say(Text(f"{name}{one_line(state_of(task))}  {text}".rstrip()))
 
 
 class BarBoard(Board):
     """A progress bar per task."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, with_ids: bool = False) -> None:
         self._spinner = Spinner("dots", style="progress.spinner")
+        self._with_ids = with_ids
         super().__init__(self._bars)
 
     def show(self, task: Followed) -> None:
         """Redraw a task's bar; one that ended becomes a line that stays."""
         if task.is_final:
-            self.drop(task.entry.key)
-            stderr().print(_ended(task))
+            self.drop(task)
+            self.say(self._ended(task))
         else:
             super().show(task)
 
@@ -130,27 +160,34 @@ class BarBoard(Board):
         narrow = stderr().width < views.NARROW
         tool = Column(no_wrap=True, overflow="ellipsis", max_width=16 if narrow else 40)
         says = Column(ratio=1, no_wrap=True, overflow="ellipsis")
-        bars = Table.grid(Column(), tool, Column(), Column(), Column(), says, padding=(0, 1), expand=True)
+        ids = [Column(no_wrap=True)] if self._with_ids else []
+        bars = Table.grid(Column(), tool, *ids, Column(), Column(), Column(), says, padding=(0, 1), expand=True)
+        width = 24 if not narrow else 6 if self._with_ids else 12
         for task in tasks:
             done = task.progress or Progress(progress=0)
             bars.add_row(
                 self._spinner,
                 Text(tool_of(task), style=views.MARKS.get(task.status, ("", ""))[1]),
-                ProgressBar(total=done.total, completed=done.progress, width=12 if narrow else 24),
+                *self._ids(task),
+                ProgressBar(total=done.total, completed=done.progress, width=width),
                 Text("" if task.percent is None else f"{task.percent:>3}%", style="cyan"),
                 Text(clock(task.elapsed), style="bright_black"),
                 Text(said_by(task) or task.status.replace("_", " ")),
             )
         return bars
 
+    def _ended(self, task: Followed) -> Text:
+        text = views.badge(state_of(task))
+        for part in (tool_of(task), *self._ids(task)):
+            text.append(f"  {part}", style="default")
+        text.append(f"  {clock(task.elapsed)}", style="bright_black")
+        if task.status != "completed" and task.message:
+            text.append(f"  {one_line(task.message)}", style="default")
+        return text
 
-def _ended(task: Followed) -> Text:
-    text = views.badge(state_of(task))
-    text.append(f"  {tool_of(task)}", style="default")
-    text.append(f"  {clock(task.elapsed)}", style="bright_black")
-    if task.status != "completed" and task.message:
-        text.append(f"  {one_line(task.message)}", style="default")
-    return text
+    def _ids(self, task: Followed) -> list[str]:
+        """The id, where there are several tasks to tell apart."""
+        return [short_id(task.entry.task_id)] if self._with_ids else []
 
 
 class TableBoard(Board):
@@ -161,26 +198,30 @@ class TableBoard(Board):
         for entry in entries:
             self.show(Followed(entry=replace(entry, message="connecting")))
 
-    def drop(self, key: TaskKey, why: str = "") -> None:
+    def drop(self, task: Followed, why: str = "") -> None:
         """A task that cannot be seen stays, and says so."""
-        self.show(Followed(entry=replace(self._tasks[key].entry, status=UNKNOWN, message=why)))
+        self.show(Followed(entry=replace(task.entry, status=UNKNOWN, message=why)))
 
 
 class JsonBoard(Board):
     """A line of JSON on stdout per change."""
 
-    def show(self, task: Followed, away: timedelta | None = None) -> None:
+    def show(self, task: Followed, **more: Any) -> None:
         """Print a state."""
-        shown = task.state_to_json() | ({} if away is None else {"outOfReachSeconds": round(away.total_seconds(), 1)})
         try:
-            click.echo(json_text(shown))
+            click.echo(json_text(task.state_to_json() | more))
         except BrokenPipeError:
             # Whoever read it has seen enough; otherwise it would be a problem of the task.
             raise SystemExit from None
 
     def back(self, task: Followed, after: timedelta) -> None:
         """Print the last state again, and for how long it was all that was known."""
-        self.show(task, after)
+        self.show(task, outOfReachSeconds=round(after.total_seconds(), 1))
+
+    def drop(self, task: Followed, why: str = "") -> None:
+        """Print why no more is known of a task, if there is a reason."""
+        if why:
+            self.show(task, problem=why)
 
 
 def _table(tasks: Sequence[Followed]) -> RenderableType:
@@ -209,4 +250,4 @@ def _progress(task: Followed) -> Text:
 
 def new_board(*, with_ids: bool = False) -> Board:
     """The board for where stderr goes."""
-    return BarBoard() if views.can_redraw() else LineBoard(with_ids=with_ids)
+    return BarBoard(with_ids=with_ids) if views.can_redraw() else LineBoard(with_ids=with_ids)

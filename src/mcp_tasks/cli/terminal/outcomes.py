@@ -86,11 +86,11 @@ def _exit_of(followed: Followed) -> Exit:
     return Exit.OK if unsaved is None else unsaved.code
 
 
-def say_how_to_return(entries: Sequence[LedgerEntry], access: Access) -> None:
-    """The command that comes back to tasks that go on."""
-    goes_on = "The task goes on" if len(entries) == 1 else "The tasks go on"
+def say_how_to_return(entries: Sequence[LedgerEntry], access: Access, *, goes_on: bool = True) -> None:
+    """The command that comes back to tasks; they go on, as far as we know."""
+    title = ("The task goes on. " if len(entries) == 1 else "The tasks go on. ") if goes_on else ""
     names = [short_id(entry.task_id) for entry in entries]
-    say(f"{goes_on}. Come back with:\n  {command_line('wait', *names, options=access.repeated)}")
+    say(f"{title}Come back with:\n  {command_line('wait', *names, options=access.repeated)}")
     if len(entries) == 1 and ServerAddress.parse(entries[0].server).url is None:
         say("It is worked on while its stdio server runs: from when you come back, or in another client of it.")
 
@@ -101,8 +101,8 @@ def _print(followed: Followed, access: Access, *, named: bool) -> None:
         say(f"── {short_id(entry.task_id)}  {one_line(entry.tool)}: {state_of(followed).replace('_', ' ')}", "bold")
     if problem is not None:
         say(one_line(problem.message), "red")
-        if problem.code is Exit.TIMEOUT and followed.task_id is not None and followed.fate != "cancelled":
-            say_how_to_return([entry], access)
+        if problem.code in (Exit.TIMEOUT, Exit.UNREACHABLE) and followed.task_id and followed.fate != "cancelled":
+            say_how_to_return([entry], access, goes_on=problem.code is Exit.TIMEOUT)
         return
     match followed.status:
         case "completed" | "failed" if followed.error is None and followed.result is not None:
