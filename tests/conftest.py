@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import signal
+from types import TracebackType
 from typing import NoReturn
 
 import pytest
@@ -30,11 +31,18 @@ def _leave(number: int, frame: object) -> NoReturn:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
-    """Show the beginning of an endless recursion alone: pytest would look for where it repeats by comparing the locals of
-    all frames, which may take longer than a test may, and then its whole process ends without a word."""
+def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> None:
+    """Show the beginning of an endless recursion alone.
+
+    pytest would look for where it repeats by comparing the locals of all frames. That may take longer than a test may,
+    and then its whole process ends without a word.
+    """
     if call.excinfo is not None and call.excinfo.errisinstance(RecursionError):
-        call.excinfo.traceback = call.excinfo.traceback.cut(path=item.path)[:20]
+        last: TracebackType | None = call.excinfo.tb
+        for _ in range(100):
+            last = last and last.tb_next
+        if last is not None:
+            last.tb_next = None
 
 
 @pytest.fixture(scope="session")
