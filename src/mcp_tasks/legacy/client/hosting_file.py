@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
+from weakref import finalize
 
 from mcp_tasks.client.sealing import Sealer, bound_to, open_sealed
 from mcp_tasks.core.pacing import expires_at
@@ -107,10 +108,12 @@ class HostedFile:
         self._sealer = Sealer(None if path is None else cipher)
         with self._translated():
             self._db = _open(None if path is None else Path(path), self._sealer.cipher)
+        # What is in memory stays for the next connection, and nobody is told when there is going to be none.
+        self._closed = finalize(self, self._db.close)
 
     def close(self) -> None:
         """Close the file, and let another process have it. Safe to call twice."""
-        self._db.close()
+        self._closed()
 
     def add(self, record: TaskRecord, request: Mapping[str, Any], *, question: str | None = None) -> None:
         """Keep a new task, with what was asked for, and which question of the server that is, if it says."""
