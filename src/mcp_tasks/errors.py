@@ -370,7 +370,7 @@ class AmbiguousAnswer(Explained, UsageError):
     """The task asks several things, and the answer may be for each; the hint has them."""
 
 
-class QuestionUnseen(Explained):
+class QuestionUnseen(Explained, TasksError):
     """The task asks something, and its server does not show what: to nobody who will not answer, or to nobody now."""
 
 

@@ -82,10 +82,12 @@ class TaskWait:
         if lasted is not None:
             # The first time counts: an outage may outlast the look that met it.
             self._away_since = self._away_since or now - lasted
+            self._follower.note(self._entry, away_since=self._away_since)
             with in_hook():
                 self._hooks.on_out_of_reach(self._entry, self._away_since)
         elif self._away_since is not None:
             after, self._away_since = now - self._away_since, None
+            self._follower.note(self._entry, away_since=None)
             with in_hook():
                 self._hooks.on_back(self._entry, after)
 

@@ -33,12 +33,9 @@ async def command(*, chosen: Chosen, timeout: float | None) -> int:
       mcp-tasks watch --output json | jq -r 'select(.status == "failed").taskId'
     """
     access = chosen.options.access
-    entries = chosen.entries or [
-        # What cannot be watched is for `ls`, and does not keep the rest from being watched.
-        entry
-        for entry in chosen.ledger.pending(identity=access.identity)
-        if entry.attributed and not entry.is_over
-    ]
+    pending = chosen.ledger.pending(identity=access.identity)
+    # What cannot be watched is for `ls`, and does not keep the rest from being watched.
+    entries = chosen.entries or [entry for entry in pending if entry.attributed and not entry.is_over]
     if not entries:
         say("Nothing to watch: every task has ended.")
         return Exit.OK

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, Final, TypeVar
 
@@ -120,7 +119,7 @@ class Attending(Hooks):
 
     def on_out_of_reach(self, entry: LedgerEntry, since: datetime) -> None:
         """Draw that nothing is known for now, and since when."""
-        self._board.show(replace(self.follower.seen[entry.key], away_since=since))
+        self._board.show(self.follower.seen[entry.key])
 
     def on_back(self, entry: LedgerEntry, after: timedelta) -> None:
         """Say that the server is back, in a line that stays."""
