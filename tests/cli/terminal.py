@@ -13,6 +13,7 @@ import time
 from collections.abc import Generator
 from contextlib import contextmanager
 
+from docs.assets.terminal import Screen
 from tests.cli.running import LIMIT, Cli, Started
 
 ROWS, COLUMNS = 40, 110
@@ -33,6 +34,13 @@ class Terminal:
     def text(self) -> str:
         """Everything that was written so far, without colours and cursor moves."""
         return _CONTROL.sub("", self._raw.decode(errors="replace"))
+
+    @property
+    def screen(self) -> str:
+        """What is on the terminal now: what was drawn anew in place is there once."""
+        screen = Screen(COLUMNS)
+        screen.write(self._raw.decode(errors="replace"))
+        return str(screen)
 
     @property
     def raw(self) -> bytes:

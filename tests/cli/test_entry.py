@@ -92,6 +92,12 @@ def test_wrong_usage_is_said_in_words(cli: Cli) -> None:
     assert "7d" in age.stderr
 
 
+def test_a_command_that_is_spelled_wrong_is_guessed(cli: Cli) -> None:
+    done = cli("wat")
+    assert done.returncode == 2
+    assert "No such command 'wat'; did you mean wait?" in done.stderr
+
+
 def test_a_ledger_that_cannot_be_used_is_said_in_words(cli: Cli) -> None:
     cli.ledger.write_text("this is no database, and long enough to be looked at as one" * 20)
     done = cli("ls")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import stat
+from contextlib import closing
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -123,6 +125,40 @@ def test_a_task_is_shown_with_the_time_at_which_it_expires(cli: Cli, fixture_url
     assert "ttlMs" not in shown
     local = datetime.fromisoformat(shown["expiresAt"]).astimezone()
     assert f"expires       {local:%Y-%m-%d %H:%M:%S}" in text
+
+
+def test_why_a_task_cannot_be_watched_is_in_the_json(cli: Cli, fixture_url: str) -> None:
+    with closing(Ledger(cli.ledger, keep_results=True)) as ledger:
+        ledger.add("task_gone", server=fixture_url, tool="render")
+    done = cli("watch", "task_gone", "--json")
+    assert done.returncode == Exit.UNKNOWN_TASK
+    [said] = [json.loads(line) for line in done.stdout.splitlines()]
+    assert (said["taskId"], said["status"]) == ("task_gone", "unknown")
+    assert said["problem"].startswith("the server does not know this task")
+
+
+def test_a_task_that_the_ledger_does_not_have_began_when_its_server_says(cli: Cli, fixture_url: str) -> None:
+    task_id = cli.start(fixture_url, "confirm_delete", "filename=x")
+    cli("forget", task_id)
+    shown = cli.json("show", task_id, "--server", fixture_url)
+    assert shown["startedAt"] == shown["createdAt"].replace("Z", "+00:00")
+
+
+def test_what_would_be_pruned_is_named(cli: Cli) -> None:
+    with closing(Ledger(cli.ledger, keep_results=True)) as ledger:
+        ledger.add("task_gone", server="http://127.0.0.1:9/mcp", tool="render")
+        ledger.lost("task_gone", server="http://127.0.0.1:9/mcp")
+    assert cli("prune", "--dry-run").stderr == "Would remove 1 task:\n  task_gone  render  unknown\n"
+    assert cli("prune").stderr == "Removed 1 task.\n"
+    assert cli("prune", "--dry-run").stderr == "Would remove 0 tasks.\n"
+
+
+def test_how_to_come_back_is_said_where_a_server_is_gone(cli: Cli) -> None:
+    with closing(Ledger(cli.ledger, keep_results=True)) as ledger:
+        ledger.add("task_gone", server="http://127.0.0.1:9/mcp", tool="render")
+    done = cli("wait", "task_gone")
+    assert done.returncode == Exit.UNREACHABLE
+    assert done.stderr.endswith("Come back with:\n  mcp-tasks wait task_gone\n")
 
 
 def test_several_tasks_are_watched_without_a_terminal(cli: Cli, fixture_url: str) -> None:

@@ -165,6 +165,36 @@ def test_a_question_that_is_no_longer_asked_goes_away(cli: Cli, fixture_url: str
     assert terminal.text.count("○ cancelled") == 1
 
 
+def test_a_task_that_ends_while_somebody_types_is_said_after_the_answer_and_the_form_stays(
+    cli: Cli, fixture_url: str, asking_url: str
+) -> None:
+    asks = cli.start(fixture_url, "confirm_delete", "filename=x")
+    ends = [cli.start(asking_url, "slow", f"seconds={seconds}") for seconds in (1, 1.5)]
+    with on_terminal(cli, "wait", asks, *ends) as terminal:
+        terminal.expect(f"confirm_delete ({asks[:13]}) asks")
+        terminal.expect("(yes or no): ")
+        for task_id in ends:
+            cli("wait", task_id)
+        before = terminal.screen
+        terminal.enter("yes")
+        terminal.expect("deleted x")
+        assert terminal.wait() == 0
+    assert before.endswith("(yes or no):")
+    assert "completed" not in before
+    form = f"{before} yes\n"
+    assert terminal.screen.startswith(form)
+    assert all(f"✔ completed  slow  {task_id[:13]}" in terminal.screen.removeprefix(form) for task_id in ends)
+
+
+def test_ctrl_c_leaves_one_table_behind(cli: Cli, asking_url: str) -> None:
+    cli.start(asking_url, "slow", "seconds=30")
+    with on_terminal(cli, "watch") as terminal:
+        terminal.expect(" of 300")
+        terminal.type(CTRL_C)
+        assert terminal.wait() == 0
+    assert terminal.screen.count("progress") == 1
+
+
 def test_several_tasks_are_watched_in_one_table(cli: Cli, asking_url: str) -> None:
     started = cli.together(
         ("call", "--detach", asking_url, "slow", "seconds=30"), ("call", "--detach", asking_url, "link_account")
@@ -178,6 +208,16 @@ def test_several_tasks_are_watched_in_one_table(cli: Cli, asking_url: str) -> No
         terminal.type(CTRL_C)
         assert terminal.wait() == 0
     assert "Traceback" not in terminal.text
+
+
+def test_an_answer_that_somebody_else_gave_first_is_not_said_to_be_given(cli: Cli, fixture_url: str) -> None:
+    task_id = cli.start(fixture_url, "confirm_delete", "filename=x")
+    with on_terminal(cli, "answer", task_id) as terminal:
+        terminal.expect("(yes or no): ")
+        assert cli("answer", task_id, "confirm=no").returncode == 0
+        terminal.enter("yes")
+        terminal.expect("the task no longer asks this")
+        assert terminal.wait() == 2
 
 
 def test_an_answer_is_asked_for_at_the_prompt(cli: Cli, fixture_url: str) -> None:

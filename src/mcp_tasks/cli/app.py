@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from importlib import import_module
 from inspect import cleandoc, iscoroutine
 from typing import Any, Final
@@ -83,6 +84,8 @@ class Table(click.Group):
         name, *rest = args
         if name in ON_A_STORE and any(word == "--store" or word.startswith("--store=") for word in rest):
             return name, _imported(f"store.{name}"), rest
+        if name not in COMMANDS and (near := get_close_matches(name, COMMANDS, n=1)):
+            ctx.fail(f"No such command {name!r}; did you mean {near[0]}?")
         return super().resolve_command(ctx, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:

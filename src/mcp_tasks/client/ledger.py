@@ -185,7 +185,8 @@ class Ledger:
             case []:
                 raise TaskNotRemembered(start)
             case several:
-                lines = (f"{e.task_id}  {e.tool}  {e.status}  {e.server}  {e.identity}".rstrip() for e in several[:10])
+                lines = [f"{e.task_id}  {e.tool}  {e.status}  {e.server}  {e.identity}".rstrip() for e in several[:10]]
+                lines += [f"and {len(several) - 10} more"] if len(several) > 10 else []
                 raise AmbiguousTask(f"{start!r} matches {len(several)} tasks", "\n".join(lines))
 
     def find_all(

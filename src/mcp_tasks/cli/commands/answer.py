@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -31,7 +31,7 @@ from mcp_tasks.client import (
     questions_for,
     short_id,
 )
-from mcp_tasks.errors import UsageError
+from mcp_tasks.errors import NoOpenQuestion, UsageError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -135,6 +135,8 @@ async def _answer(handle: TaskHandle, entry: LedgerEntry, given: Given, access: 
     answers = given.answers(chosen) if given else await _ask_all(chosen, entry, access)
     if answers is None:
         return None
+    if not given:
+        answers = await _still_asked(handle, answers)
     try:
         await handle.answer(answers)
     except UsageError as exc:
@@ -143,6 +145,22 @@ async def _answer(handle: TaskHandle, entry: LedgerEntry, given: Given, access: 
         lines = ["The task still waits for one:", *how_to_answer(entry.task_id, questions, access.repeated)]
         raise Problem(f"the server refused the answer: {exc}", Exit.FAILED, hint="\n".join(lines)) from exc
     return list(answers)
+
+
+async def _still_asked(handle: TaskHandle, answers: Mapping[str, Any]) -> dict[str, Any]:
+    """The answers that are still wanted: while somebody types, somebody else may answer, and a server takes what comes
+    too late without a word."""
+    try:
+        keys = {question.key for question in await open_questions(handle, fetch=False)}
+    except QuestionUnseen:
+        # It is ours to answer: a server of 2025-11-25 does not show it to anybody else.
+        return dict(answers)
+    except NoOpenQuestion:
+        keys = set[str]()
+    if wanted := {key: answer for key, answer in answers.items() if key in keys}:
+        return wanted
+    hint = "Somebody else answered it meanwhile, or the task went on. Nothing was sent."
+    raise Problem("the task no longer asks this", Exit.USAGE, hint=hint)
 
 
 async def _ask_all(questions: Sequence[Question], entry: LedgerEntry, access: Access) -> dict[str, Any] | None:

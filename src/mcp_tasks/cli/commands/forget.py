@@ -12,6 +12,7 @@ from mcp_tasks.cli.commands.completion.completing import task_ids
 from mcp_tasks.cli.options import Duration, Output, takes_ledger, takes_output
 from mcp_tasks.cli.remembered import opened_ledger
 from mcp_tasks.cli.terminal.exits import Exit
+from mcp_tasks.cli.terminal.text import one_line
 from mcp_tasks.cli.terminal.views import print_json, say
 from mcp_tasks.client import LedgerEntry
 
@@ -61,8 +62,10 @@ def prune(*, older_than: timedelta, dry_run: bool, ledger_path: Path | None, out
     """
     with opened_ledger(ledger_path) as ledger:
         entries = ledger.prune(older_than=older_than, dry_run=dry_run)
-    done = "Would remove" if dry_run else "Removed"
-    return _tell(entries, f"{done} {len(entries)} task{'' if len(entries) == 1 else 's'}.", output)
+    count = f"{len(entries)} task{'' if len(entries) == 1 else 's'}"
+    lines = [f"  {one_line(entry.task_id)}  {one_line(entry.tool)}  {entry.status}" for entry in entries]
+    would = "\n".join([f"Would remove {count}{':' if lines else '.'}", *lines])
+    return _tell(entries, would if dry_run else f"Removed {count}.", output)
 
 
 def _tell(entries: Sequence[LedgerEntry], words: str, output: Output) -> int:

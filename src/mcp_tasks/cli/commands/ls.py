@@ -9,7 +9,7 @@ import click
 from rich.console import RenderableType
 from rich.text import Text
 
-from mcp_tasks.cli.options import Options, Output, takes_options
+from mcp_tasks.cli.options import Options, takes_options
 from mcp_tasks.cli.remembered import Chosen, opened_ledger, takes_server
 from mcp_tasks.cli.terminal.exits import Exit, problem_of
 from mcp_tasks.cli.terminal.text import one_line
@@ -57,7 +57,10 @@ async def command(
         if refresh:
             await _refresh(ledger, ledger.pending(server=server, identity=identity), options)
         entries = ledger.entries(server=server, identity=identity, active=is_active, status=status, search=search)
-    _print(entries, options.output)
+    if options.output == "json":
+        print_json([entry.to_json() for entry in entries])
+    else:
+        _print(entries, "" if refresh else ", as last seen")
     return Exit.OK
 
 
@@ -81,15 +84,12 @@ def _table(entries: Sequence[LedgerEntry], *, short: Mapping[str, str]) -> Rende
     return listing(columns, [Followed(entry=entry) for entry in entries], fixed=4, cut=True)
 
 
-def _print(entries: Sequence[LedgerEntry], output: Output) -> None:
-    if output == "json":
-        print_json([entry.to_json() for entry in entries])
-        return
+def _print(entries: Sequence[LedgerEntry], how: str) -> None:
     short = short_ids(entry.task_id for entry in entries)
     for title, is_final in (("Active", False), ("Ended", True)):
         group = [entry for entry in entries if entry.is_final == is_final]
         if group:
-            stdout().print(f"{title} ({len(group)})", style="bold")
+            stdout().print(f"{title} ({len(group)}){'' if is_final else how}", style="bold")
             stdout().print(_table(group, short=short))
     if not entries:
         say("No tasks.")

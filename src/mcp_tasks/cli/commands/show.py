@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
@@ -37,6 +38,8 @@ async def command(*, chosen: Chosen, offline: bool, save: Path | None) -> int:
     """
     [entry] = chosen.entries
     snapshot = None if offline else await _look(chosen, entry)
+    if snapshot is not None and not _is_remembered(chosen, entry):
+        entry = replace(entry, started_at=snapshot.created_at)
     followed = with_files(Followed(entry=entry, snapshot=snapshot), save)
     if chosen.options.output == "json":
         print_json({**entry.to_json(), **(snapshot.to_json() if snapshot else {}), **as_json(followed)})
@@ -57,10 +60,14 @@ async def _look(chosen: Chosen, entry: LedgerEntry) -> TaskSnapshot | None:
     if isinstance(found, TaskSnapshot):
         return found
     problem = problem_of(found)
-    if all(other.key != entry.key for other in chosen.ledger.entries(server=entry.server)):
+    if not _is_remembered(chosen, entry):
         raise problem
     say(f"As last seen, because {problem.message}.", "yellow")
     return None
+
+
+def _is_remembered(chosen: Chosen, entry: LedgerEntry) -> bool:
+    return any(other.key == entry.key for other in chosen.ledger.entries(server=entry.server))
 
 
 def _lines(followed: Followed) -> list[Line]:

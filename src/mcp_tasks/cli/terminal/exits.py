@@ -99,7 +99,7 @@ def problem_of(exc: BaseException) -> Problem:
             hint = "Name the task by its id, and the server with --server URL if the task is not in the ledger."
             return Problem(f"{exc.start!r} is the URL of a server, and not a task", Exit.USAGE, hint=hint)
         case errors.TaskNotRemembered():
-            hint = "`mcp-tasks ls` lists the tasks in the ledger; for any other, give its whole id and --server."
+            hint = "`mcp-tasks ls` lists those in the ledger; `wait` or `show` any other by its whole id and --server."
             return Problem(exc.what, Exit.UNKNOWN_TASK, hint=hint)
         case errors.InvalidAddress() if exc.hint:
             return Problem(exc.what, Exit.USAGE, hint="Name its server with --server, and give the whole ID.")

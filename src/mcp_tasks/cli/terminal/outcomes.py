@@ -101,6 +101,8 @@ def _print(followed: Followed, access: Access, *, named: bool) -> None:
         say(f"── {short_id(entry.task_id)}  {one_line(entry.tool)}: {state_of(followed).replace('_', ' ')}", "bold")
     if problem is not None:
         say(one_line(problem.message), "red")
+        if problem.hint:
+            say(f"  {problem.hint}")
         if problem.code in (Exit.TIMEOUT, Exit.UNREACHABLE) and followed.task_id and followed.fate != "cancelled":
             say_how_to_return([entry], access, goes_on=problem.code is Exit.TIMEOUT)
         return

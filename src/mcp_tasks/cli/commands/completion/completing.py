@@ -48,8 +48,10 @@ def task_ids(ctx: click.Context, param: click.Parameter, incomplete: str) -> lis
     path: Path | None = ctx.params.get("ledger_path")
     if not (path or state_folder() / "ledger.db").exists():
         return []
+    # What has ended asks nothing any more, and cannot be stopped.
+    active = True if ctx.info_name in ("answer", "cancel", "watch") else None
     with opened_ledger(path) as ledger:
-        entries = ledger.entries()
+        entries = ledger.entries(active=active)
     short = short_ids(entry.task_id for entry in entries)
     given = ctx.params.get(param.name or "") or ()
     items: list[CompletionItem] = []
