@@ -58,7 +58,9 @@ class _RequestLog:
     def end(self) -> None:
         """Nothing more comes."""
         for (arrow, _), (what, since) in self._open.items():
-            logger.debug("%s %s   no answer in %s", arrow, what, _took(since))
+            # That of a stream comes when it ends, and we are the ones who end it.
+            how = "open for" if what.startswith("subscriptions/listen") else "no answer in"
+            logger.debug("%s %s   %s %s", arrow, what, how, _took(since))
         self._open.clear()
 
     def _answered(self, asked: str, request_id: RequestId, arrow: str, outcome: str) -> None:
