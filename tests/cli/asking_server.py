@@ -127,9 +127,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--db", type=Path, required=True)
     parser.add_argument("--port", type=int)
+    parser.add_argument("--drain", type=float, default=0.1)
     options = parser.parse_args(argv)
     # The SDK's client waits two seconds for a stdio server to end before it ends it.
-    settings = Settings(drain_timeout=timedelta(milliseconds=100), stop_timeout=timedelta(milliseconds=100))
+    settings = Settings(drain_timeout=timedelta(seconds=options.drain), stop_timeout=timedelta(milliseconds=100))
     server = build(Tasks(f"sqlite:///{options.db}", settings=settings))
     if options.port is None:
         server.run("stdio")

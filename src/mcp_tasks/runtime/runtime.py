@@ -186,14 +186,14 @@ class TaskRuntime:
             asyncio.create_task(service(), name=f"mcp-tasks-{name}") for name, service in services.items()
         ]
 
-    async def stop(self) -> None:
+    async def stop(self, hurry: asyncio.Event | None = None) -> None:
         """Start nothing more, give running tools their time, hand over the rest, and close. Safe twice, and before
-        `start`."""
+        `start`. Once there is a `hurry`, their time is up."""
         if not self._open:
             return
         self._open = False
         try:
-            await drain(self)
+            await drain(self, hurry)
         finally:
             # Reached by the time limit as well as by whoever loses patience and cancels the shutdown.
             with anyio.CancelScope(shield=True):

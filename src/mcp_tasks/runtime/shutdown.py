@@ -18,18 +18,19 @@ DRAIN_LOOK = 0.05
 """Seconds between two looks for runs that only wait, while the process stops."""
 
 
-async def drain(runtime: TaskRuntime) -> None:
-    """Give running tools their time. What a run that only waits is waiting for may take days: it is let go at once, and
-    so is one that comes to such a wait meanwhile."""
+async def drain(runtime: TaskRuntime, hurry: asyncio.Event | None = None) -> None:
+    """Give running tools their time, or what is left of it until there is a `hurry`. What a run that only waits is
+    waiting for may take days: it is let go at once, and so is one that comes to such a wait meanwhile."""
     draining = asyncio.create_task(runtime.engine.drain(runtime.settings.drains_for))
     try:
-        while not draining.done():
+        while not (draining.done() or (hurry is not None and hurry.is_set())):
             await runtime.parking.park_all()
             for run in runtime.runs():
                 if run.only_waits:
                     await _interrupt(run)
             await asyncio.wait({draining}, timeout=DRAIN_LOOK)
-        await draining
+        if draining.done():
+            await draining
     finally:
         draining.cancel()
 

@@ -28,7 +28,7 @@ from mcp_tasks.runtime import Observer, Settings, TaskRuntime
 from mcp_tasks.server.backlog import backlog_of
 from mcp_tasks.server.catalogue import Catalogue
 from mcp_tasks.server.choice import Parts
-from mcp_tasks.server.stopping import Stopping
+from mcp_tasks.server.stopping import Stopping, hurried_by_sigterm
 from mcp_tasks.server.wiring import AnyServer, Lifespan, TasksLifespan, half_wired, lifespan_of, without_tasks
 from mcp_tasks.stores import Store
 from mcp_tasks.stores.url import default_store
@@ -319,7 +319,8 @@ class Lifecycle:
                     self._stopping.event.set()
                     self._stopping.unwatch()
                     try:
-                        await runtime.stop()
+                        with hurried_by_sigterm() as hurry:
+                            await runtime.stop(hurry)
                     finally:
                         self.telemetry.end()
             finally:

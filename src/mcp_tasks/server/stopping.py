@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Self, TypeAlias
 
@@ -60,6 +60,27 @@ class Stopping:
             previous(number, frame)
 
         return handler
+
+
+@contextmanager
+def hurried_by_sigterm() -> Generator[asyncio.Event]:
+    """An event for SIGTERM, where that would end the process on the spot; it ends when this is left.
+
+    A stdio host closes the input of its server, and sends this two seconds later if the server is still there: in the
+    middle of a drain, of which everything is lost that has not been handed over.
+    """
+    hurry = asyncio.Event()
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield hurry
+        return
+    signal.signal(signal.SIGTERM, lambda _number, _frame: hurry.set())
+    try:
+        yield hurry
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if hurry.is_set():
+            signal.raise_signal(signal.SIGTERM)
 
 
 class Orders:

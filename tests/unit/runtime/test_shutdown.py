@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from datetime import timedelta
 from pathlib import Path
@@ -199,6 +200,21 @@ async def test_a_shutdown_that_is_cut_short_still_hands_everything_over() -> Non
     await until(runtime, task, lambda record: record.attempt == 1)
     with anyio.move_on_after(0.02):
         await runtime.stop()
+    assert (await runtime.get(task.id, owner=None)).worker is None
+
+
+async def test_in_a_hurry_what_has_not_ended_is_handed_over_at_once() -> None:
+    runtime = make_runtime(never_ending, policy=RERUN, drain_timeout=HOUR)
+    await runtime.start()
+    task = await launch(runtime)
+    await until(runtime, task, lambda record: record.attempt == 1)
+    hurry = asyncio.Event()
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as group:
+            group.start_soon(runtime.stop, hurry)
+            await settle()
+            assert (await runtime.get(task.id, owner=None)).worker is not None
+            hurry.set()
     assert (await runtime.get(task.id, owner=None)).worker is None
 
 
