@@ -301,7 +301,10 @@ class WaitTimedOut(WaitAbandoned, TimeoutError):
 
     def __init__(self, task_id: str, seconds: float, fate: Fate = "left", *, how_to_go_on: str | None = None) -> None:
         self.seconds = seconds
-        why = f"task {task_id} did not end within {seconds:.15g} s"
+        if not task_id:
+            # A call that had not become one.
+            how_to_go_on = how_to_go_on or "It may have been made."
+        why = f"{f'task {task_id}' if task_id else 'the call'} did not end within {seconds:.15g} s"
         super().__init__(task_id, why, fate, how_to_go_on=how_to_go_on)
 
 

@@ -176,7 +176,7 @@ def test_a_stdio_task_goes_on_when_somebody_comes_back_from_another_folder(cli: 
     server = stdio_command(tmp_path)
     started = cli("call", "--detach", server, "slow", "seconds=1")
     assert started.returncode == 0, started.stderr
-    assert "while its stdio server runs" in started.stderr
+    assert "Its stdio server ends with this command" in started.stderr
     done = cli("wait", started.stdout.strip(), cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "slow done\n"), done.stderr
 

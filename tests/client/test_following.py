@@ -77,6 +77,15 @@ async def test_a_call_is_followed_whatever_it_becomes(url: str) -> None:
     assert [entry.tool for entry in host.ended] == ["echo", "greet"]
 
 
+async def test_a_follower_of_several_calls_says_of_each_what_became_of_it(url: str) -> None:
+    follower = Follower(Host(None))
+    async with calling(follower, url) as client:
+        left = await follower.call(client, "ask_before", server=url)
+        assert (left.entry.tool, left.left_open, left.problem) == ("ask_before", True, None)
+        greeted = await follower.call(client, "greet", {"name": "Ann"}, server=url)
+    assert (greeted.entry.tool, greeted.left_open, text_of(greeted)) == ("greet", False, "Hello, Ann!")
+
+
 async def test_a_call_that_fails_has_the_error_of_the_server(url: str) -> None:
     failed = await called(Follower(), url, "breaks")
     assert failed.status == "failed"

@@ -88,3 +88,8 @@ def test_waiting_in_vain_is_a_timeout_to_those_who_know_only_that() -> None:
 def test_a_cancellation_is_told_with_its_reason_if_there_is_one() -> None:
     assert str(TaskWasCancelled("task-1")) == "task task-1 was cancelled"
     assert str(TaskWasCancelled("task-1", "enough")) == "task task-1 was cancelled: enough"
+
+
+def test_a_call_that_took_too_long_is_no_task_to_come_back_to() -> None:
+    assert str(WaitTimedOut("", 2)) == "the call did not end within 2 s. It may have been made."
+    assert "resume_task(client, 't1')" in str(WaitTimedOut("t1", 2))

@@ -118,6 +118,8 @@ class Follower:
             detach: Whether to leave the task as soon as there is one.
         """
         entry = LedgerEntry.begun(server=server, tool=tool, identity=identity)
+        # A call before it has the same key, and what became of that is not what becomes of this one.
+        self.seen.pop(entry.key, None)
         with raised_by_hooks():
             async with self._in_time([entry]):
                 handle = await self._start(client, entry, arguments)

@@ -92,6 +92,11 @@ class Attending(Hooks):
         # The terminal is free again, and whoever wants the answer is stopped, or sees its task end.
         return await asyncio.get_running_loop().create_future()
 
+    @property
+    def _has_several(self) -> bool:
+        """Whether there are tasks to tell apart."""
+        return sum(1 for followed in self.follower.seen.values() if followed.task_id) > 1
+
     # What happens to calls and tasks
 
     def on_state(self, entry: LedgerEntry, snapshot: TaskSnapshot) -> None:
@@ -101,7 +106,7 @@ class Attending(Hooks):
     async def on_question(self, entry: LedgerEntry, key: str, request: JsonObject) -> Mapping[str, Any] | None:
         """Ask the person."""
         name = entry.tool or entry.task_id
-        if sum(1 for followed in self.follower.seen.values() if followed.task_id) > 1:
+        if self._has_several:
             name = f"{name} ({short_id(entry.task_id)})"
         [question] = questions_of({key: request}, name, entry.server_label)
         if not question.is_elicitation:
@@ -182,7 +187,8 @@ class Attending(Hooks):
 
     async def _menu(self, console: Console) -> str:
         self._keyboard.forget_typed()
-        prompt = Text("[c]ancel, [d]etach or [w]ait on (Ctrl-C again detaches): ", style="yellow")
+        cancel = "[c]ancel all, [d]etach, " if self._has_several else "[c]ancel, [d]etach or "
+        prompt = Text(f"{cancel}[w]ait on (Ctrl-C again detaches): ", style="yellow")
         while True:
             try:
                 text = await self._keyboard.line(prompt, console)

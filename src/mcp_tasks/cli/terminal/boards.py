@@ -244,7 +244,7 @@ def _progress(task: Followed) -> Text:
         return Text(f"{share}%")
     done = BAR * share // 100
     return Text.assemble(
-        ("━" * done, "bar.finished" if share == 100 else "bar.complete"), ("━" * (BAR - done), "bar.back")
+        ("━" * done, "bar.finished" if share == 100 else "bar.complete"), ("─" * (BAR - done), "bar.back")
     )
 
 

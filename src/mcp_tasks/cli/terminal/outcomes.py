@@ -87,12 +87,18 @@ def _exit_of(followed: Followed) -> Exit:
 
 
 def say_how_to_return(entries: Sequence[LedgerEntry], access: Access, *, goes_on: bool = True) -> None:
-    """The command that comes back to tasks; they go on, as far as we know."""
-    title = ("The task goes on. " if len(entries) == 1 else "The tasks go on. ") if goes_on else ""
+    """The command that comes back to tasks; they go on, as far as we know and their servers do."""
+    over_stdio = any(ServerAddress.parse(entry.server).url is None for entry in entries)
+    title = "The task goes on. " if len(entries) == 1 else "The tasks go on. "
     names = [short_id(entry.task_id) for entry in entries]
-    say(f"{title}Come back with:\n  {command_line('wait', *names, options=access.repeated)}")
-    if len(entries) == 1 and ServerAddress.parse(entries[0].server).url is None:
-        say("It is worked on while its stdio server runs: from when you come back, or in another client of it.")
+    come_back = command_line("wait", *names, options=access.repeated)
+    say(f"{title if goes_on and not over_stdio else ''}Come back with:\n  {come_back}")
+    if over_stdio:
+        # Whether a tool may be run again is not for a client to know.
+        say(
+            "Its stdio server ends with this command. A task whose tool may be run again goes on\n"
+            "when you come back; any other ends as interrupted."
+        )
 
 
 def _print(followed: Followed, access: Access, *, named: bool) -> None:
