@@ -49,9 +49,15 @@ async def until_so(condition: Callable[[], bool]) -> None:
 
 async def test_a_run_whose_task_is_gone_by_the_time_it_would_be_parked_just_ends() -> None:
     engine, policy = CountingEngine(), ToolPolicy(rerun=True, park_after=timedelta(0))
-    async with running(asking, store=GoneMeanwhile(), engine=engine, policy=policy) as runtime:
+    begun = anyio.Event()
+
+    async def says_that_it_begins(run: Run) -> Ending:
+        begun.set()
+        return await asking(run)
+
+    async with running(says_that_it_begins, store=GoneMeanwhile(), engine=engine, policy=policy) as runtime:
         task = await launch(runtime)
-        await until_so(lambda: bool(runtime.runs()))
+        await begun.wait()
         await until_so(lambda: not runtime.runs())
         assert await runtime.store.get(task.id) is None
         assert engine.submits == 1, "nothing is started again"
