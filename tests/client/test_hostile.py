@@ -209,7 +209,7 @@ async def test_answers_that_are_none_end_the_wait_sooner_or_later(peer: Peer, pe
         pytest.param(Raw(b"[]"), id="a list"),
         pytest.param(Raw(b"\xff\xfe\x00"), id="no text"),
         pytest.param(Raw(b"data: {nope\r\n\r\n", "text/event-stream"), id="half an event"),
-        pytest.param(Raw(b'{"jsonrpc": "2.0", "id": 1, "result": {"x": "\\ud800"}}'), id="half a character"),
+        pytest.param(Raw(json.dumps(response(1, {"x": "\ud800"})).encode()), id="half a character"),
     ],
 )
 async def test_answers_that_cannot_be_read_end_the_wait_long_before_an_outage(

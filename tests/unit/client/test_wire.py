@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -199,10 +200,11 @@ def unread(line: str) -> Exception:
     return failed.value
 
 
-HALF_A_CHARACTER = '{"jsonrpc": "2.0", "id": 7, "result": {"text": "\\ud800"}}'
+HALF_A_CHARACTER = json.dumps(response(7, {"text": "\ud800"}))
+NO_OBJECT = HALF_A_CHARACTER.replace('{"text": "\\ud800"}', "[]")
 
 
-@pytest.mark.parametrize("line", [HALF_A_CHARACTER, '{"jsonrpc": "2.0", "id": 7, "result": []}'])
+@pytest.mark.parametrize("line", [HALF_A_CHARACTER, NO_OBJECT])
 async def test_an_answer_that_cannot_be_read_is_an_error_for_who_asked(line: str) -> None:
     async with ends() as both:
         await both.server_write.send(unread(line))
