@@ -313,6 +313,22 @@ async def test_the_newest_of_very_many_tasks_are_listed_unfinished_ones_first() 
     assert len(newest) == MOST_TASKS
 
 
+async def test_a_task_that_ends_while_tasks_are_listed_is_listed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running_tools(new_server(), runs_tools=False) as runtime:
+        task = await runtime.launch(call_of("tool"), owner=None, retention=None, session=STDIO_SESSION)
+        look = runtime.list
+
+        async def look_and_cancel(*whose: Any, **options: Any) -> Any:
+            page = await look(*whose, **options)
+            if options["status"] is TaskStatus.WORKING:
+                await runtime.cancel(task, "enough", actor=NOBODY)
+            return page
+
+        monkeypatch.setattr(runtime, "list", look_and_cancel)
+        found = await my_tasks(runtime, Mine(owner=None, whose=InSession(STDIO_SESSION)))
+    assert [(record.id, record.status) for record in found] == [(task.id, TaskStatus.CANCELLED)]
+
+
 async def test_no_more_is_read_than_some_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mcp_tasks.fallback.mine.PAGE_SIZE", 2)
     monkeypatch.setattr("mcp_tasks.fallback.mine.MOST_PAGES", 3)

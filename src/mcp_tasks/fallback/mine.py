@@ -59,13 +59,17 @@ async def my_tasks(runtime: TaskRuntime, whose: Mine) -> Sequence[TaskRecord]:
     """The caller's tasks: those that have not ended first, and the newest of each first. No more than some."""
     found = await _newest(runtime, whose, _UNFINISHED)
     if len(found) < MOST_TASKS:
-        found += await _newest(runtime, whose, sorted(FINAL_STATUSES))
+        ended = await _newest(runtime, whose, sorted(FINAL_STATUSES))
+        # One that ended between the two looks is in both.
+        over = {record.id for record in ended}
+        found = [*(record for record in found if record.id not in over), *ended]
     return found[:MOST_TASKS]
 
 
 async def _newest(runtime: TaskRuntime, whose: Mine, statuses: Sequence[TaskStatus]) -> list[TaskRecord]:
-    found = [record for status in statuses for record in await _last(runtime, whose, status)]
-    return sorted(found, key=lambda record: (record.created_at, record.id), reverse=True)
+    # Each once, as it was seen last: a task may get another status between two looks.
+    found = {record.id: record for status in statuses for record in await _last(runtime, whose, status)}
+    return sorted(found.values(), key=lambda record: (record.created_at, record.id), reverse=True)
 
 
 async def _last(runtime: TaskRuntime, whose: Mine, status: TaskStatus) -> Sequence[TaskRecord]:
