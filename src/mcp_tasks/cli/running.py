@@ -11,7 +11,8 @@ import logging
 import os
 import sys
 from collections.abc import Coroutine, Sequence
-from typing import Any, Final
+from contextlib import suppress
+from typing import Any, Final, TextIO, cast
 
 import click
 
@@ -72,10 +73,32 @@ def _drop_output() -> None:
 
 
 def _open_what_is_closed() -> None:
-    """Have somewhere to write to where we were started without (`>&-`): nobody wants to read it."""
-    for name in ("stdout", "stderr"):
+    """Have something to read, and somewhere to write to, where we were started without (`<&-`, `>&-`)."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - as long as the process lasts
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - as long as the process lasts
+    sys.stderr = cast("TextIO", _Aside(sys.stderr))
+
+
+class _Aside:
+    """What is said on the side: that there is no room for it keeps nobody from a result."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write, if that can be done."""
+        with suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """The same of what has been written."""
+        with suppress(OSError):
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 def run(work: Coroutine[Any, Any, int]) -> int:
