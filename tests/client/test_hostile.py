@@ -177,6 +177,16 @@ async def test_an_error_that_says_little_is_an_error_nevertheless(
         await wait(peer_url)
 
 
+# Clocks that go back
+
+
+async def test_a_question_is_asked_though_the_clock_of_its_server_has_gone_back(peer: Peer, peer_url: str) -> None:
+    peer.on("tasks/get", working(40), asking("name"), asking("name"), completed("after all"))
+    peer.on("tasks/update", {"resultType": "complete"})
+    assert await wait(peer_url, patience=LONG) == "after all"
+    assert len(peer.asked("tasks/update")) == 1
+
+
 # Answers that are none
 
 

@@ -21,6 +21,7 @@ from mcp_tasks.client.callbacks import Callbacks
 from mcp_tasks.client.failure import task_failed
 from mcp_tasks.client.life import TaskLife
 from mcp_tasks.client.mailbox import Mailbox
+from mcp_tasks.client.order import Order
 from mcp_tasks.client.poller import OnOutage, Patience, Poller
 from mcp_tasks.client.port import TaskPort
 from mcp_tasks.client.requests import is_transient, is_unreadable, plain_answers
@@ -304,20 +305,18 @@ class TaskHandle:
         box = Mailbox()
         async with self._port.join(box, questions=questions):
             shown: TaskSnapshot | None = None
+            order = Order()
             while shown is None or not shown.is_final:
-                snapshot = await self._next(poller, box, wake)
-                if snapshot is None:
-                    continue
-                # A look and a notification may cross; what is older than what was shown is not news, but for the end:
-                # a server's machines may not agree about the time, and a task ends once.
-                if shown is None or snapshot.is_final or shown.updated_at <= snapshot.updated_at:
+                snapshot, looked = await self._next(poller, box, wake)
+                if snapshot is not None and order.takes(snapshot, looked=looked):
                     is_news = shown is None or news_in(snapshot) != news_in(shown)
                     shown = snapshot
                     if is_news:
                         yield self._saw(snapshot)
 
-    async def _next(self, poller: Poller, box: Mailbox, wake: Wake) -> TaskSnapshot | None:
-        """Wait for whichever comes first: a pushed state, the time to look, or an answer that was given."""
+    async def _next(self, poller: Poller, box: Mailbox, wake: Wake) -> tuple[TaskSnapshot | None, bool]:
+        """Wait for whichever comes first: a pushed state, the time to look, or an answer that was given. The state, and
+        whether it was looked for."""
         loop = asyncio.get_running_loop()
         if loop.time() < poller.next_look:
             await first_of(box.changed, wake.event, until=poller.next_look)
@@ -333,12 +332,12 @@ class TaskHandle:
                 poller.lost_push(loop.time())
             if pushed is not None:
                 poller.saw(pushed, loop.time(), pushed=box.live)
-                return pushed
+                return pushed, False
         shown = box.take_shown()
         if loop.time() < poller.next_look:
-            return shown
+            return shown, False
         # A look has everything in it that became known here.
-        return await self._look(poller, box)
+        return await self._look(poller, box), True
 
     async def _look(self, poller: Poller, box: Mailbox) -> TaskSnapshot | None:
         loop = asyncio.get_running_loop()
