@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -11,7 +12,10 @@ from typing import Any
 import anyio
 import pytest
 from mcp import Client
+from mcp.server import MCPServer
+from mcp.server.mcpserver import Context
 
+from harness.http import serving
 from harness.rpc import PATIENCE
 from harness.server import CUSTOM_ERROR, Desk
 from mcp_tasks.client import Followed, Follower, Hooks, Ledger, LedgerEntry, TaskSnapshot, WaitTimedOut, connect, follow
@@ -130,6 +134,40 @@ async def test_what_a_hook_raises_is_no_problem_of_the_task_and_comes_out_as_it_
     left = await called(Follower(), url, "ask_name")
     with pytest.raises(kind, match="the disk is full"):
         await follow([left.entry], host)
+
+
+def failing(*_: Any, **__: Any) -> Any:
+    """A hook that is at the end of its means."""
+    raise OSError("the disk is full")
+
+
+async def test_what_a_hook_raises_at_a_question_of_a_call_ends_the_call(url: str) -> None:
+    host = Host(ANN)
+    host.on_question = failing
+    follower = Follower(host)
+    async with calling(follower, url) as client:
+        with anyio.fail_after(PATIENCE), pytest.raises(OSError, match="the disk is full"):
+            await follower.call(client, "ask_before", server=url)
+        assert text_of(await follower.call(client, "greet", {"name": "Ann"}, server=url)) == "Hello, Ann!"
+
+
+async def test_what_a_hook_raises_at_the_progress_of_a_call_ends_the_call() -> None:
+    plain: MCPServer[Any] = MCPServer("plain", log_level="CRITICAL")
+
+    @plain.tool()
+    async def endless(ctx: Context) -> None:
+        for step in itertools.count():
+            await ctx.report_progress(step)
+            # From when on there is a hook that fails, and for as long as it takes to be told to stop.
+            await asyncio.sleep(0.01)  # sleep: a tool that takes its time
+
+    host = Host()
+    follower = Follower(host)
+    async with serving(plain) as wire, calling(follower, wire.url) as client:
+        told = host.on_state
+        host.on_state = lambda entry, snapshot: failing() if snapshot.progress else told(entry, snapshot)
+        with anyio.fail_after(PATIENCE), pytest.raises(OSError, match="the disk is full"):
+            await follower.call(client, "endless", server=wire.url)
 
 
 async def test_a_question_that_nobody_answers_ends_the_wait(url: str) -> None:

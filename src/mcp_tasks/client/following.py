@@ -14,6 +14,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeAlias
 
+import anyio
 from mcp import Client
 from mcp.client.session import ClientRequestContext
 from mcp.shared.exceptions import MCPError
@@ -24,7 +25,7 @@ from mcp_tasks.client.calls import resume_task, start_task
 from mcp_tasks.client.failure import CallLost
 from mcp_tasks.client.followed import Followed
 from mcp_tasks.client.handle import OnAbandon, TaskHandle
-from mcp_tasks.client.hooks import Hooks, in_hook, raised_by_hooks
+from mcp_tasks.client.hooks import HookFailed, Hooks, in_hook, raised_by_hooks
 from mcp_tasks.client.ledger import Ledger
 from mcp_tasks.client.ledger_entry import LedgerEntry
 from mcp_tasks.client.requests import is_transient
@@ -76,6 +77,8 @@ class Follower:
         self._open: dict[TaskKey, LedgerEntry] = {}
         self._handles: dict[TaskKey, tuple[LedgerEntry, TaskHandle]] = {}
         self._call: LedgerEntry | None = None
+        self._calling = anyio.CancelScope()
+        self._failure: HookFailed | None = None
 
     async def follow(
         self, entries: Sequence[LedgerEntry], connect: Connector, *, headers: Mapping[str, str] | None = None
@@ -138,9 +141,10 @@ class Follower:
         if call is None:
             return await ask_through_the_task(context, params)
         request = {"method": "elicitation/create", "params": _json(params)}
-        answer = await self.ask(call, "", request) if self.hooks.can_answer else None
-        if answer is not None:
-            return ElicitResult.model_validate(answer)
+        answer: Mapping[str, Any] | None = None
+        with self._ending_call():
+            if self.hooks.can_answer and (answer := await self.ask(call, "", request)) is not None:
+                return ElicitResult.model_validate(answer)
         asked = _state(call, TaskStatus.INPUT_REQUIRED, input_requests={"": request})
         self.note(call, snapshot=asked, left_open=self.hooks.can_answer)
         why = "Left open by the user" if self.hooks.can_answer else "Nobody is there to answer"
@@ -203,21 +207,26 @@ class Follower:
 
         async def show(progress: float, total: float | None, message: str | None) -> None:
             numbers = Progress(progress=progress, total=total, message=message)
-            self.hooks.on_state(entry, _state(entry, TaskStatus.WORKING, message=message, progress=numbers))
+            with self._ending_call(), in_hook():
+                self.hooks.on_state(entry, _state(entry, TaskStatus.WORKING, message=message, progress=numbers))
 
-        self._call = entry
+        self._call, self._failure = entry, None
         with in_hook():
             self.hooks.on_state(entry, _state(entry, TaskStatus.WORKING))
         ended: dict[str, Any]
         try:
-            # A call that does not become a task shows its progress, and takes as long as it takes.
-            started = await start_task(
-                client, entry.tool, arguments, read_timeout_seconds=math.inf, progress_callback=show
-            )
+            started: Any = None
+            with anyio.CancelScope() as self._calling:
+                # A call that does not become a task shows its progress, and takes as long as it takes.
+                started = await start_task(
+                    client, entry.tool, arguments, read_timeout_seconds=math.inf, progress_callback=show
+                )
+            if self._failure is not None:
+                raise self._failure
             if isinstance(started, TaskHandle):
                 return started
             ended = {"snapshot": _state(entry, TaskStatus.COMPLETED, result=_json(started))}
-        except CallLost as exc:
+        except (CallLost, InvalidResponse) as exc:
             ended = {"problem": exc}
         except MCPError as exc:
             ended = {"snapshot": _state(entry, TaskStatus.FAILED, error=_json(exc.error))}
@@ -232,6 +241,16 @@ class Follower:
             # Otherwise it ended because of a question that nobody answered, and what the server made of that says less.
             self.note(entry, **ended)
         return None
+
+    @contextmanager
+    def _ending_call(self) -> Generator[None]:
+        """Have what a hook raises end the call that it was told of: it is called by the SDK, which would keep that to
+        itself."""
+        try:
+            yield
+        except HookFailed as exc:
+            self._failure = exc
+            self._calling.cancel()
 
     async def _follow_server(self, group: ServerTasks, connect: Connector) -> None:
         try:

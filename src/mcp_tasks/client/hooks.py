@@ -56,7 +56,7 @@ class Hooks:
         """`Follower.cancel_all` could not cancel the task."""
 
 
-class _HookFailed(Exception):
+class HookFailed(Exception):
     """A hook raised; the cause is what it raised."""
 
 
@@ -66,7 +66,7 @@ def in_hook() -> Generator[None]:
     try:
         yield
     except Exception as exc:
-        raise _HookFailed from exc
+        raise HookFailed from exc
 
 
 @contextmanager
@@ -74,8 +74,8 @@ def raised_by_hooks() -> Generator[None]:
     """Raises what a hook raised, as it was, out of the groups that it comes in."""
     try:
         yield
-    except (_HookFailed, BaseExceptionGroup) as exc:
-        failed = next((leaf for leaf in leaves(exc) if isinstance(leaf, _HookFailed)), None)
+    except (HookFailed, BaseExceptionGroup) as exc:
+        failed = next((leaf for leaf in leaves(exc) if isinstance(leaf, HookFailed)), None)
         if failed is None or failed.__cause__ is None:
             raise
         raise failed.__cause__ from None

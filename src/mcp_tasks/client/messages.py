@@ -63,8 +63,9 @@ def unreadable_answer(exc: Exception) -> JSONRPCError | None:
     for error in exc.errors(include_url=False, include_context=False):
         message = _lenient(error["input"])
         if isinstance(request_id := message.get("id"), str | int) and message.keys() & {"result", "error"}:
-            why = ErrorData(code=PARSE_ERROR, message=f"The answer is no JSON-RPC message: {error['msg']}")
-            return JSONRPCError(jsonrpc="2.0", id=request_id, error=why)
+            why = f"The answer is no JSON-RPC message: {error['msg']}"
+            answer = ErrorData(code=PARSE_ERROR, message=why, data={SENT_DATA_KEY: True})
+            return JSONRPCError(jsonrpc="2.0", id=request_id, error=answer)
     return None
 
 
