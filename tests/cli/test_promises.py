@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 import sys
 from collections.abc import Generator
@@ -127,11 +128,20 @@ def test_the_end_of_watching_is_said(cli: Cli, tricky_url: str) -> None:
     assert "Not all had ended within 0.3 s." in done.stderr
 
 
-def test_a_closed_stdout_is_no_bug(cli: Cli) -> None:
-    command = [sys.executable, "-c", "import os, sys; os.close(1); os.execv(sys.executable, sys.argv[1:])"]
-    named = [sys.executable, "-m", "mcp_tasks", "ls", "--json", "--ledger", str(cli.ledger)]
-    done = run([*command, *named])
-    assert (done.returncode, done.stderr) == (0, "")
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a disk that is full is a device of Linux")
+def test_a_log_that_has_no_room_keeps_nobody_from_the_result(cli: Cli, asking_url: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with Path("/dev/full").open("wb") as full, out.open("wb") as result, Path(os.devnull).open("rb") as nothing:
+        files = [nothing.fileno(), result.fileno(), full.fileno()]
+        assert cli.begin(["call", asking_url, "slow", "seconds=0.3"], files, terminal=False).wait() == 0
+    assert out.read_text() == "slow done\n"
+
+
+@pytest.mark.parametrize(("number", "words", "code"), [(1, ["ls", "--json"], 0), (0, ["wait", "task_nope"], 8)])
+def test_a_closed_stream_is_no_bug(cli: Cli, number: int, words: list[str], code: int) -> None:
+    command = [sys.executable, "-c", f"import os, sys; os.close({number}); os.execv(sys.executable, sys.argv[1:])"]
+    done = run([*command, sys.executable, "-m", "mcp_tasks", *words, "--ledger", str(cli.ledger)])
+    assert (done.returncode, done.stderr.partition(":")[0]) == (code, "error" if code else "")
 
 
 def test_a_reader_of_changes_who_has_seen_enough_is_no_problem_of_a_task(cli: Cli, tricky_url: str) -> None:

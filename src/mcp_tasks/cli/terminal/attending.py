@@ -208,7 +208,7 @@ class Attending(Hooks):
 
     def _say_goodbye(self) -> None:
         """Say what becomes of what was waited for; of what was only watched, nothing does."""
-        tasks = [followed for followed in self.follower.seen.values() if followed.task_id]
+        tasks = [followed for followed in self.follower.seen.values() if followed.task_id and not followed.is_final]
         if not self.follower.asks or not self.follower.seen:
             return
         if not tasks:
