@@ -137,6 +137,14 @@ def test_a_log_that_has_no_room_keeps_nobody_from_the_result(cli: Cli, asking_ur
     assert out.read_text() == "slow done\n"
 
 
+@pytest.mark.parametrize("era", ["auto", "modern", "legacy"])
+def test_a_server_that_is_not_there_is_said_not_to_be_in_any_era(cli: Cli, era: str) -> None:
+    with closed_port() as port:
+        done = cli("tools", mcp_url(port), "--era", era)
+    assert done.returncode == 6
+    assert "refuses the connection" in done.stderr
+
+
 @pytest.mark.parametrize(("number", "words", "code"), [(1, ["ls", "--json"], 0), (0, ["wait", "task_nope"], 8)])
 def test_a_closed_stream_is_no_bug(cli: Cli, number: int, words: list[str], code: int) -> None:
     command = [sys.executable, "-c", f"import os, sys; os.close({number}); os.execv(sys.executable, sys.argv[1:])"]

@@ -170,6 +170,16 @@ async def test_what_a_hook_raises_at_the_progress_of_a_call_ends_the_call() -> N
             await follower.call(client, "endless", server=wire.url)
 
 
+async def test_a_task_that_is_named_twice_is_followed_once(url: str, desk: Desk) -> None:
+    follower = Follower()
+    async with calling(follower, url) as client:
+        left = await follower.call(client, "gated", server=url, detach=True)
+    desk.gate.set()
+    first, second = await follow([left.entry, left.entry])
+    assert first is second
+    assert first.status == "completed"
+
+
 async def test_a_question_that_nobody_answers_ends_the_wait(url: str) -> None:
     alone = await called(Follower(Host(there=False)), url, "ask_name")
     assert (alone.status, alone.left_open, alone.fate) == ("input_required", False, "left")

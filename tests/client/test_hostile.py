@@ -177,6 +177,19 @@ async def test_an_error_that_says_little_is_an_error_nevertheless(
         await wait(peer_url)
 
 
+# Credentials that expire
+
+
+@pytest.mark.parametrize("status", [401, 403])
+async def test_credentials_that_are_refused_meanwhile_end_the_wait_at_once(
+    peer: Peer, peer_url: str, status: int, tmp_path: Path
+) -> None:
+    peer.on("tasks/get", task(), Raw(b'{"error": "expired"}', status=status))
+    with pytest.raises(MCPError, match=f"refuses the credentials, with HTTP {status}"):
+        await wait(peer_url, patience=LONG, ledger=tmp_path / "ledger.db")
+    assert len(peer.asked("tasks/get")) == 2
+
+
 # Clocks that go back
 
 

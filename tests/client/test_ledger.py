@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,14 @@ def test_how_long_a_task_took_does_not_depend_on_the_clock_of_its_server(
         [entry] = ledger.entries()
         assert entry.finished_at is not None
         assert int((entry.finished_at - entry.started_at).total_seconds()) == seconds
+
+
+def test_no_age_is_too_great_to_be_asked_for(path: Path) -> None:
+    with closing(reopened(path, keep_results=True)) as ledger:
+        ledger.add(TASK_ID, server=SERVER, tool="render")
+        ledger.saw(SERVER, parse_task(completed()))
+        assert ledger.prune(older_than=timedelta.max) == []
+        assert [entry.task_id for entry in ledger.prune()] == [TASK_ID]
 
 
 def test_adding_a_task_again_changes_nothing(ledger: Ledger) -> None:

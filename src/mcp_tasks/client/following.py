@@ -93,7 +93,8 @@ class Follower:
             CredentialsForOne: There are headers, and several servers.
         """
         # A result that is here is not asked for again: its server may have forgotten it. Who only watches is shown it.
-        unknown = [entry for entry in entries if not self.asks or entry.result is None]
+        each = {entry.key: entry for entry in entries}.values()
+        unknown = [entry for entry in each if not self.asks or entry.result is None]
         groups = by_server(unknown, headers)
         for entry in entries:
             self.note(entry)

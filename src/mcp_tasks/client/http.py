@@ -23,7 +23,7 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp_types import CONNECTION_CLOSED
 
 from mcp_tasks.client.http_session import RenewsSession
-from mcp_tasks.client.messages import CUT_OFF, SENT_DATA_KEY
+from mcp_tasks.client.messages import ACCESS_REFUSED, CUT_OFF, SENT_DATA_KEY
 from mcp_tasks.client.transport import ServerTransport, http_address, leaving_quietly
 from mcp_tasks.core.pacing import backoff
 from mcp_tasks.quiet import what
@@ -47,6 +47,10 @@ _NEVER_SENT: Final = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTim
 
 _GATEWAY: Final = frozenset({502, 503, 504})
 """What answers with these in place of a server is on the way to it, and does not know what became of the request."""
+
+_REFUSED: Final = frozenset({401, 403})
+"""Of a server that asks for other credentials. Whoever has an `auth` of their own may get some, and sees these as they
+are; to everybody else the SDK would say no more than that something went wrong."""
 
 _TIMED_OUT: Final = 408
 """The same, of some."""
@@ -72,13 +76,14 @@ def reconnecting_http(
 async def _streams(
     url: str, headers: Mapping[str, str] | None, auth: httpx2.Auth | None, timeout: httpx2.Timeout | None
 ) -> AsyncGenerator[Any]:
+    inner = httpx2.AsyncHTTPTransport(retries=0, limits=_LIMITS)
     client = httpx2.AsyncClient(
         # As it is, unless the caller says otherwise: how much will come of a compressed body is for its sender to say.
         headers={"accept-encoding": "identity", **(headers or {})},
         auth=auth,
         timeout=timeout or httpx2.Timeout(30.0, read=300.0),
         # Each wait for a result of 2025-11-25 holds a connection, and looks must not queue up behind them.
-        transport=RenewsSession(_FailsAlone(httpx2.AsyncHTTPTransport(retries=0, limits=_LIMITS))),
+        transport=RenewsSession(_FailsAlone(inner, refusals_are_final=auth is None)),
     )
     opening = streamable_http_client(url, http_client=client, max_sse_event_size=MAX_EVENT)
     async with client, leaving_quietly(opening) as streams:
@@ -88,8 +93,9 @@ async def _streams(
 class _FailsAlone(httpx2.AsyncBaseTransport):
     """Answers in place of a server that cannot be reached."""
 
-    def __init__(self, inner: httpx2.AsyncBaseTransport) -> None:
+    def __init__(self, inner: httpx2.AsyncBaseTransport, *, refusals_are_final: bool) -> None:
         self._inner = inner
+        self._refusals_are_final = refusals_are_final
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         if request.method == "GET":
@@ -106,7 +112,14 @@ class _FailsAlone(httpx2.AsyncBaseTransport):
             response.stream = _EndsQuietly(response.stream, _most_of(response))
         if _may_be_lost(request, response) and not await _is_answer(response):
             return _error_response(request, f"{_address(request)} answered with HTTP {response.status_code}", sent=True)
+        if self._is_refusal(request, response) and not await _is_answer(response):
+            why = f"{_address(request)} refuses the credentials, with HTTP {response.status_code}"
+            return _error_response(request, why, sent=None)
         return response
+
+    def _is_refusal(self, request: httpx2.Request, response: httpx2.Response) -> bool:
+        is_meant = self._refusals_are_final and response.status_code in _REFUSED
+        return is_meant and _method(request) not in _CONNECTING
 
     async def aclose(self) -> None:
         await self._inner.aclose()
@@ -221,7 +234,10 @@ def _unreachable(request: httpx2.Request, exc: httpx2.TransportError) -> str:
     return f"{where} gave no answer, and may have done what it was asked for: {why}"
 
 
-def _error_response(request: httpx2.Request, message: str, *, sent: bool) -> httpx2.Response:
-    error = {"code": CONNECTION_CLOSED, "message": message, "data": {SENT_DATA_KEY: sent}}
+def _error_response(request: httpx2.Request, message: str, *, sent: bool | None) -> httpx2.Response:
+    """An answer in place of one that did not come; `sent` is None where it did, and was no."""
+    error: dict[str, Any] = {"code": CONNECTION_CLOSED, "message": message, "data": {SENT_DATA_KEY: sent}}
+    if sent is None:
+        error = {"code": ACCESS_REFUSED, "message": message}
     body = json.dumps({"jsonrpc": "2.0", "id": None, "error": error}).encode()
     return httpx2.Response(503, headers={"content-type": "application/json"}, content=body, request=request)

@@ -220,8 +220,8 @@ class Ledger:
             older_than: Only those that were started longer ago.
             dry_run: Remove nothing, and give what would be.
         """
-        before = datetime.now(UTC) - older_than
-        over = [entry for entry in self.entries() if entry.is_over and entry.started_at <= before]
+        now = datetime.now(UTC)
+        over = [entry for entry in self.entries() if entry.is_over and now - entry.started_at >= older_than]
         for entry in () if dry_run else over:
             self.forget(entry.task_id, server=entry.server, identity=entry.identity)
         return over

@@ -28,6 +28,9 @@ was cut off has the same code and says something else."""
 CUT_OFF: Final = "the server went away"
 """What a transport of ours says of an answer whose end did not come."""
 
+ACCESS_REFUSED: Final = -32098
+"""The code of the error that a transport of ours makes of a server that refuses our credentials."""
+
 SENT_DATA_KEY: Final = "mcp-tasks/sent"
 """In the data of an error that a transport of ours made in place of an answer: whether the request may have reached the
 server."""

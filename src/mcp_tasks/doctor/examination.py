@@ -81,7 +81,8 @@ async def examine_over(wire: Wire, *, tool: str | None = None, arguments: Argume
         seen = {finding.area for finding in exam.report}
         for exam.area in (area for area in AREAS if area not in seen):
             exam.skip("all of it", why)
-    if wire.stray:
+    # What an older server says of requests that it cannot read is none of what is examined.
+    if wire.stray and not (wire.over_http and exam.report.unexamined):
         exam.area, probe = ("answers", "ids") if wire.over_http else ("stdout", "lines")
         advice = "Write JSON-RPC messages there and nothing else; logs go to stderr."
         exam.fail(probe, wire.stray, "Answer with the id of the request." if wire.over_http else advice)

@@ -13,6 +13,7 @@ from mcp_types import CONNECTION_CLOSED, REQUEST_TIMEOUT
 from mcp_tasks import errors
 from mcp_tasks.cli.terminal.text import clean, one_line
 from mcp_tasks.client import CallLost
+from mcp_tasks.client.messages import ACCESS_REFUSED
 
 
 class Exit(IntEnum):
@@ -121,7 +122,7 @@ def problem_of(exc: BaseException) -> Problem:
             made = "may have been made" if exc.may_have_run else "was not made"
             return Problem(f"the server went away: {exc.message}. The call {made}", Exit.UNREACHABLE)
         case MCPError():
-            gone = exc.code in (CONNECTION_CLOSED, REQUEST_TIMEOUT)
+            gone = exc.code in (CONNECTION_CLOSED, REQUEST_TIMEOUT, ACCESS_REFUSED)
             return Problem(f"the server answers: {exc}", Exit.UNREACHABLE if gone else Exit.FAILED)
         case errors.BadValue() | errors.InvalidOption():
             return Problem(str(exc), Exit.USAGE, hint=getattr(exc, "hint", None))

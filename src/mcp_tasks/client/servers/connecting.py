@@ -21,7 +21,7 @@ from mcp_tasks.client.poller import Patience
 from mcp_tasks.client.servers.address import ServerAddress
 from mcp_tasks.client.servers.grouping import ServerTasks
 from mcp_tasks.client.servers.listings import TameListings
-from mcp_tasks.client.servers.unreachable import why_unreachable
+from mcp_tasks.client.servers.unreachable import check_url, why_unreachable
 from mcp_tasks.client.transport import ServerTransport, stdio_transport
 
 Era: TypeAlias = Literal["auto", "modern", "legacy"]
@@ -83,6 +83,10 @@ async def connect(
                     TasksClient(ledger=ledger, server=address.spec, identity=identity, patience=patience_with(address))
                 ],
             )
+            # With a version that is known nothing is asked in the beginning, so nobody would notice.
+            problem = None if era != "modern" or address.url is None else await check_url(address.url, headers)
+            if problem is not None:
+                raise problem
             try:
                 await stack.enter_async_context(client)
             except Exception as exc:
