@@ -57,6 +57,9 @@ def test_ids_complete_to_tasks_of_the_ledger(cli: Cli, fixture_url: str) -> None
     assert list(complete(cli, "show", first[:-1])) == [first]
     assert len(complete(cli, "cancel", first, "")) == 1
     assert complete(cli, "forget", "nothing-like-it") == {}
+    cli("cancel", first)
+    assert len(complete(cli, "answer", "")) == 1, "what has ended asks nothing"
+    assert len(complete(cli, "show", "")) == 2
 
 
 def test_servers_complete_to_names_and_tools_to_those_of_the_server(cli: Cli, fixture_url: str, tmp_path: Path) -> None:

@@ -193,6 +193,7 @@ def test_ctrl_c_leaves_one_table_behind(cli: Cli, asking_url: str) -> None:
         terminal.type(CTRL_C)
         assert terminal.wait() == 0
     assert terminal.screen.count("progress") == 1
+    assert "─" in terminal.screen, "what is not done is drawn otherwise than what is: there may be no colours"
 
 
 def test_several_tasks_are_watched_in_one_table(cli: Cli, asking_url: str) -> None:

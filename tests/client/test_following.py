@@ -19,6 +19,7 @@ from harness.http import serving
 from harness.rpc import PATIENCE
 from harness.server import CUSTOM_ERROR, Desk
 from mcp_tasks.client import Followed, Follower, Hooks, Ledger, LedgerEntry, TaskSnapshot, WaitTimedOut, connect, follow
+from mcp_tasks.client.servers.connecting import connector
 from mcp_tasks.core.json import JsonObject
 from mcp_tasks.errors import Fate, ServerUnreachable
 
@@ -168,6 +169,19 @@ async def test_what_a_hook_raises_at_the_progress_of_a_call_ends_the_call() -> N
         host.on_state = lambda entry, snapshot: failing() if snapshot.progress else told(entry, snapshot)
         with anyio.fail_after(PATIENCE), pytest.raises(OSError, match="the disk is full"):
             await follower.call(client, "endless", server=wire.url)
+
+
+async def test_what_became_of_an_earlier_wait_is_not_said_of_the_next(url: str, desk: Desk) -> None:
+    follower = Follower(timeout=0.3)
+    async with calling(follower, url) as client:
+        late = await follower.call(client, "gated", server=url)
+    assert isinstance(late.problem, WaitTimedOut)
+    desk.gate.set()
+    connect_to = connector()
+    # Once it has ended, however long that takes.
+    while isinstance((done := (await follower.follow([late.entry], connect_to))[0]).problem, WaitTimedOut):
+        pass
+    assert (done.status, done.problem, done.fate) == ("completed", None, None)
 
 
 async def test_a_task_that_is_named_twice_is_followed_once(url: str, desk: Desk) -> None:

@@ -21,7 +21,7 @@ from harness.processes import PIPE, kill, start
 from harness.rpc import PATIENCE
 from mcp_tasks.client import Ledger
 from mcp_tasks.encryption import Keyring, new_key
-from mcp_tasks.errors import StoreCorrupt, StoreError, StoreUnavailable
+from mcp_tasks.errors import AmbiguousTask, StoreCorrupt, StoreError, StoreUnavailable
 from mcp_tasks.wire.parse import parse_task
 from tests.client.peer import TASK_ID, completed, task, working
 
@@ -86,6 +86,14 @@ def test_how_long_a_task_took_does_not_depend_on_the_clock_of_its_server(
         [entry] = ledger.entries()
         assert entry.finished_at is not None
         assert int((entry.finished_at - entry.started_at).total_seconds()) == seconds
+
+
+def test_of_many_tasks_that_begin_alike_some_are_named_and_the_rest_counted(ledger: Ledger) -> None:
+    for number in range(12):
+        ledger.add(f"task_{number:02}", server=SERVER, tool="render")
+    with pytest.raises(AmbiguousTask, match="matches 12 tasks") as refused:
+        ledger.find("task_")
+    assert refused.value.hint.splitlines()[10:] == ["and 2 more"]
 
 
 def test_no_age_is_too_great_to_be_asked_for(path: Path) -> None:

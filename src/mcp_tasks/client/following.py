@@ -96,8 +96,7 @@ class Follower:
         each = {entry.key: entry for entry in entries}.values()
         unknown = [entry for entry in each if not self.asks or entry.result is None]
         groups = by_server(unknown, headers)
-        for entry in entries:
-            self.note(entry)
+        self._begin(each)
         with raised_by_hooks():
             async with self._in_time(unknown), asyncio.TaskGroup() as waits:
                 for group in groups:
@@ -122,8 +121,7 @@ class Follower:
             detach: Whether to leave the task as soon as there is one.
         """
         entry = LedgerEntry.begun(server=server, tool=tool, identity=identity)
-        # A call before it has the same key, and what became of that is not what becomes of this one.
-        self.seen.pop(entry.key, None)
+        self._begin([entry])
         with raised_by_hooks():
             async with self._in_time([entry]):
                 handle = await self._start(client, entry, arguments)
@@ -183,12 +181,14 @@ class Follower:
         """Keep what has become known of a task."""
         self.seen[entry.key] = replace(self.seen.get(entry.key) or Followed(entry=entry), **fields)
 
+    def _begin(self, entries: Iterable[LedgerEntry]) -> None:
+        """Know nothing of these yet: what became of an earlier call, or of an earlier wait, is not said of this one."""
+        self.seen.update({entry.key: Followed(entry=entry) for entry in entries})
+
     @asynccontextmanager
     async def _in_time(self, entries: Iterable[LedgerEntry]) -> AsyncGenerator[None]:
         """Cancel what takes longer than the limit, and note it of what had not ended by then."""
-        for entry in entries:
-            self._open[entry.key] = entry
-            self.note(entry)
+        self._open.update({entry.key: entry for entry in entries})
         limit = asyncio.timeout(None)
         try:
             async with limit:

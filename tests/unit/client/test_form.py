@@ -8,7 +8,7 @@ import pytest
 
 from mcp_tasks.client import BadValue, Form, questions_of
 
-SCHEMA = {
+SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {
         "name": {"type": "string", "minLength": 2},
@@ -34,7 +34,7 @@ def typed(schema: dict[str, Any], *lines: str) -> Form:
 
 
 def only(name: str) -> dict[str, Any]:
-    return {**SCHEMA, "properties": {name: SCHEMA["properties"][name]}, "required": []}  # type: ignore[index]
+    return {**SCHEMA, "properties": {name: SCHEMA["properties"][name]}, "required": []}
 
 
 def test_fields_come_in_order_and_the_answer_is_sent_when_it_is_right() -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any, Final
 
 import click
@@ -27,11 +28,11 @@ from mcp_tasks.client.ledger_entry import UNKNOWN
 BAR: Final = 20
 """Columns of the bar in a table."""
 
-LINE_PAUSE: Final = timedelta(seconds=1)
-"""Between two lines about one task that only says how far it is."""
+LINE_PAUSE: Final = 1.0
+"""Seconds between two lines about one task that only says how far it is."""
 
-AWAY_PAUSE: Final = timedelta(seconds=10)
-"""Between two lines that say that a server is still out of reach."""
+AWAY_PAUSE: Final = 10.0
+"""Seconds between two lines that say that a server is still out of reach."""
 
 
 class Board:
@@ -109,35 +110,50 @@ class LineBoard(Board):
     def __init__(self, *, with_ids: bool = False) -> None:
         super().__init__()
         self._with_ids = with_ids
-        self._shown: dict[TaskKey, tuple[str, str, datetime]] = {}
-        self._later: dict[TaskKey, asyncio.TimerHandle] = {}
+        self._shown: dict[TaskKey, tuple[str, str, float]] = {}
+        self._later: dict[TaskKey, tuple[asyncio.TimerHandle, Followed]] = {}
 
     def stop(self) -> None:
-        """Say no more."""
-        for key in [*self._later]:
-            self._later.pop(key).cancel()
+        """Say what was to be said a little later: something else comes now, or nothing more."""
+        for timer, task in [*self._later.values()]:
+            timer.cancel()
+            self._print(task)
+
+    def drop(self, task: Followed, why: str = "") -> None:
+        """Say no more of a task."""
+        if task.entry.key in self._later:
+            self._later.pop(task.entry.key)[0].cancel()
 
     def show(self, task: Followed) -> None:
         """A line; a little later, if it only says how far it is and the last one is fresh."""
         if task.task_id is None and task.message is None:
             # A call under way; whoever typed it knows.
             return
-        key, now, away = task.entry.key, datetime.now(UTC), task.away_since is not None
-        if key in self._later:
-            self._later.pop(key).cancel()
-        text = said_by(task) + (f" ({task.percent}%)" if task.percent is not None and not away else "")
-        # That a server is out of reach, or back, is said at once, and then from time to time.
-        status = "out of reach" if away else task.status
+        key, now = task.entry.key, time.monotonic()
+        self.drop(task)
+        status, text = _words_of(task)
         last, said, when = self._shown.get(key, ("", "", now))
-        fresh_for = when + (AWAY_PAUSE if away else LINE_PAUSE) - now
-        if status == last and (said == text or fresh_for > timedelta()):
-            if said != text:
-                loop = asyncio.get_running_loop()
-                self._later[key] = loop.call_later(fresh_for.total_seconds(), self.show, task)
-            return
-        self._shown[key] = (status, text, now)
+        fresh_for = when + (LINE_PAUSE if task.away_since is None else AWAY_PAUSE) - now
+        if status != last or (said != text and fresh_for <= 0):
+            self._print(task)
+        elif said != text:
+            timer = asyncio.get_running_loop().call_later(fresh_for, self._print, task)
+            self._later[key] = timer, task
+
+    def _print(self, task: Followed) -> None:
+        status, text = _words_of(task)
+        self._later.pop(task.entry.key, None)
+        self._shown[task.entry.key] = status, text, time.monotonic()
         name = f"{short_id(task.entry.task_id) or tool_of(task)}  " if self._with_ids else ""
         self.say(Text(f"{name}{one_line(state_of(task))}  {text}".rstrip()))
+
+
+def _words_of(task: Followed) -> tuple[str, str]:
+    """What a line says of a task: its status, which is said at once and of which a server out of reach is one, and the
+    rest, which is said from time to time."""
+    if task.away_since is not None:
+        return "out of reach", said_by(task)
+    return task.status, said_by(task) + ("" if task.percent is None else f" ({task.percent}%)")
 
 
 class BarBoard(Board):

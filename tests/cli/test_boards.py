@@ -1,0 +1,73 @@
+"""Lines for logs and pipes: not too many, and never the last word left unsaid."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from rich.text import Text
+
+from mcp_tasks.cli.terminal import boards
+from mcp_tasks.cli.terminal.boards import LineBoard
+from mcp_tasks.client import Followed, LedgerEntry
+from mcp_tasks.wire.parse import parse_task
+from tests.client.peer import TASK_ID, completed, working
+
+pytestmark = pytest.mark.anyio
+
+ENTRY = LedgerEntry.begun(TASK_ID, server="http://127.0.0.1:9/mcp", tool="render")
+
+
+def state(task: dict[str, Any]) -> Followed:
+    return Followed(entry=ENTRY, snapshot=parse_task(task))
+
+
+@pytest.fixture
+def board(monkeypatch: pytest.MonkeyPatch) -> tuple[LineBoard, list[str]]:
+    """A board, and its lines as they are said."""
+    said: list[str] = []
+    new = LineBoard()
+
+    def keep(line: Text) -> None:
+        said.append(line.plain)
+
+    monkeypatch.setattr(new, "say", keep)
+    return new, said
+
+
+async def test_what_comes_too_soon_is_said_a_little_later_and_only_the_last_of_it(
+    board: tuple[LineBoard, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines, said = board
+    monkeypatch.setattr(boards, "LINE_PAUSE", 0.05)
+    for step in (1, 2, 3):
+        lines.show(state(working(step)))
+    assert said == ["working  step 1"]
+    async with asyncio.timeout(5):
+        while len(said) < 2:  # noqa: ASYNC110 - nothing tells of it
+            await asyncio.sleep(0.01)
+    assert said == ["working  step 1", "working  step 3"]
+
+
+async def test_what_is_to_be_said_later_is_said_before_anything_else_and_not_after_the_end(
+    board: tuple[LineBoard, list[str]],
+) -> None:
+    lines, said = board
+    for step in (1, 2):
+        lines.show(state(working(step)))
+    lines.stop()
+    assert said == ["working  step 1", "working  step 2"]
+    lines.show(state(working(3)))
+    lines.show(state(completed()))
+    lines.stop()
+    assert said[2:] == ["completed"]
+
+
+async def test_of_a_call_that_is_over_nothing_more_is_said(board: tuple[LineBoard, list[str]]) -> None:
+    lines, said = board
+    for step in (1, 2):
+        lines.show(state(working(step)))
+    lines.drop(state(working(2)))
+    lines.stop()
+    assert said == ["working  step 1"]
