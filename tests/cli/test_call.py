@@ -31,7 +31,7 @@ def test_values_are_typed_by_the_schema(cli: Cli, asking_url: str) -> None:
     words = ("text=7", "times=3", "loud=yes", "tags=a", "tags=b", 'options={"x": 1}')
     typed, given, raw = cli.together(
         ("call", asking_url, "echo", *words),
-        ("call", asking_url, "echo", "--json", '{"text": "t", "times": 2}', "times=5", "-o", "json"),
+        ("call", asking_url, "echo", "--args", '{"text": "t", "times": 2}', "times=5", "-o", "json"),
         ("call", asking_url, "echo", "text=t", 'tags:=["x"]'),
     )
     expected = {"text": "7", "times": 3, "loud": True, "tags": ["a", "b"], "options": {"x": 1}}
@@ -147,7 +147,7 @@ def test_one_of_several_questions_is_answered_by_its_field_or_its_key(cli: Cli, 
     assert cli("wait", task_id).returncode == 7
     keys = {request["params"]["message"]: key for key, request in cli.json("show", task_id)["inputRequests"].items()}
     unclear, wrong = cli.together(
-        ("answer", task_id, "--json", '{"name": "Ann"}'), ("answer", task_id, "--question", "other", "name=Ann")
+        ("answer", task_id, "--args", '{"name": "Ann"}'), ("answer", task_id, "--question", "other", "name=Ann")
     )
     assert (unclear.returncode, "choose one with --question" in unclear.stderr) == (2, True)
     assert (wrong.returncode, "no open question 'other'" in wrong.stderr) == (2, True)

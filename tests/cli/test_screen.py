@@ -23,14 +23,13 @@ def test_what_is_no_duration_is_refused_with_how_to_write_one(cli: Cli) -> None:
     assert "'10x' is not a duration; write 90 or 90s, 10m, 1h30m" in done.stderr
 
 
-def test_json_alone_prints_json_and_with_an_object_is_still_the_arguments(cli: Cli, asking_url: str) -> None:
+def test_json_prints_json_and_an_object_after_it_is_sent_to_args(cli: Cli, asking_url: str) -> None:
     given = '{"text": "t"}'
     new = cli("call", asking_url, "echo", "--args", given, "--json")
     assert json.loads(new.stdout)["status"] == "completed"
-    old = cli("call", asking_url, "echo", "--json", given)
-    assert old.returncode == 0
-    assert "--json JSON is --args JSON now" in old.stderr
-    assert "status" not in json.loads(old.stdout)
+    mixed_up = cli("call", asking_url, "echo", "--json", given)
+    assert (mixed_up.returncode, mixed_up.stdout) == (2, "")
+    assert "A JSON object goes after --args" in mixed_up.stderr
 
 
 def test_a_line_per_request_names_the_method_and_the_tool(cli: Cli, asking_url: str) -> None:

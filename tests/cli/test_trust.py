@@ -17,7 +17,7 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from mcp_tasks.cli.forms.arguments import how_to_answer, how_to_answer_unseen
+from mcp_tasks.cli.forms.arguments import how_to_answer
 from mcp_tasks.cli.forms.form import ask
 from mcp_tasks.cli.terminal import text
 from mcp_tasks.cli.terminal.keyboard import Keyboard
@@ -172,7 +172,7 @@ def test_a_command_that_is_copied_has_a_servers_words_as_words(name: str) -> Non
     assert words[:2] == ["mcp-tasks", "wait"]
     assert one_line(name) in words
     assert words.index("--era") < (words.index("--") if name.startswith("-") else len(words))
-    for line in how_to_answer_unseen(name, " --era legacy"):
+    for line in how_to_answer(name, [], " --era legacy"):
         assert short_id(name) in shlex.split(line)
     questions = [asking(name, {name: {"type": "string"}}), asking("other", {})]
     for line in how_to_answer("task_x", questions, ""):

@@ -100,24 +100,6 @@ class Duration(click.ParamType[timedelta]):
             self.fail(str(exc), param, ctx)
 
 
-class TakesArguments(click.Command):
-    """A command that is given arguments as JSON with `--args`, and for now also with `--json JSON`.
-
-    `--json` is what all commands have for printing JSON. With an object after it, or with `-`, it is what it was before
-    that: the arguments. Nothing else that may follow looks like this.
-    """
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read `--json JSON` as `--args JSON`."""
-        end = args.index("--") if "--" in args else len(args)
-        for place, word in enumerate(args[:end]):
-            following = word.removeprefix("--json=") if word != "--json" else "".join(args[place + 1 : end][:1])
-            if word.startswith("--json") and (following == "-" or following.lstrip().startswith("{")):
-                args[place] = word.replace("--json", "--args", 1)
-                click.secho("warning: --json JSON is --args JSON now; --json alone prints JSON", fg="yellow", err=True)
-        return super().parse_args(ctx, args)
-
-
 def taking(*options: Takes, into: Callable[..., object] | None = None, name: str = "") -> Takes:
     """A decorator that gives a command these options. `into` makes one value of those that are its parameters, which
     the command takes as `name`."""
@@ -269,7 +251,7 @@ takes_save: Final[Takes] = click.option(
 
 
 def takes_arguments(what: str) -> Takes:
-    """`--args`, as `json_text`, for a command of the class `TakesArguments`."""
+    """`--args`, as `json_text`."""
     return click.option("--args", "json_text", metavar="JSON", help=f"{what} as a JSON object; - reads it from stdin.")
 
 

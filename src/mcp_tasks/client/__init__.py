@@ -15,7 +15,7 @@ from mcp_tasks.client.hooks import Hooks
 from mcp_tasks.client.http import reconnecting_http
 from mcp_tasks.client.ledger import Ledger
 from mcp_tasks.client.ledger_entry import LedgerEntry
-from mcp_tasks.client.looking import open_questions
+from mcp_tasks.client.looking import open_questions, still_asked
 from mcp_tasks.client.pages import Link, link_to
 from mcp_tasks.client.poller import Patience
 from mcp_tasks.client.questions import Question, answers_to, questions_for, questions_of
@@ -123,6 +123,7 @@ __all__ = [
     "short_ids",
     "start_task",
     "stdio_transport",
+    "still_asked",
     "task_support",
     "with_tasks",
 ]

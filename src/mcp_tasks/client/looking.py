@@ -117,6 +117,26 @@ async def open_questions(
     return questions_of(snapshot.input_requests, handle.tool or handle.id, server)
 
 
+async def still_asked(handle: TaskHandle, answers: Mapping[str, T]) -> dict[str, T]:
+    """Those of some answers, by the keys of their questions, that a task still wants: while somebody types, somebody
+    else may answer, and a server takes what comes too late without a word.
+
+    Raises:
+        NoOpenQuestion: It wants none of them.
+    """
+    try:
+        keys = {question.key for question in await open_questions(handle, fetch=False)}
+    except QuestionUnseen:
+        # It is ours to answer: a server of 2025-11-25 does not show it to anybody else.
+        return dict(answers)
+    except NoOpenQuestion:
+        keys = set[str]()
+    if wanted := {key: answer for key, answer in answers.items() if key in keys}:
+        return wanted
+    hint = "Somebody else answered it meanwhile, or the task went on. Nothing was sent."
+    raise NoOpenQuestion("the task no longer asks this", hint)
+
+
 async def fetch_questions(handle: TaskHandle, *, within: timedelta) -> TaskSnapshot | None:
     """The task with what it asks, also from a server that sends that only to one who waits, as those of 2025-11-25 do.
 

@@ -9,7 +9,15 @@ from typing import Any, cast
 import anyio
 import pytest
 
-from mcp_tasks.client import NoOpenQuestion, QuestionUnseen, TaskHandle, TaskSnapshot, TaskStatus, open_questions
+from mcp_tasks.client import (
+    NoOpenQuestion,
+    QuestionUnseen,
+    TaskHandle,
+    TaskSnapshot,
+    TaskStatus,
+    open_questions,
+    still_asked,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -71,3 +79,15 @@ async def test_what_is_not_shown_in_time_or_not_fetched_is_unseen() -> None:
         await open_questions(handle(hidden), within=timedelta(milliseconds=10))
     with pytest.raises(QuestionUnseen, match="only to one who is going to answer"):
         await open_questions(handle(hidden), fetch=False)
+
+
+async def test_what_is_no_longer_asked_is_left_out_of_the_answers() -> None:
+    asks = handle(state(TaskStatus.INPUT_REQUIRED, input_requests=ASKED))
+    assert await still_asked(asks, {"q1": "yes", "q0": "no"}) == {"q1": "yes"}
+    for gone in (asks, handle(state(TaskStatus.WORKING)), handle(state(TaskStatus.COMPLETED))):
+        with pytest.raises(NoOpenQuestion, match="no longer asks this"):
+            await still_asked(gone, {"q0": "no"})
+
+
+async def test_what_a_server_shows_to_nobody_else_is_still_ours_to_answer() -> None:
+    assert await still_asked(handle(state(TaskStatus.INPUT_REQUIRED)), {"q1": "yes"}) == {"q1": "yes"}

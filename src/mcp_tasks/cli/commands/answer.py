@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -11,8 +11,8 @@ from mcp import MCPError
 
 from mcp_tasks.cli.commands.completion.completing import task_ids
 from mcp_tasks.cli.commands.wait import wait_for
-from mcp_tasks.cli.forms.arguments import how_to_answer, how_to_answer_unseen, read_known
-from mcp_tasks.cli.options import Access, TakesArguments, Waiting, takes_arguments, takes_waiting, taking
+from mcp_tasks.cli.forms.arguments import how_to_answer, read_known
+from mcp_tasks.cli.options import Access, Waiting, takes_arguments, takes_waiting, taking
 from mcp_tasks.cli.remembered import Chosen, takes_tasks
 from mcp_tasks.cli.terminal.attending import Attending
 from mcp_tasks.cli.terminal.boards import LineBoard
@@ -30,8 +30,9 @@ from mcp_tasks.client import (
     open_questions,
     questions_for,
     short_id,
+    still_asked,
 )
-from mcp_tasks.errors import NoOpenQuestion, UsageError
+from mcp_tasks.errors import UsageError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,9 +64,6 @@ class Given:
     def answers(self, questions: Sequence[Question]) -> dict[str, dict[str, Any]]:
         """The answers to these questions, by key."""
         words, known = read_known(self.words, self.json_text)
-        for question in questions:
-            if known is None and not question.is_elicitation:
-                raise Problem(f"a {question.method} request takes a whole result, with --args", Exit.USAGE)
         return answers_to(questions, words, known=known, action=self.action or "accept")
 
 
@@ -87,7 +85,7 @@ takes_answer: Final = taking(
 )
 
 
-@click.command(cls=TakesArguments)
+@click.command()
 @click.argument("ids", metavar="ID", shell_complete=task_ids)
 @takes_answer
 @takes_tasks
@@ -124,51 +122,37 @@ async def command(*, chosen: Chosen, given: Given) -> int:
 
 async def _answer(handle: TaskHandle, entry: LedgerEntry, given: Given, access: Access) -> list[str] | None:
     """Answer what a task asks; gives the keys of what was answered, or None if it was left open."""
-    can_answer = bool(given) or is_terminal()
+    can_answer, repeated = bool(given) or is_terminal(), access.repeated
+    questions: Sequence[Question] = ()
+    chosen: Sequence[Question] = ()
     try:
         questions = await open_questions(handle, server=entry.server_label, fetch=can_answer)
+        chosen = questions_for(given.words, questions, key=given.key)
     except QuestionUnseen:
         if can_answer:
             raise
-        raise _nobody_to_ask(how_to_answer_unseen(entry.task_id, access.repeated)[1:]) from None
-    chosen = questions_for(given.words, questions, key=given.key)
-    answers = given.answers(chosen) if given else await _ask_all(chosen, entry, access)
+    if not can_answer:
+        asked = [line for question in chosen for line in question.describe()]
+        hint = "\n".join([*asked, *how_to_answer(entry.task_id, chosen, repeated)])
+        raise Problem("there is no terminal to ask at, and no answer was given", Exit.INPUT_REQUIRED, hint=hint)
+    answers = given.answers(chosen) if given else await _ask_all(chosen, access)
     if answers is None:
         return None
     if not given:
-        answers = await _still_asked(handle, answers)
+        answers = await still_asked(handle, answers)
     try:
         await handle.answer(answers)
     except UsageError as exc:
         raise Problem(str(exc), Exit.USAGE, hint="Nothing was sent; the task still waits for an answer.") from exc
     except MCPError as exc:
-        lines = ["The task still waits for one:", *how_to_answer(entry.task_id, questions, access.repeated)]
+        lines = ["The task still waits for one:", *how_to_answer(entry.task_id, questions, repeated)]
         raise Problem(f"the server refused the answer: {exc}", Exit.FAILED, hint="\n".join(lines)) from exc
     return list(answers)
 
 
-async def _still_asked(handle: TaskHandle, answers: Mapping[str, Any]) -> dict[str, Any]:
-    """The answers that are still wanted: while somebody types, somebody else may answer, and a server takes what comes
-    too late without a word."""
-    try:
-        keys = {question.key for question in await open_questions(handle, fetch=False)}
-    except QuestionUnseen:
-        # It is ours to answer: a server of 2025-11-25 does not show it to anybody else.
-        return dict(answers)
-    except NoOpenQuestion:
-        keys = set[str]()
-    if wanted := {key: answer for key, answer in answers.items() if key in keys}:
-        return wanted
-    hint = "Somebody else answered it meanwhile, or the task went on. Nothing was sent."
-    raise Problem("the task no longer asks this", Exit.USAGE, hint=hint)
-
-
-async def _ask_all(questions: Sequence[Question], entry: LedgerEntry, access: Access) -> dict[str, Any] | None:
+async def _ask_all(questions: Sequence[Question], access: Access) -> dict[str, Any] | None:
     """The answers that somebody gives at the prompt; None if they leave a question open."""
     attending = Attending(LineBoard(), access)
-    if not attending.can_answer:
-        asked = [line for question in questions for line in question.describe()]
-        raise _nobody_to_ask([*asked, *how_to_answer(entry.task_id, questions, access.repeated)])
 
     async def ask() -> dict[str, Any] | None:
         answers: dict[str, Any] = {}
@@ -182,8 +166,3 @@ async def _ask_all(questions: Sequence[Question], entry: LedgerEntry, access: Ac
         return await attending.stay(ask())
     except Detached:
         raise Problem("nothing was answered", Exit.INTERRUPTED) from None
-
-
-def _nobody_to_ask(hint: Sequence[str]) -> Problem:
-    why = "there is no terminal to ask at, and no answer was given"
-    return Problem(why, Exit.INPUT_REQUIRED, hint="\n".join(hint))

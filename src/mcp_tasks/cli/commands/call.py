@@ -12,7 +12,7 @@ from mcp_tasks.cli.commands.completion.completing import tool_names
 from mcp_tasks.cli.commands.servers.names import SERVER
 from mcp_tasks.cli.connection import connect
 from mcp_tasks.cli.forms.arguments import read_arguments
-from mcp_tasks.cli.options import Options, TakesArguments, Waiting, takes_arguments, takes_options, takes_waiting
+from mcp_tasks.cli.options import Options, Waiting, takes_arguments, takes_options, takes_waiting
 from mcp_tasks.cli.remembered import opened_ledger
 from mcp_tasks.cli.terminal.attending import Attending
 from mcp_tasks.cli.terminal.boards import new_board
@@ -23,7 +23,7 @@ from mcp_tasks.cli.terminal.views import say
 from mcp_tasks.client import Followed, ServerAddress, WaitTimedOut, describe_words, find_tool
 
 
-@click.command(cls=TakesArguments)
+@click.command()
 @click.argument("server", type=SERVER)
 @click.argument("tool", shell_complete=tool_names)
 @click.argument("words", nargs=-1, metavar="[KEY=VALUE]... | -")

@@ -36,6 +36,8 @@ def read_known(words: Sequence[str], json_text: str | None) -> tuple[Sequence[st
     if "-" in words:
         words, json_text = [word for word in words if word != "-"], "-"
     if json_text is None:
+        if whole := next((word for word in words if word.startswith("{")), None):
+            raise Problem(f"{whole!r} is not KEY=VALUE", Exit.USAGE, hint="A JSON object goes after --args.")
         return words, None
     try:
         value = json.loads(sys.stdin.read() if json_text == "-" else json_text)
@@ -48,7 +50,10 @@ def read_known(words: Sequence[str], json_text: str | None) -> tuple[Sequence[st
 
 
 def how_to_answer(task_id: str, questions: Sequence[Question], repeated: str) -> list[str]:
-    """The commands that answer questions, a line each, with what has to be `repeated` in them."""
+    """The commands that answer questions, a line each, with what has to be `repeated` in them. Without questions, one
+    for what a server has not sent here."""
+    if not questions:
+        return [command_line("answer", short_id(task_id), "KEY=VALUE", options=repeated)]
     lines: list[str] = []
     for question in questions:
         options = f" --question={shlex.quote(one_line(question.key))}" if len(questions) > 1 else ""
@@ -60,9 +65,3 @@ def how_to_answer(task_id: str, questions: Sequence[Question], repeated: str) ->
             options += " --accept"
         lines.append(command_line("answer", short_id(task_id), *words, options=options + repeated))
     return lines
-
-
-def how_to_answer_unseen(task_id: str, repeated: str) -> list[str]:
-    """The commands that answer a question which its server has not sent here: at a prompt, and without one."""
-    words = (short_id(task_id),)
-    return [command_line("answer", *words, *given, options=repeated) for given in ((), ("KEY=VALUE",))]

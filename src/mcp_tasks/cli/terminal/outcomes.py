@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import click
 
-from mcp_tasks.cli.forms.arguments import how_to_answer, how_to_answer_unseen
+from mcp_tasks.cli.forms.arguments import how_to_answer
 from mcp_tasks.cli.options import Access, Options
 from mcp_tasks.cli.terminal.exits import WHAT_BECAME, Exit, Problem, problem_of
 from mcp_tasks.cli.terminal.text import clean, command_line, one_line, without_secrets
@@ -143,17 +143,16 @@ def _error_text(followed: Followed) -> str:
 
 
 def _print_questions(followed: Followed, access: Access) -> None:
-    task_id, repeated = followed.entry.task_id, access.repeated
-    questions = followed.questions
+    short, repeated, questions = short_id(followed.entry.task_id), access.repeated, followed.questions
+    answers = how_to_answer(followed.entry.task_id, questions, repeated)
     if questions:
         _say_all("The task asks:", [line for question in questions for line in question.describe()])
-        wait = command_line("wait", short_id(task_id), options=repeated)
-        answers = how_to_answer(task_id, questions, repeated)
-        _say_all("Answer with (or --decline, or --cancel), then come back:", [*answers, wait])
+        come_back = command_line("wait", short, options=repeated)
+        _say_all("Answer with (or --decline, or --cancel), then come back:", [*answers, come_back])
     else:
         # A server of 2025-11-25 says what to whoever stays to answer.
-        unseen = how_to_answer_unseen(task_id, repeated)
-        _say_all("The task asks something. Answer it on a terminal, or without one:", unseen)
+        at_prompt = command_line("answer", short, options=repeated)
+        _say_all("The task asks something. Answer it on a terminal, or without one:", [at_prompt, *answers])
 
 
 def _say_all(title: str, lines: Sequence[str]) -> None:
