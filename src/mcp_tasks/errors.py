@@ -358,7 +358,8 @@ class TaskNotRemembered(Explained, UsageError):
 
     def __init__(self, start: str) -> None:
         self.start: str = start
-        super().__init__(f"no task in the ledger begins with {start!r}")
+        hint = "That is the URL of a server; a task is named by its id." if "://" in start else ""
+        super().__init__(f"no task in the ledger begins with {start!r}", hint)
 
 
 class AmbiguousTask(Explained, UsageError):

@@ -23,7 +23,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from mcp_tasks.errors import UntrustedFile
+from mcp_tasks.errors import StoreUnavailable, UntrustedFile
 
 BESIDE: Final = ("-wal", "-shm", "-journal")
 """What SQLite keeps beside a database. A journal that somebody planted would be played into it."""
@@ -85,6 +85,30 @@ def make_private_folder(folder: Path) -> None:
                 f"everybody can write to {above}, and put another folder in the place of {folder}. "
                 f"Run: chmod o-w {_quoted(above)}"
             )
+
+
+def state_folder() -> Path:
+    """Where this user's programs keep what they must not forget."""
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData/Local") / "mcp-tasks"
+    if sys.platform == "darwin":
+        return Path.home() / "Library/Application Support/mcp-tasks"
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "mcp-tasks"
+
+
+def private_state_folder() -> Path:
+    """The same, made if it is not there, and private.
+
+    Raises:
+        UntrustedFile: Others can write to it.
+        StoreUnavailable: It cannot be made.
+    """
+    folder = state_folder()
+    try:
+        make_private_folder(folder)
+    except OSError as exc:
+        raise StoreUnavailable(f"{folder} cannot be made: {exc}. Choose another place for tasks.") from exc
+    return folder
 
 
 def make_private_file(path: Path) -> FileId:

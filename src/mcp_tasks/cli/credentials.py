@@ -1,34 +1,73 @@
 """Where the token for a server comes from, and that it goes nowhere else.
 
 On the command line it can be read by everybody on the machine, for as long as the command runs, and later in the
-history of the shell; so there are a file, a prompt and the environment as well. It is hidden from all that is printed.
+history of the shell; so there are a file, a prompt and the environment as well. It is hidden from all that is printed:
+what a server is told, it may say back.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, cast
 from urllib.parse import urlsplit
 
 import click
 
-from mcp_tasks.cli.terminal.text import hide
-from mcp_tasks.client.servers.credentials import check_token, is_in_the_clear, read_token, secrets_of
+from mcp_tasks.client.servers.credentials import check_token, is_in_the_clear, read_headers, read_token, secrets_of
 from mcp_tasks.encryption import LEDGER_KEYS_VARIABLE
 from mcp_tasks.errors import InvalidOption
 
 TOKEN: Final = "MCP_TASKS_TOKEN"  # noqa: S105 - the name of a variable
 TOKEN_FILE: Final = "MCP_TASKS_TOKEN_FILE"  # noqa: S105
 
+_secrets: set[str] = set()
 
-def chosen_token(given: str | None, file: Path | None) -> str | None:
-    """The token, wherever it is said: `--token`, `--token-file`, or the environment, in this order.
+
+def hide(*secrets: str) -> None:
+    """Never show these texts from now on, whoever says them."""
+    _secrets.update(secret for secret in secrets if secret)
+
+
+def without_secrets(text: str) -> str:
+    """Text without what is hidden."""
+    for secret in _secrets:
+        text = text.replace(secret, "***")
+    return text
+
+
+def hidden_in(value: Any) -> Any:
+    """A JSON value without what is hidden: in its texts alone, so that it is still JSON."""
+    match value if _secrets else None:
+        case str():
+            return without_secrets(value)
+        case Mapping():
+            return {hidden_in(name): hidden_in(part) for name, part in cast("Mapping[Any, Any]", value).items()}
+        case list() | tuple():
+            return [hidden_in(part) for part in cast("Sequence[Any]", value)]
+        case _:
+            return value
+
+
+def sent_headers(lines: Sequence[str] = (), token: str | None = None, file: Path | None = None) -> dict[str, str]:
+    """The headers of every HTTP request: those that were typed as `NAME:VALUE`, and one for the token, wherever that is
+    said: `--token`, `--token-file`, or the environment, in this order.
 
     Raises:
-        UsageError: It is said twice, or what is said has none.
+        UsageError: One is no header; or the token is said twice, or what is said has none.
     """
+    chosen = _chosen_token(token, file)
+    try:
+        headers = read_headers(lines, chosen)
+    except InvalidOption as exc:
+        raise click.UsageError(f"--{exc}") from exc
+    hide(*secrets_of(headers=headers))
+    return headers
+
+
+def _chosen_token(given: str | None, file: Path | None) -> str | None:
     if given is not None and file is not None:
         raise click.UsageError("--token and --token-file are two ways to say the same; give one of them")
     text = _asked() if given == "-" else given
@@ -42,14 +81,12 @@ def chosen_token(given: str | None, file: Path | None) -> str | None:
         )
     try:
         if file is None:
-            token = None if text is None else check_token(text)
-        else:
-            token, is_open = read_token(file)
-            if is_open:
-                _warn(f"others on this machine may read {file}: chmod 600 {file}")
+            return None if text is None else check_token(text)
+        token, is_open = read_token(file)
     except InvalidOption as exc:
         raise click.UsageError(str(exc)) from exc
-    hide(token or "")
+    if is_open:
+        _warn(f"others on this machine may read {file}: chmod 600 {file}")
     return token
 
 

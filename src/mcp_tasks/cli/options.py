@@ -14,11 +14,10 @@ from typing import Any, Final, Literal, TypeAlias
 
 import click
 
-from mcp_tasks.cli.credentials import TOKEN, TOKEN_FILE, chosen_token
-from mcp_tasks.cli.terminal.text import CleanLog, hide
+from mcp_tasks.cli.credentials import TOKEN, TOKEN_FILE, sent_headers
+from mcp_tasks.cli.terminal.text import CleanLog
 from mcp_tasks.client import OnAbandon, check_folder
 from mcp_tasks.client.servers.connecting import Era
-from mcp_tasks.client.servers.credentials import read_headers, secrets_of
 from mcp_tasks.core.durations import read_duration
 from mcp_tasks.errors import InvalidDuration, InvalidOption
 
@@ -122,12 +121,7 @@ def taking(*options: Takes, into: Callable[..., object] | None = None, name: str
 def _access(
     headers: Sequence[str], token: str | None, token_file: Path | None, identity: str | None, era: Era
 ) -> Access:
-    try:
-        sent = read_headers(headers, chosen_token(token, token_file))
-    except InvalidOption as exc:
-        raise click.UsageError(f"--{exc}") from exc
-    hide(*secrets_of(headers=sent))
-    return Access(headers=sent, era=era, identity=identity)
+    return Access(headers=sent_headers(headers, token, token_file), era=era, identity=identity)
 
 
 def _output(output: Output, as_json: bool) -> Output:

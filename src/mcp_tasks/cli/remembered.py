@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
-from contextlib import AbstractAsyncContextManager, contextmanager
+from contextlib import AbstractAsyncContextManager, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial, wraps
 from pathlib import Path
@@ -19,9 +19,8 @@ from mcp_tasks.cli.terminal.exits import Exit, Problem
 from mcp_tasks.client import Ledger, LedgerEntry, ServerAddress, ServerTasks, TaskHandle
 from mcp_tasks.client.looking import Seen, at_each
 from mcp_tasks.client.servers.connecting import ask_through_the_task
-from mcp_tasks.encryption import LEDGER_KEYS_VARIABLE, keyring_from_environment
+from mcp_tasks.client.user_ledger import user_ledger, user_ledger_path
 from mcp_tasks.errors import InvalidOption, StoreError
-from mcp_tasks.stores.url import private_state_folder, state_folder
 
 T = TypeVar("T")
 
@@ -81,19 +80,15 @@ def takes_tasks(command: TaskCommand) -> Command:
 
 @contextmanager
 def opened_ledger(path: Path | None) -> Generator[Ledger]:
-    """The ledger, made if it is not there. Only its owner may read it: ids can be all that protects a task.
+    """The ledger, made if it is not there.
 
     Raises:
         Problem: The file cannot be used.
     """
-    where = path or state_folder() / "ledger.db"
     try:
-        if path is None:
-            private_state_folder()
-        ledger = Ledger(where, keep_results=True, cipher=keyring_from_environment(LEDGER_KEYS_VARIABLE))
+        ledger = user_ledger(path)
     except (OSError, StoreError, InvalidOption) as exc:
-        raise Problem(f"the ledger {where} cannot be used: {exc}", Exit.LEDGER, hint="--ledger names another.") from exc
-    try:
+        what = f"the ledger {path or user_ledger_path()} cannot be used: {exc}"
+        raise Problem(what, Exit.LEDGER, hint="--ledger names another.") from exc
+    with closing(ledger):
         yield ledger
-    finally:
-        ledger.close()

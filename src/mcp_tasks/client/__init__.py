@@ -29,6 +29,7 @@ from mcp_tasks.client.servers.known import KnownServers
 from mcp_tasks.client.short_ids import short_id, short_ids
 from mcp_tasks.client.tools import TaskSupport, find_tool, list_tools, task_support
 from mcp_tasks.client.transport import ServerTransport, stdio_transport, with_tasks
+from mcp_tasks.client.user_ledger import user_ledger
 from mcp_tasks.client.words import describe_words, example_words, read_words
 from mcp_tasks.core.record import Progress
 from mcp_tasks.core.status import TaskStatus
@@ -125,5 +126,6 @@ __all__ = [
     "stdio_transport",
     "still_asked",
     "task_support",
+    "user_ledger",
     "with_tasks",
 ]

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from pathlib import Path
 from typing import Final
 from urllib.parse import unquote
 
 from mcp_tasks.core.urls import POSTGRES, REDIS, shown, with_plain_scheme
 from mcp_tasks.encryption import Cipher
-from mcp_tasks.errors import StoreUnavailable, UsageError
-from mcp_tasks.files import make_private_folder
+from mcp_tasks.errors import UsageError
+from mcp_tasks.files import private_state_folder
 from mcp_tasks.stores.base import Store
 from mcp_tasks.stores.codec import Codec
 from mcp_tasks.stores.memory import MemoryStore
@@ -101,30 +100,6 @@ def default_store(server_name: str, origin: str, cipher: Cipher | None = None) -
 def url_from_environment() -> str | None:
     """What `MCP_TASKS_URL` says, where the author chose no store."""
     return os.environ.get("MCP_TASKS_URL") or None
-
-
-def private_state_folder() -> Path:
-    """The same, made if it is not there, and private.
-
-    Raises:
-        UntrustedFile: Others can write to it.
-        StoreUnavailable: It cannot be made.
-    """
-    folder = state_folder()
-    try:
-        make_private_folder(folder)
-    except OSError as exc:
-        raise StoreUnavailable(f"{folder} cannot be made: {exc}. Choose another place for tasks.") from exc
-    return folder
-
-
-def state_folder() -> Path:
-    """Where this user's programs keep what they must not forget."""
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData/Local") / "mcp-tasks"
-    if sys.platform == "darwin":
-        return Path.home() / "Library/Application Support/mcp-tasks"
-    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "mcp-tasks"
 
 
 def _file_name(server_name: str, origin: str) -> str:

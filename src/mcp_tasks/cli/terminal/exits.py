@@ -90,58 +90,52 @@ class Detached(Problem):
 
 
 def problem_of(exc: BaseException) -> Problem:
-    """What an exception of the library means to who typed a command."""
+    """What an exception of the library means to who typed a command, with what its options can do about it."""
+    if isinstance(exc, Problem):
+        return exc
+    code, what, hint = Exit.USAGE, getattr(exc, "what", str(exc)), getattr(exc, "hint", "")
     match exc:
-        case Problem():
-            return exc
         case errors.ServerUnreachable():
-            return Problem(exc.what, Exit.UNREACHABLE, hint=_what_to_do(exc))
-        case errors.TaskNotRemembered() if "://" in exc.start:
-            hint = "Name the task by its id, and the server with --server URL if the task is not in the ledger."
-            return Problem(f"{exc.start!r} is the URL of a server, and not a task", Exit.USAGE, hint=hint)
+            code, hint = Exit.UNREACHABLE, f"{hint}\n{_TO_REACH_IT.get(exc.reason, '')}"
         case errors.TaskNotRemembered():
-            hint = "`mcp-tasks ls` lists those in the ledger; `wait` or `show` any other by its whole id and --server."
-            return Problem(exc.what, Exit.UNKNOWN_TASK, hint=hint)
-        case errors.InvalidAddress() if exc.hint:
-            return Problem(exc.what, Exit.USAGE, hint="Name its server with --server, and give the whole ID.")
+            ways = "`mcp-tasks ls` lists those in the ledger; `wait` or `show` any other by its whole id and --server."
+            code, hint = Exit.UNKNOWN_TASK, f"{hint}\n{ways}"
+        case errors.InvalidAddress() if hint:
+            hint = "Name its server with --server, and give the whole ID."
         case errors.UnknownServer():
-            return Problem(exc.what, Exit.USAGE, hint=exc.hint or "`mcp-tasks servers` lists the servers with names.")
+            hint = hint or "`mcp-tasks servers` lists the servers with names."
         case errors.AmbiguousAnswer():
-            return Problem(f"{exc.what}; choose one with --question", Exit.USAGE, hint=exc.hint)
+            what = f"{what}; choose one with --question"
         case errors.QuestionUnseen():
-            return Problem(exc.what, Exit.FAILED, hint=exc.hint)
-        case errors.Explained():
-            return Problem(exc.what, Exit.USAGE, hint=exc.hint)
+            code = Exit.FAILED
         case errors.UnknownTask():
             what = "the server does not know this task: it may have expired, or belong to another user"
-            return Problem(f"{what}; {exc.hint}" if exc.hint else what, Exit.UNKNOWN_TASK)
+            code, what, hint = Exit.UNKNOWN_TASK, f"{what}; {hint}" if hint else what, ""
         case errors.WaitTimedOut():
-            what = f"the {'task' if exc.task_id else 'call'} did not end within {exc.seconds:.15g} s"
-            return Problem(what + WHAT_BECAME[exc.fate], Exit.TIMEOUT)
+            code, noun = Exit.TIMEOUT, "task" if exc.task_id else "call"
+            what = f"the {noun} did not end within {exc.seconds:.15g} s{WHAT_BECAME[exc.fate]}"
         case CallLost():
             made = "may have been made" if exc.may_have_run else "was not made"
-            return Problem(f"the server went away: {exc.message}. The call {made}", Exit.UNREACHABLE)
+            code, what = Exit.UNREACHABLE, f"the server went away: {exc.message}. The call {made}"
         case MCPError():
             gone = exc.code in (CONNECTION_CLOSED, REQUEST_TIMEOUT, ACCESS_REFUSED)
-            return Problem(f"the server answers: {exc}", Exit.UNREACHABLE if gone else Exit.FAILED)
-        case errors.BadValue() | errors.InvalidOption():
-            return Problem(str(exc), Exit.USAGE, hint=getattr(exc, "hint", None))
+            code, what = Exit.UNREACHABLE if gone else Exit.FAILED, f"the server answers: {exc}"
         case errors.StoreError():
             # The ledger is the only store here.
-            notes: list[str] = getattr(exc, "__notes__", [])
-            return Problem(str(exc), Exit.LEDGER, hint="\n".join([*notes, "--ledger names another."]))
+            code, hint = Exit.LEDGER, "\n".join([*getattr(exc, "__notes__", []), "--ledger names another."])
         case OSError():
-            return Problem(str(exc), Exit.UNREACHABLE)
+            code = Exit.UNREACHABLE
+        case errors.Explained() | errors.BadValue() | errors.InvalidOption():
+            pass
         case _:
-            return Problem(str(exc), Exit.FAILED)
+            code = Exit.FAILED
+    return Problem(what, code, hint=hint.strip())
 
 
-def _what_to_do(exc: errors.ServerUnreachable) -> str:
-    """What the options of a command can do about it."""
-    if exc.reason == "credentials":
-        if exc.scheme.lower() != "bearer":
-            return f"It asks for {exc.scheme} authorization: --header 'Authorization:{exc.scheme} ...'."
-        return "Give --token-file FILE, --token - for a prompt (or MCP_TASKS_TOKEN), or --header 'Authorization:...'."
-    if exc.reason == "exited" and "\n" not in exc.hint:
-        return f"{exc.hint} -v says more."
-    return exc.hint or ("-v says more." if exc.reason == "other" else "")
+_TO_REACH_IT: Final[Mapping[errors.UnreachableReason, str]] = {
+    "credentials": "--header 'Authorization:...'; a bearer token with --token-file FILE, --token - for a prompt, or "
+    "MCP_TASKS_TOKEN.",
+    "exited": "-v says more.",
+    "other": "-v says more.",
+}
+"""What the options of a command can do about a server that cannot be used, by why it cannot be."""

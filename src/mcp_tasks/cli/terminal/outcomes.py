@@ -9,10 +9,11 @@ from typing import Any, Final
 
 import click
 
+from mcp_tasks.cli.credentials import without_secrets
 from mcp_tasks.cli.forms.arguments import how_to_answer
 from mcp_tasks.cli.options import Access, Options
 from mcp_tasks.cli.terminal.exits import WHAT_BECAME, Exit, Problem, problem_of
-from mcp_tasks.cli.terminal.text import clean, command_line, one_line, without_secrets
+from mcp_tasks.cli.terminal.text import clean, command_line, one_line
 from mcp_tasks.cli.terminal.views import print_json, say, state_of
 from mcp_tasks.client import Followed, LedgerEntry, ServerAddress, result_texts, short_id
 from mcp_tasks.core.json import JsonObject

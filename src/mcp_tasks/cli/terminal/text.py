@@ -1,32 +1,18 @@
 """Text that somebody else wrote, made fit for a terminal; the one place for it.
 
 A server chooses ids, names, titles, messages and errors. None of it may move the cursor, hide something, reorder what
-is read, or begin a line where one is meant; and a command that is suggested means what it seems to mean. Secrets of
-this process are taken out of all of it as well: what a server is told, it may say back.
+is read, or begin a line where one is meant; and a command that is suggested means what it seems to mean. What
+`credentials` hides is taken out of all of it as well.
 """
 
 from __future__ import annotations
 
 import logging
 import shlex
-from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
+from mcp_tasks.cli.credentials import hidden_in, without_secrets
 from mcp_tasks.client.printable import printable, printable_json
-
-_secrets: set[str] = set()
-
-
-def hide(*secrets: str) -> None:
-    """Never show these texts from now on, whoever says them."""
-    _secrets.update(secret for secret in secrets if secret)
-
-
-def without_secrets(text: str) -> str:
-    """Text without the secrets of this process."""
-    for secret in _secrets:
-        text = text.replace(secret, "***")
-    return text
 
 
 def clean(text: str) -> str:
@@ -51,20 +37,7 @@ def command_line(name: str, *words: str, options: str = "") -> str:
 def json_text(value: Any, *, indent: int | None = None) -> str:
     """A JSON value to be printed: what a terminal would obey is escaped in it, and the value is the same, but for
     secrets of this process."""
-    return printable_json(_hidden(value) if _secrets else value, indent=indent)
-
-
-def _hidden(value: Any) -> Any:
-    """The same value without the secrets of this process: in texts alone, so that it is still JSON."""
-    match value:
-        case str():
-            return without_secrets(value)
-        case Mapping():
-            return {_hidden(name): _hidden(part) for name, part in cast("Mapping[Any, Any]", value).items()}
-        case list() | tuple():
-            return [_hidden(part) for part in cast("Sequence[Any]", value)]
-        case _:
-            return value
+    return printable_json(hidden_in(value), indent=indent)
 
 
 class CleanLog(logging.Formatter):

@@ -43,10 +43,10 @@ def task_ids(ctx: click.Context, param: click.Parameter, incomplete: str) -> lis
     """The tasks in the ledger, each with its tool and how it was last seen."""
     from mcp_tasks.cli.remembered import opened_ledger
     from mcp_tasks.client.short_ids import short_ids
-    from mcp_tasks.stores.url import state_folder
+    from mcp_tasks.client.user_ledger import user_ledger_path
 
     path: Path | None = ctx.params.get("ledger_path")
-    if not (path or state_folder() / "ledger.db").exists():
+    if not (path or user_ledger_path()).exists():
         return []
     # What has ended asks nothing any more, and cannot be stopped.
     active = True if ctx.info_name in ("answer", "cancel", "watch") else None
@@ -67,7 +67,7 @@ def tool_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> l
     """The tools of the server that is named, if it can be asked without starting what was only typed so far, or what is
     in the file of a project."""
     from mcp_tasks.cli.commands.servers.names import SERVER, known_as
-    from mcp_tasks.cli.credentials import chosen_token
+    from mcp_tasks.cli.credentials import sent_headers
     from mcp_tasks.cli.options import Access
     from mcp_tasks.client.servers.address import ServerAddress
 
@@ -77,9 +77,7 @@ def tool_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> l
     known = known_as(server)
     if server.url is None and (known is None or known.of_project):
         return []
-    token = chosen_token(None, None)
-    access = Access(headers={"Authorization": f"Bearer {token}"} if token else {})
-    names = asyncio.run(_ask(server, access))
+    names = asyncio.run(_ask(server, Access(headers=sent_headers())))
     return [CompletionItem(name, help=about) for name, about in names.items() if name.startswith(incomplete)]
 
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from click.shell_completion import CompletionItem
 
-from mcp_tasks.cli.credentials import environment_for_servers
+from mcp_tasks.cli.credentials import environment_for_servers, hide
 from mcp_tasks.cli.terminal.exits import problem_of
-from mcp_tasks.cli.terminal.text import hide, one_line
+from mcp_tasks.cli.terminal.text import one_line
 from mcp_tasks.client import KnownServer, KnownServers
 from mcp_tasks.client.servers.address import ServerAddress
 from mcp_tasks.errors import Explained, InvalidServerFile

@@ -19,10 +19,11 @@ from mcp_tasks.core.actor import Actor
 from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.encryption import keyring_from_environment
 from mcp_tasks.errors import EncryptionMismatch, StoreError, TaskUnreadable, UnknownTask, UsageError
+from mcp_tasks.files import state_folder
 from mcp_tasks.runtime.observing import TaskChange
 from mcp_tasks.runtime.operator import Operator, check_there
 from mcp_tasks.stores import MemoryStore, Store
-from mcp_tasks.stores.url import state_folder, store_from_url
+from mcp_tasks.stores.url import store_from_url
 from mcp_tasks.telemetry.audit import Audit
 from mcp_tasks.telemetry.audit_log import AuditEntry, AuditEvent, AuditLog
 
