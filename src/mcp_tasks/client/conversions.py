@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from datetime import date, datetime
 from typing import Any, Final, cast
@@ -23,6 +23,13 @@ FORMATS: Final[Mapping[str, tuple[str, str]]] = {
     "date-time": ("a date and time with its offset", "2026-07-28T12:00:00Z"),
 }
 """The formats that questions may use: each in words, and one text that has it."""
+
+
+def chosen_word(text: str, words: Iterable[str]) -> str | None:
+    """The word of a menu that was typed, whole or by its first letter; None for anything else: somebody who types
+    `continue` does not mean `cancel`."""
+    typed = text.strip().casefold()
+    return next((word for word in words if typed in (word, word[0])), None)
 
 
 def convert(text: str, kinds: AbstractSet[str]) -> Any:

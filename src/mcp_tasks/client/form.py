@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Final
 
-from mcp_tasks.client.conversions import NO, YES, as_text
+from mcp_tasks.client.conversions import NO, YES, as_text, chosen_word
 from mcp_tasks.client.fields import Field
+from mcp_tasks.client.pages import Link, link_to
 from mcp_tasks.client.printable import on_one_line
 from mcp_tasks.client.questions import Question
 from mcp_tasks.errors import BadValue
@@ -22,11 +23,13 @@ class Form:
 
     Any line may also be `/decline` or `/cancel`, which answer the question that way, `/later`, which leaves it open,
     and `/back`, for the field before. `/skip` leaves out a field that may be left out. A text that is one of these
-    words is typed with two slashes.
+    words is typed with two slashes. A page to visit has no fields: it takes `visit`, `decline`, `cancel` or `later`, or
+    their first letters.
 
     Attributes:
         HELP: What these words mean, a line each, for whoever shows the form.
-        fields: What is asked for. A question without any is answered with yes or no.
+        link: The page to visit, if that is what is asked. It is opened by whoever shows the form, if at all.
+        fields: What is asked for. A question without any, and without a page, is answered with yes or no.
         answers: What was given so far, by the names of the fields.
         is_over: Whether nothing is left to ask.
         response: The answer, as `TaskHandle.answer` takes it, once it is over; None if the question is left open.
@@ -41,7 +44,8 @@ class Form:
 //...      a text that begins with a slash and is one of these words"""
 
     def __init__(self, question: Question) -> None:
-        self.fields: list[Field] = question.fields
+        self.link: Link | None = None if question.url is None else link_to(question.url)
+        self.fields: list[Field] = [] if self.link else question.fields
         self.answers: dict[str, Any] = {}
         self.is_over: bool = False
         self.response: dict[str, Any] | None = None
@@ -66,6 +70,8 @@ class Form:
     @property
     def last_question(self) -> str:
         """What is asked when no field is next."""
+        if self.link is not None:
+            return "[v]isit it yourself, [d]ecline, [c]ancel, [l]ater"
         return "Send it? [Y]es, [n]o (edit)" if self.fields else "Accept? [y]es, [n]o (decline), /cancel, /later"
 
     @property
@@ -83,6 +89,9 @@ class Form:
             BadValue: It does not fit the field. The field is still next.
         """
         text = line.strip()
+        if self.link is not None:
+            self._choose(text.removeprefix("/"))
+            return
         match text:
             case "/decline" | "/cancel":
                 self._end({"action": text[1:]})
@@ -117,6 +126,15 @@ class Form:
         self._place += 1
         if len(self.fields) == 1:
             self._accept()
+
+    def _choose(self, text: str) -> None:
+        match chosen_word(text, ("visit", "decline", "cancel", "later")):
+            case None:
+                raise BadValue("Type one of the letters, or the whole word.")
+            case "later":
+                self._end(None)
+            case word:
+                self._end({"action": "accept" if word == "visit" else word})
 
     def _confirm(self, text: str) -> None:
         word = text.casefold() or ("yes" if self.fields else "")

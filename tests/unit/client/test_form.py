@@ -114,3 +114,26 @@ def test_a_form_says_what_to_show_before_each_line() -> None:
 def test_every_word_that_a_form_takes_is_explained() -> None:
     words = [line.split()[0] for line in Form.HELP.splitlines()]
     assert words == ["/decline", "/cancel", "/later", "/back", "/skip", "//..."]
+
+
+@pytest.mark.parametrize(
+    ("line", "response"),
+    [
+        ("visit", {"action": "accept"}),
+        ("V", {"action": "accept"}),
+        ("/decline", {"action": "decline"}),
+        ("c", {"action": "cancel"}),
+        ("later", None),
+    ],
+)
+def test_a_page_to_visit_takes_a_word_or_its_first_letter(line: str, response: dict[str, Any] | None) -> None:
+    params = {"message": "?", "mode": "url", "url": "https://example.com/a"}
+    [question] = questions_of({"q": {"method": "elicitation/create", "params": params}}, "tool")
+    page = Form(question)
+    assert page.link is not None
+    assert (page.link.host, page.fields, "[v]isit" in page.last_question) == ("example.com", [], True)
+    for wrong in ("continue", "", "yes"):
+        with pytest.raises(BadValue, match="the whole word"):
+            page.take(wrong)
+    page.take(line)
+    assert (page.is_over, page.response) == (True, response)

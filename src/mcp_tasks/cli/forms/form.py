@@ -10,10 +10,10 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.text import Text
 
-from mcp_tasks.cli.terminal.keyboard import Keyboard, chosen
+from mcp_tasks.cli.terminal.keyboard import Keyboard
 from mcp_tasks.cli.terminal.text import clean, one_line
-from mcp_tasks.client import BadValue, Field, Form, Question, link_to
-from mcp_tasks.client.conversions import as_text
+from mcp_tasks.client import BadValue, Field, Form, Question
+from mcp_tasks.client.conversions import as_text, chosen_word
 
 _QUIET: Final = "bright_black"
 
@@ -25,10 +25,8 @@ async def ask(question: Question, keyboard: Keyboard, console: Console) -> dict[
         Interrupt: Ctrl-C.
     """
     keyboard.forget_typed()
-    console.print(_panel(question))
-    if question.url is not None:
-        return await _visit(question.url, keyboard, console)
     form = Form(question)
+    console.print(_panel(question, form))
     before: Field | None = None
     if form.fields:
         enter = "Enter takes the [default]. " if any(field.has_default for field in form.fields) else ""
@@ -40,42 +38,30 @@ async def ask(question: Question, keyboard: Keyboard, console: Console) -> dict[
                 console.print(Text(f"    {clean(shown)}", style="" if field else _QUIET))
         before = field
         line = await keyboard.line(_prompt(form), console)
-        if line.strip() in ("/help", "/?"):
+        if line.strip() in ("/help", "/?") and form.link is None:
             console.print(Text(indent(Form.HELP, "  "), style=_QUIET))
             continue
+        if _may_open(form) and chosen_word(line.strip().removeprefix("/"), ["open"]):
+            if not webbrowser.open(str(question.url)):
+                _complain("No browser could be opened; visit the address yourself.", console)
+            line = "visit"
         try:
             form.take(line)
         except BadValue as exc:
-            _complain(f"{'' if field is None else field.title}: {exc}", console)
+            _complain(f"{'' if field is None else f'{field.title}: '}{exc}", console)
     return form.response
 
 
-async def _visit(url: str, keyboard: Keyboard, console: Console) -> dict[str, Any] | None:
-    may_open = link_to(url).refusal is None
-    opening = "[o]pen it in the browser, [v]isit it yourself" if may_open else "[v]isit it yourself"
-    words = (*(["open"] if may_open else []), "visit", "decline", "cancel", "later")
-    while True:
-        line = await keyboard.line(Text(f"  {opening}, [d]ecline, [c]ancel, [l]ater: "), console)
-        match chosen(line.strip().removeprefix("/"), words):
-            case None:
-                _complain("Type one of the letters, or the whole word.", console)
-            case "later":
-                return None
-            case "decline" | "cancel" as action:
-                return {"action": action}
-            case word:
-                if word == "open" and not webbrowser.open(url):
-                    _complain("No browser could be opened; visit the address yourself.", console)
-                return {"action": "accept"}
+def _may_open(form: Form) -> bool:
+    return form.link is not None and form.link.refusal is None
 
 
-def _panel(question: Question) -> Panel:
+def _panel(question: Question, form: Form) -> Panel:
     body = Text(clean(question.message))
-    if question.url is not None:
-        link = link_to(question.url)
+    if form.link is not None:
         body.append(f"\n\n{one_line(question.url)}", style="cyan")
-        body.append(f"\nHost: {one_line(link.host)}", style="bold")
-        for note in link.notes:
+        body.append(f"\nHost: {one_line(form.link.host)}", style="bold")
+        for note in form.link.notes:
             body.append(f"\n! {note}", style="yellow")
     return Panel(
         body,
@@ -91,7 +77,7 @@ def _panel(question: Question) -> Panel:
 def _prompt(form: Form) -> Text:
     field = form.field
     if field is None:
-        return Text(f"  {form.last_question}: ")
+        return Text(f"  {'[o]pen it in the browser, ' if _may_open(form) else ''}{form.last_question}: ")
     text = Text("  ")
     if field.description:
         text.append(f"{one_line(field.description)}\n  ", style=_QUIET)

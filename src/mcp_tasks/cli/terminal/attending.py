@@ -20,11 +20,12 @@ from mcp_tasks.cli.options import Access, Waiting
 from mcp_tasks.cli.remembered import Chosen
 from mcp_tasks.cli.terminal.boards import Board
 from mcp_tasks.cli.terminal.exits import Detached, problem_of
-from mcp_tasks.cli.terminal.keyboard import Interrupt, Keyboard, chosen, is_terminal
+from mcp_tasks.cli.terminal.keyboard import Interrupt, Keyboard, is_terminal
 from mcp_tasks.cli.terminal.outcomes import say_how_to_return
 from mcp_tasks.cli.terminal.text import one_line
 from mcp_tasks.cli.terminal.views import say
 from mcp_tasks.client import Followed, Follower, Hooks, LedgerEntry, Question, TaskSnapshot, questions_of, short_id
+from mcp_tasks.client.conversions import chosen_word
 from mcp_tasks.core.json import JsonObject
 
 T = TypeVar("T")
@@ -194,7 +195,7 @@ class Attending(Hooks):
                 text = await self._keyboard.line(prompt, console)
             except Interrupt:
                 return "detach"
-            decision = chosen(text or "wait", ("cancel", "detach", "wait"))
+            decision = chosen_word(text or "wait", ("cancel", "detach", "wait"))
             if decision is not None:
                 return decision
             # Cancelling cannot be taken back, so nothing is guessed.

@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Generator, Iterable
+from collections.abc import Generator
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -102,13 +102,6 @@ def _no_echo_of_controls() -> Generator[None]:
         yield
     finally:
         termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
-
-
-def chosen(text: str, words: Iterable[str]) -> str | None:
-    """The word of a menu that was typed, whole or by its first letter; None for anything else: somebody who types
-    `continue` does not mean `cancel`."""
-    typed = text.strip().casefold()
-    return next((word for word in words if typed in (word, word[0])), None)
 
 
 def is_terminal() -> bool:
