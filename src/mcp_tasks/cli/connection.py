@@ -11,20 +11,10 @@ from mcp.client.session import ElicitationFnT
 from mcp_types import Implementation
 
 from mcp_tasks import __version__
-from mcp_tasks.cli.commands.servers.names import as_known
-from mcp_tasks.cli.credentials import guard
+from mcp_tasks.cli.commands.servers.names import way_to
 from mcp_tasks.cli.options import Access
 from mcp_tasks.client import Ledger, ServerAddress
 from mcp_tasks.client import connect as connect_to
-
-
-def way_to(server: ServerAddress, access: Access) -> tuple[ServerAddress, Access, dict[str, str]]:
-    """How a server is reached, see `as_known`, after its password is hidden and credentials in the clear are warned
-    of."""
-    server, access, environment = as_known(server, access)
-    if server.url is not None:
-        guard(server.url, with_credentials=bool(access.headers))
-    return server, access, environment
 
 
 def connect(

@@ -56,8 +56,8 @@ TaskCommand: TypeAlias = Callable[..., Coroutine[Any, Any, int]]
 def takes_server(about: str) -> Takes:
     """`--server`, as `server`: how the ledger names it."""
 
-    def named(ctx: click.Context, param: click.Parameter, server: str | None) -> str | None:
-        return None if server is None else ServerAddress.parse(server).spec
+    def named(ctx: click.Context, param: click.Parameter, server: ServerAddress | None) -> str | None:
+        return None if server is None else server.spec
 
     return click.option("--server", type=SERVER, callback=named, metavar="SERVER", help=about)
 

@@ -170,6 +170,9 @@ class Ledger:
             and (search is None or entry.has_text(search))
         ]
 
+    def __contains__(self, entry: LedgerEntry) -> bool:
+        return any(other.key == entry.key for other in self.entries(server=entry.server, identity=entry.identity))
+
     def find(self, start: str, *, server: str | None = None, identity: str | None = None) -> LedgerEntry:
         """The one task whose id begins with `start`, with or without the part before `_`.
 

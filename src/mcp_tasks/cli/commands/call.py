@@ -33,7 +33,7 @@ from mcp_tasks.client import Followed, ServerAddress, WaitTimedOut, describe_wor
 @takes_options
 async def command(
     *,
-    server: str,
+    server: ServerAddress,
     tool: str,
     words: Sequence[str],
     json_text: str | None,
@@ -60,22 +60,22 @@ async def command(
     """
     if detach and waiting.save is not None:
         raise click.UsageError("--detach does not wait for the result that --save is for: give --save to `wait`")
-    target, access, timeout = ServerAddress.parse(server), options.access, waiting.timeout
+    access, timeout = options.access, waiting.timeout
     attending = Attending(new_board(), access, waiting)
     follower, identity = attending.follower, access.identity or ""
     # Until the tool is called; from there on no time passes while somebody types.
     reaching = asyncio.timeout(timeout)
     try:
         with opened_ledger(options.ledger_path) as ledger:
-            async with reaching, connect(target, access, ledger=ledger, elicit=follower.elicit) as client:
+            async with reaching, connect(server, access, ledger=ledger, elicit=follower.elicit) as client:
                 found = await find_tool(client, tool)
                 reaching.reschedule(None)
                 arguments = read_arguments(found.input_schema, words, json_text)
                 followed = await attending.stay(
-                    follower.call(client, tool, arguments, server=target.spec, identity=identity, detach=detach)
+                    follower.call(client, tool, arguments, server=server.spec, identity=identity, detach=detach)
                 )
     except TimeoutError:
-        raise Problem(f"{target.label} did not answer within {timeout:.15g} s", Exit.TIMEOUT) from None
+        raise Problem(f"{server.label} did not answer within {timeout:.15g} s", Exit.TIMEOUT) from None
     if followed.task_id is None:
         _check_answer(followed, detach=detach)
     elif detach and options.output == "text":

@@ -11,8 +11,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from mcp_tasks.cli.commands.completion.completing import tool_names
-from mcp_tasks.cli.commands.servers.names import SERVER
-from mcp_tasks.cli.connection import way_to
+from mcp_tasks.cli.commands.servers.names import SERVER, way_to
 from mcp_tasks.cli.forms.arguments import read_arguments
 from mcp_tasks.cli.options import Access, Output, takes_access, takes_output
 from mcp_tasks.cli.terminal.exits import DOCTOR_FOUND_FAULTS, Exit
@@ -54,7 +53,9 @@ cannot be used, or speaks only 2025-11-25, so that nothing was checked.
 )
 @takes_access
 @takes_output
-async def command(*, server: str, words: Sequence[str], tool: str | None, access: Access, output: Output) -> int:
+async def command(
+    *, server: ServerAddress, words: Sequence[str], tool: str | None, access: Access, output: Output
+) -> int:
     """Check a server's support for tasks, probe by probe, and say in plain words what is wrong.
 
     It sends raw requests, so it sees exactly what clients see. To look at tasks it has to make some: it calls the
@@ -67,7 +68,7 @@ async def command(*, server: str, words: Sequence[str], tool: str | None, access
             f"doctor checks the tasks extension of {LATEST_MODERN_VERSION}, and nothing of 2025-11-25; leave --era out"
         )
 
-    address, access, environment = way_to(ServerAddress.parse(server), access)
+    address, access, environment = way_to(server, access)
     with stderr().status("Examining the server ..."):
         report = await examine(
             address,

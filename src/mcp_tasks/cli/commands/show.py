@@ -38,7 +38,7 @@ async def command(*, chosen: Chosen, offline: bool, save: Path | None) -> int:
     """
     [entry] = chosen.entries
     snapshot = None if offline else await _look(chosen, entry)
-    if snapshot is not None and not _is_remembered(chosen, entry):
+    if snapshot is not None and entry not in chosen.ledger:
         entry = replace(entry, started_at=snapshot.created_at)
     followed = with_files(Followed(entry=entry, snapshot=snapshot), save)
     if chosen.options.output == "json":
@@ -60,14 +60,10 @@ async def _look(chosen: Chosen, entry: LedgerEntry) -> TaskSnapshot | None:
     if isinstance(found, TaskSnapshot):
         return found
     problem = problem_of(found)
-    if not _is_remembered(chosen, entry):
+    if entry not in chosen.ledger:
         raise problem
     say(f"As last seen, because {problem.message}.", "yellow")
     return None
-
-
-def _is_remembered(chosen: Chosen, entry: LedgerEntry) -> bool:
-    return any(other.key == entry.key for other in chosen.ledger.entries(server=entry.server))
 
 
 def _lines(followed: Followed) -> list[Line]:

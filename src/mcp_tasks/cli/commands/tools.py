@@ -31,7 +31,7 @@ _WORDS: Mapping[TaskSupport, str] = {
 @click.argument("server", type=SERVER)
 @takes_access
 @takes_output
-async def command(*, server: str, access: Access, output: Output) -> int:
+async def command(*, server: ServerAddress, access: Access, output: Output) -> int:
     """List a server's tools, what they take, and which can be tasks.
 
     On the 2026-07-28 protocol the server decides call by call, and no listing tells; where it says more, that is
@@ -41,7 +41,7 @@ async def command(*, server: str, access: Access, output: Output) -> int:
       mcp-tasks tools http://localhost:8000/mcp
       mcp-tasks tools "python server.py" --json
     """
-    async with connect(ServerAddress.parse(server), access) as client:
+    async with connect(server, access) as client:
         tools = [(tool, _WORDS[task_support(tool, client)]) for tool in await list_tools(client)]
         version, declared = client.protocol_version, declares_tasks(client)
     if output == "json":

@@ -69,11 +69,9 @@ def tool_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> l
     from mcp_tasks.cli.commands.servers.names import SERVER, known_as
     from mcp_tasks.cli.credentials import sent_headers
     from mcp_tasks.cli.options import Access
-    from mcp_tasks.client.servers.address import ServerAddress
 
     # Behind an option that has no value yet, click has not come to the arguments.
-    text: str = ctx.params.get("server") or SERVER.convert(ctx.args[0], None, ctx)
-    server = ServerAddress.parse(text)
+    server: ServerAddress = ctx.params.get("server") or SERVER.convert(ctx.args[0], None, ctx)
     known = known_as(server)
     if server.url is None and (known is None or known.of_project):
         return []

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from click.shell_completion import CompletionItem
 
-from mcp_tasks.cli.credentials import environment_for_servers, hide
+from mcp_tasks.cli.credentials import environment_for_servers, guard, hide
 from mcp_tasks.cli.terminal.exits import problem_of
 from mcp_tasks.cli.terminal.text import one_line
 from mcp_tasks.client import KnownServer, KnownServers
@@ -24,21 +24,21 @@ _NAMED: Final = __name__
 and one that was typed as an address is none of a file."""
 
 
-class ServerName(click.ParamType[str]):
-    """A URL, a command, or the name of a known server; what a command gets is a URL or a command."""
+class ServerName(click.ParamType[ServerAddress]):
+    """A URL, a command, or the name of a known server; what a command gets is its address."""
 
     name = "server"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """What the ledger calls a server that has a name; anything else as it is."""
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> ServerAddress:
+        """The address: of a server that has a name, as the ledger has it."""
         try:
             found = KnownServers().resolve(str(value))
-            spec = found.spec
+            address = ServerAddress.parse(found.spec) if isinstance(found, KnownServer) else found
         except Explained as exc:
             raise problem_of(exc) from None
         if ctx is not None:
-            ctx.meta.setdefault(_NAMED, {})[spec] = found if isinstance(found, KnownServer) else None
-        return spec if isinstance(found, KnownServer) else str(value)
+            ctx.meta.setdefault(_NAMED, {})[address.spec] = found if isinstance(found, KnownServer) else None
+        return address
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         """The names."""
@@ -61,9 +61,10 @@ def known_as(server: ServerAddress) -> KnownServer | None:
     return KnownServers(Path(server.folder) if server.url is None else None).at(server)
 
 
-def as_known(server: ServerAddress, access: Access) -> tuple[ServerAddress, Access, dict[str, str]]:
+def way_to(server: ServerAddress, access: Access) -> tuple[ServerAddress, Access, dict[str, str]]:
     """How a server is reached, with what the file says in which it has a name: its address, with variables filled in,
-    its headers, and the environment variables of its process. What is on the command line goes before that.
+    its headers, and the environment variables of its process. What is on the command line goes before that. Secrets of
+    it are hidden, and credentials in the clear warned of.
 
     Raises:
         InvalidServerFile: A variable is not set.
@@ -71,14 +72,16 @@ def as_known(server: ServerAddress, access: Access) -> tuple[ServerAddress, Acce
     # Nearly all of it, as for any other command that is typed here; the SDK's own choice is for hosts.
     environment = environment_for_servers()
     known = known_as(server)
-    if known is None:
-        return server, access, environment
-    hide(*known.secrets)
-    given = {name.lower() for name in access.headers}
-    headers = {name: value for name, value in known.headers.items() if name.lower() not in given}
-    address = known.address
-    _announce(known, with_headers=bool(headers))
-    return address, replace(access, headers={**headers, **access.headers}), environment | known.environment
+    if known is not None:
+        hide(*known.secrets)
+        given = {name.lower() for name in access.headers}
+        headers = {name: value for name, value in known.headers.items() if name.lower() not in given}
+        server, environment = known.address, environment | known.environment
+        _announce(known, with_headers=bool(headers))
+        access = replace(access, headers={**headers, **access.headers})
+    if server.url is not None:
+        guard(server.url, with_credentials=bool(access.headers))
+    return server, access, environment
 
 
 def _announce(server: KnownServer, *, with_headers: bool) -> None:
