@@ -321,6 +321,17 @@ async def test_a_server_whose_audit_log_cannot_be_written_does_not_start(tmp_pat
             pass
 
 
+async def test_a_console_at_info_has_none_of_it_unless_its_logger_was_set_up(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assert logging.getLogger("mcp_tasks.audit").level == logging.NOTSET
+    with caplog.at_level(logging.INFO):
+        async with serving(build(Tasks("memory://", settings=QUICK))) as wire:
+            await Tasking(wire, EVERYTHING).create("echo", value=1)
+    assert {record.name for record in caplog.records} >= {"mcp_tasks.runtime.narration"}
+    assert "mcp_tasks.audit" not in {record.name for record in caplog.records}
+
+
 def test_an_entry_is_in_one_place_unless_somebody_asks_for_both(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -123,8 +123,8 @@ class Tasks(Marking, LocalCalls, Working, Extension):
             middleware of your own): then whatever has no owner is refused, over a pipe too.
         cipher: Encrypts what the store keeps of tasks. For a store that a URL names; one that is given as an object is
             made with its own.
-        audit: A file to which the audit log is appended, a JSON object a line; it goes to the logger
-            `mcp_tasks.audit` in any case.
+        audit: A file to which the audit log is appended, a JSON object a line. It goes to the logger
+            `mcp_tasks.audit` too, or alone, if that has a handler or a level of its own.
         short_way: Whether polls, calls that become tasks and the like are answered before the SDK's own handling of a
             request, over Streamable HTTP. The answers are the same, and cost a fraction.
         max_listeners: How many streams of `subscriptions/listen` a process serves in that way at a time, at some 17 KiB

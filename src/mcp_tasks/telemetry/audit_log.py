@@ -1,7 +1,8 @@
 """The audit log: who did what to which task, one JSON object an entry, and never what a task is about.
 
-Each entry goes to a file; without one to the logger `mcp_tasks.audit` at INFO, with its JSON as the message and the
-same object as the `audit` of the log record. Who wants it in both puts a handler on that logger.
+Each entry goes to a file, if there is one; and to the logger `mcp_tasks.audit` at INFO, with its JSON as the message
+and the same object as the `audit` of the log record, if somebody has set that logger up: given it a handler, or a
+level. Nobody finds the console of a new server full of it.
 
 A task stands in it under the short id of all log lines and under a digest of the whole id. The whole id is nowhere:
 without authentication it is the right to the task, and logs are read by more people than tasks are. The digest is
@@ -115,7 +116,7 @@ class AuditLog:
     """Writes entries.
 
     Args:
-        path: A file to append them to. The logger gets them too if it has a handler of its own, or if there is no file.
+        path: A file to append them to. The logger gets them if it has a handler or a level of its own.
         server: Whose tasks they are about: the namespace.
 
     Raises:
@@ -129,11 +130,11 @@ class AuditLog:
 
     def is_read(self) -> bool:
         """Whether entries go anywhere."""
-        return self._file is not None or self._is_logged()
+        return self._file is not None or _is_logged()
 
     def write(self, entry: AuditEntry) -> None:
         """Write one entry."""
-        to_logger = self._is_logged()
+        to_logger = _is_logged()
         if self._file is None and not to_logger:
             return
         said = entry.to_json(self._server)
@@ -148,9 +149,10 @@ class AuditLog:
         if self._file is not None:
             self._file.close()
 
-    def _is_logged(self) -> bool:
-        # With a file, what the console of the server shows would be the same once more, for everybody who sees it.
-        return logger.isEnabledFor(logging.INFO) and (self._file is None or bool(logger.handlers))
+
+def _is_logged() -> bool:
+    is_set_up = bool(logger.handlers) or logger.level != logging.NOTSET
+    return is_set_up and logger.isEnabledFor(logging.INFO)
 
 
 def _line(said: dict[str, Any]) -> str:
