@@ -78,6 +78,17 @@ def test_the_ledger_is_for_its_owner_only(tmp_path: Path) -> None:
         assert stat.S_IMODE(ledger.path.stat().st_mode) == 0o600
 
 
+def test_a_list_that_could_not_be_refreshed_is_printed_and_ends_with_why(cli: Cli, fixture_url: str) -> None:
+    with closing(Ledger(cli.ledger, keep_results=True)) as ledger:
+        ledger.add("task_gone", server=fixture_url, tool="render")
+        assert (cli("ls", "--refresh").returncode, "task_gone" in cli("ls").stdout) == (0, True)
+        ledger.add("task_away", server="http://127.0.0.1:9/mcp", tool="render")
+    done = cli("ls", "--refresh", "--json")
+    assert done.returncode == Exit.UNREACHABLE
+    assert "1 task could not be refreshed: http://127.0.0.1:9/mcp refuses the connection" in done.stderr
+    assert {entry["taskId"] for entry in json.loads(done.stdout)} == {"task_gone", "task_away"}
+
+
 def test_tasks_are_listed_filtered_refreshed_forgotten_and_pruned(cli: Cli, fixture_url: str) -> None:
     quick = cli.start(fixture_url, "slow_compute", "seconds=0.1", "label=x")
     waiting = cli.start(fixture_url, "confirm_delete", "filename=x")

@@ -52,23 +52,25 @@ async def command(
     if active and ended:
         raise click.UsageError("--active and --ended exclude each other; without them, all tasks are listed")
     is_active = active if active or ended else None
-    identity = options.access.identity
+    identity, code = options.access.identity, Exit.OK
     with opened_ledger(options.ledger_path) as ledger:
         if refresh:
-            await _refresh(ledger, ledger.pending(server=server, identity=identity), options)
+            code = await _refresh(ledger, ledger.pending(server=server, identity=identity), options)
         entries = ledger.entries(server=server, identity=identity, active=is_active, status=status, search=search)
     if options.output == "json":
         print_json([entry.to_json() for entry in entries])
     else:
         _print(entries, "" if refresh else ", as last seen")
-    return Exit.OK
+    return code
 
 
-async def _refresh(ledger: Ledger, pending: Sequence[LedgerEntry], options: Options) -> None:
+async def _refresh(ledger: Ledger, pending: Sequence[LedgerEntry], options: Options) -> Exit:
+    """Ask the servers; gives the exit code, which says whether one could not be asked."""
     seen = await Chosen(ledger=ledger, entries=pending, options=options, several=True).at_each(TaskHandle.status)
-    problems = Counter(problem_of(found).message for found in seen.values() if isinstance(found, Exception))
-    for message, count in problems.items():
+    problems = [problem_of(found) for found in seen.values() if isinstance(found, Exception)]
+    for message, count in Counter(problem.message for problem in problems).items():
         say(f"{count} task{'' if count == 1 else 's'} could not be refreshed: {message}", "yellow")
+    return Exit.UNREACHABLE if any(problem.code is Exit.UNREACHABLE for problem in problems) else Exit.OK
 
 
 def _table(entries: Sequence[LedgerEntry], *, short: Mapping[str, str]) -> RenderableType:
