@@ -26,7 +26,7 @@ from mcp_tasks.runtime.lease import uptime
 from mcp_tasks.stores import MemoryStore, Store
 from mcp_tasks.stores.base import Hint
 from mcp_tasks.stores.hints import LocalNotifier
-from mcp_tasks.stores.shares import WorkLimits
+from mcp_tasks.stores.shares import Ready, Share, WorkLimits
 
 LIMIT = 5.0
 """Seconds after which a test that waits has failed."""
@@ -255,6 +255,30 @@ class PausingStore(MemoryStore):
         await anyio.lowlevel.checkpoint()
         await super().save(record, expected=expected, entries=entries, outcome=outcome, limits=limits)
         await anyio.lowlevel.checkpoint()
+
+
+class UnreliableStore(MemoryStore):
+    """Fails, as long as it is told to, when tasks are looked at or handed out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.failure: Exception | None = None
+
+    async def get(self, task_id: str) -> TaskRecord | None:
+        self._fail()
+        return await super().get(task_id)
+
+    async def versions(self, task_ids: Collection[str]) -> dict[str, int]:
+        self._fail()
+        return await super().versions(task_ids)
+
+    async def hand_out(self, namespace: str, share: Share, **options: Any) -> Sequence[Ready]:
+        self._fail()
+        return await super().hand_out(namespace, share, **options)
+
+    def _fail(self) -> None:
+        if self.failure is not None:
+            raise self.failure
 
 
 class FailingStore(MemoryStore):

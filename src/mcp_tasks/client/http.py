@@ -25,6 +25,7 @@ from mcp_types import CONNECTION_CLOSED
 from mcp_tasks.client.http_session import RenewsSession
 from mcp_tasks.client.messages import ACCESS_REFUSED, CUT_OFF, SENT_DATA_KEY
 from mcp_tasks.client.transport import ServerTransport, http_address, leaving_quietly
+from mcp_tasks.core.json import JsonObject
 from mcp_tasks.core.pacing import backoff
 from mcp_tasks.quiet import what
 
@@ -107,14 +108,15 @@ class _FailsAlone(httpx2.AsyncBaseTransport):
             if request.headers.get("mcp-method") in _CONNECTING:
                 # The same exception, with the URL in its text.
                 raise type(exc)(why, request=request) from exc
-            return _error_response(request, why, sent=not isinstance(exc, _NEVER_SENT))
+            return _error_response(request, CONNECTION_CLOSED, why, {SENT_DATA_KEY: not isinstance(exc, _NEVER_SENT)})
         if isinstance(response.stream, httpx2.AsyncByteStream):
             response.stream = _EndsQuietly(response.stream, _most_of(response))
         if _may_be_lost(request, response) and not await _is_answer(response):
-            return _error_response(request, f"{_address(request)} answered with HTTP {response.status_code}", sent=True)
+            why = f"{_address(request)} answered with HTTP {response.status_code}"
+            return _error_response(request, CONNECTION_CLOSED, why, {SENT_DATA_KEY: True})
         if self._is_refusal(request, response) and not await _is_answer(response):
             why = f"{_address(request)} refuses the credentials, with HTTP {response.status_code}"
-            return _error_response(request, why, sent=None)
+            return _error_response(request, ACCESS_REFUSED, why)
         return response
 
     def _is_refusal(self, request: httpx2.Request, response: httpx2.Response) -> bool:
@@ -234,10 +236,10 @@ def _unreachable(request: httpx2.Request, exc: httpx2.TransportError) -> str:
     return f"{where} gave no answer, and may have done what it was asked for: {why}"
 
 
-def _error_response(request: httpx2.Request, message: str, *, sent: bool | None) -> httpx2.Response:
-    """An answer in place of one that did not come; `sent` is None where it did, and was no."""
-    error: dict[str, Any] = {"code": CONNECTION_CLOSED, "message": message, "data": {SENT_DATA_KEY: sent}}
-    if sent is None:
-        error = {"code": ACCESS_REFUSED, "message": message}
+def _error_response(
+    request: httpx2.Request, code: int, message: str, data: JsonObject | None = None
+) -> httpx2.Response:
+    """An answer in place of one that did not come, or that the SDK does not read."""
+    error = {"code": code, "message": message, **({} if data is None else {"data": data})}
     body = json.dumps({"jsonrpc": "2.0", "id": None, "error": error}).encode()
     return httpx2.Response(503, headers={"content-type": "application/json"}, content=body, request=request)

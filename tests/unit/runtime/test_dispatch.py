@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from datetime import timedelta
@@ -19,13 +19,14 @@ from mcp_tasks.errors import InvalidOption, StoreUnavailable
 from mcp_tasks.runtime import Ending, Run, Settings, TaskRuntime, ToolPolicy, dispatch
 from mcp_tasks.server.options import TaskOptions
 from mcp_tasks.stores import MemoryStore
-from mcp_tasks.stores.shares import Handing, Ready, Share
+from mcp_tasks.stores.shares import Handing, Share
 from tests.unit.carrying import Broker, BrokerCarrier, carrying_engine
 from tests.unit.running import (
     LIMIT,
     RERUN,
     Seconds,
     Tool,
+    UnreliableStore,
     answer,
     ok,
     question,
@@ -358,24 +359,6 @@ async def test_a_task_whose_job_is_written_with_it_is_not_submitted_as_well() ->
         task = await launch(runtime)
     assert [job.values for job in store.jobs] == [{"task": task.id}]
     assert broker.submitted == {}
-
-
-class UnreliableStore(MemoryStore):
-    """Fails, as long as it is told to, when it is looked at or asked for queued tasks."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.failure: Exception | None = None
-
-    async def get(self, task_id: str) -> TaskRecord | None:
-        if self.failure is not None:
-            raise self.failure
-        return await super().get(task_id)
-
-    async def hand_out(self, namespace: str, share: Share, **options: Any) -> Sequence[Ready]:
-        if self.failure is not None:
-            raise self.failure
-        return await super().hand_out(namespace, share, **options)
 
 
 async def until_submitted(broker: Broker, task: TaskRecord, times: int) -> None:

@@ -6,7 +6,7 @@ In all of these a sweep comes once an hour. They begin when every process listen
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import timedelta
@@ -28,6 +28,7 @@ from mcp_tasks.stores.hints import LocalNotifier
 from mcp_tasks.stores.sqlite import SqliteStore
 from tests.unit.running import (
     CLIENT,
+    UnreliableStore,
     answer,
     create,
     launch,
@@ -359,24 +360,6 @@ async def test_a_run_hears_of_a_change_that_came_after_one_of_its_own_that_it_ha
 # What goes wrong
 
 
-class UnreliableStore(CountingMemory):
-    """Fails, as long as it is told to, when tasks are looked at."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.failure: Exception | None = None
-
-    async def get(self, task_id: str) -> TaskRecord | None:
-        if self.failure is not None:
-            raise self.failure
-        return await super().get(task_id)
-
-    async def versions(self, task_ids: Collection[str]) -> dict[str, int]:
-        if self.failure is not None:
-            raise self.failure
-        return await super().versions(task_ids)
-
-
 async def until_so(condition: Callable[[], bool]) -> None:
     with anyio.fail_after(5):
         while not condition():  # noqa: ASYNC110 - nothing tells of it
@@ -401,7 +384,7 @@ async def test_a_hint_of_what_a_run_knows_already_costs_no_look() -> None:
         run = runtime.run_of(task.id)
         assert run is not None
         await until_so(lambda: run.record.version == held.version)
-        before = store.reads
+        before = list(store.reads)
         await store.notifier().publish(Hint(held.id, held.version))
         await settle()
         assert store.reads == before
