@@ -195,9 +195,9 @@ def test_json_is_the_same_value_and_has_nothing_that_a_terminal_obeys() -> None:
 
 
 def test_what_is_hidden_is_shown_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(credentials, "_secrets", set[str]())
-    credentials.hide("geheim-1")
-    credentials.hide("")
+    monkeypatch.setattr(credentials.SECRETS, "_texts", set[str]())
+    credentials.SECRETS.hide("geheim-1")
+    credentials.SECRETS.hide("")
     record = logging.LogRecord("x", logging.INFO, "", 0, "sent %s\x1b", ("geheim-1",), None)
     assert CleanLog("%(message)s").format(record) == "sent ***"
     assert one_line("Bearer geheim-1") == "Bearer ***"
@@ -207,7 +207,7 @@ def test_what_is_hidden_is_shown_nowhere(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_what_a_tool_says_of_its_failure_is_clean_in_a_file_too(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(credentials, "_secrets", {"geheim-1"})
+    monkeypatch.setattr(credentials.SECRETS, "_texts", {"geheim-1"})
     result = {"content": [{"type": "text", "text": f"no: geheim-1{EVIL}"}]}
     print_result({**result, "isError": True}, {})
     print_result(result, {})

@@ -1,21 +1,21 @@
 """Where the token for a server comes from, and that it goes nowhere else.
 
 On the command line it can be read by everybody on the machine, for as long as the command runs, and later in the
-history of the shell; so there are a file, a prompt and the environment as well. It is hidden from all that is printed:
-what a server is told, it may say back.
+history of the shell; so there are a file, a prompt and the environment as well. It is hidden from all that is printed.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Final
 from urllib.parse import urlsplit
 
 import click
 
+from mcp_tasks.client.secrets import Secrets
 from mcp_tasks.client.servers.credentials import check_token, is_in_the_clear, read_headers, read_token, secrets_of
 from mcp_tasks.encryption import LEDGER_KEYS_VARIABLE
 from mcp_tasks.errors import InvalidOption
@@ -23,32 +23,8 @@ from mcp_tasks.errors import InvalidOption
 TOKEN: Final = "MCP_TASKS_TOKEN"  # noqa: S105 - the name of a variable
 TOKEN_FILE: Final = "MCP_TASKS_TOKEN_FILE"  # noqa: S105
 
-_secrets: set[str] = set()
-
-
-def hide(*secrets: str) -> None:
-    """Never show these texts from now on, whoever says them."""
-    _secrets.update(secret for secret in secrets if secret)
-
-
-def without_secrets(text: str) -> str:
-    """Text without what is hidden."""
-    for secret in _secrets:
-        text = text.replace(secret, "***")
-    return text
-
-
-def hidden_in(value: Any) -> Any:
-    """A JSON value without what is hidden: in its texts alone, so that it is still JSON."""
-    match value if _secrets else None:
-        case str():
-            return without_secrets(value)
-        case Mapping():
-            return {hidden_in(name): hidden_in(part) for name, part in cast("Mapping[Any, Any]", value).items()}
-        case list() | tuple():
-            return [hidden_in(part) for part in cast("Sequence[Any]", value)]
-        case _:
-            return value
+SECRETS: Final = Secrets()
+"""What nothing shows that is printed here."""
 
 
 def sent_headers(lines: Sequence[str] = (), token: str | None = None, file: Path | None = None) -> dict[str, str]:
@@ -63,7 +39,7 @@ def sent_headers(lines: Sequence[str] = (), token: str | None = None, file: Path
         headers = read_headers(lines, chosen)
     except InvalidOption as exc:
         raise click.UsageError(f"--{exc}") from exc
-    hide(*secrets_of(headers=headers))
+    SECRETS.hide(*secrets_of(headers=headers))
     return headers
 
 
@@ -92,7 +68,7 @@ def _chosen_token(given: str | None, file: Path | None) -> str | None:
 
 def guard(url: str, *, with_credentials: bool) -> None:
     """Have nothing show the password that is in a URL, and say that credentials travel in the clear, where they do."""
-    hide(*secrets_of(url))
+    SECRETS.hide(*secrets_of(url))
     if with_credentials and is_in_the_clear(url):
         host = urlsplit(url).hostname
         _warn(f"credentials go to {host} over plain http, where everybody on the way can read them")

@@ -20,6 +20,7 @@ from mcp_tasks.client.pages import Link, link_to
 from mcp_tasks.client.poller import Patience
 from mcp_tasks.client.questions import Question, answers_to, questions_for, questions_of
 from mcp_tasks.client.saving import check_folder, result_texts, save_files
+from mcp_tasks.client.secrets import Secrets
 from mcp_tasks.client.servers.address import ServerAddress
 from mcp_tasks.client.servers.connecting import connect
 from mcp_tasks.client.servers.credentials import check_token, is_in_the_clear, read_headers, read_token, secrets_of
@@ -77,6 +78,7 @@ __all__ = [
     "Question",
     "QuestionUnanswered",
     "QuestionUnseen",
+    "Secrets",
     "ServerAddress",
     "ServerTasks",
     "ServerTransport",

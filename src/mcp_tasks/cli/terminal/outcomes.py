@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import click
 
-from mcp_tasks.cli.credentials import without_secrets
+from mcp_tasks.cli.credentials import SECRETS
 from mcp_tasks.cli.forms.arguments import how_to_answer
 from mcp_tasks.cli.options import Access, Options
 from mcp_tasks.cli.terminal.exits import WHAT_BECAME, Exit, Problem, problem_of
@@ -134,7 +134,7 @@ def print_result(result: JsonObject, saved: Mapping[int, Path]) -> None:
     stream = sys.stderr if failed else sys.stdout
     for text in result_texts(result, saved, unsaved=HOW_TO_SAVE):
         # What goes into a file or a pipe goes there as it came; on stderr it is for people to read, at once or later.
-        click.echo(clean(text) if failed or stream.isatty() else without_secrets(text), file=stream)
+        click.echo(clean(text) if failed or stream.isatty() else SECRETS.hidden_in(text), file=stream)
 
 
 def _error_text(followed: Followed) -> str:

@@ -11,13 +11,13 @@ import logging
 import shlex
 from typing import Any
 
-from mcp_tasks.cli.credentials import hidden_in, without_secrets
+from mcp_tasks.cli.credentials import SECRETS
 from mcp_tasks.client.printable import printable, printable_json
 
 
 def clean(text: str) -> str:
     """Text without what a terminal would obey, on its lines."""
-    return printable(without_secrets(text))
+    return printable(SECRETS.hidden_in(text))
 
 
 def one_line(text: str | None) -> str:
@@ -37,7 +37,7 @@ def command_line(name: str, *words: str, options: str = "") -> str:
 def json_text(value: Any, *, indent: int | None = None) -> str:
     """A JSON value to be printed: what a terminal would obey is escaped in it, and the value is the same, but for
     secrets of this process."""
-    return printable_json(hidden_in(value), indent=indent)
+    return printable_json(SECRETS.hidden_in_json(value), indent=indent)
 
 
 class CleanLog(logging.Formatter):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from click.shell_completion import CompletionItem
 
-from mcp_tasks.cli.credentials import environment_for_servers, guard, hide
+from mcp_tasks.cli.credentials import SECRETS, environment_for_servers, guard
 from mcp_tasks.cli.terminal.exits import problem_of
 from mcp_tasks.cli.terminal.text import one_line
 from mcp_tasks.client import KnownServer, KnownServers
@@ -73,7 +73,7 @@ def way_to(server: ServerAddress, access: Access) -> tuple[ServerAddress, Access
     environment = environment_for_servers()
     known = known_as(server)
     if known is not None:
-        hide(*known.secrets)
+        SECRETS.hide(*known.secrets)
         given = {name.lower() for name in access.headers}
         headers = {name: value for name, value in known.headers.items() if name.lower() not in given}
         server, environment = known.address, environment | known.environment
