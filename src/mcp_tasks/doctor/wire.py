@@ -19,9 +19,8 @@ from mcp.shared.message import SessionMessage
 from mcp_types import CLIENT_CAPABILITIES_META_KEY, CLIENT_INFO_META_KEY, PROTOCOL_VERSION_META_KEY, JSONRPCRequest
 from mcp_types.version import LATEST_MODERN_VERSION
 from pydantic import ValidationError
-from pydantic_core import from_json
 
-from mcp_tasks.client.messages import notification, request_message
+from mcp_tasks.client.messages import messages_in, notification, request_message
 from mcp_tasks.client.servers.address import ServerAddress
 from mcp_tasks.client.servers.connecting import stdio_parameters
 from mcp_tasks.client.servers.unreachable import check_url, why_unreachable
@@ -144,7 +143,7 @@ class HttpWire(Wire):
         body = request.model_dump(by_alias=True, exclude_unset=True)
         try:
             async with self._client.stream("POST", self._url, json=body, headers=sent) as response:
-                async for message in _messages(response):
+                async for message in messages_in(response):
                     answered, is_error = message.get("id"), "error" in message
                     # Null is for errors of requests that could not be read.
                     if "method" not in message and answered != request.id and not (is_error and answered is None):
@@ -218,24 +217,7 @@ async def way_to(
             raise await why_unreachable(address, exc) from exc
 
 
-async def _messages(response: httpx2.Response) -> AsyncGenerator[JsonObject]:
-    """The JSON-RPC messages in a response, as they come. Anything that is not JSON is skipped."""
-    if response.headers.get("content-type", "").startswith("text/event-stream"):
-        async for event in httpx2.EventSource(response):
-            if (message := _object(event.data)) is not None:
-                yield message
-    elif (message := _object(await response.aread())) is not None:
-        yield message
-
-
 def _line_in(exc: Exception) -> str:
     """The line that could not be read."""
     given: Any = exc.errors()[0]["input"] if isinstance(exc, ValidationError) else exc
     return (given if isinstance(given, str) else json.dumps(given, default=str))[:LONGEST_LINE]
-
-
-def _object(text: str | bytes) -> JsonObject | None:
-    try:
-        return object_in(from_json(text, allow_inf_nan=False))
-    except ValueError:
-        return None
