@@ -60,21 +60,19 @@ async def _look_for_legacy(exam: Exam, reply: Reply) -> None:
         result, said = old.result, old.summary
     except Silence as exc:
         result, said = None, f"nothing: {exc}"
+    speaks = f"the server speaks only {(result or {}).get('protocolVersion', LATEST_HANDSHAKE_VERSION)}"
+    needs, tasks = f"needs {LATEST_MODERN_VERSION}", object_in(result, "capabilities", "tasks")
     if result is None:
         exam.fail(DISCOVER, f"answered with {reply.summary}, and initialize with {said}", "Is this an MCP server?")
-        return
-    speaks = f"the server speaks only {result.get('protocolVersion', LATEST_HANDSHAKE_VERSION)}"
-    needs = f"needs {LATEST_MODERN_VERSION}"
-    tasks = object_in(result, "capabilities", "tasks")
-    if tasks is None:
+    elif tasks is None:
         exam.fail(DISCOVER, f"{speaks}, without tasks", f"The tasks extension {needs}; update the server's SDK.")
-        return
-    requests = object_in(tasks, "requests") or {}
-    calls = [f"{area}/{verb}" for area in requests for verb in object_in(requests, area) or {}]
-    offers = ", ".join([*calls, *(verb for verb in ("list", "cancel") if verb in tasks)]) or "none of its calls"
-    advice = f"Clients of this package drive them. The tasks extension, which is examined here, {needs}."
-    exam.warn(DISCOVER, f"{speaks}, with the tasks of that version ({offers})", advice)
-    exam.report.unexamined = speaks
+    else:
+        requests = object_in(tasks, "requests") or {}
+        calls = [f"{area}/{verb}" for area in requests for verb in object_in(requests, area) or {}]
+        offers = ", ".join([*calls, *(verb for verb in ("list", "cancel") if verb in tasks)]) or "none of its calls"
+        advice = f"Clients of this package drive them. The tasks extension, which is examined here, {needs}."
+        exam.warn(DISCOVER, f"{speaks}, with the tasks of that version ({offers})", advice)
+        exam.report.unexamined = speaks
 
 
 def _look_for_tasks(exam: Exam, capabilities: JsonObject) -> None:
@@ -85,11 +83,11 @@ def _look_for_tasks(exam: Exam, capabilities: JsonObject) -> None:
         return
     exam.has_tasks = True
     flaw = Flaw(f"it is declared as {settings!r}", "Declare exactly {}; some clients ignore it otherwise.")
-    exam.check("extension", settings == {}, "the tasks extension is declared, as an empty object", flaw)
-    well = "the `tasks` capability of 2025-11-25 is not declared here"
+    exam.judge("extension", [flaw] if settings != {} else [], "the tasks extension is declared, as an empty object")
     says = f"`tasks` of 2025-11-25 is declared under {LATEST_MODERN_VERSION} too"
     flaw = Flaw(says, "Declare it only to clients of 2025-11-25.")
-    exam.check("legacy capability", "tasks" not in capabilities, well, flaw)
+    well = "the `tasks` capability of 2025-11-25 is not declared here"
+    exam.judge("legacy capability", [flaw] if "tasks" in capabilities else [], well)
 
 
 async def refuse_unknown_tasks(exam: Exam) -> None:
@@ -123,13 +121,12 @@ async def refuse_undeclared(exam: Exam) -> None:
     probe = f"{LISTEN} for tasks"
     try:
         reply = await exam.wire.send(LISTEN, {"notifications": {"taskIds": [task_id]}}, declare=False)
+        if reply.code == METHOD_NOT_FOUND:
+            exam.skip(LISTEN, "the server has no listen streams, which is allowed")
+        else:
+            exam.judge_refusal(probe, missing, reply)
     except Silence:
         exam.fail(probe, "the stream is opened, or the request ignored", f"Answer with error {missing}.")
-        return
-    if reply.code == METHOD_NOT_FOUND:
-        exam.skip(LISTEN, "the server has no listen streams, which is allowed")
-    else:
-        exam.judge_refusal(probe, missing, reply)
 
 
 async def answer_undeclared_call(exam: Exam) -> None:
@@ -215,11 +212,11 @@ async def _look_at_created(exam: Exam, created: JsonObject) -> None:
 async def look_twice(exam: Exam) -> None:
     """Looking at a task does not change it."""
     first, second = await _get(exam, exam.task_id), await _get(exam, exam.task_id)
-    keys = ("lastUpdatedAt", "status", "statusMessage", "ttlMs", "_meta")
+    keys = ["lastUpdatedAt", "status", "statusMessage", "ttlMs", "_meta"]
     changed = [key for key in keys if first.get(key) != second.get(key)]
     advice = "Move it only when the task changes; clients order states by it."
-    flaw = Flaw("lastUpdatedAt moved although nothing changed", advice, "warn")
-    exam.check("two looks in a row", changed != ["lastUpdatedAt"], "looking at a task does not change it", flaw)
+    flaws = [Flaw("lastUpdatedAt moved although nothing changed", advice, "warn")]
+    exam.judge("two looks in a row", flaws if changed == keys[:1] else [], "looking at a task does not change it")
 
 
 async def update(exam: Exam) -> None:
@@ -276,7 +273,7 @@ async def _judge_state(exam: Exam, params: JsonObject) -> None:
         exam.warn("subscription id", says, "Add it; clients with several streams tell them apart by it.")
     is_new = str((await _get(exam, exam.task_id)).get("lastUpdatedAt")) >= str(params.get("lastUpdatedAt"))
     flaw = Flaw("tasks/get shows an older state than the notification", "Notify after the state is stored.")
-    exam.check("agreement", is_new, "tasks/get shows what was notified, or newer", flaw)
+    exam.judge("agreement", [] if is_new else [flaw], "tasks/get shows what was notified, or newer")
 
 
 async def cancel(exam: Exam) -> None:
@@ -287,7 +284,7 @@ async def cancel(exam: Exam) -> None:
     well = "the task is cancelled" if status == "cancelled" else f"the task had {status} before it could be cancelled"
     advice = "Stop the work if you can: whoever cancelled it does not want the result."
     flaw = Flaw(f"it is still {status} after {WATCHES:g} s, which is allowed", advice, "warn")
-    exam.check("what becomes of it", status in FINAL_STATUSES, well, flaw)
+    exam.judge("what becomes of it", [] if status in FINAL_STATUSES else [flaw], well)
     exam.judge("shape afterwards", shapes.flaws_of_detailed(task), f"a {status} task as it should be")
     await _cancel(exam, "tasks/cancel again")
 

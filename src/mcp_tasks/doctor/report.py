@@ -157,14 +157,7 @@ class Exam:
             self.judge(probe, flaws, well)
         return reply.result is not None
 
-    def check(self, probe: str, is_well: bool, well: str, flaw: Flaw) -> None:
-        """Note that something is as it should be, or what is wrong with it."""
-        self.judge(probe, () if is_well else (flaw,), well)
-
     def judge(self, probe: str, flaws: Iterable[Flaw], well: str) -> None:
         """Note what is wrong, or that nothing is."""
-        found = list(flaws)
-        for flaw in found:
+        for flaw in list(flaws) or [Flaw(well, "", "pass")]:
             self.note(flaw.verdict, probe, flaw.says, flaw.advice)
-        if not found:
-            self.ok(probe, well)

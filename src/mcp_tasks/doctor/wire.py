@@ -70,22 +70,21 @@ class Reply:
 
 
 class Wire(ABC):
-    """A way to a server."""
+    """A way to a server. Where nothing comes back, or the server goes away, that is a `Silence`.
+
+    Attributes:
+        patience: Seconds for the next answer.
+        stray: The first that came and does not belong there: no JSON-RPC message, or the answer to another request.
+    """
 
     over_http: bool
     patience: float = ANSWER_TIMEOUT
-    """Seconds for the next answer."""
     stray: str = ""
-    """The first that came and does not belong there: no JSON-RPC message, or the answer to another request."""
     _numbers = count(1)
 
     @abstractmethod
     def exchange(self, request: JSONRPCRequest, headers: Mapping[str, str]) -> AsyncGenerator[Reply]:
-        """Send a request; gives all that comes for it. Leaving before its answer came takes it back.
-
-        Raises:
-            Silence: The server went away.
-        """
+        """Send a request; gives all that comes for it. Leaving before its answer came takes it back."""
 
     def stream(
         self, method: str, params: JsonObject, *, declare: bool = True, headers: Mapping[str, str | None] | None = None
@@ -110,11 +109,7 @@ class Wire(ABC):
         return self.exchange(request_message(number, method, {**params, "_meta": meta}), present)
 
     async def send(self, method: str, params: JsonObject, **how: Any) -> Reply:
-        """The answer to such a request.
-
-        Raises:
-            Silence: Nothing came back.
-        """
+        """The answer to such a request."""
         reply = Reply()
         try:
             with anyio.fail_after(self.patience):
@@ -128,77 +123,71 @@ class Wire(ABC):
         return reply
 
 
+@dataclass
 class HttpWire(Wire):
     """Streamable HTTP."""
 
-    over_http: bool = True
-
-    def __init__(self, url: str, client: httpx2.AsyncClient) -> None:
-        self._url = url
-        self._client = client
+    url: str
+    client: httpx2.AsyncClient
+    over_http = True
 
     async def exchange(self, request: JSONRPCRequest, headers: Mapping[str, str]) -> AsyncGenerator[Reply]:
         """Post a request. The last reply has no message: that was all."""
         sent = {"accept": "application/json, text/event-stream", **headers}
         body = request.model_dump(by_alias=True, exclude_unset=True)
         try:
-            async with self._client.stream("POST", self._url, json=body, headers=sent) as response:
+            async with self.client.stream("POST", self.url, json=body, headers=sent) as response:
                 async for message in messages_in(response):
                     answered, is_error = message.get("id"), "error" in message
                     # Null is for errors of requests that could not be read.
                     if "method" not in message and answered != request.id and not (is_error and answered is None):
-                        self.stray: str = self.stray or f"the answer to request {request.id} has the id {answered!r}"
+                        self.stray = self.stray or f"the answer to request {request.id} has the id {answered!r}"
                     yield Reply(response.status_code, response.headers, message)
                 yield Reply(response.status_code, response.headers)
         except httpx2.RequestError as exc:
             raise Silence(f"the connection broke: {exc or type(exc).__name__}") from exc
 
 
+@dataclass
 class PipeWire(Wire):
     """The pipes of a server's process, which may take its time to start. There are no headers and no statuses."""
 
-    over_http: bool = False
-    patience: float = 60.0
-
-    def __init__(self, read: Any, write: Any, log: TextIO) -> None:
-        self._read = read
-        self._write = write
-        self._log = log
+    read: Any
+    write: Any
+    log: TextIO
+    over_http = False
+    patience = 60.0
 
     async def exchange(self, request: JSONRPCRequest, headers: Mapping[str, str]) -> AsyncGenerator[Reply]:
         """Write a request. What comes meanwhile and is the answer to another one came too late for it."""
         closed, answered = (anyio.ClosedResourceError, anyio.BrokenResourceError), False
         try:
             with suppress(*closed):
-                await self._write.send(SessionMessage(request))
-                async for item in self._read:
+                await self.write.send(SessionMessage(request))
+                async for item in self.read:
                     self.patience = ANSWER_TIMEOUT
                     if isinstance(item, Exception):
-                        self.stray: str = self.stray or f"one of them is no JSON-RPC message: {_line_in(item)}"
+                        self.stray = self.stray or f"one of them is no JSON-RPC message: {_line_in(item)}"
                         continue
                     message: JsonObject = item.message.model_dump(by_alias=True, exclude_unset=True)
                     answered = "method" not in message and message.get("id") == request.id
                     if answered or "method" in message:
                         yield Reply(message=message)
-            self._log.seek(0)
-            said = self._log.read().strip().rpartition("\n")[2][:LONGEST_LINE]
+            self.log.seek(0)
+            said = self.log.read().strip().rpartition("\n")[2][:LONGEST_LINE]
             raise Silence("the server ended" + (f"; the last line on its stderr: {said}" if said else ""))
         finally:
             if not answered:
                 params = {"requestId": request.id, "reason": "enough seen"}
                 with anyio.move_on_after(1, shield=True), suppress(*closed):
-                    await self._write.send(SessionMessage(notification("notifications/cancelled", params)))
+                    await self.write.send(SessionMessage(notification("notifications/cancelled", params)))
 
 
 @asynccontextmanager
 async def way_to(
     address: ServerAddress, headers: Mapping[str, str], environment: Mapping[str, str] | None
 ) -> AsyncGenerator[Wire]:
-    """A way to a server.
-
-    Raises:
-        ServerUnreachable: There is none.
-    """
+    """A way to a server; raises `ServerUnreachable` where there is none."""
     if address.url is not None:
         if (problem := await check_url(address.url, headers)) is not None:
             raise problem
