@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import base64
 import secrets
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import aclosing
-from datetime import UTC, datetime
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import anyio
 from mcp.server.subscriptions import SUBSCRIPTION_ID_META_KEY
@@ -136,16 +135,15 @@ async def answer_undeclared_call(exam: Exam) -> None:
     advice = f"Let such clients have a direct answer, or refuse them with {code} if the tool is only there as a task."
     try:
         reply = await exam.wire.send("tools/call", params, headers=exam.call["headers"], declare=False)
+        if (reply.result or {}).get("resultType") == "task":
+            exam.fail(probe, "it gets a task that it cannot handle", "Look at the capabilities on this very request.")
+        elif reply.code == code:
+            exam.judge_refusal(probe, code, reply)
+        else:
+            well = "answered directly; the `task` param of 2025-11-25 is ignored"
+            exam.judge_result(probe, reply, well, advice, must=False)
     except Silence as exc:
         exam.skip(probe, f"the direct answer takes longer than doctor waits ({exc})")
-        return
-    if (reply.result or {}).get("resultType") == "task":
-        exam.fail(probe, "it gets a task that it cannot handle", "Look at the capabilities on this very request.")
-    elif reply.code == code:
-        exam.judge_refusal(probe, code, reply)
-    else:
-        well = "answered directly; the `task` param of 2025-11-25 is ignored"
-        exam.judge_result(probe, reply, well, advice, must=False)
 
 
 async def check_headers(exam: Exam) -> None:
@@ -168,45 +166,6 @@ async def check_headers(exam: Exam) -> None:
     else:
         advice = f"Accept it, or refuse it with {mismatch}."
         exam.judge_result(probe, reply, "accepted; some clients do not send it", advice)
-
-
-async def create(exam: Exam, calls: Sequence[dict[str, Any]]) -> None:
-    """Make a task with the first call that becomes one, and look at it."""
-    for exam.call in calls:
-        probe, reply = f"call {exam.call['params']['name']}", await exam.wire.send("tools/call", **exam.call)
-        kind = (reply.result or {}).get("resultType", "complete")
-        if reply.result is None:
-            exam.warn(probe, f"answered with {reply.summary}", "Give arguments that work, or another tool.")
-        elif kind == "task":
-            exam.ok(probe, "answered with a task")
-            await _look_at_created(exam, reply.result)
-            return
-        elif kind == "input_required":
-            exam.skip(probe, "it asks something before there is a task", "Give a tool that does not.")
-        elif kind == "complete":
-            advice = "Give a tool that becomes a task to look at the rest."
-            exam.skip(probe, "answered directly, which is allowed: the server decides", advice)
-        else:
-            exam.fail(probe, f"resultType is {kind!r}", 'Use "complete", "input_required" or "task".')
-
-
-async def _look_at_created(exam: Exam, created: JsonObject) -> None:
-    """Judge a new task and look at it at once."""
-    task_id, ttl = created.get("taskId"), created.get("ttlMs")
-    exam.judge("shape of the new task", shapes.flaws_of_created(created), "flat, with every field it must have")
-    if not isinstance(task_id, str) or not task_id:
-        return
-    kept = f"kept for {ttl / 1000:g} s" if shapes.is_whole(ttl) else "kept without limit"
-    exam.judge("times", shapes.flaws_of_time(created, datetime.now(UTC)), f"created just now, {kept}")
-    exam.judge("id", shapes.flaws_of_id(task_id), "long enough not to be guessed")
-    probe, reply = "tasks/get at once", await exam.wire.send("tasks/get", {"taskId": task_id})
-    advice = "Answer a call only when tasks/get finds the task everywhere."
-    well = "the task is there as soon as its id is known"
-    exam.judge_result(probe, reply, well, advice, shapes.flaws_of_first_look(reply.result or {}, created))
-    if reply.result is not None:
-        well = "the fields its status asks for, and no others"
-        exam.judge("shape in tasks/get", shapes.flaws_of_detailed(reply.result), well)
-        exam.task_id = task_id
 
 
 async def look_twice(exam: Exam) -> None:
