@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import shlex
+import sqlite3
 import sys
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -345,3 +347,36 @@ async def test_arguments_may_be_made_from_the_schema_and_an_unknown_tool_is_refu
     assert {finding.area for finding in report if finding.verdict == "skip"} == {"headers"}
     with pytest.raises(UnknownTool, match="nothing"):
         await examine(server, tool="nothing")
+
+
+async def test_a_question_of_the_call_of_an_undeclared_client_is_not_left_waiting(tmp_path: Path) -> None:
+    server = shlex.join(piped("tests.cli.asking_server", "--db", str(tmp_path / "db")))
+    report = await examine(server, tool="survey")
+    assert verdicts(report)["undeclared client", "call survey"] == "pass"
+    with closing(sqlite3.connect(tmp_path / "db")) as db:
+        ended = sorted(status for (status,) in db.execute("SELECT status FROM tasks"))
+    assert ended == ["cancelled", "cancelled", "completed"]
+
+
+async def test_a_task_that_an_undeclared_client_was_given_is_cancelled() -> None:
+    made, cancelled = list[str](), list[str]()
+
+    def answer(method: str, params: JsonObject, declare: bool) -> Reply:
+        match method:
+            case "server/discover":
+                return discovered()
+            case "tools/list":
+                return result({"tools": [{"name": "t"}]})
+            case "tools/call":
+                made.append(f"{TASK['taskId']}-{len(made)}")
+                return result({"resultType": "task", **TASK, "taskId": made[-1]})
+            case "tasks/cancel" if declare:
+                cancelled.append(params["taskId"])
+                return result({"resultType": "complete"})
+            case _:
+                return result({"resultType": "complete", **TASK, **params, "status": "cancelled"})
+
+    report = await examine_over(FakeWire(answer), tool="t")
+    assert verdicts(report)["undeclared client", "call t"] == "fail"
+    assert len(made) == 3
+    assert cancelled[-1] == made[-1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import secrets
 from collections.abc import AsyncIterator, Collection, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from functools import partial
 from typing import Final
 
@@ -133,17 +133,28 @@ async def answer_undeclared_call(exam: Exam) -> None:
     params, code = {**exam.call["params"], "task": {"ttl": 60000}}, MISSING_REQUIRED_CLIENT_CAPABILITY
     probe = f"call {params['name']}"
     advice = f"Let such clients have a direct answer, or refuse them with {code} if the tool is only there as a task."
+    send = partial(exam.wire.send, "tools/call", headers=exam.call["headers"], declare=False)
     try:
-        reply = await exam.wire.send("tools/call", params, headers=exam.call["headers"], declare=False)
-        if (reply.result or {}).get("resultType") == "task":
-            exam.fail(probe, "it gets a task that it cannot handle", "Look at the capabilities on this very request.")
-        elif reply.code == code:
-            exam.judge_refusal(probe, code, reply)
-        else:
-            well = "answered directly; the `task` param of 2025-11-25 is ignored"
-            exam.judge_result(probe, reply, well, advice, must=False)
+        reply = await send(params)
     except Silence as exc:
         exam.skip(probe, f"the direct answer takes longer than doctor waits ({exc})")
+        return
+    result = reply.result or {}
+    if result.get("resultType") == "task":
+        exam.fail(probe, "it gets a task that it cannot handle", "Look at the capabilities on this very request.")
+    elif reply.code == code:
+        exam.judge_refusal(probe, code, reply)
+    else:
+        well = "answered directly; the `task` param of 2025-11-25 is ignored"
+        exam.judge_result(probe, reply, well, advice, must=False)
+    # Nothing is left waiting: a task is cancelled, and a question is dismissed.
+    with suppress(Silence):
+        if result.get("resultType") == "task":
+            await exam.wire.send("tasks/cancel", {"taskId": str(result.get("taskId"))})
+        elif asked := object_in(result, "inputRequests"):
+            answers = {key: {"action": "cancel"} for key in asked}
+            state = {key: value for key, value in result.items() if key == "requestState"}
+            await send({**params, **state, "inputResponses": answers})
 
 
 async def check_headers(exam: Exam) -> None:
