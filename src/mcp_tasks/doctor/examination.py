@@ -8,13 +8,13 @@ from typing import Any, Final, TypeAlias
 
 from mcp.shared.inbound import mcp_param_headers, x_mcp_header_map
 
+from mcp_tasks.client.raw import RawConnection, connect_raw
 from mcp_tasks.client.servers.address import ServerAddress
 from mcp_tasks.client.servers.unreachable import leaves
 from mcp_tasks.client.tools import PAGE_LIMIT, unknown_tool
 from mcp_tasks.core.json import JsonObject, list_in, object_in
 from mcp_tasks.doctor import probes, shapes
 from mcp_tasks.doctor.report import Exam, Report
-from mcp_tasks.doctor.wire import Wire, way_to
 
 MOST_TRIES: Final = 3
 """Harmless tools that are tried for one that becomes a task."""
@@ -50,17 +50,17 @@ async def examine(
     """
     address = ServerAddress.parse(server) if isinstance(server, str) else server
     try:
-        async with way_to(address, headers or {}, environment) as wire:
-            return await examine_over(wire, tool=tool, arguments=arguments)
+        async with connect_raw(address, headers or {}, environment) as connection:
+            return await examine_over(connection, tool=tool, arguments=arguments)
     except BaseExceptionGroup as group:
         # The pipes are read by a group of tasks, which wraps whatever is raised meanwhile.
         first, *others = leaves(group)
         raise (group if others else first) from None
 
 
-async def examine_over(wire: Wire, *, tool: str | None = None, arguments: Arguments | None = None) -> Report:
-    """Examine the server at the other end of a wire."""
-    exam = Exam(wire)
+async def examine_over(server: RawConnection, *, tool: str | None = None, arguments: Arguments | None = None) -> Report:
+    """Examine the server at the other end of a connection."""
+    exam = Exam(server)
     await exam.look("negotiation", probes.negotiate(exam))
     why = exam.report.unexamined
     if exam.has_tasks:
@@ -83,10 +83,10 @@ async def examine_over(wire: Wire, *, tool: str | None = None, arguments: Argume
         for exam.area in (area for area in AREAS if area not in seen):
             exam.skip("all of it", why)
     # What an older server says of requests that it cannot read is none of what is examined.
-    if wire.stray and not (wire.over_http and exam.report.unexamined):
-        exam.area, probe = ("answers", "ids") if wire.over_http else ("stdout", "lines")
+    if server.stray and not (server.over_http and exam.report.unexamined):
+        exam.area, probe = ("answers", "ids") if server.over_http else ("stdout", "lines")
         advice = "Write JSON-RPC messages there and nothing else; logs go to stderr."
-        exam.fail(probe, wire.stray, "Answer with the id of the request." if wire.over_http else advice)
+        exam.fail(probe, server.stray, "Answer with the id of the request." if server.over_http else advice)
     return exam.report
 
 
@@ -102,7 +102,7 @@ async def _create(exam: Exam, tool: str | None, arguments: Arguments) -> None:
         exam.skip("a tool to call", says, advice)
     for name in chosen:
         exam.call = _call(tools[name], arguments if tool else {})
-        probe, reply = f"call {name}", await exam.wire.send("tools/call", **exam.call)
+        probe, reply = f"call {name}", await exam.send("tools/call", **exam.call)
         kind = (reply.result or {}).get("resultType", "complete")
         if reply.result is None:
             exam.warn(probe, f"answered with {reply.summary}", "Give arguments that work, or another tool.")
@@ -128,7 +128,7 @@ async def _look_at_created(exam: Exam, created: JsonObject) -> None:
     kept = f"kept for {ttl / 1000:g} s" if shapes.is_whole(ttl) else "kept without limit"
     exam.judge("times", shapes.flaws_of_time(created, datetime.now(UTC)), f"created just now, {kept}")
     exam.judge("id", shapes.flaws_of_id(task_id), "long enough not to be guessed")
-    probe, reply = "tasks/get at once", await exam.wire.send("tasks/get", {"taskId": task_id})
+    probe, reply = "tasks/get at once", await exam.send("tasks/get", {"taskId": task_id})
     advice = "Answer a call only when tasks/get finds the task everywhere."
     well = "the task is there as soon as its id is known"
     exam.judge_result(probe, reply, well, advice, shapes.flaws_of_first_look(reply.result or {}, created))
@@ -143,7 +143,7 @@ async def _tools(exam: Exam) -> Mapping[str, JsonObject]:
     tools: dict[str, JsonObject] = {}
     cursor: Any = None
     for _ in range(PAGE_LIMIT):
-        page = (await exam.wire.send("tools/list", {"cursor": cursor} if cursor else {})).result or {}
+        page = (await exam.send("tools/list", {"cursor": cursor} if cursor else {})).result or {}
         if not isinstance(page.get("tools", []), list):
             exam.fail("tools/list", f"tools is {page['tools']!r}", "It is a list of tools.")
         for tool in list_in(page, "tools"):

@@ -14,11 +14,12 @@ from mcp.server.subscriptions import SUBSCRIPTION_ID_META_KEY
 from mcp_types import HEADER_MISMATCH, INVALID_PARAMS, METHOD_NOT_FOUND, MISSING_REQUIRED_CLIENT_CAPABILITY
 from mcp_types.version import LATEST_HANDSHAKE_VERSION, LATEST_MODERN_VERSION
 
+from mcp_tasks.client.raw import ANSWER_TIMEOUT, LISTENING, Reply, Silence
 from mcp_tasks.core.json import JsonObject, list_in, object_in
 from mcp_tasks.core.status import FINAL_STATUSES
 from mcp_tasks.doctor import shapes
 from mcp_tasks.doctor.report import Exam, Flaw
-from mcp_tasks.doctor.wire import ANSWER_TIMEOUT, CLIENT, LISTENING, Reply, Silence
+from mcp_tasks.doctor.requests import CLIENT
 from mcp_tasks.wire.models import EXTENSION_ID
 
 DISCOVER: Final = "server/discover"
@@ -33,7 +34,7 @@ WATCHES: Final = 5.0
 async def negotiate(exam: Exam) -> None:
     """Does the server speak the protocol that has tasks, and say that it does tasks?"""
     try:
-        reply = await exam.wire.send(DISCOVER, {})
+        reply = await exam.send(DISCOVER, {})
     except Silence as exc:
         exam.fail(DISCOVER, f"the server cannot be asked: {exc}", "Is it running, and is this its endpoint?")
         return
@@ -55,7 +56,7 @@ async def negotiate(exam: Exam) -> None:
 async def _look_for_legacy(exam: Exam, reply: Reply) -> None:
     """The server does not speak the protocol that has the extension; what does it speak?"""
     try:
-        old = await exam.wire.send("initialize", HANDSHAKE)
+        old = await exam.send("initialize", HANDSHAKE)
         result, said = old.result, old.summary
     except Silence as exc:
         result, said = None, f"nothing: {exc}"
@@ -91,7 +92,7 @@ def _look_for_tasks(exam: Exam, capabilities: JsonObject) -> None:
 
 async def refuse_unknown_tasks(exam: Exam) -> None:
     """Ids that were never given out, and no id at all."""
-    send = exam.wire.send
+    send = exam.send
     for method, params in _about(NEVER_GIVEN_OUT).items():
         # A MUST for looking, a SHOULD for the other two.
         must = method == "tasks/get"
@@ -101,7 +102,7 @@ async def refuse_unknown_tasks(exam: Exam) -> None:
 
 async def refuse_removed_methods(exam: Exam) -> None:
     """Methods of 2025-11-25 that are gone."""
-    code, send = METHOD_NOT_FOUND, exam.wire.send
+    code, send = METHOD_NOT_FOUND, exam.send
     exam.judge_refusal("tasks/result, which is gone", code, await send("tasks/result", {"taskId": "doctor"}))
     # Of this one it is not said in so many words.
     exam.judge_refusal("tasks/list, which is gone", code, await send("tasks/list", {}), must=False)
@@ -111,7 +112,7 @@ async def refuse_undeclared(exam: Exam) -> None:
     """A client that does not declare the extension."""
     missing, task_id = MISSING_REQUIRED_CLIENT_CAPABILITY, exam.task_id or NEVER_GIVEN_OUT
     for method, params in _about(task_id).items():
-        reply = await exam.wire.send(method, params, declare=False)
+        reply = await exam.send(method, params, declare=False)
         exam.judge_refusal(method, missing, reply)
         named = object_in(reply.error, "data", "requiredCapabilities", "extensions", EXTENSION_ID) is not None
         if reply.code == missing and method == "tasks/get" and not named:
@@ -119,7 +120,7 @@ async def refuse_undeclared(exam: Exam) -> None:
             exam.warn("what is missing", "the error does not name the missing extension", advice)
     probe = f"{LISTEN} for tasks"
     try:
-        reply = await exam.wire.send(LISTEN, {"notifications": {"taskIds": [task_id]}}, declare=False)
+        reply = await exam.send(LISTEN, {"notifications": {"taskIds": [task_id]}}, declare=False)
         if reply.code == METHOD_NOT_FOUND:
             exam.skip(LISTEN, "the server has no listen streams, which is allowed")
         else:
@@ -133,7 +134,7 @@ async def answer_undeclared_call(exam: Exam) -> None:
     params, code = {**exam.call["params"], "task": {"ttl": 60000}}, MISSING_REQUIRED_CLIENT_CAPABILITY
     probe = f"call {params['name']}"
     advice = f"Let such clients have a direct answer, or refuse them with {code} if the tool is only there as a task."
-    send = partial(exam.wire.send, "tools/call", headers=exam.call["headers"], declare=False)
+    send = partial(exam.send, "tools/call", headers=exam.call["headers"], declare=False)
     try:
         reply = await send(params)
     except Silence as exc:
@@ -150,7 +151,7 @@ async def answer_undeclared_call(exam: Exam) -> None:
     # Nothing is left waiting: a task is cancelled, and a question is dismissed.
     with suppress(Silence):
         if result.get("resultType") == "task":
-            await exam.wire.send("tasks/cancel", {"taskId": str(result.get("taskId"))})
+            await exam.send("tasks/cancel", {"taskId": str(result.get("taskId"))})
         elif asked := object_in(result, "inputRequests"):
             answers = {key: {"action": "cancel"} for key in asked}
             state = {key: value for key, value in result.items() if key == "requestState"}
@@ -159,10 +160,10 @@ async def answer_undeclared_call(exam: Exam) -> None:
 
 async def check_headers(exam: Exam) -> None:
     """The routing headers of a request about a task (SEP-2663, "Routing Headers"): wrong, encoded, and missing."""
-    if not exam.wire.over_http:
+    if not exam.server.over_http:
         exam.skip("routing headers", "there are none over stdio")
         return
-    send, methods, mismatch = exam.wire.send, _about(exam.task_id), HEADER_MISMATCH
+    send, methods, mismatch = exam.send, _about(exam.task_id), HEADER_MISMATCH
     for method, params in methods.items():
         reply = await send(method, params, headers={"mcp-name": "another-task"})
         exam.judge_refusal(f"{method} with another task in Mcp-Name", mismatch, reply)
@@ -192,7 +193,7 @@ async def look_twice(exam: Exam) -> None:
 async def update(exam: Exam) -> None:
     """An answer to a question that was never asked is acknowledged and ignored."""
     probe, responses = "answer that nobody asked for", {"mcp-tasks-doctor": {"action": "cancel"}}
-    reply = await exam.wire.send("tasks/update", {"taskId": exam.task_id, "inputResponses": responses})
+    reply = await exam.send("tasks/update", {"taskId": exam.task_id, "inputResponses": responses})
     well, advice = "acknowledged and ignored", "Ignore unknown keys and acknowledge."
     exam.judge_result(probe, reply, well, advice, shapes.flaws_of_ack(reply.result or {}), must=False)
 
@@ -200,7 +201,7 @@ async def update(exam: Exam) -> None:
 async def listen(exam: Exam) -> None:
     """Listen to a task for a while. A server need not have notifications; if it does, they must be right."""
     try:
-        async with aclosing(exam.wire.stream(LISTEN, {"notifications": {"taskIds": [exam.task_id]}})) as coming:
+        async with aclosing(exam.stream(LISTEN, {"notifications": {"taskIds": [exam.task_id]}})) as coming:
             with anyio.move_on_after(WATCHES):
                 await _hear(exam, coming)
                 return
@@ -260,14 +261,14 @@ async def cancel(exam: Exam) -> None:
 
 
 async def _cancel(exam: Exam, probe: str) -> bool:
-    reply = await exam.wire.send("tasks/cancel", {"taskId": exam.task_id})
+    reply = await exam.send("tasks/cancel", {"taskId": exam.task_id})
     well, advice = "acknowledged, with nothing but resultType", "Acknowledge, also when the task has ended."
     return exam.judge_result(probe, reply, well, advice, shapes.flaws_of_ack(reply.result or {}))
 
 
 async def see_the_end(exam: Exam) -> None:
     """Make another task, let it end and look at its outcome."""
-    made = (await exam.wire.send("tools/call", **exam.call)).result or {}
+    made = (await exam.send("tools/call", **exam.call)).result or {}
     if made.get("resultType") != "task":
         return
     task_id, probe, asks = str(made.get("taskId")), "how it ends", "input_required"
@@ -280,7 +281,7 @@ async def see_the_end(exam: Exam) -> None:
         exam.skip(probe, "the task waits for an answer", "Give a tool that asks nothing.")
     else:
         exam.skip(probe, f"the task is still {status} after {ANSWER_TIMEOUT:g} s", "Give a quicker tool.")
-    await exam.wire.send("tasks/cancel", {"taskId": task_id})
+    await exam.send("tasks/cancel", {"taskId": task_id})
 
 
 async def _until(exam: Exam, task_id: str, seconds: float, statuses: Collection[str]) -> tuple[JsonObject, str]:
@@ -295,7 +296,7 @@ async def _until(exam: Exam, task_id: str, seconds: float, statuses: Collection[
 
 
 async def _get(exam: Exam, task_id: str) -> JsonObject:
-    return (await exam.wire.send("tasks/get", {"taskId": task_id})).result or {}
+    return (await exam.send("tasks/get", {"taskId": task_id})).result or {}
 
 
 def _about(task_id: str) -> Mapping[str, JsonObject]:

@@ -1,4 +1,8 @@
-"""Raw JSON-RPC to a server, over HTTP or through the pipes of its process, and exactly what came back."""
+"""Raw JSON-RPC to a server, over HTTP or through the pipes of its process, and exactly what came back.
+
+For whoever wants to know what a server does, not what the SDK makes of it: nothing is repeated here, checked or put
+right, and nothing is asked that the caller does not ask. Where nothing comes back, that is a `Silence`.
+"""
 
 from __future__ import annotations
 
@@ -8,35 +12,29 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from itertools import count
 from typing import Any, Final, TextIO
 
 import anyio
 import httpx2
 from mcp.client.stdio import stdio_client
-from mcp.shared.inbound import encode_header_value
 from mcp.shared.message import SessionMessage
-from mcp_types import CLIENT_CAPABILITIES_META_KEY, CLIENT_INFO_META_KEY, PROTOCOL_VERSION_META_KEY, JSONRPCRequest
-from mcp_types.version import LATEST_MODERN_VERSION
+from mcp_types import JSONRPCRequest
 from pydantic import ValidationError
 
-from mcp_tasks.client.messages import messages_in, notification, request_message
+from mcp_tasks.client.messages import messages_in, notification
 from mcp_tasks.client.servers.address import ServerAddress
 from mcp_tasks.client.servers.connecting import stdio_parameters
 from mcp_tasks.client.servers.unreachable import check_url, why_unreachable
 from mcp_tasks.core.json import JsonObject, object_in
-from mcp_tasks.wire.models import EXTENSION_ID
 
 ANSWER_TIMEOUT: Final = 10.0
-"""Seconds for one answer. A tasks method reads or writes one record; this is plenty."""
+"""Seconds for one answer. What reads or writes one record takes far less; this is plenty."""
 
 LISTENING: Final = "notifications/subscriptions/acknowledged"
 """The first message on a listen stream."""
 
 LONGEST_LINE: Final = 200
 """Characters that are shown of a line that a server wrote."""
-
-CLIENT: Final[JsonObject] = {"name": "mcp-tasks-doctor", "version": "1"}
 
 
 class Silence(Exception):
@@ -69,10 +67,11 @@ class Reply:
         return f"no JSON-RPC message{where}" + (f" and {kind}" if kind else "")
 
 
-class Wire(ABC):
-    """A way to a server. Where nothing comes back, or the server goes away, that is a `Silence`.
+class RawConnection(ABC):
+    """A way to a server.
 
     Attributes:
+        over_http: Whether there are headers and statuses.
         patience: Seconds for the next answer.
         stray: The first that came and does not belong there: no JSON-RPC message, or the answer to another request.
     """
@@ -80,40 +79,25 @@ class Wire(ABC):
     over_http: bool
     patience: float = ANSWER_TIMEOUT
     stray: str = ""
-    _numbers = count(1)
 
     @abstractmethod
     def exchange(self, request: JSONRPCRequest, headers: Mapping[str, str]) -> AsyncGenerator[Reply]:
-        """Send a request; gives all that comes for it. Leaving before its answer came takes it back."""
+        """Send a request; gives all that comes for it. Leaving before its answer came takes it back.
 
-    def stream(
-        self, method: str, params: JsonObject, *, declare: bool = True, headers: Mapping[str, str | None] | None = None
-    ) -> AsyncGenerator[Reply]:
-        """Send a request of the 2026-07-28 protocol, from a client that knows tasks if it is to `declare` them; gives
-        all that comes. HTTP `headers` go in place of, or besides, those that belong to the request; None leaves one
-        out. An `initialize` is of the 2025-11-25 protocol, and goes as it is."""
-        number = next(self._numbers)
-        if method == "initialize":
-            return self.exchange(request_message(number, method, params), {})
-        tasks: JsonObject = {"extensions": {EXTENSION_ID: {}}} if declare else {}
-        meta: JsonObject = {
-            PROTOCOL_VERSION_META_KEY: LATEST_MODERN_VERSION,
-            CLIENT_INFO_META_KEY: CLIENT,
-            CLIENT_CAPABILITIES_META_KEY: {"elicitation": {"form": {}, "url": {}}, **tasks},
-        }
-        # SEP-2243, and SEP-2663 for the tasks methods.
-        routing = {"mcp-protocol-version": LATEST_MODERN_VERSION, "mcp-method": method}
-        name: str | None = params.get("taskId" if method.startswith("tasks/") else "name")
-        sent = {**routing, "mcp-name": name and encode_header_value(name), **(headers or {})}
-        present = {key: value for key, value in sent.items() if value is not None}
-        return self.exchange(request_message(number, method, {**params, "_meta": meta}), present)
+        Raises:
+            Silence: The server went away.
+        """
 
-    async def send(self, method: str, params: JsonObject, **how: Any) -> Reply:
-        """The answer to such a request."""
+    async def ask(self, request: JSONRPCRequest, headers: Mapping[str, str]) -> Reply:
+        """Send a request; gives its answer, or the acknowledgement of a listen stream.
+
+        Raises:
+            Silence: Nothing came back.
+        """
         reply = Reply()
         try:
             with anyio.fail_after(self.patience):
-                async with aclosing(self.stream(method, params, **how)) as coming:
+                async with aclosing(self.exchange(request, headers)) as coming:
                     async for reply in coming:
                         # A stream that was opened says so, and then nothing for a long time.
                         if reply.message.keys() & {"result", "error"} or reply.message.get("method") == LISTENING:
@@ -124,12 +108,12 @@ class Wire(ABC):
 
 
 @dataclass
-class HttpWire(Wire):
+class HttpConnection(RawConnection):
     """Streamable HTTP."""
 
     url: str
     client: httpx2.AsyncClient
-    over_http = True
+    over_http: bool = True
 
     async def exchange(self, request: JSONRPCRequest, headers: Mapping[str, str]) -> AsyncGenerator[Reply]:
         """Post a request. The last reply has no message: that was all."""
@@ -141,7 +125,7 @@ class HttpWire(Wire):
                     answered, is_error = message.get("id"), "error" in message
                     # Null is for errors of requests that could not be read.
                     if "method" not in message and answered != request.id and not (is_error and answered is None):
-                        self.stray = self.stray or f"the answer to request {request.id} has the id {answered!r}"
+                        self.stray: str = self.stray or f"the answer to request {request.id} has the id {answered!r}"
                     yield Reply(response.status_code, response.headers, message)
                 yield Reply(response.status_code, response.headers)
         except httpx2.RequestError as exc:
@@ -149,14 +133,14 @@ class HttpWire(Wire):
 
 
 @dataclass
-class PipeWire(Wire):
+class PipeConnection(RawConnection):
     """The pipes of a server's process, which may take its time to start. There are no headers and no statuses."""
 
     read: Any
     write: Any
     log: TextIO
-    over_http = False
-    patience = 60.0
+    over_http: bool = False
+    patience: float = 60.0
 
     async def exchange(self, request: JSONRPCRequest, headers: Mapping[str, str]) -> AsyncGenerator[Reply]:
         """Write a request. What comes meanwhile and is the answer to another one came too late for it."""
@@ -167,7 +151,7 @@ class PipeWire(Wire):
                 async for item in self.read:
                     self.patience = ANSWER_TIMEOUT
                     if isinstance(item, Exception):
-                        self.stray = self.stray or f"one of them is no JSON-RPC message: {_line_in(item)}"
+                        self.stray: str = self.stray or f"one of them is no JSON-RPC message: {_line_in(item)}"
                         continue
                     message: JsonObject = item.message.model_dump(by_alias=True, exclude_unset=True)
                     answered = "method" not in message and message.get("id") == request.id
@@ -184,23 +168,27 @@ class PipeWire(Wire):
 
 
 @asynccontextmanager
-async def way_to(
+async def connect_raw(
     address: ServerAddress, headers: Mapping[str, str], environment: Mapping[str, str] | None
-) -> AsyncGenerator[Wire]:
-    """A way to a server; raises `ServerUnreachable` where there is none."""
+) -> AsyncGenerator[RawConnection]:
+    """A way to a server.
+
+    Raises:
+        ServerUnreachable: There is none.
+    """
     if address.url is not None:
         if (problem := await check_url(address.url, headers)) is not None:
             raise problem
         timeout = httpx2.Timeout(ANSWER_TIMEOUT, read=None)
         async with httpx2.AsyncClient(timeout=timeout, headers=dict(headers)) as client:
-            yield HttpWire(address.url, client)
+            yield HttpConnection(address.url, client)
         return
     # A line that is no UTF-8 is for the report, like any that is no message.
     how = stdio_parameters(address, environment).model_copy(update={"encoding_error_handler": "replace"})
     with tempfile.TemporaryFile("w+", errors="replace") as log:
         try:
             async with stdio_client(how, errlog=log) as (read, write):
-                yield PipeWire(read, write, log)
+                yield PipeConnection(read, write, log)
         except OSError as exc:
             # Of starting the process: what is raised later comes in a group.
             raise await why_unreachable(address, exc) from exc
