@@ -83,7 +83,7 @@ def _look_for_tasks(exam: Exam, capabilities: JsonObject) -> None:
         return
     exam.has_tasks = True
     flaw = Flaw(f"it is declared as {settings!r}", "Declare exactly {}; some clients ignore it otherwise.")
-    exam.judge("extension", [flaw] if settings != {} else [], "the tasks extension is declared, as an empty object")
+    exam.judge("extension", [] if settings == {} else [flaw], "the tasks extension is declared, as an empty object")
     says = f"`tasks` of 2025-11-25 is declared under {LATEST_MODERN_VERSION} too"
     flaw = Flaw(says, "Declare it only to clients of 2025-11-25.")
     well = "the `tasks` capability of 2025-11-25 is not declared here"
@@ -92,20 +92,19 @@ def _look_for_tasks(exam: Exam, capabilities: JsonObject) -> None:
 
 async def refuse_unknown_tasks(exam: Exam) -> None:
     """Ids that were never given out, and no id at all."""
-    send = exam.send
     for method, params in _about(NEVER_GIVEN_OUT).items():
         # A MUST for looking, a SHOULD for the other two.
         must = method == "tasks/get"
-        exam.judge_refusal(f"{method} of an unknown task", INVALID_PARAMS, await send(method, params), must=must)
-    exam.judge_refusal("tasks/get without an id", INVALID_PARAMS, await send("tasks/get", {}))
+        exam.judge_refusal(f"{method} of an unknown task", INVALID_PARAMS, await exam.send(method, params), must=must)
+    exam.judge_refusal("tasks/get without an id", INVALID_PARAMS, await exam.send("tasks/get", {}))
 
 
 async def refuse_removed_methods(exam: Exam) -> None:
     """Methods of 2025-11-25 that are gone."""
-    code, send = METHOD_NOT_FOUND, exam.send
-    exam.judge_refusal("tasks/result, which is gone", code, await send("tasks/result", {"taskId": "doctor"}))
+    code = METHOD_NOT_FOUND
+    exam.judge_refusal("tasks/result, which is gone", code, await exam.send("tasks/result", {"taskId": "doctor"}))
     # Of this one it is not said in so many words.
-    exam.judge_refusal("tasks/list, which is gone", code, await send("tasks/list", {}), must=False)
+    exam.judge_refusal("tasks/list, which is gone", code, await exam.send("tasks/list", {}), must=False)
 
 
 async def refuse_undeclared(exam: Exam) -> None:
@@ -163,11 +162,11 @@ async def check_headers(exam: Exam) -> None:
     if not exam.server.over_http:
         exam.skip("routing headers", "there are none over stdio")
         return
-    send, methods, mismatch = exam.send, _about(exam.task_id), HEADER_MISMATCH
+    methods, mismatch = _about(exam.task_id), HEADER_MISMATCH
     for method, params in methods.items():
-        reply = await send(method, params, headers={"mcp-name": "another-task"})
+        reply = await exam.send(method, params, headers={"mcp-name": "another-task"})
         exam.judge_refusal(f"{method} with another task in Mcp-Name", mismatch, reply)
-    look = partial(send, "tasks/get", methods["tasks/get"])
+    look = partial(exam.send, "tasks/get", methods["tasks/get"])
     exam.judge_refusal("another method in Mcp-Method", mismatch, await look(headers={"mcp-method": "tasks/cancel"}))
     reply = await look(headers={"mcp-name": f"=?base64?{base64.b64encode(exam.task_id.encode()).decode()}?="})
     well, advice = "decoded before it is compared", "Decode =?base64?...?= before comparing."
@@ -183,11 +182,12 @@ async def check_headers(exam: Exam) -> None:
 async def look_twice(exam: Exam) -> None:
     """Looking at a task does not change it."""
     first, second = await _get(exam, exam.task_id), await _get(exam, exam.task_id)
-    keys = ["lastUpdatedAt", "status", "statusMessage", "ttlMs", "_meta"]
+    keys = ("lastUpdatedAt", "status", "statusMessage", "ttlMs", "_meta")
     changed = [key for key in keys if first.get(key) != second.get(key)]
     advice = "Move it only when the task changes; clients order states by it."
-    flaws = [Flaw("lastUpdatedAt moved although nothing changed", advice, "warn")]
-    exam.judge("two looks in a row", flaws if changed == keys[:1] else [], "looking at a task does not change it")
+    flaw = Flaw("lastUpdatedAt moved although nothing changed", advice, "warn")
+    well = "looking at a task does not change it"
+    exam.judge("two looks in a row", [flaw] if changed == ["lastUpdatedAt"] else [], well)
 
 
 async def update(exam: Exam) -> None:
