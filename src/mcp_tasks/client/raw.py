@@ -94,16 +94,17 @@ class RawConnection(ABC):
         Raises:
             Silence: Nothing came back.
         """
-        reply = Reply()
+        # With what there was of it when the wait began: less is needed once a server has started.
+        reply, patience = Reply(), self.patience
         try:
-            with anyio.fail_after(self.patience):
+            with anyio.fail_after(patience):
                 async with aclosing(self.exchange(request, headers)) as coming:
                     async for reply in coming:
                         # A stream that was opened says so, and then nothing for a long time.
                         if reply.message.keys() & {"result", "error"} or reply.message.get("method") == LISTENING:
                             break
         except TimeoutError as exc:
-            raise Silence(f"no answer within {self.patience:g} s") from exc
+            raise Silence(f"no answer within {patience:g} s") from exc
         return reply
 
 
