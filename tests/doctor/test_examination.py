@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import shlex
+import sqlite3
 import sys
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -17,10 +19,11 @@ from mcp_types import CLIENT_CAPABILITIES_META_KEY, JSONRPCRequest
 
 from harness.forking import piped
 from harness.rpc import response
+from mcp_tasks.client.raw import LISTENING, HttpConnection, RawConnection, Reply, Silence
 from mcp_tasks.core.json import JsonObject, object_in
 from mcp_tasks.doctor import Report, examine
 from mcp_tasks.doctor.examination import examine_over
-from mcp_tasks.doctor.wire import LISTENING, HttpWire, Reply, Silence, Wire
+from mcp_tasks.doctor.report import Exam
 from mcp_tasks.errors import InvalidAddress, ServerHasFaults, ServerUnreachable, UnknownTool
 from mcp_tasks.wire.models import EXTENSION_ID
 from tests.doctor.test_shapes import TASK
@@ -28,7 +31,7 @@ from tests.doctor.test_shapes import TASK
 pytestmark = pytest.mark.anyio
 
 
-class FakeWire(Wire):
+class FakeServer(RawConnection):
     """A server that answers as it is told."""
 
     over_http = True
@@ -89,7 +92,7 @@ async def test_a_server_of_an_older_draft_is_told_what_to_change() -> None:
     pushed = [
         {"method": "notifications/tasks", "params": TASK},
     ]
-    found = verdicts(await examine_over(FakeWire(answer, pushed)))
+    found = verdicts(await examine_over(FakeServer(answer, pushed)))
     assert found["negotiation", "legacy capability"] == "fail"
     assert found["errors", "tasks/get of an unknown task"] == "warn"
     assert found["errors", "tasks/result, which is gone"] == "fail"
@@ -124,7 +127,7 @@ async def test_a_server_without_the_extension_is_told_so(replies: Mapping[str, R
             raise Silence("no answer")
         return replies[method]
 
-    report = await examine_over(FakeWire(answer))
+    report = await examine_over(FakeServer(answer))
     [fault] = [finding for finding in report.findings if finding.verdict == "fail"]
     assert fault is report.findings[-1]
     assert says in fault.says
@@ -137,7 +140,7 @@ async def test_a_server_of_2025_11_25_is_said_to_be_one_and_nothing_of_it_passes
         "server/discover": error(-32601, 404),
         "initialize": result({"protocolVersion": "2025-11-25", "capabilities": {"tasks": tasks}}),
     }
-    wire = FakeWire(lambda method, params, declare: replies[method])
+    wire = FakeServer(lambda method, params, declare: replies[method])
     report = await examine_over(wire)
     finding, *rest = report.findings
     assert finding.verdict == "warn"
@@ -161,7 +164,7 @@ async def test_a_server_that_answers_directly_has_no_fault_and_the_rest_is_skipp
             case _:
                 return error(-32602 if declare else -32021, 400)
 
-    report = await examine_over(FakeWire(answer))
+    report = await examine_over(FakeServer(answer))
     assert report.count("fail") == 0
     found = verdicts(report)
     assert found["creation", "call t"] == "skip"
@@ -182,7 +185,7 @@ async def test_a_stream_that_is_acknowledged_for_nothing_is_no_push() -> None:
                 return result({"resultType": "complete", **TASK, "status": "cancelled"})
 
     acknowledged: JsonObject = {"method": LISTENING, "params": {"notifications": {}}}
-    report = await examine_over(FakeWire(answer, [acknowledged]), tool="t")
+    report = await examine_over(FakeServer(answer, [acknowledged]), tool="t")
     assert verdicts(report)["push", "acknowledgement"] == "skip"
 
 
@@ -205,7 +208,7 @@ async def test_a_status_that_is_no_text_is_a_fault_and_not_the_end_of_the_examin
             case _:
                 return result({"resultType": "complete"})
 
-    report = await examine_over(FakeWire(answer), tool="t")
+    report = await examine_over(FakeServer(answer), tool="t")
     assert "status is {}" in [finding.says for finding in report.failed]
     assert verdicts(report)["outcome", "how it ends"] == "pass"
 
@@ -238,7 +241,7 @@ async def test_whatever_a_server_sends_is_a_fault_and_not_the_end_of_the_examina
         return answers.get(asked, result({"resultType": "complete", **TASK, "status": "cancelled"}))
 
     stream = [{"method": method, "params": odd}, {"method": "notifications/tasks", "params": TASK}]
-    report = await examine_over(FakeWire(answer, stream))
+    report = await examine_over(FakeServer(answer, stream))
     assert says in "\n".join(finding.says for finding in report.failed)
 
 
@@ -248,7 +251,7 @@ async def test_an_answer_with_another_id_is_a_fault_over_http() -> None:
         return httpx2.Response(200, json=response([asked], discovered(extensions={}).message["result"]))
 
     async with httpx2.AsyncClient(transport=httpx2.MockTransport(handle)) as client:
-        report = await examine_over(HttpWire("http://server/mcp", client))
+        report = await examine_over(HttpConnection("http://server/mcp", client))
     assert [(fault.area, fault.probe) for fault in report.failed] == [("negotiation", "extension"), ("answers", "ids")]
     assert "has the id [" in report.failed[-1].says
 
@@ -264,7 +267,7 @@ async def test_an_answer_with_another_id_is_a_fault_over_http() -> None:
 )
 async def test_a_body_that_is_no_message_is_said_to_be_none(answer: httpx2.Response) -> None:
     async with httpx2.AsyncClient(transport=httpx2.MockTransport(lambda request: answer)) as client:
-        report = await examine_over(HttpWire("http://server/mcp", client))
+        report = await examine_over(HttpConnection("http://server/mcp", client))
     assert "answered with no JSON-RPC message with HTTP 200" in report.failed[0].says
 
 
@@ -276,7 +279,7 @@ async def test_a_task_whose_id_no_header_can_carry_is_asked_about_all_the_same()
         return httpx2.Response(200, json=response(1, {}))
 
     async with httpx2.AsyncClient(transport=httpx2.MockTransport(handle)) as client:
-        await HttpWire("http://server/mcp", client).send("tasks/get", {"taskId": "größer\n"})
+        await Exam(HttpConnection("http://server/mcp", client)).send("tasks/get", {"taskId": "größer\n"})
     assert [decode_header_value(name) for name in names] == ["größer\n"]
 
 
@@ -297,7 +300,7 @@ async def test_a_line_of_any_bytes_is_told_of_too(line: bytes) -> None:
 
 
 async def test_a_report_fails_a_test_with_all_that_is_wrong_and_how_to_mend_it() -> None:
-    report = await examine_over(FakeWire(lambda method, params, declare: discovered(extensions={})))
+    report = await examine_over(FakeServer(lambda method, params, declare: discovered(extensions={})))
     with pytest.raises(ServerHasFaults, match="does not declare") as caught:
         report.raise_for_faults()
     [fault] = caught.value.faults
@@ -345,3 +348,36 @@ async def test_arguments_may_be_made_from_the_schema_and_an_unknown_tool_is_refu
     assert {finding.area for finding in report if finding.verdict == "skip"} == {"headers"}
     with pytest.raises(UnknownTool, match="nothing"):
         await examine(server, tool="nothing")
+
+
+async def test_a_question_of_the_call_of_an_undeclared_client_is_not_left_waiting(tmp_path: Path) -> None:
+    server = shlex.join(piped("tests.cli.asking_server", "--db", str(tmp_path / "db")))
+    report = await examine(server, tool="survey")
+    assert verdicts(report)["undeclared client", "call survey"] == "pass"
+    with closing(sqlite3.connect(tmp_path / "db")) as db:
+        ended = sorted(status for (status,) in db.execute("SELECT status FROM tasks"))
+    assert ended == ["cancelled", "cancelled", "completed"]
+
+
+async def test_a_task_that_an_undeclared_client_was_given_is_cancelled() -> None:
+    made, cancelled = list[str](), list[str]()
+
+    def answer(method: str, params: JsonObject, declare: bool) -> Reply:
+        match method:
+            case "server/discover":
+                return discovered()
+            case "tools/list":
+                return result({"tools": [{"name": "t"}]})
+            case "tools/call":
+                made.append(f"{TASK['taskId']}-{len(made)}")
+                return result({"resultType": "task", **TASK, "taskId": made[-1]})
+            case "tasks/cancel" if declare:
+                cancelled.append(params["taskId"])
+                return result({"resultType": "complete"})
+            case _:
+                return result({"resultType": "complete", **TASK, **params, "status": "cancelled"})
+
+    report = await examine_over(FakeServer(answer), tool="t")
+    assert verdicts(report)["undeclared client", "call t"] == "fail"
+    assert len(made) == 3
+    assert cancelled[-1] == made[-1]

@@ -11,11 +11,14 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping
+from contextlib import aclosing
 from typing import Any, Final, cast
 
 import anyio
 import httpx2
 
+from mcp_tasks.client.messages import messages_in
+from mcp_tasks.core.json import JsonObject, object_in
 from mcp_tasks.quiet import what
 
 logger: Final = logging.getLogger(__name__)
@@ -75,10 +78,12 @@ class RenewsSession(httpx2.AsyncBaseTransport):
             # Tokens change.
             handshake.headers["authorization"] = request.headers["authorization"]
         response = await self._inner.handle_async_request(handshake)
-        try:
-            result = _result_in(await response.aread(), response.headers.get("content-type", ""))
-        finally:
-            await response.aclose()
+        response.request = handshake
+        result: JsonObject | None = None
+        async with aclosing(response), aclosing(messages_in(response)) as messages:
+            async for message in messages:
+                if (result := object_in(message, "result")) is not None:
+                    break
         session, version = response.headers.get(SESSION), request.headers.get("mcp-protocol-version")
         if not session or result is None or version not in (None, result.get("protocolVersion")):
             # Another protocol than the client goes on to speak: it has to connect again.
@@ -108,19 +113,3 @@ def _method_of(request: httpx2.Request) -> object:
     except (ValueError, httpx2.RequestNotRead):
         return None
     return cast("Mapping[str, Any]", message).get("method") if isinstance(message, Mapping) else None
-
-
-def _result_in(body: bytes, content_type: str) -> Mapping[str, Any] | None:
-    """The result in an answer, which is JSON or a stream of events with one in it."""
-    texts = [body]
-    if content_type.startswith("text/event-stream"):
-        texts = [line.removeprefix(b"data:") for line in body.splitlines() if line.startswith(b"data:")]
-    for text in texts:
-        try:
-            message: Any = json.loads(text)
-        except ValueError:
-            continue
-        result: Any = cast("Mapping[str, Any]", message).get("result") if isinstance(message, Mapping) else None
-        if isinstance(result, Mapping):
-            return cast("Mapping[str, Any]", result)
-    return None

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any, Final
 
+import httpx2
 from mcp.shared.exceptions import MCPError
 from mcp_types import (
     CONNECTION_CLOSED,
@@ -18,6 +19,7 @@ from mcp_types import (
     RequestId,
 )
 from pydantic import ValidationError
+from pydantic_core import from_json
 
 from mcp_tasks.core.json import JsonObject, object_in
 
@@ -58,6 +60,18 @@ def reply_to(request_id: RequestId, outcome: Mapping[str, Any] | ErrorData) -> J
     return JSONRPCResponse(jsonrpc="2.0", id=request_id, result=dict(outcome))
 
 
+async def messages_in(response: httpx2.Response) -> AsyncGenerator[JsonObject]:
+    """The messages in an answer over HTTP, as they come: it is one, or a stream of events. What is no JSON object is
+    passed over."""
+    if not response.headers.get("content-type", "").startswith("text/event-stream"):
+        if (message := _strict(await response.aread())) is not None:
+            yield message
+        return
+    async for event in httpx2.EventSource(response):
+        if (message := _strict(event.data)) is not None:
+            yield message
+
+
 def unreadable_answer(exc: Exception) -> JSONRPCError | None:
     """The error in place of an answer that cannot be read, if it still says to which request: whoever made that would
     wait for ever. None for anything else that a transport could not read."""
@@ -70,6 +84,14 @@ def unreadable_answer(exc: Exception) -> JSONRPCError | None:
             answer = ErrorData(code=PARSE_ERROR, message=why, data={SENT_DATA_KEY: True})
             return JSONRPCError(jsonrpc="2.0", id=request_id, error=answer)
     return None
+
+
+def _strict(text: str | bytes) -> JsonObject | None:
+    """The JSON object in a text, if it is one as the standard has it."""
+    try:
+        return object_in(from_json(text, allow_inf_nan=False))
+    except ValueError:
+        return None
 
 
 def _lenient(given: Any) -> JsonObject:

@@ -1,7 +1,7 @@
 """Is a server's support for tasks right? Ask it, with raw JSON-RPC, and say in plain words what it does wrong.
 
-`examination` asks in order and `wire` carries it; `probes` are what is asked, `report` judges answers and is what comes
-of it, `shapes` judges one task.
+`examination` asks in order, `probes` are what is asked, and `requests` how. `report` judges the answers and is what
+comes of it; `shapes` judges one task.
 """
 
 from mcp_tasks.doctor.examination import examine

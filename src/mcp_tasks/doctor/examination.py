@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from typing import Any, Final, TypeAlias
 
 from mcp.shared.inbound import mcp_param_headers, x_mcp_header_map
 
+from mcp_tasks.client.raw import RawConnection, connect_raw
 from mcp_tasks.client.servers.address import ServerAddress
 from mcp_tasks.client.servers.unreachable import leaves
 from mcp_tasks.client.tools import PAGE_LIMIT, unknown_tool
 from mcp_tasks.core.json import JsonObject, list_in, object_in
-from mcp_tasks.doctor import probes
+from mcp_tasks.doctor import probes, shapes
 from mcp_tasks.doctor.report import Exam, Report
-from mcp_tasks.doctor.wire import Wire, way_to
 
 MOST_TRIES: Final = 3
 """Harmless tools that are tried for one that becomes a task."""
@@ -49,17 +50,17 @@ async def examine(
     """
     address = ServerAddress.parse(server) if isinstance(server, str) else server
     try:
-        async with way_to(address, headers or {}, environment) as wire:
-            return await examine_over(wire, tool=tool, arguments=arguments)
+        async with connect_raw(address, headers or {}, environment) as connection:
+            return await examine_over(connection, tool=tool, arguments=arguments)
     except BaseExceptionGroup as group:
         # The pipes are read by a group of tasks, which wraps whatever is raised meanwhile.
         first, *others = leaves(group)
         raise (group if others else first) from None
 
 
-async def examine_over(wire: Wire, *, tool: str | None = None, arguments: Arguments | None = None) -> Report:
-    """Examine the server at the other end of a wire."""
-    exam = Exam(wire)
+async def examine_over(server: RawConnection, *, tool: str | None = None, arguments: Arguments | None = None) -> Report:
+    """Examine the server at the other end of a connection."""
+    exam = Exam(server)
     await exam.look("negotiation", probes.negotiate(exam))
     why = exam.report.unexamined
     if exam.has_tasks:
@@ -82,15 +83,15 @@ async def examine_over(wire: Wire, *, tool: str | None = None, arguments: Argume
         for exam.area in (area for area in AREAS if area not in seen):
             exam.skip("all of it", why)
     # What an older server says of requests that it cannot read is none of what is examined.
-    if wire.stray and not (wire.over_http and exam.report.unexamined):
-        exam.area, probe = ("answers", "ids") if wire.over_http else ("stdout", "lines")
+    if server.stray and not (server.over_http and exam.report.unexamined):
+        exam.area, probe = ("answers", "ids") if server.over_http else ("stdout", "lines")
         advice = "Write JSON-RPC messages there and nothing else; logs go to stderr."
-        exam.fail(probe, wire.stray, "Answer with the id of the request." if wire.over_http else advice)
+        exam.fail(probe, server.stray, "Answer with the id of the request." if server.over_http else advice)
     return exam.report
 
 
 async def _create(exam: Exam, tool: str | None, arguments: Arguments) -> None:
-    """Make a task: with this tool, or with one that is marked as harmless and needs no arguments."""
+    """Make a task, with this tool or with the first harmless one whose call becomes one, and look at it."""
     tools = await _tools(exam)
     if tool is not None and tool not in tools:
         raise unknown_tool(tool, tools)
@@ -99,7 +100,42 @@ async def _create(exam: Exam, tool: str | None, arguments: Arguments) -> None:
         says = "no tool is marked readOnlyHint and takes no arguments, and doctor calls no other by itself"
         advice = "Name one (--tool NAME key=value ...; tool= and arguments= in Python); it is called three times."
         exam.skip("a tool to call", says, advice)
-    await probes.create(exam, [_call(tools[name], arguments if tool else {}) for name in chosen])
+    for name in chosen:
+        exam.call = _call(tools[name], arguments if tool else {})
+        probe, reply = f"call {name}", await exam.send("tools/call", **exam.call)
+        kind = (reply.result or {}).get("resultType", "complete")
+        if reply.result is None:
+            exam.warn(probe, f"answered with {reply.summary}", "Give arguments that work, or another tool.")
+        elif kind == "task":
+            exam.ok(probe, "answered with a task")
+            await _look_at_created(exam, reply.result)
+            return
+        elif kind == "input_required":
+            exam.skip(probe, "it asks something before there is a task", "Give a tool that does not.")
+        elif kind == "complete":
+            advice = "Give a tool that becomes a task to look at the rest."
+            exam.skip(probe, "answered directly, which is allowed: the server decides", advice)
+        else:
+            exam.fail(probe, f"resultType is {kind!r}", 'Use "complete", "input_required" or "task".')
+
+
+async def _look_at_created(exam: Exam, created: JsonObject) -> None:
+    """Judge a new task and look at it at once."""
+    task_id, ttl = created.get("taskId"), created.get("ttlMs")
+    exam.judge("shape of the new task", shapes.flaws_of_created(created), "flat, with every field it must have")
+    if not isinstance(task_id, str) or not task_id:
+        return
+    kept = f"kept for {ttl / 1000:g} s" if shapes.is_whole(ttl) else "kept without limit"
+    exam.judge("times", shapes.flaws_of_time(created, datetime.now(UTC)), f"created just now, {kept}")
+    exam.judge("id", shapes.flaws_of_id(task_id), "long enough not to be guessed")
+    probe, reply = "tasks/get at once", await exam.send("tasks/get", {"taskId": task_id})
+    advice = "Answer a call only when tasks/get finds the task everywhere."
+    well = "the task is there as soon as its id is known"
+    exam.judge_result(probe, reply, well, advice, shapes.flaws_of_first_look(reply.result or {}, created))
+    if reply.result is not None:
+        well = "the fields its status asks for, and no others"
+        exam.judge("shape in tasks/get", shapes.flaws_of_detailed(reply.result), well)
+        exam.task_id = task_id
 
 
 async def _tools(exam: Exam) -> Mapping[str, JsonObject]:
@@ -107,7 +143,7 @@ async def _tools(exam: Exam) -> Mapping[str, JsonObject]:
     tools: dict[str, JsonObject] = {}
     cursor: Any = None
     for _ in range(PAGE_LIMIT):
-        page = (await exam.wire.send("tools/list", {"cursor": cursor} if cursor else {})).result or {}
+        page = (await exam.send("tools/list", {"cursor": cursor} if cursor else {})).result or {}
         if not isinstance(page.get("tools", []), list):
             exam.fail("tools/list", f"tools is {page['tools']!r}", "It is a list of tools.")
         for tool in list_in(page, "tools"):

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import base64
 import secrets
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
-from contextlib import aclosing
-from datetime import UTC, datetime
+from collections.abc import AsyncIterator, Collection, Mapping
+from contextlib import aclosing, suppress
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import anyio
 from mcp.server.subscriptions import SUBSCRIPTION_ID_META_KEY
 from mcp_types import HEADER_MISMATCH, INVALID_PARAMS, METHOD_NOT_FOUND, MISSING_REQUIRED_CLIENT_CAPABILITY
 from mcp_types.version import LATEST_HANDSHAKE_VERSION, LATEST_MODERN_VERSION
 
+from mcp_tasks.client.raw import ANSWER_TIMEOUT, LISTENING, Reply, Silence
 from mcp_tasks.core.json import JsonObject, list_in, object_in
 from mcp_tasks.core.status import FINAL_STATUSES
 from mcp_tasks.doctor import shapes
 from mcp_tasks.doctor.report import Exam, Flaw
-from mcp_tasks.doctor.wire import ANSWER_TIMEOUT, CLIENT, LISTENING, Reply, Silence
+from mcp_tasks.doctor.requests import CLIENT
 from mcp_tasks.wire.models import EXTENSION_ID
 
 DISCOVER: Final = "server/discover"
@@ -34,7 +34,7 @@ WATCHES: Final = 5.0
 async def negotiate(exam: Exam) -> None:
     """Does the server speak the protocol that has tasks, and say that it does tasks?"""
     try:
-        reply = await exam.wire.send(DISCOVER, {})
+        reply = await exam.send(DISCOVER, {})
     except Silence as exc:
         exam.fail(DISCOVER, f"the server cannot be asked: {exc}", "Is it running, and is this its endpoint?")
         return
@@ -56,25 +56,23 @@ async def negotiate(exam: Exam) -> None:
 async def _look_for_legacy(exam: Exam, reply: Reply) -> None:
     """The server does not speak the protocol that has the extension; what does it speak?"""
     try:
-        old = await exam.wire.send("initialize", HANDSHAKE)
+        old = await exam.send("initialize", HANDSHAKE)
         result, said = old.result, old.summary
     except Silence as exc:
         result, said = None, f"nothing: {exc}"
+    speaks = f"the server speaks only {(result or {}).get('protocolVersion', LATEST_HANDSHAKE_VERSION)}"
+    needs, tasks = f"needs {LATEST_MODERN_VERSION}", object_in(result, "capabilities", "tasks")
     if result is None:
         exam.fail(DISCOVER, f"answered with {reply.summary}, and initialize with {said}", "Is this an MCP server?")
-        return
-    speaks = f"the server speaks only {result.get('protocolVersion', LATEST_HANDSHAKE_VERSION)}"
-    needs = f"needs {LATEST_MODERN_VERSION}"
-    tasks = object_in(result, "capabilities", "tasks")
-    if tasks is None:
+    elif tasks is None:
         exam.fail(DISCOVER, f"{speaks}, without tasks", f"The tasks extension {needs}; update the server's SDK.")
-        return
-    requests = object_in(tasks, "requests") or {}
-    calls = [f"{area}/{verb}" for area in requests for verb in object_in(requests, area) or {}]
-    offers = ", ".join([*calls, *(verb for verb in ("list", "cancel") if verb in tasks)]) or "none of its calls"
-    advice = f"Clients of this package drive them. The tasks extension, which is examined here, {needs}."
-    exam.warn(DISCOVER, f"{speaks}, with the tasks of that version ({offers})", advice)
-    exam.report.unexamined = speaks
+    else:
+        requests = object_in(tasks, "requests") or {}
+        calls = [f"{area}/{verb}" for area in requests for verb in object_in(requests, area) or {}]
+        offers = ", ".join([*calls, *(verb for verb in ("list", "cancel") if verb in tasks)]) or "none of its calls"
+        advice = f"Clients of this package drive them. The tasks extension, which is examined here, {needs}."
+        exam.warn(DISCOVER, f"{speaks}, with the tasks of that version ({offers})", advice)
+        exam.report.unexamined = speaks
 
 
 def _look_for_tasks(exam: Exam, capabilities: JsonObject) -> None:
@@ -85,36 +83,35 @@ def _look_for_tasks(exam: Exam, capabilities: JsonObject) -> None:
         return
     exam.has_tasks = True
     flaw = Flaw(f"it is declared as {settings!r}", "Declare exactly {}; some clients ignore it otherwise.")
-    exam.check("extension", settings == {}, "the tasks extension is declared, as an empty object", flaw)
-    well = "the `tasks` capability of 2025-11-25 is not declared here"
+    exam.judge("extension", [] if settings == {} else [flaw], "the tasks extension is declared, as an empty object")
     says = f"`tasks` of 2025-11-25 is declared under {LATEST_MODERN_VERSION} too"
     flaw = Flaw(says, "Declare it only to clients of 2025-11-25.")
-    exam.check("legacy capability", "tasks" not in capabilities, well, flaw)
+    well = "the `tasks` capability of 2025-11-25 is not declared here"
+    exam.judge("legacy capability", [flaw] if "tasks" in capabilities else [], well)
 
 
 async def refuse_unknown_tasks(exam: Exam) -> None:
     """Ids that were never given out, and no id at all."""
-    send = exam.wire.send
     for method, params in _about(NEVER_GIVEN_OUT).items():
         # A MUST for looking, a SHOULD for the other two.
         must = method == "tasks/get"
-        exam.judge_refusal(f"{method} of an unknown task", INVALID_PARAMS, await send(method, params), must=must)
-    exam.judge_refusal("tasks/get without an id", INVALID_PARAMS, await send("tasks/get", {}))
+        exam.judge_refusal(f"{method} of an unknown task", INVALID_PARAMS, await exam.send(method, params), must=must)
+    exam.judge_refusal("tasks/get without an id", INVALID_PARAMS, await exam.send("tasks/get", {}))
 
 
 async def refuse_removed_methods(exam: Exam) -> None:
     """Methods of 2025-11-25 that are gone."""
-    code, send = METHOD_NOT_FOUND, exam.wire.send
-    exam.judge_refusal("tasks/result, which is gone", code, await send("tasks/result", {"taskId": "doctor"}))
+    code = METHOD_NOT_FOUND
+    exam.judge_refusal("tasks/result, which is gone", code, await exam.send("tasks/result", {"taskId": "doctor"}))
     # Of this one it is not said in so many words.
-    exam.judge_refusal("tasks/list, which is gone", code, await send("tasks/list", {}), must=False)
+    exam.judge_refusal("tasks/list, which is gone", code, await exam.send("tasks/list", {}), must=False)
 
 
 async def refuse_undeclared(exam: Exam) -> None:
     """A client that does not declare the extension."""
     missing, task_id = MISSING_REQUIRED_CLIENT_CAPABILITY, exam.task_id or NEVER_GIVEN_OUT
     for method, params in _about(task_id).items():
-        reply = await exam.wire.send(method, params, declare=False)
+        reply = await exam.send(method, params, declare=False)
         exam.judge_refusal(method, missing, reply)
         named = object_in(reply.error, "data", "requiredCapabilities", "extensions", EXTENSION_ID) is not None
         if reply.code == missing and method == "tasks/get" and not named:
@@ -122,14 +119,13 @@ async def refuse_undeclared(exam: Exam) -> None:
             exam.warn("what is missing", "the error does not name the missing extension", advice)
     probe = f"{LISTEN} for tasks"
     try:
-        reply = await exam.wire.send(LISTEN, {"notifications": {"taskIds": [task_id]}}, declare=False)
+        reply = await exam.send(LISTEN, {"notifications": {"taskIds": [task_id]}}, declare=False)
+        if reply.code == METHOD_NOT_FOUND:
+            exam.skip(LISTEN, "the server has no listen streams, which is allowed")
+        else:
+            exam.judge_refusal(probe, missing, reply)
     except Silence:
         exam.fail(probe, "the stream is opened, or the request ignored", f"Answer with error {missing}.")
-        return
-    if reply.code == METHOD_NOT_FOUND:
-        exam.skip(LISTEN, "the server has no listen streams, which is allowed")
-    else:
-        exam.judge_refusal(probe, missing, reply)
 
 
 async def answer_undeclared_call(exam: Exam) -> None:
@@ -137,30 +133,40 @@ async def answer_undeclared_call(exam: Exam) -> None:
     params, code = {**exam.call["params"], "task": {"ttl": 60000}}, MISSING_REQUIRED_CLIENT_CAPABILITY
     probe = f"call {params['name']}"
     advice = f"Let such clients have a direct answer, or refuse them with {code} if the tool is only there as a task."
+    send = partial(exam.send, "tools/call", headers=exam.call["headers"], declare=False)
     try:
-        reply = await exam.wire.send("tools/call", params, headers=exam.call["headers"], declare=False)
+        reply = await send(params)
     except Silence as exc:
         exam.skip(probe, f"the direct answer takes longer than doctor waits ({exc})")
         return
-    if (reply.result or {}).get("resultType") == "task":
+    result = reply.result or {}
+    if result.get("resultType") == "task":
         exam.fail(probe, "it gets a task that it cannot handle", "Look at the capabilities on this very request.")
     elif reply.code == code:
         exam.judge_refusal(probe, code, reply)
     else:
         well = "answered directly; the `task` param of 2025-11-25 is ignored"
         exam.judge_result(probe, reply, well, advice, must=False)
+    # Nothing is left waiting: a task is cancelled, and a question is dismissed.
+    with suppress(Silence):
+        if result.get("resultType") == "task":
+            await exam.send("tasks/cancel", {"taskId": str(result.get("taskId"))})
+        elif asked := object_in(result, "inputRequests"):
+            answers = {key: {"action": "cancel"} for key in asked}
+            state = {key: value for key, value in result.items() if key == "requestState"}
+            await send({**params, **state, "inputResponses": answers})
 
 
 async def check_headers(exam: Exam) -> None:
     """The routing headers of a request about a task (SEP-2663, "Routing Headers"): wrong, encoded, and missing."""
-    if not exam.wire.over_http:
+    if not exam.server.over_http:
         exam.skip("routing headers", "there are none over stdio")
         return
-    send, methods, mismatch = exam.wire.send, _about(exam.task_id), HEADER_MISMATCH
+    methods, mismatch = _about(exam.task_id), HEADER_MISMATCH
     for method, params in methods.items():
-        reply = await send(method, params, headers={"mcp-name": "another-task"})
+        reply = await exam.send(method, params, headers={"mcp-name": "another-task"})
         exam.judge_refusal(f"{method} with another task in Mcp-Name", mismatch, reply)
-    look = partial(send, "tasks/get", methods["tasks/get"])
+    look = partial(exam.send, "tasks/get", methods["tasks/get"])
     exam.judge_refusal("another method in Mcp-Method", mismatch, await look(headers={"mcp-method": "tasks/cancel"}))
     reply = await look(headers={"mcp-name": f"=?base64?{base64.b64encode(exam.task_id.encode()).decode()}?="})
     well, advice = "decoded before it is compared", "Decode =?base64?...?= before comparing."
@@ -173,45 +179,6 @@ async def check_headers(exam: Exam) -> None:
         exam.judge_result(probe, reply, "accepted; some clients do not send it", advice)
 
 
-async def create(exam: Exam, calls: Sequence[dict[str, Any]]) -> None:
-    """Make a task with the first call that becomes one, and look at it."""
-    for exam.call in calls:
-        probe, reply = f"call {exam.call['params']['name']}", await exam.wire.send("tools/call", **exam.call)
-        kind = (reply.result or {}).get("resultType", "complete")
-        if reply.result is None:
-            exam.warn(probe, f"answered with {reply.summary}", "Give arguments that work, or another tool.")
-        elif kind == "task":
-            exam.ok(probe, "answered with a task")
-            await _look_at_created(exam, reply.result)
-            return
-        elif kind == "input_required":
-            exam.skip(probe, "it asks something before there is a task", "Give a tool that does not.")
-        elif kind == "complete":
-            advice = "Give a tool that becomes a task to look at the rest."
-            exam.skip(probe, "answered directly, which is allowed: the server decides", advice)
-        else:
-            exam.fail(probe, f"resultType is {kind!r}", 'Use "complete", "input_required" or "task".')
-
-
-async def _look_at_created(exam: Exam, created: JsonObject) -> None:
-    """Judge a new task and look at it at once."""
-    task_id, ttl = created.get("taskId"), created.get("ttlMs")
-    exam.judge("shape of the new task", shapes.flaws_of_created(created), "flat, with every field it must have")
-    if not isinstance(task_id, str) or not task_id:
-        return
-    kept = f"kept for {ttl / 1000:g} s" if shapes.is_whole(ttl) else "kept without limit"
-    exam.judge("times", shapes.flaws_of_time(created, datetime.now(UTC)), f"created just now, {kept}")
-    exam.judge("id", shapes.flaws_of_id(task_id), "long enough not to be guessed")
-    probe, reply = "tasks/get at once", await exam.wire.send("tasks/get", {"taskId": task_id})
-    advice = "Answer a call only when tasks/get finds the task everywhere."
-    well = "the task is there as soon as its id is known"
-    exam.judge_result(probe, reply, well, advice, shapes.flaws_of_first_look(reply.result or {}, created))
-    if reply.result is not None:
-        well = "the fields its status asks for, and no others"
-        exam.judge("shape in tasks/get", shapes.flaws_of_detailed(reply.result), well)
-        exam.task_id = task_id
-
-
 async def look_twice(exam: Exam) -> None:
     """Looking at a task does not change it."""
     first, second = await _get(exam, exam.task_id), await _get(exam, exam.task_id)
@@ -219,13 +186,14 @@ async def look_twice(exam: Exam) -> None:
     changed = [key for key in keys if first.get(key) != second.get(key)]
     advice = "Move it only when the task changes; clients order states by it."
     flaw = Flaw("lastUpdatedAt moved although nothing changed", advice, "warn")
-    exam.check("two looks in a row", changed != ["lastUpdatedAt"], "looking at a task does not change it", flaw)
+    well = "looking at a task does not change it"
+    exam.judge("two looks in a row", [flaw] if changed == ["lastUpdatedAt"] else [], well)
 
 
 async def update(exam: Exam) -> None:
     """An answer to a question that was never asked is acknowledged and ignored."""
     probe, responses = "answer that nobody asked for", {"mcp-tasks-doctor": {"action": "cancel"}}
-    reply = await exam.wire.send("tasks/update", {"taskId": exam.task_id, "inputResponses": responses})
+    reply = await exam.send("tasks/update", {"taskId": exam.task_id, "inputResponses": responses})
     well, advice = "acknowledged and ignored", "Ignore unknown keys and acknowledge."
     exam.judge_result(probe, reply, well, advice, shapes.flaws_of_ack(reply.result or {}), must=False)
 
@@ -233,7 +201,7 @@ async def update(exam: Exam) -> None:
 async def listen(exam: Exam) -> None:
     """Listen to a task for a while. A server need not have notifications; if it does, they must be right."""
     try:
-        async with aclosing(exam.wire.stream(LISTEN, {"notifications": {"taskIds": [exam.task_id]}})) as coming:
+        async with aclosing(exam.stream(LISTEN, {"notifications": {"taskIds": [exam.task_id]}})) as coming:
             with anyio.move_on_after(WATCHES):
                 await _hear(exam, coming)
                 return
@@ -276,7 +244,7 @@ async def _judge_state(exam: Exam, params: JsonObject) -> None:
         exam.warn("subscription id", says, "Add it; clients with several streams tell them apart by it.")
     is_new = str((await _get(exam, exam.task_id)).get("lastUpdatedAt")) >= str(params.get("lastUpdatedAt"))
     flaw = Flaw("tasks/get shows an older state than the notification", "Notify after the state is stored.")
-    exam.check("agreement", is_new, "tasks/get shows what was notified, or newer", flaw)
+    exam.judge("agreement", [] if is_new else [flaw], "tasks/get shows what was notified, or newer")
 
 
 async def cancel(exam: Exam) -> None:
@@ -287,20 +255,20 @@ async def cancel(exam: Exam) -> None:
     well = "the task is cancelled" if status == "cancelled" else f"the task had {status} before it could be cancelled"
     advice = "Stop the work if you can: whoever cancelled it does not want the result."
     flaw = Flaw(f"it is still {status} after {WATCHES:g} s, which is allowed", advice, "warn")
-    exam.check("what becomes of it", status in FINAL_STATUSES, well, flaw)
+    exam.judge("what becomes of it", [] if status in FINAL_STATUSES else [flaw], well)
     exam.judge("shape afterwards", shapes.flaws_of_detailed(task), f"a {status} task as it should be")
     await _cancel(exam, "tasks/cancel again")
 
 
 async def _cancel(exam: Exam, probe: str) -> bool:
-    reply = await exam.wire.send("tasks/cancel", {"taskId": exam.task_id})
+    reply = await exam.send("tasks/cancel", {"taskId": exam.task_id})
     well, advice = "acknowledged, with nothing but resultType", "Acknowledge, also when the task has ended."
     return exam.judge_result(probe, reply, well, advice, shapes.flaws_of_ack(reply.result or {}))
 
 
 async def see_the_end(exam: Exam) -> None:
     """Make another task, let it end and look at its outcome."""
-    made = (await exam.wire.send("tools/call", **exam.call)).result or {}
+    made = (await exam.send("tools/call", **exam.call)).result or {}
     if made.get("resultType") != "task":
         return
     task_id, probe, asks = str(made.get("taskId")), "how it ends", "input_required"
@@ -313,7 +281,7 @@ async def see_the_end(exam: Exam) -> None:
         exam.skip(probe, "the task waits for an answer", "Give a tool that asks nothing.")
     else:
         exam.skip(probe, f"the task is still {status} after {ANSWER_TIMEOUT:g} s", "Give a quicker tool.")
-    await exam.wire.send("tasks/cancel", {"taskId": task_id})
+    await exam.send("tasks/cancel", {"taskId": task_id})
 
 
 async def _until(exam: Exam, task_id: str, seconds: float, statuses: Collection[str]) -> tuple[JsonObject, str]:
@@ -328,7 +296,7 @@ async def _until(exam: Exam, task_id: str, seconds: float, statuses: Collection[
 
 
 async def _get(exam: Exam, task_id: str) -> JsonObject:
-    return (await exam.wire.send("tasks/get", {"taskId": task_id})).result or {}
+    return (await exam.send("tasks/get", {"taskId": task_id})).result or {}
 
 
 def _about(task_id: str) -> Mapping[str, JsonObject]:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from itertools import count
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from mcp.shared.inbound import ERROR_CODE_HTTP_STATUS
 from mcp_types import HEADER_MISMATCH, MISSING_REQUIRED_CLIENT_CAPABILITY
 
-from mcp_tasks.doctor.wire import Reply, Silence, Wire
+from mcp_tasks.client.raw import RawConnection, Reply, Silence
+from mcp_tasks.core.json import JsonObject
+from mcp_tasks.doctor.requests import request_of
 from mcp_tasks.errors import ServerHasFaults
 
 Verdict: TypeAlias = Literal["pass", "warn", "fail", "skip"]
@@ -103,20 +106,29 @@ class Exam:
     Attributes:
         has_tasks: Whether the server says that it does tasks.
         task_id: The task that is looked at; empty if there is none.
-        call: The params of the call that made it, and its headers, as `Wire.send` takes them.
+        call: The params of the call that made it, and its headers, as `send` takes them.
     """
 
-    def __init__(self, wire: Wire) -> None:
-        self.wire: Wire = wire
+    def __init__(self, server: RawConnection) -> None:
+        self.server: RawConnection = server
         self.report: Report = Report()
         self.area: str = ""
         self.has_tasks: bool = False
         self.task_id: str = ""
         self.call: dict[str, Any] = {}
+        self._numbers = count(1)
         self.ok: Callable[..., None] = partial(self.note, "pass")
         self.warn: Callable[..., None] = partial(self.note, "warn")
         self.fail: Callable[..., None] = partial(self.note, "fail")
         self.skip: Callable[..., None] = partial(self.note, "skip")
+
+    def stream(self, method: str, params: JsonObject, **how: Any) -> AsyncGenerator[Reply]:
+        """All that comes for a request; `request_of` says how it may be made."""
+        return self.server.exchange(*request_of(next(self._numbers), method, params, **how))
+
+    async def send(self, method: str, params: JsonObject, **how: Any) -> Reply:
+        """The answer to such a request."""
+        return await self.server.ask(*request_of(next(self._numbers), method, params, **how))
 
     def note(self, verdict: Verdict, probe: str, says: str, advice: str = "") -> None:
         """Note a finding."""
@@ -157,14 +169,7 @@ class Exam:
             self.judge(probe, flaws, well)
         return reply.result is not None
 
-    def check(self, probe: str, is_well: bool, well: str, flaw: Flaw) -> None:
-        """Note that something is as it should be, or what is wrong with it."""
-        self.judge(probe, () if is_well else (flaw,), well)
-
     def judge(self, probe: str, flaws: Iterable[Flaw], well: str) -> None:
         """Note what is wrong, or that nothing is."""
-        found = list(flaws)
-        for flaw in found:
+        for flaw in list(flaws) or [Flaw(well, "", "pass")]:
             self.note(flaw.verdict, probe, flaw.says, flaw.advice)
-        if not found:
-            self.ok(probe, well)

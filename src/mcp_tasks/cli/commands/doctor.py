@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Final
 
 import click
@@ -17,7 +18,7 @@ from mcp_tasks.cli.options import Access, Output, takes_access, takes_output
 from mcp_tasks.cli.terminal.exits import DOCTOR_FOUND_FAULTS, Exit
 from mcp_tasks.cli.terminal.outcomes import print_json
 from mcp_tasks.cli.terminal.text import clean
-from mcp_tasks.cli.terminal.views import stderr, stdout
+from mcp_tasks.cli.terminal.views import NARROW, stderr, stdout
 from mcp_tasks.client import ServerAddress
 from mcp_tasks.doctor import Report, Verdict, examine
 
@@ -29,23 +30,8 @@ VERDICTS: Final[Mapping[Verdict, tuple[str, str, str]]] = {
 }
 """Their marks, and how they are counted."""
 
-NARROW: Final = 90
-"""Columns of a terminal below which what was found goes under what was looked at."""
 
-EPILOG = """\
-\b
-Examples:
-  mcp-tasks doctor http://localhost:8000/mcp
-  mcp-tasks doctor http://localhost:8000/mcp --tool render scene=forest
-  mcp-tasks doctor "python server.py" --output json
-
-\b
-Exit codes: 0 nothing failed, 1 something did, 2 wrong usage, 6 the server
-cannot be used, or speaks only 2025-11-25, so that nothing was checked.
-"""
-
-
-@click.command(epilog=EPILOG)
+@click.command
 @click.argument("server", type=SERVER)
 @click.argument("words", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option(
@@ -60,23 +46,25 @@ async def command(
 
     It sends raw requests, so it sees exactly what clients see. To look at tasks it has to make some: it calls the
     --tool three times, or by itself only tools that are marked readOnlyHint and need no arguments.
+
+    Examples:
+      mcp-tasks doctor http://localhost:8000/mcp
+      mcp-tasks doctor http://localhost:8000/mcp --tool render scene=forest
+      mcp-tasks doctor "python server.py" --output json
+
+    Exit codes: 0 nothing failed, 1 something did, 2 wrong usage, 6 the server
+    cannot be used, or speaks only 2025-11-25, so that nothing was checked.
     """
     if words and tool is None:
         raise click.UsageError("arguments are for the --tool, and none is named")
     if access.era == "legacy":
-        raise click.UsageError(
-            f"doctor checks the tasks extension of {LATEST_MODERN_VERSION}, and nothing of 2025-11-25; leave --era out"
-        )
+        checks = f"doctor checks the tasks extension of {LATEST_MODERN_VERSION}, and nothing of 2025-11-25"
+        raise click.UsageError(f"{checks}; leave --era out")
 
     address, access, environment = way_to(server, access)
+    arguments = partial(read_arguments, words=words, json_text=None)
     with stderr().status("Examining the server ..."):
-        report = await examine(
-            address,
-            tool=tool,
-            arguments=lambda schema: read_arguments(schema, words, None),
-            headers=access.headers,
-            environment=environment,
-        )
+        report = await examine(address, tool=tool, arguments=arguments, headers=access.headers, environment=environment)
     if output == "json":
         print_json(report.to_json())
     else:

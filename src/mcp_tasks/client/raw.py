@@ -1,4 +1,8 @@
-"""Raw JSON-RPC to a server, over HTTP or through the pipes of its process, and exactly what came back."""
+"""Raw JSON-RPC to a server, over HTTP or through the pipes of its process, and exactly what came back.
+
+For whoever wants to know what a server does, not what the SDK makes of it: nothing is repeated here, checked or put
+right, and nothing is asked that the caller does not ask. Where nothing comes back, that is a `Silence`.
+"""
 
 from __future__ import annotations
 
@@ -8,36 +12,29 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from itertools import count
 from typing import Any, Final, TextIO
 
 import anyio
 import httpx2
 from mcp.client.stdio import stdio_client
-from mcp.shared.inbound import encode_header_value
 from mcp.shared.message import SessionMessage
-from mcp_types import CLIENT_CAPABILITIES_META_KEY, CLIENT_INFO_META_KEY, PROTOCOL_VERSION_META_KEY, JSONRPCRequest
-from mcp_types.version import LATEST_MODERN_VERSION
+from mcp_types import JSONRPCRequest
 from pydantic import ValidationError
-from pydantic_core import from_json
 
-from mcp_tasks.client.messages import notification, request_message
+from mcp_tasks.client.messages import messages_in, notification
 from mcp_tasks.client.servers.address import ServerAddress
 from mcp_tasks.client.servers.connecting import stdio_parameters
 from mcp_tasks.client.servers.unreachable import check_url, why_unreachable
 from mcp_tasks.core.json import JsonObject, object_in
-from mcp_tasks.wire.models import EXTENSION_ID
 
 ANSWER_TIMEOUT: Final = 10.0
-"""Seconds for one answer. A tasks method reads or writes one record; this is plenty."""
+"""Seconds for one answer. What reads or writes one record takes far less; this is plenty."""
 
 LISTENING: Final = "notifications/subscriptions/acknowledged"
 """The first message on a listen stream."""
 
 LONGEST_LINE: Final = 200
 """Characters that are shown of a line that a server wrote."""
-
-CLIENT: Final[JsonObject] = {"name": "mcp-tasks-doctor", "version": "1"}
 
 
 class Silence(Exception):
@@ -70,15 +67,18 @@ class Reply:
         return f"no JSON-RPC message{where}" + (f" and {kind}" if kind else "")
 
 
-class Wire(ABC):
-    """A way to a server."""
+class RawConnection(ABC):
+    """A way to a server.
+
+    Attributes:
+        over_http: Whether there are headers and statuses.
+        patience: Seconds for the next answer.
+        stray: The first that came and does not belong there: no JSON-RPC message, or the answer to another request.
+    """
 
     over_http: bool
     patience: float = ANSWER_TIMEOUT
-    """Seconds for the next answer."""
     stray: str = ""
-    """The first that came and does not belong there: no JSON-RPC message, or the answer to another request."""
-    _numbers = count(1)
 
     @abstractmethod
     def exchange(self, request: JSONRPCRequest, headers: Mapping[str, str]) -> AsyncGenerator[Reply]:
@@ -88,63 +88,41 @@ class Wire(ABC):
             Silence: The server went away.
         """
 
-    def stream(
-        self, method: str, params: JsonObject, *, declare: bool = True, headers: Mapping[str, str | None] | None = None
-    ) -> AsyncGenerator[Reply]:
-        """Send a request of the 2026-07-28 protocol, from a client that knows tasks if it is to `declare` them; gives
-        all that comes. HTTP `headers` go in place of, or besides, those that belong to the request; None leaves one
-        out. An `initialize` is of the 2025-11-25 protocol, and goes as it is."""
-        number = next(self._numbers)
-        if method == "initialize":
-            return self.exchange(request_message(number, method, params), {})
-        tasks: JsonObject = {"extensions": {EXTENSION_ID: {}}} if declare else {}
-        meta: JsonObject = {
-            PROTOCOL_VERSION_META_KEY: LATEST_MODERN_VERSION,
-            CLIENT_INFO_META_KEY: CLIENT,
-            CLIENT_CAPABILITIES_META_KEY: {"elicitation": {"form": {}, "url": {}}, **tasks},
-        }
-        # SEP-2243, and SEP-2663 for the tasks methods.
-        routing = {"mcp-protocol-version": LATEST_MODERN_VERSION, "mcp-method": method}
-        name: str | None = params.get("taskId" if method.startswith("tasks/") else "name")
-        sent = {**routing, "mcp-name": name and encode_header_value(name), **(headers or {})}
-        present = {key: value for key, value in sent.items() if value is not None}
-        return self.exchange(request_message(number, method, {**params, "_meta": meta}), present)
-
-    async def send(self, method: str, params: JsonObject, **how: Any) -> Reply:
-        """The answer to such a request.
+    async def ask(self, request: JSONRPCRequest, headers: Mapping[str, str]) -> Reply:
+        """Send a request; gives its answer, or the acknowledgement of a listen stream.
 
         Raises:
             Silence: Nothing came back.
         """
-        reply = Reply()
+        # With what there was of it when the wait began: less is needed once a server has started.
+        reply, patience = Reply(), self.patience
         try:
-            with anyio.fail_after(self.patience):
-                async with aclosing(self.stream(method, params, **how)) as coming:
+            with anyio.fail_after(patience):
+                async with aclosing(self.exchange(request, headers)) as coming:
                     async for reply in coming:
                         # A stream that was opened says so, and then nothing for a long time.
                         if reply.message.keys() & {"result", "error"} or reply.message.get("method") == LISTENING:
                             break
         except TimeoutError as exc:
-            raise Silence(f"no answer within {self.patience:g} s") from exc
+            raise Silence(f"no answer within {patience:g} s") from exc
         return reply
 
 
-class HttpWire(Wire):
+@dataclass
+class HttpConnection(RawConnection):
     """Streamable HTTP."""
 
+    url: str
+    client: httpx2.AsyncClient
     over_http: bool = True
-
-    def __init__(self, url: str, client: httpx2.AsyncClient) -> None:
-        self._url = url
-        self._client = client
 
     async def exchange(self, request: JSONRPCRequest, headers: Mapping[str, str]) -> AsyncGenerator[Reply]:
         """Post a request. The last reply has no message: that was all."""
         sent = {"accept": "application/json, text/event-stream", **headers}
         body = request.model_dump(by_alias=True, exclude_unset=True)
         try:
-            async with self._client.stream("POST", self._url, json=body, headers=sent) as response:
-                async for message in _messages(response):
+            async with self.client.stream("POST", self.url, json=body, headers=sent) as response:
+                async for message in messages_in(response):
                     answered, is_error = message.get("id"), "error" in message
                     # Null is for errors of requests that could not be read.
                     if "method" not in message and answered != request.id and not (is_error and answered is None):
@@ -155,24 +133,23 @@ class HttpWire(Wire):
             raise Silence(f"the connection broke: {exc or type(exc).__name__}") from exc
 
 
-class PipeWire(Wire):
+@dataclass
+class PipeConnection(RawConnection):
     """The pipes of a server's process, which may take its time to start. There are no headers and no statuses."""
 
+    read: Any
+    write: Any
+    log: TextIO
     over_http: bool = False
     patience: float = 60.0
-
-    def __init__(self, read: Any, write: Any, log: TextIO) -> None:
-        self._read = read
-        self._write = write
-        self._log = log
 
     async def exchange(self, request: JSONRPCRequest, headers: Mapping[str, str]) -> AsyncGenerator[Reply]:
         """Write a request. What comes meanwhile and is the answer to another one came too late for it."""
         closed, answered = (anyio.ClosedResourceError, anyio.BrokenResourceError), False
         try:
             with suppress(*closed):
-                await self._write.send(SessionMessage(request))
-                async for item in self._read:
+                await self.write.send(SessionMessage(request))
+                async for item in self.read:
                     self.patience = ANSWER_TIMEOUT
                     if isinstance(item, Exception):
                         self.stray: str = self.stray or f"one of them is no JSON-RPC message: {_line_in(item)}"
@@ -181,20 +158,20 @@ class PipeWire(Wire):
                     answered = "method" not in message and message.get("id") == request.id
                     if answered or "method" in message:
                         yield Reply(message=message)
-            self._log.seek(0)
-            said = self._log.read().strip().rpartition("\n")[2][:LONGEST_LINE]
+            self.log.seek(0)
+            said = self.log.read().strip().rpartition("\n")[2][:LONGEST_LINE]
             raise Silence("the server ended" + (f"; the last line on its stderr: {said}" if said else ""))
         finally:
             if not answered:
                 params = {"requestId": request.id, "reason": "enough seen"}
                 with anyio.move_on_after(1, shield=True), suppress(*closed):
-                    await self._write.send(SessionMessage(notification("notifications/cancelled", params)))
+                    await self.write.send(SessionMessage(notification("notifications/cancelled", params)))
 
 
 @asynccontextmanager
-async def way_to(
+async def connect_raw(
     address: ServerAddress, headers: Mapping[str, str], environment: Mapping[str, str] | None
-) -> AsyncGenerator[Wire]:
+) -> AsyncGenerator[RawConnection]:
     """A way to a server.
 
     Raises:
@@ -205,37 +182,20 @@ async def way_to(
             raise problem
         timeout = httpx2.Timeout(ANSWER_TIMEOUT, read=None)
         async with httpx2.AsyncClient(timeout=timeout, headers=dict(headers)) as client:
-            yield HttpWire(address.url, client)
+            yield HttpConnection(address.url, client)
         return
     # A line that is no UTF-8 is for the report, like any that is no message.
     how = stdio_parameters(address, environment).model_copy(update={"encoding_error_handler": "replace"})
     with tempfile.TemporaryFile("w+", errors="replace") as log:
         try:
             async with stdio_client(how, errlog=log) as (read, write):
-                yield PipeWire(read, write, log)
+                yield PipeConnection(read, write, log)
         except OSError as exc:
             # Of starting the process: what is raised later comes in a group.
             raise await why_unreachable(address, exc) from exc
-
-
-async def _messages(response: httpx2.Response) -> AsyncGenerator[JsonObject]:
-    """The JSON-RPC messages in a response, as they come. Anything that is not JSON is skipped."""
-    if response.headers.get("content-type", "").startswith("text/event-stream"):
-        async for event in httpx2.EventSource(response):
-            if (message := _object(event.data)) is not None:
-                yield message
-    elif (message := _object(await response.aread())) is not None:
-        yield message
 
 
 def _line_in(exc: Exception) -> str:
     """The line that could not be read."""
     given: Any = exc.errors()[0]["input"] if isinstance(exc, ValidationError) else exc
     return (given if isinstance(given, str) else json.dumps(given, default=str))[:LONGEST_LINE]
-
-
-def _object(text: str | bytes) -> JsonObject | None:
-    try:
-        return object_in(from_json(text, allow_inf_nan=False))
-    except ValueError:
-        return None
