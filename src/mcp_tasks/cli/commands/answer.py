@@ -165,7 +165,7 @@ async def _still_asked(handle: TaskHandle, answers: Mapping[str, Any]) -> dict[s
 
 async def _ask_all(questions: Sequence[Question], entry: LedgerEntry, access: Access) -> dict[str, Any] | None:
     """The answers that somebody gives at the prompt; None if they leave a question open."""
-    attending = Attending(LineBoard(), access)
+    attending = Attending(LineBoard(), access, Waiting())
     if not attending.can_answer:
         asked = [line for question in questions for line in question.describe()]
         raise _nobody_to_ask([*asked, *how_to_answer(entry.task_id, questions, access.repeated)])

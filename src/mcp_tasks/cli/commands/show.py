@@ -16,8 +16,9 @@ from mcp_tasks.cli.remembered import Chosen, takes_tasks
 from mcp_tasks.cli.terminal.exits import Exit, problem_of
 from mcp_tasks.cli.terminal.outcomes import HOW_TO_SAVE, as_json, not_saved, with_files
 from mcp_tasks.cli.terminal.text import clean, one_line
-from mcp_tasks.cli.terminal.views import Line, ago, badge, card, clock, print_json, say, state_of, stdout
+from mcp_tasks.cli.terminal.views import Line, badge, card, print_json, say, stdout
 from mcp_tasks.client import Followed, LedgerEntry, TaskHandle, TaskSnapshot, result_texts
+from mcp_tasks.core.durations import ago, clock
 
 
 @click.command()
@@ -74,12 +75,12 @@ def _lines(followed: Followed) -> list[Line]:
     entry = followed.entry
     return [
         ("id", entry.task_id),
-        ("status", badge(state_of(followed))),
+        ("status", badge(followed.state)),
         ("tool", one_line(entry.tool) or "unknown"),
         ("arguments", entry.arguments),
         ("server", entry.server_label),
         ("identity", entry.identity),
-        ("started", f"{_local(entry.started_at)} ({ago(entry.started_at)})"),
+        ("started", f"{_local(entry.started_at)} ({ago(entry.age)})"),
         ("took" if followed.is_final else "running for", clock(followed.elapsed)),
         ("message", followed.message),
         *([] if followed.snapshot is None else _seen(followed, followed.snapshot)),

@@ -13,7 +13,7 @@ from mcp_tasks.cli.forms.arguments import how_to_answer, how_to_answer_unseen
 from mcp_tasks.cli.options import Access, Options
 from mcp_tasks.cli.terminal.exits import WHAT_BECAME, Exit, Problem, problem_of
 from mcp_tasks.cli.terminal.text import clean, command_line, one_line, without_secrets
-from mcp_tasks.cli.terminal.views import print_json, say, state_of
+from mcp_tasks.cli.terminal.views import print_json, say
 from mcp_tasks.client import Followed, LedgerEntry, ServerAddress, result_texts, short_id
 from mcp_tasks.core.json import JsonObject
 
@@ -104,7 +104,7 @@ def say_how_to_return(entries: Sequence[LedgerEntry], access: Access, *, goes_on
 def _print(followed: Followed, access: Access, *, named: bool) -> None:
     entry, problem = followed.entry, _problem_in(followed)
     if named:
-        say(f"── {short_id(entry.task_id)}  {one_line(entry.tool)}: {state_of(followed).replace('_', ' ')}", "bold")
+        say(f"── {short_id(entry.task_id)}  {one_line(entry.tool)}: {followed.state.replace('_', ' ')}", "bold")
     if problem is not None:
         say(one_line(problem.message), "red")
         if problem.hint:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -19,15 +18,13 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from mcp_tasks.cli.terminal.text import clean, json_text, one_line
-from mcp_tasks.client import Followed, short_id
+from mcp_tasks.client import Followed
+from mcp_tasks.client.followed import COMPLETED_BADLY
 
 T = TypeVar("T")
 
 Columns: TypeAlias = Mapping[str, Callable[[T], Text | str | None]]
 """What a table shows of each item, by the titles of its columns. Text is a server's, unless it is drawn already."""
-
-COMPLETED_BADLY: Final = "completed with an error"
-"""What the protocol calls completed of a tool that says that it failed."""
 
 MARKS: Final[Mapping[str, tuple[str, str]]] = {
     "working": ("●", "blue"),
@@ -79,46 +76,9 @@ def badge(status: str) -> Text:
     return Text(f"{mark} {one_line(status).replace('_', ' ')}", style=style)
 
 
-def ago(instant: datetime, now: datetime | None = None) -> str:
-    """How long ago, as people say it."""
-    seconds = max(0, int(((now or datetime.now(UTC)) - instant).total_seconds()))
-    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= size:
-            return f"{seconds // size} {unit} ago"
-    return f"{seconds} s ago"
-
-
-def clock(duration: timedelta | None) -> str:
-    """A running time: 0:07, 12:34, 1:02:03, 3d 01:02:03; nothing of one that is not known."""
-    if duration is None:
-        return ""
-    minutes, seconds = divmod(max(0, int(duration.total_seconds())), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours >= 24:
-        return f"{hours // 24}d {hours % 24:02}:{minutes:02}:{seconds:02}"
-    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
-
-
-def state_of(task: Followed) -> str:
-    """A task's status, in words of its own where that says too little."""
-    return COMPLETED_BADLY if task.is_error and task.status == "completed" else task.status
-
-
 def status_of(task: Followed) -> Text:
-    """The same for a column, which is as wide as its longest."""
-    return badge(task.status if state_of(task) == task.status else "tool error")
-
-
-def tool_of(task: Followed) -> str:
-    """The tool of a call or a task; of a task that is not ours, its id."""
-    return one_line(task.entry.tool or short_id(task.entry.task_id))
-
-
-def said_by(task: Followed) -> str:
-    """A task's message, or what is more important now."""
-    if task.away_since is not None:
-        return f"server out of reach for {clock(datetime.now(UTC) - task.away_since)}, trying again"
-    return one_line(task.message)
+    """A task's state for a column, which is as wide as its longest."""
+    return badge("tool error" if task.state == COMPLETED_BADLY else task.status)
 
 
 def listing(
