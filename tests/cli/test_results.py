@@ -84,7 +84,7 @@ def test_the_menu_after_ctrl_c_takes_exact_keys(cli: Cli, asking_url: str) -> No
         for typed in ("continue", "delay", "wa", "C ancel"):
             terminal.expect("[w]ait on")
             terminal.enter(typed)
-            terminal.expect("Type c, d or w, or the whole word.")
+            terminal.expect("Type c, d, w or the whole word.")
         terminal.expect("[w]ait on")
         terminal.enter("Detach")
         terminal.expect("The task goes on")

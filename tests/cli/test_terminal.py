@@ -84,7 +84,7 @@ def test_a_page_is_shown_and_not_opened_without_consent(cli: Cli, asking_url: st
         for typed in ("delay it", "cance", "operate", ""):
             terminal.expect("[d]ecline")
             terminal.enter(typed)
-            terminal.expect("Type one of the letters, or the whole word.")
+            terminal.expect("Type o, v, d, c, l or the whole word.")
         terminal.expect("[d]ecline")
         terminal.enter("Decline")
         terminal.expect("link: decline")

@@ -125,6 +125,15 @@ class Followed:
         return self.entry.error if self.snapshot is None else self.snapshot.error
 
     @property
+    def failure(self) -> str:
+        """Why the call failed, for people; nothing if it did not, or has a result that says so."""
+        if self.status != TaskStatus.FAILED or self.result is not None:
+            return ""
+        error = self.error or {}
+        why = str(error.get("message") or self.message or "the server does not say why")
+        return f"{why} (code {error['code']})" if "code" in error else why
+
+    @property
     def input_requests(self) -> Mapping[str, JsonObject]:
         """What is asked, by key, as the protocol has it."""
         return {} if self.snapshot is None else self.snapshot.input_requests

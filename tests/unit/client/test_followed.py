@@ -188,3 +188,19 @@ def test_that_its_server_is_out_of_reach_is_said_in_place_of_what_it_last_said()
         away_since=datetime.now(UTC) - timedelta(hours=1, seconds=5.5),
     )
     assert away.says == "server out of reach for 1:00:05, trying again"
+
+
+@pytest.mark.parametrize(
+    ("snapshot", "failure"),
+    [
+        (seen(TaskStatus.FAILED, error={"code": -1, "message": "out of paper"}), "out of paper (code -1)"),
+        (seen(TaskStatus.FAILED, error={"code": -1}, message="it broke"), "it broke (code -1)"),
+        (seen(TaskStatus.FAILED, message="it broke"), "it broke"),
+        (seen(TaskStatus.FAILED), "the server does not say why"),
+        (seen(TaskStatus.FAILED, result=WRONG), ""),
+        (seen(TaskStatus.COMPLETED, result=WRONG), ""),
+        (None, ""),
+    ],
+)
+def test_why_a_call_failed_is_said_in_words(snapshot: TaskSnapshot | None, failure: str) -> None:
+    assert Followed(entry=ENTRY, snapshot=snapshot).failure == failure

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.text import Text
 
-from mcp_tasks.cli.terminal.keyboard import Keyboard, chosen
+from mcp_tasks.cli.terminal.keyboard import Keyboard, choose
 from mcp_tasks.cli.terminal.text import clean, one_line
 from mcp_tasks.client import BadValue, Field, Form, Question, link_to
 from mcp_tasks.client.conversions import as_text
@@ -54,19 +54,15 @@ async def _visit(url: str, keyboard: Keyboard, console: Console) -> dict[str, An
     may_open = link_to(url).refusal is None
     opening = "[o]pen it in the browser, [v]isit it yourself" if may_open else "[v]isit it yourself"
     words = (*(["open"] if may_open else []), "visit", "decline", "cancel", "later")
-    while True:
-        line = await keyboard.line(Text(f"  {opening}, [d]ecline, [c]ancel, [l]ater: "), console)
-        match chosen(line.strip().removeprefix("/"), words):
-            case None:
-                _complain("Type one of the letters, or the whole word.", console)
-            case "later":
-                return None
-            case "decline" | "cancel" as action:
-                return {"action": action}
-            case word:
-                if word == "open" and not webbrowser.open(url):
-                    _complain("No browser could be opened; visit the address yourself.", console)
-                return {"action": "accept"}
+    match await choose(keyboard, Text(f"  {opening}, [d]ecline, [c]ancel, [l]ater: "), words, console):
+        case "later":
+            return None
+        case "decline" | "cancel" as action:
+            return {"action": action}
+        case word:
+            if word == "open" and not webbrowser.open(url):
+                _complain("No browser could be opened; visit the address yourself.", console)
+            return {"action": "accept"}
 
 
 def _panel(question: Question) -> Panel:

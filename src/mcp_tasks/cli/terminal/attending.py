@@ -21,7 +21,7 @@ from mcp_tasks.cli.options import Access, Waiting
 from mcp_tasks.cli.remembered import Chosen
 from mcp_tasks.cli.terminal.boards import Board
 from mcp_tasks.cli.terminal.exits import Detached, problem_of
-from mcp_tasks.cli.terminal.keyboard import Interrupt, Keyboard, chosen, is_terminal
+from mcp_tasks.cli.terminal.keyboard import Interrupt, Keyboard, choose, is_terminal
 from mcp_tasks.cli.terminal.outcomes import say_how_to_return
 from mcp_tasks.cli.terminal.text import one_line
 from mcp_tasks.cli.terminal.views import say
@@ -45,7 +45,7 @@ class Attending(Hooks):
         self._access = access
         self._keyboard = Keyboard()
         self._terminal = asyncio.Lock()
-        self._given_up: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._given_up = asyncio.Event()
         self._cancelling: list[asyncio.Future[None]] = []
 
     async def stay(self, work: Coroutine[Any, Any, T]) -> T:
@@ -55,14 +55,15 @@ class Attending(Hooks):
             Detached: The person no longer wants to wait, and was told how to come back.
         """
         with self._keyboard.listening():
-            working, attending = asyncio.ensure_future(work), asyncio.ensure_future(self._attend())
+            working, given_up = asyncio.ensure_future(work), asyncio.ensure_future(self._given_up.wait())
+            attending = asyncio.ensure_future(self._attend())
             try:
                 self._board.start()
-                await asyncio.wait({working, self._given_up}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait({working, given_up}, return_when=asyncio.FIRST_COMPLETED)
                 if working.done():
                     return await working
             finally:
-                for future in (attending, *self._cancelling, working):
+                for future in (attending, given_up, *self._cancelling, working):
                     future.cancel()
                     await asyncio.gather(future, return_exceptions=True)
                 self._board.stop()
@@ -85,11 +86,6 @@ class Attending(Hooks):
         # The terminal is free again, and whoever wants the answer is stopped, or sees its task end.
         return await asyncio.get_running_loop().create_future()
 
-    @property
-    def _has_several(self) -> bool:
-        """Whether there are tasks to tell apart."""
-        return sum(1 for followed in self.follower.seen.values() if followed.task_id) > 1
-
     # What happens to calls and tasks
 
     def on_change(self, followed: Followed) -> None:
@@ -101,7 +97,7 @@ class Attending(Hooks):
         if not question.is_elicitation:
             self._say(f"The task sends a {question.method} request, which cannot be answered here.", "yellow")
             return None
-        if self._has_several:
+        if self._board.with_ids:
             question = replace(question, tool=f"{question.tool} ({short_id(followed.entry.task_id)})")
         return await self.ask(question)
 
@@ -138,49 +134,31 @@ class Attending(Hooks):
         """Have the person choose at every Ctrl-C that comes while nothing is asked."""
         while True:
             await self._keyboard.interrupted()
-            if not self._has_choice:
-                self._give_up()
-                continue
             async with self._alone_at_terminal() as console:
                 await self._waits_on(console)
 
-    @property
-    def _has_choice(self) -> bool:
-        """Whether there is something to choose, and somebody who can. If not, `--on-abandon` says what becomes of the
-        tasks."""
-        return self.can_answer and self.follower.can_cancel
-
     async def _waits_on(self, console: Console) -> bool:
         """Whether to go on after Ctrl-C; otherwise what was chosen instead is under way."""
-        decision = await self._menu(console) if self._has_choice else "stop"
+        # With nothing to choose, or nobody who can, `--on-abandon` says what becomes of the tasks.
+        has_choice = self.can_answer and self.follower.can_cancel
+        decision = await self._menu(console) if has_choice else "stop"
         if decision == "cancel":
             # Meanwhile Ctrl-C is listened to: a server may take its time, or be gone.
             self._cancelling.append(asyncio.ensure_future(self.follower.cancel_all()))
         elif decision != "wait":
             if decision == "detach":
                 self.follower.leave_all()
-            self._give_up()
+            self._given_up.set()
         return decision == "wait"
-
-    def _give_up(self) -> None:
-        """Have `stay` end."""
-        if not self._given_up.done():
-            self._given_up.set_result(None)
 
     async def _menu(self, console: Console) -> str:
         self._keyboard.forget_typed()
-        cancel = "[c]ancel all, [d]etach, " if self._has_several else "[c]ancel, [d]etach or "
+        cancel = "[c]ancel all, [d]etach, " if self._board.with_ids else "[c]ancel, [d]etach or "
         prompt = Text(f"{cancel}[w]ait on (Ctrl-C again detaches): ", style="yellow")
-        while True:
-            try:
-                text = await self._keyboard.line(prompt, console)
-            except Interrupt:
-                return "detach"
-            decision = chosen(text or "wait", ("cancel", "detach", "wait"))
-            if decision is not None:
-                return decision
-            # Cancelling cannot be taken back, so nothing is guessed.
-            console.print(Text("Type c, d or w, or the whole word.", style="red"))
+        try:
+            return await choose(self._keyboard, prompt, ("cancel", "detach", "wait"), console, enter="wait")
+        except Interrupt:
+            return "detach"
 
     @asynccontextmanager
     async def _alone_at_terminal(self) -> AsyncGenerator[Console]:

@@ -25,9 +25,6 @@ from mcp_tasks.client.following import TaskKey
 from mcp_tasks.client.ledger_entry import UNKNOWN
 from mcp_tasks.core.durations import clock
 
-BAR: Final = 20
-"""Columns of the bar in a table."""
-
 LINE_PAUSE: Final = 1.0
 """Seconds between two lines about one task that only says how far it is."""
 
@@ -39,14 +36,17 @@ class Board:
     """Where tasks are shown.
 
     Args:
-        draw: Draws all of them, again and again in place.
-        transient: Whether nothing of that stays when it is stopped.
+        draw: Draws all of them, again and again in place, and on a thread of its own.
+
+    Attributes:
+        with_ids: Whether there are several tasks to tell apart.
     """
 
-    def __init__(self, draw: Callable[[], RenderableType] | None = None, *, transient: bool = True) -> None:
+    def __init__(self, draw: Callable[[], RenderableType] | None = None, *, with_ids: bool = False) -> None:
+        self.with_ids: bool = with_ids
         self._tasks: dict[TaskKey, Followed] = {}
         self._draw = draw
-        self._transient = transient
+        self._stays = False
         self._live = Live(console=stderr())
         self._held: list[Text] | None = None
 
@@ -54,7 +54,7 @@ class Board:
         """Begin to draw, or go on."""
         if self._draw is not None:
             # A new one each time: what was drawn once is taken away when it goes on, and something else is there now.
-            self._live = Live(get_renderable=self._draw, console=stderr(), transient=self._transient)
+            self._live = Live(get_renderable=self._draw, console=stderr(), transient=not self._stays)
             self._live.start()
 
     def stop(self) -> None:
@@ -85,6 +85,7 @@ class Board:
     @contextmanager
     def aside(self) -> Generator[Console]:
         """Stop drawing while something else is on the terminal."""
+        self._live.transient = True
         self.stop()
         held = self._held = list[Text]()
         try:
@@ -100,8 +101,7 @@ class LineBoard(Board):
     """A line on stderr for each change, for logs and pipes."""
 
     def __init__(self, *, with_ids: bool = False) -> None:
-        super().__init__()
-        self._with_ids = with_ids
+        super().__init__(with_ids=with_ids)
         self._said: dict[TaskKey, tuple[Followed, str, float]] = {}
 
     def stop(self) -> None:
@@ -133,7 +133,7 @@ class LineBoard(Board):
             self.say(Text(line))
 
     def _line(self, task: Followed) -> str:
-        name = f"{_short_name(task)}  " if self._with_ids else ""
+        name = f"{_short_name(task)}  " if self.with_ids else ""
         share = "" if task.percent is None or task.away_since is not None else f" ({task.percent}%)"
         return f"{name}{one_line(task.state)}  {one_line(task.says)}{share}".rstrip()
 
@@ -142,8 +142,7 @@ class BarBoard(Board):
     """A progress bar per task."""
 
     def __init__(self, *, with_ids: bool = False) -> None:
-        super().__init__(self._bars)
-        self._with_ids = with_ids
+        super().__init__(self._bars, with_ids=with_ids)
         self._spinner = Spinner("dots", style="progress.spinner")
 
     def show(self, task: Followed) -> None:
@@ -152,20 +151,18 @@ class BarBoard(Board):
             super().show(task)
             return
         self.drop(task)
-        line = views.badge(task.state).append(f"  {'  '.join(self._names(task))}", style="default")
-        line.append(f"  {clock(task.elapsed)}", style="bright_black")
-        if task.status != "completed" and task.message:
-            line.append(f"  {one_line(task.message)}", style="default")
-        self.say(line)
+        names, took = "  ".join(self._names(task)), (f"  {clock(task.elapsed)}", "bright_black")
+        why = "" if task.status == "completed" or not task.message else f"  {one_line(task.message)}"
+        self.say(Text.assemble(views.badge(task.state), f"  {names}", took, why))
 
     def _bars(self) -> RenderableType:
         narrow = stderr().width < views.NARROW
         tool = Column(no_wrap=True, overflow="ellipsis", max_width=16 if narrow else 40)
         says = Column(ratio=1, no_wrap=True, overflow="ellipsis")
-        ids = [Column(no_wrap=True)] if self._with_ids else []
+        ids = [Column(no_wrap=True)] if self.with_ids else []
         bars = Table.grid(Column(), tool, *ids, Column(), Column(), Column(), says, padding=(0, 1), expand=True)
-        width = 24 if not narrow else 6 if self._with_ids else 12
-        for task in self._tasks.values():
+        width = 24 if not narrow else 6 if self.with_ids else 12
+        for task in [*self._tasks.values()]:
             done = task.progress or Progress(progress=0)
             name, *id_shown = self._names(task)
             bars.add_row(
@@ -181,14 +178,15 @@ class BarBoard(Board):
 
     def _names(self, task: Followed) -> list[str]:
         """Its tool, and the id where there are several tasks to tell apart."""
-        return [one_line(task.name), *([short_id(task.entry.task_id)] if self._with_ids else [])]
+        return [one_line(task.name), *([short_id(task.entry.task_id)] if self.with_ids else [])]
 
 
 class TableBoard(Board):
     """A row per task, redrawn in place. It stays when the watching ends."""
 
     def __init__(self, entries: Sequence[LedgerEntry]) -> None:
-        super().__init__(self._table, transient=False)
+        super().__init__(self._table, with_ids=True)
+        self._stays = True
         for entry in entries:
             self.show(Followed(entry=replace(entry, message="connecting")))
 
@@ -205,7 +203,7 @@ class TableBoard(Board):
             "tool": lambda task: task.name,
             "message": lambda task: task.says,
         }
-        return views.listing(columns, self._tasks.values(), fixed=4, cut=True, console=stderr())
+        return views.listing(columns, [*self._tasks.values()], fixed=4, cut=True, console=stderr())
 
 
 def _progress(task: Followed) -> Text:
@@ -214,10 +212,8 @@ def _progress(task: Followed) -> Text:
         return Text("")
     if stderr().width < views.NARROW:
         return Text(f"{share}%")
-    done = BAR * share // 100
-    return Text.assemble(
-        ("━" * done, "bar.finished" if share == 100 else "bar.complete"), ("─" * (BAR - done), "bar.back")
-    )
+    done, style = share // 5, "bar.finished" if share == 100 else "bar.complete"
+    return Text.assemble(("━" * done, style), ("─" * (20 - done), "bar.back"))
 
 
 class JsonBoard(Board):
@@ -225,11 +221,7 @@ class JsonBoard(Board):
 
     def show(self, task: Followed, **more: Any) -> None:
         """Print a state."""
-        try:
-            click.echo(json_text(task.state_to_json() | more))
-        except BrokenPipeError:
-            # Whoever read it has seen enough; otherwise it would be a problem of the task.
-            raise SystemExit from None
+        click.echo(json_text(task.state_to_json() | more))
 
     def back(self, task: Followed, after: timedelta) -> None:
         """Print the last state again, and for how long it was all that was known."""

@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -56,19 +56,17 @@ class Keyboard:
         try:
             if sys.platform == "win32":
                 threading.Thread(target=_read_on_thread, args=(loop, reading), daemon=True).start()
-                return await reading
-            descriptor = sys.stdin.fileno()
-            loop.add_reader(descriptor, _read, descriptor, reading)
-            try:
-                return await reading
-            finally:
-                loop.remove_reader(descriptor)
+            else:
+                loop.add_reader(sys.stdin, _read, reading)
+            return await reading
         except (Interrupt, asyncio.CancelledError):
             # What is printed next is no part of the prompt.
             console.print()
             raise
         finally:
             self._reading = None
+            if sys.platform != "win32":
+                loop.remove_reader(sys.stdin)
 
     @staticmethod
     def forget_typed() -> None:
@@ -76,13 +74,13 @@ class Keyboard:
         if sys.platform != "win32":
             import termios
 
-            termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)
+            termios.tcflush(sys.stdin, termios.TCIFLUSH)
 
     def _press(self) -> None:
-        if self._reading is not None and not self._reading.done():
-            self._reading.set_exception(Interrupt())
-        else:
+        if self._reading is None or self._reading.done():
             self._pressed.set()
+        else:
+            self._reading.set_exception(Interrupt())
 
 
 @contextmanager
@@ -93,22 +91,30 @@ def _no_echo_of_controls() -> Generator[None]:
         return
     import termios
 
-    descriptor = sys.stdin.fileno()
-    before = termios.tcgetattr(descriptor)
+    before = termios.tcgetattr(sys.stdin)
     quiet = [*before]
     quiet[3] &= ~termios.ECHOCTL
-    termios.tcsetattr(descriptor, termios.TCSADRAIN, quiet)
+    termios.tcsetattr(sys.stdin, termios.TCSADRAIN, quiet)
     try:
         yield
     finally:
-        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
 
 
-def chosen(text: str, words: Iterable[str]) -> str | None:
-    """The word of a menu that was typed, whole or by its first letter; None for anything else: somebody who types
-    `continue` does not mean `cancel`."""
-    typed = text.strip().casefold()
-    return next((word for word in words if typed in (word, word[0])), None)
+async def choose(keyboard: Keyboard, prompt: Text, words: Sequence[str], console: Console, *, enter: str = "") -> str:
+    """The word of a menu that somebody types, whole or by its first letter, or `enter` for an empty line. Anything else
+    is asked again: somebody who types `continue` does not mean `cancel`.
+
+    Raises:
+        Interrupt: They pressed Ctrl-C or Ctrl-D instead.
+    """
+    while True:
+        typed = (await keyboard.line(prompt, console)).strip().removeprefix("/").casefold() or enter
+        for word in words:
+            if typed in (word, word[0]):
+                return word
+        letters = ", ".join(word[0] for word in words)
+        console.print(Text(f"    Type {letters} or the whole word.", style="red"))
 
 
 def is_terminal() -> bool:
@@ -116,9 +122,9 @@ def is_terminal() -> bool:
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
-def _read(descriptor: int, reading: asyncio.Future[str]) -> None:
+def _read(reading: asyncio.Future[str]) -> None:
     # A terminal gives whole lines, so this takes one and does not block.
-    _settle(reading, os.read(descriptor, 65536).decode(sys.stdin.encoding or "utf-8", "replace"))
+    _settle(reading, os.read(sys.stdin.fileno(), 65536).decode(sys.stdin.encoding or "utf-8", "replace"))
 
 
 def _read_on_thread(loop: asyncio.AbstractEventLoop, reading: asyncio.Future[str]) -> None:
@@ -126,9 +132,7 @@ def _read_on_thread(loop: asyncio.AbstractEventLoop, reading: asyncio.Future[str
 
 
 def _settle(reading: asyncio.Future[str], text: str) -> None:
-    if reading.done():
-        return
-    if text:
+    if text and not reading.done():
         reading.set_result(text.rstrip("\r\n"))
-    else:
+    elif not reading.done():
         reading.set_exception(Interrupt())

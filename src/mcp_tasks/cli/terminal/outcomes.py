@@ -19,7 +19,6 @@ from mcp_tasks.core.json import JsonObject
 
 HOW_TO_SAVE: Final = "--save DIR writes it to a file"
 
-
 _EXITS: Final[Mapping[str, Exit]] = {
     "tool_error": Exit.TOOL_ERROR,
     "failed": Exit.FAILED,
@@ -47,43 +46,37 @@ def with_files(followed: Followed, save: Path | None) -> Followed:
     if save is None:
         return followed
     followed = followed.save(save)
+    named = "\n".join(result_texts(followed.result or {}, followed.saved))
     for path in followed.saved.values():
-        say(f"Saved {path}")
-    if (problem := not_saved(followed)) is not None:
+        # What is text is printed as it is, without a word on where it went.
+        if str(path) not in named:
+            say(f"Saved {path}")
+    if followed.not_saved is not None and (problem := problem_in(followed)) is not None:
         problem.show()
     return followed
 
 
-def not_saved(followed: Followed) -> Problem | None:
-    """Why a file could not be written with `--save`."""
-    why = followed.not_saved
-    return None if why is None else Problem(f"--save: {why}", problem_of(why).code)
-
-
-def as_json(followed: Followed) -> dict[str, Any]:
-    """The value that `--output json` prints, with the problem as it is said here."""
-    problem = _problem_in(followed) or not_saved(followed)
-    return followed.to_json() | ({} if problem is None else {"problem": problem.message})
-
-
-def _problem_in(followed: Followed) -> Problem | None:
-    """What kept us from knowing more."""
+def problem_in(followed: Followed) -> Problem | None:
+    """What kept us from knowing more, or from writing a file with `--save`."""
     if followed.problem is not None:
         return problem_of(followed.problem)
     if followed.status == "input_required" and followed.fate in ("cancelled", "not cancelled"):
         why = "the task asks something and there is no terminal to ask at"
         return Problem(why + WHAT_BECAME[followed.fate], Exit.INPUT_REQUIRED)
+    if followed.not_saved is not None:
+        return Problem(f"--save: {followed.not_saved}", problem_of(followed.not_saved).code)
     return None
 
 
+def as_json(followed: Followed) -> dict[str, Any]:
+    """The value that `--output json` prints, with the problem as it is said here."""
+    problem = problem_in(followed)
+    return followed.to_json() | ({} if problem is None else {"problem": problem.message})
+
+
 def _exit_of(followed: Followed) -> Exit:
-    problem = _problem_in(followed)
-    if problem is not None:
-        return problem.code
-    if followed.outcome in _EXITS:
-        return _EXITS[followed.outcome]
-    unsaved = not_saved(followed)
-    return Exit.OK if unsaved is None else unsaved.code
+    problem = problem_in(followed)
+    return _EXITS.get(followed.outcome) or (Exit.OK if problem is None else problem.code)
 
 
 def say_how_to_return(entries: Sequence[LedgerEntry], access: Access, *, goes_on: bool = True) -> None:
@@ -102,10 +95,10 @@ def say_how_to_return(entries: Sequence[LedgerEntry], access: Access, *, goes_on
 
 
 def _print(followed: Followed, access: Access, *, named: bool) -> None:
-    entry, problem = followed.entry, _problem_in(followed)
+    entry, problem = followed.entry, problem_in(followed)
     if named:
         say(f"── {short_id(entry.task_id)}  {one_line(entry.tool)}: {followed.state.replace('_', ' ')}", "bold")
-    if problem is not None:
+    if problem is not None and followed.not_saved is None:
         say(one_line(problem.message), "red")
         if problem.hint:
             say(f"  {problem.hint}")
@@ -116,7 +109,7 @@ def _print(followed: Followed, access: Access, *, named: bool) -> None:
         case "completed" | "failed" if followed.error is None and followed.result is not None:
             print_result(followed.result, followed.saved)
         case "failed":
-            say(f"The call failed: {_error_text(followed)}", "red")
+            say(f"The call failed: {one_line(followed.failure)}", "red")
         case "cancelled":
             say(f"The task was cancelled{f': {one_line(followed.message)}' if followed.message else '.'}")
         case "input_required":
@@ -136,25 +129,17 @@ def print_result(result: JsonObject, saved: Mapping[int, Path]) -> None:
         click.echo(clean(text) if failed or stream.isatty() else without_secrets(text), file=stream)
 
 
-def _error_text(followed: Followed) -> str:
-    error = followed.error or {}
-    code = f" (code {error['code']})" if "code" in error else ""
-    return one_line(str(error.get("message") or followed.message or "the server does not say why")) + code
-
-
 def _print_questions(followed: Followed, access: Access) -> None:
-    task_id, repeated = followed.entry.task_id, access.repeated
-    questions = followed.questions
+    task_id, questions = followed.entry.task_id, followed.questions
     if questions:
-        _say_all("The task asks:", [line for question in questions for line in question.describe()])
-        wait = command_line("wait", short_id(task_id), options=repeated)
-        answers = how_to_answer(task_id, questions, repeated)
-        _say_all("Answer with (or --decline, or --cancel), then come back:", [*answers, wait])
+        say("\n  ".join(["The task asks:", *(line for question in questions for line in question.describe())]))
+        wait = command_line("wait", short_id(task_id), options=access.repeated)
+        title, lines = (
+            "Answer with (or --decline, or --cancel), then come back:",
+            [*how_to_answer(task_id, questions, access.repeated), wait],
+        )
     else:
         # A server of 2025-11-25 says what to whoever stays to answer.
-        unseen = how_to_answer_unseen(task_id, repeated)
-        _say_all("The task asks something. Answer it on a terminal, or without one:", unseen)
-
-
-def _say_all(title: str, lines: Sequence[str]) -> None:
+        title = "The task asks something. Answer it on a terminal, or without one:"
+        lines = how_to_answer_unseen(task_id, access.repeated)
     say("\n  ".join([title, *lines]))

@@ -92,9 +92,8 @@ def listing(
     width = (console or stdout()).width
     widths = [max([len(title), *(row[number].cell_len for row in rows)]) for number, title in enumerate(columns)]
     if width >= NARROW or sum(widths) + 2 * len(widths) <= width:
-        table = Table(box=None, pad_edge=False, header_style="bright_black")
-        for number, title in enumerate(columns):
-            table.add_column(title, no_wrap=number < fixed)
+        headers = [Column(title, no_wrap=number < fixed) for number, title in enumerate(columns)]
+        table = Table(*headers, box=None, pad_edge=False, header_style="bright_black")
         for row in rows:
             table.add_row(*row)
         return table
