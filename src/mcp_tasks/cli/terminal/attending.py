@@ -1,14 +1,12 @@
 """Whoever waits at a terminal, or reads its lines later: states are drawn, questions asked, and Ctrl-C offers a choice.
 
-One thing at a time is on the terminal: a question, or the menu after Ctrl-C. While somebody works on either, no time of
-a `--timeout` passes.
+While somebody works on a question, or on the menu after Ctrl-C, no time of a `--timeout` passes.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import Coroutine
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -44,7 +42,6 @@ class Attending(Hooks):
         self._board = board
         self._access = access
         self._keyboard = Keyboard()
-        self._terminal = asyncio.Lock()
         self._given_up = asyncio.Event()
         self._cancelling: list[asyncio.Future[None]] = []
 
@@ -76,13 +73,13 @@ class Attending(Hooks):
 
     async def ask(self, question: Question) -> dict[str, Any] | None:
         """Ask the person; None if they leave the question open."""
-        async with self._alone_at_terminal() as console:
-            while True:
+        async with self._board.aside() as console:
+            waits = True
+            while waits:
                 try:
                     return await ask(question, self._keyboard, console)
                 except Interrupt:
-                    if not await self._waits_on(console):
-                        break
+                    waits = await self._waits_on(console)
         # The terminal is free again, and whoever wants the answer is stopped, or sees its task end.
         return await asyncio.get_running_loop().create_future()
 
@@ -95,7 +92,8 @@ class Attending(Hooks):
     async def on_question(self, followed: Followed, question: Question) -> dict[str, Any] | None:
         """Ask the person."""
         if not question.is_elicitation:
-            self._say(f"The task sends a {question.method} request, which cannot be answered here.", "yellow")
+            method = one_line(question.method)
+            self._board.say(f"The task sends a {method} request, which cannot be answered here.", "yellow")
             return None
         if self._board.with_ids:
             question = replace(question, tool=f"{question.tool} ({short_id(followed.entry.task_id)})")
@@ -103,11 +101,11 @@ class Attending(Hooks):
 
     def on_withdrawn(self, followed: Followed, key: str) -> None:
         """Say so, because somebody was typing."""
-        self._say("The question was withdrawn.", "yellow")
+        self._board.say("The question was withdrawn.", "yellow")
 
     def on_refused(self, followed: Followed, key: str, problem: Exception) -> None:
         """Say so, because it is asked again."""
-        self._say(f"The server refused the answer, and the question is asked again: {problem}", "red")
+        self._board.say(one_line(f"The server refused the answer, and the question is asked again: {problem}"), "red")
 
     def on_back(self, followed: Followed, after: timedelta) -> None:
         """Say that the server is back, in a line that stays."""
@@ -123,10 +121,7 @@ class Attending(Hooks):
 
     def on_not_cancelled(self, followed: Followed, problem: Exception) -> None:
         """Say so."""
-        self._say(f"{followed.task_id} could not be cancelled: {problem}", "red")
-
-    def _say(self, text: str, style: str) -> None:
-        self._board.say(Text(one_line(text), style=style))
+        self._board.say(one_line(f"{followed.task_id} could not be cancelled: {problem}"), "red")
 
     # What the person decides
 
@@ -134,14 +129,13 @@ class Attending(Hooks):
         """Have the person choose at every Ctrl-C that comes while nothing is asked."""
         while True:
             await self._keyboard.interrupted()
-            async with self._alone_at_terminal() as console:
+            async with self._board.aside() as console:
                 await self._waits_on(console)
 
     async def _waits_on(self, console: Console) -> bool:
         """Whether to go on after Ctrl-C; otherwise what was chosen instead is under way."""
         # With nothing to choose, or nobody who can, `--on-abandon` says what becomes of the tasks.
-        has_choice = self.can_answer and self.follower.can_cancel
-        decision = await self._menu(console) if has_choice else "stop"
+        decision = await self._menu(console) if self.can_answer and self.follower.can_cancel else "stop"
         if decision == "cancel":
             # Meanwhile Ctrl-C is listened to: a server may take its time, or be gone.
             self._cancelling.append(asyncio.ensure_future(self.follower.cancel_all()))
@@ -156,15 +150,10 @@ class Attending(Hooks):
         cancel = "[c]ancel all, [d]etach, " if self._board.with_ids else "[c]ancel, [d]etach or "
         prompt = Text(f"{cancel}[w]ait on (Ctrl-C again detaches): ", style="yellow")
         try:
-            return await choose(self._keyboard, prompt, ("cancel", "detach", "wait"), console, enter="wait")
+            with self.follower.paused():
+                return await choose(self._keyboard, prompt, ("cancel", "detach", "wait"), console, enter="wait")
         except Interrupt:
             return "detach"
-
-    @asynccontextmanager
-    async def _alone_at_terminal(self) -> AsyncGenerator[Console]:
-        async with self._terminal:
-            with self.follower.paused(), self._board.aside() as console:
-                yield console
 
     def _say_goodbye(self) -> None:
         """Say what becomes of what was waited for; of what was only watched, nothing does."""

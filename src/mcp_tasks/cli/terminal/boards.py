@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Final
@@ -19,7 +19,6 @@ from rich.text import Text
 
 from mcp_tasks.cli.terminal import views
 from mcp_tasks.cli.terminal.text import json_text, one_line
-from mcp_tasks.cli.terminal.views import stderr
 from mcp_tasks.client import Followed, LedgerEntry, Progress, short_id
 from mcp_tasks.client.following import TaskKey
 from mcp_tasks.client.ledger_entry import UNKNOWN
@@ -37,8 +36,6 @@ class Board:
 
     Args:
         draw: Draws all of them, again and again in place, and on a thread of its own.
-
-    Attributes:
         with_ids: Whether there are several tasks to tell apart.
     """
 
@@ -47,26 +44,27 @@ class Board:
         self._tasks: dict[TaskKey, Followed] = {}
         self._draw = draw
         self._stays = False
-        self._live = Live(console=stderr())
-        self._held: list[Text] | None = None
+        self._live = Live(console=views.stderr())
+        self._terminal = asyncio.Lock()
+        self._held: list[tuple[Text | str, str]] | None = None
 
     def start(self) -> None:
         """Begin to draw, or go on."""
         if self._draw is not None:
             # A new one each time: what was drawn once is taken away when it goes on, and something else is there now.
-            self._live = Live(get_renderable=self._draw, console=stderr(), transient=not self._stays)
+            self._live = Live(get_renderable=self._draw, console=views.stderr(), transient=not self._stays)
             self._live.start()
 
     def stop(self) -> None:
         """Draw for the last time, or take away what is drawn."""
         self._live.stop()
 
-    def say(self, line: Text) -> None:
+    def say(self, line: Text | str, style: str = "") -> None:
         """A line that stays; as soon as the terminal is free, if somebody is asked something there."""
         if self._held is None:
-            stderr().print(line, soft_wrap=True)
+            views.say(line, style)
         else:
-            self._held.append(line)
+            self._held.append((line, style))
 
     def show(self, task: Followed) -> None:
         """The present state of one task."""
@@ -80,21 +78,22 @@ class Board:
 
     def back(self, task: Followed, after: timedelta) -> None:
         """Say that the server of a task is back."""
-        self.say(Text(f"{_short_name(task)}  server is back after {clock(after)}", style="green"))
+        self.say(f"{_short_name(task)}  server is back after {clock(after)}", "green")
 
-    @contextmanager
-    def aside(self) -> Generator[Console]:
-        """Stop drawing while something else is on the terminal."""
-        self._live.transient = True
-        self.stop()
-        held = self._held = list[Text]()
-        try:
-            yield stderr()
-        finally:
-            self._held = None
-            self.start()
-            for line in held:
-                self.say(line)
+    @asynccontextmanager
+    async def aside(self) -> AsyncGenerator[Console]:
+        """Stop drawing while something else is on the terminal: one thing at a time."""
+        async with self._terminal:
+            self._live.transient = True
+            self.stop()
+            held = self._held = list[tuple[Text | str, str]]()
+            try:
+                yield views.stderr()
+            finally:
+                self._held = None
+                self.start()
+                for line, style in held:
+                    self.say(line, style)
 
 
 class LineBoard(Board):
@@ -130,7 +129,7 @@ class LineBoard(Board):
             self.drop(task)
             line = self._line(task)
             self._said[task.entry.key] = task, line, asyncio.get_running_loop().time()
-            self.say(Text(line))
+            self.say(line)
 
     def _line(self, task: Followed) -> str:
         name = f"{_short_name(task)}  " if self.with_ids else ""
@@ -156,7 +155,7 @@ class BarBoard(Board):
         self.say(Text.assemble(views.badge(task.state), f"  {names}", took, why))
 
     def _bars(self) -> RenderableType:
-        narrow = stderr().width < views.NARROW
+        narrow = views.stderr().width < views.NARROW
         tool = Column(no_wrap=True, overflow="ellipsis", max_width=16 if narrow else 40)
         says = Column(ratio=1, no_wrap=True, overflow="ellipsis")
         ids = [Column(no_wrap=True)] if self.with_ids else []
@@ -185,7 +184,7 @@ class TableBoard(Board):
     """A row per task, redrawn in place. It stays when the watching ends."""
 
     def __init__(self, entries: Sequence[LedgerEntry]) -> None:
-        super().__init__(self._table, with_ids=True)
+        super().__init__(self._table)
         self._stays = True
         for entry in entries:
             self.show(Followed(entry=replace(entry, message="connecting")))
@@ -203,15 +202,13 @@ class TableBoard(Board):
             "tool": lambda task: task.name,
             "message": lambda task: task.says,
         }
-        return views.listing(columns, [*self._tasks.values()], fixed=4, cut=True, console=stderr())
+        return views.listing(columns, [*self._tasks.values()], fixed=4, cut=True, console=views.stderr())
 
 
 def _progress(task: Followed) -> Text:
     share = 100 if task.status == "completed" else task.percent
-    if share is None:
-        return Text("")
-    if stderr().width < views.NARROW:
-        return Text(f"{share}%")
+    if share is None or views.stderr().width < views.NARROW:
+        return Text("" if share is None else f"{share}%")
     done, style = share // 5, "bar.finished" if share == 100 else "bar.complete"
     return Text.assemble(("━" * done, style), ("─" * (20 - done), "bar.back"))
 

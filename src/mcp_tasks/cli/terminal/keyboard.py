@@ -113,8 +113,7 @@ async def choose(keyboard: Keyboard, prompt: Text, words: Sequence[str], console
         for word in words:
             if typed in (word, word[0]):
                 return word
-        letters = ", ".join(word[0] for word in words)
-        console.print(Text(f"    Type {letters} or the whole word.", style="red"))
+        console.print(Text(f"    Type {', '.join(word[0] for word in words)} or the whole word.", style="red"))
 
 
 def is_terminal() -> bool:

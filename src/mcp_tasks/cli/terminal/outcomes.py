@@ -83,8 +83,7 @@ def say_how_to_return(entries: Sequence[LedgerEntry], access: Access, *, goes_on
     """The command that comes back to tasks; they go on, as far as we know and their servers do."""
     over_stdio = any(ServerAddress.parse(entry.server).url is None for entry in entries)
     title = "The task goes on. " if len(entries) == 1 else "The tasks go on. "
-    names = [short_id(entry.task_id) for entry in entries]
-    come_back = command_line("wait", *names, options=access.repeated)
+    come_back = command_line("wait", *(short_id(entry.task_id) for entry in entries), options=access.repeated)
     say(f"{title if goes_on and not over_stdio else ''}Come back with:\n  {come_back}")
     if over_stdio:
         # Whether a tool may be run again is not for a client to know.
@@ -105,17 +104,14 @@ def _print(followed: Followed, access: Access, *, named: bool) -> None:
         if problem.code in (Exit.TIMEOUT, Exit.UNREACHABLE) and followed.task_id and followed.fate != "cancelled":
             say_how_to_return([entry], access, goes_on=problem.code is Exit.TIMEOUT)
         return
-    match followed.status:
-        case "completed" | "failed" if followed.error is None and followed.result is not None:
-            print_result(followed.result, followed.saved)
-        case "failed":
-            say(f"The call failed: {one_line(followed.failure)}", "red")
-        case "cancelled":
-            say(f"The task was cancelled{f': {one_line(followed.message)}' if followed.message else '.'}")
-        case "input_required":
-            _print_questions(followed, access)
-        case _:
-            pass
+    if followed.status in ("completed", "failed") and followed.error is None and followed.result is not None:
+        print_result(followed.result, followed.saved)
+    elif followed.status == "failed":
+        say(f"The call failed: {one_line(followed.failure)}", "red")
+    elif followed.status == "cancelled":
+        say(f"The task was cancelled{f': {one_line(followed.message)}' if followed.message else '.'}")
+    elif followed.status == "input_required":
+        _print_questions(followed, access)
 
 
 def print_result(result: JsonObject, saved: Mapping[int, Path]) -> None:
@@ -130,16 +126,13 @@ def print_result(result: JsonObject, saved: Mapping[int, Path]) -> None:
 
 
 def _print_questions(followed: Followed, access: Access) -> None:
-    task_id, questions = followed.entry.task_id, followed.questions
+    task_id, questions, repeated = followed.entry.task_id, followed.questions, access.repeated
+    # A server of 2025-11-25 says what it asks to whoever stays to answer.
+    title = "The task asks something. Answer it on a terminal, or without one:"
+    lines = how_to_answer_unseen(task_id, repeated)
     if questions:
         say("\n  ".join(["The task asks:", *(line for question in questions for line in question.describe())]))
-        wait = command_line("wait", short_id(task_id), options=access.repeated)
-        title, lines = (
-            "Answer with (or --decline, or --cancel), then come back:",
-            [*how_to_answer(task_id, questions, access.repeated), wait],
-        )
-    else:
-        # A server of 2025-11-25 says what to whoever stays to answer.
-        title = "The task asks something. Answer it on a terminal, or without one:"
-        lines = how_to_answer_unseen(task_id, access.repeated)
+        title = "Answer with (or --decline, or --cancel), then come back:"
+        wait = command_line("wait", short_id(task_id), options=repeated)
+        lines = [*how_to_answer(task_id, questions, repeated), wait]
     say("\n  ".join([title, *lines]))

@@ -26,6 +26,9 @@ T = TypeVar("T")
 Columns: TypeAlias = Mapping[str, Callable[[T], Text | str | None]]
 """What a table shows of each item, by the titles of its columns. Text is a server's, unless it is drawn already."""
 
+Line: TypeAlias = tuple[str, Text | str | None]
+"""What something is called, and what it is, if it is anything."""
+
 MARKS: Final[Mapping[str, tuple[str, str]]] = {
     "working": ("●", "blue"),
     "input_required": ("?", "yellow"),
@@ -36,8 +39,6 @@ MARKS: Final[Mapping[str, tuple[str, str]]] = {
     "cancelled": ("○", "bright_black"),
 }
 """Marks of the statuses, and colours as the MCP Inspector has them."""
-
-PIPE_WIDTH: Final = 240
 
 NARROW: Final = 100
 """Columns of a terminal below which what does not fit beside each other goes below each other."""
@@ -52,7 +53,7 @@ def stderr() -> Console:
 @cache
 def stdout() -> Console:
     """The console for results. Nothing is cut short in a pipe."""
-    return Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
+    return Console(highlight=False, width=None if sys.stdout.isatty() else 240)
 
 
 def can_redraw() -> bool:
@@ -60,9 +61,9 @@ def can_redraw() -> bool:
     return stderr().is_terminal and not stderr().is_dumb_terminal
 
 
-def say(text: str, style: str = "") -> None:
+def say(text: Text | str, style: str = "") -> None:
     """A line on stderr, or several. What is in it of a server's is on one line each, or meant to be on several."""
-    stderr().print(Text(clean(text), style=style), soft_wrap=True)
+    stderr().print(text if isinstance(text, Text) else Text(clean(text), style=style), soft_wrap=True)
 
 
 def print_json(value: Any) -> None:
@@ -99,14 +100,9 @@ def listing(
         return table
     blocks: list[RenderableType] = []
     for row in rows:
-        line = Text("  ").join(row[:fixed])
-        line.overflow = "fold"
+        line = Text("  ", overflow="fold").join(row[:fixed])
         blocks += [line, *(Padding(cell, (0, 0, 0, 2)) for cell in row[fixed:] if cell.plain)]
     return Group(*blocks)
-
-
-Line: TypeAlias = tuple[str, Text | str | None]
-"""What something is called, and what it is, if it is anything."""
 
 
 def card(lines: Iterable[Line]) -> Table:
