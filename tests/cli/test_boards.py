@@ -6,7 +6,6 @@ import asyncio
 from typing import Any
 
 import pytest
-from rich.text import Text
 
 from mcp_tasks.cli.terminal import boards
 from mcp_tasks.cli.terminal.boards import LineBoard
@@ -29,8 +28,8 @@ def board(monkeypatch: pytest.MonkeyPatch) -> tuple[LineBoard, list[str]]:
     said: list[str] = []
     new = LineBoard()
 
-    def keep(line: Text) -> None:
-        said.append(line.plain)
+    def keep(line: str) -> None:
+        said.append(line)
 
     monkeypatch.setattr(new, "say", keep)
     return new, said

@@ -9,7 +9,6 @@ import pytest
 from mcp_tasks.cli.forms.arguments import read_arguments
 from mcp_tasks.cli.terminal.exits import Problem
 from mcp_tasks.cli.terminal.text import clean, one_line
-from mcp_tasks.cli.terminal.views import ago, clock
 from mcp_tasks.client.examples import example_of
 from mcp_tasks.client.fields import field_of, fields_of
 from mcp_tasks.client.servers.address import ServerAddress, looks_like_address
@@ -226,20 +225,6 @@ def test_an_address_without_its_beginning_is_recognised(text: str, is_one: bool)
 def test_text_of_a_server_cannot_command_the_terminal() -> None:
     assert clean("a\x1b[2Jb\x07\x9bc\n\td\u202ee") == "a[2Jbc\n\tde"
     assert one_line(" a\n b\t\x1bc ") == "a b c"
-
-
-def test_times_are_said_as_people_say_them() -> None:
-    from datetime import UTC, datetime, timedelta
-
-    now = datetime(2026, 7, 28, tzinfo=UTC)
-    said = [ago(now - timedelta(seconds=seconds), now) for seconds in (5, 90, 7200, 200000)]
-    assert said == ["5 s ago", "1 min ago", "2 h ago", "2 d ago"]
-    assert [clock(timedelta(seconds=seconds)) for seconds in (7, 754, 3723, 262923)] == [
-        "0:07",
-        "12:34",
-        "1:02:03",
-        "3d 01:02:03",
-    ]
 
 
 @pytest.mark.parametrize(

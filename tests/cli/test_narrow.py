@@ -65,3 +65,13 @@ def test_what_operators_see(cli: Cli, asking_store: Path, tasks: list[str]) -> N
     assert "working" in shown(cli, "workers", "--store", url)
     assert "Nothing waits." in shown(cli, "backlog", url, "--namespace", "asking")
     assert cli("cancel", *tasks).returncode == 0
+
+
+def test_hints_of_a_form_are_wrapped_below_where_they_begin(cli: Cli, asking_url: str) -> None:
+    with on_terminal(cli, "call", asking_url, "survey", columns=COLUMNS) as terminal:
+        terminal.expect("\n  instead of an answer; /help for more.")
+        terminal.expect("characters): ")
+        terminal.enter("/help")
+        terminal.expect("\n  these words")
+        terminal.enter("/later")
+        terminal.wait()

@@ -24,6 +24,9 @@ def test_files_of_a_result_are_saved_under_names_of_our_own(cli: Cli, asking_url
         "pictures-1.html": b"<p>hello</p>",
     }
     assert f"saved as {folder / 'pictures-1.png'}" in done.stdout
+    # What is text is printed as it is, so that its file is named beside it; no file is named twice.
+    assert done.stderr.splitlines()[-1] == f"Saved {folder / 'pictures-1.html'}"
+    assert [(done.stdout + done.stderr).count(str(folder / name)) for name in names] == [1, 1, 1, 1]
     (folder / "pictures-2.png").symlink_to(tmp_path / "elsewhere")
     [task] = cli.json("ls")
     [shown] = [cli.json("show", task["taskId"], "--save", str(folder))]

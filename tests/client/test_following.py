@@ -18,9 +18,8 @@ from mcp.server.mcpserver import Context
 from harness.http import serving
 from harness.rpc import PATIENCE
 from harness.server import CUSTOM_ERROR, Desk
-from mcp_tasks.client import Followed, Follower, Hooks, Ledger, LedgerEntry, TaskSnapshot, WaitTimedOut, connect, follow
+from mcp_tasks.client import Followed, Follower, Hooks, Ledger, Question, WaitTimedOut, connect, follow
 from mcp_tasks.client.servers.connecting import connector
-from mcp_tasks.core.json import JsonObject
 from mcp_tasks.errors import Fate, ServerUnreachable
 
 pytestmark = pytest.mark.anyio
@@ -35,16 +34,16 @@ class Host(Hooks):
         self.ready.set()
         self.asked = asyncio.Event()
         self.states: list[tuple[str, str]] = []
-        self.ended: list[LedgerEntry] = []
+        self.ended: list[Followed] = []
         self._answer = answer
 
-    def on_state(self, entry: LedgerEntry, snapshot: TaskSnapshot) -> None:
-        self.states.append(("task" if entry.task_id else "call", snapshot.status.value))
+    def on_change(self, followed: Followed) -> None:
+        self.states.append(("task" if followed.task_id else "call", followed.status))
 
-    def on_call_ended(self, entry: LedgerEntry) -> None:
-        self.ended.append(entry)
+    def on_call_ended(self, followed: Followed) -> None:
+        self.ended.append(followed)
 
-    async def on_question(self, entry: LedgerEntry, key: str, request: JsonObject) -> Mapping[str, Any] | None:
+    async def on_question(self, followed: Followed, question: Question) -> Mapping[str, Any] | None:
         self.asked.set()
         await self.ready.wait()
         return self._answer
@@ -79,7 +78,7 @@ async def test_a_call_is_followed_whatever_it_becomes(url: str) -> None:
     assert host.states[-1] == ("task", "completed")
     plain = await called(Follower(host), url, "greet", name="Ann")
     assert (plain.task_id, plain.status, text_of(plain)) == (None, "completed", "Hello, Ann!")
-    assert [entry.tool for entry in host.ended] == ["echo", "greet"]
+    assert [call.name for call in host.ended] == ["echo", "greet"]
 
 
 async def test_a_follower_of_several_calls_says_of_each_what_became_of_it(url: str) -> None:
@@ -115,7 +114,7 @@ async def test_questions_of_a_task_and_of_a_call_are_answered_by_the_hooks(url: 
     assert text_of(await called(Follower(Host(ANN)), url, "ask_before")) == "Hello, Ann!"
 
 
-@pytest.mark.parametrize("hook", ["on_state", "on_call_ended", "on_question"])
+@pytest.mark.parametrize("hook", ["on_change", "on_call_ended", "on_question"])
 @pytest.mark.parametrize("kind", [OSError, RuntimeError])
 async def test_what_a_hook_raises_is_no_problem_of_the_task_and_comes_out_as_it_is(
     url: str, hook: str, kind: type[Exception]
@@ -165,8 +164,8 @@ async def test_what_a_hook_raises_at_the_progress_of_a_call_ends_the_call() -> N
     host = Host()
     follower = Follower(host)
     async with serving(plain) as wire, calling(follower, wire.url) as client:
-        told = host.on_state
-        host.on_state = lambda entry, snapshot: failing() if snapshot.progress else told(entry, snapshot)
+        told = host.on_change
+        host.on_change = lambda followed: failing() if followed.progress else told(followed)
         with anyio.fail_after(PATIENCE), pytest.raises(OSError, match="the disk is full"):
             await follower.call(client, "endless", server=wire.url)
 

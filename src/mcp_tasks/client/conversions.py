@@ -28,7 +28,7 @@ FORMATS: Final[Mapping[str, tuple[str, str]]] = {
 def chosen_word(text: str, words: Iterable[str]) -> str | None:
     """The word of a menu that was typed, whole or by its first letter; None for anything else: somebody who types
     `continue` does not mean `cancel`."""
-    typed = text.strip().casefold()
+    typed = text.strip().removeprefix("/").casefold()
     return next((word for word in words if typed in (word, word[0])), None)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from mcp_types import INVALID_PARAMS
 
@@ -14,11 +14,15 @@ from mcp_tasks.client.ledger_entry import UNKNOWN, LedgerEntry
 from mcp_tasks.client.questions import Question, questions_of
 from mcp_tasks.client.saving import blocks_of, save_files
 from mcp_tasks.client.short_ids import short_id
+from mcp_tasks.core.durations import clock
 from mcp_tasks.core.json import JsonObject
 from mcp_tasks.core.record import Progress
 from mcp_tasks.core.status import FINAL_STATUSES, TaskStatus
 from mcp_tasks.errors import Fate, TasksError
 from mcp_tasks.wire.parse import TaskSnapshot
+
+COMPLETED_BADLY: Final = "completed with an error"
+"""What the protocol calls completed of a tool that says that it failed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,11 +55,21 @@ class Followed:
         return self.entry.task_id or None
 
     @property
+    def name(self) -> str:
+        """What to call it: its tool, or of a task that is not ours the beginning of its id."""
+        return self.entry.tool or short_id(self.entry.task_id)
+
+    @property
     def status(self) -> str:
         """The task's status as it was last seen, `unknown` if there was no way to find out."""
         if self.snapshot is not None:
             return self.snapshot.status.value
         return self.entry.status if self.problem is None else UNKNOWN
+
+    @property
+    def state(self) -> str:
+        """The same for people: `completed with an error` if the tool says that it failed."""
+        return COMPLETED_BADLY if self.is_error and self.status == TaskStatus.COMPLETED else self.status
 
     @property
     def is_final(self) -> bool:
@@ -69,7 +83,7 @@ class Followed:
         if self.status == UNKNOWN:
             return None
         if not self.is_final:
-            return datetime.now(UTC) - entry.started_at
+            return entry.age
         if snapshot is not None:
             # Both by the server's clock, so their difference is right whatever that clock says.
             return snapshot.updated_at - snapshot.created_at
@@ -94,6 +108,13 @@ class Followed:
         return self.entry.message if self.snapshot is None else self.snapshot.message
 
     @property
+    def says(self) -> str:
+        """The same for people, or what is more important now: for how long its server is out of reach."""
+        if self.away_since is None:
+            return self.message or ""
+        return f"server out of reach for {clock(datetime.now(UTC) - self.away_since)}, trying again"
+
+    @property
     def result(self) -> JsonObject | None:
         """The result of the call, as the protocol has it."""
         return self.entry.result if self.snapshot is None else self.snapshot.result
@@ -102,6 +123,15 @@ class Followed:
     def error(self) -> JsonObject | None:
         """The JSON-RPC error of the call."""
         return self.entry.error if self.snapshot is None else self.snapshot.error
+
+    @property
+    def failure(self) -> str:
+        """Why the call failed, for people; nothing if it did not, or has a result that says so."""
+        if self.status != TaskStatus.FAILED or self.result is not None:
+            return ""
+        error = self.error or {}
+        why = str(error.get("message") or self.message or "the server does not say why")
+        return f"{why} (code {error['code']})" if "code" in error else why
 
     @property
     def input_requests(self) -> Mapping[str, JsonObject]:
@@ -152,7 +182,7 @@ class Followed:
         progress = None if self.snapshot is None else self.snapshot.progress
         return _with_values(
             taskId=self.task_id,
-            tool=self.entry.tool or short_id(self.entry.task_id),
+            tool=self.name,
             status=self.status,
             isError=self.is_error or None,
             statusMessage=self.message,

@@ -28,6 +28,7 @@ from mcp_tasks.client.handle import OnAbandon, TaskHandle
 from mcp_tasks.client.hooks import HookFailed, Hooks, in_hook, raised_by_hooks
 from mcp_tasks.client.ledger import Ledger
 from mcp_tasks.client.ledger_entry import LedgerEntry
+from mcp_tasks.client.questions import questions_of
 from mcp_tasks.client.requests import is_transient
 from mcp_tasks.client.servers.connecting import Connector, Era, ask_through_the_task, connector
 from mcp_tasks.client.servers.grouping import ServerTasks, by_server
@@ -160,7 +161,7 @@ class Follower:
             try:
                 await handle.cancel()
             except (TasksError, MCPError, OSError) as exc:
-                self.hooks.on_not_cancelled(entry, exc)
+                self.hooks.on_not_cancelled(self.seen[entry.key], exc)
 
     def leave_all(self) -> None:
         """Somebody has decided that the tasks go on, whatever `on_abandon` says."""
@@ -174,12 +175,20 @@ class Follower:
 
     async def ask(self, entry: LedgerEntry, key: str, request: JsonObject) -> Mapping[str, Any] | None:
         """Have the hooks answer a question, while no time passes; None if it is left open."""
+        [question] = questions_of({key: request}, entry.tool or entry.task_id, entry.server_label)
         with self.paused(), in_hook():
-            return await self.hooks.on_question(entry, key, request)
+            return await self.hooks.on_question(self.seen[entry.key], question)
 
-    def note(self, entry: LedgerEntry, **fields: Any) -> None:
-        """Keep what has become known of a task."""
-        self.seen[entry.key] = replace(self.seen.get(entry.key) or Followed(entry=entry), **fields)
+    def note(self, entry: LedgerEntry, **fields: Any) -> Followed:
+        """Keep what has become known of a task; how it stands now."""
+        followed = self.seen[entry.key] = replace(self.seen.get(entry.key) or Followed(entry=entry), **fields)
+        return followed
+
+    def tell(self, entry: LedgerEntry, **fields: Any) -> None:
+        """Keep it, and tell the hooks."""
+        followed = self.note(entry, **fields)
+        with in_hook():
+            self.hooks.on_change(followed)
 
     def _begin(self, entries: Iterable[LedgerEntry]) -> None:
         """Know nothing of these yet: what became of an earlier call, or of an earlier wait, is not said of this one."""
@@ -209,11 +218,11 @@ class Follower:
         async def show(progress: float, total: float | None, message: str | None) -> None:
             numbers = Progress(progress=progress, total=total, message=message)
             with self._ending_call(), in_hook():
-                self.hooks.on_state(entry, _state(entry, TaskStatus.WORKING, message=message, progress=numbers))
+                self.hooks.on_change(_working(entry, message=message, progress=numbers))
 
         self._call, self._failure = entry, None
         with in_hook():
-            self.hooks.on_state(entry, _state(entry, TaskStatus.WORKING))
+            self.hooks.on_change(_working(entry))
         ended: dict[str, Any]
         try:
             started: Any = None
@@ -237,7 +246,7 @@ class Follower:
         finally:
             self._call = None
             with in_hook():
-                self.hooks.on_call_ended(entry)
+                self.hooks.on_call_ended(self.seen[entry.key])
         if not self.seen[entry.key].input_requests:
             # Otherwise it ended because of a question that nobody answered, and what the server made of that says less.
             self.note(entry, **ended)
@@ -291,9 +300,7 @@ class Follower:
             snapshot = await handle.status()
         except UnknownTask:
             return
-        self.note(entry, snapshot=snapshot)
-        with in_hook():
-            self.hooks.on_state(entry, snapshot)
+        self.tell(entry, snapshot=snapshot)
 
     async def _abandon(self, handle: TaskHandle, entry: LedgerEntry) -> None:
         if self.asks:
@@ -302,9 +309,9 @@ class Follower:
     def _give_up(self, entries: Sequence[LedgerEntry], problem: Exception) -> None:
         for entry in entries:
             self._open.pop(entry.key, None)
-            self.note(entry, problem=problem)
+            followed = self.note(entry, problem=problem)
             with in_hook():
-                self.hooks.on_problem(entry, problem)
+                self.hooks.on_problem(followed, problem)
 
 
 async def follow(
@@ -338,6 +345,11 @@ async def follow(
 def _state(call: LedgerEntry, status: TaskStatus, **fields: Any) -> TaskSnapshot:
     """How a call stands that is no task."""
     return TaskSnapshot(id="", status=status, created_at=call.started_at, updated_at=datetime.now(UTC), **fields)
+
+
+def _working(call: LedgerEntry, **fields: Any) -> Followed:
+    """How a call stands that is under way. That is told and not kept: if no more becomes known, nothing is."""
+    return Followed(entry=call, snapshot=_state(call, TaskStatus.WORKING, **fields))
 
 
 def _json(value: BaseModel) -> dict[str, Any]:

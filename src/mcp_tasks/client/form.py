@@ -90,7 +90,7 @@ class Form:
         """
         text = line.strip()
         if self.link is not None:
-            self._choose(text.removeprefix("/"))
+            self._choose(text)
             return
         match text:
             case "/decline" | "/cancel":

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
-from mcp_tasks.client.ledger_entry import LedgerEntry
+from mcp_tasks.client.followed import Followed
+from mcp_tasks.client.questions import Question
 from mcp_tasks.client.servers.unreachable import leaves
-from mcp_tasks.core.json import JsonObject
-from mcp_tasks.wire.parse import TaskSnapshot
 
 
 class Hooks:
-    """What somebody does who follows tasks. Every hook does nothing, until a class of yours says otherwise. What one
-    raises ends the following, and is raised from it as it is.
+    """What somebody does who follows tasks. Every hook does nothing, until a class of yours says otherwise. It is told
+    how the task, or the call, stands. What one raises ends the following, and is raised from it as it is.
 
     Attributes:
         can_answer: Whether there is somebody to ask. If not, a task that asks something ends the wait for it.
@@ -23,36 +22,34 @@ class Hooks:
 
     can_answer: bool = False
 
-    def on_state(self, entry: LedgerEntry, snapshot: TaskSnapshot) -> None:
-        """The task has a new state."""
+    def on_change(self, followed: Followed) -> None:
+        """The task has a new state; or its server cannot be reached, and is tried again. That is told after every try,
+        and `away_since` says since when it lasts."""
 
-    async def on_question(self, entry: LedgerEntry, key: str, request: JsonObject) -> Mapping[str, Any] | None:
-        """The task asks something: `request` has the `method` and `params` of the input request.
+    async def on_question(self, followed: Followed, question: Question) -> Mapping[str, Any] | None:
+        """The task asks something.
 
         Returns:
             The answer, as `TaskHandle.answer` takes it. None leaves the question open, and ends the wait for this task.
         """
         return None
 
-    def on_withdrawn(self, entry: LedgerEntry, key: str) -> None:
+    def on_withdrawn(self, followed: Followed, key: str) -> None:
         """The task no longer asks what `on_question` was working on, which has been cancelled."""
 
-    def on_refused(self, entry: LedgerEntry, key: str, problem: Exception) -> None:
+    def on_refused(self, followed: Followed, key: str, problem: Exception) -> None:
         """The server refused the answer. The question is asked again."""
 
-    def on_out_of_reach(self, entry: LedgerEntry, since: datetime) -> None:
-        """The task's server cannot be reached, and is tried again. Told after every try."""
-
-    def on_back(self, entry: LedgerEntry, after: timedelta) -> None:
+    def on_back(self, followed: Followed, after: timedelta) -> None:
         """The task's server can be reached again."""
 
-    def on_call_ended(self, entry: LedgerEntry) -> None:
+    def on_call_ended(self, followed: Followed) -> None:
         """A call of `Follower.call` is over: it was answered, failed, or has become a task, which has its own entry."""
 
-    def on_problem(self, entry: LedgerEntry, problem: Exception) -> None:
+    def on_problem(self, followed: Followed, problem: Exception) -> None:
         """The wait for the task has ended, and no more is known of it."""
 
-    def on_not_cancelled(self, entry: LedgerEntry, problem: Exception) -> None:
+    def on_not_cancelled(self, followed: Followed, problem: Exception) -> None:
         """`Follower.cancel_all` could not cancel the task."""
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from mcp_tasks.core.status import FINAL_STATUSES, TaskStatus
@@ -49,6 +49,11 @@ class LedgerEntry:
     def key(self) -> tuple[str, str, str]:
         """What tells the task from all others: its server, who we are there, and its id."""
         return self.server, self.identity, self.task_id
+
+    @property
+    def age(self) -> timedelta:
+        """How long ago it was started."""
+        return datetime.now(UTC) - self.started_at
 
     @property
     def is_final(self) -> bool:

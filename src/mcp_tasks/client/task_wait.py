@@ -58,8 +58,7 @@ class TaskWait:
         """The first state that is as `reached` says. All up to it are told; without `tell_last`, that one next time."""
         if self._untold is not None:
             untold, self._untold = self._untold, None
-            with in_hook():
-                self._hooks.on_state(self._entry, untold)
+            self._follower.tell(self._entry, snapshot=untold)
             if reached(untold):
                 return untold
         # To a server of 2025-11-25, fetching a question is promising to answer it.
@@ -67,12 +66,11 @@ class TaskWait:
         async with aclosing(self._handle.watch(questions=questions, on_outage=self._outage)) as states:
             async for snapshot in states:
                 self._outage(None)
-                self._follower.note(self._entry, snapshot=snapshot)
                 if not tell_last and reached(snapshot):
+                    self._follower.note(self._entry, snapshot=snapshot)
                     self._untold = snapshot
                     return snapshot
-                with in_hook():
-                    self._hooks.on_state(self._entry, snapshot)
+                self._follower.tell(self._entry, snapshot=snapshot)
                 if reached(snapshot):
                     return snapshot
         raise AssertionError("unreachable: a task is watched to its end")
@@ -82,14 +80,12 @@ class TaskWait:
         if lasted is not None:
             # The first time counts: an outage may outlast the look that met it.
             self._away_since = self._away_since or now - lasted
-            self._follower.note(self._entry, away_since=self._away_since)
-            with in_hook():
-                self._hooks.on_out_of_reach(self._entry, self._away_since)
+            self._follower.tell(self._entry, away_since=self._away_since)
         elif self._away_since is not None:
             after, self._away_since = now - self._away_since, None
-            self._follower.note(self._entry, away_since=None)
+            followed = self._follower.note(self._entry, away_since=None)
             with in_hook():
-                self._hooks.on_back(self._entry, after)
+                self._hooks.on_back(followed, after)
 
     def _is_stuck(self, snapshot: TaskSnapshot) -> bool:
         """Whether the task goes no further without us."""
@@ -118,7 +114,7 @@ class TaskWait:
             self._answered.discard(key)
             if not is_transient(exc):
                 with in_hook():
-                    self._hooks.on_refused(self._entry, key, exc)
+                    self._hooks.on_refused(self._follower.seen[self._entry.key], key, exc)
             # Otherwise it is in the ledger, and goes out again after the next look.
         return True
 
@@ -138,7 +134,7 @@ class TaskWait:
                 future.cancel()
             await asyncio.gather(asking, gone, return_exceptions=True)
         with in_hook():
-            self._hooks.on_withdrawn(self._entry, key)
+            self._hooks.on_withdrawn(self._follower.seen[self._entry.key], key)
         return _Asked(None)
 
 

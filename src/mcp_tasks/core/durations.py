@@ -1,4 +1,4 @@
-"""The one check of every duration that an author or a caller gives."""
+"""The one check of every duration that an author or a caller gives, and how people write and read one."""
 
 from __future__ import annotations
 
@@ -59,6 +59,26 @@ def read_duration(text: str, *, zero: bool = True, longest: timedelta = timedelt
         words = "" if zero else "more than none, and "
         raise InvalidDuration(f"{text!r} must be {words}at most {longest.days} days")
     return duration
+
+
+def clock(duration: timedelta | None) -> str:
+    """A running time: 0:07, 12:34, 1:02:03, 3d 01:02:03; nothing of one that is not known."""
+    if duration is None:
+        return ""
+    minutes, seconds = divmod(max(0, int(duration.total_seconds())), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours >= 24:
+        return f"{hours // 24}d {hours % 24:02}:{minutes:02}:{seconds:02}"
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+
+
+def ago(duration: timedelta) -> str:
+    """How long ago something was, as people say it: 5 s ago, 2 min ago, 3 d ago."""
+    seconds = max(0, int(duration.total_seconds()))
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds // size} {unit} ago"
+    return f"{seconds} s ago"
 
 
 def seconds_of(timeout: object) -> float | None:

@@ -170,3 +170,37 @@ def test_what_changes_is_json_of_its_own() -> None:
         "status": "working",
         "outOfReachSince": NOW.isoformat(),
     }
+
+
+def test_what_people_are_told_of_it_is_in_words() -> None:
+    badly = Followed(entry=ENTRY, snapshot=seen(TaskStatus.COMPLETED, result=WRONG, message="no"))
+    assert (badly.name, badly.state, badly.says) == ("render", "completed with an error", "no")
+    failed = Followed(entry=ENTRY, snapshot=seen(TaskStatus.FAILED, result=WRONG))
+    assert (failed.state, failed.says) == ("failed", "")
+    foreign = Followed(entry=replace(ENTRY, tool="", task_id="task_0123456789"), snapshot=seen(TaskStatus.WORKING))
+    assert (foreign.name, foreign.state) == ("task_01234567", "working")
+
+
+def test_that_its_server_is_out_of_reach_is_said_in_place_of_what_it_last_said() -> None:
+    away = Followed(
+        entry=ENTRY,
+        snapshot=seen(TaskStatus.WORKING, message="half done"),
+        away_since=datetime.now(UTC) - timedelta(hours=1, seconds=5.5),
+    )
+    assert away.says == "server out of reach for 1:00:05, trying again"
+
+
+@pytest.mark.parametrize(
+    ("snapshot", "failure"),
+    [
+        (seen(TaskStatus.FAILED, error={"code": -1, "message": "out of paper"}), "out of paper (code -1)"),
+        (seen(TaskStatus.FAILED, error={"code": -1}, message="it broke"), "it broke (code -1)"),
+        (seen(TaskStatus.FAILED, message="it broke"), "it broke"),
+        (seen(TaskStatus.FAILED), "the server does not say why"),
+        (seen(TaskStatus.FAILED, result=WRONG), ""),
+        (seen(TaskStatus.COMPLETED, result=WRONG), ""),
+        (None, ""),
+    ],
+)
+def test_why_a_call_failed_is_said_in_words(snapshot: TaskSnapshot | None, failure: str) -> None:
+    assert Followed(entry=ENTRY, snapshot=snapshot).failure == failure

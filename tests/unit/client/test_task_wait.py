@@ -8,7 +8,7 @@ from typing import cast
 
 import pytest
 
-from mcp_tasks.client import Follower, Hooks, LedgerEntry, TaskHandle, TaskSnapshot, TaskStatus
+from mcp_tasks.client import Followed, Follower, Hooks, LedgerEntry, TaskHandle, TaskSnapshot, TaskStatus
 from mcp_tasks.client.task_wait import TaskWait
 
 pytestmark = pytest.mark.anyio
@@ -31,21 +31,26 @@ class Handle:
 class Told(Hooks):
     def __init__(self) -> None:
         self.away: list[datetime | None] = []
-        self.follower: Follower = Follower(self)
+        self.ended = False
 
-    def on_out_of_reach(self, entry: LedgerEntry, since: datetime) -> None:
-        assert self.follower.seen[entry.key].away_since == since
-        self.away.append(since)
+    def on_change(self, followed: Followed) -> None:
+        if followed.is_final:
+            self.ended = True
+        else:
+            self.away.append(followed.away_since)
 
-    def on_back(self, entry: LedgerEntry, after: timedelta) -> None:
-        self.away.append(self.follower.seen[entry.key].away_since)
+    def on_back(self, followed: Followed, after: timedelta) -> None:
+        assert after >= timedelta(seconds=1)
+        self.away.append(followed.away_since)
 
 
 async def test_since_when_a_server_is_out_of_reach_is_known_of_its_task() -> None:
     told = Told()
-    told.follower.note(ENTRY)
-    await TaskWait(told.follower, cast("TaskHandle", Handle()), ENTRY).run()
+    follower = Follower(told)
+    await TaskWait(follower, cast("TaskHandle", Handle()), ENTRY).run()
     first, again, back = told.away
+    assert first is not None
     assert first == again
     assert back is None
-    assert told.follower.seen[ENTRY.key].status == "completed"
+    assert told.ended
+    assert (follower.seen[ENTRY.key].status, follower.seen[ENTRY.key].away_since) == ("completed", None)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mcp_tasks.core.durations import check_duration, read_duration, seconds_of
+from mcp_tasks.core.durations import ago, check_duration, clock, read_duration, seconds_of
 from mcp_tasks.errors import InvalidDuration, UsageError
 
 SECOND = timedelta(seconds=1)
@@ -108,3 +108,23 @@ def test_a_typed_duration_has_bounds() -> None:
         read_duration("0", zero=False, longest=week)
     with pytest.raises(InvalidDuration, match="'8d' must be at most 7 days"):
         read_duration("8d", longest=week)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown", "said"),
+    [
+        (-3, "0:00", "0 s ago"),
+        (7.9, "0:07", "7 s ago"),
+        (90, "1:30", "1 min ago"),
+        (754, "12:34", "12 min ago"),
+        (3723, "1:02:03", "1 h ago"),
+        (262923, "3d 01:02:03", "3 d ago"),
+    ],
+)
+def test_durations_are_said_as_people_do(seconds: float, shown: str, said: str) -> None:
+    duration = timedelta(seconds=seconds)
+    assert (clock(duration), ago(duration)) == (shown, said)
+
+
+def test_nothing_is_said_of_a_running_time_that_is_not_known() -> None:
+    assert clock(None) == ""

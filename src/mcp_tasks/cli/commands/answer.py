@@ -152,7 +152,7 @@ async def _answer(handle: TaskHandle, entry: LedgerEntry, given: Given, access: 
 
 async def _ask_all(questions: Sequence[Question], access: Access) -> dict[str, Any] | None:
     """The answers that somebody gives at the prompt; None if they leave a question open."""
-    attending = Attending(LineBoard(), access)
+    attending = Attending(LineBoard(), access, Waiting())
 
     async def ask() -> dict[str, Any] | None:
         answers: dict[str, Any] = {}

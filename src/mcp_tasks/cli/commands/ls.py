@@ -13,9 +13,10 @@ from mcp_tasks.cli.options import Options, takes_options
 from mcp_tasks.cli.remembered import Chosen, opened_ledger, takes_server
 from mcp_tasks.cli.terminal.exits import Exit, problem_of
 from mcp_tasks.cli.terminal.text import one_line
-from mcp_tasks.cli.terminal.views import Columns, ago, clock, listing, print_json, say, status_of, stdout
+from mcp_tasks.cli.terminal.views import Columns, listing, print_json, say, status_of, stdout
 from mcp_tasks.client import Followed, Ledger, LedgerEntry, TaskHandle, TaskStatus, short_ids
 from mcp_tasks.client.ledger_entry import UNKNOWN
+from mcp_tasks.core.durations import ago, clock
 
 
 @click.command()
@@ -77,7 +78,7 @@ def _table(entries: Sequence[LedgerEntry], *, short: Mapping[str, str]) -> Rende
     columns: Columns[Followed] = {
         "id": lambda task: short[task.entry.task_id],
         "status": status_of,
-        "started": lambda task: ago(task.entry.started_at),
+        "started": lambda task: ago(task.entry.age),
         "took": lambda task: clock(task.elapsed),
         "call": lambda task: f"{task.entry.tool} {task.entry.arguments or ''}",
         "message": lambda task: task.message,

@@ -14,10 +14,11 @@ from mcp_tasks.cli.forms.arguments import how_to_answer
 from mcp_tasks.cli.options import Access, takes_save
 from mcp_tasks.cli.remembered import Chosen, takes_tasks
 from mcp_tasks.cli.terminal.exits import Exit, problem_of
-from mcp_tasks.cli.terminal.outcomes import HOW_TO_SAVE, as_json, not_saved, with_files
+from mcp_tasks.cli.terminal.outcomes import HOW_TO_SAVE, as_json, problem_in, with_files
 from mcp_tasks.cli.terminal.text import clean, one_line
-from mcp_tasks.cli.terminal.views import Line, ago, badge, card, clock, print_json, say, state_of, stdout
+from mcp_tasks.cli.terminal.views import Line, badge, card, print_json, say, stdout
 from mcp_tasks.client import Followed, LedgerEntry, TaskHandle, TaskSnapshot, result_texts
+from mcp_tasks.core.durations import ago, clock
 
 
 @click.command()
@@ -50,7 +51,7 @@ async def command(*, chosen: Chosen, offline: bool, save: Path | None) -> int:
         if followed.result is not None:
             stdout().print("\nresult" + (" (the tool failed)" if followed.is_error else ""), style="bright_black")
             stdout().print(Text(clean("\n".join(result_texts(followed.result, followed.saved, unsaved=HOW_TO_SAVE)))))
-    problem = not_saved(followed)
+    problem = problem_in(followed)
     return Exit.OK if problem is None else problem.code
 
 
@@ -70,12 +71,12 @@ def _lines(followed: Followed) -> list[Line]:
     entry = followed.entry
     return [
         ("id", entry.task_id),
-        ("status", badge(state_of(followed))),
+        ("status", badge(followed.state)),
         ("tool", one_line(entry.tool) or "unknown"),
         ("arguments", entry.arguments),
         ("server", entry.server_label),
         ("identity", entry.identity),
-        ("started", f"{_local(entry.started_at)} ({ago(entry.started_at)})"),
+        ("started", f"{_local(entry.started_at)} ({ago(entry.age)})"),
         ("took" if followed.is_final else "running for", clock(followed.elapsed)),
         ("message", followed.message),
         *([] if followed.snapshot is None else _seen(followed, followed.snapshot)),
@@ -84,7 +85,7 @@ def _lines(followed: Followed) -> list[Line]:
 
 def _seen(followed: Followed, snapshot: TaskSnapshot) -> list[Line]:
     """What only the server knows."""
-    done, pace, error = followed.progress, snapshot.poll_interval, snapshot.error or {}
+    done, pace = followed.progress, snapshot.poll_interval
     # Until it has ended the time is only what the server promises at least, and grows.
     expires = "never" if snapshot.expires_at is None else "not before it has ended"
     if snapshot.expires_at is not None and followed.is_final:
@@ -96,7 +97,7 @@ def _seen(followed: Followed, snapshot: TaskSnapshot) -> list[Line]:
         ("last updated", _local(snapshot.updated_at)),
         ("expires", expires),
         ("poll every", None if pace is None or followed.is_final else f"{pace.total_seconds():g} s"),
-        ("error", Text(one_line(f"{error.get('message')} (code {error.get('code')})") if error else "", style="red")),
+        ("error", Text(one_line(followed.failure), style="red")),
     ]
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import webbrowser
-from textwrap import indent
 from typing import Any, Final
 
 from rich.console import Console
+from rich.padding import Padding
 from rich.panel import Panel
 from rich.text import Text
 
@@ -30,7 +30,7 @@ async def ask(question: Question, keyboard: Keyboard, console: Console) -> dict[
     before: Field | None = None
     if form.fields:
         enter = "Enter takes the [default]. " if any(field.has_default for field in form.fields) else ""
-        console.print(Text(f"  {enter}/decline, /cancel or /later instead of an answer; /help for more.", style=_QUIET))
+        _hint(f"{enter}/decline, /cancel or /later instead of an answer; /help for more.", console)
     while not form.is_over:
         field = form.field
         if field is not before:
@@ -39,9 +39,9 @@ async def ask(question: Question, keyboard: Keyboard, console: Console) -> dict[
         before = field
         line = await keyboard.line(_prompt(form), console)
         if line.strip() in ("/help", "/?") and form.link is None:
-            console.print(Text(indent(Form.HELP, "  "), style=_QUIET))
+            _hint(Form.HELP, console)
             continue
-        if _may_open(form) and chosen_word(line.strip().removeprefix("/"), ["open"]):
+        if _may_open(form) and chosen_word(line, ["open"]):
             if not webbrowser.open(str(question.url)):
                 _complain("No browser could be opened; visit the address yourself.", console)
             line = "visit"
@@ -86,6 +86,10 @@ def _prompt(form: Form) -> Text:
     if form.current is not None:
         text.append(f" [{one_line(as_text(form.current))}]", style="cyan")
     return text.append(": ")
+
+
+def _hint(text: str, console: Console) -> None:
+    console.print(Padding(Text(text, style=_QUIET), (0, 0, 0, 2), expand=False))
 
 
 def _complain(text: str, console: Console) -> None:

@@ -1,16 +1,15 @@
 """Whoever waits at a terminal, or reads its lines later: states are drawn, questions asked, and Ctrl-C offers a choice.
 
-One thing at a time is on the terminal: a question, or the menu after Ctrl-C. While somebody works on either, no time of
-a `--timeout` passes.
+While somebody works on a question, or on the menu after Ctrl-C, no time of a `--timeout` passes.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine, Mapping
-from contextlib import asynccontextmanager
-from datetime import datetime, timedelta
-from typing import Any, Final, TypeVar
+from collections.abc import Coroutine
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.text import Text
@@ -24,13 +23,10 @@ from mcp_tasks.cli.terminal.keyboard import Interrupt, Keyboard, is_terminal
 from mcp_tasks.cli.terminal.outcomes import say_how_to_return
 from mcp_tasks.cli.terminal.text import one_line
 from mcp_tasks.cli.terminal.views import say
-from mcp_tasks.client import Followed, Follower, Hooks, LedgerEntry, Question, TaskSnapshot, questions_of, short_id
+from mcp_tasks.client import Followed, Follower, Hooks, Question, short_id
 from mcp_tasks.client.conversions import chosen_word
-from mcp_tasks.core.json import JsonObject
 
 T = TypeVar("T")
-
-_AS_LONG_AS_IT_TAKES: Final = Waiting()
 
 
 class Attending(Hooks):
@@ -41,16 +37,14 @@ class Attending(Hooks):
         follower: Does the following, as it is told, and tells us.
     """
 
-    def __init__(
-        self, board: Board, access: Access, waiting: Waiting = _AS_LONG_AS_IT_TAKES, *, asks: bool = True
-    ) -> None:
+    def __init__(self, board: Board, access: Access, waiting: Waiting, *, asks: bool = True) -> None:
         self.can_answer: bool = is_terminal()
         self.follower: Follower = Follower(self, asks=asks, on_abandon=waiting.on_abandon, timeout=waiting.timeout)
         self._board = board
         self._access = access
         self._keyboard = Keyboard()
-        self._terminal = asyncio.Lock()
-        self._decided: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._given_up = asyncio.Event()
+        self._cancelling: list[asyncio.Future[None]] = []
 
     async def stay(self, work: Coroutine[Any, Any, T]) -> T:
         """Do `work` until it ends, or the person stops it; if they cancel the tasks, until these have ended.
@@ -59,20 +53,17 @@ class Attending(Hooks):
             Detached: The person no longer wants to wait, and was told how to come back.
         """
         with self._keyboard.listening():
-            working = asyncio.ensure_future(work)
-            cancelling: list[asyncio.Future[None]] = []
+            working, given_up = asyncio.ensure_future(work), asyncio.ensure_future(self._given_up.wait())
+            attending = asyncio.ensure_future(self._attend())
             try:
                 self._board.start()
-                while (decision := await self._decision(working)) == "cancel":
-                    # Meanwhile Ctrl-C is listened to: a server may take its time, or be gone.
-                    cancelling.append(asyncio.ensure_future(self.follower.cancel_all()))
-                if decision is None:
+                await asyncio.wait({working, given_up}, return_when=asyncio.FIRST_COMPLETED)
+                if working.done():
                     return await working
-                if decision == "detach":
-                    self.follower.leave_all()
             finally:
-                for future in (*cancelling, working):
-                    await _stop(future)
+                for future in (attending, given_up, *self._cancelling, working):
+                    future.cancel()
+                    await asyncio.gather(future, return_exceptions=True)
                 self._board.stop()
         self._say_goodbye()
         raise Detached
@@ -83,129 +74,92 @@ class Attending(Hooks):
 
     async def ask(self, question: Question) -> dict[str, Any] | None:
         """Ask the person; None if they leave the question open."""
-        async with self._alone_at_terminal() as console:
-            while True:
+        async with self._board.aside() as console:
+            waits = True
+            while waits:
                 try:
                     return await ask(question, self._keyboard, console)
                 except Interrupt:
-                    if not await self._waits_on(console):
-                        break
+                    waits = await self._waits_on(console)
         # The terminal is free again, and whoever wants the answer is stopped, or sees its task end.
         return await asyncio.get_running_loop().create_future()
 
-    @property
-    def _has_several(self) -> bool:
-        """Whether there are tasks to tell apart."""
-        return sum(1 for followed in self.follower.seen.values() if followed.task_id) > 1
-
     # What happens to calls and tasks
 
-    def on_state(self, entry: LedgerEntry, snapshot: TaskSnapshot) -> None:
+    def on_change(self, followed: Followed) -> None:
         """Draw it."""
-        self._board.show(Followed(entry=entry, snapshot=snapshot))
+        self._board.show(followed)
 
-    async def on_question(self, entry: LedgerEntry, key: str, request: JsonObject) -> Mapping[str, Any] | None:
+    async def on_question(self, followed: Followed, question: Question) -> dict[str, Any] | None:
         """Ask the person."""
-        name = entry.tool or entry.task_id
-        if self._has_several:
-            name = f"{name} ({short_id(entry.task_id)})"
-        [question] = questions_of({key: request}, name, entry.server_label)
         if not question.is_elicitation:
-            self._say(f"The task sends a {question.method} request, which cannot be answered here.", "yellow")
+            method = one_line(question.method)
+            self._board.say(f"The task sends a {method} request, which cannot be answered here.", "yellow")
             return None
+        if self._board.with_ids:
+            question = replace(question, tool=f"{question.tool} ({short_id(followed.entry.task_id)})")
         return await self.ask(question)
 
-    def on_withdrawn(self, entry: LedgerEntry, key: str) -> None:
+    def on_withdrawn(self, followed: Followed, key: str) -> None:
         """Say so, because somebody was typing."""
-        self._say("The question was withdrawn.", "yellow")
+        self._board.say("The question was withdrawn.", "yellow")
 
-    def on_refused(self, entry: LedgerEntry, key: str, problem: Exception) -> None:
+    def on_refused(self, followed: Followed, key: str, problem: Exception) -> None:
         """Say so, because it is asked again."""
-        self._say(f"The server refused the answer, and the question is asked again: {problem}", "red")
+        self._board.say(one_line(f"The server refused the answer, and the question is asked again: {problem}"), "red")
 
-    def on_out_of_reach(self, entry: LedgerEntry, since: datetime) -> None:
-        """Draw that nothing is known for now, and since when."""
-        self._board.show(self.follower.seen[entry.key])
-
-    def on_back(self, entry: LedgerEntry, after: timedelta) -> None:
+    def on_back(self, followed: Followed, after: timedelta) -> None:
         """Say that the server is back, in a line that stays."""
-        self._board.back(self.follower.seen[entry.key], after)
+        self._board.back(followed, after)
 
-    def on_call_ended(self, entry: LedgerEntry) -> None:
+    def on_call_ended(self, followed: Followed) -> None:
         """Draw no more of it: its result is printed, or its task is drawn."""
-        self._board.drop(self.follower.seen[entry.key])
+        self._board.drop(followed)
 
-    def on_problem(self, entry: LedgerEntry, problem: Exception) -> None:
+    def on_problem(self, followed: Followed, problem: Exception) -> None:
         """Draw no more of it."""
-        self._board.drop(self.follower.seen[entry.key], problem_of(problem).message)
+        self._board.drop(followed, problem_of(problem).message)
 
-    def on_not_cancelled(self, entry: LedgerEntry, problem: Exception) -> None:
+    def on_not_cancelled(self, followed: Followed, problem: Exception) -> None:
         """Say so."""
-        self._say(f"{entry.task_id} could not be cancelled: {problem}", "red")
-
-    def _say(self, text: str, style: str) -> None:
-        self._board.say(Text(one_line(text), style=style))
+        self._board.say(one_line(f"{followed.task_id} could not be cancelled: {problem}"), "red")
 
     # What the person decides
 
-    async def _decision(self, working: asyncio.Future[Any]) -> str | None:
-        """What the person decides; None if the work has ended before."""
-        self._decided = asyncio.get_running_loop().create_future()
-        attending = asyncio.ensure_future(self._attend())
-        try:
-            await asyncio.wait({working, attending, self._decided}, return_when=asyncio.FIRST_COMPLETED)
-            return self._decided.result() if self._decided.done() and not working.done() else None
-        finally:
-            await _stop(attending)
-
     async def _attend(self) -> None:
-        """Wait for every Ctrl-C that comes while nothing is asked."""
+        """Have the person choose at every Ctrl-C that comes while nothing is asked."""
         while True:
             await self._keyboard.interrupted()
-            if not self._has_choice:
-                self._decide("stop")
-                continue
-            async with self._alone_at_terminal() as console:
+            async with self._board.aside() as console:
                 await self._waits_on(console)
 
-    @property
-    def _has_choice(self) -> bool:
-        """Whether there is something to choose, and somebody who can. If not, `--on-abandon` says what becomes of the
-        tasks."""
-        return self.can_answer and self.follower.can_cancel
-
     async def _waits_on(self, console: Console) -> bool:
-        """After Ctrl-C: whether to go on."""
-        decision = await self._menu(console) if self._has_choice else "stop"
-        if decision != "wait":
-            self._decide(decision)
+        """Whether to go on after Ctrl-C; otherwise what was chosen instead is under way."""
+        # With nothing to choose, or nobody who can, `--on-abandon` says what becomes of the tasks.
+        decision = await self._menu(console) if self.can_answer and self.follower.can_cancel else "stop"
+        if decision == "cancel":
+            # Meanwhile Ctrl-C is listened to: a server may take its time, or be gone.
+            self._cancelling.append(asyncio.ensure_future(self.follower.cancel_all()))
+        elif decision != "wait":
+            if decision == "detach":
+                self.follower.leave_all()
+            self._given_up.set()
         return decision == "wait"
-
-    def _decide(self, decision: str) -> None:
-        """Have `stay` know what was decided."""
-        if not self._decided.done():
-            self._decided.set_result(decision)
 
     async def _menu(self, console: Console) -> str:
         self._keyboard.forget_typed()
-        cancel = "[c]ancel all, [d]etach, " if self._has_several else "[c]ancel, [d]etach or "
+        cancel = "[c]ancel all, [d]etach, " if self._board.with_ids else "[c]ancel, [d]etach or "
         prompt = Text(f"{cancel}[w]ait on (Ctrl-C again detaches): ", style="yellow")
-        while True:
-            try:
-                text = await self._keyboard.line(prompt, console)
-            except Interrupt:
-                return "detach"
-            decision = chosen_word(text or "wait", ("cancel", "detach", "wait"))
-            if decision is not None:
-                return decision
-            # Cancelling cannot be taken back, so nothing is guessed.
-            console.print(Text("Type c, d or w, or the whole word.", style="red"))
-
-    @asynccontextmanager
-    async def _alone_at_terminal(self) -> AsyncGenerator[Console]:
-        async with self._terminal:
-            with self.follower.paused(), self._board.aside() as console:
-                yield console
+        try:
+            with self.follower.paused():
+                while True:
+                    line = await self._keyboard.line(prompt, console)
+                    if word := chosen_word(line or "wait", ("cancel", "detach", "wait")):
+                        return word
+                    # Cancelling cannot be taken back, so nothing is guessed.
+                    console.print(Text("Type c, d or w, or the whole word.", style="red"))
+        except Interrupt:
+            return "detach"
 
     def _say_goodbye(self) -> None:
         """Say what becomes of what was waited for; of what was only watched, nothing does."""
@@ -218,8 +172,3 @@ class Attending(Hooks):
             say("The task was cancelled." if len(tasks) == 1 else "The tasks that had not ended were cancelled.")
         else:
             say_how_to_return([followed.entry for followed in tasks], self._access)
-
-
-async def _stop(future: asyncio.Future[Any]) -> None:
-    future.cancel()
-    await asyncio.gather(future, return_exceptions=True)

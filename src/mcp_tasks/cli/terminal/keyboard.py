@@ -56,19 +56,17 @@ class Keyboard:
         try:
             if sys.platform == "win32":
                 threading.Thread(target=_read_on_thread, args=(loop, reading), daemon=True).start()
-                return await reading
-            descriptor = sys.stdin.fileno()
-            loop.add_reader(descriptor, _read, descriptor, reading)
-            try:
-                return await reading
-            finally:
-                loop.remove_reader(descriptor)
+            else:
+                loop.add_reader(sys.stdin, _read, reading)
+            return await reading
         except (Interrupt, asyncio.CancelledError):
             # What is printed next is no part of the prompt.
             console.print()
             raise
         finally:
             self._reading = None
+            if sys.platform != "win32":
+                loop.remove_reader(sys.stdin)
 
     @staticmethod
     def forget_typed() -> None:
@@ -76,13 +74,13 @@ class Keyboard:
         if sys.platform != "win32":
             import termios
 
-            termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)
+            termios.tcflush(sys.stdin, termios.TCIFLUSH)
 
     def _press(self) -> None:
-        if self._reading is not None and not self._reading.done():
-            self._reading.set_exception(Interrupt())
-        else:
+        if self._reading is None or self._reading.done():
             self._pressed.set()
+        else:
+            self._reading.set_exception(Interrupt())
 
 
 @contextmanager
@@ -93,15 +91,14 @@ def _no_echo_of_controls() -> Generator[None]:
         return
     import termios
 
-    descriptor = sys.stdin.fileno()
-    before = termios.tcgetattr(descriptor)
+    before = termios.tcgetattr(sys.stdin)
     quiet = [*before]
     quiet[3] &= ~termios.ECHOCTL
-    termios.tcsetattr(descriptor, termios.TCSADRAIN, quiet)
+    termios.tcsetattr(sys.stdin, termios.TCSADRAIN, quiet)
     try:
         yield
     finally:
-        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
 
 
 def is_terminal() -> bool:
@@ -109,9 +106,9 @@ def is_terminal() -> bool:
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
-def _read(descriptor: int, reading: asyncio.Future[str]) -> None:
+def _read(reading: asyncio.Future[str]) -> None:
     # A terminal gives whole lines, so this takes one and does not block.
-    _settle(reading, os.read(descriptor, 65536).decode(sys.stdin.encoding or "utf-8", "replace"))
+    _settle(reading, os.read(sys.stdin.fileno(), 65536).decode(sys.stdin.encoding or "utf-8", "replace"))
 
 
 def _read_on_thread(loop: asyncio.AbstractEventLoop, reading: asyncio.Future[str]) -> None:
@@ -119,9 +116,7 @@ def _read_on_thread(loop: asyncio.AbstractEventLoop, reading: asyncio.Future[str
 
 
 def _settle(reading: asyncio.Future[str], text: str) -> None:
-    if reading.done():
-        return
-    if text:
+    if text and not reading.done():
         reading.set_result(text.rstrip("\r\n"))
-    else:
+    elif not reading.done():
         reading.set_exception(Interrupt())

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -19,15 +18,16 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from mcp_tasks.cli.terminal.text import clean, json_text, one_line
-from mcp_tasks.client import Followed, short_id
+from mcp_tasks.client import Followed
+from mcp_tasks.client.followed import COMPLETED_BADLY
 
 T = TypeVar("T")
 
 Columns: TypeAlias = Mapping[str, Callable[[T], Text | str | None]]
 """What a table shows of each item, by the titles of its columns. Text is a server's, unless it is drawn already."""
 
-COMPLETED_BADLY: Final = "completed with an error"
-"""What the protocol calls completed of a tool that says that it failed."""
+Line: TypeAlias = tuple[str, Text | str | None]
+"""What something is called, and what it is, if it is anything."""
 
 MARKS: Final[Mapping[str, tuple[str, str]]] = {
     "working": ("●", "blue"),
@@ -39,8 +39,6 @@ MARKS: Final[Mapping[str, tuple[str, str]]] = {
     "cancelled": ("○", "bright_black"),
 }
 """Marks of the statuses, and colours as the MCP Inspector has them."""
-
-PIPE_WIDTH: Final = 240
 
 NARROW: Final = 100
 """Columns of a terminal below which what does not fit beside each other goes below each other."""
@@ -55,7 +53,7 @@ def stderr() -> Console:
 @cache
 def stdout() -> Console:
     """The console for results. Nothing is cut short in a pipe."""
-    return Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
+    return Console(highlight=False, width=None if sys.stdout.isatty() else 240)
 
 
 def can_redraw() -> bool:
@@ -63,9 +61,9 @@ def can_redraw() -> bool:
     return stderr().is_terminal and not stderr().is_dumb_terminal
 
 
-def say(text: str, style: str = "") -> None:
+def say(text: Text | str, style: str = "") -> None:
     """A line on stderr, or several. What is in it of a server's is on one line each, or meant to be on several."""
-    stderr().print(Text(clean(text), style=style), soft_wrap=True)
+    stderr().print(text if isinstance(text, Text) else Text(clean(text), style=style), soft_wrap=True)
 
 
 def print_json(value: Any) -> None:
@@ -79,46 +77,9 @@ def badge(status: str) -> Text:
     return Text(f"{mark} {one_line(status).replace('_', ' ')}", style=style)
 
 
-def ago(instant: datetime, now: datetime | None = None) -> str:
-    """How long ago, as people say it."""
-    seconds = max(0, int(((now or datetime.now(UTC)) - instant).total_seconds()))
-    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= size:
-            return f"{seconds // size} {unit} ago"
-    return f"{seconds} s ago"
-
-
-def clock(duration: timedelta | None) -> str:
-    """A running time: 0:07, 12:34, 1:02:03, 3d 01:02:03; nothing of one that is not known."""
-    if duration is None:
-        return ""
-    minutes, seconds = divmod(max(0, int(duration.total_seconds())), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours >= 24:
-        return f"{hours // 24}d {hours % 24:02}:{minutes:02}:{seconds:02}"
-    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
-
-
-def state_of(task: Followed) -> str:
-    """A task's status, in words of its own where that says too little."""
-    return COMPLETED_BADLY if task.is_error and task.status == "completed" else task.status
-
-
 def status_of(task: Followed) -> Text:
-    """The same for a column, which is as wide as its longest."""
-    return badge(task.status if state_of(task) == task.status else "tool error")
-
-
-def tool_of(task: Followed) -> str:
-    """The tool of a call or a task; of a task that is not ours, its id."""
-    return one_line(task.entry.tool or short_id(task.entry.task_id))
-
-
-def said_by(task: Followed) -> str:
-    """A task's message, or what is more important now."""
-    if task.away_since is not None:
-        return f"server out of reach for {clock(datetime.now(UTC) - task.away_since)}, trying again"
-    return one_line(task.message)
+    """A task's state for a column, which is as wide as its longest."""
+    return badge("tool error" if task.state == COMPLETED_BADLY else task.status)
 
 
 def listing(
@@ -132,22 +93,16 @@ def listing(
     width = (console or stdout()).width
     widths = [max([len(title), *(row[number].cell_len for row in rows)]) for number, title in enumerate(columns)]
     if width >= NARROW or sum(widths) + 2 * len(widths) <= width:
-        table = Table(box=None, pad_edge=False, header_style="bright_black")
-        for number, title in enumerate(columns):
-            table.add_column(title, no_wrap=number < fixed)
+        headers = [Column(title, no_wrap=number < fixed) for number, title in enumerate(columns)]
+        table = Table(*headers, box=None, pad_edge=False, header_style="bright_black")
         for row in rows:
             table.add_row(*row)
         return table
     blocks: list[RenderableType] = []
     for row in rows:
-        line = Text("  ").join(row[:fixed])
-        line.overflow = "fold"
+        line = Text("  ", overflow="fold").join(row[:fixed])
         blocks += [line, *(Padding(cell, (0, 0, 0, 2)) for cell in row[fixed:] if cell.plain)]
     return Group(*blocks)
-
-
-Line: TypeAlias = tuple[str, Text | str | None]
-"""What something is called, and what it is, if it is anything."""
 
 
 def card(lines: Iterable[Line]) -> Table:

@@ -12,7 +12,8 @@ from mcp_tasks.cli.commands.store.shapes import record_json
 from mcp_tasks.cli.commands.store.workers import find_worker, short_worker
 from mcp_tasks.cli.options import Duration
 from mcp_tasks.cli.terminal.exits import Exit, Problem
-from mcp_tasks.cli.terminal.views import Columns, ago, badge, clock, listing, print_json, say, stdout
+from mcp_tasks.cli.terminal.views import Columns, badge, listing, print_json, say, stdout
+from mcp_tasks.core.durations import ago, clock
 from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.runtime.filtering import Wanted
@@ -103,7 +104,7 @@ def _print(records: Sequence[TaskRecord]) -> None:
     columns: Columns[TaskRecord] = {
         "id": lambda record: record.id,
         "status": lambda record: badge("tool error" if record.is_error else record.status.value),
-        "made": lambda record: ago(record.created_at),
+        "made": lambda record: ago(datetime.now(UTC) - record.created_at),
         "took": lambda record: clock((record.finished_at or datetime.now(UTC)) - record.created_at),
         "tool": lambda record: record.name,
         "owner": lambda record: record.owner or "-",
