@@ -88,7 +88,7 @@ def test_wrong_usage_is_said_in_words(cli: Cli) -> None:
     assert {done.returncode for done in (unknown, nothing, scheme, empty, header, age)} == {2}
     assert "No such command 'frobnicate'" in unknown.stderr
     assert "begins with http:// or https://" in scheme.stderr
-    assert "--header takes NAME:VALUE" in header.stderr
+    assert "a header is written NAME:VALUE" in header.stderr
     assert "7d" in age.stderr
 
 

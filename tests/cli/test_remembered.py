@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from mcp_tasks.cli.remembered import opened_ledger
 from mcp_tasks.cli.terminal.exits import Exit, problem_of
-from mcp_tasks.client import Ledger
+from mcp_tasks.client import Ledger, user_ledger
 from mcp_tasks.client.servers.grouping import by_server
 from mcp_tasks.client.short_ids import short_id, short_ids
 from mcp_tasks.errors import CredentialsForOne, TasksError
@@ -74,7 +73,7 @@ def test_a_token_is_not_shown_to_two_servers(ledger: Ledger) -> None:
 
 
 def test_the_ledger_is_for_its_owner_only(tmp_path: Path) -> None:
-    with opened_ledger(tmp_path / "deep" / "ledger.db") as ledger:
+    with user_ledger(tmp_path / "deep" / "ledger.db") as ledger:
         assert stat.S_IMODE(ledger.path.stat().st_mode) == 0o600
 
 

@@ -16,9 +16,8 @@ from urllib.parse import urlsplit
 import click
 
 from mcp_tasks.client.secrets import Secrets
-from mcp_tasks.client.servers.credentials import check_token, is_in_the_clear, read_headers, read_token, secrets_of
+from mcp_tasks.client.servers.credentials import is_in_the_clear, read_headers, read_token, secrets_of
 from mcp_tasks.encryption import LEDGER_KEYS_VARIABLE
-from mcp_tasks.errors import InvalidOption
 
 TOKEN: Final = "MCP_TASKS_TOKEN"  # noqa: S105 - the name of a variable
 TOKEN_FILE: Final = "MCP_TASKS_TOKEN_FILE"  # noqa: S105
@@ -27,51 +26,37 @@ SECRETS: Final = Secrets()
 """What nothing shows that is printed here."""
 
 
-def sent_headers(lines: Sequence[str] = (), token: str | None = None, file: Path | None = None) -> dict[str, str]:
+def sent_headers(lines: Sequence[str] = (), given: str | None = None, file: Path | None = None) -> dict[str, str]:
     """The headers of every HTTP request: those that were typed as `NAME:VALUE`, and one for the token, wherever that is
     said: `--token`, `--token-file`, or the environment, in this order.
 
     Raises:
-        UsageError: One is no header; or the token is said twice, or what is said has none.
+        UsageError: The token is said twice.
+        InvalidOption: One is no header, or there is no token where there should be one.
     """
-    chosen = _chosen_token(token, file)
-    try:
-        headers = read_headers(lines, chosen)
-    except InvalidOption as exc:
-        raise click.UsageError(f"--{exc}") from exc
-    SECRETS.hide(*secrets_of(headers=headers))
-    return headers
-
-
-def _chosen_token(given: str | None, file: Path | None) -> str | None:
     if given is not None and file is not None:
         raise click.UsageError("--token and --token-file are two ways to say the same; give one of them")
-    text = _asked() if given == "-" else given
-    if given is None and file is None:
-        text, path = os.environ.get(TOKEN) or None, os.environ.get(TOKEN_FILE)
-        file = Path(path) if path and text is None else None
-    elif given not in (None, "-"):
-        _warn(
-            "the token is on the command line, where everybody on this machine can read it: --token-file, or "
-            "--token - for a prompt"
-        )
-    try:
-        if file is None:
-            return None if text is None else check_token(text)
+    token = _asked() if given == "-" else given
+    if given not in (None, "-"):
+        instead = "--token-file, or --token - for a prompt"
+        _warn(f"the token is on the command line, where everybody on this machine can read it: {instead}")
+    elif given is None and file is None:
+        token, path = os.environ.get(TOKEN) or None, os.environ.get(TOKEN_FILE)
+        file = Path(path) if path and token is None else None
+    if file is not None:
         token, is_open = read_token(file)
-    except InvalidOption as exc:
-        raise click.UsageError(str(exc)) from exc
-    if is_open:
-        _warn(f"others on this machine may read {file}: chmod 600 {file}")
-    return token
+        if is_open:
+            _warn(f"others on this machine may read {file}: chmod 600 {file}")
+    headers = read_headers(lines, token)
+    SECRETS.hide(*secrets_of(headers=headers))
+    return headers
 
 
 def guard(url: str, *, with_credentials: bool) -> None:
     """Have nothing show the password that is in a URL, and say that credentials travel in the clear, where they do."""
     SECRETS.hide(*secrets_of(url))
     if with_credentials and is_in_the_clear(url):
-        host = urlsplit(url).hostname
-        _warn(f"credentials go to {host} over plain http, where everybody on the way can read them")
+        _warn(f"credentials go to {urlsplit(url).hostname} over plain http, where everybody on the way can read them")
 
 
 def environment_for_servers() -> dict[str, str]:

@@ -1,12 +1,11 @@
-"""The tasks that were started from here: the ledger's file, and the tasks that a command is given."""
+"""The tasks that a command is given, out of those that were started from here."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
-from contextlib import AbstractAsyncContextManager, closing, contextmanager
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from functools import partial, wraps
-from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 import click
@@ -15,12 +14,9 @@ from mcp import Client
 from mcp_tasks.cli.commands.servers.names import SERVER
 from mcp_tasks.cli.connection import connect
 from mcp_tasks.cli.options import Command, Options, Takes, takes_options
-from mcp_tasks.cli.terminal.exits import Exit, Problem
-from mcp_tasks.client import Ledger, LedgerEntry, ServerAddress, ServerTasks, TaskHandle
+from mcp_tasks.client import Ledger, LedgerEntry, ServerAddress, ServerTasks, TaskHandle, user_ledger
 from mcp_tasks.client.looking import Seen, at_each
 from mcp_tasks.client.servers.connecting import ask_through_the_task
-from mcp_tasks.client.user_ledger import user_ledger, user_ledger_path
-from mcp_tasks.errors import InvalidOption, StoreError
 
 T = TypeVar("T")
 
@@ -70,25 +66,9 @@ def takes_tasks(command: TaskCommand) -> Command:
     @wraps(command)
     async def wrapper(*, ids: str | Sequence[str], server: str | None, options: Options, **given: Any) -> int:
         names = [ids] if isinstance(ids, str) else ids
-        with opened_ledger(options.ledger_path) as ledger:
+        with user_ledger(options.ledger_path) as ledger:
             entries = ledger.find_all(names, server=server, identity=options.access.identity)
             chosen = Chosen(ledger=ledger, entries=entries, options=options, several=len(names) > 1)
             return await command(chosen=chosen, **given)
 
     return wrapper
-
-
-@contextmanager
-def opened_ledger(path: Path | None) -> Generator[Ledger]:
-    """The ledger, made if it is not there.
-
-    Raises:
-        Problem: The file cannot be used.
-    """
-    try:
-        ledger = user_ledger(path)
-    except (OSError, StoreError, InvalidOption) as exc:
-        what = f"the ledger {path or user_ledger_path()} cannot be used: {exc}"
-        raise Problem(what, Exit.LEDGER, hint="--ledger names another.") from exc
-    with closing(ledger):
-        yield ledger

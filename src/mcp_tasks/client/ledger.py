@@ -16,7 +16,7 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 from weakref import finalize
 
 from mcp_tasks.client.ledger_entry import UNKNOWN, LedgerEntry
@@ -74,8 +74,14 @@ class Ledger:
         # A client that was given a path made its ledger by itself, and nobody is told when it is no longer used.
         self._closed = finalize(self, self._db.close)
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
     def close(self) -> None:
-        """Close the file. Safe to call twice."""
+        """Close the file; leaving a `with` does so, too. Safe to call twice."""
         self._closed()
 
     def add(

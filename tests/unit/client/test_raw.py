@@ -11,6 +11,7 @@ import pytest
 from mcp.shared.message import SessionMessage
 from mcp_types import JSONRPCNotification, JSONRPCRequest
 
+from harness.rpc import error_response
 from mcp_tasks.client.messages import reply_to, request_message
 from mcp_tasks.client.raw import HttpConnection, PipeConnection, Silence
 from tests.unit.virtual_time import SIMULATED
@@ -24,8 +25,7 @@ async def test_a_refusal_over_http_comes_with_its_status_and_in_a_few_words() ->
     def handle(request: httpx2.Request) -> httpx2.Response:
         assert json.loads(request.content)["method"] == "tasks/get"
         assert request.headers["mcp-name"] == "a"
-        error = {"code": -32602, "message": "unknown task"}
-        return httpx2.Response(400, json={"jsonrpc": "2.0", "id": 1, "error": error})
+        return httpx2.Response(400, json=error_response(1, -32602, "unknown task"))
 
     async with httpx2.AsyncClient(transport=httpx2.MockTransport(handle)) as client:
         connection = HttpConnection("http://server/mcp", client)

@@ -13,14 +13,13 @@ from mcp_tasks.cli.commands.servers.names import SERVER
 from mcp_tasks.cli.connection import connect
 from mcp_tasks.cli.forms.arguments import read_arguments
 from mcp_tasks.cli.options import Options, Waiting, takes_arguments, takes_options, takes_waiting
-from mcp_tasks.cli.remembered import opened_ledger
 from mcp_tasks.cli.terminal.attending import Attending
 from mcp_tasks.cli.terminal.boards import new_board
 from mcp_tasks.cli.terminal.exits import Exit, Problem, problem_of
 from mcp_tasks.cli.terminal.outcomes import report, say_how_to_return
 from mcp_tasks.cli.terminal.text import one_line
 from mcp_tasks.cli.terminal.views import say
-from mcp_tasks.client import Followed, ServerAddress, WaitTimedOut, describe_words, find_tool
+from mcp_tasks.client import Followed, ServerAddress, WaitTimedOut, describe_words, find_tool, user_ledger
 
 
 @click.command()
@@ -66,7 +65,7 @@ async def command(
     # Until the tool is called; from there on no time passes while somebody types.
     reaching = asyncio.timeout(timeout)
     try:
-        with opened_ledger(options.ledger_path) as ledger:
+        with user_ledger(options.ledger_path) as ledger:
             async with reaching, connect(server, access, ledger=ledger, elicit=follower.elicit) as client:
                 found = await find_tool(client, tool)
                 reaching.reschedule(None)

@@ -10,11 +10,10 @@ import click
 
 from mcp_tasks.cli.commands.completion.completing import task_ids
 from mcp_tasks.cli.options import Duration, Output, takes_ledger, takes_output
-from mcp_tasks.cli.remembered import opened_ledger
 from mcp_tasks.cli.terminal.exits import Exit
 from mcp_tasks.cli.terminal.text import one_line
 from mcp_tasks.cli.terminal.views import print_json, say
-from mcp_tasks.client import LedgerEntry
+from mcp_tasks.client import LedgerEntry, user_ledger
 
 
 @click.command()
@@ -29,7 +28,7 @@ def forget(*, ids: Sequence[str], ledger_path: Path | None, output: Output) -> i
     Examples:
       mcp-tasks forget task_AhLN
     """
-    with opened_ledger(ledger_path) as ledger:
+    with user_ledger(ledger_path) as ledger:
         entries = ledger.find_all(ids)
         for entry in entries:
             ledger.forget(entry.task_id, server=entry.server, identity=entry.identity)
@@ -60,7 +59,7 @@ def prune(*, older_than: timedelta, dry_run: bool, ledger_path: Path | None, out
       mcp-tasks prune
       mcp-tasks prune --older-than 7d --dry-run
     """
-    with opened_ledger(ledger_path) as ledger:
+    with user_ledger(ledger_path) as ledger:
         entries = ledger.prune(older_than=older_than, dry_run=dry_run)
     count = f"{len(entries)} task{'' if len(entries) == 1 else 's'}"
     lines = [f"  {one_line(entry.task_id)}  {one_line(entry.tool)}  {entry.status}" for entry in entries]

@@ -10,11 +10,11 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from mcp_tasks.cli.options import Options, takes_options
-from mcp_tasks.cli.remembered import Chosen, opened_ledger, takes_server
+from mcp_tasks.cli.remembered import Chosen, takes_server
 from mcp_tasks.cli.terminal.exits import Exit, problem_of
 from mcp_tasks.cli.terminal.text import one_line
 from mcp_tasks.cli.terminal.views import Columns, listing, print_json, say, status_of, stdout
-from mcp_tasks.client import Followed, Ledger, LedgerEntry, TaskHandle, TaskStatus, short_ids
+from mcp_tasks.client import Followed, Ledger, LedgerEntry, TaskHandle, TaskStatus, short_ids, user_ledger
 from mcp_tasks.client.ledger_entry import UNKNOWN
 from mcp_tasks.core.durations import ago, clock
 
@@ -54,7 +54,7 @@ async def command(
         raise click.UsageError("--active and --ended exclude each other; without them, all tasks are listed")
     is_active = active if active or ended else None
     identity, code = options.access.identity, Exit.OK
-    with opened_ledger(options.ledger_path) as ledger:
+    with user_ledger(options.ledger_path) as ledger:
         if refresh:
             code = await _refresh(ledger, ledger.pending(server=server, identity=identity), options)
         entries = ledger.entries(server=server, identity=identity, active=is_active, status=status, search=search)

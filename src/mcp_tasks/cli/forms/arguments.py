@@ -8,9 +8,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any, cast
 
-from mcp_tasks.cli.terminal.exits import Exit, Problem, problem_of
+from mcp_tasks.cli.terminal.exits import Exit, Problem
 from mcp_tasks.cli.terminal.text import command_line, one_line
-from mcp_tasks.client import BadValue, Question, read_words, short_id
+from mcp_tasks.client import Question, read_words, short_id
 from mcp_tasks.core.json import JsonObject
 
 
@@ -22,13 +22,11 @@ def read_arguments(schema: JsonObject, words: Sequence[str], json_text: str | No
         json_text: An object to begin with; `-` for stdin. Words come on top of it.
 
     Raises:
-        Problem: Something is unknown, missing or wrong; it says what, and how to write it.
+        BadValue: Something is unknown, missing or wrong; it says what, and how to write it.
+        Problem: What should be JSON is none.
     """
     words, known = read_known(words, json_text)
-    try:
-        return read_words(schema, words, known=known)
-    except BadValue as exc:
-        raise problem_of(exc) from exc
+    return read_words(schema, words, known=known)
 
 
 def read_known(words: Sequence[str], json_text: str | None) -> tuple[Sequence[str], dict[str, Any] | None]:

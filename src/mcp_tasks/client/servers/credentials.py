@@ -50,17 +50,18 @@ def read_headers(lines: Iterable[str], token: str | None = None) -> dict[str, st
     """HTTP headers that are written as `NAME:VALUE`, and one for a bearer token, if there is one.
 
     Raises:
-        InvalidOption: One cannot be a header. Of its value, which may be a secret, the message says nothing.
+        InvalidOption: One cannot be a header, or the token cannot be one. Of values, which may be secrets, the message
+            says nothing.
     """
     headers: dict[str, str] = {}
     for line in lines:
         name, colon, value = line.partition(":")
         if not colon or not name.strip():
-            raise InvalidOption(f"header takes NAME:VALUE, not {line!r}")
+            raise InvalidOption(f"a header is written NAME:VALUE, and not {line!r}")
         if not (line.strip().isascii() and line.strip().isprintable()):
-            raise InvalidOption(f"header {name.strip()!r} has characters that no header has")
+            raise InvalidOption(f"the header {name.strip()!r} has characters that no header has")
         headers[name.strip()] = value.strip()
-    return headers | ({"Authorization": f"Bearer {token}"} if token else {})
+    return headers if token is None else {**headers, "Authorization": f"Bearer {check_token(token)}"}
 
 
 def secrets_of(url: str = "", headers: Mapping[str, str] | None = None) -> list[str]:

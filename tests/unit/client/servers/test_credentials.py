@@ -49,11 +49,16 @@ def test_headers_are_names_and_values_and_a_token_is_one_of_them() -> None:
 
 @pytest.mark.parametrize(
     ("line", "why"),
-    [("X-Team", "takes NAME:VALUE, not 'X-Team'"), (":blue", "takes"), ("X:\u00e9", "'X' has characters")],
+    [("X-Team", "NAME:VALUE, and not 'X-Team'"), (":blue", "NAME:VALUE"), ("X:\u00e9", "'X' has characters")],
 )
 def test_what_is_no_header_is_refused(line: str, why: str) -> None:
     with pytest.raises(InvalidOption, match=why):
         read_headers([line])
+
+
+def test_what_is_no_token_is_no_header_either() -> None:
+    with pytest.raises(InvalidOption, match="the token is empty"):
+        read_headers([], " ")
 
 
 def test_what_may_be_a_secret_is_known() -> None:

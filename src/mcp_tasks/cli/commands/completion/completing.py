@@ -41,16 +41,15 @@ def _silent(complete: Completer) -> Completer:
 @_silent
 def task_ids(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """The tasks in the ledger, each with its tool and how it was last seen."""
-    from mcp_tasks.cli.remembered import opened_ledger
     from mcp_tasks.client.short_ids import short_ids
-    from mcp_tasks.client.user_ledger import user_ledger_path
+    from mcp_tasks.client.user_ledger import user_ledger, user_ledger_path
 
     path: Path | None = ctx.params.get("ledger_path")
     if not (path or user_ledger_path()).exists():
         return []
     # What has ended asks nothing any more, and cannot be stopped.
     active = True if ctx.info_name in ("answer", "cancel", "watch") else None
-    with opened_ledger(path) as ledger:
+    with user_ledger(path) as ledger:
         entries = ledger.entries(active=active)
     short = short_ids(entry.task_id for entry in entries)
     given = ctx.params.get(param.name or "") or ()
