@@ -53,7 +53,6 @@ class Options:
     """What every command takes that comes to servers, and to the tasks that were started there.
 
     Attributes:
-        access: How servers are spoken to.
         ledger_path: The ledger's file; None for the usual one.
         output: What is printed on stdout.
     """

@@ -50,12 +50,8 @@ TaskCommand: TypeAlias = Callable[..., Coroutine[Any, Any, int]]
 
 
 def takes_server(about: str) -> Takes:
-    """`--server`, as `server`: how the ledger names it."""
-
-    def named(ctx: click.Context, param: click.Parameter, server: ServerAddress | None) -> str | None:
-        return None if server is None else server.spec
-
-    return click.option("--server", type=SERVER, callback=named, metavar="SERVER", help=about)
+    """`--server`, as the address `server`."""
+    return click.option("--server", type=SERVER, metavar="SERVER", help=about)
 
 
 def takes_tasks(command: TaskCommand) -> Command:
@@ -64,10 +60,10 @@ def takes_tasks(command: TaskCommand) -> Command:
     @takes_server("The task's server, if the ledger does not know it. Needs the whole id.")
     @takes_options
     @wraps(command)
-    async def wrapper(*, ids: str | Sequence[str], server: str | None, options: Options, **given: Any) -> int:
-        names = [ids] if isinstance(ids, str) else ids
+    async def wrapper(*, ids: str | Sequence[str], server: ServerAddress | None, options: Options, **given: Any) -> int:
+        names, spec = [ids] if isinstance(ids, str) else ids, server and server.spec
         with user_ledger(options.ledger_path) as ledger:
-            entries = ledger.find_all(names, server=server, identity=options.access.identity)
+            entries = ledger.find_all(names, server=spec, identity=options.access.identity)
             chosen = Chosen(ledger=ledger, entries=entries, options=options, several=len(names) > 1)
             return await command(chosen=chosen, **given)
 

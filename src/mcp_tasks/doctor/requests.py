@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, TypeAlias
 
 from mcp.shared.inbound import encode_header_value
 from mcp_types import CLIENT_CAPABILITIES_META_KEY, CLIENT_INFO_META_KEY, PROTOCOL_VERSION_META_KEY, JSONRPCRequest
@@ -13,16 +13,13 @@ from mcp_tasks.client.messages import request_message
 from mcp_tasks.core.json import JsonObject
 from mcp_tasks.wire.models import EXTENSION_ID
 
+Headers: TypeAlias = Mapping[str, str | None]
+
 CLIENT: Final[JsonObject] = {"name": "mcp-tasks-doctor", "version": "1"}
 
 
 def request_of(
-    number: int,
-    method: str,
-    params: JsonObject,
-    *,
-    declare: bool = True,
-    headers: Mapping[str, str | None] | None = None,
+    number: int, method: str, params: JsonObject, *, declare: bool = True, headers: Headers | None = None
 ) -> tuple[JSONRPCRequest, Mapping[str, str]]:
     """A request, from a client that knows tasks if it is to `declare` them, and what HTTP headers go with it: `headers`
     in place of, or besides, those that belong to it; None leaves one out. An `initialize` is of the 2025-11-25

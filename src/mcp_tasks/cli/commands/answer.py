@@ -16,9 +16,8 @@ from mcp_tasks.cli.options import Access, Waiting, takes_arguments, takes_waitin
 from mcp_tasks.cli.remembered import Chosen, takes_tasks
 from mcp_tasks.cli.terminal.attending import Attending
 from mcp_tasks.cli.terminal.boards import LineBoard
-from mcp_tasks.cli.terminal.exits import Detached, Exit, Problem, problem_of
+from mcp_tasks.cli.terminal.exits import Detached, Exit, Problem
 from mcp_tasks.cli.terminal.keyboard import is_terminal
-from mcp_tasks.cli.terminal.outcomes import report
 from mcp_tasks.cli.terminal.text import command_line
 from mcp_tasks.cli.terminal.views import print_json, say
 from mcp_tasks.client import (
@@ -108,11 +107,11 @@ async def command(*, chosen: Chosen, given: Given) -> int:
 
     answered = (await chosen.at_each(answer, asks=True))[entry.key]
     if isinstance(answered, Exception):
-        raise problem_of(answered)
+        raise answered
     if answered is None:
         say(f"The question is left open. Answer it with:\n  {command_line('answer', task, options=repeated)}")
     elif given.wait:
-        return report(await wait_for(chosen, given.waiting), options, save=given.waiting.save)
+        return await wait_for(chosen, given.waiting)
     elif options.output == "json":
         print_json({"taskId": entry.task_id, "answered": answered})
     else:

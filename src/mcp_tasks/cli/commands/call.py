@@ -96,12 +96,9 @@ def _check_answer(call: Followed, *, detach: bool) -> None:
     if call.left_open:
         raise Problem("The question was left open, so the call is given up.", Exit.INPUT_REQUIRED, is_error=False)
     if call.questions:
-        [question] = call.questions
-        raise Problem(
-            "the tool asks something before it starts, and there is no terminal to ask at",
-            Exit.INPUT_REQUIRED,
-            hint="\n".join([*question.describe(), "Call it on a terminal."]),
-        )
+        why = "the tool asks something before it starts, and there is no terminal to ask at"
+        hint = "\n".join([*call.questions[0].describe(), "Call it on a terminal."])
+        raise Problem(why, Exit.INPUT_REQUIRED, hint=hint)
     if call.problem is not None and not isinstance(call.problem, WaitTimedOut):
         raise problem_of(call.problem)
     if detach and call.problem is None:

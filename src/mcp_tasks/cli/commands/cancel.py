@@ -38,15 +38,15 @@ async def command(*, chosen: Chosen) -> int:
     statuses: dict[str, str] = {}
     problems: dict[str, Problem] = {}
     for entry in chosen.entries:
-        found = seen[entry.key]
-        if isinstance(found, str):
-            statuses[entry.task_id] = found
-            continue
-        problem = problem_of(found)
-        if isinstance(found, UnknownTask | MCPError):
-            problem.message = f"{short_id(entry.task_id)}: {problem.message}"
-        # Several tasks of a server that is not there have one problem.
-        problems[problem.message] = problem
+        match seen[entry.key]:
+            case str(status):
+                statuses[entry.task_id] = status
+            case found:
+                problem = problem_of(found)
+                if isinstance(found, UnknownTask | MCPError):
+                    problem.message = f"{short_id(entry.task_id)}: {problem.message}"
+                # Several tasks of a server that is not there have one problem.
+                problems[problem.message] = problem
     for problem in problems.values():
         problem.show()
     if chosen.options.output == "json":

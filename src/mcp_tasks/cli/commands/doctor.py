@@ -15,7 +15,7 @@ from mcp_tasks.cli.commands.completion.completing import tool_names
 from mcp_tasks.cli.commands.servers.names import SERVER, way_to
 from mcp_tasks.cli.forms.arguments import read_arguments
 from mcp_tasks.cli.options import Access, Output, takes_access, takes_output
-from mcp_tasks.cli.terminal.exits import DOCTOR_FOUND_FAULTS, Exit
+from mcp_tasks.cli.terminal.exits import Exit
 from mcp_tasks.cli.terminal.outcomes import print_json
 from mcp_tasks.cli.terminal.text import clean
 from mcp_tasks.cli.terminal.views import NARROW, stderr, stdout
@@ -70,7 +70,7 @@ async def command(
     else:
         _print(report)
     if report.failed:
-        return DOCTOR_FOUND_FAULTS
+        return Exit.TOOL_ERROR
     return Exit.UNREACHABLE if report.unexamined else Exit.OK
 
 

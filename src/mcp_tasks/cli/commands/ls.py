@@ -14,7 +14,7 @@ from mcp_tasks.cli.remembered import Chosen, takes_server
 from mcp_tasks.cli.terminal.exits import Exit, problem_of
 from mcp_tasks.cli.terminal.text import one_line
 from mcp_tasks.cli.terminal.views import Columns, listing, print_json, say, status_of, stdout
-from mcp_tasks.client import Followed, Ledger, LedgerEntry, TaskHandle, TaskStatus, short_ids, user_ledger
+from mcp_tasks.client import Followed, LedgerEntry, ServerAddress, TaskHandle, TaskStatus, short_ids, user_ledger
 from mcp_tasks.client.ledger_entry import UNKNOWN
 from mcp_tasks.core.durations import ago, clock
 
@@ -37,7 +37,7 @@ async def command(
     ended: bool,
     status: str | None,
     search: str | None,
-    server: str | None,
+    server: ServerAddress | None,
     refresh: bool,
     options: Options,
 ) -> int:
@@ -53,11 +53,12 @@ async def command(
     if active and ended:
         raise click.UsageError("--active and --ended exclude each other; without them, all tasks are listed")
     is_active = active if active or ended else None
-    identity, code = options.access.identity, Exit.OK
+    spec, identity, code = server and server.spec, options.access.identity, Exit.OK
     with user_ledger(options.ledger_path) as ledger:
         if refresh:
-            code = await _refresh(ledger, ledger.pending(server=server, identity=identity), options)
-        entries = ledger.entries(server=server, identity=identity, active=is_active, status=status, search=search)
+            pending = ledger.pending(server=spec, identity=identity)
+            code = await _refresh(Chosen(ledger=ledger, entries=pending, options=options, several=True))
+        entries = ledger.entries(server=spec, identity=identity, active=is_active, status=status, search=search)
     if options.output == "json":
         print_json([entry.to_json() for entry in entries])
     else:
@@ -65,9 +66,9 @@ async def command(
     return code
 
 
-async def _refresh(ledger: Ledger, pending: Sequence[LedgerEntry], options: Options) -> Exit:
+async def _refresh(pending: Chosen) -> Exit:
     """Ask the servers; gives the exit code, which says whether one could not be asked."""
-    seen = await Chosen(ledger=ledger, entries=pending, options=options, several=True).at_each(TaskHandle.status)
+    seen = await pending.at_each(TaskHandle.status)
     problems = [problem_of(found) for found in seen.values() if isinstance(found, Exception)]
     for message, count in Counter(problem.message for problem in problems).items():
         say(f"{count} task{'' if count == 1 else 's'} could not be refreshed: {message}", "yellow")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import click
 from mcp_types import Tool
@@ -45,7 +44,10 @@ async def command(*, server: ServerAddress, access: Access, output: Output) -> i
         tools = [(tool, _WORDS[task_support(tool, client)]) for tool in await list_tools(client)]
         version, declared = client.protocol_version, declares_tasks(client)
     if output == "json":
-        shown = [_json(tool, words) for tool, words in tools]
+        shown = [
+            {"name": tool.name, "description": tool.description, "task": words, "inputSchema": tool.input_schema}
+            for tool, words in tools
+        ]
         print_json({"protocolVersion": version, "tasks": declared, "tools": shown})
         return Exit.OK
     columns: Columns[tuple[Tool, str]] = {
@@ -56,10 +58,6 @@ async def command(*, server: ServerAddress, access: Access, output: Output) -> i
     stdout().print(listing(columns, tools, fixed=2))
     say(_summary(version, declared))
     return Exit.OK
-
-
-def _json(tool: Tool, words: str) -> dict[str, Any]:
-    return {"name": tool.name, "description": tool.description, "task": words, "inputSchema": tool.input_schema}
 
 
 def _about(tool: Tool) -> Text:

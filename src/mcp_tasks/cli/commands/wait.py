@@ -10,7 +10,6 @@ from mcp_tasks.cli.remembered import Chosen, takes_tasks
 from mcp_tasks.cli.terminal.attending import Attending
 from mcp_tasks.cli.terminal.boards import new_board
 from mcp_tasks.cli.terminal.outcomes import report
-from mcp_tasks.client import Followed
 
 
 @click.command()
@@ -31,11 +30,11 @@ async def command(*, chosen: Chosen, waiting: Waiting) -> int:
     Exit codes are those of `call`; of several tasks, that of the first that is
     not well.
     """
-    followed = await wait_for(chosen, waiting)
-    return report(followed, chosen.options, save=waiting.save, as_list=chosen.several)
+    return await wait_for(chosen, waiting)
 
 
-async def wait_for(chosen: Chosen, waiting: Waiting) -> list[Followed]:
-    """Wait for tasks to end; how they stand then."""
+async def wait_for(chosen: Chosen, waiting: Waiting) -> int:
+    """Wait for tasks to end, and print how they stand then; gives the exit code."""
     board = new_board(with_ids=len(chosen.entries) > 1)
-    return await Attending(board, chosen.options.access, waiting).follow(chosen)
+    followed = await Attending(board, chosen.options.access, waiting).follow(chosen)
+    return report(followed, chosen.options, save=waiting.save, as_list=chosen.several)

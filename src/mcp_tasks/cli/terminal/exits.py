@@ -21,7 +21,7 @@ class Exit(IntEnum):
 
     OK = 0
     TOOL_ERROR = 1
-    """The tool ran and says that it failed (`isError`)."""
+    """The tool ran and says that it failed (`isError`). Of `doctor`: something is wrong with the server."""
     USAGE = 2
     FAILED = 3
     """The call or its task failed with a JSON-RPC error."""
@@ -50,9 +50,6 @@ WHAT_BECAME: Final[Mapping[errors.Fate, str]] = {
     "not cancelled": "; it could not be cancelled",
 }
 """What became of a task that was given up, to be added to why."""
-
-DOCTOR_FOUND_FAULTS = 1
-"""What `doctor` ends with when a probe failed."""
 
 
 class Problem(Exception):
