@@ -24,9 +24,8 @@ ROOMS = ("core", "runtime", "protocol")
 MOST_LINES = 400
 """Lines from which on a module is too long to be read at a sitting."""
 
-ADDED = ("cli/commands/store", "cli/commands/worker", "cli/commands/key.py", "cli/commands/encrypt.py")
+ADDED = tuple(f"cli/commands/{name}" for name in ("store", "worker", "key.py", "encrypt.py", "servers", "completion"))
 """Commands that came after the budget of the command line was set."""
-ADDED_NOW = ("cli/commands/servers", "cli/commands/completion")
 BUDGET = 3_600
 """Lines of `cli` and `doctor`, without the commands that were added."""
 
@@ -49,7 +48,7 @@ def long_modules(package: Path, most: int = MOST_LINES) -> list[str]:
 def command_line(package: Path) -> tuple[int, int]:
     """Lines of `cli` and `doctor`: all, and without the commands that were added."""
     every = lines_of([package / "cli", package / "doctor"])
-    return every, every - lines_of(package / name for name in (*ADDED, *ADDED_NOW))
+    return every, every - lines_of(package / name for name in ADDED)
 
 
 def tests_of(report: Path) -> tuple[int, float] | None:

@@ -2,7 +2,9 @@
 
 A web server that is told to stop lets open responses finish, and only then ends the server's lifespan. A listen stream
 never finishes, so it would keep the process for good; ASGI has no way to tell it. What tells is the signal. Where a
-handler for it is installed (as uvicorn does), this one goes before it and calls it.
+handler for it is installed (as uvicorn does), this one goes before it and calls it: a moment later, because what serves
+streams of events looks from time to time whether it is to stop, and then cuts them off, with the last word that is on
+its way to a client.
 """
 
 from __future__ import annotations
@@ -13,11 +15,14 @@ import threading
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import Self, TypeAlias
+from typing import Final, Self, TypeAlias
 
 Handler: TypeAlias = Callable[[int, FrameType | None], object]
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+_LAST_WORDS: Final = 0.1
+"""Seconds for whoever is about to be told something. Nothing but the event loop and a socket is in the way."""
 
 
 class Stopping:
@@ -53,10 +58,16 @@ class Stopping:
         self._installed.clear()
 
     def _before(self, previous: Handler, loop: asyncio.AbstractEventLoop) -> Handler:
+        def begin(number: int, frame: FrameType | None) -> None:
+            self.event.set()
+            loop.call_later(_LAST_WORDS, previous, number, frame)
+
         def handler(number: int, frame: FrameType | None) -> None:
-            # Somebody may have put this back after the end of the loop.
-            with suppress(RuntimeError):
-                loop.call_soon_threadsafe(self.event.set)
+            if not self.event.is_set():
+                # Somebody may have put this back after the end of the loop.
+                with suppress(RuntimeError):
+                    loop.call_soon_threadsafe(begin, number, frame)
+                    return
             previous(number, frame)
 
         return handler

@@ -7,12 +7,11 @@ import signal
 from collections.abc import Generator
 from typing import Any
 
+import anyio
 import pytest
 
 from mcp_tasks.server.stopping import Stopping
 from tests.unit.running import settle
-
-pytestmark = pytest.mark.anyio
 
 TERM = signal.SIGTERM
 
@@ -22,9 +21,15 @@ class Handler:
 
     def __init__(self) -> None:
         self.told = 0
+        self._next = anyio.Event()
 
     def __call__(self, number: int, frame: Any) -> None:
         self.told += 1
+        self._next.set()
+
+    async def until_told(self) -> None:
+        with anyio.fail_after(5):
+            await self._next.wait()
 
 
 @pytest.fixture(autouse=True)
@@ -42,15 +47,39 @@ async def told(stopping: Stopping) -> bool:
     return stopping.event.is_set()
 
 
+@pytest.mark.anyio
 async def test_it_goes_before_the_handler_that_is_there_and_is_gone_afterwards(first: Handler) -> None:
     stopping = Stopping()
     stopping.watch()
     assert await told(stopping)
+    # Who hears of the stop has a moment for a last word.
+    assert first.told == 0
+    await first.until_told()
     assert first.told == 1
     stopping.unwatch()
     assert signal.getsignal(TERM) is first
 
 
+@pytest.mark.anyio
+async def test_a_second_signal_is_handed_on_at_once(first: Handler) -> None:
+    stopping = Stopping()
+    stopping.watch()
+    assert await told(stopping)
+    os.kill(os.getpid(), TERM)
+    assert first.told == 1
+    stopping.unwatch()
+
+
+def test_a_signal_after_the_end_of_its_loop_is_handed_on_at_once(first: Handler) -> None:
+    async def leave_it_there() -> None:
+        Stopping().watch()
+
+    anyio.run(leave_it_there)
+    os.kill(os.getpid(), TERM)
+    assert first.told == 1
+
+
+@pytest.mark.anyio
 async def test_it_goes_before_one_that_is_put_there_later_as_well(first: Handler) -> None:
     stopping, later = Stopping(), Handler()
     stopping.watch()
@@ -58,12 +87,14 @@ async def test_it_goes_before_one_that_is_put_there_later_as_well(first: Handler
     found = signal.signal(TERM, later)
     stopping.watch()
     assert await told(stopping)
+    await later.until_told()
     assert (first.told, later.told) == (0, 1)
     signal.signal(TERM, found)
     stopping.unwatch()
     assert signal.getsignal(TERM) is first
 
 
+@pytest.mark.anyio
 @pytest.mark.parametrize("times", [1, 3])
 async def test_watching_again_changes_nothing_if_nobody_else_came(first: Handler, times: int) -> None:
     stopping = Stopping()
@@ -76,6 +107,7 @@ async def test_watching_again_changes_nothing_if_nobody_else_came(first: Handler
     assert signal.getsignal(TERM) is first
 
 
+@pytest.mark.anyio
 async def test_handlers_that_stay_are_all_taken_away_from(first: Handler) -> None:
     stopping, later = Stopping(), Handler()
     stopping.watch()
@@ -86,6 +118,7 @@ async def test_handlers_that_stay_are_all_taken_away_from(first: Handler) -> Non
     assert signal.getsignal(TERM) is later
 
 
+@pytest.mark.anyio
 async def test_one_that_is_put_there_last_is_left_alone() -> None:
     stopping, last = Stopping(), Handler()
     stopping.watch()
