@@ -31,7 +31,7 @@ def board(monkeypatch: pytest.MonkeyPatch) -> tuple[LineBoard, list[str]]:
     def keep(line: str) -> None:
         said.append(line)
 
-    monkeypatch.setattr(new, "say", keep)
+    monkeypatch.setattr(boards.views, "say", keep)
     return new, said
 
 

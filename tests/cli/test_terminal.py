@@ -169,7 +169,8 @@ def test_a_task_that_ends_while_somebody_types_is_said_after_the_answer_and_the_
     cli: Cli, fixture_url: str, asking_url: str
 ) -> None:
     asks = cli.start(fixture_url, "confirm_delete", "filename=x")
-    ends = [cli.start(asking_url, "slow", f"seconds={seconds}") for seconds in (1, 1.5)]
+    # Long enough for the form to come first, on a slow machine, too.
+    ends = [cli.start(asking_url, "slow", f"seconds={seconds}") for seconds in (3, 3.5)]
     with on_terminal(cli, "wait", asks, *ends) as terminal:
         terminal.expect(f"confirm_delete ({asks[:13]}) asks")
         terminal.expect("(yes or no): ")
@@ -184,6 +185,23 @@ def test_a_task_that_ends_while_somebody_types_is_said_after_the_answer_and_the_
     form = f"{before} yes\n"
     assert terminal.screen.startswith(form)
     assert all(f"✔ completed  slow  {task_id[:13]}" in terminal.screen.removeprefix(form) for task_id in ends)
+
+
+def test_what_is_logged_while_somebody_types_comes_after_the_answer(
+    cli: Cli, fixture_url: str, asking_url: str
+) -> None:
+    asks = cli.start(fixture_url, "confirm_delete", "filename=x")
+    ends = cli.start(asking_url, "slow", "seconds=3")
+    with on_terminal(cli, "wait", "-vv", asks, ends) as terminal:
+        terminal.expect("(yes or no): ")
+        cli("wait", ends)
+        before = terminal.screen
+        terminal.enter("yes")
+        terminal.expect("deleted x")
+        assert terminal.wait() == 0
+    assert before.endswith("(yes or no):")
+    assert terminal.screen.startswith(f"{before} yes\n")
+    assert "of 'slow' is completed" in terminal.screen.removeprefix(before)
 
 
 def test_ctrl_c_leaves_one_table_behind(cli: Cli, asking_url: str) -> None:

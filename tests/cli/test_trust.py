@@ -22,7 +22,8 @@ from mcp_tasks.cli.forms.arguments import how_to_answer
 from mcp_tasks.cli.forms.form import ask
 from mcp_tasks.cli.terminal.keyboard import Keyboard
 from mcp_tasks.cli.terminal.outcomes import print_result
-from mcp_tasks.cli.terminal.text import CleanLog, clean, command_line, json_text, one_line
+from mcp_tasks.cli.terminal.text import clean, command_line, json_text, one_line
+from mcp_tasks.cli.terminal.views import Log
 from mcp_tasks.client.fields import fields_of
 from mcp_tasks.client.pages import link_to
 from mcp_tasks.client.questions import Question
@@ -194,12 +195,13 @@ def test_json_is_the_same_value_and_has_nothing_that_a_terminal_obeys() -> None:
     assert "é日本👩\u200d💻" in shown
 
 
-def test_what_is_hidden_is_shown_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_hidden_is_shown_nowhere(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(credentials.SECRETS, "_texts", set[str]())
     credentials.SECRETS.hide("geheim-1")
     credentials.SECRETS.hide("")
     record = logging.LogRecord("x", logging.INFO, "", 0, "sent %s\x1b", ("geheim-1",), None)
-    assert CleanLog("%(message)s").format(record) == "sent ***"
+    Log().handle(record)
+    assert capsys.readouterr().err == "sent ***\n"
     assert one_line("Bearer geheim-1") == "Bearer ***"
     assert json.loads(json_text({"a": ["geheim-1", 1], "geheim-1": True})) == {"a": ["***", 1], "***": True}
 

@@ -15,7 +15,6 @@ from typing import Any, Final, Literal, TypeAlias
 import click
 
 from mcp_tasks.cli.credentials import TOKEN, TOKEN_FILE, sent_headers
-from mcp_tasks.cli.terminal.text import CleanLog
 from mcp_tasks.client import OnAbandon, check_folder
 from mcp_tasks.client.servers.connecting import Era
 from mcp_tasks.core.durations import read_duration
@@ -147,12 +146,10 @@ def _set_up_logging(ctx: click.Context, param: click.Parameter, verbose: int) ->
         warnings.simplefilter("ignore")
         root.addHandler(logging.NullHandler())
         return
-    from rich.logging import RichHandler
+    from mcp_tasks.cli.terminal.views import Log
 
-    from mcp_tasks.cli.terminal.views import stderr
-
-    handler = RichHandler(console=stderr(), show_path=False, show_level=verbose > 1, rich_tracebacks=False)
-    handler.setFormatter(CleanLog("%(message)s"))
+    handler, level = Log(), "%(levelname)s " if verbose > 1 else ""
+    handler.setFormatter(logging.Formatter(f"%(asctime)s {level}%(message)s", "%H:%M:%S"))
     root.addHandler(handler)
     root.setLevel(logging.INFO if verbose == 1 else logging.DEBUG)
     if verbose == 1:

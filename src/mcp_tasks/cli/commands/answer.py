@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import click
@@ -101,10 +102,7 @@ async def command(*, chosen: Chosen, given: Given) -> int:
     """
     options, [entry] = chosen.options, chosen.entries
     task, repeated = short_id(entry.task_id), options.access.repeated
-
-    async def answer(handle: TaskHandle) -> list[str] | None:
-        return await _answer(handle, entry, given, options.access)
-
+    answer = partial(_answer, entry=entry, given=given, access=options.access)
     answered = (await chosen.at_each(answer, asks=True))[entry.key]
     if isinstance(answered, Exception):
         raise answered

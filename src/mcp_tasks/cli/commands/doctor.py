@@ -60,7 +60,6 @@ async def command(
     if access.era == "legacy":
         checks = f"doctor checks the tasks extension of {LATEST_MODERN_VERSION}, and nothing of 2025-11-25"
         raise click.UsageError(f"{checks}; leave --era out")
-
     address, access, environment = way_to(server, access)
     arguments = partial(read_arguments, words=words, json_text=None)
     with stderr().status("Examining the server ..."):

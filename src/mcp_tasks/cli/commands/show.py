@@ -104,8 +104,7 @@ def _seen(followed: Followed, snapshot: TaskSnapshot) -> list[Line]:
 def _print_questions(followed: Followed, access: Access) -> None:
     for question in followed.questions:
         stdout().print("\nasks", Text(f"({one_line(question.key)})"), style="yellow")
-        for line in question.describe():
-            stdout().print(Text(f"  {clean(line)}"))
+        stdout().print(Text(clean("\n".join(f"  {line}" for line in question.describe()))))
     stdout().print("\nanswer with", style="bright_black")
     for line in how_to_answer(followed.entry.task_id, followed.questions, access.repeated):
         stdout().print(Text(f"  {line}"), soft_wrap=True)

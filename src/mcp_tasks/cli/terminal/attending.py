@@ -93,8 +93,7 @@ class Attending(Hooks):
     async def on_question(self, followed: Followed, question: Question) -> dict[str, Any] | None:
         """Ask the person."""
         if not question.is_elicitation:
-            method = one_line(question.method)
-            self._board.say(f"The task sends a {method} request, which cannot be answered here.", "yellow")
+            say(one_line(f"The task sends a {question.method} request, which cannot be answered here."), "yellow")
             return None
         if self._board.with_ids:
             question = replace(question, tool=f"{question.tool} ({short_id(followed.entry.task_id)})")
@@ -102,11 +101,11 @@ class Attending(Hooks):
 
     def on_withdrawn(self, followed: Followed, key: str) -> None:
         """Say so, because somebody was typing."""
-        self._board.say("The question was withdrawn.", "yellow")
+        say("The question was withdrawn.", "yellow")
 
     def on_refused(self, followed: Followed, key: str, problem: Exception) -> None:
         """Say so, because it is asked again."""
-        self._board.say(one_line(f"The server refused the answer, and the question is asked again: {problem}"), "red")
+        say(one_line(f"The server refused the answer, and the question is asked again: {problem}"), "red")
 
     def on_back(self, followed: Followed, after: timedelta) -> None:
         """Say that the server is back, in a line that stays."""
@@ -122,7 +121,7 @@ class Attending(Hooks):
 
     def on_not_cancelled(self, followed: Followed, problem: Exception) -> None:
         """Say so."""
-        self._board.say(one_line(f"{followed.task_id} could not be cancelled: {problem}"), "red")
+        say(one_line(f"{followed.task_id} could not be cancelled: {problem}"), "red")
 
     # What the person decides
 

@@ -46,7 +46,6 @@ class Board:
         self._stays = False
         self._live = Live(console=views.stderr())
         self._terminal = asyncio.Lock()
-        self._held: list[tuple[Text | str, str]] | None = None
 
     def start(self) -> None:
         """Begin to draw, or go on."""
@@ -58,13 +57,6 @@ class Board:
     def stop(self) -> None:
         """Draw for the last time, or take away what is drawn."""
         self._live.stop()
-
-    def say(self, line: Text | str, style: str = "") -> None:
-        """A line that stays; as soon as the terminal is free, if somebody is asked something there."""
-        if self._held is None:
-            views.say(line, style)
-        else:
-            self._held.append((line, style))
 
     def show(self, task: Followed) -> None:
         """The present state of one task."""
@@ -78,7 +70,7 @@ class Board:
 
     def back(self, task: Followed, after: timedelta) -> None:
         """Say that the server of a task is back."""
-        self.say(f"{_short_name(task)}  server is back after {clock(after)}", "green")
+        views.say(f"{_short_name(task)}  server is back after {clock(after)}", "green")
 
     @asynccontextmanager
     async def aside(self) -> AsyncGenerator[Console]:
@@ -86,14 +78,11 @@ class Board:
         async with self._terminal:
             self._live.transient = True
             self.stop()
-            held = self._held = list[tuple[Text | str, str]]()
             try:
-                yield views.stderr()
+                with views.holding_lines():
+                    yield views.stderr()
             finally:
-                self._held = None
                 self.start()
-                for line, style in held:
-                    self.say(line, style)
 
 
 class LineBoard(Board):
@@ -129,7 +118,7 @@ class LineBoard(Board):
             self.drop(task)
             line = self._line(task)
             self._said[task.entry.key] = task, line, asyncio.get_running_loop().time()
-            self.say(line)
+            views.say(line)
 
     def _line(self, task: Followed) -> str:
         name = f"{_short_name(task)}  " if self.with_ids else ""
@@ -152,7 +141,7 @@ class BarBoard(Board):
         self.drop(task)
         names, took = "  ".join(self._names(task)), (f"  {clock(task.elapsed)}", "bright_black")
         why = "" if task.status == "completed" or not task.message else f"  {one_line(task.message)}"
-        self.say(Text.assemble(views.badge(task.state), f"  {names}", took, why))
+        views.say(Text.assemble(views.badge(task.state), f"  {names}", took, why))
 
     def _bars(self) -> RenderableType:
         narrow = views.stderr().width < views.NARROW

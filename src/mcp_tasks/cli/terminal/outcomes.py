@@ -88,10 +88,8 @@ def say_how_to_return(entries: Sequence[LedgerEntry], access: Access, *, goes_on
     say(f"{title if goes_on and not over_stdio else ''}Come back with:\n  {come_back}")
     if over_stdio:
         # Whether a tool may be run again is not for a client to know.
-        say(
-            "Its stdio server ends with this command. A task whose tool may be run again goes on\n"
-            "when you come back; any other ends as interrupted."
-        )
+        fate = "A task whose tool may be run again goes on\nwhen you come back; any other ends as interrupted."
+        say(f"Its stdio server ends with this command. {fate}")
 
 
 def _print(followed: Followed, access: Access, *, named: bool) -> None:

@@ -7,7 +7,6 @@ is read, or begin a line where one is meant; and a command that is suggested mea
 
 from __future__ import annotations
 
-import logging
 import shlex
 from typing import Any
 
@@ -38,11 +37,3 @@ def json_text(value: Any, *, indent: int | None = None) -> str:
     """A JSON value to be printed: what a terminal would obey is escaped in it, and the value is the same, but for
     secrets of this process."""
     return printable_json(SECRETS.hidden_in_json(value), indent=indent)
-
-
-class CleanLog(logging.Formatter):
-    """Log lines with what servers say in them."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """The line, fit for a terminal."""
-        return clean(super().format(record))

@@ -6,8 +6,10 @@ never markup and never control codes.
 
 from __future__ import annotations
 
+import logging
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import contextmanager
 from functools import cache
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -40,6 +42,9 @@ MARKS: Final[Mapping[str, tuple[str, str]]] = {
 }
 """Marks of the statuses, and colours as the MCP Inspector has them."""
 
+_HELD: Final = list[list[Text]]()
+"""Lines that wait."""
+
 NARROW: Final = 100
 """Columns of a terminal below which what does not fit beside each other goes below each other."""
 
@@ -62,8 +67,32 @@ def can_redraw() -> bool:
 
 
 def say(text: Text | str, style: str = "") -> None:
-    """A line on stderr, or several. What is in it of a server's is on one line each, or meant to be on several."""
-    stderr().print(text if isinstance(text, Text) else Text(clean(text), style=style), soft_wrap=True)
+    """A line on stderr, or several; as soon as the terminal is free, if somebody is asked something there. What is in
+    it of a server's is on one line each, or meant to be on several."""
+    line = text if isinstance(text, Text) else Text(clean(text), style=style)
+    if _HELD:
+        _HELD[-1].append(line)
+    else:
+        stderr().print(line, soft_wrap=True)
+
+
+@contextmanager
+def holding_lines() -> Generator[None]:
+    """Have lines wait while something else is on the terminal."""
+    _HELD.append([])
+    try:
+        yield
+    finally:
+        for line in _HELD.pop():
+            say(line)
+
+
+class Log(logging.Handler):
+    """Log lines, which may have words of servers in them, among the other lines."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Say one."""
+        say(self.format(record), "bright_black")
 
 
 def print_json(value: Any) -> None:
