@@ -29,7 +29,7 @@ def test_json_prints_json_and_an_object_after_it_is_sent_to_args(cli: Cli, askin
     assert json.loads(new.stdout)["status"] == "completed"
     mixed_up = cli("call", asking_url, "echo", "--json", given)
     assert (mixed_up.returncode, mixed_up.stdout) == (2, "")
-    assert "A JSON object goes after --args" in mixed_up.stderr
+    assert "take a JSON object with --args" in mixed_up.stderr
 
 
 def test_a_line_per_request_names_the_method_and_the_tool(cli: Cli, asking_url: str) -> None:

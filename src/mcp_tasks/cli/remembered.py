@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from functools import partial, wraps
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 import click
 from mcp import Client
@@ -46,15 +46,12 @@ class Chosen:
         return await at_each(self.entries, partial(self.connect, asks=asks), act, headers=headers)
 
 
-TaskCommand: TypeAlias = Callable[..., Coroutine[Any, Any, int]]
-
-
 def takes_server(about: str) -> Takes:
     """`--server`, as the address `server`."""
     return click.option("--server", type=SERVER, metavar="SERVER", help=about)
 
 
-def takes_tasks(command: TaskCommand) -> Command:
+def takes_tasks(command: Callable[..., Coroutine[Any, Any, int]]) -> Command:
     """A decorator for commands that have an argument `ids`: they are given the tasks that it names, as `chosen`."""
 
     @takes_server("The task's server, if the ledger does not know it. Needs the whole id.")

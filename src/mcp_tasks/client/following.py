@@ -141,11 +141,11 @@ class Follower:
         if call is None:
             return await ask_through_the_task(context, params)
         request = {"method": "elicitation/create", "params": _json(params)}
+        asked = _state(call, TaskStatus.INPUT_REQUIRED, input_requests={"": request})
         answer: Mapping[str, Any] | None = None
         with self._ending_call():
-            if self.hooks.can_answer and (answer := await self.ask(call, "", request)) is not None:
+            if self.hooks.can_answer and (answer := await self.ask(call, "", request, asked)) is not None:
                 return ElicitResult.model_validate(answer)
-        asked = _state(call, TaskStatus.INPUT_REQUIRED, input_requests={"": request})
         self.note(call, snapshot=asked, left_open=self.hooks.can_answer)
         why = "Left open by the user" if self.hooks.can_answer else "Nobody is there to answer"
         return ErrorData(code=INVALID_REQUEST, message=why)
@@ -173,11 +173,15 @@ class Follower:
         with nullcontext() if self._budget is None else self._budget.paused():
             yield
 
-    async def ask(self, entry: LedgerEntry, key: str, request: JsonObject) -> Mapping[str, Any] | None:
-        """Have the hooks answer a question, while no time passes; None if it is left open."""
+    async def ask(
+        self, entry: LedgerEntry, key: str, request: JsonObject, asked: TaskSnapshot | None = None
+    ) -> Mapping[str, Any] | None:
+        """Have the hooks answer a question, while no time passes; None if it is left open. `asked` is how a call stands
+        that asks it, which is not kept: it may be answered."""
+        followed = self.seen[entry.key] if asked is None else replace(self.seen[entry.key], snapshot=asked)
         [question] = questions_of({key: request}, entry.tool or entry.task_id, entry.server_label)
         with self.paused(), in_hook():
-            return await self.hooks.on_question(self.seen[entry.key], question)
+            return await self.hooks.on_question(followed, question)
 
     def note(self, entry: LedgerEntry, **fields: Any) -> Followed:
         """Keep what has become known of a task; how it stands now."""
@@ -223,7 +227,7 @@ class Follower:
         self._call, self._failure = entry, None
         with in_hook():
             self.hooks.on_change(_working(entry))
-        ended: dict[str, Any]
+        ended: dict[str, Any] = {}
         try:
             started: Any = None
             with anyio.CancelScope() as self._calling:
@@ -245,11 +249,11 @@ class Follower:
             ended = {"problem": InvalidResponse(f"the server's answer is not valid: {exc}")}
         finally:
             self._call = None
+            if not self.seen[entry.key].input_requests:
+                # Else it ended because of a question that nobody answered, and what the server made of that says less.
+                self.note(entry, **ended)
             with in_hook():
                 self.hooks.on_call_ended(self.seen[entry.key])
-        if not self.seen[entry.key].input_requests:
-            # Otherwise it ended because of a question that nobody answered, and what the server made of that says less.
-            self.note(entry, **ended)
         return None
 
     @contextmanager

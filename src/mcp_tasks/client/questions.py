@@ -42,7 +42,7 @@ class Question:
     @property
     def message(self) -> str:
         """What it says, as the server wrote it."""
-        return str(self.params.get("message") or f"(a {self.method} request)")
+        return str(self.params.get("message") or f"(a {on_one_line(self.method)} request)")
 
     @property
     def schema(self) -> JsonObject:

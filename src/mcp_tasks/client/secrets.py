@@ -21,7 +21,8 @@ class Secrets:
 
     def hidden_in(self, text: str) -> str:
         """A text without them."""
-        for secret in self._texts:
+        # One may be the beginning of another, of which the rest must not stay.
+        for secret in sorted(self._texts, key=len, reverse=True):
             text = text.replace(secret, HIDDEN)
         return text
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from mcp_tasks.client.ledger import Ledger
 from mcp_tasks.encryption import LEDGER_KEYS_VARIABLE, keyring_from_environment
+from mcp_tasks.errors import EncryptionMismatch, InvalidOption, UntrustedFile
 from mcp_tasks.files import private_state_folder, state_folder
 
 
@@ -22,10 +23,14 @@ def user_ledger(path: Path | None = None) -> Ledger:
         path: Another file, which is opened in the same way.
 
     Raises:
-        StoreError: The file cannot be used, or others can write to its folder.
-        InvalidOption: The environment has no keys where it says that it has some.
+        StoreError: The file cannot be used, or others can write to its folder; or the environment has no keys where it
+            says that it has some.
     """
     if path is None:
         private_state_folder()
-    cipher = keyring_from_environment(LEDGER_KEYS_VARIABLE)
-    return Ledger(path or user_ledger_path(), keep_results=True, cipher=cipher)
+    where = path or user_ledger_path()
+    try:
+        cipher = keyring_from_environment(LEDGER_KEYS_VARIABLE)
+    except (InvalidOption, UntrustedFile) as exc:
+        raise EncryptionMismatch(f"the ledger {where} needs its keys, see {LEDGER_KEYS_VARIABLE}: {exc}") from exc
+    return Ledger(where, keep_results=True, cipher=cipher)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, Final, TypeAlias
 
 from mcp.shared.inbound import mcp_param_headers, x_mcp_header_map
 
-from mcp_tasks.client.raw import RawConnection, connect_raw
+from mcp_tasks.client.raw import RawConnection, Silence, connect_raw
 from mcp_tasks.client.servers.address import ServerAddress
 from mcp_tasks.client.servers.unreachable import leaves
 from mcp_tasks.client.tools import PAGE_LIMIT, unknown_tool
@@ -82,6 +83,10 @@ async def examine_over(server: RawConnection, *, tool: str | None = None, argume
         seen = {finding.area for finding in exam.report}
         for exam.area in (area for area in AREAS if area not in seen):
             exam.skip("all of it", why)
+    for task_id in exam.made:
+        # Whatever the server says to that, nothing is left at work.
+        with suppress(Silence):
+            await exam.send("tasks/cancel", {"taskId": task_id})
     # What an older server says of requests that it cannot read is none of what is examined.
     if server.stray and not (server.over_http and exam.report.unexamined):
         exam.area, probe = ("answers", "ids") if server.over_http else ("stdout", "lines")

@@ -134,6 +134,9 @@ async def answer_undeclared_call(exam: Exam) -> None:
     probe = f"call {params['name']}"
     advice = f"Let such clients have a direct answer, or refuse them with {code} if the tool is only there as a task."
     send = partial(exam.send, "tools/call", headers=exam.call["headers"], declare=False)
+    if exam.is_slow:
+        exam.skip(probe, "the direct answer takes longer than doctor waits", "Give a quicker tool.")
+        return
     try:
         reply = await send(params)
     except Silence as exc:
@@ -147,14 +150,12 @@ async def answer_undeclared_call(exam: Exam) -> None:
     else:
         well = "answered directly; the `task` param of 2025-11-25 is ignored"
         exam.judge_result(probe, reply, well, advice, must=False)
-    # Nothing is left waiting: a task is cancelled, and a question is dismissed.
-    with suppress(Silence):
-        if result.get("resultType") == "task":
-            await exam.send("tasks/cancel", {"taskId": str(result.get("taskId"))})
-        elif asked := object_in(result, "inputRequests"):
+    # What it asks is dismissed, so that nothing is left waiting.
+    with suppress(Silence), anyio.move_on_after(ANSWER_TIMEOUT):
+        while asked := object_in(result, "inputRequests"):
             answers = {key: {"action": "cancel"} for key in asked}
             state = {key: value for key, value in result.items() if key == "requestState"}
-            await send({**params, **state, "inputResponses": answers})
+            result = (await send({**params, **state, "inputResponses": answers})).result or {}
 
 
 async def check_headers(exam: Exam) -> None:
@@ -275,13 +276,12 @@ async def see_the_end(exam: Exam) -> None:
     task, status = await _until(exam, task_id, ANSWER_TIMEOUT, {*FINAL_STATUSES, asks})
     if status in FINAL_STATUSES:
         exam.judge(probe, shapes.flaws_of_detailed(task), f"{status}, with what that status inlines")
-        return
-    if status == asks:
+    elif status == asks:
         exam.judge("questions", shapes.flaws_of_detailed(task), "the task asks, and the question can be read")
         exam.skip(probe, "the task waits for an answer", "Give a tool that asks nothing.")
     else:
         exam.skip(probe, f"the task is still {status} after {ANSWER_TIMEOUT:g} s", "Give a quicker tool.")
-    await exam.send("tasks/cancel", {"taskId": task_id})
+        exam.is_slow = True
 
 
 async def _until(exam: Exam, task_id: str, seconds: float, statuses: Collection[str]) -> tuple[JsonObject, str]:

@@ -106,6 +106,8 @@ class Exam:
     Attributes:
         has_tasks: Whether the server says that it does tasks.
         task_id: The task that is looked at; empty if there is none.
+        made: All tasks that were made.
+        is_slow: Whether the tool takes longer than anybody waits here.
         call: The params of the call that made it, and its headers, as `send` takes them.
     """
 
@@ -115,6 +117,8 @@ class Exam:
         self.area: str = ""
         self.has_tasks: bool = False
         self.task_id: str = ""
+        self.made: list[str] = []
+        self.is_slow: bool = False
         self.call: dict[str, Any] = {}
         self._numbers = count(1)
         self.ok: Callable[..., None] = partial(self.note, "pass")
@@ -128,12 +132,14 @@ class Exam:
 
     async def send(self, method: str, params: JsonObject, **how: Any) -> Reply:
         """The answer to such a request."""
-        return await self.server.ask(*request_of(next(self._numbers), method, params, **how))
+        reply = await self.server.ask(*request_of(next(self._numbers), method, params, **how))
+        if (result := reply.result or {}).get("resultType") == "task":
+            self.made.append(str(result.get("taskId")))
+        return reply
 
     def note(self, verdict: Verdict, probe: str, says: str, advice: str = "") -> None:
         """Note a finding."""
-        finding = Finding(area=self.area, probe=probe, verdict=verdict, says=says, advice=advice)
-        self.report.findings.append(finding)
+        self.report.findings.append(Finding(area=self.area, probe=probe, verdict=verdict, says=says, advice=advice))
 
     async def look(self, area: str, probe: Awaitable[None]) -> None:
         """Look at something of an area; a server that does not answer fails this probe, and not those after it."""

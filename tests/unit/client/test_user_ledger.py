@@ -38,3 +38,10 @@ def test_it_is_encrypted_with_the_keys_of_the_environment(monkeypatch: pytest.Mo
     user_ledger().close()
     with pytest.raises(EncryptionMismatch):
         Ledger(user_ledger_path())
+
+
+@pytest.mark.parametrize(("variable", "value"), [("", "short"), ("_FILE", "/nonexistent"), ("_FILE", "/")])
+def test_keys_that_are_none_are_the_ledgers_problem(monkeypatch: pytest.MonkeyPatch, variable: str, value: str) -> None:
+    monkeypatch.setenv(LEDGER_KEYS_VARIABLE + variable, value)
+    with pytest.raises(EncryptionMismatch, match=r"the ledger .* needs its keys, see MCP_TASKS_LEDGER_KEYS"):
+        user_ledger()

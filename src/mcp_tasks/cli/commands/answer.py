@@ -64,6 +64,8 @@ class Given:
     def answers(self, questions: Sequence[Question]) -> dict[str, dict[str, Any]]:
         """The answers to these questions, by key."""
         words, known = read_known(self.words, self.json_text)
+        if known is None and (method := next((each.method for each in questions if not each.is_elicitation), None)):
+            raise Problem(f"a {method} request takes a whole result, with --args", Exit.USAGE)
         return answers_to(questions, words, known=known, action=self.action or "accept")
 
 

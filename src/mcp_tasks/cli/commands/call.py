@@ -88,11 +88,7 @@ async def command(
 
 
 def _check_answer(call: Followed, *, detach: bool) -> None:
-    """See whether a call that became no task came to anything.
-
-    Raises:
-        Problem: It did not.
-    """
+    """Raise a problem if a call that became no task came to nothing."""
     if call.left_open:
         raise Problem("The question was left open, so the call is given up.", Exit.INPUT_REQUIRED, is_error=False)
     if call.questions:

@@ -32,10 +32,8 @@ def forget(*, ids: Sequence[str], ledger_path: Path | None, output: Output) -> i
         entries = ledger.find_all(ids)
         for entry in entries:
             ledger.forget(entry.task_id, server=entry.server, identity=entry.identity)
-    gone = [
-        f"Forgotten: {entry.task_id}" + ("" if entry.is_final else f", which goes on at {entry.server}")
-        for entry in entries
-    ]
+    ends = ["" if entry.is_final else f", which goes on at {entry.server}" for entry in entries]
+    gone = [f"Forgotten: {entry.task_id}{end}" for entry, end in zip(entries, ends, strict=True)]
     return _tell(entries, "\n".join(gone), output)
 
 

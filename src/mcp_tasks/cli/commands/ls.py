@@ -17,6 +17,7 @@ from mcp_tasks.cli.terminal.views import Columns, listing, print_json, say, stat
 from mcp_tasks.client import Followed, LedgerEntry, ServerAddress, TaskHandle, TaskStatus, short_ids, user_ledger
 from mcp_tasks.client.ledger_entry import UNKNOWN
 from mcp_tasks.core.durations import ago, clock
+from mcp_tasks.errors import InvalidAddress, UnknownTask
 
 
 @click.command()
@@ -69,10 +70,12 @@ async def command(
 async def _refresh(pending: Chosen) -> Exit:
     """Ask the servers; gives the exit code, which says whether one could not be asked."""
     seen = await pending.at_each(TaskHandle.status)
-    problems = [problem_of(found) for found in seen.values() if isinstance(found, Exception)]
-    for message, count in Counter(problem.message for problem in problems).items():
+    problems = [found for found in seen.values() if isinstance(found, Exception)]
+    for message, count in Counter(problem_of(problem).message for problem in problems).items():
         say(f"{count} task{'' if count == 1 else 's'} could not be refreshed: {message}", "yellow")
-    return Exit.UNREACHABLE if any(problem.code is Exit.UNREACHABLE for problem in problems) else Exit.OK
+    # Of the others it is known that there is nobody to ask, or nothing to know.
+    is_open = any(not isinstance(problem, UnknownTask | InvalidAddress) for problem in problems)
+    return Exit.UNREACHABLE if is_open else Exit.OK
 
 
 def _table(entries: Sequence[LedgerEntry], *, short: Mapping[str, str]) -> RenderableType:

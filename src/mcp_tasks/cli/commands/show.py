@@ -85,11 +85,9 @@ def _lines(followed: Followed) -> list[Line]:
 
 def _seen(followed: Followed, snapshot: TaskSnapshot) -> list[Line]:
     """What only the server knows."""
-    done, pace = followed.progress, snapshot.poll_interval
+    done, pace, end = followed.progress, snapshot.poll_interval, snapshot.expires_at
     # Until it has ended the time is only what the server promises at least, and grows.
-    expires = "never" if snapshot.expires_at is None else "not before it has ended"
-    if snapshot.expires_at is not None and followed.is_final:
-        expires = _local(snapshot.expires_at)
+    expires = "never" if end is None else _local(end) if followed.is_final else "not before it has ended"
     share = "" if done is None or not done.total else f" of {done.total:g} ({followed.percent}%)"
     return [
         ("progress", done and f"{done.progress:g}{share}"),

@@ -8,14 +8,14 @@ from dataclasses import replace
 import click
 
 from mcp_tasks.cli.commands.completion.completing import task_ids
-from mcp_tasks.cli.options import Output, Waiting, takes_timeout
+from mcp_tasks.cli.options import Waiting, takes_timeout
 from mcp_tasks.cli.remembered import Chosen, takes_tasks
 from mcp_tasks.cli.terminal.attending import Attending
-from mcp_tasks.cli.terminal.boards import Board, JsonBoard, LineBoard, TableBoard
+from mcp_tasks.cli.terminal.boards import JsonBoard, LineBoard, TableBoard
 from mcp_tasks.cli.terminal.exits import Detached, Exit, problem_of
 from mcp_tasks.cli.terminal.text import one_line
 from mcp_tasks.cli.terminal.views import can_redraw, say
-from mcp_tasks.client import Followed, LedgerEntry, WaitTimedOut, short_id
+from mcp_tasks.client import Followed, WaitTimedOut, short_id
 
 
 @click.command()
@@ -39,7 +39,9 @@ async def command(*, chosen: Chosen, timeout: float | None) -> int:
     if not entries:
         say("Nothing to watch: every task has ended.")
         return Exit.OK
-    attending = Attending(_board(entries, chosen.options.output), access, Waiting(timeout=timeout), asks=False)
+    drawn = TableBoard(entries) if can_redraw() else LineBoard(with_ids=True)
+    board = JsonBoard() if chosen.options.output == "json" else drawn
+    attending = Attending(board, access, Waiting(timeout=timeout), asks=False)
     try:
         seen = await attending.follow(replace(chosen, entries=entries))
     except Detached:
@@ -48,12 +50,6 @@ async def command(*, chosen: Chosen, timeout: float | None) -> int:
         say(f"Not all had ended within {timeout:.15g} s.", "yellow")
         return Exit.TIMEOUT
     return _report_problems(seen)
-
-
-def _board(entries: Sequence[LedgerEntry], output: Output) -> Board:
-    if output == "json":
-        return JsonBoard()
-    return TableBoard(entries) if can_redraw() else LineBoard(with_ids=True)
 
 
 def _report_problems(seen: Sequence[Followed]) -> int:

@@ -34,8 +34,9 @@ def read_known(words: Sequence[str], json_text: str | None) -> tuple[Sequence[st
     if "-" in words:
         words, json_text = [word for word in words if word != "-"], "-"
     if json_text is None:
+        hint = "`call` and `answer` take a JSON object with --args."
         if whole := next((word for word in words if word.startswith("{")), None):
-            raise Problem(f"{whole!r} is not KEY=VALUE", Exit.USAGE, hint="A JSON object goes after --args.")
+            raise Problem(f"{whole!r} is not KEY=VALUE", Exit.USAGE, hint=hint)
         return words, None
     try:
         value = json.loads(sys.stdin.read() if json_text == "-" else json_text)

@@ -33,7 +33,6 @@ class Exit(IntEnum):
     """The task asks something and there is no terminal to ask at."""
     UNKNOWN_TASK = 8
     LEDGER = 9
-    """The ledger cannot be used."""
     STORE = 10
     """The store of a server's tasks, or its engine, cannot be used."""
     SERVER_CODE = 11
@@ -93,7 +92,7 @@ def problem_of(exc: BaseException) -> Problem:
     code, what, hint = Exit.USAGE, getattr(exc, "what", str(exc)), getattr(exc, "hint", "")
     match exc:
         case errors.ServerUnreachable():
-            code, hint = Exit.UNREACHABLE, f"{hint}\n{_TO_REACH_IT.get(exc.reason, '')}"
+            code, hint = Exit.UNREACHABLE, f"{hint}\n{_TO_REACH_IT.get(exc.reason, '').format(exc.scheme)}"
         case errors.TaskNotRemembered():
             ways = "`mcp-tasks ls` lists those in the ledger; `wait` or `show` any other by its whole id and --server."
             code, hint = Exit.UNKNOWN_TASK, f"{hint}\n{ways}"
@@ -119,6 +118,7 @@ def problem_of(exc: BaseException) -> Problem:
             code, what = Exit.UNREACHABLE if gone else Exit.FAILED, f"the server answers: {exc}"
         case errors.StoreError():
             # The ledger is the only store here.
+            what = what if "ledger" in what else f"the ledger cannot be used: {what}"
             code, hint = Exit.LEDGER, "\n".join([*getattr(exc, "__notes__", []), "--ledger names another."])
         case OSError():
             code = Exit.UNREACHABLE
@@ -130,7 +130,7 @@ def problem_of(exc: BaseException) -> Problem:
 
 
 _TO_REACH_IT: Final[Mapping[errors.UnreachableReason, str]] = {
-    "credentials": "--header 'Authorization:...'; a bearer token with --token-file FILE, --token - for a prompt, or "
+    "credentials": "--header 'Authorization:{} ...'; a bearer token with --token-file FILE, --token - for a prompt, or "
     "MCP_TASKS_TOKEN.",
     "exited": "-v says more.",
     "other": "-v says more.",

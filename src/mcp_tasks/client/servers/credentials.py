@@ -57,7 +57,7 @@ def read_headers(lines: Iterable[str], token: str | None = None) -> dict[str, st
     for line in lines:
         name, colon, value = line.partition(":")
         if not colon or not name.strip():
-            raise InvalidOption(f"a header is written NAME:VALUE, and not {line!r}")
+            raise InvalidOption("a header is written NAME:VALUE, with a colon")
         if not (line.strip().isascii() and line.strip().isprintable()):
             raise InvalidOption(f"the header {name.strip()!r} has characters that no header has")
         headers[name.strip()] = value.strip()

@@ -76,13 +76,14 @@ async def check_url(url: str, headers: Mapping[str, str] | None = None) -> Tasks
                 return _judge(named, response, speaks=speaks)
     except httpx2.InvalidURL as exc:
         return InvalidAddress(f"{url!r} is not a URL: {exc}")
-    except httpx2.ConnectTimeout:
-        hint = "Is the host name right, and no firewall in between?"
+    except httpx2.TimeoutException as exc:
+        is_there = not isinstance(exc, httpx2.ConnectTimeout)
+        hint = "Look at the server's log." if is_there else "Is the host name right, and no firewall in between?"
         return _unreachable(named, "does not answer", hint, reason="timeout")
     except httpx2.ConnectError as exc:
         return _unreachable(named, *_why_not_connected(exc), reason="connection")
-    except httpx2.TransportError as exc:
-        return _unreachable(named, f"breaks the connection: {exc or type(exc).__name__}", reason="connection")
+    except httpx2.RequestError as exc:
+        return _unreachable(named, f"breaks the connection: {str(exc) or type(exc).__name__}", reason="connection")
 
 
 def leaves(exc: BaseException) -> Iterator[BaseException]:
@@ -132,9 +133,11 @@ def _judge(url: str, response: httpx2.Response, *, speaks: bool) -> ServerUnreac
 
 
 def _refused(url: str, response: httpx2.Response) -> ServerUnreachable:
-    scheme = response.headers.get("www-authenticate", "").partition(" ")[0] or "Bearer"
+    asked = response.headers.get("www-authenticate", "").partition(" ")[0]
     what = "requires credentials" if response.status_code == 401 else "denies access"
-    hint = f"It asks for {scheme} authorization: send an Authorization header."
+    hint, scheme = f"It asks for {asked} authorization: send an Authorization header.", asked or "Bearer"
+    if not asked:
+        hint = "Send an Authorization header" + (", or another." if response.status_code == 403 else ".")
     return ServerUnreachable(f"{url} {what}: HTTP {response.status_code}", hint, reason="credentials", scheme=scheme)
 
 
