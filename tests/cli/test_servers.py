@@ -84,6 +84,11 @@ def test_credentials_are_not_kept(cli: Cli, tmp_path: Path) -> None:
     assert kept.returncode == 0
     missing = cli("tools", "farm")
     assert (missing.returncode, "FARM_TOKEN, which is not set" in missing.stderr) == (2, True)
+    # Which keeps its tasks from being looked at, as a server does that is not there.
+    with Ledger(cli.ledger) as ledger:
+        ledger.add("task_of_farm", server="http://a/mcp", tool="render")
+    listed = cli("ls", "--refresh")
+    assert (listed.returncode, "FARM_TOKEN, which is not set" in listed.stderr) == (6, True)
 
 
 def test_headers_go_to_a_named_server_and_again_when_somebody_comes_back(

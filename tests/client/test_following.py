@@ -114,6 +114,27 @@ async def test_questions_of_a_task_and_of_a_call_are_answered_by_the_hooks(url: 
     assert text_of(await called(Follower(Host(ANN)), url, "ask_before")) == "Hello, Ann!"
 
 
+async def test_a_call_that_is_over_is_told_as_it_ended(url: str) -> None:
+    host = Host(ANN)
+    answered = await called(Follower(host), url, "greet", name="Ann")
+    refused = await called(Follower(host), url, "no_such_tool")
+    assert [followed.status for followed in host.ended] == [answered.status, refused.status]
+    assert host.ended == [answered, refused]
+
+
+async def test_a_question_of_a_call_is_asked_with_how_the_call_stands(url: str) -> None:
+    host, stood = Host(ANN), list[tuple[str, list[Question]]]()
+
+    async def answer(followed: Followed, question: Question) -> Mapping[str, Any]:
+        stood.append((followed.status, followed.questions))
+        assert question in followed.questions
+        return ANN
+
+    host.on_question = answer
+    assert text_of(await called(Follower(host), url, "ask_before")) == "Hello, Ann!"
+    assert [status for status, _ in stood] == ["input_required"]
+
+
 @pytest.mark.parametrize("hook", ["on_change", "on_call_ended", "on_question"])
 @pytest.mark.parametrize("kind", [OSError, RuntimeError])
 async def test_what_a_hook_raises_is_no_problem_of_the_task_and_comes_out_as_it_is(

@@ -27,6 +27,7 @@ from mcp_tasks.doctor.report import Exam
 from mcp_tasks.errors import InvalidAddress, ServerHasFaults, ServerUnreachable, UnknownTool
 from mcp_tasks.wire.models import EXTENSION_ID
 from tests.doctor.test_shapes import TASK
+from tests.unit.virtual_time import SIMULATED
 
 pytestmark = pytest.mark.anyio
 
@@ -359,25 +360,75 @@ async def test_a_question_of_the_call_of_an_undeclared_client_is_not_left_waitin
     assert ended == ["cancelled", "cancelled", "completed"]
 
 
-async def test_a_task_that_an_undeclared_client_was_given_is_cancelled() -> None:
-    made, cancelled = list[str](), list[str]()
+class Maker:
+    """A server that makes a task of every call, and says of it what it is told to; of calls from clients that declare
+    nothing, `asks` first."""
 
-    def answer(method: str, params: JsonObject, declare: bool) -> Reply:
+    def __init__(self, looked_at: Reply, asks: int = 0) -> None:
+        self.made: list[str] = []
+        self.cancelled: list[str] = []
+        self.dismissed: list[JsonObject] = []
+        self._looked_at = looked_at
+        self._asks = asks
+
+    def __call__(self, method: str, params: JsonObject, declare: bool) -> Reply:
         match method:
             case "server/discover":
                 return discovered()
             case "tools/list":
                 return result({"tools": [{"name": "t"}]})
+            case "tools/call" if not declare and self._asks:
+                return self._ask(params)
             case "tools/call":
-                made.append(f"{TASK['taskId']}-{len(made)}")
-                return result({"resultType": "task", **TASK, "taskId": made[-1]})
+                self.made.append(f"{TASK['taskId']}-{len(self.made)}")
+                return result({"resultType": "task", **TASK, "taskId": self.made[-1]})
             case "tasks/cancel" if declare:
-                cancelled.append(params["taskId"])
+                self.cancelled.append(params["taskId"])
                 return result({"resultType": "complete"})
             case _:
-                return result({"resultType": "complete", **TASK, **params, "status": "cancelled"})
+                return self._looked_at
 
-    report = await examine_over(FakeServer(answer), tool="t")
+    def _ask(self, params: JsonObject) -> Reply:
+        if "inputResponses" in params:
+            self.dismissed.append({name: params[name] for name in ("inputResponses", "requestState")})
+        if len(self.dismissed) == self._asks:
+            return result({"resultType": "complete", "content": []})
+        number = len(self.dismissed)
+        asked = {f"q{number}": {"method": "elicitation/create", "params": {"message": "?"}}}
+        return result({"resultType": "input_required", "inputRequests": asked, "requestState": f"s{number}"})
+
+
+CANCELLED = result({"resultType": "complete", **TASK, "status": "cancelled"})
+
+
+async def test_a_task_that_an_undeclared_client_was_given_is_cancelled() -> None:
+    server = Maker(CANCELLED)
+    report = await examine_over(FakeServer(server), tool="t")
     assert verdicts(report)["undeclared client", "call t"] == "fail"
-    assert len(made) == 3
-    assert cancelled[-1] == made[-1]
+    assert len(server.made) == 3
+    assert set(server.made) <= set(server.cancelled)
+
+
+async def test_a_task_that_cannot_be_looked_at_is_cancelled_all_the_same() -> None:
+    server = Maker(error(-32602))
+    await examine_over(FakeServer(server), tool="t")
+    assert len(server.made) == 1
+    assert server.made[0] in server.cancelled
+
+
+async def test_all_that_is_asked_of_an_undeclared_client_is_dismissed() -> None:
+    server = Maker(CANCELLED, asks=2)
+    await examine_over(FakeServer(server), tool="t")
+    assert server.dismissed == [
+        {"inputResponses": {f"q{number}": {"action": "cancel"}}, "requestState": f"s{number}"} for number in (0, 1)
+    ]
+
+
+@pytest.mark.parametrize("anyio_backend", [SIMULATED])
+async def test_a_slow_tool_is_not_called_where_it_could_not_be_cancelled() -> None:
+    server = Maker(result({"resultType": "complete", **TASK, "status": "working"}))
+    report = await examine_over(FakeServer(server), tool="t")
+    assert verdicts(report)["outcome", "how it ends"] == "skip"
+    assert verdicts(report)["undeclared client", "call t"] == "skip"
+    assert len(server.made) == 2
+    assert set(server.made) <= set(server.cancelled)

@@ -332,6 +332,33 @@ async def test_a_console_at_info_has_none_of_it_unless_its_logger_was_set_up(
     assert "mcp_tasks.audit" not in {record.name for record in caplog.records}
 
 
+@pytest.mark.parametrize(
+    ("level", "has_handler", "logged"),
+    [
+        (logging.NOTSET, False, False),
+        (logging.NOTSET, True, True),
+        (logging.INFO, False, True),
+        (logging.WARNING, True, False),
+    ],
+)
+def test_a_level_or_a_handler_of_its_own_is_what_asks_for_it(
+    caplog: pytest.LogCaptureFixture, level: int, has_handler: bool, logged: bool
+) -> None:
+    logger, handler = logging.getLogger("mcp_tasks.audit"), logging.NullHandler()
+    assert logging.getLogger().level == logging.WARNING, "as where nobody has set anything up"
+    logger.setLevel(level)
+    if has_handler:
+        logger.addHandler(handler)
+    try:
+        log = AuditLog()
+        log.write(AuditEntry(event="created", actor=Actor("client", "ann")))
+    finally:
+        logger.setLevel(logging.NOTSET)
+        logger.removeHandler(handler)
+    assert log.is_read() is False
+    assert [record.name for record in caplog.records] == ["mcp_tasks.audit"] * logged
+
+
 def test_an_entry_is_in_one_place_unless_somebody_asks_for_both(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -142,7 +142,9 @@ class AuditLog:
         if self._file is not None:
             self._file.append(line)
         if to_logger:
-            logger.info("%s", line, extra={"audit": said})
+            # Whatever the level is of all other logs.
+            told = logger.makeRecord(logger.name, logging.INFO, __file__, 0, "%s", (line,), None, extra={"audit": said})
+            logger.handle(told)
 
     def close(self) -> None:
         """See that all is on the disk, and let go of the file. An entry after this opens it again."""
@@ -151,8 +153,7 @@ class AuditLog:
 
 
 def _is_logged() -> bool:
-    is_set_up = bool(logger.handlers) or logger.level != logging.NOTSET
-    return is_set_up and logger.isEnabledFor(logging.INFO)
+    return bool(logger.handlers) if logger.level == logging.NOTSET else logger.isEnabledFor(logging.INFO)
 
 
 def _line(said: dict[str, Any]) -> str:
