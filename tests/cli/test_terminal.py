@@ -134,6 +134,18 @@ def test_ctrl_c_at_a_question_leads_to_the_same_menu(cli: Cli, fixture_url: str)
         assert terminal.wait() == 130
 
 
+def test_what_is_cancelled_with_others_asks_nothing_more(cli: Cli, fixture_url: str) -> None:
+    asking = [cli.start(fixture_url, "confirm_delete", f"filename={name}") for name in ("a", "b")]
+    with on_terminal(cli, "wait", *asking) as terminal:
+        terminal.expect("(yes or no): ")
+        terminal.type(CTRL_C)
+        terminal.expect("[c]ancel all")
+        terminal.enter("c")
+        assert terminal.wait() == 4
+    assert terminal.text.count("(yes or no): ") == 1
+    assert terminal.text.count("○ cancelled") == 2
+
+
 @pytest.mark.parametrize(("call", "shown"), [(("slow", "seconds=60"), " of 600"), (("survey",), "/help for more")])
 def test_ctrl_c_is_heard_while_a_server_takes_its_time_to_cancel(
     cli: Cli, tmp_path: Path, call: tuple[str, ...], shown: str

@@ -73,9 +73,9 @@ class Attending(Hooks):
         return await self.stay(self.follower.follow(chosen.entries, chosen.connect, headers=self._access.headers))
 
     async def ask(self, question: Question) -> dict[str, Any] | None:
-        """Ask the person; None if they leave the question open."""
+        """Ask the person, unless they are cancelling all there is; None if they leave the question open."""
         async with self._board.aside() as console:
-            waits = True
+            waits = not self._cancelling
             while waits:
                 try:
                     return await ask(question, self._keyboard, console)
