@@ -14,6 +14,7 @@ import signal
 import threading
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from types import FrameType
 from typing import Final, Self, TypeAlias
 
@@ -32,6 +33,7 @@ class Stopping:
         self.event: asyncio.Event = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._installed: list[tuple[signal.Signals, Handler, Handler]] = []
+        self._held: list[Callable[[], object]] = []
 
     def watch(self) -> None:
         """Go before the handlers that are installed. Does nothing where there are none, or off the main thread.
@@ -52,25 +54,32 @@ class Stopping:
 
     def unwatch(self) -> None:
         """Put back what was there, unless somebody else has put something there meanwhile."""
+        self._hand_on()
         for number, ours, previous in reversed(self._installed):
             if signal.getsignal(number) is ours:
                 signal.signal(number, previous)
         self._installed.clear()
 
     def _before(self, previous: Handler, loop: asyncio.AbstractEventLoop) -> Handler:
-        def begin(number: int, frame: FrameType | None) -> None:
+        def begin() -> None:
             self.event.set()
-            loop.call_later(_LAST_WORDS, previous, number, frame)
+            loop.call_later(_LAST_WORDS, self._hand_on)
 
         def handler(number: int, frame: FrameType | None) -> None:
-            if not self.event.is_set():
+            self._held.append(partial(previous, number, frame))
+            if len(self._held) == 1 and not self.event.is_set():
                 # Somebody may have put this back after the end of the loop.
                 with suppress(RuntimeError):
-                    loop.call_soon_threadsafe(begin, number, frame)
+                    loop.call_soon_threadsafe(begin)
                     return
-            previous(number, frame)
+            # Who says it twice means it, and the loop may be busy for long.
+            self._hand_on()
 
         return handler
+
+    def _hand_on(self) -> None:
+        while self._held:
+            self._held.pop(0)()
 
 
 @contextmanager

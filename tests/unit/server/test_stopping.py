@@ -66,8 +66,28 @@ async def test_a_second_signal_is_handed_on_at_once(first: Handler) -> None:
     stopping.watch()
     assert await told(stopping)
     os.kill(os.getpid(), TERM)
-    assert first.told == 1
+    assert first.told == 2
     stopping.unwatch()
+
+
+@pytest.mark.anyio
+async def test_who_says_it_twice_is_heard_however_busy_the_loop_is(first: Handler) -> None:
+    stopping = Stopping()
+    stopping.watch()
+    os.kill(os.getpid(), TERM)
+    os.kill(os.getpid(), TERM)
+    assert first.told == 2
+    stopping.unwatch()
+
+
+@pytest.mark.anyio
+async def test_what_has_not_been_handed_on_is_when_the_watching_ends(first: Handler) -> None:
+    stopping = Stopping()
+    stopping.watch()
+    assert await told(stopping)
+    assert first.told == 0
+    stopping.unwatch()
+    assert first.told == 1
 
 
 def test_a_signal_after_the_end_of_its_loop_is_handed_on_at_once(first: Handler) -> None:
