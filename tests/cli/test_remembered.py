@@ -14,7 +14,7 @@ from mcp_tasks.cli.terminal.exits import Exit, problem_of
 from mcp_tasks.client import Ledger, user_ledger
 from mcp_tasks.client.servers.grouping import by_server
 from mcp_tasks.client.short_ids import short_id, short_ids
-from mcp_tasks.errors import CredentialsForOne, TasksError
+from mcp_tasks.errors import CredentialsForOne, MissingExtra, TasksError
 from tests.cli.running import Cli
 
 A, B = "http://a/mcp", "http://b/mcp"
@@ -64,6 +64,12 @@ def test_short_ids_tell_tasks_apart(ledger: Ledger) -> None:
     assert short["task_abXYZ"] == "task_abXYZ"
     assert short["task_abcdefghij"] == "task_abcdefghij"
     assert short_id("task_abcdefghij") == "task_abcdefgh"
+
+
+def test_an_error_that_calls_something_by_a_name_is_said_whole() -> None:
+    assert problem_of(MissingExtra("Encryption", "encryption")).message == (
+        "Encryption needs an optional dependency: pip install 'mcp-tasks[encryption]'"
+    )
 
 
 def test_a_token_is_not_shown_to_two_servers(ledger: Ledger) -> None:

@@ -26,7 +26,8 @@ from harness.rpc import (
 from harness.server import CUSTOM_ERROR, QUICK, build
 from mcp_tasks import Tasks
 from mcp_tasks.testing.clock import FakeClock
-from tests.spec.failing import FailingStore, with_each_failure
+from tests.spec.failing import with_each_failure
+from tests.unit.running import UnreliableStore
 
 pytestmark = pytest.mark.anyio
 
@@ -80,15 +81,15 @@ async def test_an_expired_task_is_not_there_any_more() -> None:
 @pytest.mark.parametrize("method", METHODS)
 @with_each_failure
 async def test_a_store_that_fails_is_an_internal_error_that_gives_nothing_away(method: str, failure: Exception) -> None:
-    store = FailingStore(failure)
+    store = UnreliableStore()
     async with serving(build(Tasks(store, settings=QUICK))) as wire:
         client = Tasking(wire)
         done = await client.finish("echo", value=1)
-        store.fails = True
+        store.failure = failure
         reply = await _about(client, method, done["taskId"])
         assert (reply.status, reply.code) == (200, INTERNAL_ERROR)
         assert "secret" not in str(reply.message)
-        store.fails = False
+        store.failure = None
         assert (await client.get(done["taskId"]))["status"] == "completed"
 
 

@@ -11,8 +11,9 @@ from harness.older import RELATED, HttpClient, OlderClient, http_session
 from harness.rpc import INTERNAL_ERROR, INVALID_PARAMS, METHOD_NOT_FOUND
 from harness.server import QUICK
 from mcp_tasks import Tasks
-from tests.spec.failing import FailingStore, with_each_failure
+from tests.spec.failing import with_each_failure
 from tests.spec.legacy.furnished import furnished
+from tests.unit.running import UnreliableStore
 
 pytestmark = pytest.mark.anyio
 
@@ -54,15 +55,15 @@ async def test_an_id_of_the_wrong_type_is_an_invalid_param(client: HttpClient, m
 @pytest.mark.parametrize("method", BY_ID)
 @with_each_failure
 async def test_a_store_that_fails_is_an_internal_error_that_gives_nothing_away(method: str, failure: Exception) -> None:
-    store = FailingStore(failure)
+    store = UnreliableStore()
     async with serving(furnished(Tasks(store, settings=QUICK))) as way, http_session(way) as client:
         task_id = await client.start("nothing")
         await client.until(task_id, "completed")
-        store.fails = True
+        store.failure = failure
         reply = await client.ask(method, {"taskId": task_id})
         assert reply.code == INTERNAL_ERROR
         assert "secret" not in str(reply.message)
-        store.fails = False
+        store.failure = None
         assert (await client.get(task_id))["status"] == "completed"
 
 

@@ -89,7 +89,7 @@ def problem_of(exc: BaseException) -> Problem:
     """What an exception of the library means to who typed a command, with what its options can do about it."""
     if isinstance(exc, Problem):
         return exc
-    code, what, hint = Exit.USAGE, getattr(exc, "what", str(exc)), getattr(exc, "hint", "")
+    code, hint, what = Exit.USAGE, getattr(exc, "hint", ""), exc.what if isinstance(exc, errors.Explained) else str(exc)
     match exc:
         case errors.ServerUnreachable():
             code, hint = Exit.UNREACHABLE, f"{hint}\n{_TO_REACH_IT.get(exc.reason, '').format(exc.scheme)}"
