@@ -54,11 +54,12 @@ class Stopping:
 
     def unwatch(self) -> None:
         """Put back what was there, unless somebody else has put something there meanwhile."""
-        self._hand_on()
         for number, ours, previous in reversed(self._installed):
             if signal.getsignal(number) is ours:
                 signal.signal(number, previous)
         self._installed.clear()
+        # Last: a handler may end all of this.
+        self._hand_on()
 
     def _before(self, previous: Handler, loop: asyncio.AbstractEventLoop) -> Handler:
         def begin() -> None:

@@ -90,6 +90,20 @@ async def test_what_has_not_been_handed_on_is_when_the_watching_ends(first: Hand
     assert first.told == 1
 
 
+@pytest.mark.anyio
+async def test_a_handler_that_ends_the_process_leaves_none_of_ours_behind() -> None:
+    def leave(number: int, frame: Any) -> None:
+        raise SystemExit(3)
+
+    signal.signal(TERM, leave)
+    stopping = Stopping()
+    stopping.watch()
+    assert await told(stopping)
+    with pytest.raises(SystemExit):
+        stopping.unwatch()
+    assert signal.getsignal(TERM) is leave
+
+
 def test_a_signal_after_the_end_of_its_loop_is_handed_on_at_once(first: Handler) -> None:
     async def leave_it_there() -> None:
         Stopping().watch()
