@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -177,14 +178,10 @@ def test_a_question_that_is_no_longer_asked_goes_away(cli: Cli, fixture_url: str
     assert terminal.text.count("○ cancelled") == 1
 
 
-def test_a_task_that_ends_while_somebody_types_is_said_after_the_answer_and_the_form_stays(
-    cli: Cli, fixture_url: str, asking_url: str
-) -> None:
-    asks = cli.start(fixture_url, "confirm_delete", "filename=x")
-    # Long enough for the form to come first, on a slow machine, too.
-    ends = [cli.start(asking_url, "slow", f"seconds={seconds}") for seconds in (3, 3.5)]
-    with on_terminal(cli, "wait", asks, *ends) as terminal:
-        terminal.expect(f"confirm_delete ({asks[:13]}) asks")
+def _answered_late(cli: Cli, asking: str, *options: str, ends: Sequence[str]) -> tuple[str, str]:
+    """What is on the terminal when others have ended while a question waits to be answered, and what is in the end."""
+    with on_terminal(cli, "wait", *options, asking, *ends) as terminal:
+        terminal.expect(f"confirm_delete ({asking[:13]}) asks")
         terminal.expect("(yes or no): ")
         for task_id in ends:
             cli("wait", task_id)
@@ -193,27 +190,28 @@ def test_a_task_that_ends_while_somebody_types_is_said_after_the_answer_and_the_
         terminal.expect("deleted x")
         assert terminal.wait() == 0
     assert before.endswith("(yes or no):")
-    assert "completed" not in before
-    form = f"{before} yes\n"
-    assert terminal.screen.startswith(form)
-    assert all(f"✔ completed  slow  {task_id[:13]}" in terminal.screen.removeprefix(form) for task_id in ends)
+    return f"{before} yes\n", terminal.screen
+
+
+def test_a_task_that_ends_while_somebody_types_is_said_after_the_answer_and_the_form_stays(
+    cli: Cli, fixture_url: str, asking_url: str
+) -> None:
+    asks = cli.start(fixture_url, "confirm_delete", "filename=x")
+    # Long enough for the form to come first, on a slow machine, too.
+    ends = [cli.start(asking_url, "slow", f"seconds={seconds}") for seconds in (3, 3.5)]
+    form, screen = _answered_late(cli, asks, ends=ends)
+    assert "completed" not in form
+    assert screen.startswith(form)
+    assert all(f"✔ completed  slow  {task_id[:13]}" in screen.removeprefix(form) for task_id in ends)
 
 
 def test_what_is_logged_while_somebody_types_comes_after_the_answer(
     cli: Cli, fixture_url: str, asking_url: str
 ) -> None:
     asks = cli.start(fixture_url, "confirm_delete", "filename=x")
-    ends = cli.start(asking_url, "slow", "seconds=3")
-    with on_terminal(cli, "wait", "-vv", asks, ends) as terminal:
-        terminal.expect("(yes or no): ")
-        cli("wait", ends)
-        before = terminal.screen
-        terminal.enter("yes")
-        terminal.expect("deleted x")
-        assert terminal.wait() == 0
-    assert before.endswith("(yes or no):")
-    assert terminal.screen.startswith(f"{before} yes\n")
-    assert "of 'slow' is completed" in terminal.screen.removeprefix(before)
+    form, screen = _answered_late(cli, asks, "-vv", ends=[cli.start(asking_url, "slow", "seconds=3")])
+    assert screen.startswith(form)
+    assert "of 'slow' is completed" in screen.removeprefix(form)
 
 
 def test_ctrl_c_leaves_one_table_behind(cli: Cli, asking_url: str) -> None:
