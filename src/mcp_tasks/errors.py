@@ -634,7 +634,15 @@ class StoreError(TasksError):
 
 
 class StoreUnavailable(StoreError):
-    """The store cannot take the request now; nothing was written. Trying again later may work."""
+    """The store cannot take the request now. Trying again later may work.
+
+    Attributes:
+        may_have_happened: Whether the request may have been carried out although no answer came. False: it was not.
+    """
+
+    def __init__(self, message: str, *, may_have_happened: bool = False) -> None:
+        super().__init__(message)
+        self.may_have_happened = may_have_happened
 
 
 class StoreCorrupt(StoreError):
