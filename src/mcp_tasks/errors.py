@@ -75,7 +75,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Literal
+from typing import Any, Literal
 
 Fate = Literal["left", "cancelled", "not cancelled"]
 """What became of a task when its caller stopped waiting: it goes on, it was cancelled, or cancelling it failed."""
@@ -689,9 +689,14 @@ class LimitReached(StoreError):
 
 
 class VersionConflict(StoreError):
-    """A save named a version that is no longer the stored one (or the task is gone)."""
+    """A save named a version that is no longer the stored one (or the task is gone).
 
-    def __init__(self, task_id: str, expected: int) -> None:
+    Attributes:
+        current: The record as it is now, if the store has read it; None also for a task that is gone.
+    """
+
+    def __init__(self, task_id: str, expected: int, current: Any = None) -> None:
         self.task_id = task_id
+        self.current = current
         self.expected = expected
         super().__init__(f"task {short_id(task_id)} is no longer at version {expected}")

@@ -60,9 +60,9 @@ class MoodyStore(MemoryStore):
         await self._be("outcome")
         return await super().outcome(task_id)
 
-    async def save(self, record: TaskRecord, **options: Any) -> None:
+    async def save(self, record: TaskRecord, **options: Any) -> TaskRecord:
         await self._be("save")
-        await super().save(record, **options)
+        return await super().save(record, **options)
 
     async def note(self, namespace: str, name: str) -> bytes | None:
         await self._be("note")

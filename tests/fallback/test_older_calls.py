@@ -140,9 +140,10 @@ class OddStore(MemoryStore):
             raise StoreUnavailable("away")
         return await super().get(task_id)
 
-    async def save(self, record: TaskRecord, **options: Any) -> None:
-        await super().save(record, **options)
+    async def save(self, record: TaskRecord, **options: Any) -> TaskRecord:
+        saved = await super().save(record, **options)
         self.has_ended = record.is_final
+        return saved
 
 
 def slow_tool(store: OddStore, seconds: float, **options: Any) -> MCPServer[Any]:

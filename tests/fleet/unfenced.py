@@ -47,7 +47,7 @@ class _Delayed:
         entries: Sequence[JournalEntry] = (),
         outcome: Outcome | None = None,
         limits: WorkLimits | None = None,
-    ) -> None:
+    ) -> TaskRecord:
         await asyncio.sleep(random.uniform(0.0, SLOWEST))
         while True:
             try:

@@ -71,14 +71,14 @@ class WatchedStore(MemoryStore):
     async def create(self, record: TaskRecord, request: TaskRequest, **options: Any) -> TaskRecord:
         # With the exact values of the request: to Python, 1 is 1.0 and true.
         told = [options.get("key"), options.get("key_until_end"), repr(request)]
-        self.written.append(Written("create", replace(record, id=""), told))
+        self.written.append(Written("create", replace(record, id="", writes=()), told))
         return await super().create(record, request, **options)
 
-    async def save(self, record: TaskRecord, *, expected: int, entries: Any = (), **options: Any) -> None:
+    async def save(self, record: TaskRecord, *, expected: int, entries: Any = (), **options: Any) -> TaskRecord:
         noted: list[JournalEntry] = list(entries)
         told = [expected, repr(noted), repr(options.get("outcome"))]
-        self.written.append(Written("save", replace(record, id=""), told))
-        await super().save(record, expected=expected, entries=entries, **options)
+        self.written.append(Written("save", replace(record, id="", writes=()), told))
+        return await super().save(record, expected=expected, entries=entries, **options)
 
     async def delete(self, task_id: str, *, expected: int, now: datetime | None = None) -> None:
         self.written.append(Written("delete", TaskRecord.__new__(TaskRecord), expected))

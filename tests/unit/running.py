@@ -251,10 +251,11 @@ class PausingStore(MemoryStore):
         entries: Sequence[JournalEntry] = (),
         outcome: Outcome | None = None,
         limits: WorkLimits | None = None,
-    ) -> None:
+    ) -> TaskRecord:
         await anyio.lowlevel.checkpoint()
-        await super().save(record, expected=expected, entries=entries, outcome=outcome, limits=limits)
+        saved = await super().save(record, expected=expected, entries=entries, outcome=outcome, limits=limits)
         await anyio.lowlevel.checkpoint()
+        return saved
 
 
 class UnreliableStore(MemoryStore):
@@ -309,12 +310,12 @@ class FailingStore(MemoryStore):
         entries: Sequence[JournalEntry] = (),
         outcome: Outcome | None = None,
         limits: WorkLimits | None = None,
-    ) -> None:
+    ) -> TaskRecord:
         if self._save_failures > 0 and self._refuse_save(record):
             self._save_failures -= 1
             raise StoreUnavailable("the disk is full")
         self.saves += 1
-        await super().save(record, expected=expected, entries=entries, outcome=outcome, limits=limits)
+        return await super().save(record, expected=expected, entries=entries, outcome=outcome, limits=limits)
 
     async def journal(self, task_id: str, *, after: int = 0) -> Sequence[JournalEntry]:
         if self._journal_failures:

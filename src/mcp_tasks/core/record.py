@@ -5,6 +5,7 @@ A record is a value. Nothing changes one; `mcp_tasks.core.machine.apply` makes t
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime, timedelta
@@ -77,6 +78,29 @@ class Outcome:
     meta: bytes | None = None
 
 
+OTHER_WRITES = 5
+"""Ids of writes by others than the current run that a record keeps: with the run's, at most 64 bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class WriteId:
+    """Names one change of a task. It is chosen once, by whoever decides on the change, and stays the same in every
+    attempt to write it: an attempt whose answer was lost is recognised by it.
+
+    Attributes:
+        writer: 48 random bits.
+        number: Counts the writes of one run, from 1 for its claim; 0 for a change that is not of a run.
+    """
+
+    writer: str
+    number: int = 0
+
+    @classmethod
+    def new(cls, *, run: bool = False) -> WriteId:
+        """An id for one change, or for the claim with which a run begins."""
+        return cls(secrets.token_urlsafe(6), int(run))
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TaskRecord:
     """One task, as of `version`: all that a poll, a listing or a sweep needs, and small whatever the task is about.
@@ -111,6 +135,8 @@ class TaskRecord:
             the same key no other call may stand.
         trace: The trace context of the call that made the task, as W3C text (`traceparent`): its runs go on with it.
         rerun_of: The task that an operator had run again as this one.
+        writes: The ids of the writes that made it what it is, the newest first: the last one of the current (or last)
+            run, and the last few of others.
         unknown: What a newer release keeps of the task and this one does not know. It is written back as it was.
     """
 
@@ -143,6 +169,7 @@ class TaskRecord:
     fingerprint: str | None = None
     trace: str | None = None
     rerun_of: str | None = None
+    writes: tuple[WriteId, ...] = ()
     unknown: Mapping[str, JsonValue] = field(default_factory=lambda: _NOTHING)
     namespace: str = ""
     version: int = 1
@@ -151,6 +178,21 @@ class TaskRecord:
         """The record with these fields changed: `dataclasses.replace`, in a third of its time. Every change of a task
         passes here."""
         return TaskRecord(**{**dict(zip(_FIELDS, _values(self), strict=True)), **changes})
+
+    def written(self, write: WriteId) -> TaskRecord:
+        """The record with the id of the write that makes it.
+
+        A run writes one thing after the other, and repeats what failed before it writes the next. So its last number
+        says of each of its writes whether it was made, however many others write in between.
+        """
+        others = [each for each in self.writes if each.writer != write.writer]
+        run = [] if write.number else [each for each in others if each.number]
+        single = [each for each in others if not each.number]
+        return self.but(writes=(write, *run, *single[: OTHER_WRITES - (not write.number)]))
+
+    def has(self, write: WriteId) -> bool:
+        """Whether this write was made."""
+        return any(each.writer == write.writer and each.number >= write.number for each in self.writes)
 
     @property
     def is_final(self) -> bool:

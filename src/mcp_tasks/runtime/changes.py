@@ -10,14 +10,15 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from mcp_tasks.core.actor import Actor
 from mcp_tasks.core.events import Event, TaskCreated, TaskDeleted
 from mcp_tasks.core.journal import JournalEntry
 from mcp_tasks.core.machine import apply
-from mcp_tasks.core.record import Outcome, TaskRecord, TaskRequest
-from mcp_tasks.errors import KeyTaken, StaleRun, TaskUnreadable, UnknownTask, VersionConflict
+from mcp_tasks.core.record import Outcome, TaskRecord, TaskRequest, WriteId
+from mcp_tasks.errors import KeyTaken, StaleRun, StoreUnavailable, TaskUnreadable, UnknownTask, VersionConflict
 from mcp_tasks.runtime.observing import Observed, Observers, TaskChange
 from mcp_tasks.stores.base import Hint, Store
 from mcp_tasks.stores.hints import HintFan, Inbox
@@ -70,6 +71,8 @@ class Changes:
         self._being_written: dict[str, int] = {}
         self._passed_over: dict[str, Hint] = {}
         self.unheard: Inbox = Inbox()
+        # Of changes whose answer was lost: how observers are told, once it is known that they were made.
+        self._unconfirmed: OrderedDict[WriteId, Callable[[], None]] = OrderedDict()
         self._is_over = False
 
     def end(self) -> None:
@@ -86,14 +89,16 @@ class Changes:
         key_until_end: bool = False,
         handing: Handing | None = None,
         ending: Write | None = None,
+        write: WriteId | None = None,
     ) -> TaskRecord:
         """Keep a new task to which `events` have happened already, and its `ending`, if its run has ended; or the task
-        that stands under the key.
+        that stands under the key. `write` is the id of the claim with which its run began, if one did.
 
         Raises:
             KeyTaken: Under the idempotency key of a client stands another call.
             KeySpent: What stood there is gone, and the key is not free yet.
         """
+        record = record.written(write or WriteId.new())
         history = _apply(record, events, record.created_at)
         ended = [] if ending is None else _apply(history[-1], ending.events, self._now())
         kept: dict[str, Any] = {} if ending is None else {"outcome": ending.outcome}
@@ -104,6 +109,9 @@ class Changes:
         self._remember(new)
         created = await self._store.create(new, request, key=key, key_until_end=key_until_end, handing=handing, **kept)
         if created.id == record.id:
+            if handing is not None and created is not new:
+                # Made by an attempt whose answer was lost. It is submitted in any case: twice does no harm.
+                handing.handed, handing.carried = True, False
             self._observe(None, TaskCreated(), record, actor)
             self._observe_all(history, events, actor)
             if ending is not None:
@@ -125,8 +133,14 @@ class Changes:
         entries: Sequence[JournalEntry] = (),
         outcome: Outcome | None = None,
         limits: WorkLimits | None = None,
+        write: WriteId | None = None,
     ) -> TaskRecord:
         """Apply events to the task as it was at `record`, once; as a claim within `limits`.
+
+        A caller that may repeat the change after `StoreUnavailable` chooses its `write` id, and names it each time: if
+        an earlier attempt was made after all, that is this change.
+
+        Returns the record as it is then: newer than the change, if the change was made by an earlier attempt.
 
         Raises:
             VersionConflict: The task is not at that version any more.
@@ -138,22 +152,29 @@ class Changes:
         history = _apply(record, events, self._now())
         changed = history[-1]
         if changed is not record:
+            write = write or WriteId.new()
+            written = changed.written(write)
+            history = [written if each is changed else each for each in history]
             self._being_written[record.id] = changed.version
             try:
-                await self._store.save(
-                    changed, expected=record.version, entries=entries, outcome=outcome, limits=limits
+                changed = await self._store.save(
+                    written, expected=record.version, entries=entries, outcome=outcome, limits=limits
                 )
-            except BaseException:
+            except BaseException as exc:
+                if isinstance(exc, StoreUnavailable) and exc.may_have_happened:
+                    self._unconfirmed[write] = partial(self._tell, history, events, actor, outcome)
+                    if len(self._unconfirmed) > MAX_REMEMBERED:
+                        self._unconfirmed.popitem(last=False)
                 if (hint := self._passed_over.get(record.id)) is not None:
                     self.unheard.put(hint)
                 raise
             finally:
                 self._being_written.pop(record.id, None)
                 self._passed_over.pop(record.id, None)
+            self._unconfirmed.pop(write, None)
             self._remember(changed)
             self._saw(changed)
-            self._note_growth(changed, outcome)
-            self._observe_all(history, events, actor)
+            self._tell(history, events, actor, outcome)
             hint = Hint(changed.id, changed.version)
             self.hints.put(hint)
             await self._store.notifier().publish(hint, origin=self._origin)
@@ -166,18 +187,25 @@ class Changes:
         actor: Actor,
         entries: Sequence[JournalEntry] = (),
         outcome: Outcome | None = None,
+        write: WriteId | None = None,
     ) -> TaskRecord:
         """Apply events to the task, starting from `record`, and again from what it is by then if another was first.
+
+        With a `write` id that an earlier attempt had, the change is made only if that attempt did not make it.
 
         Raises:
             TransitionRefused: The events do not fit the task as it is by now.
             UnknownTask: The task is gone.
         """
-        while True:
+        write = write or WriteId.new()
+        while not record.has(write):
             try:
-                return await self.swap(record, *events, actor=actor, entries=entries, outcome=outcome)
-            except VersionConflict:
-                record = await self.reload(record.id)
+                return await self.swap(record, *events, actor=actor, entries=entries, outcome=outcome, write=write)
+            except VersionConflict as exc:
+                record = exc.current or await self.reload(record.id)
+        if (tell := self._unconfirmed.pop(write, None)) is not None:
+            tell()
+        return record
 
     async def reload(self, task_id: str) -> TaskRecord:
         """The task as it is now.
@@ -237,6 +265,12 @@ class Changes:
         self._written.move_to_end(record.id)
         if len(self._written) > MAX_REMEMBERED:
             self._written.popitem(last=False)
+
+    def _tell(
+        self, history: Sequence[TaskRecord], events: Sequence[Event], actor: Actor, outcome: Outcome | None
+    ) -> None:
+        self._note_growth(history[-1], outcome)
+        self._observe_all(history, events, actor)
 
     def _note_growth(self, record: TaskRecord, outcome: Outcome | None) -> None:
         if outcome is not None and self._grew is not None:

@@ -10,14 +10,17 @@ import logging
 from collections.abc import Iterable
 from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Final
+from functools import partial
+from types import CoroutineType
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
 from mcp_tasks.core.actor import Actor
 from mcp_tasks.core.events import RunStarted, RunStartedOver, TrialPassed
 from mcp_tasks.core.journal import JournalEntry
-from mcp_tasks.core.record import TaskRecord, TaskRequest
+from mcp_tasks.core.pacing import backoff
+from mcp_tasks.core.record import TaskRecord, TaskRequest, WriteId
 from mcp_tasks.engines.base import Slot
 from mcp_tasks.errors import (
     CannotStart,
@@ -27,6 +30,7 @@ from mcp_tasks.errors import (
     RequestUnreadable,
     RunStopped,
     StoreError,
+    StoreUnavailable,
     TaskUnreadable,
     TransitionRefused,
     UnknownTask,
@@ -52,8 +56,17 @@ second, some minutes."""
 MAX_CROWDED_OUT = 1_000
 """Tasks that are remembered to be tried again."""
 
+MAX_UNCONFIRMED = 1_000
+"""Claims that are remembered because their answer was lost."""
+
+UNCONFIRMED_FOR = 120.0
+"""Seconds for which they are: longer than a request may be on its way to a store."""
+
 CALLED_AT_A_TIME = 4
 """More than one run that ends makes room for: some may be of another tool or owner, or gone."""
+
+FIRST_PAUSE, LONGEST_PAUSE = timedelta(milliseconds=100), timedelta(seconds=1)
+"""Between two attempts to find out whether a claim was made."""
 
 LOOK_AGAIN = 0.02
 """Seconds between two looks at a run that is on trial."""
@@ -88,6 +101,8 @@ class Claims:
         self._trials = Trials(runtime.settings.trial_duration)
         self._watches: dict[str, asyncio.Task[None]] = {}
         self._calls: set[asyncio.Task[None]] = set()
+        self._claiming: set[str] = set()
+        self._unconfirmed: dict[str, tuple[WriteId, float]] = {}
         self._made: dict[str, tuple[TaskRecord, TaskRequest, ToolPolicy, Unwritten | None]] = {}
         self._crowded_out = CrowdedOut()
         self._together = runtime.store if isinstance(runtime.store, ReadsTogether) else None
@@ -99,8 +114,27 @@ class Claims:
         self._made[record.id] = record, request, policy, unwritten
 
     def has_made(self, task_id: str) -> bool:
-        """Whether the task is about to be run for the first time."""
-        return task_id in self._made
+        """Whether the task is about to be run: it was made as claimed, or is being claimed."""
+        return task_id in self._made or task_id in self._claiming
+
+    def add_unconfirmed(self, task_id: str, write: WriteId) -> None:
+        """Remember a claim that may have been made, and whose tool does not begin: it is released as not started."""
+        self._unconfirmed.pop(task_id, None)
+        if len(self._unconfirmed) == MAX_UNCONFIRMED:
+            del self._unconfirmed[next(iter(self._unconfirmed))]
+        self._unconfirmed[task_id] = write, self._runtime.monotonic() + UNCONFIRMED_FOR
+
+    def unconfirmed(self) -> list[str]:
+        """The tasks whose claim may have been made by this process, and that it does not run."""
+        now = self._runtime.monotonic()
+        for task_id in [each for each, (_, until) in self._unconfirmed.items() if until < now]:
+            del self._unconfirmed[task_id]
+        return [task_id for task_id in self._unconfirmed if not self._runtime.has(task_id)]
+
+    def never_began(self, record: TaskRecord) -> bool:
+        """Whether the task is claimed by a run of this process whose tool was not entered."""
+        write, _ = self._unconfirmed.get(record.id, (None, 0.0))
+        return write is not None and record.has(write)
 
     def forget_made(self, task_id: str) -> None:
         """Look at the task again before it is run: something happened to it."""
@@ -177,12 +211,22 @@ class Claims:
         over = [RunStartedOver(attempt=record.attempt + 1)] if change is not None and change.value["over"] else []
         entries = () if change is None else (change,)
         dispatch = self._runtime.dispatch
+        swap = partial(
+            self._runtime.changes.swap,
+            record,
+            started,
+            *over,
+            actor=self._actor,
+            entries=entries,
+            limits=dispatch.limits(policy),
+            write=WriteId.new(run=True),
+        )
         try:
-            claimed = await self._runtime.changes.swap(
-                record, started, *over, actor=self._actor, entries=entries, limits=dispatch.limits(policy)
-            )
-            run = self._run(claimed, request, slot, policy, replay)
-            dispatch.claimed()
+            claimed = await self._confirmed(record.id, swap)
+            # An answer that came late may find the task given to another, or ended.
+            if (claimed.worker, claimed.attempt) == (self._runtime.worker, record.attempt + 1):
+                run = self._run(claimed, request, slot, policy, replay)
+                dispatch.claimed()
         except (VersionConflict, TransitionRefused):
             logger.debug("task %s… was claimed by another worker", record.id[:12])
         except LimitReached as exc:
@@ -196,6 +240,32 @@ class Claims:
         if run is not None and run.record.trial is not None:
             self._watches[record.id] = asyncio.create_task(self._watch(run))
         return run
+
+    async def _confirmed(self, task_id: str, swap: partial[CoroutineType[Any, Any, TaskRecord]]) -> TaskRecord:
+        """The claimed task. While it is not known whether the claim was made, the store is asked again, as long as the
+        lease allows; after that the claim is released when there is a lease again."""
+        failures = 0
+        self._claiming.add(task_id)
+        try:
+            while True:
+                try:
+                    claimed = await swap()
+                except StoreUnavailable as exc:
+                    if not (failures or exc.may_have_happened):
+                        raise
+                    self.add_unconfirmed(task_id, swap.keywords["write"])
+                    if not self._runtime.lease.is_valid:
+                        raise
+                    await asyncio.sleep(backoff(failures, base=FIRST_PAUSE, limit=LONGEST_PAUSE).total_seconds())
+                    failures += 1
+                except (VersionConflict, TransitionRefused, LimitReached):
+                    self._unconfirmed.pop(task_id, None)
+                    raise
+                else:
+                    self._unconfirmed.pop(task_id, None)
+                    return claimed
+        finally:
+            self._claiming.discard(task_id)
 
     def _run(
         self,

@@ -16,11 +16,12 @@ import contextvars
 import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
 from mcp_tasks.core.events import RunStarted
 from mcp_tasks.core.machine import apply
-from mcp_tasks.core.record import TaskRecord, TaskRequest
+from mcp_tasks.core.record import TaskRecord, TaskRequest, WriteId
 from mcp_tasks.engines.base import ReservedSlot, ReservesSlots
 from mcp_tasks.errors import ValueNotStorable
 from mcp_tasks.quiet import shielded
@@ -49,7 +50,14 @@ class Create(Protocol):
     """Writes a new task to which an event has happened already, and how it ended if it has."""
 
     def __call__(
-        self, record: TaskRecord, request: TaskRequest, started: RunStarted, /, *, ending: Write | None = None
+        self,
+        record: TaskRecord,
+        request: TaskRequest,
+        started: RunStarted,
+        /,
+        *,
+        ending: Write | None = None,
+        write: WriteId | None = None,
     ) -> Awaitable[TaskRecord]: ...
 
 
@@ -161,9 +169,10 @@ class EarlyStart:
         The run writes it, and not the caller: one that is cancelled meanwhile would leave it in between.
         """
         started = RunStarted(worker=self._runtime.worker, tool_version=policy.version)
-        unwritten = Unwritten(record, request, started, create)
+        write = WriteId.new(run=True)
+        unwritten = Unwritten(record, request, started, partial(create, write=write))
         claims = self._runtime.claims
-        claims.add_made(apply(record, started, record.created_at), request, policy, unwritten)
+        claims.add_made(apply(record, started, record.created_at).written(write), request, policy, unwritten)
         if not slot.start(record.id):
             claims.forget_made(record.id)
             return None

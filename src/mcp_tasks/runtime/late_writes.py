@@ -12,21 +12,28 @@ from typing import Final
 from mcp_tasks.core.actor import Actor
 from mcp_tasks.core.events import Event, RunCompleted, RunFailed
 from mcp_tasks.core.journal import JournalEntry
-from mcp_tasks.core.record import Outcome, TaskRecord
+from mcp_tasks.core.record import Outcome, TaskRecord, WriteId
 from mcp_tasks.errors import TransitionRefused, UnknownTask
 from mcp_tasks.runtime.changes import Changes
 
 logger: Final = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(eq=False, kw_only=True, slots=True)
 class Write:
-    """What a run has to write: all of it or nothing."""
+    """What a run has to write: all of it or nothing.
+
+    Attributes:
+        id: The same for each attempt. It is given with the first one, because numbers follow the order of writing.
+        made: Whether it was made, or refused for good; None while neither is known.
+    """
 
     events: Sequence[Event]
     actor: Actor
     entries: Sequence[JournalEntry] = ()
     outcome: Outcome | None = None
+    id: WriteId | None = None
+    made: bool | None = None
 
     @property
     def is_ending(self) -> bool:
@@ -35,7 +42,9 @@ class Write:
 
     async def to(self, changes: Changes, record: TaskRecord) -> TaskRecord:
         """Make the change."""
-        return await changes.change(record, *self.events, actor=self.actor, entries=self.entries, outcome=self.outcome)
+        return await changes.change(
+            record, *self.events, actor=self.actor, entries=self.entries, outcome=self.outcome, write=self.id
+        )
 
 
 class LateWrites:

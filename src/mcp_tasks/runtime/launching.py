@@ -14,9 +14,9 @@ from mcp_tasks.core.actor import Actor
 from mcp_tasks.core.events import RunReleased, RunStarted
 from mcp_tasks.core.json_bytes import rough_size
 from mcp_tasks.core.pacing import is_expired
-from mcp_tasks.core.record import TaskRecord, TaskRequest
+from mcp_tasks.core.record import TaskRecord, TaskRequest, WriteId
 from mcp_tasks.engines.base import ReservedSlot, ReservesSlots
-from mcp_tasks.errors import KeyTaken, LimitExceeded, OwnerRequired
+from mcp_tasks.errors import KeyTaken, LimitExceeded, OwnerRequired, StoreUnavailable
 from mcp_tasks.runtime.policy import ToolPolicy
 from mcp_tasks.stores.inspecting import FindsKeys
 
@@ -180,18 +180,21 @@ class Launching:
         record: TaskRecord,
         request: TaskRequest,
         policy: ToolPolicy,
-        create: Callable[[TaskRecord, TaskRequest, RunStarted], Awaitable[TaskRecord]],
+        create: Callable[..., Awaitable[TaskRecord]],
     ) -> TaskRecord:
         runtime = self._runtime
+        started, write = RunStarted(worker=runtime.worker, tool_version=policy.version), WriteId.new(run=True)
         created = record
         try:
             # Shielded: a request that is given up now would leave a task that is ours, and that we do not run.
             with anyio.CancelScope(shield=True):
-                created = await create(record, request, RunStarted(worker=runtime.worker, tool_version=policy.version))
-        except BaseException:
+                created = await create(record, request, started, write=write)
+        except BaseException as exc:
             slot.release()
+            if isinstance(exc, StoreUnavailable) and exc.may_have_happened:
+                runtime.claims.add_unconfirmed(record.id, write)
             raise
-        if created.id != record.id:
+        if created.id != record.id or (created.worker, created.attempt) != (runtime.worker, 1):
             slot.release()
             return created
         runtime.claims.add_made(created, request, policy)

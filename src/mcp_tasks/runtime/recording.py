@@ -18,8 +18,8 @@ from mcp_tasks.core.actor import Actor
 from mcp_tasks.core.events import Event, RunReleased, StepRecorded
 from mcp_tasks.core.journal import JournalEntry
 from mcp_tasks.core.pacing import backoff
-from mcp_tasks.core.record import Outcome, TaskRecord
-from mcp_tasks.errors import StaleRun, StoreUnavailable, UnknownTask
+from mcp_tasks.core.record import Outcome, TaskRecord, WriteId
+from mcp_tasks.errors import StaleRun, StoreUnavailable, UnknownTask, ValueNotStorable
 from mcp_tasks.runtime.early import TURNS, Unwritten
 from mcp_tasks.runtime.late_writes import Write
 from mcp_tasks.runtime.life import State
@@ -43,6 +43,8 @@ class Recording:
         self._replay = replay
         self._unwritten = unwritten
         self._writing = asyncio.Lock()
+        self._last: WriteId | None = None
+        self._unsettled: Write | None = None
         self._write_soon: asyncio.Task[bool] | None = None
 
     @property
@@ -162,7 +164,7 @@ class Recording:
         return written
 
     async def _write_patiently(self, write: Write) -> bool:
-        return await self._patiently(lambda: self._write(write), "be written")
+        return await self._patiently(lambda: self._write(write, repeats=True), "be written")
 
     async def _patiently(self, work: Callable[[], Awaitable[Any]], what: str) -> Any:
         failures = 0
@@ -177,7 +179,12 @@ class Recording:
             failures += 1
             await asyncio.sleep(pause.total_seconds())
 
-    async def _write(self, write: Write) -> bool:
+    async def _write(self, write: Write, *, repeats: bool = False) -> bool:
+        """One attempt to write it; with `repeats`, another follows if the store is not available.
+
+        Nothing overtakes a write that will be repeated: it is written first, or this one fails as well. So the number
+        of the run's last write, in the record, says of all before it that they were made.
+        """
         async with self._writing:
             if self._unwritten is not None:
                 task = await self._write_task(self._unwritten, write if write.is_ending else None)
@@ -185,16 +192,40 @@ class Recording:
                     return False
                 if write.is_ending and task.is_final:
                     return True
+            if (earlier := self._unsettled) is not None and earlier is not write:
+                try:
+                    await self._make(earlier)
+                except ValueNotStorable:
+                    # Its own caller hears of that, with the next attempt.
+                    earlier.id = None
+            self._unsettled = None
             try:
-                record = await write.to(self._host.changes, self._run.record)
-            except (StaleRun, UnknownTask):
-                self._run.stop()
-                return False
+                return await self._make(write)
+            except StoreUnavailable:
+                self._unsettled = write if repeats else None
+                raise
+
+    async def _make(self, write: Write) -> bool:
+        if write.made is not None:
+            return write.made
+        if write.id is None:
+            write.id = self._last = self._next_id()
+        try:
+            record = await write.to(self._host.changes, self._run.record)
+        except (StaleRun, UnknownTask):
+            self._run.stop()
+            write.made = False
+        else:
             # A change that lost against another's write has read it; what it says is news to the questions.
             self._run.reconcile(record)
             self._replay.length += len(write.entries)
-        # What comes after the end of the task is passed over, and entries with it.
-        return not (write.entries and record.is_final)
+            # What comes after the end of the task is passed over, and entries with it.
+            write.made = not (write.entries and record.is_final)
+        return write.made
+
+    def _next_id(self) -> WriteId:
+        last = self._last or next((each for each in self._run.record.writes if each.number), WriteId.new(run=True))
+        return WriteId(last.writer, last.number + 1)
 
     async def _write_task(self, unwritten: Unwritten, ending: Write | None = None) -> TaskRecord | None:
         """The task, once it is written: with its ending, if nobody was first without; None if it never will be."""

@@ -53,6 +53,8 @@ class Recovery:
         """Take tasks from processes that are dead: to be run again, or ended."""
         runtime = self._runtime
         self.is_behind = False
+        for task_id in runtime.claims.unconfirmed():
+            await self._recover(task_id, runtime.worker, lost=False)
         workers = await runtime.store.workers(runtime.namespace)
         dead = self._watch.dead({name: beats for name, beats in workers.items() if name != runtime.worker})
         # Tasks that cannot be recovered here stay where they are, so the next sweep goes on behind them.
@@ -122,7 +124,9 @@ class Recovery:
                 # Another process was first, and may have claimed it since. From here on the number of the run tells.
                 return
             policy = await self._policy_of(record)
-            if policy is not None:
+            if self._runtime.claims.never_began(record):
+                await self._submit(await self._change(record, RunReleased(attempt=record.attempt, begun=False)))
+            elif policy is not None:
                 await self._submit(await self._change(record, self._verdict(record, policy, lost=lost)))
         except (UnknownTask, TransitionRefused):
             # Another process recovered it first, or its worker was only slow and has given it up.

@@ -41,6 +41,8 @@ async def hand_over(runtime: TaskRuntime) -> None:
         await _interrupt(run)
     try:
         await runtime.engine.stop(runtime.settings.stop_timeout)
+        if runtime.claims.unconfirmed():
+            await runtime.janitor.take_up()
         await runtime.store.retire(runtime.worker)
     except StoreError as exc:
         logger.warning("could not sign off from the store: %s", exc)

@@ -180,8 +180,10 @@ class Store(Protocol):
         entries: Sequence[JournalEntry] = (),
         outcome: Outcome | None = None,
         limits: WorkLimits | None = None,
-    ) -> None:
+    ) -> TaskRecord:
         """Replace the record if it is still at version `expected`, append `entries` to its journal, keep its outcome.
+
+        Returns the record as it is now: the given one, or the one that is there if an earlier attempt was made.
 
         With `limits` it is a claim: so many tasks of the same tool (method and name), or of the same owner, may be at
         work in the namespace, this one included. Of many that claim at once, never more succeed than that.

@@ -34,7 +34,7 @@ from typing import Any, TypeAlias, cast
 
 from mcp_tasks.core.inputs import InputBook, InputRequest
 from mcp_tasks.core.json import JsonObject, JsonValue
-from mcp_tasks.core.record import DEFAULT_QUEUE, Progress, TaskRecord, TaskRequest
+from mcp_tasks.core.record import DEFAULT_QUEUE, Progress, TaskRecord, TaskRequest, WriteId
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.stores.columns import MICROSECOND, from_micros, to_micros
 
@@ -62,6 +62,7 @@ _STATE_TYPES: _Types = {
     "fingerprint": str,
     "trace": str,
     "rerunOf": str,
+    "writes": str,
     "owner": (str, NoneType),
     "method": str,
     "name": str,
@@ -182,6 +183,8 @@ def state_fields(record: TaskRecord) -> dict[str, Any]:
         state["trace"] = record.trace
     if record.rerun_of is not None:
         state["rerunOf"] = record.rerun_of
+    if record.writes:
+        state["writes"] = " ".join(map(_write, record.writes))
     _put_times(state, record)
     # Last: a newer format stays the one that it is.
     return {**state, **record.unknown} if record.unknown else state
@@ -228,6 +231,7 @@ def record_from(task_id: str, namespace: str, fields: JsonObject) -> TaskRecord:
         fingerprint=get("fingerprint"),
         trace=get("trace"),
         rerun_of=get("rerunOf"),
+        writes=tuple(map(_write_from, get("writes", "").split())),
         unknown=unknown if fields["format"] <= FORMAT else _of_newer(fields, unknown),
         version=fields["version"],
     )
@@ -252,6 +256,15 @@ def _inputs(inputs: InputBook) -> dict[str, Any]:
 def _ask(ask: InputRequest) -> list[Any]:
     fields = [ask.method, _plain(ask.params), None if ask.deadline is None else to_micros(ask.deadline)]
     return fields if ask.hosted_as is None else [*fields, ask.hosted_as]
+
+
+def _write(write: WriteId) -> str:
+    return f"{write.writer}:{write.number}" if write.number else write.writer
+
+
+def _write_from(text: str) -> WriteId:
+    writer, _, number = text.partition(":")
+    return WriteId(writer, int(number or 0))
 
 
 def _put_times(state: dict[str, Any], record: TaskRecord) -> None:

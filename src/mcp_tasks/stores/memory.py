@@ -19,7 +19,7 @@ from mcp_tasks.core.json_bytes import LARGE
 from mcp_tasks.core.pacing import is_expired
 from mcp_tasks.core.record import Outcome, TaskRecord, TaskRequest
 from mcp_tasks.core.status import TaskStatus
-from mcp_tasks.errors import KeySpent, LimitReached, TaskExists, VersionConflict
+from mcp_tasks.errors import KeySpent, LimitReached, VersionConflict
 from mcp_tasks.stores.base import Forgotten, IdPage, Owners, Page, Whose
 from mcp_tasks.stores.codec import Codec
 from mcp_tasks.stores.columns import MICROSECOND, decode_cursor, encode_cursor, expiry, sort_key, to_micros
@@ -39,6 +39,7 @@ from mcp_tasks.stores.places import (
     tool_of,
     wait_of,
 )
+from mcp_tasks.stores.repeats import made_before, saved_before
 from mcp_tasks.stores.shares import Backlog, Handing, Ready, Share, Usage, WorkLimits
 from mcp_tasks.stores.tally import SpentKeys, Tally, Under
 
@@ -97,7 +98,7 @@ class MemoryStore:
         if under is not None and not key_until_end and self._is_spent(under, standing, sort_key(record)):
             raise KeySpent
         if record.id in self._records:
-            raise TaskExists(record.id)
+            return made_before(self._records[record.id], record)
         if standing is not None:
             self._free_key(standing.id) if loses_key else self._forget(standing.id)
         self._put(record)
@@ -144,21 +145,26 @@ class MemoryStore:
         entries: Sequence[JournalEntry] = (),
         outcome: Outcome | None = None,
         limits: WorkLimits | None = None,
-    ) -> None:
+    ) -> TaskRecord:
         """Replace the record if it is still at version `expected`, with what is kept beside it."""
         self._codec.encode_state(record)
         lines = await encoded_entries(self._codec, record.id, entries)
-        self._check(record.id, expected)
+        current = self._records.get(record.id)
+        if current is None or current.version != expected:
+            return await saved_before(self.get, record, expected)
         self._check_limits(record, limits or WorkLimits())
         self._put(record)
         self._journals[record.id] += lines
         self._tally.grow(record, sum(len(value) for _, _, value in lines))
         if outcome is not None:
             self._keep(record, outcome)
+        return record
 
     async def delete(self, task_id: str, *, expected: int, now: datetime | None = None) -> None:
         """Forget the task if it is still at version `expected`."""
-        self._check(task_id, expected)
+        current = self._records.get(task_id)
+        if current is None or current.version != expected:
+            raise VersionConflict(task_id, expected, current)
         self._forget(task_id, now)
 
     async def journal(self, task_id: str, *, after: int = 0) -> Sequence[JournalEntry]:
@@ -269,19 +275,15 @@ class MemoryStore:
     async def set_note(self, namespace: str, name: str, value: bytes, *, expected: bytes | None) -> bool:
         """Keep a note if what is there is `expected`."""
         encoded = self._codec.encode_note(namespace, name, value)
-        if await self.note(namespace, name) != expected:
-            return False
+        found = await self.note(namespace, name)
+        if found != expected:
+            return found == value
         self._notes[namespace, name] = encoded
         return True
 
     def notifier(self) -> LocalNotifier:
         """Hints within this process; there is no other that could share this store."""
         return self._notifier
-
-    def _check(self, task_id: str, expected: int) -> None:
-        current = self._records.get(task_id)
-        if current is None or current.version != expected:
-            raise VersionConflict(task_id, expected)
 
     def _check_limits(self, record: TaskRecord, limits: WorkLimits) -> None:
         by = {

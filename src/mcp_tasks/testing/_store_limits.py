@@ -29,7 +29,7 @@ def claimed(record: TaskRecord, **fields: Any) -> TaskRecord:
     )
 
 
-def claim(store: Store, record: TaskRecord, limits: WorkLimits, **fields: Any) -> Callable[[], Awaitable[None]]:
+def claim(store: Store, record: TaskRecord, limits: WorkLimits, **fields: Any) -> Callable[[], Awaitable[object]]:
     """Claims the task within limits."""
     return partial(store.save, claimed(record, **fields), expected=record.version, limits=limits)
 

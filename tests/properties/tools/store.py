@@ -75,7 +75,7 @@ class FaultyStore(MemoryStore):
         entries: Sequence[JournalEntry] = (),
         outcome: Outcome | None = None,
         limits: WorkLimits | None = None,
-    ) -> None:
+    ) -> TaskRecord:
         self._check_up()
         number, self._saves = self._saves, self._saves + 1
         pause = self._faults.pauses[number % len(self._faults.pauses)]
@@ -84,12 +84,13 @@ class FaultyStore(MemoryStore):
         if number in self._faults.refused:
             raise StoreUnavailable("the disk is full")
         if self._faults.crashes.get(number, True):
-            await super().save(record, expected=expected, entries=entries, outcome=outcome, limits=limits)
+            record = await super().save(record, expected=expected, entries=entries, outcome=outcome, limits=limits)
             self.history += [(self._now(), record.id, entry) for entry in entries]
         if number in self._faults.crashes:
             self.crashed.set()
         self._check_up()
         await self._pause(pause / 2)
+        return record
 
     async def journal(self, task_id: str, *, after: int = 0) -> Sequence[JournalEntry]:
         self._check_up()

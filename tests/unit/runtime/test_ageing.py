@@ -30,10 +30,10 @@ class RefusingStore(MemoryStore):
         super().__init__()
         self.refusals: dict[str, TasksError] = {}
 
-    async def save(self, record: TaskRecord, **options: Any) -> None:
+    async def save(self, record: TaskRecord, **options: Any) -> TaskRecord:
         if record.id in self.refusals:
             raise self.refusals[record.id]
-        await super().save(record, **options)
+        return await super().save(record, **options)
 
 
 async def at_once(run: Run) -> Ending:

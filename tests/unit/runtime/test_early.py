@@ -18,7 +18,7 @@ import pytest
 from mcp_tasks.core import Progress, TaskRecord, TaskRequest, TaskStatus
 from mcp_tasks.core.actor import NOBODY
 from mcp_tasks.core.events import RunCompleted, RunStarted, TaskCreated
-from mcp_tasks.core.record import Outcome
+from mcp_tasks.core.record import Outcome, WriteId
 from mcp_tasks.engines import Engine, LocalEngine
 from mcp_tasks.errors import StoreUnavailable, UnknownTask, ValueNotStorable
 from mcp_tasks.runtime import Ending, Run, Success, TaskChange, TaskRuntime, ToolPolicy
@@ -74,9 +74,10 @@ class SlowStore(MemoryStore):
             await self.delete(created.id, expected=created.version, now=created.created_at)
         return created
 
-    async def save(self, record: TaskRecord, **options: Any) -> None:
-        await super().save(record, **options)
+    async def save(self, record: TaskRecord, **options: Any) -> TaskRecord:
+        saved = await super().save(record, **options)
         self.written.append(f"saved {record.status.value}")
+        return saved
 
 
 class Work:
@@ -643,7 +644,14 @@ class Insert:
         self.may_end = anyio.Event()
 
     async def __call__(
-        self, record: TaskRecord, request: TaskRequest, started: RunStarted, /, *, ending: Write | None = None
+        self,
+        record: TaskRecord,
+        request: TaskRequest,
+        started: RunStarted,
+        /,
+        *,
+        ending: Write | None = None,
+        write: WriteId | None = None,
     ) -> TaskRecord:
         await self.may_end.wait()
         if ending is not None:

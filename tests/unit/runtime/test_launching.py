@@ -91,13 +91,13 @@ class AnnouncedMeanwhile(MemoryStore):
         entries: Sequence[JournalEntry] = (),
         outcome: Outcome | None = None,
         limits: WorkLimits | None = None,
-    ) -> None:
+    ) -> TaskRecord:
         other, self.other = self.other, None
         if other is not None:
             standing = await self.get(record.id)
             assert standing is not None
             await other.announce(standing)
-        await super().save(record, expected=expected, entries=entries, outcome=outcome, limits=limits)
+        return await super().save(record, expected=expected, entries=entries, outcome=outcome, limits=limits)
 
 
 async def test_of_the_call_and_the_tool_the_first_to_write_wins() -> None:

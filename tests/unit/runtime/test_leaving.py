@@ -31,10 +31,10 @@ class CountingEngine(LocalEngine):
 class GoneMeanwhile(MemoryStore):
     """Loses a task when it is to be parked."""
 
-    async def save(self, record: TaskRecord, *, expected: int, **options: Any) -> None:
+    async def save(self, record: TaskRecord, *, expected: int, **options: Any) -> TaskRecord:
         if record.status is TaskStatus.INPUT_REQUIRED and record.worker is None:
             await self.delete(record.id, expected=expected, now=record.updated_at)
-        await super().save(record, expected=expected, **options)
+        return await super().save(record, expected=expected, **options)
 
 
 async def asking(run: Run) -> Ending:

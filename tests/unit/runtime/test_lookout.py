@@ -201,9 +201,10 @@ class LateFile(CountingFile):
         await anyio.sleep(A_FEW_LOOKS)  # sleep: the time in which others see it
         return created
 
-    async def save(self, record: TaskRecord, **options: Any) -> None:
-        await super().save(record, **options)
+    async def save(self, record: TaskRecord, **options: Any) -> TaskRecord:
+        saved = await super().save(record, **options)
         await anyio.sleep(A_FEW_LOOKS)  # sleep: the time in which others see it
+        return saved
 
 
 async def test_what_a_process_is_writing_it_does_not_look_at_either(tmp_path: Path) -> None:
@@ -255,13 +256,13 @@ class GatedStore(MemoryStore):
         self.waits = anyio.Event()
         self.goes_on = anyio.Event()
 
-    async def save(self, record: TaskRecord, **options: Any) -> None:
+    async def save(self, record: TaskRecord, **options: Any) -> TaskRecord:
         if record.status is self._status and not self.waits.is_set():
             self.waits.set()
             await self.goes_on.wait()
             if self.failure is not None:
                 raise self.failure
-        await super().save(record, **options)
+        return await super().save(record, **options)
 
 
 async def test_listeners_hear_of_a_change_that_came_before_one_of_their_own_process() -> None:
@@ -322,11 +323,12 @@ class SlowToSay(MemoryStore):
         self.made = anyio.Event()
         self.says_so = anyio.Event()
 
-    async def save(self, record: TaskRecord, **options: Any) -> None:
-        await super().save(record, **options)
+    async def save(self, record: TaskRecord, **options: Any) -> TaskRecord:
+        saved = await super().save(record, **options)
         if record.progress is not None and not self.made.is_set():
             self.made.set()
             await self.says_so.wait()
+        return saved
 
 
 async def test_a_run_hears_of_a_change_that_came_after_one_of_its_own_that_it_has_not_been_told_of() -> None:

@@ -313,11 +313,11 @@ class SlowSaves(MemoryStore):
         entries: Sequence[JournalEntry] = (),
         outcome: Outcome | None = None,
         limits: WorkLimits | None = None,
-    ) -> None:
+    ) -> TaskRecord:
         if record.inputs.outstanding and not self.saving.is_set():
             self.saving.set()
             await self.go_on.wait()
-        await super().save(record, expected=expected, entries=entries, outcome=outcome, limits=limits)
+        return await super().save(record, expected=expected, entries=entries, outcome=outcome, limits=limits)
 
 
 # Waiting holds nothing
@@ -460,11 +460,11 @@ class SlowReleaseStore(MemoryStore):
         entries: Sequence[JournalEntry] = (),
         outcome: Outcome | None = None,
         limits: WorkLimits | None = None,
-    ) -> None:
+    ) -> TaskRecord:
         if record.attempt and record.worker is None and not record.is_final:
             self.releasing.set()
             await self.go_on.wait()
-        await super().save(record, expected=expected, entries=entries, outcome=outcome, limits=limits)
+        return await super().save(record, expected=expected, entries=entries, outcome=outcome, limits=limits)
 
 
 async def test_an_answer_that_comes_while_the_run_leaves_memory_is_acted_on_at_once() -> None:
@@ -707,10 +707,10 @@ async def test_a_question_that_is_given_up_before_it_is_put_is_put_in_no_run() -
 class ChoosyStore(MemoryStore):
     """Does not keep some questions."""
 
-    async def save(self, record: TaskRecord, *, entries: Sequence[JournalEntry] = (), **options: Any) -> None:
+    async def save(self, record: TaskRecord, *, entries: Sequence[JournalEntry] = (), **options: Any) -> TaskRecord:
         if any(entry.kind == "ask" and entry.value["params"]["message"] == "Odd?" for entry in entries):
             raise ValueNotStorable("a value is too odd")
-        await super().save(record, entries=entries, **options)
+        return await super().save(record, entries=entries, **options)
 
 
 async def test_of_questions_that_are_put_together_one_that_cannot_be_stored_fails_alone() -> None:

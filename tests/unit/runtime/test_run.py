@@ -415,11 +415,11 @@ class PickyStore(MemoryStore):
         entries: Sequence[JournalEntry] = (),
         outcome: Outcome | None = None,
         limits: WorkLimits | None = None,
-    ) -> None:
+    ) -> TaskRecord:
         if record.progress is not None and isinstance(record.progress.progress, Decimal) and self.refusals < 10:
             self.refusals += 1
             raise TypeError("Object of type Decimal is not JSON serializable")
-        await super().save(record, expected=expected, entries=entries, outcome=outcome, limits=limits)
+        return await super().save(record, expected=expected, entries=entries, outcome=outcome, limits=limits)
 
 
 NO_JSON = Progress(progress=cast(float, Decimal(1)))
@@ -609,10 +609,10 @@ async def test_where_no_ending_at_all_can_be_stored_the_task_is_left_and_that_is
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     class KeepsNoEndings(MemoryStore):
-        async def save(self, record: TaskRecord, **options: Any) -> None:
+        async def save(self, record: TaskRecord, **options: Any) -> TaskRecord:
             if record.is_final:
                 raise ValueNotStorable("a value is too odd")
-            await super().save(record, **options)
+            return await super().save(record, **options)
 
     async def body(run: Run) -> Ending:
         return ok()

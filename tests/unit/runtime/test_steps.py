@@ -321,10 +321,10 @@ class SmallStore(MemoryStore):
         entries: Sequence[JournalEntry] = (),
         outcome: Outcome | None = None,
         limits: WorkLimits | None = None,
-    ) -> None:
+    ) -> TaskRecord:
         if any(len(repr(entry.value)) > 4_096 for entry in entries):
             raise ValueNotStorable("a value is too large")
-        await super().save(record, expected=expected, entries=entries, outcome=outcome, limits=limits)
+        return await super().save(record, expected=expected, entries=entries, outcome=outcome, limits=limits)
 
 
 async def test_a_value_that_the_store_cannot_keep_fails_its_step_now_and_later() -> None:

@@ -258,11 +258,11 @@ class MoodyStore(MemoryStore):
             raise StoreUnavailable("not now")
         return await super().get(task_id)
 
-    async def save(self, record: TaskRecord, **options: Any) -> None:
+    async def save(self, record: TaskRecord, **options: Any) -> TaskRecord:
         if self.writes_fail:
             self.failures += 1
             raise StoreUnavailable("not now")
-        await super().save(record, **options)
+        return await super().save(record, **options)
 
 
 async def test_a_caller_may_go_away_while_the_store_is_out_of_order() -> None:

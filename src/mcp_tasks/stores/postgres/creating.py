@@ -18,7 +18,6 @@ import psycopg
 from mcp_tasks.core.record import Outcome, TaskRecord
 from mcp_tasks.core.statement import Statement
 from mcp_tasks.core.status import TaskStatus
-from mcp_tasks.errors import TaskExists
 from mcp_tasks.quiet import what
 from mcp_tasks.stores.columns import MICROSECOND
 from mcp_tasks.stores.encoding import size_of
@@ -36,11 +35,11 @@ _TASK = """
 task AS (
     INSERT INTO mcp_tasks_tasks (
         id, version, namespace, owner, session, parent, idempotency_key, method, name, queue, rank, status, worker,
-        created, ready, since, expires, handed, at_work, writes, state, size, kept, key_outlives
+        created, ready, since, expires, handed, at_work, state, size, kept, key_outlives
     )
     SELECT %(id)s, %(version)s, %(namespace)s, %(owner)s, %(session)s::text, %(parent)s::text, %(key)s::text,
         %(method)s, %(name)s, %(queue)s, %(rank)s, %(status)s, %(worker)s::text, %(created)s, %(ready)s::bigint,
-        CASE WHEN %(queued)s THEN %(since)s END, %(expires)s::bigint, {handed}, %(at_work)s, %(mark)s, %(state)s,
+        CASE WHEN %(queued)s THEN %(since)s END, %(expires)s::bigint, {handed}, %(at_work)s, %(state)s,
         %(grown)s, CASE WHEN %(final)s THEN %(grown)s::bigint END, %(outlives)s::bigint
     {unless} ON CONFLICT DO NOTHING RETURNING key, handed
 ), request AS (
@@ -80,7 +79,7 @@ _DELETE_STANDING = f"DELETE FROM mcp_tasks_tasks {_GIVES_WAY} RETURNING key".enc
 _FREE_KEY = (
     f"UPDATE mcp_tasks_tasks SET idempotency_key = NULL, key_outlives = NULL {_GIVES_WAY} RETURNING key".encode()
 )
-_TAKEN = b"SELECT position(%(mark)s::bytea IN writes) > 0, handed FROM mcp_tasks_tasks WHERE id = %(id)s"
+_EXISTS = b"SELECT FROM mcp_tasks_tasks WHERE id = %(id)s"
 _FINAL: Final = frozenset(status.value for status in TaskStatus if status.is_final)
 
 _FEWER = """
@@ -96,6 +95,7 @@ class Create:
     Attributes:
         standing: Id, owner, namespace and state of the task that stands under the key instead, if one does.
         is_spent: Whether the key is taken though its task is gone; then nothing was made.
+        exists: Whether there is a task of this id already; then nothing was made.
     """
 
     def __init__(
@@ -129,6 +129,7 @@ class Create:
         ).encode()
         self.standing: Row | None = None
         self.is_spent: bool = False
+        self.exists: bool = False
 
     @property
     def query(self) -> Query:
@@ -140,8 +141,12 @@ class Create:
         before: Sequence[Query] = ()
         while True:
             made, found = await self._insert(session, *before)
-            if made or (found is None and await self._was_made(session)):
+            if made:
                 return
+            if found is None or before:
+                self.exists = bool(await session.rows(_EXISTS, {"id": self._values["id"]}))
+                if self.exists:
+                    return
             if found is None:
                 # Under a key somebody may have been first, or have let go of it, in this very moment.
                 before = ()
@@ -150,8 +155,6 @@ class Create:
             if task_id is None:
                 self.is_spent = True
                 return
-            if session.again and task_id == self._values["id"] and await self._was_made(session):
-                return
             loses_key = self._until_end and status in _FINAL
             if not loses_key and (expires is None or expires > self._values["created"]):
                 self.standing = found[:4]
@@ -159,8 +162,6 @@ class Create:
             if not loses_key and until is not None and until > self._values["created"]:
                 self.is_spent = True
                 return
-            if before and await self._is_taken(session):
-                raise TaskExists(self._record.id)
             gives_way = self._values | {"standing": task_id, "at": version}
             before = [(_FREE_KEY if loses_key else _DELETE_STANDING, gives_way)]
 
@@ -193,30 +194,10 @@ class Create:
         if not rows:
             return False, None
         made, handed, *found = rows[0]
-        if made:
-            self._tell(handed)
-        return made, None if made else tuple(found)
-
-    def _tell(self, handed: bool) -> None:
-        if self._handing is not None:
+        if made and self._handing is not None:
             self._handing.handed = handed
             self._handing.carried = handed and self._job is not None
-
-    async def _was_made(self, session: Session) -> bool:
-        """Whether the task was made by this very call, on a connection that broke.
-
-        Raises:
-            TaskExists: The id is taken by another call.
-        """
-        for is_mine, handed in await session.rows(_TAKEN, {"id": self._values["id"], "mark": self._values["mark"]}):
-            if not (session.again and is_mine):
-                raise TaskExists(self._record.id)
-            self._tell(handed)
-            return True
-        return False
-
-    async def _is_taken(self, session: Session) -> bool:
-        return bool(await session.rows(_TAKEN, {"id": self._values["id"], "mark": self._values["mark"]}))
+        return made, None if made else tuple(found)
 
     def _within(self, share: Share) -> str:
         """The condition under which the task is handed out."""

@@ -9,9 +9,8 @@ The database may go away and come back: connections are replaced, and a verb tha
 
 Weaknesses:
 
-- If a connection breaks under a write, and the database stays away for longer than `patience`, `StoreUnavailable` is
-  raised although the write may have been made. Who saves again by version loses nothing: the second save is refused
-  if the first was made.
+- If a connection breaks under a write, and the database stays away for longer than `patience`, the write may have been
+  made: `StoreUnavailable` says so (`may_have_happened`).
 - A pooler between us and the database must keep sessions (PgBouncer's `pool_mode=session`): hints need LISTEN, and
   statements are prepared.
 - Ids, owners, namespaces, sessions and names of tools are in indexes, which take some 2,700 bytes in all: longer ones
@@ -23,7 +22,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import anyio
 import psycopg
@@ -51,6 +50,7 @@ from mcp_tasks.stores.postgres.notifier import PostgresNotifier
 from mcp_tasks.stores.postgres.schema import prepare
 from mcp_tasks.stores.postgres.sealing import agree
 from mcp_tasks.stores.postgres.text import from_owner, from_text, to_owner, to_text
+from mcp_tasks.stores.repeats import made_before, saved_before
 from mcp_tasks.stores.shares import Backlog, Handing, Ready, Share, Usage, WorkLimits
 from mcp_tasks.stores.together import LARGEST
 from mcp_tasks.stores.unreadable import UnreadableLog, if_readable, sql_deletion
@@ -162,6 +162,8 @@ class PostgresStore(Inspecting):
         await self._database.run(new.run)
         if new.is_spent:
             raise KeySpent
+        if new.exists:
+            return made_before(await self.get(record.id), record)
         return record if new.standing is None else self._record(*new.standing)
 
     async def save(
@@ -172,13 +174,13 @@ class PostgresStore(Inspecting):
         entries: Sequence[JournalEntry] = (),
         outcome: Outcome | None = None,
         limits: WorkLimits | None = None,
-    ) -> None:
+    ) -> TaskRecord:
         """Replace the record if it is still at version `expected`, with what is kept beside it."""
         state = self._codec.encode_state(record)
         lines = await encoded_entries(self._codec, record.id, entries)
         kept = await encoded_outcome(self._codec, record.id, outcome)
         save = writes.Save(record, expected=expected, state=state, lines=lines, outcome=kept, limits=limits)
-        await self._database.run(save.run)
+        return record if await self._database.run(save.run) else await saved_before(self.get, record, expected)
 
     async def delete(self, task_id: str, *, expected: int, now: datetime | None = None) -> None:
         """Forget the task with all that is kept beside it if it is still at version `expected`."""
@@ -351,13 +353,12 @@ class PostgresStore(Inspecting):
         place = {"namespace": to_text(namespace), "name": to_text(name)}
 
         async def run(session: Session) -> bool:
-            found: Any = None
-            for (found,) in await session.rows(queries.NOTE, place):
-                if session.again and found == encoded:
-                    return True
+            rows = await session.rows(queries.NOTE, place)
+            found = rows[0][0] if rows else None
             # By what it says: encrypted bytes differ each time, whatever is in them.
-            if (None if found is None else self._codec.decode_note(namespace, name, found)) != expected:
-                return False
+            known = None if found is None else self._codec.decode_note(namespace, name, found)
+            if known != expected:
+                return known == value
             sql = writes.INSERT_NOTE if found is None else writes.REPLACE_NOTE
             return bool(await session.rows(sql, {**place, "value": encoded, "found": found}))
 

@@ -2,9 +2,8 @@
 
 What they write was encoded by their caller. Conflicts show in what a statement gives back, not as errors.
 
-Every write of a task leaves a mark in its row, eight bytes made up for this write, before those of the last few. When
-a connection breaks under a write, it is done again on another. By its version it can succeed only once; if it does
-not, the mark tells whether that is because it had succeeded the first time.
+When a connection breaks under a write, it is done again on another. By its version it can succeed only once; if it
+meets a conflict, the write ids in the record tell whether that is its own doing (`stores.repeats`).
 """
 
 # ruff: noqa: S608 - statements are put together from constants
@@ -12,7 +11,6 @@ not, the mark tells whether that is because it had succeeded the first time.
 from __future__ import annotations
 
 import hashlib
-import secrets
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Final
@@ -26,22 +24,17 @@ from mcp_tasks.stores.postgres.queries import AT_ANY_TIME, OF_OWNER, OF_TOOL
 from mcp_tasks.stores.postgres.text import to_optional, to_owner, to_text
 from mcp_tasks.stores.shares import WorkLimits
 
-MARK_BYTES: Final = 8
-MARKS_KEPT: Final = 8
-"""Writes of one task that may come between a write and the look at whether it was made."""
-
 KEYS_AT_ONCE: Final = 200
 """Keys that outlived their tasks, and are forgotten with one slice of what has expired."""
 
 # What never changes is left out, so that its indexes are not touched.
-_UPDATE = f"""
+_UPDATE = """
 UPDATE mcp_tasks_tasks t
 SET version = %(version)s, session = %(session)s, queue = %(queue)s, rank = %(rank)s, status = %(status)s,
     worker = %(worker)s, ready = %(ready)s,
     since = CASE WHEN %(queued)s THEN coalesce(t.since, %(since)s) END, expires = %(expires)s,
-    handed = t.handed AND %(queued)s, at_work = %(at_work)s, state = %(state)s, size = {{size}},
-    kept = CASE WHEN %(final)s THEN {{size}} END,
-    writes = substring(%(mark)s || t.writes FROM 1 FOR {MARK_BYTES * MARKS_KEPT})
+    handed = t.handed AND %(queued)s, at_work = %(at_work)s, state = %(state)s, size = {size},
+    kept = CASE WHEN %(final)s THEN {size} END
 """
 # An outcome may take the place of another.
 _GROWN = "t.size + %(grown)s"
@@ -93,7 +86,6 @@ _THERE = "EXISTS (SELECT FROM mcp_tasks_tasks WHERE id = %(id)s AND version = %(
 # Those who claim under one limit come one after the other. Of two locks, everybody takes the smaller first.
 _LOCKS = b"SELECT pg_advisory_xact_lock(lock) FROM unnest(%(locks)s::bigint[]) AS lock ORDER BY lock"
 
-_IS_MINE = b"SELECT position(%(mark)s::bytea IN writes) > 0 FROM mcp_tasks_tasks WHERE id = %(id)s"
 # A trigger keeps the key, if that outlives its task, where no moment is given from which its time runs.
 DELETE: Final = b"""
 WITH gone AS (
@@ -157,7 +149,6 @@ def row_of(record: TaskRecord, *, state: bytes) -> dict[str, Any]:
         "at_work": is_at_work(record),
         "final": record.is_final,
         "state": state,
-        "mark": secrets.token_bytes(MARK_BYTES),
     }
 
 
@@ -187,7 +178,6 @@ class Save:
         limits: WorkLimits | None,
     ) -> None:
         self._record = record
-        self._expected = expected
         self._limits = limits if limits is not None and (limits.tool, limits.owner) != (None, None) else None
         self._values = row_of(record, state=state) | {"expected": expected}
         grown = sum(len(value) for _, _, value in lines)
@@ -201,11 +191,13 @@ class Save:
         self._update = _UPDATE.format(size=_GROWN if outcome is None else _GROWN_BY_OUTCOME)
         self._rest = (_ENTRIES if lines else "") + (_OUTCOME if outcome is not None else "")
 
-    async def run(self, session: Session) -> None:
-        """Write it, unless somebody was first, or too many are at work."""
-        done = await (self._plain(session) if self._limits is None else self._claim(session, self._limits))
-        if not done and not (session.again and await is_mine(session, self._values)):
-            raise VersionConflict(self._record.id, self._expected)
+    async def run(self, session: Session) -> bool:
+        """Write it; False if the task is at another version, or gone.
+
+        Raises:
+            LimitReached: As many as may be are at work.
+        """
+        return await (self._plain(session) if self._limits is None else self._claim(session, self._limits))
 
     async def _plain(self, session: Session) -> bool:
         where = "WHERE t.id = %(id)s AND t.version = %(expected)s RETURNING t.key"
@@ -243,11 +235,6 @@ def lock_number(*name: str) -> int:
     """A number for an advisory lock, the same in all processes."""
     digest = hashlib.blake2b("\0".join(("mcp-tasks", *name)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big", signed=True)
-
-
-async def is_mine(session: Session, values: dict[str, Any]) -> bool:
-    """Whether the row has the mark of this write."""
-    return await session.rows(_IS_MINE, {"id": values["id"], "mark": values["mark"]}) == [(True,)]
 
 
 def forget_expired(now: datetime, *, limit: int, states: bool) -> Query:

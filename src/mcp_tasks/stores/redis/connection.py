@@ -1,9 +1,9 @@
 """One round trip to the server: connections that are shared, and attempts that are repeated.
 
-A write whose connection broke after it was sent may have been written or not. It is sent again, under the same token
-(`lua/tokens.lua`), and a write that finds its token does nothing: so what comes of it is known, unless the server
-stays out of reach. Then the caller is told `StoreUnavailable`, and what was sent last may yet be found written. No
-later write is lost by that: whoever tries again names the version that it knew, and is told of the conflict.
+A write whose connection broke after it was sent may have been made or not. It is sent again: if it had been made, it
+meets a conflict or an id that is taken, and the write id in the record tells that this is its own doing
+(`stores.repeats`). If the server stays out of reach, the caller gets `StoreUnavailable`, which says whether the write
+may have been made.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ from importlib.resources import files
 from typing import Final
 
 _NEEDED: Final[Mapping[str, Sequence[str]]] = {
-    "create": ("indexes", "keeping", "tokens", "shares", "sealed"),
-    "save": ("indexes", "keeping", "tokens", "sealed"),
+    "create": ("indexes", "keeping", "shares", "sealed"),
+    "save": ("indexes", "keeping", "sealed"),
     "set_note": ("sealed",),
     "reseal": ("indexes",),
     "delete": ("indexes", "keeping"),

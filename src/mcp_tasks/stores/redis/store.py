@@ -20,9 +20,9 @@ Weaknesses:
 
 - Everything is in memory: about 2 KB for a small task.
 - While one script runs nothing else does. Each costs some ten microseconds, and a page of a listing a millisecond.
-- A write that was sent, and whose server is then out of reach for seconds, is reported as `StoreUnavailable` and may be
-  found written later (`connection.py`). Whoever tries again is told of the conflict.
-- What `hand_out` chose in an answer that was lost counts as handed out until the sweep finds it idle.
+- While the server is out of reach for seconds, a write that was sent may have been made: `StoreUnavailable` says so
+  (`may_have_happened`).
+- Tasks of a lost answer to `hand_out` count as handed out until a sweep finds them idle.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from mcp_tasks.core.json_bytes import LARGE
 from mcp_tasks.core.record import Outcome, TaskRecord, TaskRequest
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.core.values import check_instance, check_number, check_text
-from mcp_tasks.errors import SHOWN_OF_AN_ID, InvalidOption, TaskUnreadable
+from mcp_tasks.errors import SHOWN_OF_AN_ID, InvalidOption, TaskExists, TaskUnreadable
 from mcp_tasks.stores.base import Forgotten, IdPage, Owners, Page, Whose
 from mcp_tasks.stores.codec import Codec
 from mcp_tasks.stores.columns import earliest, to_micros
@@ -55,6 +55,7 @@ from mcp_tasks.stores.redis.notifier import RedisNotifier
 from mcp_tasks.stores.redis.reads import Reads
 from mcp_tasks.stores.redis.sealing import agree
 from mcp_tasks.stores.redis.writes import Writes
+from mcp_tasks.stores.repeats import made_before, saved_before
 from mcp_tasks.stores.shares import MOST_COUNTED, Backlog, Handing, Ready, Share, Usage, WorkLimits
 from mcp_tasks.stores.together import LARGEST
 from mcp_tasks.stores.unreadable import UnreadableLog, if_readable
@@ -149,16 +150,19 @@ class RedisStore(Inspecting):
         state = self._codec.encode_state(record)
         encoded = await encoded_request(self._codec, record.id, request)
         kept = await encoded_outcome(self._codec, record.id, outcome)
-        standing = await self._writes.create(
-            record,
-            state=state,
-            request=encoded,
-            outcome=kept,
-            key=key,
-            key_until_end=key_until_end,
-            key_outlives=key_outlives,
-            handing=handing,
-        )
+        try:
+            standing = await self._writes.create(
+                record,
+                state=state,
+                request=encoded,
+                outcome=kept,
+                key=key,
+                key_until_end=key_until_end,
+                key_outlives=key_outlives,
+                handing=handing,
+            )
+        except TaskExists:
+            return made_before(await self.get(record.id), record)
         return record if standing is None else self._record(*standing)
 
     async def save(
@@ -169,12 +173,15 @@ class RedisStore(Inspecting):
         entries: Sequence[JournalEntry] = (),
         outcome: Outcome | None = None,
         limits: WorkLimits | None = None,
-    ) -> None:
+    ) -> TaskRecord:
         """Replace the record if it is still at version `expected`, with what is kept beside it."""
         state = self._codec.encode_state(record)
         lines = await encoded_entries(self._codec, record.id, entries)
         kept = await encoded_outcome(self._codec, record.id, outcome)
-        await self._writes.save(record, expected=expected, state=state, lines=lines, outcome=kept, limits=limits)
+        saved = await self._writes.save(
+            record, expected=expected, state=state, lines=lines, outcome=kept, limits=limits
+        )
+        return record if saved else await saved_before(self.get, record, expected)
 
     async def delete(self, task_id: str, *, expected: int, now: datetime | None = None) -> None:
         """Forget the task with all that is kept beside it if it is still at version `expected`."""
@@ -347,8 +354,9 @@ class RedisStore(Inspecting):
         while True:
             # By what it says, which only this side can read: encrypted bytes differ each time, whatever is in them.
             seen = await self._reads.note(namespace, name)
-            if (None if seen is None else self._codec.decode_note(namespace, name, seen)) != expected:
-                return False
+            found = None if seen is None else self._codec.decode_note(namespace, name, seen)
+            if found != expected:
+                return found == value
             if await self._writes.set_note(names.name("note", namespace, name), encoded, seen=seen):
                 return True
 

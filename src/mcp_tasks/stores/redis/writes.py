@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
-from secrets import token_bytes
 from typing import Any, Final, TypeAlias
 
 from mcp_tasks.core.record import Outcome, TaskRecord
@@ -23,9 +22,6 @@ from mcp_tasks.stores.shares import Handing, WorkLimits
 
 Row: TypeAlias = tuple[bytes, bytes | None, bytes, bytes | None]
 """Id, owner, namespace and state of a task."""
-
-TOKEN: Final = 8
-"""Bytes of what tells one write from all others."""
 
 LARGEST: Final = 512 * 1024 * 1024
 """Bytes of a value. Redis takes no larger one, unless it was told to (`proto-max-bulk-len`)."""
@@ -61,13 +57,16 @@ class Writes:
         key_outlives: timedelta | None,
         handing: Handing | None,
     ) -> Row | None:
-        """Keep a task with its request and its outcome; gives the one that stands under the key instead."""
+        """Keep a task with its request and its outcome; gives the one that stands under the key instead.
+
+        Raises:
+            TaskExists: There is a task of this id.
+        """
         parts = _parts(outcome)
         _check_sizes(state, request, *parts)
         answer = await self._connection.run(
             "create",
             to_bytes(record.id),
-            token_bytes(TOKEN),
             record.version,
             to_bytes(record.namespace),
             *_list(() if record.owner is None else (to_bytes(record.owner),)),
@@ -106,15 +105,14 @@ class Writes:
         lines: Sequence[Line],
         outcome: Outcome | None,
         limits: WorkLimits | None,
-    ) -> None:
-        """Replace a task, append to its journal and keep its outcome."""
+    ) -> bool:
+        """Replace a task, append to its journal and keep its outcome; False if it is at another version, or gone."""
         parts = _parts(outcome)
         entries = [part for kind, key, value in lines for part in (kind.encode(), to_bytes(key), value)]
         _check_sizes(state, *parts, *entries)
         answer = await self._connection.run(
             "save",
             to_bytes(record.id),
-            token_bytes(TOKEN),
             expected,
             record.version,
             state,
@@ -127,10 +125,9 @@ class Writes:
             *_list([*_limits(record, limits)]),
             *self._hint(record),
         )
-        if answer == b"conflict":
-            raise VersionConflict(record.id, expected)
-        if answer != b"saved":
+        if answer not in (b"saved", b"conflict"):
             raise LimitReached(record.id, answer.decode())
+        return bool(answer == b"saved")
 
     async def delete(self, task_id: str, *, expected: int, now: datetime | None) -> None:
         """Forget a task with all that is kept beside it."""
@@ -153,7 +150,7 @@ class Writes:
     async def set_note(self, note: bytes, value: bytes, *, seen: bytes | None) -> bool:
         """Keep a note if what is there is what was seen, byte by byte."""
         expected = () if seen is None else (seen,)
-        return bool(await self._connection.run("set_note", note, token_bytes(TOKEN), *_list(expected), value))
+        return bool(await self._connection.run("set_note", note, *_list(expected), value))
 
     def _hint(self, record: TaskRecord) -> tuple[Argument, ...]:
         return self._notifier.message(Hint(record.id, record.version))

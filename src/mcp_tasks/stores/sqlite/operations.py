@@ -12,11 +12,11 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from mcp_tasks.core.record import ALWAYS, Outcome, TaskRecord
 from mcp_tasks.core.status import TaskStatus
-from mcp_tasks.errors import LimitReached, StoreError, TaskExists, VersionConflict
+from mcp_tasks.errors import LimitReached, StoreError, VersionConflict
 from mcp_tasks.stores.columns import MICROSECOND, expiry, is_at_work, queued_since, ready, sort_key, to_micros
 from mcp_tasks.stores.encoding import Line
 from mcp_tasks.stores.fairness import Turns
@@ -47,11 +47,13 @@ class Created:
         standing: The row (id, owner, namespace, state) that stands under the key; None if the task was made.
         handed: Whether the new task is handed out.
         spent: Whether the key is taken though its task is gone; then nothing was made.
+        exists: Whether there is a task of this id already; then nothing was made.
     """
 
     standing: Row | None = None
     handed: bool = False
     spent: bool = False
+    exists: bool = False
 
 
 class _Waits:
@@ -116,6 +118,9 @@ ON CONFLICT (worker) DO UPDATE SET namespace = excluded.namespace, beats = beats
 _DELETE_HEARTBEAT = "DELETE FROM heartbeats WHERE worker = ?"
 _SET_NOTE = "INSERT OR REPLACE INTO notes (namespace, name, value) VALUES (?, ?, ?)"
 
+KEPT: Final = object()
+"""What `set_note` gives for a note that it kept."""
+
 
 def create(
     record: TaskRecord,
@@ -160,14 +165,14 @@ def create(
             if not loses_key and until is not None and until > now:
                 return Created(spent=True)
             if cursor.execute(_FIND, row[:1]).fetchall():
-                return TaskExists(record.id)
+                return Created(exists=True)
             cursor.execute(_FREE_KEY if loses_key else _DELETE_STANDING, (standing,))
             return None
         for (until,) in cursor.execute(SPENT, place).fetchall():
             if until > now and not key_until_end:
                 return Created(spent=True)
             if cursor.execute(_FIND, row[:1]).fetchall():
-                return TaskExists(record.id)
+                return Created(exists=True)
             cursor.execute(FREE_SPENT, place)
         return None
 
@@ -176,7 +181,7 @@ def create(
             return found
         handed = share is not None and waits.fits(share, partial(fetch, cursor.connection))
         if cursor.execute(_INSERT_TASK, (*row, waits.since, HANDED if handed else waits.hand)).rowcount == 0:
-            return TaskExists(record.id)
+            return Created(exists=True)
         cursor.execute(_INSERT_REQUEST, (cursor.lastrowid, request))
         if outcome is not None:
             cursor.execute(_INSERT_OUTCOME, (outcome.body, outcome.meta, row[0]))
@@ -193,8 +198,8 @@ def save(
     lines: Sequence[Line] = (),
     outcome: Outcome | None = None,
     limits: WorkLimits | None = None,
-) -> Operation[None]:
-    """Update a task, append to its journal and keep its outcome."""
+) -> Operation[bool]:
+    """Update a task, append to its journal and keep its outcome; False if it is at another version, or gone."""
     task_id = to_text(record.id)
     waits = _Waits(record)
     row = (
@@ -212,25 +217,28 @@ def save(
         waits.hand,
     )
 
-    def run(cursor: sqlite3.Cursor) -> StoreError | None:
+    def run(cursor: sqlite3.Cursor) -> bool | StoreError:
         if limits is not None and (refusal := _refusal(record, expected, limits, cursor)) is not None:
             return refusal
         if cursor.execute(_UPDATE_TASK, (*row, task_id, expected)).rowcount == 0:
-            return VersionConflict(record.id, expected)
+            return False
         for kind, key, value in lines:
             cursor.execute(_INSERT_ENTRY, (kind, to_text(key), value, task_id))
         if outcome is not None:
             cursor.execute(_INSERT_OUTCOME, (outcome.body, outcome.meta, task_id))
-        return None
+        return True
 
     return run
 
 
 def _refusal(record: TaskRecord, expected: int, limits: WorkLimits, cursor: sqlite3.Cursor) -> StoreError | None:
-    """Why the task cannot be claimed, if so. Under the write lock: nobody claims between counting and writing."""
+    """Which limit keeps the task from being claimed, if it is at the expected version.
+
+    Under the write lock, so that nothing is claimed between counting and writing.
+    """
     found = cursor.execute(_VERSION, (to_text(record.id),)).fetchall()
     if not found or found[0][0] != expected:
-        return VersionConflict(record.id, expected)
+        return None
     # A task that is at work does not count against itself.
     itself = int(found[0][1] == AT_WORK)
     in_hand = InHand(partial(fetch, cursor.connection), record.namespace)
@@ -301,20 +309,21 @@ def retire(worker: str) -> Operation[None]:
     return run
 
 
-def set_note(namespace: str, name: str, *, value: bytes, is_expected: Callable[[object], bool]) -> Operation[bool]:
-    """Keep a note, already encoded, if what is there (None for nothing) is what was expected."""
+def set_note(namespace: str, name: str, *, value: bytes, is_expected: Callable[[object], bool]) -> Operation[object]:
+    """Keep a note, already encoded, if what is there (None for nothing) is what was expected; otherwise gives that."""
     place = (to_text(namespace), to_text(name))
 
-    def run(cursor: sqlite3.Cursor) -> bool | StoreError:
+    def run(cursor: sqlite3.Cursor) -> object:
         rows = cursor.execute(NOTE, place).fetchall()
+        found = rows[0][0] if rows else None
         try:
             # By what it says: encrypted bytes differ each time, whatever is in them.
-            if not is_expected(rows[0][0] if rows else None):
-                return False
+            if not is_expected(found):
+                return found
         except StoreError as exc:
             return exc
         cursor.execute(_SET_NOTE, (*place, value))
-        return True
+        return KEPT
 
     return run
 

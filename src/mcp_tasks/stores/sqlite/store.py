@@ -42,6 +42,7 @@ from mcp_tasks.stores.codec import Codec
 from mcp_tasks.stores.columns import earliest, encode_cursor
 from mcp_tasks.stores.encoding import encoded_entries, encoded_outcome, encoded_request
 from mcp_tasks.stores.fairness import Turns
+from mcp_tasks.stores.repeats import made_before, saved_before
 from mcp_tasks.stores.shares import Backlog, Handing, Ready, Share, Usage, WorkLimits
 from mcp_tasks.stores.sqlite import expiring, operations, queries
 from mcp_tasks.stores.sqlite.connection import Values, connect, from_text, retry_while_busy, to_text, translate
@@ -145,6 +146,8 @@ class SqliteStore(Inspecting):
             raise KeySpent
         if handing is not None:
             handing.handed = created.handed
+        if created.exists:
+            return made_before(await self.get(record.id), record)
         return record if created.standing is None else self._record(*created.standing)
 
     async def save(
@@ -155,14 +158,15 @@ class SqliteStore(Inspecting):
         entries: Sequence[JournalEntry] = (),
         outcome: Outcome | None = None,
         limits: WorkLimits | None = None,
-    ) -> None:
+    ) -> TaskRecord:
         """Replace the record if it is still at version `expected`, with what is kept beside it."""
         state = self._codec.encode_state(record)
         lines = await encoded_entries(self._codec, record.id, entries)
         kept = await encoded_outcome(self._codec, record.id, outcome)
-        await self._opened(self._writer).run(
+        saved = await self._opened(self._writer).run(
             operations.save(record, expected=expected, state=state, lines=lines, outcome=kept, limits=limits)
         )
+        return record if saved else await saved_before(self.get, record, expected)
 
     async def delete(self, task_id: str, *, expected: int, now: datetime | None = None) -> None:
         """Forget the task with all that is kept beside it if it is still at version `expected`."""
@@ -326,13 +330,14 @@ class SqliteStore(Inspecting):
     async def set_note(self, namespace: str, name: str, value: bytes, *, expected: bytes | None) -> bool:
         """Keep a note if what is there is `expected`."""
 
-        def is_expected(data: object) -> bool:
-            return (None if data is None else self._codec.decode_note(namespace, name, data)) == expected
+        def decode(data: object) -> bytes | None:
+            return None if data is None else self._codec.decode_note(namespace, name, data)
 
         encoded = self._codec.encode_note(namespace, name, value)
-        return await self._opened(self._writer).run(
-            operations.set_note(namespace, name, value=encoded, is_expected=is_expected)
+        found = await self._opened(self._writer).run(
+            operations.set_note(namespace, name, value=encoded, is_expected=lambda data: decode(data) == expected)
         )
+        return found is operations.KEPT or decode(found) == value
 
     def notifier(self) -> SqliteNotifier:
         """Hints between the processes that share the file."""

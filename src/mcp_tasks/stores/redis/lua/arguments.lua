@@ -6,7 +6,7 @@
 -- A task is a hash, `t:ID`, and a list beside it, `j:ID`, its journal, three items to an entry. Its fields:
 --   v version   s state   n namespace   o owner (missing: nobody)   st status   f "1" once it has ended
 --   e when it expires   r request   b, m outcome   k where its idempotency key is kept   h "1" while handed out
---   w tokens of the last writes   ix its places in the indexes, packed   z bytes of request, outcome and journal
+--   ix its places in the indexes, packed   z bytes of request, outcome and journal
 --   ko microseconds for which its key outlives it, and kc when it was made; both missing if the key does not
 --
 -- An index is a sorted set whose scores are all 0, so that its members are in the order of their bytes: a place (eight

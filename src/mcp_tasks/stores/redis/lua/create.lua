@@ -1,7 +1,7 @@
 -- Keep a new task, unless one stands under its key. Gives `made` and whether it is handed out, `exists`, `standing` with
 -- the task that stands there, or `spent` if that is gone or has expired and the key outlives it.
 
-local id, token, version, namespace, owner = take(), take(), take(), take(), take_list()
+local id, version, namespace, owner = take(), take(), take(), take_list()
 local state, request, status, ended = take(), take(), take(), take()
 local created, expires, milliseconds = tonumber(take()), optional(take()), optional(take())
 local key, until_end, outlives = optional(take()), take() == '1', optional(take())
@@ -12,11 +12,6 @@ if is_sealed_against(state) then
 end
 
 local row = P .. 't:' .. id
-
-local known = call('HMGET', row, 'v', 'w', 'h')
-if known[1] and has_token(known[2], token) then
-  return { 'made', known[3] or '0' }
-end
 
 local standing = key and call('GET', P .. key)
 local gives_way, loses_key = false, false
@@ -36,7 +31,7 @@ if ends and tonumber(ends) > created then
   return { 'spent' }
 end
 
-if known[1] then
+if call('EXISTS', row) == 1 then
   return { 'exists' }
 end
 
@@ -52,7 +47,7 @@ local size = #request + #(outcome[1] or '') + #(outcome[2] or '')
 local places = indexed.places
 places[#places + 1], places[#places + 2] = size_index, sized(size)
 local packed = pack(indexed)
-local fields = { 'v', version, 's', state, 'n', namespace, 'st', status, 'r', request, 'w', token, 'ix', packed }
+local fields = { 'v', version, 's', state, 'n', namespace, 'st', status, 'r', request, 'ix', packed }
 local others = {
   o = owner[1], f = optional(ended), e = expires, k = key, h = handed and '1' or nil, b = outcome[1], m = outcome[2],
   z = string.format('%.0f', size), ko = key and outlives, kc = key and outlives and string.format('%.0f', created),

@@ -1,7 +1,7 @@
 -- Replace a task that is still at the expected version, append to its journal, keep its outcome. Gives `saved`,
 -- `conflict`, or which limit was reached: `tool` or `owner`.
 
-local id, token, expected, version = take(), take(), take(), take()
+local id, expected, version = take(), take(), take()
 local state, status, ended = take(), take(), take()
 local expires, milliseconds = optional(take()), optional(take())
 local indexed, size_index = take_indexed(), take()
@@ -13,10 +13,7 @@ end
 
 local row, journal = P .. 't:' .. id, P .. 'j:' .. id
 
-local found = call('HMGET', row, 'v', 'w', 'ix', 'h', 'k', 'f', 'e', 'z', 'ko')
-if has_token(found[2], token) then
-  return 'saved'
-end
+local found = call('HMGET', row, 'v', 'ix', 'h', 'k', 'f', 'e', 'z', 'ko')
 if found[1] ~= expected then
   return 'conflict'
 end
@@ -32,7 +29,7 @@ for i = 1, #limits, 3 do
   end
 end
 
-local before, was_handed = unpacked(found[3]), found[4] == '1'
+local before, was_handed = unpacked(found[2]), found[3] == '1'
 local stays_queued = is_queued(before) and is_queued(indexed)
 if stays_queued then
   indexed.line[SINCE] = before.line[SINCE]
@@ -40,22 +37,22 @@ end
 local handed = stays_queued and was_handed
 
 -- An outcome may take the place of another. A row of a release that did not count has no size.
-local size = tonumber(found[8]) or call('HSTRLEN', row, 'r')
+local size = tonumber(found[7]) or call('HSTRLEN', row, 'r')
 for i = 3, #entries, 3 do
   size = size + #entries[i]
 end
 if #outcome > 0 then
   size = size + #outcome[1] + #(outcome[2] or '') - call('HSTRLEN', row, 'b') - call('HSTRLEN', row, 'm')
 end
-if size ~= tonumber(found[8]) then
+if size ~= tonumber(found[7]) then
   call('HSET', row, 'z', string.format('%.0f', size))
 end
 local places = indexed.places
 places[#places + 1], places[#places + 2] = size_index, sized(size)
 
 local packed = pack(indexed)
-call('HSET', row, 'v', version, 's', state, 'st', status, 'w', with_token(found[2], token), 'ix', packed)
-for field, change in pairs({ f = { found[6], ended }, e = { found[7], expires or '' } }) do
+call('HSET', row, 'v', version, 's', state, 'st', status, 'ix', packed)
+for field, change in pairs({ f = { found[5], ended }, e = { found[6], expires or '' } }) do
   if change[2] ~= '' then
     call('HSET', row, field, change[2])
   elseif change[1] then
@@ -77,6 +74,6 @@ if #outcome > 0 then
   end
 end
 reindex(id, before, was_handed, indexed, handed)
-keep_for(id, milliseconds, packed, found[5], found[6] == '1', found[5] and found[9])
+keep_for(id, milliseconds, packed, found[4], found[5] == '1', found[4] and found[8])
 call('PUBLISH', hint[1], hint[2])
 return 'saved'

@@ -1,0 +1,47 @@
+"""Recognising a write that is repeated because the answer to an earlier attempt was lost."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from mcp_tasks.core.record import OTHER_WRITES, TaskRecord
+from mcp_tasks.errors import StoreUnavailable, TaskExists, VersionConflict, short_id
+
+
+def made_before(found: TaskRecord | None, record: TaskRecord) -> TaskRecord:
+    """The task that is there under the id of a new one, if an earlier attempt made it.
+
+    Raises:
+        TaskExists: Another call made it, or it is gone again.
+        StoreUnavailable: So much was written since that it cannot be known.
+    """
+    if found is not None and _wrote(found, record):
+        return found
+    if found is not None and found.created_at == record.created_at and len(found.writes) > OTHER_WRITES:
+        raise StoreUnavailable(f"task {short_id(record.id)} may have been created before", may_have_happened=True)
+    raise TaskExists(record.id)
+
+
+async def saved_before(
+    get: Callable[[str], Awaitable[TaskRecord | None]], record: TaskRecord, expected: int
+) -> TaskRecord:
+    """The task as it is now, if the save of `record` that met a conflict was made by an earlier attempt.
+
+    Writes of a run are recognised for as long as it is the last run. Any other write is recognised until
+    `OTHER_WRITES` others came after it. After that its caller meets a conflict and decides anew, which is why each
+    such change makes no difference when it is made twice: an answer to a question that is closed, an end of a task that
+    has ended, the release of a run that is not the current one.
+
+    Raises:
+        VersionConflict: It was not. The error has the record that is there.
+        TaskUnreadable: What is there cannot be read.
+    """
+    current = await get(record.id)
+    if current is None or not _wrote(current, record):
+        raise VersionConflict(record.id, expected, current)
+    return current
+
+
+def _wrote(found: TaskRecord, record: TaskRecord) -> bool:
+    """Whether the write that makes `record` is among those that made `found`."""
+    return bool(record.writes) and found.has(record.writes[0])
