@@ -21,6 +21,7 @@ from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from harness.databases import Valkey, valkey
+from harness.proxy import proxy_to
 from harness.waiting import eventually
 from mcp_tasks.engines import ANYWHERE, Engine, RemoteEngine, Route, Serves
 from mcp_tasks.engines.docket import AT_ONCE, DocketCarrier
@@ -28,7 +29,6 @@ from mcp_tasks.engines.remote import SETTLED
 from mcp_tasks.errors import StoreUnavailable, UsageError
 from mcp_tasks.testing._engine_work import LONG, WAIT, Work, at_work, settle
 from mcp_tasks.testing.engine_suite import EngineSuite
-from tests.backends.redis_proxy import proxy_to
 
 pytestmark = pytest.mark.anyio
 
@@ -258,7 +258,7 @@ async def test_a_worker_whose_server_is_gone_says_so_and_takes_again_when_it_is_
 async def test_a_worker_whose_server_is_silent_says_so_and_takes_again_when_it_is_not(
     server: Valkey, prefix: str
 ) -> None:
-    async with proxy_to(server.port) as proxy:
+    async with proxy_to(server.url) as proxy:
         engine = RemoteEngine(DocketCarrier(proxy.url, prefix=prefix, watch=WATCH))
         async with at_work(engine, Serves(tools=["one", "two"])) as work:
             work.end("a", "b", "c")
@@ -279,7 +279,7 @@ async def test_a_worker_whose_server_is_silent_says_so_and_takes_again_when_it_i
 
 
 async def test_a_worker_stops_though_its_server_is_silent(server: Valkey, prefix: str) -> None:
-    async with proxy_to(server.port) as proxy:
+    async with proxy_to(server.url) as proxy:
         engine = RemoteEngine(DocketCarrier(proxy.url, prefix=prefix, watch=WATCH))
         work = Work()
         await engine.start(work.execute)
@@ -309,7 +309,7 @@ async def test_a_password_that_is_wrong_is_told_of_at_the_start(server: Valkey, 
 
 
 async def test_a_carrier_that_could_not_be_opened_can_be_later(server: Valkey, prefix: str) -> None:
-    async with proxy_to(server.port) as proxy:
+    async with proxy_to(server.url) as proxy:
         carrier = DocketCarrier(proxy.url, prefix=prefix, timeout=timedelta(seconds=0.5))
         proxy.is_silent = True
         with pytest.raises(StoreUnavailable, match="does not answer in time"):

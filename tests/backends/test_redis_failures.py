@@ -19,6 +19,7 @@ from redis.asyncio import Redis
 
 from harness.databases import Valkey, valkey
 from harness.processes import PIPE, start_async
+from harness.proxy import ANY, Proxy, proxy_to
 from harness.stored import opened
 from mcp_tasks.core import JournalEntry
 from mcp_tasks.errors import StoreCorrupt, StoreUnavailable, VersionConflict
@@ -26,7 +27,6 @@ from mcp_tasks.stores.base import Hint
 from mcp_tasks.stores.redis import RedisStore
 from mcp_tasks.stores.shares import Handing, Share
 from mcp_tasks.testing import make_record, make_request
-from tests.backends.redis_proxy import Proxy, proxy_to
 
 pytestmark = pytest.mark.anyio
 
@@ -152,7 +152,7 @@ async def test_a_server_that_hangs_is_waited_for_and_no_longer(server: Valkey, r
 
 @pytest.fixture
 async def proxy(server: Valkey) -> AsyncIterator[Proxy]:
-    async with proxy_to(server.port) as proxy:
+    async with proxy_to(server.url) as proxy:
         yield proxy
 
 
@@ -166,19 +166,19 @@ async def test_a_write_whose_answer_was_lost_is_done_once(proxy: Proxy) -> None:
         await store.delete(warm.id, expected=2)
         await store.set_note("", "warm", b"1", expected=None)
 
-        proxy.lose = 1
+        proxy.lose()
         assert await store.create(record, REQUEST, key="key", handing=handing) == record
         assert handing.handed is True
-        proxy.lose = 2
+        proxy.lose(2)
         await store.save(replace(record, version=2), expected=1, entries=[STEP])
         assert await store.get(record.id) == replace(record, version=2)
         assert len(await store.journal(record.id)) == 1
-        proxy.lose = 1
+        proxy.lose()
         await store.delete(record.id, expected=2)
         assert await store.get(record.id) is None
         # The note is looked at first, and then written.
         await store.note("", "note")
-        proxy.lose = 1
+        proxy.lose()
         assert await store.set_note("", "note", b"1", expected=None) is True
         assert proxy.lost == 5
         assert await store.note("", "note") == b"1"
@@ -189,7 +189,7 @@ async def test_a_write_that_came_second_is_told_so_when_its_answer_was_lost(prox
         record = make_record()
         await store.create(record, REQUEST)
         await store.save(replace(record, version=2, status_message="first"), expected=1)
-        proxy.lose = 1
+        proxy.lose()
         with pytest.raises(VersionConflict):
             await store.save(replace(record, version=2, status_message="late"), expected=1)
         found = await store.get(record.id)
@@ -206,14 +206,14 @@ async def test_a_write_finds_itself_also_when_others_have_written_since(server: 
     ):
         await here.create(record, REQUEST)
         # All answers are lost until the other has gone on from what was written here.
-        proxy.lose = 1_000
+        proxy.lose(1_000, of=ANY)
         saving = asyncio.ensure_future(here.save(replace(record, version=2), expected=1, entries=[STEP]))
         with anyio.fail_after(WAIT):
             for version in range(3, 8):
                 while (await there.versions([record.id]))[record.id] != version - 1:
                     continue
                 await there.save(replace(record, version=version), expected=version - 1)
-            proxy.lose = 0
+            proxy.lose(0)
             await saving
         assert len(await there.journal(record.id)) == 1
 
