@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
 
 from harness.databases import Postgres
 from harness.postgres_store import empty, new_store_url
+from harness.proxy import proxy_to
+from harness.stored import opened
 from mcp_tasks.stores import Store
 from mcp_tasks.stores.codec import Codec
 from mcp_tasks.stores.postgres import PostgresStore
@@ -36,3 +38,8 @@ class TestPostgresStore(StoreSuite):
             yield store
         finally:
             await store.close()
+
+    @asynccontextmanager
+    async def open_lossy(self) -> AsyncGenerator[tuple[Store, Callable[[], None]]]:
+        async with proxy_to(self.url) as proxy, opened(PostgresStore(proxy.url, codec=self.codec)) as store:
+            yield store, proxy.lose

@@ -15,6 +15,7 @@ from redis.asyncio import Redis
 from redis.crc import key_slot
 
 from harness.databases import Valkey
+from harness.proxy import proxy_to
 from harness.stored import opened
 from mcp_tasks.core import JournalEntry, Outcome, TaskRecord, TaskStatus
 from mcp_tasks.errors import InvalidOption, UsageError
@@ -52,6 +53,11 @@ class TestRedisStore(StoreSuite):
     async def open_store(self) -> AsyncGenerator[Store]:
         async with opened(RedisStore(self.url, prefix=self.prefix)) as store:
             yield store
+
+    @asynccontextmanager
+    async def open_lossy(self) -> AsyncGenerator[tuple[Store, Callable[[], None]]]:
+        async with proxy_to(self.url) as proxy, opened(RedisStore(proxy.url, prefix=self.prefix)) as store:
+            yield store, proxy.lose
 
 
 @pytest.fixture
