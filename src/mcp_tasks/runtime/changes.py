@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -188,10 +188,12 @@ class Changes:
         entries: Sequence[JournalEntry] = (),
         outcome: Outcome | None = None,
         write: WriteId | None = None,
+        restore: Callable[[TaskRecord], Awaitable[TaskRecord]] | None = None,
     ) -> TaskRecord:
         """Apply events to the task, starting from `record`, and again from what it is by then if another was first.
 
-        With a `write` id that an earlier attempt had, the change is made only if that attempt did not make it.
+        With a `write` id that an earlier attempt had, the change is made only if that attempt did not make it. Where
+        the store has an older record than `record`, it went back in time, and `restore` says what to go on from.
 
         Raises:
             TransitionRefused: The events do not fit the task as it is by now.
@@ -202,10 +204,33 @@ class Changes:
             try:
                 return await self.swap(record, *events, actor=actor, entries=entries, outcome=outcome, write=write)
             except VersionConflict as exc:
-                record = exc.current or await self.reload(record.id)
+                current = exc.current or await self.reload(record.id)
+                went_back = restore is not None and current.version < record.version
+                record = await restore(current) if restore is not None and went_back else current
         if (tell := self._unconfirmed.pop(write, None)) is not None:
             tell()
         return record
+
+    async def restore(self, record: TaskRecord, *, expected: int, entries: Sequence[JournalEntry]) -> TaskRecord:
+        """Write a task as its run knows it over what a store has that went back in time.
+
+        Raises:
+            VersionConflict: The task is not at the version `expected` any more.
+        """
+        logger.error(
+            "the task store went back in time: task %s… was at version %d, and is at %d. Its run writes again what was "
+            "lost. See the table of failovers in docs/scale.md",
+            record.id[:12],
+            record.version - 1,
+            expected,
+        )
+        saved = await self._store.save(record, expected=expected, entries=entries)
+        self._remember(saved)
+        self._saw(saved)
+        hint = Hint(saved.id, saved.version)
+        self.hints.put(hint)
+        await self._store.notifier().publish(hint, origin=self._origin)
+        return saved
 
     async def reload(self, task_id: str) -> TaskRecord:
         """The task as it is now.

@@ -36,6 +36,9 @@ class Host(Protocol):
     def now(self) -> Callable[[], datetime]: ...
 
     @property
+    def monotonic(self) -> Callable[[], float]: ...
+
+    @property
     def alarms(self) -> Alarms: ...
 
     @property

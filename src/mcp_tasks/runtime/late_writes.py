@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -40,10 +40,21 @@ class Write:
         """Whether it is how the run ended."""
         return isinstance(self.events[-1], RunCompleted | RunFailed)
 
-    async def to(self, changes: Changes, record: TaskRecord) -> TaskRecord:
-        """Make the change."""
+    async def to(
+        self,
+        changes: Changes,
+        record: TaskRecord,
+        restore: Callable[[TaskRecord], Awaitable[TaskRecord]] | None = None,
+    ) -> TaskRecord:
+        """Make the change; `restore` is for a store that went back in time, as in `Changes.change`."""
         return await changes.change(
-            record, *self.events, actor=self.actor, entries=self.entries, outcome=self.outcome, write=self.id
+            record,
+            *self.events,
+            actor=self.actor,
+            entries=self.entries,
+            outcome=self.outcome,
+            write=self.id,
+            restore=restore,
         )
 
 

@@ -151,9 +151,12 @@ class Lookout:
             logger.debug("could not look at task %s…: %s", task_id[:12], what(exc))
 
     async def _refresh(self, run: Run) -> None:
-        task_id = run.record.id
+        task_id, known = run.record.id, run.record.version
         try:
             record = await self._runtime.store.get(task_id)
+            if record is not None and record.version < known:
+                await run.recording.make_up()
+                return
         except TaskUnreadable:
             record = None
         except StoreError as exc:

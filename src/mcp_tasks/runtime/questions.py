@@ -163,6 +163,11 @@ class Questions:
             if key in record.inputs.used and key not in record.inputs.outstanding:
                 each.bell.ring()
 
+    def unanswered(self) -> dict[str, InputRequest]:
+        """The questions that are put, and whose answers this run has not read."""
+        asks = (each.ask for each in self._open.values() if each.put.done())
+        return {ask.key: ask.request for ask in asks if ask is not None and ask.key not in self._replay.answers}
+
     def _look_up(self, request: InputRequest, asking: Asking) -> _Open:
         identity = ask_identity(request, asking.key)
         unput = self._replay.come_to_ask(identity)

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 from weakref import proxy
@@ -19,7 +21,8 @@ from mcp_tasks.core.events import Event, RunReleased, StepRecorded
 from mcp_tasks.core.journal import JournalEntry
 from mcp_tasks.core.pacing import backoff
 from mcp_tasks.core.record import Outcome, TaskRecord, WriteId
-from mcp_tasks.errors import StaleRun, StoreUnavailable, UnknownTask, ValueNotStorable
+from mcp_tasks.core.status import TaskStatus
+from mcp_tasks.errors import StaleRun, StoreUnavailable, UnknownTask, ValueNotStorable, VersionConflict
 from mcp_tasks.runtime.early import TURNS, Unwritten
 from mcp_tasks.runtime.late_writes import Write
 from mcp_tasks.runtime.life import State
@@ -31,6 +34,11 @@ if TYPE_CHECKING:
     from mcp_tasks.runtime.run import Run
 
 logger: Final = logging.getLogger(__name__)
+
+
+KEPT_FOR: Final = 60.0
+"""Seconds for which a run keeps what it wrote to its journal, to write it again if a failover loses it: far more than a
+replica lags behind."""
 
 
 class Recording:
@@ -45,6 +53,8 @@ class Recording:
         self._writing = asyncio.Lock()
         self._last: WriteId | None = None
         self._unsettled: Write | None = None
+        self._kept: deque[tuple[int, float, Sequence[JournalEntry]]] = deque()
+        self._kept_after = 0
         self._write_soon: asyncio.Task[bool] | None = None
 
     @property
@@ -211,7 +221,7 @@ class Recording:
         if write.id is None:
             write.id = self._last = self._next_id()
         try:
-            record = await write.to(self._host.changes, self._run.record)
+            record = await write.to(self._host.changes, self._run.record, self._restore)
         except (StaleRun, UnknownTask):
             self._run.stop()
             write.made = False
@@ -221,7 +231,71 @@ class Recording:
             self._replay.length += len(write.entries)
             # What comes after the end of the task is passed over, and entries with it.
             write.made = not (write.entries and record.is_final)
+            self._keep(write)
         return write.made
+
+    async def make_up(self) -> None:
+        """See whether the store has an older record than this run read or wrote, and if so, write again what was lost.
+
+        A failover to a replica that lags behind loses what it was not sent, although it was acknowledged.
+        """
+        async with self._writing:
+            known = self._run.record.version
+            try:
+                stored = await self._host.changes.reload(self._run.record.id)
+                if stored.version < known:
+                    await self._restore(stored)
+            except VersionConflict:
+                # Another writes it just now: the next look tells.
+                return
+            except (StaleRun, UnknownTask):
+                self._run.stop()
+
+    async def _restore(self, stored: TaskRecord) -> TaskRecord:
+        """Write again what the store lost: the record, answers that were read, and the entries of the last minute.
+
+        Raises:
+            StaleRun: The task as it is stored has ended, or was given to another run.
+        """
+        run, known = self._run, self._run.record
+        is_claimed = stored.worker == self._host.worker and stored.attempt == run.attempt
+        was_before = stored.worker is None and stored.attempt < run.attempt
+        if stored.is_final or not (is_claimed or was_before):
+            raise StaleRun(known.id, stored.status, "writing again", "the store went back, and it is not ours now")
+        writer = next((each.writer for each in known.writes if each.number), None)
+        made = next((each.number for each in stored.writes if each.writer == writer), 0)
+        entries = [entry for number, _, kept in self._kept if number > made for entry in kept]
+        journal = await self._host.store.journal(known.id)
+        has = {entry.key for entry in journal if entry.kind in ("answer", "refusal")}
+        entries = [*(entry for entry in self._replay.answer_entries() if entry.key not in has), *entries]
+        asked = {**known.inputs.outstanding, **run.unanswered()}
+        lost = known.but(
+            version=known.version + 1,
+            status=TaskStatus.INPUT_REQUIRED if asked else TaskStatus.WORKING,
+            inputs=replace(known.inputs, outstanding=asked),
+        ).written(WriteId.new())
+        restored = await self._host.changes.restore(lost, expected=stored.version, entries=entries)
+        # Entries have other numbers now.
+        self._replay.read_up_to = 0
+        run.reconcile(restored)
+        if made < self._kept_after:
+            # More is gone than is known here. A tool that may run again starts from what is left; another one ends.
+            run.help(self._leave_to_another())
+        return restored
+
+    async def _leave_to_another(self) -> None:
+        run = self._run
+        await run.interrupt()
+        if run.record.is_queued(run.now()):
+            await uncancelled(self._host.submit(run.record), context=run.outside())
+
+    def _keep(self, write: Write) -> None:
+        """Keep what was written for as long as a store may lose it in a failover."""
+        now = self._host.monotonic()
+        while self._kept and self._kept[0][1] < now:
+            self._kept_after = self._kept.popleft()[0]
+        if write.entries and write.id is not None:
+            self._kept.append((write.id.number, now + KEPT_FOR, write.entries))
 
     def _next_id(self) -> WriteId:
         last = self._last or next((each for each in self._run.record.writes if each.number), WriteId.new(run=True))

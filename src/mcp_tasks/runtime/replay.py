@@ -134,6 +134,15 @@ class Replay:
                 self.length += 1
                 self._add(entry)
 
+    def answer_entries(self) -> list[JournalEntry]:
+        """The answers that are known, as the journal has them."""
+        return [
+            JournalEntry(kind="refusal", key=key, value=answer.error)
+            if isinstance(answer, Refusal)
+            else JournalEntry(kind="answer", key=key, value=answer)
+            for key, answer in self.answers.items()
+        ]
+
     def require_room(self, most: int | None) -> None:
         """See that something new may begin. What has begun is recorded to its end, also beyond the limit.
 

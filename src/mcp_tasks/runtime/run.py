@@ -244,7 +244,7 @@ class Run:
         if record.version <= self.record.version:
             return
         self.record = record
-        if record.is_final or record.attempt != self.attempt or record.worker is None:
+        if record.is_final or (record.worker, record.attempt) != (self._host.worker, self.attempt):
             self.stop()
         elif self._questions is not None:
             self._questions.look(record)
@@ -326,6 +326,10 @@ class Run:
         if self._questions is None:
             self._questions = Questions(self, self._replay)
         return self._questions
+
+    def unanswered(self) -> dict[str, InputRequest]:
+        """The questions that are put, and whose answers this run has not read."""
+        return {} if self._questions is None else self._questions.unanswered()
 
     def reported(self) -> list[Event]:
         """Progress that had no time to be written: it goes along, in one write."""

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import pytest
 
-from mcp_tasks.core.events import TaskCancelled
+from mcp_tasks.core import TaskRecord
+from mcp_tasks.core.events import TaskCancelled, TaskCreated
+from mcp_tasks.core.record import WriteId
+from mcp_tasks.errors import StoreUnavailable
 from mcp_tasks.runtime import Ending, Run, TaskChange, changes
+from mcp_tasks.stores import MemoryStore
 from mcp_tasks.stores.base import Hint
 from tests.unit.running import CLIENT, create, ok, running
 
@@ -33,3 +40,30 @@ async def test_of_events_that_happen_together_those_that_change_nothing_are_not_
         ended = await runtime.changes.change(task, once, twice, actor=CLIENT)
     assert ended.status_message == "enough"
     assert [change.event for change in told if isinstance(change.event, TaskCancelled)] == [once]
+
+
+class Unanswered(MemoryStore):
+    """Carries out the first save, and loses its answer."""
+
+    is_lossy = True
+
+    async def save(self, record: TaskRecord, **options: Any) -> TaskRecord:
+        saved = await super().save(record, **options)
+        if self.is_lossy:
+            self.is_lossy = False
+            raise StoreUnavailable("the answer was lost", may_have_happened=True)
+        return saved
+
+
+@pytest.mark.parametrize("seen", [False, True])
+async def test_observers_hear_once_of_a_change_whose_answer_was_lost(*, seen: bool) -> None:
+    told: list[TaskChange] = []
+    async with running(at_once, store=Unanswered(), runs_tools=False, observers=[told.append]) as runtime:
+        task, write = await create(runtime), WriteId.new()
+        cancel = partial(runtime.changes.change, actor=CLIENT, write=write)
+        with pytest.raises(StoreUnavailable):
+            await cancel(task, TaskCancelled(reason="enough"))
+        # The caller may have heard of its own change by then.
+        again = await runtime.find(task.id) if seen else task
+        assert (await cancel(again, TaskCancelled(reason="enough"))).version == 2
+    assert [type(change.event) for change in told] == [TaskCreated, TaskCancelled]

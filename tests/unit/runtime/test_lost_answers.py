@@ -1,0 +1,353 @@
+"""Writes whose answer is lost, and stores that go back in time: each thing happens once, and none is forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from copy import deepcopy
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import anyio
+import pytest
+
+from mcp_tasks.core import InputAnswered, JournalEntry, TaskRecord, TaskRequest, TaskStatus, apply
+from mcp_tasks.core.record import WriteId
+from mcp_tasks.errors import StoreUnavailable
+from mcp_tasks.runtime import Ending, Run, TaskRuntime, ToolPolicy
+from mcp_tasks.stores import MemoryStore
+from tests.unit.running import (
+    ONCE,
+    RERUN,
+    Seconds,
+    answer,
+    create,
+    launch,
+    ok,
+    question,
+    running,
+    until,
+    until_asking,
+    until_final,
+)
+from tests.unit.virtual_time import SIMULATED, time_passes
+
+pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("anyio_backend", [pytest.param(SIMULATED, id="simulated")])]
+
+WRITES = ("create", "save")
+OUTAGE = 12.0
+
+
+class LossyStore(MemoryStore):
+    """Carries out one write, loses its answer, and cannot be reached for some seconds after that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_met: Callable[[TaskRecord], bool] = lambda record: False
+        self.lost = 0
+        self._back_at = 0.0
+
+    async def create(self, record: TaskRecord, *args: Any, **options: Any) -> TaskRecord:
+        self._check_up()
+        return self._answer(await super().create(record, *args, **options))
+
+    async def save(self, record: TaskRecord, **options: Any) -> TaskRecord:
+        self._check_up()
+        return self._answer(await super().save(record, **options))
+
+    async def get(self, task_id: str) -> TaskRecord | None:
+        self._check_up()
+        return await super().get(task_id)
+
+    async def answer_elsewhere(self, task_id: str, key: str, value: Any) -> None:
+        """Another process, which can reach the store, takes an answer."""
+        record = await super().get(task_id)
+        assert record is not None
+        answered = apply(record, InputAnswered(keys={key}), record.updated_at).written(WriteId.new())
+        entry = JournalEntry(kind="answer", key=key, value=value)
+        await super().save(answered, expected=record.version, entries=[entry])
+
+    def _check_up(self) -> None:
+        if asyncio.get_running_loop().time() < self._back_at:
+            raise StoreUnavailable("unreachable")
+
+    def _answer(self, record: TaskRecord) -> TaskRecord:
+        if not self.lost and self.is_met(record):
+            self.lost += 1
+            self._back_at = asyncio.get_running_loop().time() + OUTAGE
+            raise StoreUnavailable("the answer was lost", may_have_happened=True)
+        return record
+
+
+async def journal(runtime: TaskRuntime, task: TaskRecord) -> Counter[tuple[str, str]]:
+    return Counter((entry.kind, entry.key) for entry in await runtime.store.journal(task.id))
+
+
+async def test_a_question_whose_write_was_not_answered_is_open_once() -> None:
+    store = LossyStore()
+    store.is_met = lambda record: record.status is TaskStatus.INPUT_REQUIRED
+
+    async def body(run: Run) -> Ending:
+        return ok(await run.ask(question("Sure?")))
+
+    async with running(body, store=store) as runtime:
+        task = await launch(runtime)
+        await time_passes(OUTAGE * 2)
+        assert store.lost == 1
+        await answer(runtime, task, elicitation_1="yes")
+        assert (await until_final(runtime, task)).result == {"value": "yes"}
+        assert set((await journal(runtime, task)).values()) == {1}
+
+
+async def test_a_question_is_open_once_although_many_others_write_before_the_run_asks_again() -> None:
+    store = LossyStore()
+    store.is_met = lambda record: len(record.inputs.outstanding) == 10
+
+    async def body(run: Run) -> Ending:
+        first = asyncio.gather(*(run.ask(question(f"{number}?")) for number in range(9)))
+        await anyio.sleep(1)
+        last = asyncio.ensure_future(run.ask(question("Last?")))
+        return ok([*await first, await last])
+
+    async with running(body, store=store) as runtime:
+        task = await launch(runtime)
+        await time_passes(OUTAGE)
+        # Answers reach the store through another process before the run does.
+        for number in range(1, 10):
+            await store.answer_elsewhere(task.id, f"elicitation-{number}", number)
+        await time_passes(OUTAGE)
+        await answer(runtime, task, elicitation_10=10)
+        assert (await until_final(runtime, task)).result == {"value": list(range(1, 11))}
+        assert set((await journal(runtime, task)).values()) == {1}
+
+
+async def test_a_step_that_is_given_up_is_recorded_once_and_every_run_sees_the_same() -> None:
+    store = LossyStore()
+    store.is_met = lambda record: record.attempt == 1 and record.version == 3
+    runs = 0
+
+    async def body(run: Run) -> Ending:
+        nonlocal runs
+        runs += 1
+        with anyio.move_on_after(1) as scope:
+            await run.step("slow", partial(asyncio.sleep, 5))
+        await run.step("after", partial(asyncio.sleep, 0))
+        await run.ask(question("Sure?"))
+        return ok(scope.cancelled_caught)
+
+    async with running(body, store=store, policy=ToolPolicy(rerun=True, park_after=timedelta(0))) as runtime:
+        task = await launch(runtime)
+        await time_passes(OUTAGE * 2)
+        assert store.lost == 1
+        await answer(runtime, task, elicitation_1="yes")
+        assert (await until_final(runtime, task)).result == {"value": True}
+        assert runs == 2
+        assert set((await journal(runtime, task)).values()) == {1}
+
+
+@pytest.mark.parametrize("policy", [ONCE, RERUN])
+async def test_a_claim_whose_answer_was_lost_runs_the_tool_once(policy: ToolPolicy) -> None:
+    store = LossyStore()
+    store.is_met = lambda record: record.worker is not None
+
+    async def body(run: Run) -> Ending:
+        return ok(run.attempt)
+
+    async with running(body, store=store, policy=policy) as runtime:
+        task = await create(runtime)
+        await runtime.engine.submit(task.id)
+        await time_passes(OUTAGE + 2)
+        assert store.lost == 1
+        assert (await until_final(runtime, task)).result == {"value": 1}
+
+
+async def test_a_claim_that_is_not_confirmed_while_the_lease_lasts_is_released_as_not_started() -> None:
+    store = LossyStore()
+    store.is_met = lambda record: record.worker is not None
+
+    async def body(run: Run) -> Ending:
+        return ok(run.attempt)
+
+    async with running(body, store=store, policy=ONCE) as runtime:
+        task = await create(runtime)
+        await runtime.engine.submit(task.id)
+        await time_passes(1)
+        runtime.lease.is_valid = False
+        await time_passes(OUTAGE)
+        runtime.lease.is_valid = True
+        await runtime.janitor.sweep()
+        done = await until_final(runtime, task)
+        assert (done.result, done.attempt) == ({"value": 2}, 2)
+
+
+async def test_a_task_whose_creation_was_not_answered_runs_once_the_store_is_back() -> None:
+    store = LossyStore()
+    store.is_met = lambda record: record.version == 2
+    entered = 0
+
+    async def body(run: Run) -> Ending:
+        nonlocal entered
+        entered += 1
+        return ok()
+
+    async with running(body, store=store, policy=ONCE) as runtime:
+        with pytest.raises(StoreUnavailable) as lost:
+            await runtime.launch(TaskRequest(name="tool", arguments={}), owner=None, retention=None, task_id="task")
+        assert lost.value.may_have_happened
+        await time_passes(OUTAGE)
+        await runtime.janitor.sweep()
+        record = await store.get("task")
+        assert record is not None
+        assert (await until_final(runtime, record)).status is TaskStatus.COMPLETED
+        assert entered == 1
+
+
+# A failover to a replica that lags behind
+
+
+class RewindingStore(MemoryStore):
+    """Can go back to what it was."""
+
+    def remember(self) -> dict[str, Any]:
+        return _copied({name: value for name, value in vars(self).items() if name != "_notifier"})
+
+    def go_back(self, to: dict[str, Any]) -> None:
+        vars(self).update(_copied(to))
+
+
+def _copied(kept: dict[str, Any]) -> dict[str, Any]:
+    # Records are values, and hold mappings that cannot be copied.
+    return deepcopy(kept, {id(record): record for record in kept["_records"].values()})
+
+
+@pytest.mark.parametrize("lost", ["question", "claim"])
+async def test_a_run_writes_again_what_a_failover_lost(lost: str) -> None:
+    store = RewindingStore()
+    entered = 0
+    may_ask = anyio.Event()
+
+    async def body(run: Run) -> Ending:
+        nonlocal entered
+        entered += 1
+        await run.step("first", partial(asyncio.sleep, 0))
+        await may_ask.wait()
+        return ok(await run.ask(question("Sure?")))
+
+    async with running(body, store=store, policy=ONCE) as runtime:
+        task = await create(runtime)
+        before_claim = store.remember()
+        await runtime.engine.submit(task.id)
+        await time_passes(1)
+        before_question = store.remember()
+        may_ask.set()
+        asked = await until_asking(runtime, task)
+        store.go_back(before_question if lost == "question" else before_claim)
+        await runtime.lookout.look()
+        again = await until_asking(runtime, task)
+        assert again.inputs.outstanding == asked.inputs.outstanding
+        assert again.version > asked.version
+        await answer(runtime, task, elicitation_1="yes")
+        assert (await until_final(runtime, task)).result == {"value": "yes"}
+        assert entered == 1
+        assert await journal(runtime, task) == {
+            ("step", "first"): 1,
+            ("ask", "elicitation-1"): 1,
+            ("answer", "elicitation-1"): 1,
+            ("done", "elicitation-1"): 1,
+        }
+
+
+async def test_a_run_that_writes_before_it_hears_of_the_failover_loses_nothing() -> None:
+    store = RewindingStore()
+    go_on = anyio.Event()
+
+    async def body(run: Run) -> Ending:
+        await run.step("first", partial(asyncio.sleep, 0))
+        await go_on.wait()
+        await run.step("second", partial(asyncio.sleep, 0))
+        return ok()
+
+    async with running(body, store=store, policy=RERUN) as runtime:
+        task = await create(runtime)
+        start = store.remember()
+        await runtime.engine.submit(task.id)
+        await time_passes(1)
+        store.go_back(start)
+        go_on.set()
+        assert (await until_final(runtime, task)).status is TaskStatus.COMPLETED
+        assert await journal(runtime, task) == {("step", "first"): 1, ("step", "second"): 1}
+
+
+async def test_an_answer_that_a_run_has_not_read_is_asked_for_again() -> None:
+    store = RewindingStore()
+
+    async def body(run: Run) -> Ending:
+        return ok(await run.ask(question("Sure?")))
+
+    async with running(body, store=store, policy=ONCE) as runtime:
+        task = await until_asking(runtime, await launch(runtime))
+        before = store.remember()
+        # The answer is taken, and lost before the run reads it.
+        record = await store.get(task.id)
+        assert record is not None
+        (run,) = runtime.runs()
+        run.reconcile(record.but(version=record.version + 1))
+        store.go_back(before)
+        await runtime.lookout.look()
+        await answer(runtime, task, elicitation_1="yes")
+        assert (await until_final(runtime, task)).result == {"value": "yes"}
+
+
+@pytest.mark.parametrize("policy", [ONCE, RERUN])
+async def test_a_store_that_goes_back_further_than_a_run_remembers_has_it_end_or_begin_again(
+    policy: ToolPolicy,
+) -> None:
+    store, clock = RewindingStore(), Seconds()
+    go_on = anyio.Event()
+
+    async def body(run: Run) -> Ending:
+        await run.step("first", partial(asyncio.sleep, 0))
+        await run.step("second", partial(asyncio.sleep, 0))
+        if run.attempt == 1:
+            await go_on.wait()
+        await run.step("third", partial(asyncio.sleep, 0))
+        return ok()
+
+    async with running(body, store=store, policy=policy, monotonic=clock) as runtime:
+        task = await create(runtime)
+        start = store.remember()
+        await runtime.engine.submit(task.id)
+        await time_passes(1)
+        clock.advance(timedelta(minutes=2))
+        (run,) = runtime.runs()
+        await run.recording.record()
+        store.go_back(start)
+        await runtime.lookout.look()
+        done = await until_final(runtime, task)
+        if policy is RERUN:
+            assert done.status is TaskStatus.COMPLETED
+            assert (await journal(runtime, task))["step", "first"] == 1
+        else:
+            assert done.error is not None
+            assert done.error["data"]["type"] == "Interrupted"
+
+
+async def test_a_run_whose_task_has_ended_in_the_store_that_went_back_is_stopped() -> None:
+    store = RewindingStore()
+
+    async def body(run: Run) -> Ending:
+        await run.ask(question("Sure?"))
+        return ok()
+
+    async with running(body, store=store, policy=ONCE) as runtime:
+        task = await until_asking(runtime, await launch(runtime))
+        (run,) = runtime.runs()
+        run.reconcile(task.but(version=100))
+        await MemoryStore.save(
+            store, task.but(version=task.version + 1, status=TaskStatus.CANCELLED, worker=None), expected=task.version
+        )
+        await runtime.lookout.look()
+        await until(runtime, task, lambda record: not runtime.has(record.id) or record.is_final)
+        assert run.stopped.is_set()
