@@ -5,6 +5,7 @@
 
         proxy.cut()                 # unreachable: connections end now, and new ones end as soon as they are made
         proxy.restore()
+        proxy.turn_to(replica.url)  # a failover: another server answers from now on
         proxy.is_silent = True      # packets are dropped: nothing arrives either way, and no connection ends
         proxy.is_silent = False     # as TCP does it, what was sent meanwhile arrives now
         proxy.delay = 2.0           # each answer comes so many seconds late
@@ -210,6 +211,12 @@ class Proxy:
     def restore(self) -> None:
         """Take connections again."""
         self._is_cut = False
+
+    def turn_to(self, url: str) -> None:
+        """Have this server answer from now on, as after a failover."""
+        self._server = urlsplit(url)
+        for connection in self._connections:
+            connection.cancel()
 
     @property
     def is_silent(self) -> bool:
