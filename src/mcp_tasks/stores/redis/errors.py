@@ -48,7 +48,8 @@ def _translated(exc: Exception, place: str) -> StoreError:
     for words, (kind, meaning) in _MEANINGS.items():
         if words in said:
             return kind(f"{place} {meaning} ({said})")
-    if isinstance(exc, driver.TimeoutError | TimeoutError):
+    reason = exc.__cause__ if isinstance(exc, NotConnected) else exc
+    if isinstance(reason, driver.TimeoutError | TimeoutError):
         return StoreUnavailable(f"{place} did not answer in time; it is tried again by whoever needs it. ({said})")
     if isinstance(exc, NOT_REACHED):
         return StoreUnavailable(
