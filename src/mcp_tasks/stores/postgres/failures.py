@@ -33,7 +33,7 @@ def is_lost(exc: Exception) -> bool:
 
 def is_unanswered(exc: Exception) -> bool:
     """Whether a statement was sent and no answer came: the server may have carried it out."""
-    if isinstance(exc, PoolTimeout):
+    if isinstance(exc, PoolTimeout | TooManyRequests):
         return False
     if isinstance(exc, TimeoutError):
         # Given up here. The server was not told, and may still be at it.
