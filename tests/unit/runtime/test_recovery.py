@@ -18,7 +18,7 @@ from mcp_tasks.runtime import Ending, Run, TaskRuntime, ToolPolicy, current_task
 from mcp_tasks.runtime.claims import TRIES_TO_LOOK_UP
 from mcp_tasks.runtime.idleness import LONGEST_PAUSE
 from mcp_tasks.runtime.queue_sweep import BATCH
-from mcp_tasks.runtime.recovery import ASK_FIRST, PER_SWEEP, TROUBLES_BEFORE_THE_END
+from mcp_tasks.runtime.recovery import PER_SWEEP, TROUBLES_BEFORE_THE_END
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.stores.base import EVERYBODY
 from mcp_tasks.testing import FakeClock
@@ -43,6 +43,7 @@ from tests.unit.running import (
     until_asking,
     until_final,
 )
+from tests.unit.virtual_time import simulated, time_passes
 
 pytestmark = pytest.mark.anyio
 
@@ -553,6 +554,7 @@ async def test_a_task_whose_claim_got_no_answer_is_not_interrupted_when_the_leas
         assert (await until_final(runtime, task)).status is TaskStatus.COMPLETED
 
 
+@simulated
 async def test_a_task_whose_claim_came_to_nothing_is_left_to_the_process_that_claimed_it() -> None:
     store = AnswerlessStore()
     store.keeps_claim = False
@@ -560,7 +562,7 @@ async def test_a_task_whose_claim_came_to_nothing_is_left_to_the_process_that_cl
         task = await lose_claim(runtime, store, at_creation=False)
         store.is_away = False
         elsewhere = await runtime.changes.change(task, RunStarted(worker="another"), actor=ANOTHER)
-        await anyio.sleep(2 * ASK_FIRST.total_seconds())
+        await time_passes(10)
         assert await as_of_now(runtime, task) == elsewhere
 
 
