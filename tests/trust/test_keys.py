@@ -230,10 +230,10 @@ async def test_a_crash_between_a_key_and_its_task_starts_nothing_twice() -> None
 
 async def test_a_call_that_joins_is_answered_although_its_key_could_not_be_kept() -> None:
     class Away(MemoryStore):
-        async def save(self, record: TaskRecord, **options: Any) -> None:
+        async def save(self, record: TaskRecord, **options: Any) -> TaskRecord:
             if record.status is TaskStatus.CANCELLED:
                 raise StoreUnavailable("away")
-            await super().save(record, **options)
+            return await super().save(record, **options)
 
     params = {"name": "joined", "arguments": {"amount": 7}}
     async with opened("sdk", store=Away()) as (scene, caller):

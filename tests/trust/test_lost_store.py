@@ -133,9 +133,7 @@ async def test_our_client_gets_its_result_and_the_tool_runs_once(paying: Paying,
 @pytest.mark.slow
 async def test_without_a_key_the_call_is_lost(paying: Paying) -> None:
     # A client with a pinned version asks the server nothing, and so does not know that it honours keys.
-    async with Client(
-        reconnecting_http(paying.server.url), mode="2026-07-28", extensions=[TasksClient()]
-    ) as client:
+    async with Client(reconnecting_http(paying.server.url), mode="2026-07-28", extensions=[TasksClient()]) as client:
         with anyio.fail_after(2 * PATIENCE):
             async with losing(paying):
                 with pytest.raises(CallLost, match="may have been made") as caught:

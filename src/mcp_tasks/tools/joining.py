@@ -17,7 +17,15 @@ import anyio
 
 from mcp_tasks.core import TaskRecord, TaskRequest, TaskStatus
 from mcp_tasks.core.pacing import is_expired
-from mcp_tasks.errors import CallNotKept, KeySpent, KeyTaken, LimitExceeded, StoreError, StoreUnavailable, VersionConflict
+from mcp_tasks.errors import (
+    CallNotKept,
+    KeySpent,
+    KeyTaken,
+    LimitExceeded,
+    StoreError,
+    StoreUnavailable,
+    VersionConflict,
+)
 from mcp_tasks.protocol.idempotency import CallKey
 from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.runtime.changes import KEY_OUTLIVES

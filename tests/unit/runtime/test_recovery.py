@@ -494,7 +494,7 @@ class AnswerlessStore(MemoryStore):
             return await super().create(record, request, **options)
         return await self._lose(super().create(record, request, **options))
 
-    async def save(self, record: TaskRecord, **options: Any) -> None:
+    async def save(self, record: TaskRecord, **options: Any) -> TaskRecord:
         if record.worker is None or not self.loses_claim:
             return await super().save(record, **options)
         return await self._lose(super().save(record, **options))
@@ -528,7 +528,7 @@ async def lose_claim(runtime: TaskRuntime, store: AnswerlessStore, *, at_creatio
 
 
 @pytest.mark.parametrize("at_creation", [True, False], ids=["at its creation", "later"])
-async def test_a_task_whose_claim_got_no_answer_is_run_once_as_soon_as_the_store_is_back(at_creation: bool) -> None:
+async def test_a_task_whose_claim_got_no_answer_is_run_once_when_the_store_is_back(at_creation: bool) -> None:
     store, begun = AnswerlessStore(), list[str]()
 
     async def noted(run: Run) -> Ending:
@@ -540,6 +540,7 @@ async def test_a_task_whose_claim_got_no_answer_is_run_once_as_soon_as_the_store
         await settle()
         assert begun == []
         store.is_away = False
+        await runtime.janitor.sweep()
         assert (await until_final(runtime, task)).status is TaskStatus.COMPLETED
     assert begun == [task.id]
 
@@ -549,7 +550,6 @@ async def test_a_task_whose_claim_got_no_answer_is_not_interrupted_when_the_leas
     async with running(at_once, store=store, policy=ONCE) as runtime:
         task = await lose_claim(runtime, store, at_creation=True)
         store.is_away = False
-        # Before the claims are asked about again.
         await runtime.janitor.take_up()
         assert (await until_final(runtime, task)).status is TaskStatus.COMPLETED
 

@@ -163,7 +163,7 @@ class PostgresStore(Inspecting):
         if new.is_spent:
             raise KeySpent
         if new.exists:
-            return made_before(await self.get(record.id), record)
+            return await made_before(self.get, record)
         return record if new.standing is None else self._record(*new.standing)
 
     async def save(

@@ -147,7 +147,7 @@ class SqliteStore(Inspecting):
         if handing is not None:
             handing.handed = created.handed
         if created.exists:
-            return made_before(await self.get(record.id), record)
+            return await made_before(self.get, record)
         return record if created.standing is None else self._record(*created.standing)
 
     async def save(

@@ -11,10 +11,10 @@ Rules of this file:
 1. An operation reports its own outcome (a conflict, an id that is taken) as a value; the others in its batch
    do not notice.
 2. When the disk or a lock fails a batch, it is rolled back, each of its callers gets `StoreUnavailable`, and the
-   thread goes on with the next batch. If it was the commit that failed, its last page may be on disk although the sync
-   failed, and SQLite finds the commit complete if it recovers the WAL after a crash: so it may have happened. Not if
-   the disk was full: then the last page is not there. When a value cannot be kept, who brought it gets `ValueNotStorable`, and the
-   others are written without it.
+   thread goes on with the next batch. A commit that fails may have happened: its last page may be in the WAL although
+   the sync failed, and SQLite finds the commit complete if it recovers the WAL after a crash. A commit that fails
+   because the disk is full has not happened: its last page is not there. When a value cannot be kept, its caller gets
+   `ValueNotStorable`, and the others are written without it.
 3. A caller that was cancelled while it waited is skipped; its operation may still have been written.
 """
 
