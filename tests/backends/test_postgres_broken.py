@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
+from typing import cast
 
 import psycopg
 import pytest
+from psycopg_pool import PoolTimeout, TooManyRequests
 
 from harness.databases import Postgres, postgres
 from harness.postgres_store import execute, new_store_url
+from harness.proxy import Proxy, proxy_to
 from harness.waiting import eventually
 from mcp_tasks.core import JournalEntry, Outcome, TaskRecord, TaskStatus
 from mcp_tasks.core.statement import Statement
 from mcp_tasks.errors import LimitReached, StoreUnavailable, TaskExists, VersionConflict
 from mcp_tasks.stores.base import Hint
 from mcp_tasks.stores.postgres import PostgresStore
+from mcp_tasks.stores.postgres.failures import is_unanswered
 from mcp_tasks.stores.shares import Handing, Share, WorkLimits
 from mcp_tasks.testing import make_record, make_request
 from mcp_tasks.testing.clock import NOON
@@ -98,6 +102,104 @@ async def through_cable(server: Postgres, url: str) -> AsyncGenerator[tuple[Post
         await store.close()
         cable.cut()
         listening.close()
+
+
+def writes(store: PostgresStore, record: TaskRecord) -> dict[str, Callable[[], Awaitable[object]]]:
+    """Every verb that writes."""
+    return {
+        "create": lambda: store.create(make_record(), REQUEST),
+        "save": lambda: store.save(replace(record, version=2), expected=1),
+        "delete": lambda: store.delete(record.id, expected=1),
+        "set_note": lambda: store.set_note("", "note", b"1", expected=None),
+        "hand_out": lambda: store.hand_out("", Share(owner=1), limit=1),
+        "hand_back": lambda: store.hand_back(record.id),
+        "forget_expired": lambda: store.forget_expired(record.created_at, limit=1),
+        "heartbeat": lambda: store.heartbeat("worker", namespace=""),
+        "retire": lambda: store.retire("worker"),
+    }
+
+
+@asynccontextmanager
+async def impatient(proxy: Proxy, database: str) -> AsyncGenerator[PostgresStore]:
+    store = PostgresStore(proxy.before(database), patience=timedelta(seconds=1))
+    await store.open()
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+async def failure_of(act: Callable[[], Awaitable[object]]) -> StoreUnavailable:
+    with pytest.raises(StoreUnavailable) as failed:
+        await act()
+    return failed.value
+
+
+@pytest.mark.parametrize("verb", writes(cast(PostgresStore, None), make_record()))
+async def test_a_write_that_was_sent_and_not_answered_may_have_happened(
+    server: Postgres, database: str, verb: str
+) -> None:
+    async with proxy_to(server.url) as proxy, impatient(proxy, database) as store:
+        record = make_record()
+        await store.create(record, REQUEST)
+        act = writes(store, record)[verb]
+        # The connections after the first are refused, which says nothing of the first.
+        proxy.lose(then_cut=True)
+        assert (await failure_of(act)).may_have_happened
+        assert not (await failure_of(act)).may_have_happened
+
+
+async def test_a_read_that_was_not_answered_changed_nothing(server: Postgres, database: str) -> None:
+    async with proxy_to(server.url) as proxy, impatient(proxy, database) as store:
+        proxy.lose(of=r"SELECT", then_cut=True)
+        assert not (await failure_of(lambda: store.get("task"))).may_have_happened
+
+
+async def test_a_statement_that_the_server_cancels_has_not_written(database: str) -> None:
+    store = PostgresStore(f"{database}?options=-cstatement_timeout%3D200")
+    await store.open()
+    async with await psycopg.AsyncConnection.connect(database) as other:
+        await other.execute("LOCK TABLE mcp_tasks_tasks")
+        refused = await failure_of(lambda: store.create(make_record(), REQUEST))
+    assert (refused.may_have_happened, "cancelled the statement" in str(refused)) == (False, True)
+    await store.close()
+
+
+async def test_a_statement_that_is_given_up_may_be_carried_out_later(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mcp_tasks.stores.postgres.database.LONGEST_STATEMENT", 0.2)
+    store = PostgresStore(database)
+    await store.open()
+    async with await psycopg.AsyncConnection.connect(database) as other:
+        await other.execute("LOCK TABLE mcp_tasks_tasks")
+        assert (await failure_of(lambda: store.create(make_record(), REQUEST))).may_have_happened
+    await store.close()
+
+
+@pytest.mark.parametrize(
+    ("exc", "may_have_happened"),
+    [
+        (psycopg.OperationalError("server closed the connection unexpectedly"), True),
+        (psycopg.InterfaceError("the connection is lost"), True),
+        (psycopg.errors.ConnectionFailure(), True),
+        (psycopg.errors.AdminShutdown(), True),
+        (psycopg.errors.CrashShutdown(), True),
+        (TimeoutError(), True),
+        (psycopg.errors.IdleSessionTimeout(), False),
+        (psycopg.errors.CannotConnectNow(), False),
+        (psycopg.errors.SerializationFailure(), False),
+        (psycopg.errors.DeadlockDetected(), False),
+        (psycopg.errors.QueryCanceled(), False),
+        (psycopg.errors.DiskFull(), False),
+        (psycopg.errors.ReadOnlySqlTransaction(), False),
+        (PoolTimeout(), False),
+        (TooManyRequests(), False),
+    ],
+    ids=repr,
+)
+def test_only_a_statement_without_an_answer_may_have_happened(exc: Exception, may_have_happened: bool) -> None:
+    assert is_unanswered(exc) is may_have_happened
 
 
 async def test_a_save_whose_answer_is_lost_has_happened_once(server: Postgres, database: str) -> None:

@@ -6,25 +6,27 @@ import asyncio
 import logging
 import signal
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 from uuid import uuid4
 
 import anyio
 import pytest
+from redis import exceptions as driver
 from redis.asyncio import Redis
 
 from harness.databases import Valkey, valkey
 from harness.processes import PIPE, start_async
 from harness.proxy import ANY, Proxy, proxy_to
 from harness.stored import opened
-from mcp_tasks.core import JournalEntry
+from mcp_tasks.core import JournalEntry, TaskRecord
 from mcp_tasks.errors import StoreCorrupt, StoreUnavailable, VersionConflict
 from mcp_tasks.stores.base import Hint
 from mcp_tasks.stores.redis import RedisStore
+from mcp_tasks.stores.redis.errors import NotConnected, is_unanswered
 from mcp_tasks.stores.shares import Handing, Share
 from mcp_tasks.testing import make_record, make_request
 
@@ -182,6 +184,87 @@ async def test_a_write_whose_answer_was_lost_is_done_once(proxy: Proxy) -> None:
         assert await store.set_note("", "note", b"1", expected=None) is True
         assert proxy.lost == 5
         assert await store.note("", "note") == b"1"
+
+
+def writes(store: RedisStore, record: TaskRecord) -> dict[str, Callable[[], Awaitable[Any]]]:
+    """Every verb that writes, by the script that it runs."""
+    return {
+        "create": lambda: store.create(make_record(), REQUEST),
+        "save": lambda: store.save(replace(record, version=2), expected=1),
+        "delete": lambda: store.delete(record.id, expected=1),
+        "set_note": lambda: store.set_note("", "note", b"1", expected=None),
+        "hand_out": lambda: store.hand_out("", Share(owner=1), limit=1),
+        "hand_back": lambda: store.hand_back(record.id),
+        "forget_expired": lambda: store.forget_expired(record.created_at, limit=1),
+        "heartbeat": lambda: store.heartbeat("worker", namespace=""),
+        "retire": lambda: store.retire("worker"),
+    }
+
+
+async def failure_of(act: Callable[[], Awaitable[Any]]) -> StoreUnavailable:
+    with pytest.raises(StoreUnavailable) as failed:
+        await act()
+    return failed.value
+
+
+@pytest.mark.parametrize("verb", writes(cast(Any, None), make_record()))
+async def test_a_write_that_was_sent_and_not_answered_may_have_happened(proxy: Proxy, verb: str) -> None:
+    async with opened(RedisStore(proxy.url, prefix=uuid4().hex)) as store:
+        record = make_record()
+        await store.create(record, REQUEST)
+        act = writes(store, record)[verb]
+        # The attempts after the first are refused, which says nothing of the first.
+        proxy.lose(of=f"^{verb}$", then_cut=True)
+        assert (await failure_of(act)).may_have_happened
+        assert not (await failure_of(act)).may_have_happened
+        proxy.restore()
+
+
+async def test_a_read_that_was_not_answered_changed_nothing(proxy: Proxy) -> None:
+    async with opened(RedisStore(proxy.url, prefix=uuid4().hex)) as store:
+        for read in (lambda: store.get("task"), lambda: store.journal("task"), lambda: store.versions(["task"])):
+            proxy.lose(of=ANY, then_cut=True)
+            assert not (await failure_of(read)).may_have_happened
+            proxy.restore()
+
+
+async def test_a_server_that_hangs_may_have_written(server: Valkey, redis: Any) -> None:
+    async with opened(RedisStore(server.url, timeout=timedelta(milliseconds=200))) as store:
+        await redis.execute_command("CLIENT", "PAUSE", "2000", "ALL")
+        assert (await failure_of(lambda: store.create(make_record(), REQUEST))).may_have_happened
+        await redis.ping()
+
+
+async def test_a_server_that_refuses_has_not_written(server: Valkey, redis: Any) -> None:
+    async with opened(RedisStore(server.url, prefix=uuid4().hex)) as store:
+        act = writes(store, make_record())["create"]
+        async with setting(redis, "maxmemory", "1"):
+            refused = await failure_of(act)
+        assert (refused.may_have_happened, "has no memory left" in str(refused)) == (False, True)
+        await redis.replicaof("127.0.0.1", 1)
+        refused = await failure_of(act)
+        assert (refused.may_have_happened, "is a replica" in str(refused)) == (False, True)
+        await redis.replicaof("NO", "ONE")
+
+
+@pytest.mark.parametrize(
+    ("exc", "may_have_happened"),
+    [
+        (driver.ConnectionError("broken"), True),
+        (driver.TimeoutError("too late"), True),
+        (ConnectionResetError(), True),
+        (driver.InvalidResponse("no answer at all"), True),
+        (NotConnected("refused"), False),
+        (driver.BusyLoadingError("LOADING"), False),
+        (driver.AuthenticationError("WRONGPASS"), False),
+        (driver.MovedError("1 127.0.0.1:1"), False),
+        (driver.ReadOnlyError("READONLY"), False),
+        (driver.OutOfMemoryError("OOM"), False),
+    ],
+    ids=repr,
+)
+def test_only_a_request_without_an_answer_may_have_happened(exc: Exception, may_have_happened: bool) -> None:
+    assert is_unanswered(exc) is may_have_happened
 
 
 async def test_a_write_that_came_second_is_told_so_when_its_answer_was_lost(proxy: Proxy) -> None:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
+from typing import Any, cast
 
 import anyio
 import pytest
@@ -174,6 +175,59 @@ async def test_a_value_that_is_too_large_fails_alone(store: SqliteStore) -> None
     assert await store.get(large.id) is None
     # The save of the record went with its entry.
     assert [await store.get(record.id) for record in good] == good
+
+
+class _Disk(sqlite3.Connection):
+    """A connection on which one statement fails, as if the disk did."""
+
+    fails: tuple[str, str] = ("", "")
+
+    def cursor(self, *_: object) -> sqlite3.Cursor:  # type: ignore[override]
+        return _DiskCursor(self)
+
+
+class _DiskCursor(sqlite3.Cursor):
+    def execute(self, sql: str, parameters: Any = (), /) -> sqlite3.Cursor:
+        statement, name = cast(_Disk, self.connection).fails
+        if name and sql.startswith(statement):
+            failure = sqlite3.OperationalError("the disk fails")
+            failure.sqlite_errorname = name
+            raise failure
+        return super().execute(sql, parameters)
+
+
+@pytest.mark.parametrize(
+    ("statement", "name", "may_have_happened"),
+    [
+        ("BEGIN", "SQLITE_BUSY", False),
+        ("UPDATE meta", "SQLITE_IOERR_WRITE", False),
+        ("COMMIT", "SQLITE_FULL", False),
+        ("COMMIT", "SQLITE_IOERR_FSYNC", True),
+        ("COMMIT", "SQLITE_IOERR_WRITE", True),
+    ],
+)
+@pytest.mark.anyio
+async def test_only_a_commit_that_failed_may_have_happened(
+    store: SqliteStore, statement: str, name: str, may_have_happened: bool
+) -> None:
+    connection = sqlite3.connect(store.path, isolation_level=None, check_same_thread=False, factory=_Disk)
+    writer = Writer(connection, store.path, patience=0)
+    connection.fails = (statement, name)
+    record = make_record()
+    operation = operations.create(record, state=Codec().encode_state(record), request=b"{}")
+    with pytest.raises(StoreUnavailable) as failed:
+        await writer.run(operation)
+    assert failed.value.may_have_happened is may_have_happened
+    assert await store.get(record.id) is None
+    # The writer goes on, and what came before says nothing of what comes after.
+    connection.fails = ("BEGIN", "SQLITE_BUSY")
+    with pytest.raises(StoreUnavailable) as failed:
+        await writer.run(operation)
+    assert not failed.value.may_have_happened
+    connection.fails = ("", "")
+    await writer.run(operation)
+    await writer.close()
+    assert await store.get(record.id) == record
 
 
 @pytest.mark.anyio

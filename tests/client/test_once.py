@@ -15,7 +15,7 @@ from mcp.shared.exceptions import MCPError
 
 from harness.http import serving
 from harness.rpc import EXTENSION, LEGACY, MODERN, PATIENCE
-from mcp_tasks.client import CallLost, TaskHandle, TasksClient, call_tool, reconnecting_http, start_task
+from mcp_tasks.client import CallLost, TaskHandle, TasksClient, call_tool, reconnecting_http, resume_task, start_task
 from mcp_tasks.errors import InvalidOption
 from tests.client.connecting import LONG, SHORT, text
 from tests.client.peer import TASK_ID, Peer, Raw, Refusal, completed, serving_peer, task
@@ -211,6 +211,91 @@ async def test_a_call_that_is_refused_for_now_was_not_made_and_is_made_when_it_m
         peer.on("tools/call", soon)
         with anyio.fail_after(PATIENCE), pytest.raises(MCPError, match="too many"):
             await start_task(client, "x", {}, read_timeout_seconds=0.2)
+
+
+# Servers whose store is away
+
+NO_ANSWER = Refusal(-32603, "no answer", data={"reason": "may_have_happened"})
+UNAVAILABLE = Refusal(-32603, "not now", data={"reason": "unavailable"})
+
+
+async def test_a_call_that_may_have_been_made_is_repeated_under_its_key(peer: Peer, peer_url: str) -> None:
+    honouring(peer)
+    peer.on("tools/call", NO_ANSWER, UNAVAILABLE, task(resultType="task"))
+    peer.on("tasks/get", completed())
+    async with Client(reconnecting_http(peer_url), extensions=[TasksClient(patience=LONG)]) as client:
+        await call_tool(client, "x", {})
+    assert [REPEATED in meta for meta in calls(peer)] == [False, True, True]
+    assert len({meta[KEY] for meta in calls(peer)}) == 1
+
+
+async def test_without_a_key_a_call_that_may_have_been_made_is_lost(peer: Peer, peer_url: str) -> None:
+    peer.on("server/discover", discovered())
+    peer.on("tools/call", NO_ANSWER)
+    async with Client(reconnecting_http(peer_url), extensions=[TasksClient(patience=LONG)]) as client:
+        with pytest.raises(CallLost, match="may have been made") as caught:
+            await call_tool(client, "x", {})
+    assert caught.value.may_have_run
+    assert caught.value.data == NO_ANSWER.data
+    assert len(calls(peer)) == 1
+
+
+async def test_a_call_that_may_have_been_made_is_lost_when_the_store_stays_away(peer: Peer, peer_url: str) -> None:
+    honouring(peer)
+    peer.on("tools/call", NO_ANSWER, UNAVAILABLE)
+    async with Client(reconnecting_http(peer_url), extensions=[TasksClient(patience=LONG)]) as client:
+        with anyio.fail_after(PATIENCE), pytest.raises(CallLost, match="may have been made") as caught:
+            await call_tool(client, "x", {})
+    assert caught.value.idempotency_key == calls(peer)[0][KEY]
+    assert len(calls(peer)) == 6
+
+
+async def test_a_call_that_was_not_made_is_repeated_and_fails_as_itself(peer: Peer, peer_url: str) -> None:
+    honouring(peer)
+    peer.on("tools/call", UNAVAILABLE, task(resultType="task"))
+    peer.on("tasks/get", completed())
+    async with Client(reconnecting_http(peer_url), extensions=[TasksClient(patience=LONG)]) as client:
+        await call_tool(client, "x", {})
+        assert len(calls(peer)) == 2
+        peer.on("tools/call", UNAVAILABLE)
+        with anyio.fail_after(PATIENCE), pytest.raises(MCPError, match="not now") as caught:
+            await call_tool(client, "x", {})
+        assert not isinstance(caught.value, CallLost)
+
+
+async def test_a_tool_with_such_an_error_of_its_own_is_not_called_again(peer: Peer, peer_url: str) -> None:
+    honouring(peer)
+    not_kept = Refusal(-32602, "not kept", data={"reason": "call_not_kept"})
+    peer.on("tools/call", UNAVAILABLE, not_kept)
+    async with Client(reconnecting_http(peer_url), extensions=[TasksClient(patience=LONG)]) as client:
+        with pytest.raises(MCPError, match="not now"):
+            await call_tool(client, "x", {})
+        peer.on("server/discover", discovered())
+    peer.on("tools/call", UNAVAILABLE)
+    async with Client(reconnecting_http(peer_url), extensions=[TasksClient(patience=LONG)]) as client:
+        with pytest.raises(MCPError, match="not now"):
+            await call_tool(client, "x", {})
+    assert len(calls(peer)) == 3
+
+
+@pytest.mark.parametrize("reason", [NO_ANSWER, UNAVAILABLE], ids=["no answer", "unavailable"])
+async def test_answers_and_cancellations_are_repeated(peer: Peer, peer_url: str, reason: Refusal) -> None:
+    done = {"resultType": "complete"}
+    peer.on("tasks/update", reason, reason, done)
+    peer.on("tasks/cancel", reason, reason, done)
+    async with Client(reconnecting_http(peer_url), extensions=[TasksClient(patience=LONG)]) as client:
+        handle = resume_task(client, TASK_ID)
+        with anyio.fail_after(PATIENCE):
+            await handle.answer({"a": {"action": "decline"}})
+            await handle.cancel()
+    assert len(peer.asked("tasks/update")) == len(peer.asked("tasks/cancel")) == 3
+
+
+async def test_a_cancellation_fails_when_the_store_stays_away(peer: Peer, peer_url: str) -> None:
+    peer.on("tasks/cancel", UNAVAILABLE)
+    async with Client(reconnecting_http(peer_url), extensions=[TasksClient(patience=SHORT)]) as client:
+        with anyio.fail_after(PATIENCE), pytest.raises(MCPError, match="not now"):
+            await resume_task(client, TASK_ID).cancel()
 
 
 async def test_a_call_that_never_left_is_known_not_to_have_been_made() -> None:

@@ -29,6 +29,7 @@ class MoodyStore(MemoryStore):
     def __init__(self) -> None:
         super().__init__()
         self._away: set[str] = set()
+        self.may_have_happened = False
         self._held: dict[str, asyncio.Event] = {}
 
     @contextmanager
@@ -72,7 +73,7 @@ class MoodyStore(MemoryStore):
         if verb in self._held:
             await self._held[verb].wait()
         if verb in self._away:
-            raise StoreUnavailable(f"the store is away: {verb}")
+            raise StoreUnavailable(f"the store is away: {verb}", may_have_happened=self.may_have_happened)
 
 
 @dataclass

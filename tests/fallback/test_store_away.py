@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import anyio
@@ -17,6 +17,7 @@ from harness.server import Name
 from mcp_tasks import Tasks
 from mcp_tasks.fallback.hosts import Host
 from mcp_tasks.fallback.ways import Fallback
+from mcp_tasks.stores.base import EVERYBODY
 from tests.fallback.matrix.legs import Call
 from tests.fallback.moods import Jobs, MoodyStore, client_of, quick_tasks, server_of
 
@@ -96,6 +97,21 @@ async def test_a_result_that_cannot_be_read_is_given_to_who_asks_for_it_later(sc
     told = await scene.client.call("task_status", task_id=word["structuredContent"]["taskId"])
     assert text_of(told) == "unread is done"
     assert scene.jobs.happened == {"start unread": 1, "end unread": 1}
+
+
+@pytest.mark.parametrize("may_have_happened", [True, False])
+async def test_a_model_is_told_whether_its_cancellation_may_have_been_made(
+    scene: Scene, may_have_happened: bool
+) -> None:
+    call = Call("works_long", {"job": "cancelled"})
+    await call.begin(scene.client)
+    await scene.jobs.until("start cancelled")
+    [task] = (await scene.store.list("moody", EVERYBODY, now=datetime.now(UTC), limit=10)).records
+    scene.store.may_have_happened = may_have_happened
+    with scene.store.away("save"):
+        told = text_of(await scene.client.call("task_cancel", task_id=task.id))
+    assert ("may have been made" in told, "Nothing was changed" in told) == (may_have_happened, not may_have_happened)
+    assert "again later" in told
 
 
 # --- a leg arrives --------------------------------------------------------------------------------------------------

@@ -517,6 +517,7 @@ async def test_requests_in_another_form_are_answered_or_handed_over(what: str) -
 
 FAILURES: dict[str, Callable[[], Exception]] = {
     "away": lambda: StoreUnavailable("nothing can be read now"),
+    "no answer": lambda: StoreUnavailable("no answer", may_have_happened=True),
     "unreadable": lambda: TaskUnreadable("x", "broken"),
     "a defect": lambda: ZeroDivisionError("a defect"),
 }
@@ -535,7 +536,7 @@ async def test_a_store_that_fails_is_told_of_in_the_same_words(step: Step, failu
     assert answers[0].told() == answers[1].told()
 
 
-@pytest.mark.parametrize("failure", ["away", "a defect"])
+@pytest.mark.parametrize("failure", ["away", "no answer", "a defect"])
 @pytest.mark.anyio
 async def test_a_task_that_cannot_be_made_is_tried_once_and_answered_in_the_same_words(failure: str) -> None:
     answers: list[Answer] = []

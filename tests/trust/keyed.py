@@ -65,9 +65,9 @@ class Scene:
         await self.store.forget_expired(self.clock(), limit=100)
 
 
-def build(**options: Any) -> Scene:
+def build(store: Store | None = None, **options: Any) -> Scene:
     """A server with tools of every kind that a call can be of."""
-    clock, store = Clock(), MemoryStore()
+    clock, store = Clock(), store or MemoryStore()
     tasks = Tasks(
         store,
         namespace="keyed",

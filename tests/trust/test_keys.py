@@ -14,6 +14,9 @@ import pytest
 from harness.http import initialize, serving
 from harness.rpc import EVERYTHING, INVALID_PARAMS, PATIENCE, Tasking
 from mcp_tasks import Limits
+from mcp_tasks.core import TaskRecord, TaskStatus
+from mcp_tasks.errors import StoreUnavailable
+from mcp_tasks.stores import MemoryStore
 from tests.trust.keyed import DOORS, KEY, LONG_KEY, TASK_DOORS, build, opened, told
 
 pytestmark = pytest.mark.anyio
@@ -222,6 +225,22 @@ async def test_a_crash_between_a_key_and_its_task_starts_nothing_twice() -> None
         [place] = [task for task in await scene.all_tasks() if task.id != first]
         await scene.store.save(replace(place, version=place.version + 1, status_message=None), expected=place.version)
         assert (await caller.send(params, LONG_KEY)).error["data"] == {"reason": "call_not_kept"}
+        assert scene.runs["joined"] == 1
+
+
+async def test_a_call_that_joins_is_answered_although_its_key_could_not_be_kept() -> None:
+    class Away(MemoryStore):
+        async def save(self, record: TaskRecord, **options: Any) -> TaskRecord:
+            if record.status is TaskStatus.CANCELLED:
+                raise StoreUnavailable("away")
+            return await super().save(record, **options)
+
+    params = {"name": "joined", "arguments": {"amount": 7}}
+    async with opened("sdk", store=Away()) as (scene, caller):
+        first = told(await caller.send(params, LONG_KEY))
+        assert told(await caller.send(params, LONG_KEY, repeated=True)) == first
+        scene.gate.set()
+        await scene.until_idle()
         assert scene.runs["joined"] == 1
 
 

@@ -24,7 +24,7 @@ from mcp_tasks.client.mailbox import Mailbox
 from mcp_tasks.client.order import Order
 from mcp_tasks.client.poller import OnOutage, Patience, Poller
 from mcp_tasks.client.port import TaskPort
-from mcp_tasks.client.requests import is_transient, is_unreadable, plain_answers
+from mcp_tasks.client.requests import is_transient, is_unreadable, past_outage, plain_answers
 from mcp_tasks.client.task_ledger import TaskLedger
 from mcp_tasks.client.waiting import Budget, Wake, first_of
 from mcp_tasks.core.durations import seconds_of
@@ -204,7 +204,8 @@ class TaskHandle:
         for key, response in responses.items():
             self._ledger.record_answer(key, self._asked.get(key), response)
         try:
-            await self._port.answer(responses)
+            # Once it has an answer the question is not open, and the server ignores another.
+            await past_outage(lambda: self._port.answer(responses), self._patience)
         except MCPError as exc:
             if not is_transient(exc):
                 for key in responses:
@@ -219,7 +220,8 @@ class TaskHandle:
         Once the server has acknowledged it, the task is no longer among those that the ledger has pending.
         """
         try:
-            await self._port.cancel()
+            # A task that is cancelled already stays so.
+            await past_outage(self._port.cancel, self._patience)
         except UnknownTask:
             self._ledger.lost()
             raise

@@ -77,9 +77,10 @@ class TaskLife:
         logger.warning("task %s is not known to its server (any more)", self._task)
 
 
-def call_repeated(tool: str, lost: Exception) -> None:
-    """The answer to a call was lost, and the call is made again."""
-    logger.warning("the answer to the call of %r was lost (%s): making it again", tool, _kind(lost.__cause__ or lost))
+def call_repeated(tool: str, failure: Exception) -> None:
+    """A call got no answer, or its server could not make it for now, and the call is made again."""
+    why = _kind(failure.__cause__ or failure)
+    logger.warning("the call of %r got no answer or was refused for now (%s): making it again", tool, why)
 
 
 def _kind(exc: BaseException) -> str:

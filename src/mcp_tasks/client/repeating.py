@@ -1,10 +1,13 @@
 """Calls that are made once, also where the answer to one is lost.
 
-A call whose answer does not come may have been made or not, and only its server can tell. One that honours idempotency
-keys says so among its capabilities; to it every call goes out under a key, and goes out again under the same one if its
-answer was lost with the connection. Made again, a call says that it is: of a tool whose calls the server does not keep
-the key means nothing, and then the server refuses the repeat in place of making a second call of it. To all other
-servers a call goes out once.
+A call whose answer does not come may have been made or not, and only its server can tell. The same holds where the
+server answers that its store gave it no answer. A server that honours idempotency keys says so among its capabilities;
+to it every call goes out under a key, and goes out again under the same one if its answer was lost. Made again, a call
+says that it is: of a tool whose calls the server does not keep the key means nothing, and then the server refuses the
+repeat in place of making a second call of it. To all other servers a call goes out once.
+
+A call that the server could not make, because its store is unavailable, is repeated in the same way. Not without a key,
+although it was not made: any server's tool may give that reason for an error of its own.
 """
 
 from __future__ import annotations
@@ -24,10 +27,18 @@ from mcp_tasks.client.failure import CallLost
 from mcp_tasks.client.life import call_repeated
 from mcp_tasks.client.messages import CONNECTION_OVER, SENT_DATA_KEY
 from mcp_tasks.client.poller import Patience, Poller
+from mcp_tasks.client.requests import store_reason
 from mcp_tasks.core.json import JsonObject, object_in
 from mcp_tasks.errors import CallNotKept, InvalidOption, TasksError
 from mcp_tasks.failure import is_over_limit
-from mcp_tasks.wire.models import IDEMPOTENCY_CAPABILITY, IDEMPOTENCY_KEY, LONGEST_KEY, REPEATED_META_KEY
+from mcp_tasks.wire.models import (
+    IDEMPOTENCY_CAPABILITY,
+    IDEMPOTENCY_KEY,
+    LONGEST_KEY,
+    MAY_HAVE_HAPPENED,
+    REPEATED_META_KEY,
+    UNAVAILABLE,
+)
 
 MOST_REPEATS: Final = 5
 """With the pauses of `Patience` in between, that is some seconds; a server that restarts takes no longer."""
@@ -66,25 +77,31 @@ async def make_once(send: Send[T], *, tool: str, key: str | None, is_honoured: b
 
     Raises:
         CallLost: There is no answer. It says whether the call may have been made.
+        MCPError: The server refuses the call; or its store cannot be used for too long, and the call was not made.
     """
     key = key or (secrets.token_urlsafe(16) if is_honoured else None)
     pauses = Poller(patience)
     lost: CallLost | None = None
+    failure: Exception | None = None
     for repeats in itertools.count():
         try:
             return await send(_meta(key, repeated=repeats > 0))
         except (MCPError, httpx2.TransportError) as exc:
-            if lost is not None and _is_not_kept(exc):
-                raise lost from exc
-            if lost is None or not _may_come_later(exc):
-                if not _is_lost(exc):
-                    raise
+            if failure is not None and _is_not_kept(exc):
+                raise failure from exc
+            if _is_lost(exc):
                 may_have_run = _was_sent(exc) or (lost is not None and lost.may_have_run)
                 lost = CallLost.of(exc, tool=tool, key=key, may_have_run=may_have_run, is_honoured=is_honoured)
+            elif not (store_reason(exc) == UNAVAILABLE or (lost is not None and _may_come_later(exc))):
+                raise
+            # A server that does not make a call for now says nothing of an earlier one whose answer was lost.
+            failure = lost or exc
             is_safe = is_honoured and key is not None and _may_come_back(exc)
             if not (is_safe and repeats < MOST_REPEATS and pauses.failed(anyio.current_time())):
-                raise lost from exc
-        call_repeated(tool, lost)
+                if failure is exc:
+                    raise
+                raise failure from exc
+        call_repeated(tool, failure)
         await anyio.sleep(pauses.next_look - anyio.current_time())
     raise AssertionError("unreachable: the count never ends")
 
@@ -101,6 +118,8 @@ def _is_lost(exc: Exception) -> bool:
         return True
     if isinstance(exc, TasksError) or is_over_limit(exc):
         return False
+    if store_reason(exc) == MAY_HAVE_HAPPENED:
+        return True
     if exc.code == REQUEST_TIMEOUT or _sent(exc) is not None or _is_over(exc):
         return True
     return exc.code in _CUT_OFF and exc.message.startswith(_CUT_OFF[exc.code])

@@ -27,9 +27,17 @@ from mcp_types import (
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from mcp_tasks.client.messages import CONNECTION_OVER, CUT_OFF
+from mcp_tasks.client.poller import Patience, Poller
 from mcp_tasks.errors import InvalidResponse, UnknownTask, UsageError
 from mcp_tasks.failure import is_over_limit
-from mcp_tasks.wire.models import LIMIT_EXCEEDED, CancelTaskParams, GetTaskParams, UpdateTaskParams
+from mcp_tasks.wire.models import (
+    LIMIT_EXCEEDED,
+    MAY_HAVE_HAPPENED,
+    UNAVAILABLE,
+    CancelTaskParams,
+    GetTaskParams,
+    UpdateTaskParams,
+)
 from mcp_tasks.wire.parse import TaskSnapshot, parse_task
 
 TRANSIENT_CODES = frozenset({CONNECTION_CLOSED, REQUEST_TIMEOUT, INTERNAL_ERROR, PARSE_ERROR})
@@ -180,6 +188,30 @@ def retry_after(exc: MCPError) -> float | None:
     wanted: Any = cast("Mapping[str, Any]", data).get("retryAfterMs")
     is_number = isinstance(wanted, int | float) and not isinstance(wanted, bool) and math.isfinite(wanted)
     return max(float(wanted), 0.0) / 1000 if is_number else None
+
+
+def store_reason(exc: Exception) -> str | None:
+    """What a server says of its store that gave no answer, in one word; None if the error is another one."""
+    data: Any = exc.data if isinstance(exc, MCPError) and exc.code == INTERNAL_ERROR else None
+    reason: Any = cast("Mapping[str, Any]", data).get("reason") if isinstance(data, Mapping) else None
+    return reason if reason in (UNAVAILABLE, MAY_HAVE_HAPPENED) else None
+
+
+async def past_outage(send: Callable[[], Awaitable[T]], patience: Patience | None) -> T:
+    """Send a request that may be carried out twice, and again while the server's store gives no answer.
+
+    Raises:
+        MCPError: The server refuses for another reason, or its store is away for longer than the patience.
+    """
+    retries = Poller(patience)
+    while True:
+        try:
+            return await send()
+        except MCPError as exc:
+            now = anyio.current_time()
+            if store_reason(exc) is None or not retries.failed(now):
+                raise
+        await anyio.sleep(retries.next_look - now)
 
 
 async def in_time(send: Callable[[], Awaitable[T]], longest: float = LONGEST_PAUSE) -> T:

@@ -170,10 +170,10 @@ class Companions:
             return problem(self._unknown(given, names, caller))
         except TaskUnreadable:
             return problem("This task cannot be read; the server's log says why. Tell the user.")
-        except StoreUnavailable:
-            return problem(
-                f"The server cannot look at its tasks now. Nothing was changed. Call {tool_name(name)} again later."
-            )
+        except StoreUnavailable as exc:
+            # To cancel a task again, or to answer a question again, changes nothing more.
+            done = "The change may have been made all the same." if exc.may_have_happened else "Nothing was changed."
+            return problem(f"The server cannot look at its tasks now. {done} Call {tool_name(name)} again later.")
 
     async def _status(self, given: Given, names: CompanionNames, ctx: RequestContext, caller: Caller) -> dict[str, Any]:
         since, seconds = time.monotonic(), given.seconds()

@@ -33,11 +33,15 @@ from mcp_tasks.errors import (
     UnknownTask,
 )
 from mcp_tasks.quiet import quietly
-from mcp_tasks.wire.models import LIMIT_EXCEEDED
+from mcp_tasks.wire.models import LIMIT_EXCEEDED, MAY_HAVE_HAPPENED, UNAVAILABLE
 
 logger: Final = logging.getLogger(__name__)
 
 _STORE_UNAVAILABLE = "The task store cannot take the request now; try again later"
+_STORE_SILENT = (
+    "The task store did not answer: the request may have been carried out. Do not simply repeat a call: check first "
+    "whether it was made"
+)
 _TASK_UNREADABLE = "This task cannot be read; the server's log says why"
 
 
@@ -138,8 +142,10 @@ def _error_data(exc: Exception) -> ErrorData:
             return ErrorData(code=INTERNAL_ERROR, message=str(exc), data={"reason": exc.reason})
         case ReplayMismatch():
             return ErrorData(code=INTERNAL_ERROR, message=str(exc), data={"reason": exc.reason})
+        case StoreUnavailable(may_have_happened=True):
+            return ErrorData(code=INTERNAL_ERROR, message=_STORE_SILENT, data={"reason": MAY_HAVE_HAPPENED})
         case StoreUnavailable():
-            return ErrorData(code=INTERNAL_ERROR, message=_STORE_UNAVAILABLE)
+            return ErrorData(code=INTERNAL_ERROR, message=_STORE_UNAVAILABLE, data={"reason": UNAVAILABLE})
         case TaskUnreadable():
             return ErrorData(code=INTERNAL_ERROR, message=_TASK_UNREADABLE)
         case StoreError():

@@ -98,7 +98,7 @@ class MemoryStore:
         if under is not None and not key_until_end and self._is_spent(under, standing, sort_key(record)):
             raise KeySpent
         if record.id in self._records:
-            return made_before(self._records[record.id], record)
+            return await made_before(self.get, record)
         if standing is not None:
             self._free_key(standing.id) if loses_key else self._forget(standing.id)
         self._put(record)

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from typing import TypeAlias
 
 from mcp_tasks.core.record import OTHER_WRITES, TaskRecord
 from mcp_tasks.errors import StoreUnavailable, TaskExists, VersionConflict, short_id
 
+Get: TypeAlias = Callable[[str], Awaitable[TaskRecord | None]]
 
-def made_before(found: TaskRecord | None, record: TaskRecord) -> TaskRecord:
+
+async def made_before(get: Get, record: TaskRecord) -> TaskRecord:
     """The task that is there under the id of a new one, if an earlier attempt made it.
 
     Raises:
         TaskExists: Another call made it, or it is gone again.
         StoreUnavailable: So much was written since that it cannot be known.
     """
+    found = await _look(get, record.id)
     if found is not None and _wrote(found, record):
         return found
     if found is not None and found.created_at == record.created_at and len(found.writes) > OTHER_WRITES:
@@ -22,9 +26,7 @@ def made_before(found: TaskRecord | None, record: TaskRecord) -> TaskRecord:
     raise TaskExists(record.id)
 
 
-async def saved_before(
-    get: Callable[[str], Awaitable[TaskRecord | None]], record: TaskRecord, expected: int
-) -> TaskRecord:
+async def saved_before(get: Get, record: TaskRecord, expected: int) -> TaskRecord:
     """The task as it is now, if the save of `record` that met a conflict was made by an earlier attempt.
 
     Writes of a run are recognised for as long as it is the last run. Any other write is recognised until
@@ -36,10 +38,19 @@ async def saved_before(
         VersionConflict: It was not. The error has the record that is there.
         TaskUnreadable: What is there cannot be read.
     """
-    current = await get(record.id)
+    current = await _look(get, record.id)
     if current is None or not _wrote(current, record):
         raise VersionConflict(record.id, expected, current)
     return current
+
+
+async def _look(get: Get, task_id: str) -> TaskRecord | None:
+    try:
+        return await get(task_id)
+    except StoreUnavailable as exc:
+        # Only a read, but the conflict before it may be with an earlier attempt of the write.
+        exc.may_have_happened = True
+        raise
 
 
 def _wrote(found: TaskRecord, record: TaskRecord) -> bool:

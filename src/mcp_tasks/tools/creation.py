@@ -126,18 +126,22 @@ async def answer_call(
     created = await launch()
     if created.announced:
         return created
-    if task_id is not None and created.id != task_id:
-        return await _of_earlier_request(runtime, created, request, grace)
-    seen = created
-    if asks_first:
-        seen = await _wait_for_question(runtime, seen, goes_on=goes_on or is_kept)
-    if grace:
-        # A caller that goes away meanwhile leaves the task: closing a stream cancels the request, never its task.
-        seen = await _wait(runtime, seen, _is_settled, grace)
-    record = await _announce(runtime, seen)
-    if record.announced:
-        return created
-    return await _instead_of_task(runtime, record, request, in_grace=bool(grace), keep=is_kept) or created
+    try:
+        if task_id is not None and created.id != task_id:
+            return await _of_earlier_request(runtime, created, request, grace)
+        seen = created
+        if asks_first:
+            seen = await _wait_for_question(runtime, seen, goes_on=goes_on or is_kept)
+        if grace:
+            # A caller that goes away meanwhile leaves the task: closing a stream cancels the request, never its task.
+            seen = await _wait(runtime, seen, _is_settled, grace)
+        record = await _announce(runtime, seen)
+        if record.announced:
+            return created
+        return await _instead_of_task(runtime, record, request, in_grace=bool(grace), keep=is_kept) or created
+    except StoreUnavailable as exc:
+        # The request that failed may only have read, but the task was made and its tool may have run.
+        raise StoreUnavailable(str(exc), may_have_happened=True) from exc
 
 
 async def _of_earlier_request(

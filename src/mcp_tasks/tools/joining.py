@@ -17,7 +17,15 @@ import anyio
 
 from mcp_tasks.core import TaskRecord, TaskRequest, TaskStatus
 from mcp_tasks.core.pacing import is_expired
-from mcp_tasks.errors import CallNotKept, KeySpent, KeyTaken, LimitExceeded, StoreError, VersionConflict
+from mcp_tasks.errors import (
+    CallNotKept,
+    KeySpent,
+    KeyTaken,
+    LimitExceeded,
+    StoreError,
+    StoreUnavailable,
+    VersionConflict,
+)
 from mcp_tasks.protocol.idempotency import CallKey
 from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.runtime.changes import KEY_OUTLIVES
@@ -66,7 +74,8 @@ async def joined_under(
     if not is_new and made.is_final:
         raise CallNotKept
     told = replace(standing, version=standing.version + 1, status_message=made.id)
-    with suppress(VersionConflict):
+    # If it is not kept, a repeat joins what runs, or is told that its call was not kept. This call has its answer.
+    with suppress(VersionConflict, StoreUnavailable):
         await runtime.store.save(told, expected=standing.version)
     return made
 

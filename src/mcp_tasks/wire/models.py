@@ -41,6 +41,12 @@ LIMIT_EXCEEDED: Final = -32010
 """The code of an error: the caller takes more than it may. Of the range that JSON-RPC leaves to servers, and in use by
 no version of MCP; ours, too. Its data names the limit, and says when to come back, where that helps: `retryAfterMs`."""
 
+UNAVAILABLE: Final = "unavailable"
+"""The `data.reason` of an error: the server's store cannot be used now, and the request was not carried out."""
+
+MAY_HAVE_HAPPENED: Final = "may_have_happened"
+"""The `data.reason` of an error: the server's store gave no answer, and the request may have been carried out."""
+
 
 class AnyParams(RequestParams):
     """Params that are looked at later."""

@@ -104,7 +104,17 @@ def test_where_and_how_tasks_are_kept_is_not_told_to_clients(failure: StoreError
 
 
 def test_a_store_that_cannot_take_it_now_says_to_try_again() -> None:
-    assert "try again later" in to_error_data(StoreUnavailable("full")).message
+    error = to_error_data(StoreUnavailable("full"))
+    assert "try again later" in error.message
+    assert error.data == {"reason": "unavailable"}
+
+
+def test_a_store_that_gave_no_answer_says_that_the_request_may_have_been_carried_out() -> None:
+    error = to_error_data(StoreUnavailable("/home/alice/tasks.db", may_have_happened=True))
+    assert "may have been carried out" in error.message
+    assert "try again" not in error.message
+    assert "alice" not in error.message
+    assert error.data == {"reason": "may_have_happened"}
 
 
 def test_a_task_that_cannot_be_read_says_so_and_where_to_look() -> None:

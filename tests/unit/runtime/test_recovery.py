@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from datetime import timedelta
 from itertools import pairwise
+from typing import Any, TypeVar
 
 import anyio
 import pytest
 
-from mcp_tasks.core import InputRequested, JournalEntry, TaskRecord, TaskRequest, TaskStatus
+from mcp_tasks.core import InputRequested, JournalEntry, RunStarted, TaskRecord, TaskRequest, TaskStatus
 from mcp_tasks.errors import StoreUnavailable, TaskUnreadable
-from mcp_tasks.runtime import Ending, Run, ToolPolicy, current_task
+from mcp_tasks.runtime import Ending, Run, TaskRuntime, ToolPolicy, current_task
 from mcp_tasks.runtime.claims import TRIES_TO_LOOK_UP
 from mcp_tasks.runtime.idleness import LONGEST_PAUSE
 from mcp_tasks.runtime.queue_sweep import BATCH
 from mcp_tasks.runtime.recovery import PER_SWEEP, TROUBLES_BEFORE_THE_END
 from mcp_tasks.stores import MemoryStore
+from mcp_tasks.stores.base import EVERYBODY
 from mcp_tasks.testing import FakeClock
 from tests.unit.losing import ANOTHER, HOUR, SECOND, as_of_now, claimed_by, queued, sweep_for
 from tests.unit.running import (
@@ -41,8 +43,11 @@ from tests.unit.running import (
     until_asking,
     until_final,
 )
+from tests.unit.virtual_time import simulated, time_passes
 
 pytestmark = pytest.mark.anyio
+
+T = TypeVar("T")
 
 
 async def at_once(run: Run) -> Ending:
@@ -470,6 +475,95 @@ async def test_a_task_of_ours_whose_run_was_forgotten_is_not_counted_as_lost() -
         assert ((await as_of_now(runtime, task)).worker, (await as_of_now(runtime, task)).lost) == (None, 0)
         await runtime.janitor.sweep()
         assert (await until_final(runtime, task)).status is TaskStatus.COMPLETED
+
+
+# Claims that got no answer
+
+
+class AnswerlessStore(MemoryStore):
+    """Loses the answer to the next claim, and is away after that for as long as the test wants."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loses_claim = False
+        self.keeps_claim = True
+        self.is_away = False
+
+    async def create(self, record: TaskRecord, request: TaskRequest, **options: Any) -> TaskRecord:
+        if record.worker is None or not self.loses_claim:
+            return await super().create(record, request, **options)
+        return await self._lose(super().create(record, request, **options))
+
+    async def save(self, record: TaskRecord, **options: Any) -> TaskRecord:
+        if record.worker is None or not self.loses_claim:
+            return await super().save(record, **options)
+        return await self._lose(super().save(record, **options))
+
+    async def get(self, task_id: str) -> TaskRecord | None:
+        if self.is_away:
+            raise StoreUnavailable("away")
+        return await super().get(task_id)
+
+    async def _lose(self, write: Coroutine[Any, Any, T]) -> T:
+        self.loses_claim, self.is_away = False, True
+        if self.keeps_claim:
+            await write
+        else:
+            write.close()
+        raise StoreUnavailable("no answer", may_have_happened=True)
+
+
+async def lose_claim(runtime: TaskRuntime, store: AnswerlessStore, *, at_creation: bool) -> TaskRecord:
+    """A task that the runtime would have claimed, and of which it does not know whether it did."""
+    request = TaskRequest(name="tool", arguments={})
+    task = None if at_creation else await create(runtime)
+    store.loses_claim = True
+    if task is None:
+        with pytest.raises(StoreUnavailable):
+            await runtime.launch(request, owner=None, retention=None)
+        return (await runtime.list(EVERYBODY)).records[0]
+    await runtime.engine.submit(task.id)
+    await settle()
+    return task
+
+
+@pytest.mark.parametrize("at_creation", [True, False], ids=["at its creation", "later"])
+async def test_a_task_whose_claim_got_no_answer_is_run_once_when_the_store_is_back(at_creation: bool) -> None:
+    store, begun = AnswerlessStore(), list[str]()
+
+    async def noted(run: Run) -> Ending:
+        begun.append(run.record.id)
+        return await at_once(run)
+
+    async with running(noted, store=store, policy=ONCE) as runtime:
+        task = await lose_claim(runtime, store, at_creation=at_creation)
+        await settle()
+        assert begun == []
+        store.is_away = False
+        await runtime.janitor.sweep()
+        assert (await until_final(runtime, task)).status is TaskStatus.COMPLETED
+    assert begun == [task.id]
+
+
+async def test_a_task_whose_claim_got_no_answer_is_not_interrupted_when_the_lease_was_lost() -> None:
+    store = AnswerlessStore()
+    async with running(at_once, store=store, policy=ONCE) as runtime:
+        task = await lose_claim(runtime, store, at_creation=True)
+        store.is_away = False
+        await runtime.janitor.take_up()
+        assert (await until_final(runtime, task)).status is TaskStatus.COMPLETED
+
+
+@simulated
+async def test_a_task_whose_claim_came_to_nothing_is_left_to_the_process_that_claimed_it() -> None:
+    store = AnswerlessStore()
+    store.keeps_claim = False
+    async with running(never_ending, store=store, policy=ONCE) as runtime:
+        task = await lose_claim(runtime, store, at_creation=False)
+        store.is_away = False
+        elsewhere = await runtime.changes.change(task, RunStarted(worker="another"), actor=ANOTHER)
+        await time_passes(10)
+        assert await as_of_now(runtime, task) == elsewhere
 
 
 # Before anybody was told

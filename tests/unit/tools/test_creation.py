@@ -20,6 +20,7 @@ from harness.waiting import eventually
 from mcp_tasks.core import JsonObject, TaskRecord, TaskStatus
 from mcp_tasks.core.actor import NOBODY
 from mcp_tasks.core.json_bytes import decode_json
+from mcp_tasks.core.record import Outcome
 from mcp_tasks.errors import StoreUnavailable
 from mcp_tasks.protocol.errors import RpcError
 from mcp_tasks.runtime import TaskRuntime
@@ -249,6 +250,7 @@ class MoodyStore(MemoryStore):
     def __init__(self) -> None:
         super().__init__()
         self.reads_fail = False
+        self.outcomes_fail = False
         self.writes_fail = False
         self.failures = 0
 
@@ -257,6 +259,11 @@ class MoodyStore(MemoryStore):
             self.failures += 1
             raise StoreUnavailable("not now")
         return await super().get(task_id)
+
+    async def outcome(self, task_id: str) -> Outcome | None:
+        if self.outcomes_fail:
+            raise StoreUnavailable("not now")
+        return await super().outcome(task_id)
 
     async def save(self, record: TaskRecord, **options: Any) -> TaskRecord:
         if self.writes_fail:
@@ -278,6 +285,15 @@ async def test_a_caller_may_go_away_while_the_store_is_out_of_order() -> None:
         [record] = await all_tasks(runtime)
         gate.opened.set()
         await until_status(runtime, record.id, TaskStatus.CANCELLED)
+
+
+async def test_a_call_whose_result_cannot_be_read_may_have_been_made() -> None:
+    store = MoodyStore()
+    async with running_tools(furnished(), store=store) as runtime:
+        store.outcomes_fail = True
+        with pytest.raises(StoreUnavailable) as failed:
+            await call(runtime, "ends", grace=LONG)
+    assert failed.value.may_have_happened
 
 
 async def test_a_caller_that_goes_away_within_the_grace_leaves_the_task() -> None:

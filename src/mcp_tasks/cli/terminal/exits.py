@@ -112,7 +112,7 @@ def problem_of(exc: BaseException) -> Problem:
             what = f"the {noun} did not end within {exc.seconds:.15g} s{WHAT_BECAME[exc.fate]}"
         case CallLost():
             made = "may have been made" if exc.may_have_run else "was not made"
-            code, what = Exit.UNREACHABLE, f"the server went away: {exc.message}. The call {made}"
+            code, what = Exit.UNREACHABLE, f"the call got no answer: {exc.message}. It {made}"
         case MCPError():
             gone = exc.code in (CONNECTION_CLOSED, REQUEST_TIMEOUT, ACCESS_REFUSED)
             code, what = Exit.UNREACHABLE if gone else Exit.FAILED, f"the server answers: {exc}"

@@ -18,7 +18,7 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
 
 from mcp_tasks.errors import StoreError, UsageError
-from mcp_tasks.stores.postgres.failures import is_collision, is_lost, translate
+from mcp_tasks.stores.postgres.failures import is_collision, is_lost, is_unanswered, translate
 from mcp_tasks.stores.postgres.pool_log import POOL_NAME, Pooled, keep_pools_quiet
 
 T = TypeVar("T")
@@ -158,8 +158,11 @@ class Database:
         await asyncio.gather(*self._discarding)
         await pool.close()
 
-    async def run(self, work: Callable[[Session], Awaitable[T]]) -> T:
+    async def run(self, work: Callable[[Session], Awaitable[T]], *, writes: bool = True) -> T:
         """Do the work on a connection; if that breaks, on another, for as long as the patience lasts.
+
+        Args:
+            writes: Whether it changes something.
 
         Raises:
             StoreError: It could not be done, or the work raised it.
@@ -167,33 +170,37 @@ class Database:
         pool = self._opened()
         self._at_work += 1
         try:
-            return await self._persist(pool, work)
+            return await self._persist(pool, work, writes=writes)
         finally:
             self._at_work -= 1
             if not self._at_work:
                 self._at_rest.set()
 
-    async def rows(self, sql: bytes, values: dict[str, Any]) -> Sequence[Row]:
+    async def rows(self, sql: bytes, values: dict[str, Any], *, writes: bool = False) -> Sequence[Row]:
         """The rows of a statement that only reads, or that may run twice."""
-        return await self.run(lambda session: session.rows(sql, values))
+        return await self.run(lambda session: session.rows(sql, values), writes=writes)
 
     def _opened(self) -> AsyncConnectionPool[Connection]:
         if self._pool is None:
             raise UsageError(f"the store {self.place} is not open: `await store.open()` comes first")
         return self._pool
 
-    async def _persist(self, pool: AsyncConnectionPool[Connection], work: Callable[[Session], Awaitable[T]]) -> T:
+    async def _persist(
+        self, pool: AsyncConnectionPool[Connection], work: Callable[[Session], Awaitable[T]], *, writes: bool
+    ) -> T:
         deadline = asyncio.get_running_loop().time() + self._patience
-        again = False
+        again = may_have_happened = False
         while True:
             try:
                 return await self._attempt(pool, work, again, deadline)
             except StoreError:
                 raise
             except Exception as exc:
+                # What a later attempt is told says nothing of an earlier one whose answer was lost.
+                may_have_happened = may_have_happened or (writes and is_unanswered(exc))
                 passes = is_lost(exc) or is_collision(exc)
                 if not passes or asyncio.get_running_loop().time() >= deadline:
-                    raise translate(exc, self.place) from exc
+                    raise translate(exc, self.place, may_have_happened=may_have_happened) from exc
                 again = again or is_lost(exc)
 
     async def _attempt(

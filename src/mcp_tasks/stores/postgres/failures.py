@@ -5,7 +5,7 @@ No message of ours holds the URL: there is a password in it.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, cast
 
 import psycopg
 from psycopg_pool import PoolTimeout, TooManyRequests
@@ -14,6 +14,10 @@ from mcp_tasks.errors import EncryptionMismatch, StoreCorrupt, StoreError, Store
 
 _LOST: Final = ("08", "57P01", "57P02", "57P03", "57P05")
 """The connection is gone, or the server is going or coming."""
+
+_UNANSWERED: Final = ("08", "57P01", "57P02")
+"""The server ended the connection under the statement, which may be committed: a shutdown also ends the wait for a
+standby, and that comes after the commit."""
 
 _COLLISION: Final = ("40",)
 """Two transactions were in each other's way, and this one was rolled back."""
@@ -27,13 +31,30 @@ def is_lost(exc: Exception) -> bool:
     return exc.sqlstate is None or exc.sqlstate.startswith(_LOST)
 
 
+def is_unanswered(exc: Exception) -> bool:
+    """Whether a statement was sent and no answer came: the server may have carried it out."""
+    if isinstance(exc, PoolTimeout | TooManyRequests):
+        return False
+    if isinstance(exc, TimeoutError):
+        # Given up here. The server was not told, and may still be at it.
+        return True
+    return is_lost(exc) and (cast(psycopg.Error, exc).sqlstate or "08").startswith(_UNANSWERED)
+
+
 def is_collision(exc: Exception) -> bool:
     """Whether the same once more will probably do."""
     return isinstance(exc, psycopg.Error) and (exc.sqlstate or "").startswith(_COLLISION)
 
 
-def translate(exc: Exception, place: str) -> StoreError:
+def translate(exc: Exception, place: str, *, may_have_happened: bool = False) -> StoreError:
     """What an exception means for the caller. Raise it `from exc`."""
+    error = _translated(exc, place)
+    if isinstance(error, StoreUnavailable):
+        error.may_have_happened = may_have_happened
+    return error
+
+
+def _translated(exc: Exception, place: str) -> StoreError:
     if isinstance(exc, PoolTimeout | TooManyRequests):
         return StoreUnavailable(
             f"{place} gave no connection in time: it cannot be reached, or all connections are busy. Look whether the "

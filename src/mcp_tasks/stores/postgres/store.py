@@ -163,7 +163,7 @@ class PostgresStore(Inspecting):
         if new.is_spent:
             raise KeySpent
         if new.exists:
-            return made_before(await self.get(record.id), record)
+            return await made_before(self.get, record)
         return record if new.standing is None else self._record(*new.standing)
 
     async def save(
@@ -288,7 +288,7 @@ class PostgresStore(Inspecting):
 
     async def hand_back(self, task_id: str) -> None:
         """The task waits for `hand_out` again, if it is queued."""
-        await self._database.rows(writes.HAND_BACK, {"id": to_text(task_id)})
+        await self._database.rows(writes.HAND_BACK, {"id": to_text(task_id)}, writes=True)
 
     async def backlog(self, namespace: str, now: datetime) -> Mapping[str, Backlog]:
         """What waits in each queue of the namespace that has something waiting."""
@@ -318,7 +318,7 @@ class PostgresStore(Inspecting):
 
     async def forget_expired(self, now: datetime, *, limit: int, records: bool = False) -> Sequence[Forgotten]:
         """Forget tasks whose time after the end is over, longest overdue first. One round trip."""
-        rows = await self._database.rows(*writes.forget_expired(now, limit=limit, states=records))
+        rows = await self._database.rows(*writes.forget_expired(now, limit=limit, states=records), writes=True)
         return [
             Forgotten(from_text(row[0]), version, if_readable(self._record, *row) if records else None)
             for version, *row in rows
@@ -331,7 +331,8 @@ class PostgresStore(Inspecting):
 
     async def heartbeat(self, worker: str, *, namespace: str) -> None:
         """Renew the lease of `worker`."""
-        await self._pulse.rows(writes.BEAT, {"worker": to_text(worker), "namespace": to_text(namespace)})
+        values = {"worker": to_text(worker), "namespace": to_text(namespace)}
+        await self._pulse.rows(writes.BEAT, values, writes=True)
 
     async def workers(self, namespace: str) -> dict[str, int]:
         """Every worker that beats for the namespace or has a task in it, and how often it has beaten."""
@@ -340,7 +341,7 @@ class PostgresStore(Inspecting):
 
     async def retire(self, worker: str) -> None:
         """Forget the heartbeat of `worker`."""
-        await self._database.rows(writes.RETIRE, {"worker": to_text(worker)})
+        await self._database.rows(writes.RETIRE, {"worker": to_text(worker)}, writes=True)
 
     async def note(self, namespace: str, name: str) -> bytes | None:
         """The note of this name that the server has, or None."""

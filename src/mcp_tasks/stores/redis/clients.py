@@ -8,17 +8,32 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final
 
 from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio.connection import AbstractConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from mcp_tasks.stores.redis.address import at, driver_url
+from mcp_tasks.stores.redis.errors import NotConnected, is_unanswered
 from mcp_tasks.stores.redis.packing import packing
 
 WAIT_FOR_CONNECTION: Final = 30.0
 """Seconds that a call waits for one of the connections while all are in use."""
+
+
+class _Pool(BlockingConnectionPool):
+    """Connections whose failures to be made are told apart from those that break under a request."""
+
+    async def get_connection(self, *args: Any, **options: Any) -> AbstractConnection:
+        """A connection, ready to be used."""
+        try:
+            return await super().get_connection(*args, **options)
+        except Exception as exc:
+            if is_unanswered(exc):
+                raise NotConnected(str(exc)) from exc
+            raise
 
 
 class Clients:
@@ -43,7 +58,7 @@ class Clients:
 
     def new(self, max_connections: int) -> Redis:
         """A client with connections of its own. It repeats nothing by itself, and answers with bytes."""
-        pool = BlockingConnectionPool.from_url(
+        pool = _Pool.from_url(
             self._url,
             max_connections=max_connections,
             timeout=WAIT_FOR_CONNECTION,

@@ -19,8 +19,8 @@ from redis.exceptions import MovedError, NoScriptError
 from mcp_tasks.errors import UsageError
 from mcp_tasks.stores.redis.address import shown
 from mcp_tasks.stores.redis.clients import Clients
-from mcp_tasks.stores.redis.errors import is_driver_error, is_passing, translate
-from mcp_tasks.stores.redis.scripts import script
+from mcp_tasks.stores.redis.errors import is_driver_error, is_passing, is_unanswered, translate
+from mcp_tasks.stores.redis.scripts import WRITES, script
 
 Argument: TypeAlias = bytes | str | int
 
@@ -67,12 +67,12 @@ class Connection:
             await self.clients.close(client)
 
     async def call(self, *command: Argument) -> Any:
-        """What one command answers.
+        """What one command answers. It only reads, or does the same each time.
 
         Raises:
             StoreError: It cannot be had.
         """
-        return await self._attempt(lambda client, _: _execute(client, *command))
+        return await self._attempt(lambda client, _: _execute(client, *command), writes=False)
 
     async def run(self, name: str, *arguments: Argument, again: bool = False) -> Any:
         """What a script answers. With `again`, one more argument says whether it may have been run before.
@@ -90,37 +90,38 @@ class Connection:
                 self.round_trips += 1
                 return await _execute(client, "EVAL", wanted.text, *rest)
 
-        return await self._attempt(attempt)
+        return await self._attempt(attempt, writes=name in WRITES)
 
-    async def _attempt(self, act: Callable[[Redis, int], Awaitable[Any]]) -> Any:
+    async def _attempt(self, act: Callable[[Redis, int], Awaitable[Any]], *, writes: bool) -> Any:
         if not self._is_open:
             raise UsageError(f"the store {self.place} is not open: `await store.open()` comes first")
         self._under_way += 1
         self._idle.clear()
         try:
-            return await self._with_patience(act)
-        except Exception as exc:
-            if is_driver_error(exc):
-                raise translate(exc, self.place) from exc
-            raise
+            return await self._with_patience(act, writes=writes)
         finally:
             self._under_way -= 1
             if not self._under_way:
                 self._idle.set()
 
-    async def _with_patience(self, act: Callable[[Redis, int], Awaitable[Any]]) -> Any:
+    async def _with_patience(self, act: Callable[[Redis, int], Awaitable[Any]], *, writes: bool) -> Any:
         began = time.monotonic()
+        may_have_happened = False
         for number, pause in enumerate((*PAUSES, None)):
             client = cast(Redis, self.clients.current)
             self.round_trips += 1
             try:
                 return await act(client, number)
             except Exception as exc:
+                if not is_driver_error(exc):
+                    raise
+                # What a later attempt is told says nothing of an earlier one whose answer was lost.
+                may_have_happened = may_have_happened or (writes and is_unanswered(exc))
                 # At least twice: to a server that was restarted all connections are broken, and a write that was sent
                 # must be asked about.
                 is_late = number > 0 and time.monotonic() - began > self.clients.timeout
                 if pause is None or is_late or not is_passing(exc):
-                    raise
+                    raise translate(exc, self.place, may_have_happened=may_have_happened) from exc
                 self._turn_elsewhere(client, exc)
             await asyncio.sleep(pause)
         raise AssertionError("the last attempt returns or raises")

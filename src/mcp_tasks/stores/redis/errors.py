@@ -16,6 +16,17 @@ _MOVING: Final = (driver.MovedError, driver.TryAgainError, driver.ClusterDownErr
 _FAULTS: Final = (driver.RedisError, OSError)
 
 
+class NotConnected(driver.ConnectionError):
+    """No connection could be had, so no request was sent."""
+
+
+def is_unanswered(exc: Exception) -> bool:
+    """Whether a request was sent and no answer came: the server may have carried it out."""
+    # The driver has these as errors of the connection too, but the server sent them.
+    answered = (*_REFUSED, driver.BusyLoadingError)
+    return isinstance(exc, (*NOT_REACHED, driver.InvalidResponse)) and not isinstance(exc, (NotConnected, *answered))
+
+
 def is_passing(exc: Exception) -> bool:
     """Whether another attempt, at once or a little later, may well do better."""
     if isinstance(exc, _REFUSED):
@@ -24,13 +35,21 @@ def is_passing(exc: Exception) -> bool:
     return isinstance(exc, (*NOT_REACHED, driver.BusyLoadingError, *_MOVING))
 
 
-def translate(exc: Exception, place: str) -> StoreError:
+def translate(exc: Exception, place: str, *, may_have_happened: bool) -> StoreError:
     """What a driver's exception means for the caller. Raise it `from exc`."""
+    error = _translated(exc, place)
+    if isinstance(error, StoreUnavailable):
+        error.may_have_happened = may_have_happened
+    return error
+
+
+def _translated(exc: Exception, place: str) -> StoreError:
     said = f"{getattr(exc, 'status_code', None) or ''} {exc}".strip()
     for words, (kind, meaning) in _MEANINGS.items():
         if words in said:
             return kind(f"{place} {meaning} ({said})")
-    if isinstance(exc, driver.TimeoutError | TimeoutError):
+    reason = exc.__cause__ if isinstance(exc, NotConnected) else exc
+    if isinstance(reason, driver.TimeoutError | TimeoutError):
         return StoreUnavailable(f"{place} did not answer in time; it is tried again by whoever needs it. ({said})")
     if isinstance(exc, NOT_REACHED):
         return StoreUnavailable(

@@ -26,6 +26,14 @@ _NEEDED: Final[Mapping[str, Sequence[str]]] = {
 }
 """What a script needs before its own file. Not more: a server reads all of it each time."""
 
+WRITES: Final = frozenset(
+    {
+        *("create", "save", "set_note", "delete", "forget_expired", "hand_out", "hand_back", "heartbeat", "retire"),
+        *("layout", "reseal"),
+    }
+)
+"""The scripts that change something."""
+
 
 @dataclass(frozen=True, slots=True)
 class Script:

@@ -40,7 +40,7 @@ from mcp_tasks.core.json_bytes import LARGE
 from mcp_tasks.core.record import Outcome, TaskRecord, TaskRequest
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.core.values import check_instance, check_number, check_text
-from mcp_tasks.errors import SHOWN_OF_AN_ID, InvalidOption, TaskExists, TaskUnreadable
+from mcp_tasks.errors import SHOWN_OF_AN_ID, InvalidOption, StoreUnavailable, TaskExists, TaskUnreadable
 from mcp_tasks.stores.base import Forgotten, IdPage, Owners, Page, Whose
 from mcp_tasks.stores.codec import Codec
 from mcp_tasks.stores.columns import earliest, to_micros
@@ -162,7 +162,7 @@ class RedisStore(Inspecting):
                 handing=handing,
             )
         except TaskExists:
-            return made_before(await self.get(record.id), record)
+            return await made_before(self.get, record)
         return record if standing is None else self._record(*standing)
 
     async def save(
@@ -351,12 +351,19 @@ class RedisStore(Inspecting):
     async def set_note(self, namespace: str, name: str, value: bytes, *, expected: bytes | None) -> bool:
         """Keep a note if what is there is `expected`."""
         encoded = self._codec.encode_note(namespace, name, value)
+        was_sent = False
         while True:
             # By what it says, which only this side can read: encrypted bytes differ each time, whatever is in them.
-            seen = await self._reads.note(namespace, name)
+            try:
+                seen = await self._reads.note(namespace, name)
+            except StoreUnavailable as exc:
+                # Another note was there than was seen, which may be this one, kept by an attempt without an answer.
+                exc.may_have_happened = was_sent
+                raise
             found = None if seen is None else self._codec.decode_note(namespace, name, seen)
             if found != expected:
                 return found == value
+            was_sent = True
             if await self._writes.set_note(names.name("note", namespace, name), encoded, seen=seen):
                 return True
 

@@ -110,6 +110,11 @@ def is_busy(exc: sqlite3.Error) -> bool:
     return _errorname(exc).startswith(("SQLITE_BUSY", "SQLITE_LOCKED"))
 
 
+def is_disk_full(exc: Exception) -> bool:
+    """Whether there is no room for what was to be written."""
+    return _errorname(exc) == "SQLITE_FULL"
+
+
 def translate(exc: Exception, path: Path) -> StoreError:
     """What a driver's exception means for the caller. Raise it `from exc`."""
     if isinstance(exc, _NOT_STORABLE):

@@ -15,8 +15,8 @@ Weaknesses:
 - One writer at a time, over all processes. Several processes may write, but they queue for the lock.
 - Other processes hear of a change by polling (`notifier.py`).
 - The file must not be moved or deleted while it is open: SQLite would go on writing into what was removed.
-- If the sync of a commit fails, its callers are told that nothing was written. Should the machine die right
-  then, SQLite may find that commit complete when it recovers.
+- If the sync of a commit fails, its callers are told that it may have happened. Nothing of it can be seen, but
+  should all processes die right then, SQLite may find that commit complete when it recovers.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class SqliteStore(Inspecting):
         if handing is not None:
             handing.handed = created.handed
         if created.exists:
-            return made_before(await self.get(record.id), record)
+            return await made_before(self.get, record)
         return record if created.standing is None else self._record(*created.standing)
 
     async def save(

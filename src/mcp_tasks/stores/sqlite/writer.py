@@ -11,8 +11,10 @@ Rules of this file:
 1. An operation reports its own outcome (a conflict, an id that is taken) as a value; the others in its batch
    do not notice.
 2. When the disk or a lock fails a batch, it is rolled back, each of its callers gets `StoreUnavailable`, and the
-   thread goes on with the next batch. When a value cannot be kept, who brought it gets `ValueNotStorable`, and the
-   others are written without it.
+   thread goes on with the next batch. A commit that fails may have happened: its last page may be in the WAL although
+   the sync failed, and SQLite finds the commit complete if it recovers the WAL after a crash. A commit that fails
+   because the disk is full has not happened: its last page is not there. When a value cannot be kept, its caller gets
+   `ValueNotStorable`, and the others are written without it.
 3. A caller that was cancelled while it waited is skipped; its operation may still have been written.
 """
 
@@ -29,8 +31,8 @@ from typing import Any, TypeAlias, TypeVar
 
 from anyio import to_thread
 
-from mcp_tasks.errors import StoreError
-from mcp_tasks.stores.sqlite.connection import retry_while_busy, translate
+from mcp_tasks.errors import StoreError, StoreUnavailable
+from mcp_tasks.stores.sqlite.connection import is_disk_full, retry_while_busy, translate
 
 T = TypeVar("T")
 
@@ -65,6 +67,7 @@ class Writer:
         self._gathered: dict[asyncio.AbstractEventLoop, list[_Waiting]] = {}
         self._queue: SimpleQueue[Sequence[_Waiting] | None] = SimpleQueue()
         self._batches = 0
+        self._is_committing = False
         # A daemon: a program that forgets `close` must still end. What was acknowledged is on disk.
         self._thread = Thread(target=self._serve, name="mcp-tasks-sqlite-writer", daemon=True)
         self._thread.start()
@@ -128,18 +131,22 @@ class Writer:
         try:
             return self._transact(batch)
         except Exception as exc:
+            may_have_happened = self._is_committing and not is_disk_full(exc)
             self._roll_back()
             if len(batch) > 1 and not isinstance(exc, sqlite3.OperationalError):
                 # Not the disk, not a lock: a value that cannot be bound. Who brought it fails alone.
                 return [outcome for waiting in batch for outcome in self._write([waiting])]
-            return [_failure(exc, self._path) for _ in batch]
+            return [_failure(exc, self._path, may_have_happened=may_have_happened) for _ in batch]
 
     def _transact(self, batch: Sequence[_Waiting]) -> Sequence[_Outcome]:
         cursor = self._cursor
+        self._is_committing = False
         retry_while_busy(lambda: cursor.execute("BEGIN IMMEDIATE"), patience=self._patience)
         # The number is taken under the write lock, so numbers become visible in their order.
         cursor.execute("UPDATE meta SET seq = seq + 1")
         outcomes = [operation(cursor) for operation, _ in batch]
+        # Nobody else has the lock, so this is not refused for one: SQLite promises that after BEGIN IMMEDIATE.
+        self._is_committing = True
         cursor.execute("COMMIT")
         return outcomes
 
@@ -177,8 +184,10 @@ def _resolve(settled: Sequence[tuple[asyncio.Future[Any], _Outcome]]) -> None:
             written.set_result(outcome)
 
 
-def _failure(exc: Exception, path: Path) -> StoreError:
+def _failure(exc: Exception, path: Path, *, may_have_happened: bool) -> StoreError:
     # One exception for each caller: a shared one would collect all their tracebacks.
     error = translate(exc, path)
+    if isinstance(error, StoreUnavailable):
+        error.may_have_happened = may_have_happened
     error.__cause__ = exc
     return error
