@@ -5,7 +5,6 @@ A record is a value. Nothing changes one; `mcp_tasks.core.machine.apply` makes t
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime, timedelta
@@ -94,11 +93,6 @@ class WriteId:
 
     writer: str
     number: int = 0
-
-    @classmethod
-    def new(cls, *, run: bool = False) -> WriteId:
-        """An id for one change, or for the claim with which a run begins."""
-        return cls(secrets.token_urlsafe(6), int(run))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

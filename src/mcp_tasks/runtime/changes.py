@@ -22,6 +22,7 @@ from mcp_tasks.errors import KeyTaken, StaleRun, StoreUnavailable, TaskUnreadabl
 from mcp_tasks.runtime.observing import Observed, Observers, TaskChange
 from mcp_tasks.stores.base import Hint, Store
 from mcp_tasks.stores.hints import HintFan, Inbox
+from mcp_tasks.stores.repeats import new_write_id
 from mcp_tasks.stores.shares import Handing, WorkLimits
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ class Changes:
             KeyTaken: Under the idempotency key of a client stands another call.
             KeySpent: What stood there is gone, and the key is not free yet.
         """
-        record = record.written(write or WriteId.new())
+        record = record.written(write or new_write_id())
         history = _apply(record, events, record.created_at)
         ended = [] if ending is None else _apply(history[-1], ending.events, self._now())
         kept: dict[str, Any] = {} if ending is None else {"outcome": ending.outcome}
@@ -152,7 +153,7 @@ class Changes:
         history = _apply(record, events, self._now())
         changed = history[-1]
         if changed is not record:
-            write = write or WriteId.new()
+            write = write or new_write_id()
             written = changed.written(write)
             history = [written if each is changed else each for each in history]
             self._being_written[record.id] = changed.version
@@ -199,7 +200,7 @@ class Changes:
             TransitionRefused: The events do not fit the task as it is by now.
             UnknownTask: The task is gone.
         """
-        write = write or WriteId.new()
+        write = write or new_write_id()
         while not record.has(write):
             try:
                 return await self.swap(record, *events, actor=actor, entries=entries, outcome=outcome, write=write)

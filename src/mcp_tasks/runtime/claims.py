@@ -42,6 +42,7 @@ from mcp_tasks.runtime.policy import ToolPolicy
 from mcp_tasks.runtime.replay import Replay, version_entry
 from mcp_tasks.runtime.run import Run
 from mcp_tasks.runtime.trials import Trials
+from mcp_tasks.stores.repeats import new_write_id
 from mcp_tasks.stores.together import ReadsTogether
 
 if TYPE_CHECKING:
@@ -219,7 +220,7 @@ class Claims:
             actor=self._actor,
             entries=entries,
             limits=dispatch.limits(policy),
-            write=WriteId.new(run=True),
+            write=new_write_id(run=True),
         )
         try:
             claimed = await self._confirmed(record.id, swap)

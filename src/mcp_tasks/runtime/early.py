@@ -26,6 +26,7 @@ from mcp_tasks.engines.base import ReservedSlot, ReservesSlots
 from mcp_tasks.errors import ValueNotStorable
 from mcp_tasks.quiet import shielded
 from mcp_tasks.runtime.policy import ToolPolicy
+from mcp_tasks.stores.repeats import new_write_id
 
 if TYPE_CHECKING:
     from mcp_tasks.runtime.ending import Ending
@@ -169,7 +170,7 @@ class EarlyStart:
         The run writes it, and not the caller: one that is cancelled meanwhile would leave it in between.
         """
         started = RunStarted(worker=self._runtime.worker, tool_version=policy.version)
-        write = WriteId.new(run=True)
+        write = new_write_id(run=True)
         unwritten = Unwritten(record, request, started, partial(create, write=write))
         claims = self._runtime.claims
         claims.add_made(apply(record, started, record.created_at).written(write), request, policy, unwritten)

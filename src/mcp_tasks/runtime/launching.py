@@ -14,11 +14,12 @@ from mcp_tasks.core.actor import Actor
 from mcp_tasks.core.events import RunReleased, RunStarted
 from mcp_tasks.core.json_bytes import rough_size
 from mcp_tasks.core.pacing import is_expired
-from mcp_tasks.core.record import TaskRecord, TaskRequest, WriteId
+from mcp_tasks.core.record import TaskRecord, TaskRequest
 from mcp_tasks.engines.base import ReservedSlot, ReservesSlots
 from mcp_tasks.errors import KeyTaken, LimitExceeded, OwnerRequired, StoreUnavailable
 from mcp_tasks.runtime.policy import ToolPolicy
 from mcp_tasks.stores.inspecting import FindsKeys
+from mcp_tasks.stores.repeats import new_write_id
 
 if TYPE_CHECKING:
     from mcp_tasks.runtime.runtime import TaskRuntime
@@ -183,7 +184,7 @@ class Launching:
         create: Callable[..., Awaitable[TaskRecord]],
     ) -> TaskRecord:
         runtime = self._runtime
-        started, write = RunStarted(worker=runtime.worker, tool_version=policy.version), WriteId.new(run=True)
+        started, write = RunStarted(worker=runtime.worker, tool_version=policy.version), new_write_id(run=True)
         created = record
         try:
             # Shielded: a request that is given up now would leave a task that is ours, and that we do not run.

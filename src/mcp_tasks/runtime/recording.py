@@ -28,6 +28,7 @@ from mcp_tasks.runtime.late_writes import Write
 from mcp_tasks.runtime.life import State
 from mcp_tasks.runtime.replay import GIVEN_UP, Place, Replay, ResultId, done_entry
 from mcp_tasks.runtime.uncancelled import uncancelled
+from mcp_tasks.stores.repeats import new_write_id
 
 if TYPE_CHECKING:
     from mcp_tasks.runtime.host import Host
@@ -273,7 +274,7 @@ class Recording:
             version=known.version + 1,
             status=TaskStatus.INPUT_REQUIRED if asked else TaskStatus.WORKING,
             inputs=replace(known.inputs, outstanding=asked),
-        ).written(WriteId.new())
+        ).written(new_write_id())
         restored = await self._host.changes.restore(lost, expected=stored.version, entries=entries)
         # Entries have other numbers now.
         self._replay.read_up_to = 0
@@ -298,7 +299,7 @@ class Recording:
             self._kept.append((write.id.number, now + KEPT_FOR, write.entries))
 
     def _next_id(self) -> WriteId:
-        last = self._last or next((each for each in self._run.record.writes if each.number), WriteId.new(run=True))
+        last = self._last or next((each for each in self._run.record.writes if each.number), new_write_id(run=True))
         return WriteId(last.writer, last.number + 1)
 
     async def _write_task(self, unwritten: Unwritten, ending: Write | None = None) -> TaskRecord | None:

@@ -1,14 +1,20 @@
-"""Recognising a write that is repeated because the answer to an earlier attempt was lost."""
+"""Write ids, and recognising a write that is repeated because the answer to an earlier attempt was lost."""
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Awaitable, Callable
 from typing import TypeAlias
 
-from mcp_tasks.core.record import OTHER_WRITES, TaskRecord
+from mcp_tasks.core.record import OTHER_WRITES, TaskRecord, WriteId
 from mcp_tasks.errors import StoreUnavailable, TaskExists, VersionConflict, short_id
 
 Get: TypeAlias = Callable[[str], Awaitable[TaskRecord | None]]
+
+
+def new_write_id(*, run: bool = False) -> WriteId:
+    """An id for one change, or for the claim with which a run begins."""
+    return WriteId(secrets.token_urlsafe(6), int(run))
 
 
 async def made_before(get: Get, record: TaskRecord) -> TaskRecord:

@@ -13,6 +13,7 @@ from mcp_tasks.core.record import OTHER_WRITES, Outcome, TaskRecord, WriteId
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.errors import StoreUnavailable, TaskExists, VersionConflict
 from mcp_tasks.stores.base import Store
+from mcp_tasks.stores.repeats import new_write_id
 from mcp_tasks.stores.shares import Handing, Share, WorkLimits
 from mcp_tasks.testing._store_tests import REQUEST, StoreTests, entries_of
 from mcp_tasks.testing.clock import NOON
@@ -41,7 +42,7 @@ async def lost_and_repeated(lossy: Lossy, act: Callable[[], Awaitable[T]]) -> T:
 
 def new(**fields: object) -> TaskRecord:
     """A queued task with the write id of its creation."""
-    return make_record(**fields).written(WriteId.new())
+    return make_record(**fields).written(new_write_id())
 
 
 def following(record: TaskRecord, write: WriteId, **changes: object) -> TaskRecord:
@@ -52,7 +53,7 @@ def following(record: TaskRecord, write: WriteId, **changes: object) -> TaskReco
 async def others_write(store: Store, record: TaskRecord, times: int) -> TaskRecord:
     """So many writes of others."""
     for _ in range(times):
-        record = await store.save(following(record, WriteId.new()), expected=record.version)
+        record = await store.save(following(record, new_write_id()), expected=record.version)
     return record
 
 
@@ -75,7 +76,7 @@ class RepeatTests(StoreTests):
     async def test_a_creation_is_answered_with_the_task_as_it_is_by_then(self, store: Store) -> None:
         record = new()
         await store.create(record, REQUEST)
-        claimed = await store.save(following(record, WriteId.new(run=True), worker="w", attempt=1), expected=1)
+        claimed = await store.save(following(record, new_write_id(run=True), worker="w", attempt=1), expected=1)
         assert await store.create(record, REQUEST) == claimed
 
     async def test_another_task_of_the_same_id_is_refused(self, store: Store) -> None:
@@ -87,7 +88,7 @@ class RepeatTests(StoreTests):
     async def test_a_creation_that_cannot_be_recognised_any_more_may_have_happened(self, store: Store) -> None:
         record = new()
         await store.create(record, REQUEST)
-        claimed = await store.save(following(record, WriteId.new(run=True), worker="w", attempt=1), expected=1)
+        claimed = await store.save(following(record, new_write_id(run=True), worker="w", attempt=1), expected=1)
         await others_write(store, claimed, OTHER_WRITES)
         with pytest.raises(StoreUnavailable) as unknown:
             await store.create(record, REQUEST)
@@ -96,7 +97,7 @@ class RepeatTests(StoreTests):
     async def test_a_change_is_made_once(self, lossy: Lossy) -> None:
         store, _ = lossy
         record = await store.create(new(), REQUEST)
-        ended = following(record, WriteId.new(), status=TaskStatus.COMPLETED, finished_at=NOON)
+        ended = following(record, new_write_id(), status=TaskStatus.COMPLETED, finished_at=NOON)
         saved = await lost_and_repeated(lossy, lambda: store.save(ended, expected=1, entries=[ENTRY], outcome=RESULT))
         assert saved == await store.get(record.id) == ended
         assert await entries_of(store, record.id) == [ENTRY]
@@ -104,13 +105,13 @@ class RepeatTests(StoreTests):
     async def test_a_claim_is_made_once_and_takes_one_place(self, lossy: Lossy) -> None:
         store, _ = lossy
         record = await store.create(new(), REQUEST)
-        claimed = following(record, WriteId.new(run=True), worker="w", attempt=1)
+        claimed = following(record, new_write_id(run=True), worker="w", attempt=1)
         limits = WorkLimits(tool=1, owner=1)
         assert await lost_and_repeated(lossy, lambda: store.save(claimed, expected=1, limits=limits)) == claimed
 
     async def test_a_write_of_a_run_is_recognised_however_many_others_follow(self, store: Store) -> None:
         record = await store.create(new(), REQUEST)
-        run = WriteId.new(run=True)
+        run = new_write_id(run=True)
         claimed = await store.save(following(record, run, worker="w", attempt=1), expected=1)
         step = following(claimed, WriteId(run.writer, 2))
         current = await others_write(store, await store.save(step, expected=2, entries=[ENTRY]), OTHER_WRITES * 3)
@@ -121,12 +122,12 @@ class RepeatTests(StoreTests):
         record = await store.create(new(), REQUEST)
         current = await others_write(store, record, 1)
         with pytest.raises(VersionConflict) as conflict:
-            await store.save(following(record, WriteId.new()), expected=1)
+            await store.save(following(record, new_write_id()), expected=1)
         assert conflict.value.current == current
 
     async def test_ids_of_writes_take_little_room(self, store: Store) -> None:
         record = await store.create(new(), REQUEST)
-        run = WriteId(WriteId.new().writer, 9_999_999)
+        run = WriteId(new_write_id().writer, 9_999_999)
         claimed = await store.save(following(record, run, worker="w", attempt=1), expected=1)
         current = await others_write(store, claimed, 20)
         assert sum(len(write.writer) + len(str(write.number or "")) for write in current.writes) <= 64

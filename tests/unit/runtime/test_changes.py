@@ -9,11 +9,11 @@ import pytest
 
 from mcp_tasks.core import TaskRecord
 from mcp_tasks.core.events import TaskCancelled, TaskCreated
-from mcp_tasks.core.record import WriteId
 from mcp_tasks.errors import StoreUnavailable
 from mcp_tasks.runtime import Ending, Run, TaskChange, changes
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.stores.base import Hint
+from mcp_tasks.stores.repeats import new_write_id
 from tests.unit.running import CLIENT, create, ok, running
 
 pytestmark = pytest.mark.anyio
@@ -59,7 +59,7 @@ class Unanswered(MemoryStore):
 async def test_observers_hear_once_of_a_change_whose_answer_was_lost(*, seen: bool) -> None:
     told: list[TaskChange] = []
     async with running(at_once, store=Unanswered(), runs_tools=False, observers=[told.append]) as runtime:
-        task, write = await create(runtime), WriteId.new()
+        task, write = await create(runtime), new_write_id()
         cancel = partial(runtime.changes.change, actor=CLIENT, write=write)
         with pytest.raises(StoreUnavailable):
             await cancel(task, TaskCancelled(reason="enough"))

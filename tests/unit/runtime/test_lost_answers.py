@@ -14,10 +14,10 @@ import anyio
 import pytest
 
 from mcp_tasks.core import InputAnswered, JournalEntry, TaskRecord, TaskRequest, TaskStatus, apply
-from mcp_tasks.core.record import WriteId
 from mcp_tasks.errors import StoreUnavailable
 from mcp_tasks.runtime import Ending, Run, TaskRuntime, ToolPolicy
 from mcp_tasks.stores import MemoryStore
+from mcp_tasks.stores.repeats import new_write_id
 from tests.unit.running import (
     ONCE,
     RERUN,
@@ -65,7 +65,7 @@ class LossyStore(MemoryStore):
         """Another process, which can reach the store, takes an answer."""
         record = await super().get(task_id)
         assert record is not None
-        answered = apply(record, InputAnswered(keys={key}), record.updated_at).written(WriteId.new())
+        answered = apply(record, InputAnswered(keys={key}), record.updated_at).written(new_write_id())
         entry = JournalEntry(kind="answer", key=key, value=value)
         await super().save(answered, expected=record.version, entries=[entry])
 
