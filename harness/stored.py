@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from mcp_tasks.core import TaskRecord
 from mcp_tasks.stores import Store
 from mcp_tasks.stores.base import EVERYBODY
+from mcp_tasks.stores.repeats import new_write_id
 
 S = TypeVar("S", bound=Store)
 
@@ -22,6 +23,11 @@ async def opened(store: S) -> AsyncGenerator[S]:
         yield store
     finally:
         await store.close()
+
+
+def changed(record: TaskRecord, **fields: Any) -> TaskRecord:
+    """The record with these fields, and the id of a write of its own."""
+    return record.but(**fields).written(new_write_id())
 
 
 async def all_tasks(store: Store, namespace: str = "furnished") -> list[TaskRecord]:

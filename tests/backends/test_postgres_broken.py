@@ -17,6 +17,7 @@ from psycopg_pool import PoolTimeout, TooManyRequests
 from harness.databases import Postgres, postgres
 from harness.postgres_store import execute, new_store_url
 from harness.proxy import Proxy, proxy_to
+from harness.stored import changed
 from harness.waiting import eventually
 from mcp_tasks.core import JournalEntry, Outcome, TaskRecord, TaskStatus
 from mcp_tasks.core.statement import Statement
@@ -24,6 +25,7 @@ from mcp_tasks.errors import LimitReached, StoreUnavailable, TaskExists, Version
 from mcp_tasks.stores.base import Hint
 from mcp_tasks.stores.postgres import PostgresStore
 from mcp_tasks.stores.postgres.failures import is_unanswered
+from mcp_tasks.stores.repeats import new_write_id
 from mcp_tasks.stores.shares import Handing, Share, WorkLimits
 from mcp_tasks.testing import make_record, make_request
 from mcp_tasks.testing.clock import NOON
@@ -107,8 +109,8 @@ async def through_cable(server: Postgres, url: str) -> AsyncGenerator[tuple[Post
 def writes(store: PostgresStore, record: TaskRecord) -> dict[str, Callable[[], Awaitable[object]]]:
     """Every verb that writes."""
     return {
-        "create": lambda: store.create(make_record(), REQUEST),
-        "save": lambda: store.save(replace(record, version=2), expected=1),
+        "create": lambda: store.create(changed(make_record()), REQUEST),
+        "save": lambda: store.save(changed(record, version=2), expected=1),
         "delete": lambda: store.delete(record.id, expected=1),
         "set_note": lambda: store.set_note("", "note", b"1", expected=None),
         "hand_out": lambda: store.hand_out("", Share(owner=1), limit=1),
@@ -135,12 +137,12 @@ async def failure_of(act: Callable[[], Awaitable[object]]) -> StoreUnavailable:
     return failed.value
 
 
-@pytest.mark.parametrize("verb", writes(cast(PostgresStore, None), make_record()))
+@pytest.mark.parametrize("verb", writes(cast(PostgresStore, None), changed(make_record())))
 async def test_a_write_that_was_sent_and_not_answered_may_have_happened(
     server: Postgres, database: str, verb: str
 ) -> None:
     async with proxy_to(server.url) as proxy, impatient(proxy, database) as store:
-        record = make_record()
+        record = changed(make_record())
         await store.create(record, REQUEST)
         act = writes(store, record)[verb]
         # The connections after the first are refused, which says nothing of the first.
@@ -160,7 +162,7 @@ async def test_a_statement_that_the_server_cancels_has_not_written(database: str
     await store.open()
     async with await psycopg.AsyncConnection.connect(database) as other:
         await other.execute("LOCK TABLE mcp_tasks_tasks")
-        refused = await failure_of(lambda: store.create(make_record(), REQUEST))
+        refused = await failure_of(lambda: store.create(changed(make_record()), REQUEST))
     assert (refused.may_have_happened, "cancelled the statement" in str(refused)) == (False, True)
     await store.close()
 
@@ -173,7 +175,7 @@ async def test_a_statement_that_is_given_up_may_be_carried_out_later(
     await store.open()
     async with await psycopg.AsyncConnection.connect(database) as other:
         await other.execute("LOCK TABLE mcp_tasks_tasks")
-        assert (await failure_of(lambda: store.create(make_record(), REQUEST))).may_have_happened
+        assert (await failure_of(lambda: store.create(changed(make_record()), REQUEST))).may_have_happened
     await store.close()
 
 
@@ -203,13 +205,13 @@ def test_only_a_statement_without_an_answer_may_have_happened(exc: Exception, ma
 
 
 async def test_a_save_whose_answer_is_lost_has_happened_once(server: Postgres, database: str) -> None:
-    record = make_record()
+    record = changed(make_record())
     async with through_cable(server, database) as (store, cable):
         await store.create(record, REQUEST)
-        second = replace(record, version=2, worker="me")
+        second = changed(record, version=2, worker="me")
         cable.cuts = 1
         await store.save(second, expected=1, entries=[STEP])
-        third = replace(record, version=3, status=TaskStatus.COMPLETED, finished_at=NOON)
+        third = changed(record, version=3, status=TaskStatus.COMPLETED, finished_at=NOON)
         cable.cuts = 1
         await store.save(third, expected=2, outcome=Outcome(body=b"{}"))
         assert cable.cuts == 0
@@ -218,67 +220,73 @@ async def test_a_save_whose_answer_is_lost_has_happened_once(server: Postgres, d
         # One that somebody else was before is still refused.
         cable.cuts = 1
         with pytest.raises(VersionConflict):
-            await store.save(replace(third, version=3), expected=2)
+            await store.save(changed(third, version=3), expected=2)
 
 
 async def test_a_claim_within_limits_whose_answer_is_lost_has_happened_once(server: Postgres, database: str) -> None:
-    first, second = make_record(namespace="limits"), make_record(namespace="limits")
+    first, second = changed(make_record(namespace="limits")), changed(make_record(namespace="limits"))
     async with through_cable(server, database) as (store, cable):
         for record in (first, second):
             await store.create(record, REQUEST)
         cable.cuts = 1
-        await store.save(replace(first, version=2, worker="me"), expected=1, limits=WorkLimits(tool=1))
-        assert (await store.get(first.id)) == replace(first, version=2, worker="me")
+        claimed = changed(first, version=2, worker="me")
+        await store.save(claimed, expected=1, limits=WorkLimits(tool=1))
+        assert (await store.get(first.id)) == claimed
         cable.cuts = 1
         with pytest.raises(LimitReached):
-            await store.save(replace(second, version=2, worker="me"), expected=1, limits=WorkLimits(tool=1))
+            await store.save(changed(second, version=2, worker="me"), expected=1, limits=WorkLimits(tool=1))
 
 
 async def test_a_save_that_others_followed_is_known_to_have_happened(server: Postgres, database: str) -> None:
-    record = make_record()
+    record = changed(make_record())
     other = PostgresStore(database)
     await other.open()
     async with through_cable(server, database) as (store, cable):
         await store.create(record, REQUEST)
         cable.cuts = 1
-        saving = asyncio.create_task(store.save(replace(record, version=2), expected=1))
+        claimed = record.but(version=2).written(new_write_id(run=True))
+        saving = asyncio.create_task(store.save(claimed, expected=1))
         # Before the store is connected again somebody saves on top of it.
+        last = record
         for version in range(3, 8):
-            await saved(other, record, version)
-        await saving
-        assert (await store.get(record.id)) == replace(record, version=7)
+            last = await saved(other, version, record.id)
+        assert (await saving).has(claimed.writes[0])
+        assert await store.get(record.id) == last
     await other.close()
 
 
-async def saved(store: PostgresStore, record: TaskRecord, version: int) -> None:
+async def saved(store: PostgresStore, version: int, task_id: str) -> TaskRecord:
     """Save a version as soon as the one before is there."""
-    while True:
-        try:
-            return await store.save(replace(record, version=version), expected=version - 1)
-        except VersionConflict:
-            await asyncio.sleep(0.001)
+
+    async def is_next() -> bool:
+        return (await store.versions([task_id]))[task_id] == version - 1
+
+    await eventually(is_next)
+    before = await store.get(task_id)
+    assert before is not None
+    return await store.save(changed(before, version=version), expected=version - 1)
 
 
 @pytest.mark.parametrize("key", [None, "key"])
 async def test_a_task_whose_creation_is_not_answered_is_made_once(
     server: Postgres, database: str, key: str | None
 ) -> None:
-    record, handing = make_record(namespace=f"key {key}"), Handing(share=Share(owner=9))
+    record, handing = changed(make_record(namespace=f"key {key}")), Handing(share=Share(owner=9))
     async with through_cable(server, database) as (store, cable):
         cable.cuts = 1
         assert await store.create(record, REQUEST, key=key, handing=handing) == record
         assert cable.cuts == 0
-        assert handing.handed
         assert await store.request(record.id) == REQUEST
+        another = changed(make_record(id=record.id, namespace=record.namespace))
         with pytest.raises(TaskExists):
-            await store.create(record, REQUEST)
+            await store.create(another, REQUEST)
         cable.cuts = 1
         with pytest.raises(TaskExists):
-            await store.create(record, REQUEST)
+            await store.create(another, REQUEST)
 
 
 async def test_a_job_whose_commit_is_not_answered_is_written_once(server: Postgres, database: str) -> None:
-    record = make_record()
+    record = changed(make_record())
     async with through_cable(server, database) as (store, cable):
         job = Statement(place=store.place, text="INSERT INTO jobs VALUES (%(task)s)", values={"task": record.id})
         handing = Handing(share=Share(owner=9), job=job)
@@ -286,12 +294,11 @@ async def test_a_job_whose_commit_is_not_answered_is_written_once(server: Postgr
         cable.cuts, cable.spared = 1, 1
         assert await store.create(record, REQUEST, handing=handing) == record
         assert (cable.cuts, cable.spared) == (0, 0)
-        assert (handing.handed, handing.carried) == (True, True)
         assert execute(database, b"SELECT FROM jobs WHERE task = %s", record.id) == 1
 
 
 async def test_a_deletion_whose_answer_is_lost_is_one(server: Postgres, database: str) -> None:
-    record = make_record()
+    record = changed(make_record())
     async with through_cable(server, database) as (store, cable):
         await store.create(record, REQUEST)
         cable.cuts = 1
@@ -329,7 +336,7 @@ async def test_work_that_is_cancelled_costs_no_connection(database: str) -> None
 async def test_a_database_that_is_away_is_said_to_be_and_is_used_again_when_it_is_back(server: Postgres) -> None:
     store = PostgresStore(server.new_database(), patience=timedelta(seconds=0.5))
     await store.open()
-    record = make_record()
+    record = changed(make_record())
     await store.create(record, REQUEST)
     async with store.notifier().listen() as hints:
         server.stop()
@@ -338,7 +345,7 @@ async def test_a_database_that_is_away_is_said_to_be_and_is_used_again_when_it_i
                 with pytest.raises(StoreUnavailable, match="cannot be reached"):
                     await verb
             with pytest.raises(StoreUnavailable):
-                await store.save(replace(record, version=2), expected=1)
+                await store.save(changed(record, version=2), expected=1)
             await store.notifier().publish(Hint("nobody hears", 1))
             with pytest.raises(StoreUnavailable, match="Start the database"):
                 await PostgresStore(server.url).open()
@@ -377,7 +384,7 @@ async def until_it_works(store: PostgresStore, task_id: str) -> TaskRecord | Non
 async def test_a_restart_in_the_middle_loses_nothing_and_repeats_nothing(server: Postgres, how: signal.Signals) -> None:
     store = PostgresStore(server.new_database())
     await store.open()
-    records = [make_record() for _ in range(6)]
+    records = [changed(make_record()) for _ in range(6)]
     versions = dict.fromkeys((record.id for record in records), 0)
     restarted = asyncio.Event()
 
@@ -387,7 +394,7 @@ async def test_a_restart_in_the_middle_loses_nothing_and_repeats_nothing(server:
         more = 5
         while more:
             more -= restarted.is_set()
-            record = replace(record, version=record.version + 1)
+            record = changed(record, version=record.version + 1)
             entry = replace(STEP, key=str(record.version))
             await store.save(record, expected=record.version - 1, entries=[entry])
             versions[record.id] = record.version
@@ -399,7 +406,9 @@ async def test_a_restart_in_the_middle_loses_nothing_and_repeats_nothing(server:
         await asyncio.to_thread(server.restart, how)
         restarted.set()
     for record in records:
-        assert (await store.get(record.id)) == replace(record, version=versions[record.id])
+        found = await store.get(record.id)
+        assert found is not None
+        assert found.version == versions[record.id]
         steps = [entry.key for entry in await store.journal(record.id)]
         assert steps == [str(version) for version in range(2, versions[record.id] + 1)]
     await store.close()

@@ -8,7 +8,6 @@ import signal
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any, cast
 from uuid import uuid4
@@ -21,12 +20,13 @@ from redis.asyncio import Redis
 from harness.databases import Valkey, valkey
 from harness.processes import PIPE, start_async
 from harness.proxy import ANY, Proxy, proxy_to
-from harness.stored import opened
+from harness.stored import changed, opened
 from mcp_tasks.core import JournalEntry, TaskRecord
 from mcp_tasks.errors import StoreCorrupt, StoreUnavailable, VersionConflict
 from mcp_tasks.stores.base import Hint
 from mcp_tasks.stores.redis import RedisStore
 from mcp_tasks.stores.redis.errors import NotConnected, is_unanswered
+from mcp_tasks.stores.repeats import new_write_id
 from mcp_tasks.stores.shares import Handing, Share
 from mcp_tasks.testing import make_record, make_request
 
@@ -75,11 +75,11 @@ async def test_a_restart_in_the_middle_loses_nothing_that_was_acknowledged(
     async def write() -> None:
         nonlocal refused
         while not over.is_set():
-            record = make_record()
+            record = changed(make_record())
             try:
                 await store.create(record, REQUEST)
                 acknowledged[record.id] = 1
-                await store.save(replace(record, version=2), expected=1, entries=[STEP])
+                await store.save(changed(record, version=2), expected=1, entries=[STEP])
                 acknowledged[record.id] = 2
             except StoreUnavailable:
                 refused += 1
@@ -104,14 +104,14 @@ async def test_a_restart_in_the_middle_loses_nothing_that_was_acknowledged(
 async def test_while_the_server_is_away_every_verb_says_so_and_after_that_works_again(server: Valkey) -> None:
     url = server.url.replace("//", f"//default:{SECRET}@")
     async with opened(RedisStore(url, prefix=uuid4().hex)) as store:
-        record = make_record()
+        record = changed(make_record())
         await store.create(record, REQUEST)
         server.stop()
         try:
             verbs: list[Any] = [
                 store.get(record.id),
-                store.create(make_record(), REQUEST),
-                store.save(replace(record, version=2), expected=1),
+                store.create(changed(make_record()), REQUEST),
+                store.save(changed(record, version=2), expected=1),
                 store.delete(record.id, expected=1),
                 store.heartbeat("worker", namespace=""),
                 store.hand_out("", Share(owner=1), limit=1),
@@ -125,7 +125,7 @@ async def test_while_the_server_is_away_every_verb_says_so_and_after_that_works_
         finally:
             server.start()
         assert await store.get(record.id) == record
-        await store.save(replace(record, version=2), expected=1)
+        await store.save(changed(record, version=2), expected=1)
 
 
 async def test_a_server_that_is_not_there_is_said_to_be_so_at_the_start() -> None:
@@ -160,20 +160,19 @@ async def proxy(server: Valkey) -> AsyncIterator[Proxy]:
 
 async def test_a_write_whose_answer_was_lost_is_done_once(proxy: Proxy) -> None:
     async with opened(RedisStore(proxy.url, prefix=uuid4().hex)) as store:
-        record, handing = make_record(), Handing(share=Share(owner=1))
+        record = changed(make_record())
         # Each is known to the server, so that the answer that is lost is that of the write.
         warm = make_record(namespace="warm")
         await store.create(warm, REQUEST)
-        await store.save(replace(warm, version=2), expected=1, entries=[STEP])
+        await store.save(changed(warm, version=2), expected=1, entries=[STEP])
         await store.delete(warm.id, expected=2)
         await store.set_note("", "warm", b"1", expected=None)
 
         proxy.lose()
-        assert await store.create(record, REQUEST, key="key", handing=handing) == record
-        assert handing.handed is True
+        assert await store.create(record, REQUEST, key="key") == record
         proxy.lose(2)
-        await store.save(replace(record, version=2), expected=1, entries=[STEP])
-        assert await store.get(record.id) == replace(record, version=2)
+        saved = await store.save(changed(record, version=2), expected=1, entries=[STEP])
+        assert await store.get(record.id) == saved
         assert len(await store.journal(record.id)) == 1
         proxy.lose()
         await store.delete(record.id, expected=2)
@@ -189,8 +188,8 @@ async def test_a_write_whose_answer_was_lost_is_done_once(proxy: Proxy) -> None:
 def writes(store: RedisStore, record: TaskRecord) -> dict[str, Callable[[], Awaitable[Any]]]:
     """Every verb that writes, by the script that it runs."""
     return {
-        "create": lambda: store.create(make_record(), REQUEST),
-        "save": lambda: store.save(replace(record, version=2), expected=1),
+        "create": lambda: store.create(changed(make_record()), REQUEST),
+        "save": lambda: store.save(changed(record, version=2), expected=1),
         "delete": lambda: store.delete(record.id, expected=1),
         "set_note": lambda: store.set_note("", "note", b"1", expected=None),
         "hand_out": lambda: store.hand_out("", Share(owner=1), limit=1),
@@ -207,10 +206,10 @@ async def failure_of(act: Callable[[], Awaitable[Any]]) -> StoreUnavailable:
     return failed.value
 
 
-@pytest.mark.parametrize("verb", writes(cast(Any, None), make_record()))
+@pytest.mark.parametrize("verb", writes(cast(Any, None), changed(make_record())))
 async def test_a_write_that_was_sent_and_not_answered_may_have_happened(proxy: Proxy, verb: str) -> None:
     async with opened(RedisStore(proxy.url, prefix=uuid4().hex)) as store:
-        record = make_record()
+        record = changed(make_record())
         await store.create(record, REQUEST)
         act = writes(store, record)[verb]
         # The attempts after the first are refused, which says nothing of the first.
@@ -231,13 +230,13 @@ async def test_a_read_that_was_not_answered_changed_nothing(proxy: Proxy) -> Non
 async def test_a_server_that_hangs_may_have_written(server: Valkey, redis: Any) -> None:
     async with opened(RedisStore(server.url, timeout=timedelta(milliseconds=200))) as store:
         await redis.execute_command("CLIENT", "PAUSE", "2000", "ALL")
-        assert (await failure_of(lambda: store.create(make_record(), REQUEST))).may_have_happened
+        assert (await failure_of(lambda: store.create(changed(make_record()), REQUEST))).may_have_happened
         await redis.ping()
 
 
 async def test_a_server_that_refuses_has_not_written(server: Valkey, redis: Any) -> None:
     async with opened(RedisStore(server.url, prefix=uuid4().hex)) as store:
-        act = writes(store, make_record())["create"]
+        act = writes(store, changed(make_record()))["create"]
         async with setting(redis, "maxmemory", "1"):
             refused = await failure_of(act)
         assert (refused.may_have_happened, "has no memory left" in str(refused)) == (False, True)
@@ -269,12 +268,12 @@ def test_only_a_request_without_an_answer_may_have_happened(exc: Exception, may_
 
 async def test_a_write_that_came_second_is_told_so_when_its_answer_was_lost(proxy: Proxy) -> None:
     async with opened(RedisStore(proxy.url, prefix=uuid4().hex)) as store:
-        record = make_record()
+        record = changed(make_record())
         await store.create(record, REQUEST)
-        await store.save(replace(record, version=2, status_message="first"), expected=1)
+        await store.save(changed(record, version=2, status_message="first"), expected=1)
         proxy.lose()
         with pytest.raises(VersionConflict):
-            await store.save(replace(record, version=2, status_message="late"), expected=1)
+            await store.save(changed(record, version=2, status_message="late"), expected=1)
         found = await store.get(record.id)
         assert found is not None
         assert found.status_message == "first"
@@ -282,22 +281,24 @@ async def test_a_write_that_came_second_is_told_so_when_its_answer_was_lost(prox
 
 async def test_a_write_finds_itself_also_when_others_have_written_since(server: Valkey, proxy: Proxy) -> None:
     prefix = uuid4().hex
-    record = make_record()
+    record = changed(make_record())
     async with (
         opened(RedisStore(proxy.url, prefix=prefix)) as here,
         opened(RedisStore(server.url, prefix=prefix)) as there,
     ):
         await here.create(record, REQUEST)
+        claimed = record.but(version=2).written(new_write_id(run=True))
         # All answers are lost until the other has gone on from what was written here.
         proxy.lose(1_000, of=ANY)
-        saving = asyncio.ensure_future(here.save(replace(record, version=2), expected=1, entries=[STEP]))
+        saving = asyncio.ensure_future(here.save(claimed, expected=1, entries=[STEP]))
         with anyio.fail_after(WAIT):
+            last = record
             for version in range(3, 8):
-                while (await there.versions([record.id]))[record.id] != version - 1:
+                while (before := await there.get(record.id)) is None or before.version != version - 1:
                     continue
-                await there.save(replace(record, version=version), expected=version - 1)
+                last = await there.save(changed(before, version=version), expected=version - 1)
             proxy.lose(0)
-            await saving
+            assert await saving == last
         assert len(await there.journal(record.id)) == 1
 
 
@@ -424,12 +425,12 @@ async def test_a_database_that_is_not_there_is_said_to_be_missing(server: Valkey
 
 
 async def test_a_server_without_memory_takes_no_write_in_part(store: RedisStore, redis: Any) -> None:
-    record, other = make_record(), make_record()
+    record, other = changed(make_record()), changed(make_record())
     await store.create(record, REQUEST)
     async with setting(redis, "maxmemory", "1mb"):
         for write in (
             lambda: store.create(other, REQUEST),
-            lambda: store.save(replace(record, version=2, worker="worker"), expected=1, entries=[STEP]),
+            lambda: store.save(changed(record, version=2, worker="worker"), expected=1, entries=[STEP]),
         ):
             with pytest.raises(StoreUnavailable, match="has no memory left"):
                 await write()
@@ -481,12 +482,12 @@ async def test_in_a_cluster_the_server_that_has_the_slot_is_found_and_does_it_al
             await client.aclose()
         # The one that is asked has nothing, and says where to go.
         async with opened(RedisStore(second.url)) as store, opened(RedisStore(first.url)) as peer:
-            record = make_record()
+            record = changed(make_record())
             async with store.notifier().listen() as hints:
                 await peer.create(record, REQUEST, key="key", handing=Handing(share=Share(owner=1)))
                 with anyio.fail_after(WAIT):
                     assert await anext(hints) == Hint(record.id, 1)
-            await store.save(replace(record, version=2, worker="worker", attempt=1), expected=1, entries=[STEP])
+            await store.save(changed(record, version=2, worker="worker", attempt=1), expected=1, entries=[STEP])
             assert await peer.workers("") == {"worker": 0}
             before = store.round_trips
             assert len(await store.journal(record.id)) == 1

@@ -7,7 +7,7 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import IO, Any
 
 import anyio
 import anyio.to_thread
+from mcp.server import MCPServer
 
 from harness.official import in_memory
 from harness.rpc import Tasking
@@ -109,7 +110,7 @@ def working(cli: Cli, *options: str, spec: str = SPEC) -> Generator[WorkerProces
 
 
 @asynccontextmanager
-async def serving_only(url: str) -> AsyncGenerator[Tasking]:
+async def serving_only(url: str, build: Callable[[Tasks], MCPServer[Any]] = build) -> AsyncGenerator[Tasking]:
     """A client of the half that serves, in this process."""
     server = build(Tasks(url, settings=SETTINGS, runs_tools=False))
     async with in_memory(server) as wire:

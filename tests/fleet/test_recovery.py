@@ -22,6 +22,9 @@ from tests.fleet.takeover import TASKS, bounds, run_of, started, taken_over
 
 pytestmark = pytest.mark.anyio
 
+CUT_OFF = 4
+"""Workers that are cut off at once."""
+
 LENGTH = LEASE.total_seconds()
 SLACK = 10.0
 """Seconds that a machine may be late which has other things to do. What is late by rule is later than that: nothing
@@ -103,6 +106,34 @@ async def test_a_worker_that_is_cut_off_stops_before_others_begin_and_comes_back
         for job in tasks:
             await run_of(notes, job, 2, "stopped")
             assert len(notes.of(job, "start")) == 2
+
+
+async def test_the_tools_and_child_processes_of_workers_that_are_cut_off_end_before_others_begin(
+    url: str, database: Backend, folder: Path
+) -> None:
+    notes = Notes(folder)
+    # A sweep that is so rare that a task is taken over as early as it may be.
+    options = ("--lease", "6", "--sweep", "1.5")
+    async with (
+        fleet(url, folder, *options, replicas=1) as (site, balancer),
+        door(balancer.port, capabilities=EVERYTHING) as client,
+        balancing(database.port) as line,
+    ):
+        # Started one after the other, so that each is cut off at another moment between two of its heartbeats.
+        through = database.through(url, line.port)
+        for _ in range(CUT_OFF):
+            worker = site.worker("--concurrency", "2", url=through, apart=lambda: True)
+            job = f"probe-{worker.name}"
+            await client.create("quick", job=job)
+            await run_of(notes, job, 1)
+        jobs = [*await started(client, notes, CUT_OFF), *await started(client, notes, CUT_OFF, "deaf")]
+        site.worker()
+        line.cut()
+        begun = {job: (await run_of(notes, job, 2)).at for job in jobs}
+        for job, at in begun.items():
+            assert (await run_of(notes, job, 1, "stopped")).at < at
+            if job.startswith("deaf"):
+                assert float((folder / f"{job}.1.alive").read_text()) < at, "a child process went on"
 
 
 async def test_a_crash_of_the_database_loses_nothing_and_needs_nobody(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -25,6 +26,15 @@ OFTEN = 1000
 
 FOREVER = 600.0
 """Seconds that nobody waits out."""
+
+DEAF = """
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+with open(sys.argv[1], "wb", buffering=0) as file:
+    while True:
+        os.pwrite(file.fileno(), f"{time.monotonic():.6f}".encode(), 0)
+        time.sleep(0.005)
+"""
 
 SOON = timedelta(milliseconds=300)
 
@@ -112,6 +122,13 @@ def add_chaos_tools(tools: Tools) -> None:
             await _work(FOREVER, ctx)
             return job
 
+    async def deaf(job: str) -> str:
+        """Work in a child process that does not listen to SIGTERM, and notes again and again that it is there."""
+        async with tools.noted(job):
+            alive = tools.notes.path.with_name(f"{job}.{current_task().attempt}.alive")
+            await current_task().run_process([sys.executable, "-S", "-c", DEAF, str(alive)])
+            return job
+
     async def poison(job: str) -> str:
         """Take the process down."""
         tools.note(job, "start")
@@ -124,7 +141,7 @@ def add_chaos_tools(tools: Tools) -> None:
             await asyncio.sleep(seconds)
             return job
 
-    for again in (quick, long, asking, stepping, sleeping, failing, endless):
+    for again in (quick, long, asking, stepping, sleeping, failing, endless, deaf):
         tools.add(again, recover="rerun", max_lost_runs=OFTEN, park_after=SOON)
     tools.add(poison, recover="rerun", max_lost_runs=2)
     tools.add(once, recover="fail")

@@ -37,6 +37,10 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return self._skipping.now
 
+    def advance(self, seconds: float) -> None:
+        """Move the time on, and let nothing happen meanwhile."""
+        self._skipping.now += seconds
+
 
 SIMULATED: Final[tuple[str, dict[str, object]]] = ("asyncio", {"loop_factory": VirtualTimeLoop})
 """The backend of tests that run on such a loop."""
@@ -49,3 +53,10 @@ async def time_passes(seconds: float) -> None:
     """Let simulated time go by, with all that happens in it."""
     assert isinstance(asyncio.get_running_loop(), VirtualTimeLoop), "this would be waited for"
     await anyio.sleep(seconds)  # sleep: the time is simulated
+
+
+def block(seconds: float) -> None:
+    """Let simulated time go by in which the event loop does nothing, as if a tool had blocked it."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualTimeLoop), "this would be waited for"
+    loop.advance(seconds)

@@ -182,23 +182,16 @@ class TaskContext:
         env: Mapping[str, str] | None = None,
         check: bool = False,
     ) -> subprocess.CompletedProcess[bytes]:
-        """Run a command as a child process that ends with the task, and its own children with it.
+        """Run a command as a child process that ends with the task.
 
-        Takes and returns what `subprocess.run` does. A sync tool calls it with `anyio.from_thread.run`.
+        Takes and returns what `subprocess.run` does. A sync tool calls it with `anyio.from_thread.run`. The command
+        leads a process group of its own: processes that it leaves running in it are killed when it has ended.
 
         Raises:
             subprocess.CalledProcessError: With `check`, if the command fails or was ended.
         """
-        return await run_process(
-            command,
-            stopped=None if self._run is None else self._run.stopped,
-            input=input,
-            stdout=stdout,
-            stderr=stderr,
-            cwd=cwd,
-            env=env,
-            check=check,
-        )
+        run = run_process if self._run is None else self._run.run_process
+        return await run(command, input=input, stdout=stdout, stderr=stderr, cwd=cwd, env=env, check=check)
 
 
 def check_name(what: str, name: object) -> None:

@@ -15,6 +15,7 @@ import contextvars
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
 
@@ -27,9 +28,69 @@ logger: Final = logging.getLogger(__name__)
 HEARTBEATS_PER_LEASE = 6
 """One may be late and some lost before anything comes of it."""
 
-STOPS_AFTER = 2 / 3
-"""The part of a lease after which a process that could not renew it stops its runs: well before others may claim
-them."""
+_ATTEMPTS_PER_HEARTBEAT = 5
+"""How much more often a renewal that failed is tried again: an outage may end just before the runs must stop."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LeaseTimes:
+    """When a process that cannot renew its lease stops, and when others take its tasks over: seconds, in this order.
+
+    `stop` and `kill` count from the moment at which the process *sent* its last renewal, call it S. `takeover` counts
+    on the clock of an observer, and never from before S:
+
+    - The observer sees a count for the first time after the store took the renewal, so after S. If it looks rarely, or
+      its timers are late, that is later still, and it only waits longer.
+    - It adds up stretches of its own clock, each from the answer to one look until it asked for the next. In none of
+      them did the count change. They do not overlap, so their sum is at most the time from its first sight of the
+      count to the moment at which it asked for the last look. How long an answer takes counts for nothing.
+    - So a takeover begins at S + `takeover` at the earliest. An acknowledgement that was lost moves S only for the
+      observer, to a later moment.
+
+    Between any two of the limits is a fifteenth of the lease, one second of the usual 15. From `stop` to `kill` it is
+    for tools and child processes that end when they are asked to. From `kill` to `takeover` it is the margin: for
+    clocks of two machines that run at different rates (at most a thousandth, if both are being adjusted: 23 ms of 15
+    s), for timers that are late on a busy machine, and for the kernel to end what was killed.
+
+    A process that is paused, or whose event loop is blocked, cannot keep any limit. When it goes on, `make_sure`
+    stands before each step, question and child process.
+
+    Attributes:
+        heartbeat: Between two renewals.
+        stop: The runs are stopped, also while a renewal is under way.
+        kill: Their child processes get SIGKILL.
+        takeover: For how long an observer sees the same count before it takes tasks over.
+        longest_step: What one stretch may count for at most. Time in which an observer did not look proves little, so
+            one look alone never proves a death.
+    """
+
+    heartbeat: float
+    stop: float
+    kill: float
+    takeover: float
+    longest_step: float
+
+    @classmethod
+    def of(cls, lease: timedelta, sweep_interval: timedelta) -> LeaseTimes:
+        """The limits for a lease, where each process looks at the others once in a sweep interval.
+
+        A count is seen up to a sweep after it was made, and so is the end of the waiting. The wait is shorter by a
+        sweep, as far as the margin allows it, so that a death is found within the lease and one sweep.
+        """
+        length, sweep = lease.total_seconds(), sweep_interval.total_seconds()
+        return cls(
+            heartbeat=length / HEARTBEATS_PER_LEASE,
+            stop=length * 10 / 15,
+            kill=length * 11 / 15,
+            takeover=max(length - sweep, length * 12 / 15),
+            # A few sweeps may be late.
+            longest_step=min(max(sweep * 3, length / 3), length / 2),
+        )
+
+    @property
+    def late(self) -> float:
+        """By how much a timer is late if the event loop was blocked, or the process paused."""
+        return (self.kill - self.stop) / 4
 
 
 def uptime() -> float:
@@ -48,30 +109,36 @@ class Lease:
         heartbeat: Renews it in the store.
         look: Compares the runs of this process with their rows.
         stop_runs: Stops them all, without a word to the store.
+        kill_children: Kills what is left of their child processes.
         take_up: Gives up what is claimed by this process and not run by it any more.
         clock: Goes on while the machine sleeps.
     """
 
     def __init__(
         self,
-        length: timedelta,
+        times: LeaseTimes,
         *,
         heartbeat: Callable[[], Awaitable[None]],
         look: Callable[[], Awaitable[None]],
         stop_runs: Callable[[], None],
+        kill_children: Callable[[], None],
         take_up: Callable[[], Awaitable[None]],
         clock: Callable[[], float] = uptime,
     ) -> None:
-        self._length = length.total_seconds()
+        self._times = times
         self._heartbeat = heartbeat
         self._look = look
         self._stop_runs = stop_runs
+        self._kill_children = kill_children
         self._take_up = take_up
         self._clock = clock
         self._renewed = clock()
         self._making_sure = asyncio.Lock()
         self._context = contextvars.copy_context()
         self._under_way: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._asking_late: asyncio.Task[None] | None = None
+        self._is_kept = False
         self.is_valid: bool = True
         """Whether this process may claim tasks and run them."""
 
@@ -82,38 +149,65 @@ class Lease:
             StoreError: The store did not take it.
         """
         began = self._clock()
-        overslept = began - self._renewed > self._length
-        if overslept:
+        lapsed = self.is_valid and self._time_left <= 0
+        if lapsed:
             # Others may have claimed what we run, while this machine slept or its event loop was blocked.
             await self._look()
         await self._heartbeat()
+        # From when it was sent: the store may have taken it at once, and answered late.
         self._renewed = max(self._renewed, began)
+        if lapsed:
+            # Those who found us dead just before that may have claimed something since the first look.
+            await self._look()
         if not self.is_valid:
             logger.warning("the lease of this process is renewed; its tasks are taken up again")
+            # The next runs of the tasks may begin at once.
+            self._kill_children()
             await self._look()
             await self._take_up()
             self.is_valid = True
+            self._set_timer()
 
     async def keep(self) -> None:
-        """Renew it for as long as this process serves, and stop the runs when that does not succeed in time."""
-        pause, failures = self._length / HEARTBEATS_PER_LEASE, 0
-        while True:
-            # Not beyond the moment at which the runs must be stopped: that is one attempt away, never a pause as well.
-            await asyncio.sleep(min(pause, self._time_left) if self.is_valid else pause)
-            try:
-                # Bounded: a store that does not answer is as bad as one that refuses. Tried once more in any case: a
-                # machine that slept has a lease that seems over, and a store that is fine. Once the runs are stopped
-                # there is no hurry, and a store that is slow has to be asked more than once.
-                limit = max(min(pause * 2, self._time_left), pause) if self.is_valid else self._length * STOPS_AFTER
-                await self._in_time(self._renew_whole(), limit)
-                failures = 0
-            except (StoreError, TimeoutError) as exc:
-                failures += 1
-                level = logging.WARNING if failures == 1 else logging.DEBUG
-                logger.log(level, "the lease of this process could not be renewed: %s", str(exc) or type(exc).__name__)
-            except Exception:
-                logger.error("the lease of this process could not be renewed", exc_info=quietly())
-            self.check()
+        """Renew it for as long as this process serves. A timer stops the runs when that does not succeed in time."""
+        times, loop, failures = self._times, asyncio.get_running_loop(), 0
+        self._is_kept = True
+        self._set_timer()
+        pause = times.heartbeat
+        try:
+            while True:
+                await asyncio.sleep(pause)
+                began = loop.time()
+                try:
+                    await self._in_time(self._renew_whole(), self._longest_attempt)
+                    failures = 0
+                except (StoreError, TimeoutError) as exc:
+                    failures += 1
+                    level = logging.WARNING if failures == 1 else logging.DEBUG
+                    why = str(exc) or type(exc).__name__
+                    logger.log(level, "the lease of this process could not be renewed: %s", why)
+                except Exception:
+                    failures += 1
+                    logger.error("the lease of this process could not be renewed", exc_info=quietly())
+                self._check()
+                hurries = failures and self.is_valid
+                pause = times.heartbeat / _ATTEMPTS_PER_HEARTBEAT if hurries else times.heartbeat
+                pause = max(pause - (loop.time() - began), 0.0)
+        finally:
+            self._is_kept = False
+            self._cancel_timer()
+            if self._asking_late is not None:
+                self._asking_late.cancel()
+
+    @property
+    def _longest_attempt(self) -> float:
+        """Seconds for one attempt: a store that does not answer is as bad as one that refuses.
+
+        Once the runs are stopped there is no hurry, and a store that is slow has to be asked more than once.
+        """
+        if not self.is_valid:
+            return self._times.stop
+        return self._times.heartbeat * (2 if self._time_left > 0 else 1)
 
     async def _renew_whole(self) -> None:
         await self.renew()
@@ -125,22 +219,20 @@ class Lease:
         """Return when the lease is good, or the runs are stopped. Cheap while it is good; call it before work begins.
 
         After a machine slept or its event loop was blocked, tools may go on before the lease's own timer comes round,
-        and what they would do may have been done elsewhere.
+        and what they would do may have been done elsewhere. The clock is looked at before anything is awaited.
         """
         if self._time_left > 0 or not self.is_valid:
             return
         async with self._making_sure:
             if self._time_left > 0 or not self.is_valid:
                 return
+            # As long as no one else may have begun, the stop may wait until the children must be killed, not longer.
+            left = self._left_until(self._times.kill)
             try:
-                await self._in_time(self._look_and_renew(), self._length / HEARTBEATS_PER_LEASE)
+                await self._in_time(self.renew(), self._times.heartbeat if left <= 0 else max(left, self._times.late))
             except (StoreError, TimeoutError) as exc:
                 logger.warning("the lease of this process could not be renewed: %s", str(exc) or type(exc).__name__)
-            self.check()
-
-    async def _look_and_renew(self) -> None:
-        await self._look()
-        await self.renew()
+            self._check()
 
     async def _in_time(self, work: Coroutine[Any, Any, None], limit: float) -> None:
         """Do the work, or give up on it when its time is over, without waiting for it to notice: a driver whose network
@@ -149,10 +241,7 @@ class Lease:
         Raises:
             TimeoutError: It was not done in time.
         """
-        # Not in the context of a tool that makes sure: it is no part of it.
-        task = asyncio.get_running_loop().create_task(work, context=self._context.copy())
-        self._under_way.add(task)
-        task.add_done_callback(self._ended)
+        task = self._start(work)
         try:
             done, _ = await asyncio.wait({task}, timeout=limit)
         except asyncio.CancelledError:
@@ -163,6 +252,13 @@ class Lease:
             raise TimeoutError
         task.result()
 
+    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        # Not in the context of a tool that makes sure: it is no part of it.
+        task = asyncio.get_running_loop().create_task(work, context=self._context.copy())
+        self._under_way.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._under_way.discard(task)
         if not task.cancelled():
@@ -172,40 +268,77 @@ class Lease:
     @property
     def _time_left(self) -> float:
         """Seconds until the runs must be stopped; negative once they must."""
-        return self._renewed + self._length * STOPS_AFTER - self._clock()
+        return self._left_until(self._times.stop)
 
-    def check(self) -> None:
+    def _left_until(self, limit: float) -> float:
+        return self._renewed + limit - self._clock()
+
+    def _check(self) -> None:
         """Stop the runs if the lease could not be renewed in time."""
         if self.is_valid and self._time_left <= 0:
             self.is_valid = False
             logger.error("the lease of this process could not be renewed in time; its runs are stopped")
             self._stop_runs()
+            self._set_timer()
+
+    def _set_timer(self) -> None:
+        """Wake up when the runs must be stopped, or when their child processes must be killed."""
+        self._cancel_timer()
+        if self._is_kept:
+            limit = self._times.stop if self.is_valid else self._times.kill
+            # An event loop may call a timer a nanosecond early, and again, and again.
+            seconds = max(self._left_until(limit), 1e-6)
+            self._timer = asyncio.get_running_loop().call_later(seconds, self._wake_up)
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _wake_up(self) -> None:
+        if not self.is_valid:
+            self._kill_children()
+        elif self._time_left > 0:
+            # It was renewed meanwhile.
+            self._set_timer()
+        elif self._time_left > -self._times.late:
+            self._check()
+        else:
+            # The event loop was blocked, or the process paused: it is too late to be in time, and no renewal had its
+            # turn. The store says whether anything was lost by that.
+            self._asking_late = self._start(self._make_sure_late())
+
+    async def _make_sure_late(self) -> None:
+        await self.make_sure()
+        if self.is_valid:
+            self._set_timer()
 
 
 class Watch:
     """What one process sees of the heartbeats of the others.
 
     Args:
-        lease: How long a heartbeat may stay the same.
-        longest_step: What one look may count for at most: time in which nobody looked proves nothing.
+        times: How long a heartbeat may stay the same.
         clock: A clock that is never set.
     """
 
-    def __init__(
-        self, lease: timedelta, *, longest_step: timedelta, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._lease = lease.total_seconds()
-        self._longest_step = longest_step.total_seconds()
+    def __init__(self, times: LeaseTimes, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._times = times
         self._clock = clock
-        self._looked = clock()
+        self._answered = clock()
         self._heartbeats: dict[str, int] = {}
         self._silent: dict[str, float] = {}
 
-    def dead(self, heartbeats: dict[str, int]) -> list[str]:
-        """Those of the workers that are dead, given their heartbeats as of now."""
-        now = self._clock()
-        step = min(max(now - self._looked, 0.0), self._longest_step)
-        self._looked = now
+    def now(self) -> float:
+        """The time on the clock of the watch."""
+        return self._clock()
+
+    def dead(self, heartbeats: dict[str, int], *, asked: float) -> list[str]:
+        """Those of the workers that are dead, given their heartbeats, which the store was `asked` for then and has
+        given just now."""
+        # Up to when they were asked for: later than that, each may have been renewed.
+        step = min(max(asked - self._answered, 0.0), self._times.longest_step)
+        self._answered = self._clock()
         self._silent = {
             worker: self._silent.get(worker, 0.0) + step if self._heartbeats.get(worker) == count else 0.0
             for worker, count in heartbeats.items()
@@ -213,6 +346,10 @@ class Watch:
         self._heartbeats = dict(heartbeats)
         return [worker for worker, count in heartbeats.items() if self._is_dead(worker, count)]
 
+    def is_unchanged(self, worker: str, heartbeats: dict[str, int]) -> bool:
+        """Whether a worker has not come back since the last look."""
+        return heartbeats.get(worker) == self._heartbeats.get(worker)
+
     def _is_dead(self, worker: str, count: int) -> bool:
         # One without a heartbeat has signed off: it sends one before it claims anything.
-        return count == 0 or self._silent[worker] >= self._lease or is_gone(worker)
+        return count == 0 or self._silent[worker] >= self._times.takeover or is_gone(worker)

@@ -224,7 +224,7 @@ class Recording:
         try:
             record = await write.to(self._host.changes, self._run.record, self._restore)
         except (StaleRun, UnknownTask):
-            self._run.stop()
+            self._run.stop_at_once()
             write.made = False
         else:
             # A change that lost against another's write has read it; what it says is news to the questions.

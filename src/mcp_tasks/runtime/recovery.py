@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from mcp_tasks.core.actor import Actor
@@ -26,9 +25,6 @@ logger: Final = logging.getLogger(__name__)
 PER_SWEEP = 1_000
 """Tasks that one sweep recovers at most; the next one goes on."""
 
-LEAST_PATIENCE = 0.8
-"""The part of a lease that is waited for in any case: more than a process needs to stop its own runs."""
-
 TROUBLES_BEFORE_THE_END = 5
 """How often the recovery of one task may fail before it is ended."""
 
@@ -40,10 +36,7 @@ class Recovery:
         self._runtime = runtime
         self._troubles = troubles
         self._actor = Actor("sweep", runtime.worker)
-        settings = runtime.settings
-        # A few sweeps may be late. However rare they are, one look alone never proves a death.
-        longest_step = min(max(runtime.sweep_interval * 3, settings.lease_duration / 3), settings.lease_duration / 2)
-        self._watch = Watch(_patience(runtime), longest_step=longest_step, clock=runtime.monotonic)
+        self._watch = Watch(runtime.lease_times, clock=runtime.monotonic)
         self._cursors: dict[str, str] = {}
         self._orphans: set[str] = set()
         self.is_behind: bool = False
@@ -54,9 +47,11 @@ class Recovery:
         runtime = self._runtime
         self.is_behind = False
         for task_id in runtime.claims.unconfirmed():
-            await self._recover(task_id, runtime.worker, lost=False)
+            await self._recover_own(task_id)
+        asked = self._watch.now()
         workers = await runtime.store.workers(runtime.namespace)
-        dead = self._watch.dead({name: beats for name, beats in workers.items() if name != runtime.worker})
+        others = {name: beats for name, beats in workers.items() if name != runtime.worker}
+        dead = self._watch.dead(others, asked=asked)
         # Tasks that cannot be recovered here stay where they are, so the next sweep goes on behind them.
         self._cursors = {worker: cursor for worker, cursor in self._cursors.items() if worker in dead}
         left = PER_SWEEP
@@ -76,22 +71,28 @@ class Recovery:
         # Twice in a row, so that one which is just beginning or ending is left alone.
         for task_id in orphans & self._orphans:
             logger.error("task %s… was claimed by this process and nothing ran it", task_id[:12])
-            await self._recover(task_id, self._runtime.worker, lost=False)
+            await self._recover_own(task_id)
         self._orphans = orphans
 
     async def take_up(self) -> None:
         """Give up at once what is ours and does not run here any more: its runs were stopped with the lease."""
         for task_id in await self._claimed_by_us():
             if not self._runtime.has(task_id):
-                await self._recover(task_id, self._runtime.worker, lost=False)
+                await self._recover_own(task_id)
 
     async def _recover_all(self, worker: str, left: int) -> int:
         """Recover up to `left` tasks of a dead process, and how many more may be recovered in this sweep."""
         cursor = self._cursors.pop(worker, None)
         while True:
-            page = await self._runtime.store.claimed(worker, cursor=cursor, limit=BATCH)
+            store = self._runtime.store
+            page = await store.claimed(worker, cursor=cursor, limit=BATCH)
+            found = await asyncio.gather(*(self._claimed_by(worker, task_id) for task_id in page.ids))
+            # After the tasks were read: the worker may be back since the sweep began, and what it has claimed then is
+            # not to be taken from it. A run that was read before this was claimed by the worker that was silent.
+            if page.ids and not self._watch.is_unchanged(worker, await store.workers(self._runtime.namespace)):
+                return left
             # Together, so that a store which groups its commits can.
-            await asyncio.gather(*(self._recover(task_id, worker, lost=True) for task_id in page.ids))
+            await asyncio.gather(*(self._settle(record, lost=True) for record in found if record is not None))
             left -= len(page.ids)
             cursor = page.cursor
             if cursor is None:
@@ -116,13 +117,27 @@ class Recovery:
             if cursor is None:
                 return claimed
 
-    async def _recover(self, task_id: str, worker: str, *, lost: bool) -> None:
-        """Release one task of `worker`, or end it; whatever goes wrong with it costs the others nothing."""
+    async def _recover_own(self, task_id: str) -> None:
+        """Release one task of this process, or end it."""
+        record = await self._claimed_by(self._runtime.worker, task_id)
+        if record is not None:
+            await self._settle(record, lost=False)
+
+    async def _claimed_by(self, worker: str, task_id: str) -> TaskRecord | None:
+        """The task, if it is still claimed by `worker`; a task that cannot be read costs the others nothing."""
         try:
             record = await self._runtime.store.get(task_id)
-            if record is None or record.worker != worker:
-                # Another process was first, and may have claimed it since. From here on the number of the run tells.
-                return
+        except StoreUnavailable:
+            raise
+        except Exception as exc:
+            self._troubles.note(task_id, exc)
+            return None
+        # Another process may have been first, and may have claimed it since. From here on the number of the run tells.
+        return record if record is not None and record.worker == worker else None
+
+    async def _settle(self, record: TaskRecord, *, lost: bool) -> None:
+        """Release a task, or end it; a failure with it costs the others nothing."""
+        try:
             policy = await self._policy_of(record)
             if self._runtime.claims.never_began(record):
                 await self._submit(await self._change(record, RunReleased(attempt=record.attempt, begun=False)))
@@ -130,11 +145,11 @@ class Recovery:
                 await self._submit(await self._change(record, self._verdict(record, policy, lost=lost)))
         except (UnknownTask, TransitionRefused):
             # Another process recovered it first, or its worker was only slow and has given it up.
-            logger.debug("task %s… was recovered by another process", task_id[:12])
+            logger.debug("task %s… was recovered by another process", record.id[:12])
         except StoreUnavailable:
             raise
         except Exception as exc:
-            self._troubles.note(task_id, exc)
+            self._troubles.note(record.id, exc)
 
     async def _change(self, record: TaskRecord, verdict: RunStopped | RunLost | RunReleased) -> TaskRecord:
         changes = self._runtime.changes
@@ -179,16 +194,3 @@ class Recovery:
             )
             return LostTooOften(record.name, times)
         return RunLost(attempt=record.attempt, wake_at=tried_again_at(record, policy, self._runtime.now()))
-
-
-def _patience(runtime: TaskRuntime) -> timedelta:
-    """For how long a heartbeat may be seen not to change.
-
-    In a fleet, where sweeps are rare, a beat is seen up to a sweep after it was made, and its absence up to a sweep
-    after the lease was over. So it is waited for that much less, and a death is found within the lease and one sweep. A
-    process that cannot renew has stopped its runs by then (`lease.STOPS_AFTER`).
-    """
-    lease = runtime.settings.lease_duration
-    if not runtime.engine.abilities.remote:
-        return lease
-    return max(lease - runtime.sweep_interval, lease * LEAST_PATIENCE)

@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import cached_property
-from typing import Any, Final, NoReturn, TypeAlias
+from subprocess import CompletedProcess
+from typing import Any, Final, NoReturn, TypeAlias, Unpack
 
 import anyio
 import anyio.lowlevel
@@ -36,6 +37,7 @@ from mcp_tasks.errors import (
 from mcp_tasks.quiet import quietly, short_id, what
 from mcp_tasks.runtime.alarms import Alarms
 from mcp_tasks.runtime.branches import Branches
+from mcp_tasks.runtime.child_process import ProcessOptions, kill_children, run_process
 from mcp_tasks.runtime.children import Children
 from mcp_tasks.runtime.context import asking_now, current_run
 from mcp_tasks.runtime.deliveries import Deliveries
@@ -114,8 +116,9 @@ class Run:
     async def execute(self, body: Body) -> None:
         """Run the tool and write down how it ended."""
         try:
-            # Lost while the task was being claimed: it is given up with the others, and its tool never began.
-            if self._host.lease.is_valid:
+            # Lost while the task was being claimed: it is given up with the others, and its tool never begins.
+            await self._host.lease.make_sure()
+            if self._host.lease.is_valid and self.life.counts:
                 await self._execute(body)
         finally:
             await self.recording.end()
@@ -244,8 +247,10 @@ class Run:
         if record.version <= self.record.version:
             return
         self.record = record
-        if record.is_final or (record.worker, record.attempt) != (self._host.worker, self.attempt):
+        if record.is_final:
             self.stop()
+        elif (record.worker, record.attempt) != (self._host.worker, self.attempt):
+            self.stop_at_once()
         elif self._questions is not None:
             self._questions.look(record)
 
@@ -256,6 +261,11 @@ class Run:
         if not returned:
             # Most runs end by themselves, and then there is nothing to cancel.
             self._cancel()
+
+    def stop_at_once(self) -> None:
+        """Stop the body and kill its child processes: another run of the task may have begun."""
+        self.stop()
+        kill_children(self)
 
     async def judge(self, verdict: RunStopped | ReplayMismatch) -> None:
         """End the task with a verdict, whatever the tool is doing."""
@@ -299,6 +309,11 @@ class Run:
         if not await self.recording.write_task() or not self.life.counts:
             # It is being stopped; what it does on its way out (in a `finally`) is not part of the task any more.
             await self.go_no_further()
+
+    async def run_process(self, command: Sequence[str], **options: Unpack[ProcessOptions]) -> CompletedProcess[bytes]:
+        """Run a command as a child process that ends with this run."""
+        await self.make_sure()
+        return await run_process(command, stopped=self.stopped, owners=(self, self._host), **options)
 
     async def give_up_again(self) -> NoReturn:
         """Wait to be cancelled by the tool, as in an earlier run."""

@@ -26,6 +26,7 @@ from mcp_tasks.engines.base import Engine, Slot
 from mcp_tasks.errors import AnswerRefused, StoreError, StoreUnavailable, VersionConflict
 from mcp_tasks.runtime.alarms import Alarms
 from mcp_tasks.runtime.changes import Changes
+from mcp_tasks.runtime.child_process import kill_children
 from mcp_tasks.runtime.claims import Claims
 from mcp_tasks.runtime.context import current_run, current_runtime
 from mcp_tasks.runtime.dispatch import Dispatch
@@ -34,7 +35,7 @@ from mcp_tasks.runtime.early import EarlyStart
 from mcp_tasks.runtime.janitor import Janitor
 from mcp_tasks.runtime.late_writes import LateWrites
 from mcp_tasks.runtime.launching import Launching, new_task_id
-from mcp_tasks.runtime.lease import Lease, uptime
+from mcp_tasks.runtime.lease import Lease, LeaseTimes, uptime
 from mcp_tasks.runtime.life import State
 from mcp_tasks.runtime.lookout import Lookout
 from mcp_tasks.runtime.narration import Narration
@@ -108,6 +109,7 @@ class TaskRuntime:
         self.limits: Limits = self.settings.within(limits or Limits())
         self.requires_owner = requires_owner
         self.sweep_interval: timedelta = self.settings.sweeps_every(remote=engine.abilities.remote)
+        self.lease_times: LeaseTimes = LeaseTimes.of(self.settings.lease_duration, self.sweep_interval)
         self.policy = policy
         self.namespace = namespace
         self.runs_tools = runs_tools
@@ -132,10 +134,11 @@ class TaskRuntime:
         self.reading: Reading = Reading(self)
         self.lookout: Lookout = Lookout(self)
         self.lease: Lease = Lease(
-            self.settings.lease_duration,
+            self.lease_times,
             heartbeat=lambda: store.heartbeat(self.worker, namespace=namespace),
             look=self.lookout.look,
             stop_runs=self._stop_work,
+            kill_children=lambda: kill_children(self),
             take_up=self.janitor.take_up,
             clock=uptime,
         )
@@ -145,6 +148,7 @@ class TaskRuntime:
         self._body = self.early.timed(body)
         self._runs: dict[str, Run] = {}
         self._services: list[asyncio.Task[None]] = []
+        self._keeping_lease: asyncio.Task[None] | None = None
         self._open = False
 
     @property
@@ -165,6 +169,8 @@ class TaskRuntime:
         try:
             if self.runs_tools:
                 await self.lease.renew()
+                # Before anything runs: the rest of the start may take longer than a lease.
+                self._keeping_lease = asyncio.create_task(self.lease.keep(), name="mcp-tasks-lease")
             tools = await self.dispatch.learn_tools()
             self.early.check(tools)
             await self.engine.start(self.execute if self.runs_tools else None, await self.dispatch.served(tools))
@@ -181,7 +187,7 @@ class TaskRuntime:
         }
         if self.runs_tools:
             draining = self.draining.keep_looking
-            services |= {"lease": self.lease.keep, "parking": self.parking.serve, "draining": draining}
+            services |= {"parking": self.parking.serve, "draining": draining}
         self._services = [
             asyncio.create_task(service(), name=f"mcp-tasks-{name}") for name, service in services.items()
         ]
@@ -206,11 +212,18 @@ class TaskRuntime:
         self.changes.end()
         self.observers.abandon()
         self._stop_services()
+        self.stop_keeping_lease()
         for run in self.runs():
             run.stop()
         await self.engine.stop(self.settings.stop_timeout)
         # What a real death leaves to the lease: here the process goes on, and would seem alive.
         await self.store.retire(self.worker)
+
+    def stop_keeping_lease(self) -> None:
+        """Send no more heartbeats: nothing runs in this process any more, as far as it can tell."""
+        if self._keeping_lease is not None:
+            self._keeping_lease.cancel()
+            self._keeping_lease = None
 
     def _stop_services(self) -> None:
         for service in self._services:

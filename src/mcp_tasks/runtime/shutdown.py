@@ -7,6 +7,8 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from mcp_tasks.errors import StoreError
+from mcp_tasks.runtime.child_process import has_children, kill_children
+from mcp_tasks.runtime.life import State
 from mcp_tasks.runtime.run import Run
 
 if TYPE_CHECKING:
@@ -16,6 +18,10 @@ logger: Final = logging.getLogger(__name__)
 
 DRAIN_LOOK = 0.05
 """Seconds between two looks for runs that only wait, while the process stops."""
+
+
+KILL_LIMIT = 1.0
+"""Seconds that a shutdown waits for the kernel to end what was killed: only what cannot be interrupted takes longer."""
 
 
 async def drain(runtime: TaskRuntime, hurry: asyncio.Event | None = None) -> None:
@@ -36,18 +42,52 @@ async def drain(runtime: TaskRuntime, hurry: asyncio.Event | None = None) -> Non
 
 
 async def hand_over(runtime: TaskRuntime) -> None:
-    """Give up every run that is left, and sign off. Nothing is claimed by this process from here on."""
-    for run in runtime.runs():
-        await _interrupt(run)
+    """Give up every run that is left, and sign off. Nothing is claimed by this process from here on.
+
+    The lease is kept meanwhile: a store that is slow may take longer than that to be told of every run.
+    """
     try:
+        # Also those that end while the children of others do.
+        runs = runtime.runs()
+        await _end_children(runtime)
+        for run in runs:
+            await _interrupt(run)
         await runtime.engine.stop(runtime.settings.stop_timeout)
         if runtime.claims.unconfirmed():
             await runtime.janitor.take_up()
+        runtime.stop_keeping_lease()
         await runtime.store.retire(runtime.worker)
     except StoreError as exc:
         logger.warning("could not sign off from the store: %s", exc)
     finally:
+        runtime.stop_keeping_lease()
+        kill_children(runtime)
         await runtime.store.close()
+
+
+async def _end_children(runtime: TaskRuntime) -> None:
+    """Stop the runs with child processes, and end those: once a run is given up, another process may begin it again."""
+    _stop_parents(runtime)
+    await _childless(runtime, runtime.settings.stop_timeout.total_seconds() / 2)
+    # Some may have started one meanwhile. A tool must not take the end of a child that we kill for an outcome.
+    _stop_parents(runtime)
+    kill_children(runtime)
+    # The kernel takes a moment.
+    await _childless(runtime, KILL_LIMIT)
+
+
+def _stop_parents(runtime: TaskRuntime) -> None:
+    for run in runtime.runs():
+        if has_children(run) and run.life.state is not State.RETURNED:
+            run.stop()
+
+
+async def _childless(runtime: TaskRuntime, limit: float) -> None:
+    """Return when no child process is left, or after so many seconds."""
+    loop = asyncio.get_running_loop()
+    until = loop.time() + limit
+    while has_children(runtime) and loop.time() < until:  # noqa: ASYNC110 - nothing tells when the last has ended
+        await asyncio.sleep(DRAIN_LOOK)
 
 
 async def _interrupt(run: Run) -> None:

@@ -124,7 +124,7 @@ class Steps:
                 # A step counts as running until it is recorded.
                 async with run.rest.stepping():
                     await run.make_sure()
-                    work = partial(_inside, name, call)
+                    work = partial(self._inside, name, call)
                     if not inspect.iscoroutinefunction(function):
                         work = partial(self._in_thread, name, kept_as, work)
                     return await self._do_and_record(result, place, kept_as, retry, work)
@@ -162,6 +162,15 @@ class Steps:
             raise cancelled
         return done.result()
 
+    async def _inside(self, name: str, call: Callable[[], Any]) -> Any:
+        # Before each attempt, as the process may have been paused since the last.
+        await self._run.make_sure()
+        token = step_at_work.set(name)
+        try:
+            return await call()
+        finally:
+            step_at_work.reset(token)
+
     async def _record_failure(self, result: ResultId, place: Place, exc: Exception) -> Exception:
         """Record that the step failed; the exception for the tool, the same one that a later run will get."""
         stored = keep_error(exc)
@@ -172,14 +181,6 @@ class Steps:
         run = self._run
         entry = step_entry(result, stored, place)
         await run.recording.record_in_turn(StepRecorded(attempt=run.attempt), entries=[entry])
-
-
-async def _inside(step: str, call: Callable[[], Any]) -> Any:
-    token = step_at_work.set(step)
-    try:
-        return await call()
-    finally:
-        step_at_work.reset(token)
 
 
 async def attempt(retry: Retry, call: Callable[[], Any]) -> Any:

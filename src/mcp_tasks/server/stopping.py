@@ -18,6 +18,8 @@ from functools import partial
 from types import FrameType
 from typing import Final, Self, TypeAlias
 
+from mcp_tasks.runtime.child_process import kill_children
+
 Handler: TypeAlias = Callable[[int, FrameType | None], object]
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -101,6 +103,8 @@ def hurried_by_sigterm() -> Generator[asyncio.Event]:
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         if hurry.is_set():
+            # The process ends here, and nothing that is registered for its end happens.
+            kill_children()
             signal.raise_signal(signal.SIGTERM)
 
 

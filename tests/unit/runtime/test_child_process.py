@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 import time
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import anyio
 import anyio.from_thread
@@ -16,9 +18,10 @@ import anyio.to_thread
 import pytest
 
 from harness.processes import send
-from mcp_tasks.core import TaskStatus
+from mcp_tasks.core import RunLost, RunStarted, TaskRecord, TaskStatus
 from mcp_tasks.runtime import Ending, Run, TaskContext, ToolPolicy, child_process, current_task
-from tests.unit.running import CLIENT, launch, ok, running, until_final
+from mcp_tasks.stores import MemoryStore
+from tests.unit.running import CLIENT, RERUN, launch, ok, running, until_final
 
 pytestmark = [
     pytest.mark.anyio,
@@ -197,3 +200,145 @@ async def test_a_command_that_ends_when_it_is_told_leaves_nobody_to_be_killed(tm
     with anyio.fail_after(10):
         await asyncio.wait({calling})
     assert calling.cancelled()
+
+
+# Groups and their numbers
+
+
+@pytest.fixture
+def signalled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The groups that were signalled. Each was ours when it was: its leader was there, at least as a zombie."""
+    groups: list[int] = []
+    send_to_group = os.killpg
+
+    def killpg(group: int, number: int) -> None:
+        # An error once the leader is reaped, after which its number may be another's.
+        os.waitid(os.P_PID, group, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        groups.append(group)
+        send_to_group(group, number)
+
+    monkeypatch.setattr(os, "killpg", killpg)
+    return groups
+
+
+# Leaves a process behind that has let go of all pipes, and ends.
+LEAVES = """
+import subprocess, sys
+quiet = dict(stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+print(subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"], **quiet).pid)
+"""
+
+
+async def test_what_a_command_leaves_running_ends_with_it(signalled: list[int]) -> None:
+    done = await current_task().run_process([*PYTHON, LEAVES])
+    assert await all_gone([int(done.stdout)])
+    assert len(set(signalled)) == 1
+    child_process.kill_children()
+    assert len(signalled) == 1, "what was reaped is not known to be ours any more"
+
+
+@pytest.mark.parametrize("deaf", ["nobody", "parent", "child"])
+async def test_a_group_is_signalled_only_while_it_is_known_to_be_ours(
+    deaf: str, tmp_path: Path, signalled: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(child_process, "TERMINATE_GRACE", 0.2)
+    calling = asyncio.ensure_future(TaskContext().run_process(family(tmp_path, deaf)))
+    pids = await pids_of_family(tmp_path)
+    calling.cancel()
+    await asyncio.wait({calling})
+    assert await all_gone(pids)
+    assert set(signalled) == {pids[0]}
+
+
+async def test_killing_all_children_ends_those_that_do_not_listen(tmp_path: Path) -> None:
+    calling = asyncio.ensure_future(TaskContext().run_process(family(tmp_path, "parent")))
+    pids = await pids_of_family(tmp_path)
+    child_process.kill_children()
+    assert await all_gone(pids)
+    assert (await calling).returncode == -signal.SIGKILL
+
+
+async def test_a_process_that_is_forked_leaves_the_children_of_the_other_alone(tmp_path: Path) -> None:
+    calling = asyncio.ensure_future(TaskContext().run_process(family(tmp_path)))
+    pids = await pids_of_family(tmp_path)
+    forked = os.fork()
+    if not forked:
+        child_process.kill_children()
+        os._exit(0)
+    await anyio.to_thread.run_sync(os.waitpid, forked, 0)
+    assert all(map(_is_there, pids))
+    calling.cancel()
+    assert await all_gone(pids)
+    await asyncio.wait({calling})
+
+
+async def test_an_event_loop_that_is_closed_leaves_no_child(tmp_path: Path) -> None:
+    async def program() -> None:
+        calling = asyncio.ensure_future(TaskContext().run_process(family(tmp_path, "parent")))
+        await pids_of_family(tmp_path)
+        assert not calling.done()
+
+    await anyio.to_thread.run_sync(asyncio.run, program())
+    assert await all_gone(await pids_of_family(tmp_path))
+
+
+async def test_a_long_input_that_is_not_read_to_its_end_is_no_error() -> None:
+    script = "import sys; print(len(sys.stdin.buffer.read(10)))"
+    done = await current_task().run_process([*PYTHON, script], input=b"x" * 10_000_000)
+    assert done.stdout == b"10\n"
+    script = "import sys; print(len(sys.stdin.buffer.read()))"
+    done = await current_task().run_process([*PYTHON, script], input=b"x" * 10_000_000)
+    assert done.stdout == b"10000000\n"
+
+
+async def test_a_child_process_of_a_run_whose_task_is_anothers_is_killed_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(child_process, "TERMINATE_GRACE", 3_600)
+
+    async def tool(run: Run) -> Ending:
+        return ok((await current_task().run_process(family(tmp_path, "parent"))).returncode)
+
+    async with running(tool, policy=RERUN) as runtime:
+        task = await launch(runtime)
+        pids = await pids_of_family(tmp_path)
+        record = await runtime.get(task.id, owner=None)
+        lost = RunLost(attempt=record.attempt), RunStarted(worker="another")
+        await runtime.changes.change(record, *lost, actor=CLIENT)
+        assert await all_gone(pids)
+
+
+class Watching(MemoryStore):
+    """Looks at processes when a task is given up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pids: list[int] = []
+        self.there: list[bool] = []
+
+    async def save(self, record: TaskRecord, **options: Any) -> TaskRecord:
+        if record.worker is None:
+            self.there += map(_is_there, self.pids)
+        return await super().save(record, **options)
+
+
+@pytest.mark.parametrize("sync", [False, True], ids=["async", "sync"])
+async def test_a_task_is_given_up_only_when_its_child_processes_have_ended(sync: bool, tmp_path: Path) -> None:
+    store = Watching()
+
+    def work() -> int:
+        return anyio.from_thread.run(current_task().run_process, family(tmp_path, "parent")).returncode
+
+    async def tool(run: Run) -> Ending:
+        if sync:
+            return ok(await anyio.to_thread.run_sync(work))
+        return ok((await current_task().run_process(family(tmp_path, "parent"))).returncode)
+
+    async with running(tool, store=store, policy=RERUN, stop_timeout=timedelta(seconds=0.4)) as runtime:
+        task = await launch(runtime)
+        store.pids = await pids_of_family(tmp_path)
+    assert store.there == [False, False]
+    record = await store.get(task.id)
+    assert record is not None
+    assert (record.worker, record.attempt) == (None, 1), "another process may run it"
+    assert await all_gone(store.pids)

@@ -15,6 +15,7 @@ from mcp_tasks.core import InputRequested, RunStarted, TaskStatus, apply
 from mcp_tasks.errors import StoreUnavailable, UnknownTask
 from mcp_tasks.runtime import Ending, Run
 from mcp_tasks.runtime.expiry import PER_SWEEP, SLICE
+from mcp_tasks.runtime.lease import LeaseTimes
 from mcp_tasks.runtime.queue_sweep import BATCH
 from mcp_tasks.stores import Forgotten, MemoryStore
 from mcp_tasks.stores.base import EVERYBODY
@@ -23,6 +24,7 @@ from tests.unit.losing import ANOTHER, HOUR, SECOND, claimed_by, sweep_for
 from tests.unit.processes import dead_worker, other_process
 from tests.unit.running import (
     ONCE,
+    QUIET,
     RERUN,
     FailingStore,
     PausingStore,
@@ -55,6 +57,9 @@ async def never_ending(run: Run) -> Ending:
     raise AssertionError("unreachable")
 
 
+SILENCE = timedelta(seconds=LeaseTimes.of(QUIET.lease_duration, HOUR).takeover)
+"""For how long a heartbeat stays the same before tasks are taken over."""
+
 TOOLS = {"again": Tool(at_once, RERUN), "once": Tool(at_once, ONCE)}
 
 
@@ -84,7 +89,7 @@ async def test_tasks_of_a_process_elsewhere_are_its_own_until_it_has_been_silent
     async with running(TOOLS, monotonic=monotonic) as runtime:
         await runtime.store.heartbeat("elsewhere", namespace="")
         again, once = await claimed_by(runtime, "elsewhere", "again"), await claimed_by(runtime, "elsewhere", "once")
-        await sweep_for(runtime, monotonic, HOUR - SECOND)
+        await sweep_for(runtime, monotonic, SILENCE - SECOND)
         assert (await runtime.get(again.id, owner=None)).worker == "elsewhere"
         await sweep_for(runtime, monotonic, SECOND)
         recovered = await until_final(runtime, again)
@@ -98,7 +103,7 @@ async def test_a_process_that_beats_keeps_its_tasks_however_late_it_is() -> None
         task = await claimed_by(runtime, "elsewhere", "once")
         for _ in range(5):
             await runtime.store.heartbeat("elsewhere", namespace="")
-            await sweep_for(runtime, monotonic, HOUR - SECOND)
+            await sweep_for(runtime, monotonic, SILENCE - SECOND)
         assert await runtime.get(task.id, owner=None) == task
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import subprocess
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import anyio
 import pytest
@@ -14,16 +17,22 @@ from mcp_tasks.core import JournalEntry, RunLost, RunStarted, TaskRecord, TaskRe
 from mcp_tasks.core.record import Outcome
 from mcp_tasks.errors import StoreUnavailable
 from mcp_tasks.runtime import Body, Ending, Run, Settings, TaskRuntime, ToolPolicy, current_task
+from mcp_tasks.runtime.lease import HEARTBEATS_PER_LEASE, LeaseTimes
 from mcp_tasks.runtime.life import State
+from mcp_tasks.runtime.steps import Retry
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.stores.shares import WorkLimits
-from tests.unit.running import CLIENT, ONCE, RERUN, launch, ok, running, settle, until, until_final
+from tests.unit.running import CLIENT, ONCE, RERUN, launch, ok, question, running, settle, until, until_final
 from tests.unit.virtual_time import SIMULATED, time_passes
 
 pytestmark = pytest.mark.anyio
 
 USUAL = Settings()
 LEASE = USUAL.lease_duration.total_seconds()
+TIMES = LeaseTimes.of(USUAL.lease_duration, timedelta(hours=1))
+SHORT = TIMES.stop - TIMES.heartbeat * 1.25
+"""An outage that begins just before a heartbeat, and ends before the runs are stopped."""
+
 LONG = 1_000.0
 """Seconds of simulated time after which a test that waits has failed."""
 
@@ -180,7 +189,7 @@ async def test_a_short_outage_stops_nothing() -> None:
         task = await at_work(one)
         for _ in range(10):
             net.down = True
-            await time_passes(LEASE / 2)
+            await time_passes(SHORT)
             net.down = False
             await time_passes(LEASE / 2)
         assert (await one.get(task.id, owner=None)).attempt == 1
@@ -241,3 +250,128 @@ async def test_two_machines_that_slept_together_take_nothing_from_each_other(gap
         records = [await one.get(task.id, owner=None) for task in tasks]
         assert [record.worker for record in records] == [one.worker, other.worker]
         assert log.lines == ["one starts run 1", "other starts run 1"]
+
+
+# Waking up
+
+
+class Sleeper:
+    """A tool that begins something when its machine has slept, and its task was taken over meanwhile."""
+
+    def __init__(self, begins: Callable[[Sleeper, Run], Awaitable[object]], net: Net) -> None:
+        self.net = net
+        self.machine = Machine()
+        self.begun: list[str] = []
+        self._begins = begins
+
+    async def body(self, run: Run) -> Ending:
+        """The tool."""
+        await self._begins(self, run)
+        raise AssertionError("nothing is begun")
+
+    async def sleep(self, run: Run) -> None:
+        """The machine sleeps, and another process takes the task."""
+        self.machine.slept += 8 * 3_600
+        record = run.record
+        taken = replace(record, worker="another", attempt=record.attempt + 1, version=record.version + 1)
+        await self.net.save(taken, expected=record.version)
+
+    async def step(self, run: Run) -> None:
+        """Begin a step."""
+        await self.sleep(run)
+        await run.step("pay", self._pay)
+
+    async def second_attempt(self, run: Run) -> None:
+        """Begin a step, and sleep between its first attempt and the next."""
+
+        async def pay() -> None:
+            if self.machine.slept:
+                self.begun.append("second attempt")
+            await self.sleep(run)
+            raise ValueError("not paid")
+
+        await run.step("pay", pay, retry=Retry(attempts=2, wait=timedelta(0)))
+
+    async def question(self, run: Run) -> None:
+        """Ask."""
+        await self.sleep(run)
+        await run.ask(question("Pay?"))
+
+    async def child(self, run: Run) -> None:
+        """Start a child process."""
+        await self.sleep(run)
+        await current_task().run_process(["pay"])
+
+    async def _pay(self) -> None:
+        self.begun.append("step")
+
+
+@pytest.mark.parametrize("begins", [Sleeper.step, Sleeper.second_attempt, Sleeper.question, Sleeper.child])
+async def test_a_run_that_wakes_up_and_has_lost_its_task_begins_nothing(
+    begins: Callable[[Sleeper, Run], Awaitable[object]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net = Net()
+    sleeper = Sleeper(begins, net)
+
+    def begin(*_: Any, **__: Any) -> None:
+        sleeper.begun.append("child process")
+
+    monkeypatch.setattr(subprocess, "Popen", begin)
+    async with process(sleeper.body, net, RERUN, sleeper.machine) as one:
+        task = await launch(one)
+        lost = await until(one, task, lambda record: record.worker == "another")
+        with anyio.fail_after(LONG):
+            while one.run_of(task.id) is not None:
+                await time_passes(0.1)
+        assert sleeper.begun == []
+        assert await one.get(task.id, owner=None) == lost, "nothing was written"
+
+
+# Beginning and stopping
+
+
+class SlowStore(Net):
+    """Takes its time for some of what it is asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.release_takes = 0.0
+        self.workers_take = 0.0
+
+    async def save(
+        self,
+        record: TaskRecord,
+        *,
+        expected: int,
+        entries: Sequence[JournalEntry] = (),
+        outcome: Outcome | None = None,
+        limits: WorkLimits | None = None,
+    ) -> TaskRecord:
+        if record.worker is None:
+            await time_passes(self.release_takes)
+        return await super().save(record, expected=expected, entries=entries, outcome=outcome, limits=limits)
+
+    async def workers(self, namespace: str) -> dict[str, int]:
+        await time_passes(self.workers_take)
+        return await super().workers(namespace)
+
+
+async def test_a_process_that_needs_long_to_hand_its_tasks_over_keeps_its_lease_meanwhile() -> None:
+    store, log = SlowStore(), Log()
+    async with process(log.body("other"), store) as other:
+        async with process(log.body("one"), store) as one:
+            tasks = [await at_work(one) for _ in range(5)]
+            store.release_takes = LEASE / 3
+        for task in tasks:
+            taken = await until(other, task, lambda record: record.worker == other.worker, LONG)
+            assert taken.lost == 0, "it was alive"
+
+
+async def test_a_process_that_needs_long_to_start_keeps_its_lease_meanwhile() -> None:
+    store, log = SlowStore(), Log()
+    store.workers_take = 5 * LEASE
+    async with process(log.body("one"), store) as one:
+        store.workers_take = 0.0
+        beats = (await store.workers(""))[one.worker]
+        assert beats > 5 * HEARTBEATS_PER_LEASE - 2
+        assert one.lease.is_valid

@@ -12,7 +12,15 @@ from typing import Any, TypeVar
 import anyio
 import pytest
 
-from mcp_tasks.core import InputRequested, JournalEntry, RunStarted, TaskRecord, TaskRequest, TaskStatus
+from mcp_tasks.core import (
+    InputRequested,
+    JournalEntry,
+    RunReleased,
+    RunStarted,
+    TaskRecord,
+    TaskRequest,
+    TaskStatus,
+)
 from mcp_tasks.errors import StoreUnavailable, TaskUnreadable
 from mcp_tasks.runtime import Ending, Run, TaskRuntime, ToolPolicy, current_task
 from mcp_tasks.runtime.claims import TRIES_TO_LOOK_UP
@@ -20,7 +28,7 @@ from mcp_tasks.runtime.idleness import LONGEST_PAUSE
 from mcp_tasks.runtime.queue_sweep import BATCH
 from mcp_tasks.runtime.recovery import PER_SWEEP, TROUBLES_BEFORE_THE_END
 from mcp_tasks.stores import MemoryStore
-from mcp_tasks.stores.base import EVERYBODY
+from mcp_tasks.stores.base import EVERYBODY, IdPage
 from mcp_tasks.testing import FakeClock
 from tests.unit.losing import ANOTHER, HOUR, SECOND, as_of_now, claimed_by, queued, sweep_for
 from tests.unit.running import (
@@ -225,6 +233,39 @@ async def test_a_task_that_another_process_recovered_and_runs_is_not_taken_from_
 
 
 # Rolling on
+
+
+class ReturningStore(MemoryStore):
+    """A silent worker comes back while its tasks are looked up, and claims one of them again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.returns: Callable[[], Awaitable[None]] | None = None
+
+    async def claimed(self, worker: str, *, cursor: str | None = None, limit: int) -> IdPage:
+        page = await super().claimed(worker, cursor=cursor, limit=limit)
+        if self.returns is not None and page.ids:
+            returns, self.returns = self.returns, None
+            await returns()
+        return page
+
+
+async def test_what_a_worker_claims_when_it_is_back_is_not_taken_from_it() -> None:
+    monotonic, store = Seconds(), ReturningStore()
+    async with running(never_ending, store=store, policy=RERUN, monotonic=monotonic) as runtime:
+        await store.heartbeat("elsewhere", namespace="")
+        task = await claimed_by(runtime, "elsewhere")
+
+        async def return_and_claim() -> None:
+            await store.heartbeat("elsewhere", namespace="")
+            record = await as_of_now(runtime, task)
+            again = RunReleased(attempt=record.attempt), RunStarted(worker="elsewhere")
+            await runtime.changes.change(record, *again, actor=ANOTHER)
+
+        store.returns = return_and_claim
+        await sweep_for(runtime, monotonic, HOUR)
+        record = await as_of_now(runtime, task)
+        assert (record.worker, record.attempt, record.lost) == ("elsewhere", 2, 0)
 
 
 async def test_tasks_that_cannot_be_recovered_here_do_not_hide_those_behind_them() -> None:

@@ -12,7 +12,7 @@ from mcp_tasks.core.record import Trial
 from mcp_tasks.errors import StoreUnavailable
 from mcp_tasks.runtime import Ending, Run, ToolPolicy
 from mcp_tasks.runtime.late_writes import Write
-from mcp_tasks.runtime.lease import Lease
+from mcp_tasks.runtime.lease import Lease, LeaseTimes
 from mcp_tasks.runtime.trials import MAX_TURNED_AWAY, Trials, is_guilty
 from mcp_tasks.testing import make_record
 from tests.unit.losing import claimed_by
@@ -76,10 +76,11 @@ async def test_work_begins_after_a_gap_only_once_the_store_was_looked_at(store_i
         said.append("heartbeat")
 
     lease = Lease(
-        timedelta(seconds=15),
+        LeaseTimes.of(timedelta(seconds=15), timedelta(seconds=3)),
         heartbeat=heartbeat,
         look=look,
         stop_runs=lambda: said.append("stop"),
+        kill_children=lambda: said.append("kill"),
         take_up=look,
         clock=lambda: time[0],
     )
@@ -87,8 +88,9 @@ async def test_work_begins_after_a_gap_only_once_the_store_was_looked_at(store_i
     assert said == [], "a good lease costs nothing"
     time[0] = 60.0
     await lease.make_sure()
-    assert said[0] == "look"
-    assert (said[-1], lease.is_valid) == (("stop", False) if store_is_away else ("heartbeat", True))
+    assert (said, lease.is_valid) == (
+        (["look", "stop"], False) if store_is_away else (["look", "heartbeat", "look"], True)
+    )
 
 
 @pytest.mark.anyio

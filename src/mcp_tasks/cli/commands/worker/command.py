@@ -21,6 +21,7 @@ from mcp_tasks.cli.terminal.exits import Exit, Problem
 from mcp_tasks.cli.terminal.views import print_json, say
 from mcp_tasks.errors import StoreError, UsageError
 from mcp_tasks.runtime import TaskRuntime
+from mcp_tasks.runtime.child_process import kill_children
 from mcp_tasks.server import Worker
 from mcp_tasks.stores import MemoryStore
 
@@ -199,6 +200,8 @@ def _end_line(worker: Worker) -> str:
 
 def _leave(code: Exit) -> NoReturn:
     """End now. A thread that does not stop would be waited for, and goes on with what is another's by now."""
+    # What is registered for the end of the process does not happen.
+    kill_children()
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()

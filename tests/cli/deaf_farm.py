@@ -1,0 +1,97 @@
+"""A server whose tools have child processes that do not listen to SIGTERM: `tests.cli.deaf_farm:make()`.
+
+`python -m tests.cli.deaf_farm HOW FILE` runs its tools in a program of an author's own, until the file is there. Then
+the program ends, or raises.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.from_thread
+from mcp.server import MCPServer
+
+from mcp_tasks import Tasks, current_task
+from tests.cli.farm import SETTINGS
+
+PYTHON = (sys.executable, "-S", "-c")
+
+DEAF = """
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+with open(sys.argv[1] + ".new", "w") as file:
+    file.write(str(os.getpid()))
+os.rename(sys.argv[1] + ".new", sys.argv[1])
+time.sleep(60)
+"""
+"""Writes its process id down, and works on whatever it is told."""
+
+PARENT = """
+import subprocess, sys, time
+subprocess.Popen([sys.executable, "-S", "-c", *sys.argv[1:]])
+time.sleep(60)
+"""
+"""Has such a child, and ends when it is told to."""
+
+
+def make() -> MCPServer[Any]:
+    """The server, for a process that works."""
+    return build(Tasks(settings=replace(SETTINGS, drain_timeout=timedelta(0))))
+
+
+def build(tasks: Tasks) -> MCPServer[Any]:
+    """The server with these tasks."""
+    server = MCPServer("farm", **tasks.wiring(), log_level="ERROR")
+
+    @server.tool()
+    @tasks.task(recover="rerun")
+    async def in_async(file: str) -> str:
+        return str(await current_task().run_process([*PYTHON, DEAF, file]))
+
+    @server.tool()
+    @tasks.task(recover="rerun")
+    def in_thread(file: str) -> str:
+        return str(anyio.from_thread.run(current_task().run_process, [*PYTHON, DEAF, file]))
+
+    @server.tool()
+    @tasks.task(recover="rerun")
+    async def in_step(file: str) -> str:
+        async def work() -> str:
+            return str(await current_task().run_process([*PYTHON, DEAF, file]))
+
+        return await current_task().step("work", work)
+
+    @server.tool()
+    @tasks.task(recover="rerun")
+    async def of_child(file: str) -> str:
+        return str(await current_task().run_process([*PYTHON, PARENT, DEAF, file]))
+
+    @server.tool()
+    @tasks.task(recover="rerun")
+    def block(file: str) -> str:
+        # A thread that does not look whether it should stop.
+        Path(file).write_text("0")
+        time.sleep(60)
+        return "never"
+
+    return server
+
+
+async def _main(how: str, file: str) -> None:
+    tasks = Tasks(settings=replace(SETTINGS, drain_timeout=timedelta(0)))
+    async with tasks.running(build(tasks)):
+        while not await anyio.Path(file).exists():  # noqa: ASYNC110 - another process makes it
+            await anyio.sleep(0.02)
+        if how == "raises":
+            raise RuntimeError("the author's own code")
+
+
+if __name__ == "__main__":
+    asyncio.run(_main(*sys.argv[1:]))

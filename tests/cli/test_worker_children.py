@@ -1,0 +1,111 @@
+"""No child process of a tool outlives the process that runs the tool, however that one comes to its end."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from signal import SIGKILL, SIGTERM
+
+import anyio
+import anyio.to_thread
+import pytest
+
+from harness.forking import fork
+from harness.rpc import Tasking
+from tests.cli.deaf_farm import build
+from tests.cli.running import LIMIT, Cli
+from tests.cli.working import is_there, serving_only, working
+
+pytestmark = pytest.mark.anyio
+
+SPEC = "tests.cli.deaf_farm:make()"
+KINDS = ("in_async", "in_thread", "in_step", "of_child")
+
+
+@pytest.fixture
+def url(cli: Cli, tmp_path: Path) -> str:
+    """A store that the commands of a test use too."""
+    cli.environment["MCP_TASKS_URL"] = url = f"sqlite:///{tmp_path / 'tasks.db'}"
+    return url
+
+
+async def started(client: Tasking, folder: Path, *tools: str) -> dict[str, int]:
+    """The process ids of the children, by the tool that started them."""
+    for tool in tools:
+        await client.create(tool, file=str(folder / tool))
+    for tool in tools:
+        await is_there(folder / tool)
+    return {tool: int((folder / tool).read_text()) for tool in tools}
+
+
+async def left(children: dict[str, int]) -> Sequence[str]:
+    """The tools whose children are still there, once the kernel had its time to end what was killed."""
+    until = time.monotonic() + 1.0
+    while there := [tool for tool, pid in children.items() if _is_there(pid)]:
+        if time.monotonic() > until:
+            for tool in there:
+                os.kill(children[tool], SIGKILL)
+            break
+        await anyio.sleep(0.02)
+    return there
+
+
+def _is_there(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in ("Z", "X")
+
+
+async def test_when_the_drain_is_over_no_child_is_left(cli: Cli, url: str, tmp_path: Path) -> None:
+    async with serving_only(url, build) as client:
+        with working(cli, "--drain", "0.2", spec=SPEC) as worker:
+            children = await started(client, tmp_path, *KINDS)
+            worker.send(SIGTERM)
+            assert await worker.ends() == 0
+            assert await left(children) == []
+            assert "4 handed back" in worker.said
+
+
+async def test_after_a_second_signal_no_child_is_left(cli: Cli, url: str, tmp_path: Path) -> None:
+    async with serving_only(url, build) as client:
+        with working(cli, "--drain", "3600", "--health", "127.0.0.1:0", spec=SPEC) as worker:
+            children = await started(client, tmp_path, *KINDS)
+            worker.send(SIGTERM)
+            await (await worker.health()).say("draining")
+            worker.send(SIGTERM)
+            assert await worker.ends() == 130
+            assert await left(children) == []
+
+
+async def test_beside_a_thread_that_does_not_stop_no_child_is_left(cli: Cli, url: str, tmp_path: Path) -> None:
+    async with serving_only(url, build) as client:
+        with working(cli, "--drain", "0", spec=SPEC) as worker:
+            children = await started(client, tmp_path, *KINDS, "block")
+            del children["block"]
+            worker.send(SIGTERM)
+            # It leaves at once, with `os._exit`: that thread would be waited for.
+            assert await worker.ends() == 0
+            assert "1 left behind in a thread that did not stop" in worker.said
+            assert await left(children) == []
+
+
+@pytest.mark.parametrize(("how", "code"), [("ends", 0), ("raises", 1)])
+async def test_when_a_program_of_the_authors_own_ends_no_child_is_left(
+    cli: Cli, url: str, tmp_path: Path, how: str, code: int
+) -> None:
+    async with serving_only(url, build) as client:
+        with (tmp_path / "log").open("wb") as log:
+            end = tmp_path / "end"
+            program = fork("tests.cli.deaf_farm", how, str(end), env=cli.environment, stdout=log, stderr=log)
+        try:
+            children = await started(client, tmp_path, *KINDS)
+            end.touch()
+            assert await anyio.to_thread.run_sync(program.wait, LIMIT) == code
+            assert await left(children) == []
+        finally:
+            program.kill()
+            program.wait()
