@@ -70,7 +70,11 @@ _MEANINGS: dict[str, tuple[type[StoreError], str]] = {
         "has something else where tasks are kept. Give the store a prefix of its own, or another database.",
     ),
     "LOADING": (StoreUnavailable, "is reading its data after a start. Try again."),
-    "OOM": (StoreUnavailable, "has no memory left. Raise its maxmemory, or remove tasks, and try again."),
+    "OOM": (
+        StoreUnavailable,
+        "has no memory left: it takes no new tasks and no results until there is room. Raise its maxmemory, or keep "
+        "results for a shorter time. Tasks that have expired are removed meanwhile.",
+    ),
     "MISCONF": (StoreUnavailable, "cannot write to its disk. Look at its log, and make room."),
     "READONLY": (StoreUnavailable, "is a replica, which takes no writes. Give the address of the primary."),
     "MASTERDOWN": (StoreUnavailable, "is a replica that has lost its primary. Try again."),

@@ -69,7 +69,7 @@ class RedisStore(Inspecting):
     Args:
         prefix: What the keys of this store begin with. Stores with different prefixes share a server and nothing else.
         codec: How what is kept of a task becomes bytes; give it a cipher to have it encrypted.
-        max_connections: Round trips at a time; more wait for their turn.
+        max_connections: Round trips at a time; more wait for their turn. The heartbeat has a connection of its own.
         timeout: How long one attempt at a round trip may take.
 
     Attributes:
@@ -92,12 +92,10 @@ class RedisStore(Inspecting):
         check_duration("timeout", timeout)
         if codec is not None:
             check_instance("codec", codec, Codec)
-        self._connection = Connection(
-            url,
-            prefix=b"{" + prefix.encode() + b"}:",
-            max_connections=max_connections,
-            timeout=timeout.total_seconds(),
-        )
+        keys, seconds = b"{" + prefix.encode() + b"}:", timeout.total_seconds()
+        self._connection = Connection(url, prefix=keys, max_connections=max_connections, timeout=seconds)
+        # A connection of its own: however many calls wait for theirs, a process that is alive says so in time.
+        self._pulse = Connection(url, prefix=keys, max_connections=1, timeout=seconds)
         self._codec = codec or Codec()
         self._notifier = RedisNotifier(self._connection)
         self._reads = Reads(self._connection)
@@ -111,7 +109,7 @@ class RedisStore(Inspecting):
     @property
     def round_trips(self) -> int:
         """How many round trips were made."""
-        return self._connection.round_trips
+        return self._connection.round_trips + self._pulse.round_trips
 
     async def open(self, namespace: str = "") -> None:
         """Reach the server, and look at whether it keeps what it is given."""
@@ -127,12 +125,14 @@ class RedisStore(Inspecting):
                 with anyio.CancelScope(shield=True):
                     await self._connection.close()
                 raise
+            self._pulse.open()
 
     async def close(self) -> None:
         """Finish what was asked for and let go of the connections."""
         with anyio.CancelScope(shield=True):
             async with self._turn:
                 await self._notifier.stop()
+                await self._pulse.close()
                 await self._connection.close()
 
     async def create(
@@ -332,7 +332,7 @@ class RedisStore(Inspecting):
 
     async def heartbeat(self, worker: str, *, namespace: str) -> None:
         """Renew the lease of `worker`."""
-        await self._connection.run("heartbeat", to_bytes(worker), names.name("beats", namespace))
+        await self._pulse.run("heartbeat", to_bytes(worker), names.name("beats", namespace))
 
     async def workers(self, namespace: str) -> dict[str, int]:
         """Every worker that beats for the namespace or has a task in it, and how often it has beaten."""

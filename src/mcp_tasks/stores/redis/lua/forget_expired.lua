@@ -18,6 +18,9 @@ for _ = 1, looks do
   end
   local id = string.sub(member, 17)
   local row = call('HMGET', P .. 't:' .. id, 'v', 'o', 'n', 's')
+  -- First: a server without memory refuses a script at its first write, unless that one only frees memory. Also where
+  -- the task's places are damaged.
+  call('ZREM', P .. 'expiring', member)
   if row[1] then
     found[#found + 1] = states and { row[1], id, row[2], row[3], row[4] } or { row[1], id }
     forget(id)
@@ -25,7 +28,5 @@ for _ = 1, looks do
     reindex(id, unpacked(call('HGET', P .. 'left', id)), false, NOWHERE, false)
     call('HDEL', P .. 'left', id)
   end
-  -- Also where its places are damaged.
-  call('ZREM', P .. 'expiring', member)
 end
 return { 0, found }
