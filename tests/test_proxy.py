@@ -20,6 +20,7 @@ from mcp_tasks.errors import StoreUnavailable, VersionConflict
 from mcp_tasks.stores.base import Store
 from mcp_tasks.stores.postgres import PostgresStore
 from mcp_tasks.stores.redis import RedisStore
+from mcp_tasks.stores.repeats import new_write_id
 from mcp_tasks.testing import make_record, make_request
 
 pytestmark = pytest.mark.anyio
@@ -57,7 +58,7 @@ async def store(place: Place, proxy: Proxy) -> AsyncIterator[Store]:
 
 
 async def test_a_write_is_carried_out_and_its_answer_lost(proxy: Proxy, store: Store) -> None:
-    record = make_record()
+    record = make_record().written(new_write_id())
     proxy.lose(then_cut=True)
     with pytest.raises(StoreUnavailable):
         await store.create(record, REQUEST)
@@ -68,7 +69,8 @@ async def test_a_write_is_carried_out_and_its_answer_lost(proxy: Proxy, store: S
     # Often enough for drivers that send a statement's text only the first few times.
     for version in range(2, 12):
         proxy.lose()
-        await store.save(replace(record, version=version), expected=version - 1, entries=[STEP])
+        record = replace(record, version=version).written(new_write_id())
+        await store.save(record, expected=version - 1, entries=[STEP])
         assert (await store.versions([record.id]))[record.id] == version
         assert len(await store.journal(record.id)) == version - 1
     assert proxy.lost == 11

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 from mcp_tasks.core.record import DEFAULT_QUEUE, TaskRecord
 from mcp_tasks.engines.base import Lane, Route, Serves, WritesJobs
-from mcp_tasks.errors import StoreError
+from mcp_tasks.errors import StoreError, StoreUnavailable
 from mcp_tasks.quiet import quietly
 from mcp_tasks.runtime.policy import ToolPolicy
 from mcp_tasks.stores.shares import Handing, Ready, Share, WorkLimits
@@ -187,6 +187,8 @@ class Dispatch:
             self._reason.clear()
             try:
                 await self.hand_out()
+            except StoreUnavailable as exc:
+                logger.debug("queued tasks could not be handed out: %s", exc)
             except StoreError as exc:
                 logger.warning("queued tasks could not be handed out: %s", exc)
             except Exception:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from datetime import datetime
 from typing import Protocol
@@ -47,6 +48,11 @@ class Host(Protocol):
     @property
     def describe(self) -> Callable[[Exception], JsonObject]:
         """An exception as the JSON-RPC error that a client sees."""
+        ...
+
+    @property
+    def progress_turns(self) -> asyncio.Semaphore:
+        """Limits how many progress reports are being written at a time."""
         ...
 
     @property

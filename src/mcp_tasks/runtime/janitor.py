@@ -2,18 +2,22 @@
 
 Every process does all of it for its own namespace, without an election: each act is a compare-and-swap, and doing it
 twice does nothing. A sweep looks at a bounded number of tasks and goes on where the last one ended, so that no backlog
-of one kind keeps another from its turn. What goes wrong with one task costs that task only. A process that runs no
-tools keeps house like the others; what it would start, it can only hand to an engine that carries it elsewhere."""
+of one kind keeps another from its turn. What goes wrong with one task costs that task only, and a kind of sweep that
+fails does not keep the others from running. Only expiry needs no lease: an expired task has no run.
+
+A process that runs no tools keeps house like the others; what it would start, it can only hand to an engine that
+carries it elsewhere."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Protocol
 
 import anyio
 
-from mcp_tasks.errors import StoreError
+from mcp_tasks.errors import StoreError, StoreUnavailable
 from mcp_tasks.quiet import quietly
 from mcp_tasks.runtime.ageing import Ageing
 from mcp_tasks.runtime.expiry import Expiry
@@ -60,11 +64,15 @@ class Janitor:
         self.queue: QueueSweep = QueueSweep(runtime)
         self.expiry: Expiry = Expiry(runtime)
         self.ageing: Ageing = Ageing(runtime)
-        self._parts: tuple[Part, ...] = (self.recovery, runtime.dispatch, self.queue, self.expiry, self.ageing)
+        # Expiry first: on a store that is full, it makes the room that all others need.
+        self._parts: tuple[Part, ...] = (self.expiry, self.recovery, runtime.dispatch, self.queue, self.ageing)
 
-    async def recover_lost(self) -> None:
-        """Take tasks from processes that are dead."""
-        await self.recovery.sweep()
+    async def begin(self) -> None:
+        """Look for what an earlier process left. A store that is full or read-only does not keep this one from
+        starting: its sweeps may be what makes room."""
+        for act in (self.recovery.sweep, self.start_waiting):
+            with suppress(StoreUnavailable):
+                await act()
 
     async def start_waiting(self) -> None:
         """Hand to the engine what waits in the store."""
@@ -90,7 +98,8 @@ class Janitor:
         sweeps = 0
         while True:
             await self._catch_up(anyio.current_time() + self._runtime.sweep_interval.total_seconds())
-            await self._guarded(self.sweep)
+            for part in self._parts:
+                await self._guarded(part.sweep, needs_lease=part is not self.expiry)
             sweeps += 1
             if sweeps % ORPHANS_EVERY == 0:
                 await self._guarded(self.recovery.release_orphans)
@@ -101,14 +110,16 @@ class Janitor:
             behind = [part for part in self._parts if part.is_behind]
             await anyio.sleep(min(left, CATCHING_UP) if behind else left)
             for part in behind:
-                await self._guarded(part.catch_up)
+                await self._guarded(part.catch_up, needs_lease=part is not self.expiry)
 
-    async def _guarded(self, act: Callable[[], Awaitable[None]]) -> None:
-        """Do it, if this process may act; whatever goes wrong, the next sweep comes."""
-        if not self._runtime.lease.is_valid:
+    async def _guarded(self, act: Callable[[], Awaitable[None]], *, needs_lease: bool = True) -> None:
+        """Do it, if this process may act; whatever goes wrong, the others have their turn, and the next sweep comes."""
+        if needs_lease and not self._runtime.lease.is_valid:
             return
         try:
             await act()
+        except StoreUnavailable as exc:
+            logger.debug("a sweep did not finish: %s", exc)
         except StoreError as exc:
             logger.warning("a sweep did not finish: %s", exc)
         except Exception:

@@ -17,6 +17,7 @@ from mcp_tasks.core.pacing import is_expired
 from mcp_tasks.core.record import TaskRecord, TaskRequest
 from mcp_tasks.engines.base import ReservedSlot, ReservesSlots
 from mcp_tasks.errors import KeyTaken, LimitExceeded, OwnerRequired, StoreUnavailable
+from mcp_tasks.runtime.patience import until_available
 from mcp_tasks.runtime.policy import ToolPolicy
 from mcp_tasks.stores.inspecting import FindsKeys
 from mcp_tasks.stores.repeats import new_write_id
@@ -76,7 +77,7 @@ class Launching:
         if not owner and runtime.requires_owner:
             raise OwnerRequired(f"a task of {request.name!r} has to have an owner on this server, and none is named")
         try:
-            admitted = await runtime.quota.admit(owner, inside=parent is not None)
+            admitted = await until_available(lambda: runtime.quota.admit(owner, inside=parent is not None))
         except LimitExceeded:
             # Who comes for a task that is there already makes none, however many there are.
             standing = None if key is None else await self._standing(key, owner, fingerprint, until_end=key_until_end)
@@ -149,8 +150,8 @@ class Launching:
             started = await runtime.early.start(slot, record, request, policy, create)
             if started is not None:
                 return started
-        handing = runtime.dispatch.handing(record)
-        created = await create(record, request, handing=handing)
+        handing, write = runtime.dispatch.handing(record), new_write_id()
+        created = await until_available(lambda: create(record, request, handing=handing, write=write))
         if created.id == record.id:
             await runtime.dispatch.created(created, handing)
         return created
@@ -185,14 +186,23 @@ class Launching:
     ) -> TaskRecord:
         runtime = self._runtime
         started, write = RunStarted(worker=runtime.worker, tool_version=policy.version), new_write_id(run=True)
-        created = record
-        try:
+        created, is_unconfirmed = record, False
+
+        async def make() -> None:
+            nonlocal created, is_unconfirmed
             # Shielded: a request that is given up now would leave a task that is ours, and that we do not run.
             with anyio.CancelScope(shield=True):
-                created = await create(record, request, started, write=write)
-        except BaseException as exc:
+                try:
+                    created = await create(record, request, started, write=write)
+                except StoreUnavailable as exc:
+                    is_unconfirmed = is_unconfirmed or exc.may_have_happened
+                    raise
+
+        try:
+            await until_available(make)
+        except BaseException:
             slot.release()
-            if isinstance(exc, StoreUnavailable) and exc.may_have_happened:
+            if is_unconfirmed:
                 runtime.claims.add_unconfirmed(record.id, write)
             raise
         if created.id != record.id or (created.worker, created.attempt) != (runtime.worker, 1):

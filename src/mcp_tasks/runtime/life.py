@@ -115,6 +115,11 @@ class Life:
         return self.state not in (State.STOPPING, State.JUDGED, State.ENDED)
 
     @property
+    def in_body(self) -> bool:
+        """Whether the tool has been entered, and has neither returned nor been stopped."""
+        return self.state in (State.WORKING, State.WAITING, State.PARKING)
+
+    @property
     def is_waiting(self) -> bool:
         """Whether all that is known of the run waits."""
         return self.state is State.WAITING

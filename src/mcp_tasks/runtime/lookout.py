@@ -30,6 +30,9 @@ logger: Final = logging.getLogger(__name__)
 MAX_UNSEEN = 100
 """Tasks that may wait to be looked at, because they may be queued. Sweeps find those beyond it."""
 
+AT_ONCE = 10
+"""Runs that are compared with their rows at a time."""
+
 
 class Lookout:
     """Watches the store for one runtime."""
@@ -76,11 +79,17 @@ class Lookout:
         Raises:
             StoreError: The store could not be read.
         """
-        runs, hints = self._runtime.runs(), self._runtime.hints
-        versions = await self._runtime.store.versions({run.record.id for run in runs} | set(hints.listened()))
-        for run in runs:
-            if run.recording.is_written and versions.get(run.record.id) != run.record.version:
-                await self._refresh(run)
+        known, hints = {run: run.record.version for run in self._runtime.runs()}, self._runtime.hints
+        versions = await self._runtime.store.versions({run.record.id for run in known} | set(hints.listened()))
+        # A version that was written here while the store was being asked is no news.
+        news = [
+            run
+            for run, version in known.items()
+            if run.recording.is_written and not version <= versions.get(run.record.id, 0) <= run.record.version
+        ]
+        # Several at a time: the lease may wait for this, and the store may be slow.
+        for start in range(0, len(news), AT_ONCE):
+            await asyncio.gather(*map(self._refresh, news[start : start + AT_ONCE]))
         for task_id in hints.listened():
             if task_id in versions and versions[task_id] != self._seen.get(task_id):
                 hints.put(Hint(task_id, versions[task_id]))

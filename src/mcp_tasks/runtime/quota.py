@@ -9,6 +9,7 @@ make within those seconds, and nobody is refused for what is not there any more.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, suppress
@@ -54,8 +55,10 @@ class Quota:
         self._limits = limits
         self._usage = usage
         self._clock = clock
+        # Looks are made in it, and not in the context of a tool that starts a child: others may wait for the same look.
+        self._context = contextvars.copy_context()
         self._has_owner_limit = limits.owner_open_tasks is not None or limits.owner_stored_bytes is not None
-        self._all = None if limits.open_tasks is None else _Account(EVERYBODY, usage, clock)
+        self._all = None if limits.open_tasks is None else _Account(EVERYBODY, usage, clock, self._context)
         self._owners: OrderedDict[str, _Account] = OrderedDict()
 
     async def admit(self, owner: str | None, *, inside: bool = False) -> Admission:
@@ -87,7 +90,7 @@ class Quota:
     def _account(self, owner: str) -> _Account:
         account = self._owners.get(owner)
         if account is None:
-            account = self._owners[owner] = _Account(OwnedBy(owner), self._usage, self._clock)
+            account = self._owners[owner] = _Account(OwnedBy(owner), self._usage, self._clock, self._context)
             if len(self._owners) > MOST_OWNERS:
                 self._owners.popitem(last=False)
         else:
@@ -151,14 +154,32 @@ class _Account:
         written: Bytes that have.
     """
 
-    __slots__ = ("_asked_at", "_clock", "_look", "_usage", "_whose", "being_made", "known", "made", "written")
+    __slots__ = (
+        "_asked_at",
+        "_clock",
+        "_context",
+        "_look",
+        "_usage",
+        "_whose",
+        "being_made",
+        "known",
+        "made",
+        "written",
+    )
 
-    def __init__(self, whose: Owners, usage: Callable[[Owners], Awaitable[Usage]], clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        whose: Owners,
+        usage: Callable[[Owners], Awaitable[Usage]],
+        clock: Callable[[], float],
+        context: contextvars.Context,
+    ) -> None:
         self._whose = whose
         self._usage = usage
         self._clock = clock
         self._asked_at = float("-inf")
         self._look: asyncio.Task[None] | None = None
+        self._context = context
         self.known: Usage | None = None
         self.being_made: int = 0
         self.made: int = 0
@@ -194,7 +215,8 @@ class _Account:
 
     def _begin_look(self) -> asyncio.Task[None]:
         if self._look is None or self._look.done():
-            self._look = asyncio.create_task(self._ask(), name="mcp-tasks-quota")
+            asking = asyncio.create_task(self._ask(), name="mcp-tasks-quota", context=self._context.copy())
+            self._look = asking
             self._look.add_done_callback(_seen)
         return self._look
 

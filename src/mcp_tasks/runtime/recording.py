@@ -9,23 +9,22 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 from weakref import proxy
 
 from mcp_tasks.core.actor import Actor
 from mcp_tasks.core.events import Event, RunReleased, StepRecorded
 from mcp_tasks.core.journal import JournalEntry
-from mcp_tasks.core.pacing import backoff
 from mcp_tasks.core.record import Outcome, TaskRecord, WriteId
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.errors import StaleRun, StoreUnavailable, UnknownTask, ValueNotStorable, VersionConflict
 from mcp_tasks.runtime.early import TURNS, Unwritten
 from mcp_tasks.runtime.late_writes import Write
 from mcp_tasks.runtime.life import State
+from mcp_tasks.runtime.patience import pause_after, until_available
 from mcp_tasks.runtime.replay import GIVEN_UP, Place, Replay, ResultId, done_entry
 from mcp_tasks.runtime.uncancelled import uncancelled
 from mcp_tasks.stores.repeats import new_write_id
@@ -151,7 +150,7 @@ class Recording:
     async def journal(self, *, after: int) -> Sequence[JournalEntry]:
         """What the task's journal has beyond `after`, as soon as the store gives it."""
         task_id = self._run.record.id
-        return await self._patiently(lambda: self._host.store.journal(task_id, after=after), "read the journal")
+        return await until_available(lambda: self._host.store.journal(task_id, after=after), self._run)
 
     def _by_tool(
         self, events: Sequence[Event], entries: Sequence[JournalEntry] = (), outcome: Outcome | None = None
@@ -175,20 +174,16 @@ class Recording:
         return written
 
     async def _write_patiently(self, write: Write) -> bool:
-        return await self._patiently(lambda: self._write(write, repeats=True), "be written")
-
-    async def _patiently(self, work: Callable[[], Awaitable[Any]], what: str) -> Any:
         failures = 0
         while True:
             try:
-                return await work()
+                return await self._write(write, repeats=True)
             except StoreUnavailable as exc:
-                logger.warning("task %s… cannot %s yet: %s", self._run.record.id[:12], what, exc)
+                logger.debug("task %s… cannot be written yet: %s", self._run.record.id[:12], exc)
             if not self._run.life.counts and self._run.life.state is not State.JUDGED:
                 return False
-            pause = backoff(failures, base=timedelta(milliseconds=100), limit=timedelta(seconds=5))
             failures += 1
-            await asyncio.sleep(pause.total_seconds())
+            await asyncio.sleep(pause_after(failures))
 
     async def _write(self, write: Write, *, repeats: bool = False) -> bool:
         """One attempt to write it; with `repeats`, another follows if the store is not available.

@@ -189,7 +189,7 @@ class Run:
         """Keep the newest progress; it reaches the store at once or a moment later, never per call."""
         if self._progress is None:
             pause, longest = self._host.settings.progress_interval, self.limits.status_message_bytes
-            self._progress = ProgressThrottle(self._write_progress, pause, longest)
+            self._progress = ProgressThrottle(self._write_progress, pause, self._host.progress_turns, longest)
         if self._progress.put(progress):
             self.help(self._progress.flush())
         await anyio.lowlevel.checkpoint()

@@ -24,6 +24,7 @@ from mcp_tasks.core.record import Outcome, TaskRecord, TaskRequest
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.engines.base import Engine, Slot
 from mcp_tasks.errors import AnswerRefused, StoreError, StoreUnavailable, VersionConflict
+from mcp_tasks.runtime import progress
 from mcp_tasks.runtime.alarms import Alarms
 from mcp_tasks.runtime.changes import Changes
 from mcp_tasks.runtime.child_process import kill_children
@@ -41,6 +42,7 @@ from mcp_tasks.runtime.lookout import Lookout
 from mcp_tasks.runtime.narration import Narration
 from mcp_tasks.runtime.observing import Observer, Observers
 from mcp_tasks.runtime.parking import Parking
+from mcp_tasks.runtime.patience import patient
 from mcp_tasks.runtime.policy import Settings, ToolPolicy
 from mcp_tasks.runtime.quota import Quota
 from mcp_tasks.runtime.reading import Reading
@@ -103,7 +105,7 @@ class TaskRuntime:
         monotonic: Callable[[], float] = time.monotonic,
         uptime: Callable[[], float] = uptime,
     ) -> None:
-        self.store = store
+        self.store: Store = patient(store)
         self.engine = engine
         self.settings: Settings = settings or Settings()
         self.limits: Limits = self.settings.within(limits or Limits())
@@ -121,13 +123,14 @@ class TaskRuntime:
         self.monotonic = monotonic
         self.tracing = tracing
         self.observers: Observers = Observers((Narration(), *observers))
-        self.quota: Quota = Quota(self.limits, lambda whose: store.usage(namespace, whose), monotonic)
+        self.quota: Quota = Quota(self.limits, lambda whose: self.store.usage(namespace, whose), monotonic)
         self.changes: Changes = Changes(
-            store, clock=clock, observers=self.observers, saw=self._saw, origin=self, grew=self.quota.grew
+            self.store, clock=clock, observers=self.observers, saw=self._saw, origin=self, grew=self.quota.grew
         )
         self.late_writes: LateWrites = LateWrites(self.changes)
         self.alarms: Alarms = Alarms(clock)
         self.parking: Parking = Parking(current_run, WaitingRoom(self.settings.max_waiting_runs))
+        self.progress_turns: asyncio.Semaphore = asyncio.Semaphore(progress.AT_ONCE)
         self.dispatch: Dispatch = Dispatch(self)
         self.janitor: Janitor = Janitor(self)
         self.claims: Claims = Claims(self)
@@ -135,7 +138,7 @@ class TaskRuntime:
         self.lookout: Lookout = Lookout(self)
         self.lease: Lease = Lease(
             self.lease_times,
-            heartbeat=lambda: store.heartbeat(self.worker, namespace=namespace),
+            heartbeat=lambda: self.store.heartbeat(self.worker, namespace=namespace),
             look=self.lookout.look,
             stop_runs=self._stop_work,
             kill_children=lambda: kill_children(self),
@@ -174,8 +177,7 @@ class TaskRuntime:
             tools = await self.dispatch.learn_tools()
             self.early.check(tools)
             await self.engine.start(self.execute if self.runs_tools else None, await self.dispatch.served(tools))
-            await self.janitor.recover_lost()
-            await self.janitor.start_waiting()
+            await self.janitor.begin()
         except BaseException:
             await self.stop()
             raise
@@ -416,7 +418,7 @@ class TaskRuntime:
                 self.dispatch.ended(run.policy)
         except StoreUnavailable as exc:
             # The record is as it was, or says who has it; the janitor will come by.
-            logger.warning("task %s… could not be run now: %s", task_id[:12], exc)
+            logger.debug("task %s… could not be run now: %s", task_id[:12], exc)
         except Exception as exc:
             self.janitor.note_trouble(task_id, exc)
 

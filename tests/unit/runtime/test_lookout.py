@@ -5,11 +5,13 @@ In all of these a sweep comes once an hour. They begin when every process listen
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ from mcp_tasks.stores.hints import LocalNotifier
 from mcp_tasks.stores.sqlite import SqliteStore
 from tests.unit.running import (
     CLIENT,
+    LIMIT,
     UnreliableStore,
     answer,
     create,
@@ -482,3 +485,46 @@ async def test_hints_that_end_are_listened_to_again(caplog: pytest.LogCaptureFix
     async with running(at_once, store=HangingUpStore()):
         await until_so(lambda: notifier.listeners == 2)
     assert "hints are not followed" not in caplog.text, "that was no failure"
+
+
+class SlowVersions(MemoryStore):
+    """Gives versions that it read a while ago, and counts the records that are read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads = 0
+        self.asked, self.answers = asyncio.Event(), asyncio.Event()
+
+    async def versions(self, task_ids: Collection[str]) -> dict[str, int]:
+        found = await super().versions(task_ids)
+        self.asked.set()
+        await self.answers.wait()
+        return found
+
+    async def get(self, task_id: str) -> TaskRecord | None:
+        self.reads += 1
+        return await super().get(task_id)
+
+
+async def test_what_a_run_writes_while_the_store_is_being_asked_is_no_news() -> None:
+    store, reports, reported = SlowVersions(), asyncio.Event(), asyncio.Event()
+
+    async def reporting(run: Run) -> Ending:
+        await reports.wait()
+        await run.step("one", partial(asyncio.sleep, 0))
+        reported.set()
+        await anyio.sleep_forever()
+        raise AssertionError("unreachable")
+
+    async with running(reporting, store=store) as runtime:
+        task = await launch(runtime)
+        await until(runtime, task, lambda record: record.worker is not None)
+        looking = asyncio.create_task(runtime.lookout.look())
+        await store.asked.wait()
+        reports.set()
+        with anyio.fail_after(LIMIT):
+            await reported.wait()
+        store.reads = 0
+        store.answers.set()
+        await looking
+        assert store.reads == 0

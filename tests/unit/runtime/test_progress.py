@@ -10,7 +10,7 @@ import pytest
 from mcp_tasks.core import Progress
 from mcp_tasks.core.text import LONGEST_MESSAGE
 from mcp_tasks.errors import StoreUnavailable
-from mcp_tasks.runtime.progress import ProgressThrottle
+from mcp_tasks.runtime.progress import AT_ONCE, LONGEST, ProgressThrottle
 from tests.unit.running import settle
 from tests.unit.virtual_time import SIMULATED, time_passes
 
@@ -28,11 +28,13 @@ def anyio_backend() -> tuple[str, dict[str, object]]:
 class Reporting:
     """A run that reports, and what of it was written."""
 
-    def __init__(self) -> None:
+    def __init__(self, turns: asyncio.Semaphore | None = None) -> None:
         self.written: list[float] = []
         self.refuses: Exception | None = None
         self.is_over = False
-        self.throttle = ProgressThrottle(self._write, PAUSE)
+        self.hangs = False
+        self.writing = 0
+        self.throttle = ProgressThrottle(self._write, PAUSE, turns or asyncio.Semaphore(AT_ONCE))
         self.flushing: set[asyncio.Task[None]] = set()
 
     def report(self, *numbers: float) -> None:
@@ -41,6 +43,12 @@ class Reporting:
                 self.flushing.add(asyncio.create_task(self.throttle.flush()))
 
     async def _write(self, progress: Progress) -> bool:
+        self.writing += 1
+        try:
+            if self.hangs:
+                await asyncio.Event().wait()
+        finally:
+            self.writing -= 1
         if self.refuses is not None:
             raise self.refuses
         self.written.append(progress.progress)
@@ -82,12 +90,9 @@ async def test_what_was_not_written_yet_goes_with_the_outcome() -> None:
     assert run.written == [1], "it is written once"
 
 
-@pytest.mark.parametrize("refusal", [StoreUnavailable("full"), TypeError("no JSON")], ids=["away", "no JSON"])
-async def test_a_report_that_cannot_be_written_is_dropped_and_the_next_is_not(
-    refusal: Exception, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_report_that_cannot_be_stored_is_dropped_and_the_next_is_not(caplog: pytest.LogCaptureFixture) -> None:
     run = Reporting()
-    run.refuses = refusal
+    run.refuses = TypeError("no JSON")
     run.report(1)
     await settle()
     run.refuses = None
@@ -95,6 +100,47 @@ async def test_a_report_that_cannot_be_written_is_dropped_and_the_next_is_not(
     await time_passes(2 * PAUSE.total_seconds())
     assert run.written == [2]
     assert "progress is not stored" in caplog.text
+
+
+async def test_a_report_that_the_store_did_not_take_is_written_later_unless_there_is_a_newer_one() -> None:
+    run = Reporting()
+    run.refuses = StoreUnavailable("away")
+    run.report(1)
+    await time_passes(10 * PAUSE.total_seconds())
+    run.report(2)
+    await time_passes(10 * PAUSE.total_seconds())
+    assert len(run.flushing) == 1, "it is tried again by the one that writes"
+    run.refuses = None
+    await time_passes(10 * PAUSE.total_seconds())
+    assert run.written == [2]
+
+
+async def test_a_write_that_hangs_is_given_up() -> None:
+    run = Reporting()
+    run.hangs = True
+    run.report(1)
+    await settle()
+    run.report(2)
+    run.hangs = False
+    await time_passes(LONGEST - 1)
+    assert run.written == []
+    await time_passes(1 + 2 * PAUSE.total_seconds())
+    assert run.written == [2]
+
+
+async def test_only_so_many_reports_of_a_process_are_being_written_at_a_time() -> None:
+    turns = asyncio.Semaphore(AT_ONCE)
+    runs = [Reporting(turns) for _ in range(3 * AT_ONCE)]
+    for run in runs:
+        run.hangs = True
+        run.report(1)
+    await settle()
+    assert sum(run.writing for run in runs) == AT_ONCE
+    for run in runs:
+        run.report(2)
+        run.hangs = False
+    await time_passes(LONGEST + 2 * PAUSE.total_seconds())
+    assert [run.written for run in runs] == [[2]] * len(runs)
 
 
 async def test_a_writer_that_learns_that_the_run_is_over_ends_at_once() -> None:

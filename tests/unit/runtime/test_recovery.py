@@ -226,7 +226,7 @@ async def test_a_task_that_another_process_recovered_and_runs_is_not_taken_from_
             await until(other, task, lambda record: record.worker == other.worker)
 
         store.meanwhile = other_is_first
-        await one.janitor.recover_lost()
+        await one.janitor.recovery.sweep()
         await settle()
         record = await as_of_now(one, task)
         assert (record.worker, record.attempt) == (other.worker, 2)

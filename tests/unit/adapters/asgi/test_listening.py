@@ -33,6 +33,7 @@ class World:
     """A runtime whose tools wait, and its listeners."""
 
     runtime: TaskRuntime
+    store: CountingStore
     gate: asyncio.Event
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     counts: Counts = field(default_factory=Counts)
@@ -69,8 +70,9 @@ async def world() -> AsyncGenerator[World]:
         await gate.wait()
         return ok()
 
-    async with running(waits, store=CountingStore()) as runtime:
-        yield World(runtime, gate)
+    store = CountingStore()
+    async with running(waits, store=store) as runtime:
+        yield World(runtime, store, gate)
         gate.set()
 
 
@@ -297,11 +299,10 @@ async def test_a_defect_ends_the_stream_with_an_error_that_says_nothing_of_it(
 ) -> None:
     task = await at_work(world)
     async with world.listening(world.listeners(), task.id) as peer:
-        assert isinstance(world.runtime.store, CountingStore)
         await cancel(world.runtime, task)
-        world.runtime.store.defect = RuntimeError("the password is swordfish")
+        world.store.defect = RuntimeError("the password is swordfish")
         await peer.until(lambda seen: seen.is_complete)
-        world.runtime.store.defect = None
+        world.store.defect = None
         assert peer.frames[-1]["id"] == 7
         assert peer.frames[-1]["error"] == {"code": -32603, "message": "Internal server error"}
     assert "swordfish" in caplog.text
