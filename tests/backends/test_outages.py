@@ -136,7 +136,8 @@ TOOLS = ("starts", "starts_in_steps", "starts_in_a_thread", "waits", "looks", "r
 
 def text(result: CallToolResult) -> str:
     assert not result.is_error, result
-    return str((result.structured_content or {})["result"])
+    assert result.structured_content is not None
+    return str(result.structured_content["result"])
 
 
 @asynccontextmanager

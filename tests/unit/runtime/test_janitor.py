@@ -515,7 +515,7 @@ async def test_what_has_expired_is_forgotten_though_other_sweeps_fail_and_the_le
         tasks = [await cancel(runtime, await create(runtime, "once", retention=SECOND)) for _ in range(2)]
         store.is_broken = True
         uptime.advance(HOUR)
-        runtime.lease.check()
+        await runtime.lease.make_sure()
         assert not runtime.lease.is_valid
         clock.advance(HOUR)
         with anyio.fail_after(LIMIT):
