@@ -11,6 +11,7 @@ import anyio
 import pytest
 
 from mcp_tasks.errors import StoreUnavailable, UsageError
+from mcp_tasks.runtime import Ending, Run
 from mcp_tasks.runtime.operator import Operator
 from mcp_tasks.runtime.store_clock import EVERY, SAMPLES, StoreClock
 from mcp_tasks.stores import MemoryStore
@@ -61,6 +62,10 @@ class World(MemoryStore):
         return timedelta(seconds=round((self.clock.now() - (self.time + self.ahead)).total_seconds(), 4))
 
 
+async def at_once(run: Run) -> Ending:
+    return ok()
+
+
 @pytest.fixture
 def world() -> World:
     return World()
@@ -88,7 +93,7 @@ async def test_an_answer_is_wrong_by_half_of_its_round_trip_at_most(world: World
 
 
 async def test_the_shortest_round_trip_among_the_last_few_counts(world: World) -> None:
-    await world.measure(there=0.9)
+    await world.measure(back=0.9)
     await world.measure(there=0.01, back=0.01)
     assert abs(world.error) < SECOND / 1_000
     for _ in range(SAMPLES - 1):
@@ -198,7 +203,7 @@ async def test_it_is_measured_every_few_seconds_whatever_happens(
 async def test_a_process_measures_when_it_opens_the_store_and_goes_on(runs_tools: bool) -> None:
     store = World()
     store.ahead = DAY
-    runtime = make_runtime(lambda run: anyio.sleep(0, ok()), store=store, clock=None, runs_tools=runs_tools)
+    runtime = make_runtime(at_once, store=store, clock=None, runs_tools=runs_tools)
     await runtime.start()
     assert store.reads == 1
     assert abs(runtime.now() - store.time - DAY) < 60 * SECOND
@@ -212,7 +217,7 @@ async def test_a_process_measures_when_it_opens_the_store_and_goes_on(runs_tools
 async def test_a_process_that_cannot_read_the_stores_time_does_not_start() -> None:
     store = World()
     store.is_away = True
-    runtime = make_runtime(lambda run: anyio.sleep(0, ok()), store=store, clock=None)
+    runtime = make_runtime(at_once, store=store, clock=None)
     with pytest.raises(StoreUnavailable, match="the disk is full"):
         await runtime.start()
     store.is_away = False
@@ -222,7 +227,7 @@ async def test_a_process_that_cannot_read_the_stores_time_does_not_start() -> No
 
 async def test_a_clock_that_is_given_is_used_in_place_of_the_stores() -> None:
     store = World()
-    runtime = make_runtime(lambda run: anyio.sleep(0, ok()), store=store, clock=lambda: NOON)
+    runtime = make_runtime(at_once, store=store, clock=lambda: NOON)
     await runtime.start()
     assert runtime.now() == NOON
     await runtime.stop()
