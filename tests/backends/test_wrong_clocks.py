@@ -9,10 +9,13 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import anyio
+import psycopg
 import pytest
+from redis.asyncio import Redis
 
 from harness.backends import Backend, BackendName
 from harness.http import HttpWire, http_client
+from harness.processes import ROOT, python
 from harness.rpc import EVERYTHING, Tasking, accept, text_of
 from harness.serving import ServerProcess
 from mcp_tasks.stores import Store
@@ -128,3 +131,24 @@ async def test_processes_with_wrong_clocks_end_nothing_early_or_late(place: Plac
         assert text_of((await door.finish("nap", seconds=1))["result"]) == "awake"
     for process in (server, worker):
         assert process.output.count("the clock of this machine is") == 1, process.output
+
+
+async def in_seconds(place: Place) -> float:
+    """When the carrier of the engine is to hand on what it has, in seconds from now by the right clock."""
+    now = datetime.now(UTC)
+    if place.url.startswith("redis"):
+        async with Redis.from_url(place.url) as redis:
+            [key] = await redis.keys("*:later")
+            [(_, due)] = await redis.zrange(key, 0, -1, withscores=True)
+            return float(due) / 1000 - now.timestamp()
+    async with await psycopg.AsyncConnection.connect(place.url) as connection:
+        rows = await connection.execute("SELECT scheduled_at FROM mcp_tasks_jobs.procrastinate_jobs")
+        [(due,)] = await rows.fetchall()
+        return (due - now).total_seconds()
+
+
+@pytest.mark.parametrize("hours", [24, -24], ids=["a day ahead", "a day behind"])
+async def test_what_is_handed_to_an_engine_for_later_is_due_by_its_servers_clock(place: Place, hours: int) -> None:
+    arguments = ("sender", str(hours), place.url, str(place.folder))
+    await anyio.run_process([*python("tests.backends.wrong_clock_child"), *arguments], cwd=ROOT)
+    assert 3_600 - LIMIT < await in_seconds(place) <= 3_600
