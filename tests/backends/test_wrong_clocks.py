@@ -18,6 +18,7 @@ from harness.http import HttpWire, http_client
 from harness.processes import ROOT, python
 from harness.rpc import EVERYTHING, Tasking, accept, text_of
 from harness.serving import ServerProcess
+from harness.waiting import eventually
 from mcp_tasks.stores import Store
 from mcp_tasks.stores.url import store_from_url
 from tests.trust.keyed import KEY, LONG_KEY
@@ -57,9 +58,11 @@ class Place:
 
     async def until_swept(self, task: str) -> None:
         """Wait until a task that has expired is removed."""
-        with anyio.fail_after(LIMIT):
-            while await self.store.versions([task]):  # noqa: ASYNC110
-                await anyio.sleep(0.05)
+
+        async def is_gone() -> bool:
+            return not await self.store.versions([task])
+
+        await eventually(is_gone, LIMIT)
 
     def paid(self, job: str) -> int:
         """How often the tool was entered for the job."""

@@ -266,8 +266,8 @@ class DocketCarrier:
     async def _keep_moving(self, docket: Docket) -> None:
         """Put on its route's stream what is due, again and again."""
         while True:
-            # Whether the server is gone for good, the watch finds out.
-            with suppress(StoreUnavailable, *FAULTS):
+            # Whether the server is gone for good, the watch finds out. Anything else ends the taking, and is logged.
+            with suppress(RedisConnectionError, RedisTimeoutError, OSError):
                 while len(await self._move(docket)) == MOVES:
                     pass
             await asyncio.sleep(self._timer_check.total_seconds())
