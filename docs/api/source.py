@@ -1,6 +1,6 @@
 """Finds what is public in the source, and where it is written.
 
-It reads the code and does not import it. So a signature shows what the author wrote (`clock=utc_now`, and not the
+It reads the code and does not import it. So a signature shows what the author wrote (`ttl=DEFAULT_TTL`, and not the
 address of a function), and the pages are the same on every machine and Python version.
 """
 

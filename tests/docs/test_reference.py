@@ -50,7 +50,7 @@ def test_types_that_signatures_name_and_nobody_exports_are_explained() -> None:
 
 def test_signatures_show_what_the_author_wrote() -> None:
     text = page()
-    assert "    clock: Callable[[], datetime] = utc_now,\n" in text
+    assert "    clock: Callable[[], datetime] | None = None,\n" in text
     assert "async sleep(\n    duration: timedelta | None = None,\n    *,\n" in text
     assert "def mark(self" not in text
 

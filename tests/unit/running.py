@@ -91,7 +91,7 @@ def make_runtime(
     store: Store | None = None,
     engine: Engine | None = None,
     concurrency: int = 100,
-    clock: Callable[[], datetime] = real_clock,
+    clock: Callable[[], datetime] | None = real_clock,
     monotonic: Callable[[], float] = time.monotonic,
     uptime: Callable[[], float] = uptime,
     namespace: str = "",

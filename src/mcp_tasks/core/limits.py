@@ -51,8 +51,7 @@ class Limits:
         status_message_bytes: A message of progress. A longer one is cut.
         question_wait: How long a question may stay unanswered before its task fails, where neither the tool nor
             `Tasks(max_wait=)` says less.
-        task_age: How long a task may go on in all, from its creation, before it fails. Judged by a process that has
-            seen its clock go evenly for an hour.
+        task_age: How long a task may go on in all, from its creation, before it fails.
         ttl: The longest time for which a finished task is kept, where a caller may ask for one.
         open_questions: Questions of one task that are open at a time.
         journal_entries: Entries in the journal of one task: steps, questions, answers, timers.

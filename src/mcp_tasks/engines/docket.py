@@ -1,8 +1,9 @@
 """Ids carried by Docket (PyPI: pydocket), on streams of a Redis or a Valkey.
 
 Each route has a stream of its own, and a worker reads those it serves: no id reaches a worker that lacks the tool. Ids
-that are for later wait on one more stream, and are put on their route's when their time has come, so that only one is
-looked at for what is due, however many routes there are.
+that are for later wait in one sorted set, and are put on their route's stream when their time has come, so that only
+one key is looked at for what is due, however many routes there are. Docket could do that too, but compares the clock of
+the machine that sends with the clock of the machine that looks. Here the server's clock decides.
 
 A reader waits on the server until something arrives, so an idle stream is picked up from as fast as a busy one; how
 often it asks only decides what waiting costs. It asks often while something arrives, because Docket notices ended work
@@ -16,15 +17,17 @@ that nothing is taken.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+import json
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import AsyncExitStack, suppress
 from contextvars import Context
-from datetime import UTC, datetime, timedelta
-from typing import Final
+from datetime import timedelta
+from typing import Any, Final, cast
 from urllib.parse import quote
 from uuid import uuid4
 
 from docket import Docket, Worker
+from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
@@ -54,6 +57,27 @@ BATCH: Final = 8
 
 RUN: Final = "run"
 """The one task of every docket."""
+
+LATER: Final = "later"
+"""The sorted set of the ids that are for later."""
+
+MOVES: Final = 100
+"""How many of them are put on their streams at a time."""
+
+_NOW: Final = """
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+"""
+
+_ADD: Final = f"{_NOW} return redis.call('ZADD', KEYS[1], now + ARGV[1], ARGV[2])"
+
+_DUE: Final = f"""{_NOW}
+local due = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now, 'LIMIT', 0, ARGV[1])
+for _, member in ipairs(due) do
+  redis.call('ZADD', KEYS[1], now + ARGV[2], member)
+end
+return due
+"""
 
 READER: Final = "worker"
 """The one name of all readers. A stream remembers the names of its readers for ever; two of the same name share what
@@ -145,9 +169,9 @@ class DocketCarrier:
         """Put the id on its route's stream, or among those that are for later."""
         context, name = self._its_context(), self._name(route.queue, route.tool)
         if delay is None or delay <= timedelta(0):
-            adding = self._add(name, None, task_id)
+            adding = self._add(name, task_id)
         else:
-            adding = self._add(self._later, datetime.now(UTC) + delay, task_id, name)
+            adding = self._add_later(delay, task_id, name)
         # Apart from the request or the run that sends: a docket may be opened here, and has background tasks.
         await asyncio.create_task(adding, context=context)
 
@@ -160,7 +184,7 @@ class DocketCarrier:
         try:
             if self._is_stale:
                 await self._server.reach(AT_ONCE)
-            docket = await asyncio.create_task(self._docket(self._later), context=self._its_context())
+            docket = await asyncio.create_task(self._docket(self._beside), context=self._its_context())
             await self._read_all(deliver, serves, docket)
         except Exception:
             # A connection of before may never hear of the server's return.
@@ -176,11 +200,10 @@ class DocketCarrier:
     async def _read_all(self, deliver: Deliver, serves: Serves, watched: Docket) -> None:
         names = [self._name(queue, tool) for queue, tool in serves.routes()]
         deliveries = Deliveries(deliver)
-        moving = Reader(self._later, self._move_on, due_check=self._timer_check)
-        taking = [Reader(name, self._hand_over_from(name, deliveries), due_check=NEVER) for name in names]
-        readers = [moving, *taking]
+        readers = [Reader(name, self._hand_over_from(name, deliveries), due_check=NEVER) for name in names]
         watching = asyncio.create_task(self._keep_watch(watched), context=self._its_context())
-        running = [watching, asyncio.create_task(deliveries.keep_room(taking))]
+        running = [watching, asyncio.create_task(deliveries.keep_room(readers))]
+        running += [asyncio.create_task(self._keep_moving(watched), context=self._its_context())]
         running += [asyncio.create_task(self._read(reader), context=self._its_context()) for reader in readers]
         try:
             while not (await asyncio.wait(running, timeout=REST, return_when=asyncio.FIRST_COMPLETED))[0]:
@@ -240,8 +263,24 @@ class DocketCarrier:
         finally:
             docket.strike_list.remove_condition(reader.notice)
 
-    async def _move_on(self, task_id: str, name: str) -> None:
-        await self._add(name, None, task_id)
+    async def _keep_moving(self, docket: Docket) -> None:
+        """Put on its route's stream what is due, again and again."""
+        while True:
+            # Whether the server is gone for good, the watch finds out. Anything else ends the taking, and is logged.
+            with suppress(RedisConnectionError, RedisTimeoutError, OSError):
+                while len(await self._move(docket)) == MOVES:
+                    pass
+            await asyncio.sleep(self._timer_check.total_seconds())
+
+    async def _move(self, docket: Docket) -> Sequence[bytes]:
+        # Whoever takes an id may die with it: it is due again after a while, unless it was put on its stream.
+        due: Sequence[bytes] = await _run(docket, _DUE, MOVES, _milliseconds(self._redelivery))
+        if due:
+            ids = [json.loads(member) for member in due]
+            await asyncio.gather(*(self._add(name, task_id) for task_id, name, _ in ids))
+            async with docket.redis() as redis:
+                await redis.zrem(docket.key(LATER), *due)
+        return due
 
     def _hand_over_from(self, name: str, deliveries: Deliveries) -> Handler:
         async def hand_over(task_id: str) -> None:
@@ -249,30 +288,34 @@ class DocketCarrier:
                 return
             # Where nothing is taken any more it goes to another at once; where there was no room, in a moment.
             if deliveries.stopping:
-                await self._add(name, None, task_id)
+                await self._add(name, task_id)
             else:
-                await self._add(self._later, datetime.now(UTC) + SOON, task_id, name)
+                await self._add_later(SOON, task_id, name)
 
         return hand_over
 
-    async def _add(self, name: str, when: datetime | None, *args: str) -> None:
+    async def _add(self, name: str, task_id: str) -> None:
+        async def add(docket: Docket) -> None:
+            # A key of its own for each: Docket drops what has the key of something that still runs.
+            await docket.add(RUN, key=uuid4().hex)(task_id)
+
+        await self._write(name, add)
+
+    async def _add_later(self, delay: timedelta, task_id: str, name: str) -> None:
+        # One id may wait several times, for one instant each.
+        member = json.dumps([task_id, name, uuid4().hex])
+
+        async def add(docket: Docket) -> None:
+            await _run(docket, _ADD, _milliseconds(delay), member)
+
+        await self._write(self._beside, add)
+
+    async def _write(self, name: str, write: Callable[[Docket], Awaitable[None]]) -> None:
         try:
             async with asyncio.timeout(self._timeout.total_seconds()), self._sends:
-                await self._add_to(await self._docket(name), when, *args)
+                await _persist(await self._docket(name), write)
         except TimeoutError:
             raise RedisConnectionError(f"{self!r} does not answer") from None
-
-    async def _add_to(self, docket: Docket, when: datetime | None, *args: str) -> None:
-        for pause in AGAIN:
-            try:
-                # A key of its own for each: Docket drops what has the key of something that still runs.
-                await docket.add(RUN, when=when, key=uuid4().hex)(*args)
-            except (RedisConnectionError, RedisTimeoutError):
-                if pause is None:
-                    raise
-                await asyncio.sleep(pause)
-            else:
-                return
 
     async def _docket(self, name: str) -> Docket:
         """The docket of that name, opened."""
@@ -308,13 +351,38 @@ class DocketCarrier:
         return self._context.copy()
 
     @property
-    def _later(self) -> str:
+    def _beside(self) -> str:
+        """The docket that carries nothing: the server is asked and ids for later are kept with its connections."""
         # As the keys of a store: in a cluster, what is in braces decides which server has a key.
         return f"{{{self._prefix}}}:docket/{_quoted(self._namespace)}"
 
     def _name(self, queue: str, tool: str | None) -> str:
         # A colon ends the name of a docket in the names of its keys.
-        return "/".join((self._later, _quoted(queue), *(() if tool is None else (_quoted(tool),))))
+        return "/".join((self._beside, _quoted(queue), *(() if tool is None else (_quoted(tool),))))
+
+
+async def _persist(docket: Docket, write: Callable[[Docket], Awaitable[None]]) -> None:
+    for pause in AGAIN:
+        try:
+            await write(docket)
+        except (RedisConnectionError, RedisTimeoutError):
+            if pause is None:
+                raise
+            await asyncio.sleep(pause)
+        else:
+            return
+
+
+async def _run(docket: Docket, script: str, *arguments: str | int) -> Any:
+    """What a script answers for the ids that are for later."""
+    async with docket.redis() as client:
+        # Docket's own type of it knows fewer commands.
+        redis = cast(Redis, client)
+        return await redis.eval(script, 1, docket.key(LATER), *arguments)
+
+
+def _milliseconds(duration: timedelta) -> int:
+    return int(duration / timedelta(milliseconds=1))
 
 
 async def _carried(*args: str) -> None:

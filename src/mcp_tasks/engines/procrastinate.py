@@ -14,8 +14,6 @@ from typing import Any, Final, TypeAlias
 import psycopg
 from procrastinate import PsycopgConnector
 from procrastinate.exceptions import ConnectorException
-from procrastinate.jobs import Job
-from procrastinate.manager import JobManager
 from psycopg.conninfo import conninfo_to_dict
 from psycopg_pool import AsyncConnectionPool
 
@@ -23,7 +21,7 @@ from mcp_tasks.core.statement import Statement, database_place
 from mcp_tasks.core.values import check_number
 from mcp_tasks.engines.base import Abilities, Lane, Route, Serves
 from mcp_tasks.engines.local import DEFAULT_CONCURRENCY
-from mcp_tasks.engines.procrastinate_jobs import job_of, queues_of, written
+from mcp_tasks.engines.procrastinate_jobs import defer, job_of, queues_of, written
 from mcp_tasks.engines.procrastinate_quiet import quiet
 from mcp_tasks.engines.procrastinate_schema import SCHEMA, prepare
 from mcp_tasks.engines.procrastinate_worker import Pace, Worker
@@ -104,10 +102,9 @@ class ProcrastinateCarrier:
             StoreUnavailable: The database cannot be reached.
         """
         pool, job = self._opened(), job_of(task_id, route=route, namespace=self._namespace, delay=delay)
-        manager = JobManager(await _connector(pool))
         try:
             with quiet():
-                await _defer(manager, pool, job)
+                await _defer(pool, job)
         except ConnectorException as exc:
             raise self._unavailable(exc) from exc
 
@@ -225,14 +222,15 @@ def _parameters(url: str) -> dict[str, Any]:
     return {**defaults, **asked}
 
 
-async def _defer(manager: JobManager, pool: Pool, job: Job) -> None:
+async def _defer(pool: Pool, job: dict[str, Any]) -> None:
+    connector = await _connector(pool)
     try:
-        await manager.defer_job_async(job)
+        await defer(connector, job)
     except ConnectorException:
         # The database was restarted, say: the connections of before are of no use, and are told from others only by
         # asking each. An id that is carried twice is harmless.
         await pool.check()
-        await manager.defer_job_async(job)
+        await defer(connector, job)
 
 
 async def _connector(pool: Pool) -> PsycopgConnector:

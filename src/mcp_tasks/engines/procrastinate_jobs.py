@@ -6,9 +6,10 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
-from typing import Final, LiteralString
+from datetime import timedelta
+from typing import Any, Final, LiteralString
 
+from procrastinate import PsycopgConnector
 from procrastinate.jobs import Job
 
 from mcp_tasks.core.pacing import backoff
@@ -25,11 +26,12 @@ TRIES = 8
 _LARGEST: Final = 2**31 - 1
 """A priority is an integer of the database."""
 
-# The function is what procrastinate itself defers jobs with. Types are named because a row has no others to go by.
+# The function is what procrastinate itself defers jobs with. Types are named because a row has no others to go by. A
+# delay is added to the clock of the database, which also decides when it is over: no machine's own clock takes part.
 _DEFER: Final[LiteralString] = f"""
 SELECT {SCHEMA}.procrastinate_defer_jobs_v1(ARRAY[ROW(
     %(job_queue)s::varchar, %(job_name)s::varchar, %(job_priority)s::integer, NULL::text, NULL::text,
-    jsonb_build_object('task_id', %(job_task_id)s::text), NULL::timestamptz
+    %(job_args)s::jsonb, clock_timestamp() + %(job_delay)s::interval
 )]::{SCHEMA}.procrastinate_job_to_defer_v1[])
 """
 
@@ -47,45 +49,42 @@ def queues_of(serves: Serves) -> Sequence[str]:
     return [queue_of(serves.namespace, queue, tool) for queue, tool in serves.routes()]
 
 
-def job_of(task_id: str, *, route: Route, namespace: str, delay: timedelta | None) -> Job:
-    """What has a worker of the route run the task."""
-    return Job(
-        queue=queue_of(namespace, route.queue, route.tool),
-        task_name=RUN,
-        task_kwargs={"task_id": task_id},
-        priority=_priority(route),
-        scheduled_at=_after(delay),
-        lock=None,
-        queueing_lock=None,
-    )
+def job_of(task_id: str, *, route: Route, namespace: str, delay: timedelta | None) -> dict[str, Any]:
+    """What has a worker of the route run the task, after a delay if there is one."""
+    return _job(queue_of(namespace, route.queue, route.tool), _priority(route), delay, task_id=task_id)
 
 
-def again(job: Job, tries: int, *, at_once: bool) -> Job | None:
+def again(job: Job, tries: int, *, at_once: bool) -> dict[str, Any] | None:
     """The job once more; None if it was tried often enough."""
     if tries >= TRIES:
         return None
     pause = None if at_once else backoff(tries, base=timedelta(milliseconds=200), limit=timedelta(seconds=10))
-    return job.evolve(
-        id=None, status=None, task_kwargs={**job.task_kwargs, "tries": tries + 1}, scheduled_at=_after(pause)
-    )
+    return _job(job.queue, job.priority, pause, **{**job.task_kwargs, "tries": tries + 1})
+
+
+async def defer(connector: PsycopgConnector, job: dict[str, Any]) -> None:
+    """Write a job.
+
+    Raises:
+        ConnectorException: The database cannot be reached.
+    """
+    await connector.execute_query_async(_DEFER, **job)
 
 
 def written(task_id: str, *, route: Route, namespace: str, place: str) -> Statement:
-    """The same job as a statement, for somebody else's transaction."""
-    values = {
-        "job_queue": queue_of(namespace, route.queue, route.tool),
+    """A job as a statement, for somebody else's transaction."""
+    return Statement(place=place, text=_DEFER, values=job_of(task_id, route=route, namespace=namespace, delay=None))
+
+
+def _job(queue: str, priority: int, delay: timedelta | None, **arguments: Any) -> dict[str, Any]:
+    return {
+        "job_queue": queue,
         "job_name": RUN,
-        "job_priority": _priority(route),
-        "job_task_id": task_id,
+        "job_priority": priority,
+        "job_args": json.dumps(arguments),
+        "job_delay": delay,
     }
-    return Statement(place=place, text=_DEFER, values=values)
 
 
 def _priority(route: Route) -> int:
     return max(-_LARGEST, min(route.priority, _LARGEST))
-
-
-def _after(delay: timedelta | None) -> datetime | None:
-    # By the clock of this machine; the database's decides when it is over. Were they to differ, a task would be found
-    # not to be due yet, and the sweeps bring it when it is.
-    return None if delay is None else datetime.now(UTC) + delay

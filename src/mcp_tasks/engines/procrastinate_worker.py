@@ -13,7 +13,7 @@ from procrastinate.exceptions import ConnectorException
 from procrastinate.jobs import Job, Status
 from procrastinate.manager import JobManager
 
-from mcp_tasks.engines.procrastinate_jobs import RUN, TRIES, UPKEEP, again
+from mcp_tasks.engines.procrastinate_jobs import RUN, TRIES, UPKEEP, again, defer
 from mcp_tasks.engines.procrastinate_quiet import NAME
 from mcp_tasks.engines.remote import Deliver
 from mcp_tasks.quiet import shielded
@@ -43,6 +43,7 @@ class Worker:
     def __init__(self, connector: PsycopgConnector, deliver: Deliver, pace: Pace) -> None:
         self._pace = pace
         self._deliver = deliver
+        self._connector = connector
         self._manager = _RoomFirst(connector, deliver)
         self._leaving = False
         self._app = _App(connector, self._manager)
@@ -93,7 +94,7 @@ class Worker:
 
     async def _send_again(self, job: Job, tries: int) -> None:
         if (next_job := again(job, tries, at_once=self._leaving)) is not None:
-            await self._manager.defer_job_async(next_job)
+            await defer(self._connector, next_job)
 
     async def _rescue(self, timestamp: int) -> None:
         """Give to others what dead workers had fetched. A task that was claimed is found to be, and that is all."""

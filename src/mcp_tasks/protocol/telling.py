@@ -5,7 +5,6 @@ A refusal is told by the door that answers with it. The short way hands refusals
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
 
@@ -44,25 +43,25 @@ def tell_look(runtime: TaskRuntime, record: TaskRecord, method: str) -> None:
     if runtime.tracing is not None:
         runtime.tracing.touched(record)
     if runtime.observers.want(TaskAccess):
-        verb = _VERBS.get(method, "read")
-        runtime.observers.note(TaskAccess(verb, method, record.owner, time.time(), record.id, record.name))
+        verb, at = _VERBS.get(method, "read"), runtime.now().timestamp()
+        runtime.observers.note(TaskAccess(verb, method, record.owner, at, record.id, record.name))
 
 
 def tell_local_look(runtime: TaskRuntime, record: TaskRecord) -> None:
     """Code of the server's own has looked at a task, for nobody that could be named."""
     if runtime.observers.want(TaskAccess):
-        runtime.observers.note(TaskAccess("read", "local", None, time.time(), record.id, record.name))
+        runtime.observers.note(TaskAccess("read", "local", None, runtime.now().timestamp(), record.id, record.name))
 
 
 def tell_listing(runtime: TaskRuntime, owner: str | None, method: str, shown: int) -> None:
     """A caller has been shown tasks of its own, so many of them."""
     if runtime.observers.want(TaskAccess):
-        runtime.observers.note(TaskAccess("list", method, owner, time.time(), detail=f"{shown} tasks"))
+        runtime.observers.note(TaskAccess("list", method, owner, runtime.now().timestamp(), detail=f"{shown} tasks"))
 
 
 def tell_listening(runtime: TaskRuntime, owner: str | None, named: int, own: Sequence[str]) -> None:
     """A caller is told of tasks of its own from now on. Ids that it named and that are none were failed look-ups."""
-    observers, method, now = runtime.observers, "subscriptions/listen", time.time()
+    observers, method, now = runtime.observers, "subscriptions/listen", runtime.now().timestamp()
     if observers.want(TaskAccess):
         for task_id in own:
             observers.note(TaskAccess("listen", method, owner, now, task_id))
@@ -78,8 +77,8 @@ def tell_refusal(
         return
     refusal, detail = refusal_of(why)
     named = task_id[:_LONGEST_ID] if isinstance(task_id, str) else None
-    verb = _VERBS.get(method, "read")
-    runtime.observers.note(TaskAccess(verb, method, owner, time.time(), task_id=named, refused=refusal, detail=detail))
+    verb, at = _VERBS.get(method, "read"), runtime.now().timestamp()
+    runtime.observers.note(TaskAccess(verb, method, owner, at, task_id=named, refused=refusal, detail=detail))
 
 
 def refusal_of(why: Exception) -> tuple[Refusal, str | None]:

@@ -41,7 +41,7 @@ class TaskAccess(NamedTuple):
         verb: What was asked for,
         method: and how: a method of the wire, `companion` for a companion tool, `local` for code of the server's own.
         owner: The principal behind the request; None if it has none.
-        at: When, in seconds since 1970.
+        at: When, in the store's time: seconds since 1970.
         task_id: The task, if it is about one. What a caller names that is refused may be anything.
         tool: The tool of that task, if the caller may know of it.
         refused: Why it was refused; None if it was not.

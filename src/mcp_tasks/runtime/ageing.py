@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from mcp_tasks.core.actor import Actor
@@ -22,22 +22,11 @@ EVERY: Final = 60.0
 BATCH: Final = 500
 """Tasks that are looked at, of each status."""
 
-WATCHED: Final = timedelta(hours=1)
-"""For how long a process has to have seen its clock go evenly before it believes what the clock says of ages; for as
-long as a task may go on, if that is less."""
-
-EVEN: Final = timedelta(minutes=1)
-"""By how much the clock may have gone faster or slower than time did, between two looks."""
-
 _OPEN: Final = sorted(set(TaskStatus) - FINAL_STATUSES)
 
 
 class Ageing:
-    """Ends the oldest tasks, for one runtime. The oldest are listed first, so what is young is not looked at.
-
-    Clocks are set, and set back, and machines sleep. So a process ends nothing until it has itself watched its clock go
-    as evenly as its monotonic one for a while, from look to look; a jump has it begin anew.
-    """
+    """Ends the oldest tasks, for one runtime. The oldest are listed first, so what is young is not looked at."""
 
     is_behind: bool = False
     """What one look leaves is for the next."""
@@ -46,8 +35,6 @@ class Ageing:
         self._runtime = runtime
         self._actor = Actor("sweep", runtime.worker)
         self._next_at = 0.0
-        self._last: tuple[datetime, float] | None = None
-        self._even_since = 0.0
 
     async def sweep(self) -> None:
         """Look for old ones, now and then."""
@@ -60,22 +47,15 @@ class Ageing:
         """There is nothing to catch up with."""
 
     async def look(self) -> None:
-        """End those that are too old, if the clock can be believed."""
+        """End those that are too old."""
         limit = self._runtime.limits.task_age
-        if limit is None or not self._is_believed(min(WATCHED, limit)):
+        if limit is None:
             return
         pages = [await self._runtime.list(EVERYBODY, status=status, limit=BATCH) for status in _OPEN]
         now = self._runtime.now()
         for record in [each for page in pages for each in page.records]:
             if now - record.created_at >= limit:
                 await self._end(record, limit)
-
-    def _is_believed(self, after: timedelta) -> bool:
-        now, seconds = self._runtime.now(), self._runtime.monotonic()
-        last, self._last = self._last, (now, seconds)
-        if last is None or abs((now - last[0]) - timedelta(seconds=seconds - last[1])) > EVEN:
-            self._even_since = seconds
-        return seconds - self._even_since >= after.total_seconds()
 
     async def _end(self, record: TaskRecord, limit: timedelta) -> None:
         verdict = TooOld(record.name, limit)

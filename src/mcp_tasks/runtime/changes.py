@@ -315,7 +315,7 @@ class Changes:
         actor: Actor,
     ) -> None:
         if self._observers.want(type(event)):
-            self._observers.tell(TaskChange(before=before, event=event, after=after, actor=actor))
+            self._observers.tell(TaskChange(before=before, event=event, after=after, actor=actor, at=self._now()))
 
 
 def _apply(record: TaskRecord, events: Sequence[Event], now: datetime) -> list[TaskRecord]:

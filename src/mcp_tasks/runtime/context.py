@@ -125,7 +125,8 @@ class TaskContext:
         Args:
             duration: For how long. In the next run it is the same sleep if it is as long, and as many equal ones came
                 before it.
-            until: Until when instead, for an instant that the tool computed. Aware, in any time zone.
+            until: Until when instead: an instant of the store's time, aware, in any time zone. Do not compute it from
+                the clock of this machine, which may be wrong: for a time from now on, say the `duration`.
             name: What makes it the same sleep in the next run, however long it is then.
         """
         if (duration is None) == (until is None):
@@ -133,10 +134,11 @@ class TaskContext:
         if duration is not None:
             check_duration("duration", duration, zero=True)
         if until is not None and until.tzinfo is None:
-            raise UsageError("sleep(until=...) takes an aware datetime, such as datetime.now(UTC) + timedelta(hours=1)")
+            raise UsageError("sleep(until=...) takes an aware datetime, such as datetime(2030, 1, 31, tzinfo=UTC)")
         if self._run is not None:
             await self._run.sleep(duration, until=until, name=name)
             return
+        # No task, so no store whose time it could be.
         seconds = duration if duration is not None else (until or datetime.now(UTC)) - datetime.now(UTC)
         await anyio.sleep(max(seconds.total_seconds(), 0.0))
 

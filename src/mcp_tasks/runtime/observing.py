@@ -61,7 +61,7 @@ class TaskChange:
         after: The task from then on; None for one that was deleted. Of several events that are written together, each
             has a change of its own, and only the last `after` is ever in the store.
         actor: Who did it.
-        at: When it was done, by the clock of the machine that did it.
+        at: When it was done, in the store's time.
     """
 
     before: TaskRecord | None

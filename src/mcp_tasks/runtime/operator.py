@@ -7,10 +7,11 @@ observers see who did it.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 from mcp_tasks.core.actor import Actor
@@ -23,6 +24,7 @@ from mcp_tasks.runtime.draining import draining_workers, set_draining
 from mcp_tasks.runtime.filtering import Found, Wanted, listed
 from mcp_tasks.runtime.launching import new_task_id
 from mcp_tasks.runtime.observing import Observer, Observers
+from mcp_tasks.runtime.store_clock import StoreClock
 from mcp_tasks.runtime.worker_name import is_gone
 from mcp_tasks.stores.base import Store
 from mcp_tasks.stores.inspecting import Inspects
@@ -75,6 +77,7 @@ class Operator:
     Args:
         name: Under which what is done is written down.
         observers: Told of every change that is made here, as those of a server are of theirs.
+        clock: The time of tasks, in place of the store's. For tests.
     """
 
     def __init__(
@@ -83,15 +86,17 @@ class Operator:
         *,
         name: str,
         observers: Sequence[Observer] = (),
-        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+        clock: Callable[[], datetime] | None = None,
         new_id: Callable[[], str] = new_task_id,
     ) -> None:
         self.actor: Actor = Actor("operator", name)
         self.store = store
-        self._now = clock
+        store_clock = StoreClock(store)
+        self._store_clock = store_clock if clock is None else None
+        self.now: Callable[[], datetime] = clock or store_clock.now
         self._new_id = new_id
         self._observers = Observers(observers)
-        self._changes = Changes(store, clock=clock, observers=self._observers, saw=lambda _: None, origin=self)
+        self._changes = Changes(store, clock=self.now, observers=self._observers, saw=lambda _: None, origin=self)
 
     @asynccontextmanager
     async def opened(self) -> AsyncGenerator[Operator]:
@@ -102,10 +107,16 @@ class Operator:
             StoreError: It cannot be used; the message says why.
         """
         await check_there(self.store)
+        measuring: asyncio.Task[None] | None = None
         try:
             await self.store.open()
+            if self._store_clock is not None:
+                await self._store_clock.measure()
+                measuring = asyncio.create_task(self._store_clock.keep_measuring())
             yield self
         finally:
+            if measuring is not None:
+                measuring.cancel()
             await self._observers.stop(TELLING)
             await self.store.close()
 
@@ -130,7 +141,7 @@ class Operator:
         Raises:
             ValueError: The cursor is not one of ours.
         """
-        return await listed(self.store, namespaces, wanted, now=self._now(), cursor=cursor, limit=limit)
+        return await listed(self.store, namespaces, wanted, now=self.now(), cursor=cursor, limit=limit)
 
     async def find(self, task_id: str) -> TaskRecord:
         """The task as it is now, whoever owns it, expired or not.
@@ -211,7 +222,7 @@ class Operator:
         return created
 
     def _again(self, record: TaskRecord) -> TaskRecord:
-        now = self._now()
+        now = self.now()
         return TaskRecord(
             id=self._new_id(),
             owner=record.owner,

@@ -49,6 +49,7 @@ from mcp_tasks.runtime.reading import Reading
 from mcp_tasks.runtime.rest import WaitingRoom
 from mcp_tasks.runtime.run import Body, Run
 from mcp_tasks.runtime.shutdown import drain, hand_over
+from mcp_tasks.runtime.store_clock import StoreClock
 from mcp_tasks.runtime.tracing import Tracing
 from mcp_tasks.runtime.worker_name import new_worker_name
 from mcp_tasks.stores.base import Page, Store, Whose
@@ -69,7 +70,7 @@ class TaskRuntime:
         body: Runs the tool of a request.
         policy: How runs of a tool are treated, by method and name; None for a tool that this process does not have.
         describe: An exception as the JSON-RPC error a client sees.
-        clock: The time as people tell it; it may be set at any moment.
+        clock: The time of tasks, in place of the store's. For tests: processes that share a store have to agree on it.
         namespace: Which server this is. Tasks of other servers in the same store are left alone.
         limits: How much callers may take.
         requires_owner: Whether a task that nobody owns may not be made.
@@ -91,7 +92,7 @@ class TaskRuntime:
         body: Body,
         policy: Callable[[str, str], Awaitable[ToolPolicy | None]],
         describe: Callable[[Exception], JsonObject],
-        clock: Callable[[], datetime],
+        clock: Callable[[], datetime] | None = None,
         namespace: str = "",
         settings: Settings | None = None,
         limits: Limits | None = None,
@@ -119,16 +120,18 @@ class TaskRuntime:
         self.tools = tools
         self.worker: str = new_worker_name()
         self.describe = describe
-        self.now = clock
+        store_clock = StoreClock(store, uptime=uptime)
+        self._store_clock = store_clock if clock is None else None
+        self.now: Callable[[], datetime] = clock or store_clock.now
         self.monotonic = monotonic
         self.tracing = tracing
         self.observers: Observers = Observers((Narration(), *observers))
         self.quota: Quota = Quota(self.limits, lambda whose: self.store.usage(namespace, whose), monotonic)
         self.changes: Changes = Changes(
-            self.store, clock=clock, observers=self.observers, saw=self._saw, origin=self, grew=self.quota.grew
+            self.store, clock=self.now, observers=self.observers, saw=self._saw, origin=self, grew=self.quota.grew
         )
         self.late_writes: LateWrites = LateWrites(self.changes)
-        self.alarms: Alarms = Alarms(clock)
+        self.alarms: Alarms = Alarms(self.now)
         self.parking: Parking = Parking(current_run, WaitingRoom(self.settings.max_waiting_runs))
         self.progress_turns: asyncio.Semaphore = asyncio.Semaphore(progress.AT_ONCE)
         self.dispatch: Dispatch = Dispatch(self)
@@ -161,13 +164,27 @@ class TaskRuntime:
 
     # Life
 
+    async def open(self) -> None:
+        """Open the store, and learn its time.
+
+        Raises:
+            StoreError: The store cannot be used; the message says why.
+        """
+        await self.store.open(self.namespace)
+        if self._store_clock is not None:
+            try:
+                await self._store_clock.measure()
+            except BaseException:
+                await self.store.close()
+                raise
+
     async def start(self) -> None:
         """Open the store, begin to run tools, and pick up what an earlier process left.
 
         Raises:
             StoreError: The store cannot be used; the message says why.
         """
-        await self.store.open(self.namespace)
+        await self.open()
         self._open = True
         try:
             if self.runs_tools:
@@ -187,6 +204,8 @@ class TaskRuntime:
             "look": self.lookout.keep_looking,
             "dispatch": self.dispatch.keep_handing_out,
         }
+        if self._store_clock is not None:
+            services["clock"] = self._store_clock.keep_measuring
         if self.runs_tools:
             draining = self.draining.keep_looking
             services |= {"parking": self.parking.serve, "draining": draining}

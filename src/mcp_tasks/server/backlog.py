@@ -39,9 +39,6 @@ async def waiting_in(
 ) -> Mapping[str, Waiting]:
     """What waits in each queue of a server, by name: those that are known, and any other that has something waiting.
 
-    A task waits since a moment on the clock of the machine that queued it; one whose clock is ahead makes it younger,
-    and never younger than now.
-
     Raises:
         StoreError: The store cannot be read now.
     """

@@ -60,7 +60,7 @@ class Setup:
     """
 
     parts: Parts
-    clock: Callable[[], datetime]
+    clock: Callable[[], datetime] | None
     settings: Settings | None
     namespace: str | None
     origin: str
@@ -217,7 +217,7 @@ class Lifecycle:
         server_name: str,
         store: Store,
         engine: Engine,
-        clock: Callable[[], datetime],
+        clock: Callable[[], datetime] | None,
     ) -> TaskRuntime:
         """A runtime for the tools of `host`, not started.
 

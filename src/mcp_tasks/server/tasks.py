@@ -13,7 +13,7 @@ It decides which calls become tasks, and hands everything else on untouched.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from os import PathLike
 from typing import Any, TypeAlias, TypeVar, get_args, overload
 
@@ -68,11 +68,6 @@ RequestContext: TypeAlias = ServerRequestContext[Any, Any]
 StateT = TypeVar("StateT")
 
 
-def utc_now() -> datetime:
-    """The time, as everything here tells it."""
-    return datetime.now(UTC)
-
-
 class Tasks(Marking, LocalCalls, Working, Extension):
     """Makes tools of a server durable tasks (SEP-2663); prompts and resources too, where a caller can have them so.
 
@@ -85,7 +80,8 @@ class Tasks(Marking, LocalCalls, Working, Extension):
         augment: A rule over the validated `tools/call` params, asked where the mode is `"optional"` and the server
             decides: the call becomes a task only if the rule agrees. `"required"` and `"forbidden"` stand above it.
             Without a `default_mode`, it decides for tools that are not marked as well.
-        clock: Source of the current time, aware and in UTC.
+        clock: Source of the current time, aware and in UTC, for tests. Without it, the clock of the store: so all
+            processes that share a store agree on the time of a task, whatever the clocks of their machines say.
         default_ttl_ms: How long a finished task is kept, in milliseconds; None keeps it for as long as the store lives.
         default_ttl: The same as a `timedelta`. Without either, a day.
         max_ttl: The longest `ttl` that a caller may ask for, where callers can (2025-11-25). Without it, `Limits.ttl`.
@@ -144,7 +140,7 @@ class Tasks(Marking, LocalCalls, Working, Extension):
         *,
         default_mode: TaskMode | None = None,
         augment: Augment | None = None,
-        clock: Callable[[], datetime] = utc_now,
+        clock: Callable[[], datetime] | None = None,
         default_ttl_ms: int | Unset | None = UNSET,
         default_ttl: timedelta | Unset | None = UNSET,
         max_ttl: timedelta | None = None,
@@ -172,7 +168,8 @@ class Tasks(Marking, LocalCalls, Working, Extension):
         short_way: bool = True,
         max_listeners: int = MOST_LISTENERS,
     ) -> None:
-        check_function("clock", clock, "lambda: datetime.now(UTC)")
+        if clock is not None:
+            check_function("clock", clock, "lambda: datetime.now(UTC)")
         check_function("principal", principal, "lambda caller: caller.principal")
         if default_mode is not None:
             check_choice("default_mode", default_mode, get_args(TaskMode))

@@ -154,7 +154,7 @@ class Worker:
     async def _opened(self) -> AsyncGenerator[TaskRuntime]:
         runtime = await self._lifecycle.rehearse(self.server, self._setup)
         try:
-            await runtime.store.open(runtime.namespace)
+            await runtime.open()
             yield runtime
         finally:
             await runtime.store.close()

@@ -20,8 +20,9 @@ The contract, once for all verbs:
   ids, which need no decoding; `list` leaves such tasks out.
 - *Values, not objects.* What a store returns is nobody else's: who changes the arguments in a request that was read
   changes neither what is kept nor what the next reader gets.
-- *No clocks.* No store compares times of two processes: a heartbeat is a number that grows, and who watches it
-  measures on a clock of its own for how long it has not.
+- *One clock.* Time that others can see is the store's time, which `now` reads. A verb that compares instants is given
+  the instant as an argument and reads no clock. A heartbeat is no instant: it is a number that grows, and the process
+  that watches it measures on its own monotonic clock for how long it has not.
 - *Order.* `save` succeeds for exactly one of those who name the same expected version.
 - *Strings.* Any string may be asked for, also one that the backend cannot keep: that one is simply not there.
 """
@@ -102,6 +103,14 @@ class Store(Protocol):
 
     async def close(self) -> None:
         """Finish what was asked for and let go of all resources. Safe twice, and before `open`."""
+        ...
+
+    async def now(self) -> datetime:
+        """The store's time, aware and in UTC: one clock for all processes that share the store.
+
+        A process reads it every few seconds to know how far its own clock is off, so it must be cheap. It is the clock
+        of the server that keeps the tasks, and the machine's where there is no server. It may be set, as any clock.
+        """
         ...
 
     async def create(

@@ -48,7 +48,7 @@ def ready(record: TaskRecord) -> int | None:
 
 
 def queued_since(record: TaskRecord) -> int:
-    """Since when a task is queued that was not before, by the clock of whoever queued it.
+    """Since when a task is queued that was not before.
 
     A run that is given back changes nothing that a client can see, and so not `updated_at`: then it is the instant at
     which the run began. A task waits for a little less than that says, never for longer.

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from itertools import islice, takewhile
 
 from mcp_tasks.core.journal import JournalEntry
@@ -72,6 +72,10 @@ class MemoryStore:
 
     async def close(self) -> None:
         """Nothing to do; what is kept stays until the object goes."""
+
+    async def now(self) -> datetime:
+        """The time of this machine."""
+        return datetime.now(UTC)
 
     async def create(
         self,

@@ -74,9 +74,9 @@ class Backlog:
 
     Attributes:
         ready: How many tasks could run and nobody has; at most `MOST_COUNTED`.
-        since: Since when the one has waited that has waited longest, by the clock of whoever queued it: the task's
-            creation, or if it was queued again since, what `columns.queued_since` says. One that slept has waited since
-            the moment at which it was to wake.
+        since: Since when the one has waited that has waited longest, in the store's time: the task's creation, or if it
+            was queued again since, what `columns.queued_since` says. One that slept has waited since the moment at
+            which it was to wake.
     """
 
     ready: int

@@ -12,8 +12,8 @@
 
 The tests run with anyio's pytest plugin on asyncio; nothing else needs to be set up. They live in modules by
 subject: records, what is kept beside them, idempotency keys, listings, sweeps, what has expired, what is kept of whom,
-what is handed out, how many may be at work, what waits, heartbeats, notes, what processes
-share, and writes whose answer was lost (`open_lossy`).
+what is handed out, how many may be at work, what waits, heartbeats, the time, notes, what processes share, and writes
+whose answer was lost (`open_lossy`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import pytest
 # Before the imports that follow: an `assert` in a module that is not a test says nothing unless rewritten.
 _MODULES = (
     *("records", "parts", "keys", "joining", "spent", "races", "listings", "sweeps", "expiry", "handing", "turns"),
-    *("limits", "backlog", "usage", "heartbeats", "notes", "hints", "repeats"),
+    *("limits", "backlog", "usage", "heartbeats", "time", "notes", "hints", "repeats"),
 )
 pytest.register_assert_rewrite(*(f"mcp_tasks.testing._store_{name}" for name in _MODULES))
 
@@ -43,6 +43,7 @@ from mcp_tasks.testing._store_records import RecordTests  # noqa: E402
 from mcp_tasks.testing._store_repeats import RepeatTests  # noqa: E402
 from mcp_tasks.testing._store_spent import SpentKeyTests  # noqa: E402
 from mcp_tasks.testing._store_sweeps import SweepTests  # noqa: E402
+from mcp_tasks.testing._store_time import TimeTests  # noqa: E402
 from mcp_tasks.testing._store_turns import TurnTests  # noqa: E402
 from mcp_tasks.testing._store_usage import UsageTests  # noqa: E402
 
@@ -65,6 +66,7 @@ class StoreSuite(
     LimitTests,
     BacklogTests,
     HeartbeatTests,
+    TimeTests,
     NoteTests,
     HintTests,
     RepeatTests,

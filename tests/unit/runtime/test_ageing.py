@@ -16,7 +16,7 @@ from mcp_tasks.runtime import Ending, Run, TaskRuntime
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.testing import FakeClock
 from tests.unit.losing import as_of_now
-from tests.unit.running import Seconds, create, ok, running
+from tests.unit.running import create, ok, running
 
 pytestmark = pytest.mark.anyio
 
@@ -42,14 +42,12 @@ async def at_once(run: Run) -> Ending:
 
 @asynccontextmanager
 async def two_old_tasks() -> AsyncGenerator[tuple[TaskRuntime, RefusingStore, TaskRecord, TaskRecord]]:
-    """A process with a clock that can be believed, and two tasks whose time is over."""
-    store, clock, monotonic = RefusingStore(), FakeClock(), Seconds()
-    options: dict[str, Any] = {"clock": clock, "monotonic": monotonic, "limits": Limits(task_age=MONTH)}
+    """A process, and two tasks whose time is over."""
+    store, clock = RefusingStore(), FakeClock()
+    options: dict[str, Any] = {"clock": clock, "limits": Limits(task_age=MONTH)}
     async with running(at_once, store=store, runs_tools=False, **options) as runtime:
         first, second = await create(runtime), await create(runtime)
-        await runtime.janitor.ageing.look()
-        for moved in (clock, monotonic):
-            moved.advance(MONTH)
+        clock.advance(MONTH)
         yield runtime, store, first, second
 
 

@@ -110,7 +110,7 @@ async def test_a_process_that_beats_keeps_its_tasks_however_late_it_is() -> None
         assert await runtime.get(task.id, owner=None) == task
 
 
-@pytest.mark.parametrize("jump", [1_000 * HOUR, -1_000 * HOUR], ids=["ahead", "back"])
+@pytest.mark.parametrize("jump", [500 * HOUR, -500 * HOUR], ids=["ahead", "back"])
 async def test_a_clock_that_is_set_takes_nothing_from_anybody(jump: timedelta) -> None:
     clock, monotonic = FakeClock(), Seconds()
     async with running(TOOLS, clock=clock, monotonic=monotonic) as runtime:
@@ -364,7 +364,7 @@ async def test_a_running_task_never_expires() -> None:
         task = await until(
             runtime, await launch(runtime, retention=timedelta(seconds=1)), lambda record: record.attempt == 1
         )
-        clock.advance(1000 * HOUR)
+        clock.advance(500 * HOUR)
         await runtime.janitor.sweep()
         assert await runtime.get(task.id, owner=None) == task
         end.set()
@@ -386,7 +386,7 @@ async def test_a_queued_or_waiting_task_never_expires() -> None:
         waiting = await until_asking(runtime, await launch(runtime, "ask", retention=timedelta(seconds=1)))
         await launch(runtime, "hog")
         queued = await launch(runtime, "hog", retention=timedelta(seconds=1))
-        clock.advance(1000 * HOUR)
+        clock.advance(500 * HOUR)
         await runtime.janitor.sweep()
         for task in (waiting, queued):
             assert await runtime.get(task.id, owner=None) == task

@@ -27,6 +27,9 @@ OF_OWNER: Final = "(handed OR at_work)"
 OF_TOOL: Final = "handed::int + at_work::int > 0"
 """What is in hand, as the indexes say it by which it is counted: of an owner, and of a tool."""
 
+NOW = b"SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
+"""Not `now()`, which is when the transaction began."""
+
 GET = b"SELECT owner, namespace, state FROM mcp_tasks_tasks WHERE id = %(id)s"
 
 GET_OWNED = GET + b" AND owner = %(owner)s"

@@ -37,7 +37,7 @@ from mcp_tasks.core.values import check_instance, check_number
 from mcp_tasks.errors import KeySpent, StoreError
 from mcp_tasks.stores.base import Forgotten, IdPage, Owners, Page, Whose
 from mcp_tasks.stores.codec import Codec
-from mcp_tasks.stores.columns import earliest
+from mcp_tasks.stores.columns import earliest, from_micros
 from mcp_tasks.stores.encoding import encoded_entries, encoded_outcome, encoded_request, in_thread_if
 from mcp_tasks.stores.postgres import queries, writes
 from mcp_tasks.stores.postgres.address import name_of
@@ -128,6 +128,11 @@ class PostgresStore(Inspecting):
                 await self._notifier.close()
                 await self._pulse.close()
                 await self._database.close()
+
+    async def now(self) -> datetime:
+        """The time of the database's server. One round trip."""
+        ((micros,),) = await self._database.rows(queries.NOW, {})
+        return from_micros(micros)
 
     async def create(
         self,

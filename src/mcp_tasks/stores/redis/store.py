@@ -43,7 +43,7 @@ from mcp_tasks.core.values import check_instance, check_number, check_text
 from mcp_tasks.errors import SHOWN_OF_AN_ID, InvalidOption, StoreUnavailable, TaskExists, TaskUnreadable
 from mcp_tasks.stores.base import Forgotten, IdPage, Owners, Page, Whose
 from mcp_tasks.stores.codec import Codec
-from mcp_tasks.stores.columns import earliest, to_micros
+from mcp_tasks.stores.columns import earliest, from_micros, to_micros
 from mcp_tasks.stores.encoding import encoded_entries, encoded_outcome, encoded_request, in_thread_if
 from mcp_tasks.stores.fairness import ready_of
 from mcp_tasks.stores.redis import names
@@ -134,6 +134,11 @@ class RedisStore(Inspecting):
                 await self._notifier.stop()
                 await self._pulse.close()
                 await self._connection.close()
+
+    async def now(self) -> datetime:
+        """The time of the server that has the keys."""
+        seconds, micros = await self._connection.run("now")
+        return from_micros(int(seconds) * 1_000_000 + int(micros))
 
     async def create(
         self,

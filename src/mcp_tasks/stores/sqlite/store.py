@@ -14,6 +14,8 @@ Weaknesses:
 - One machine. WAL needs shared memory: no network file systems, no two machines on one file.
 - One writer at a time, over all processes. Several processes may write, but they queue for the lock.
 - Other processes hear of a change by polling (`notifier.py`).
+- The store's time is the clock of the machine. All processes on the file share it, so they agree; but when that clock
+  is set, the time of all tasks moves with it: set forward by a day, results expire and timers end a day early.
 - The file must not be moved or deleted while it is open: SQLite would go on writing into what was removed.
 - If the sync of a commit fails, its callers are told that it may have happened. Nothing of it can be seen, but
   should all processes die right then, SQLite may find that commit complete when it recovers.
@@ -24,7 +26,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Callable, Collection, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -111,6 +113,10 @@ class SqliteStore(Inspecting):
                     await reader.close()
                 if writer is not None:
                     await writer.close()
+
+    async def now(self) -> datetime:
+        """The time of this machine."""
+        return datetime.now(UTC)
 
     async def create(
         self,

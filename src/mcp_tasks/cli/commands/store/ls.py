@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 
 import click
 
@@ -76,7 +76,7 @@ async def command(
             session=session,
             queue=queue,
             worker=None if worker is None else (await find_worker(here, worker)).name,
-            before=None if older_than is None else datetime.now(UTC) - older_than,
+            before=None if older_than is None else here.operator.now() - older_than,
         )
         try:
             found = await here.operator.list(await here.namespaces(), wanted, cursor=cursor, limit=limit)
@@ -87,7 +87,7 @@ async def command(
         if here.output == "json":
             print_json({"tasks": [record_json(record) for record in found.records], "cursor": found.cursor})
             return Exit.OK
-        _print(found.records)
+        _print(found.records, here.operator.now())
         if owner and not found.records:
             say("Owners are matched whole, as a listing without --owner shows them.")
         if found.cursor is not None:
@@ -97,15 +97,15 @@ async def command(
     return await at.run(work)
 
 
-def _print(records: Sequence[TaskRecord]) -> None:
+def _print(records: Sequence[TaskRecord], now: datetime) -> None:
     if not records:
         say("No tasks.")
         return
     columns: Columns[TaskRecord] = {
         "id": lambda record: record.id,
         "status": lambda record: badge("tool error" if record.is_error else record.status.value),
-        "made": lambda record: ago(datetime.now(UTC) - record.created_at),
-        "took": lambda record: clock((record.finished_at or datetime.now(UTC)) - record.created_at),
+        "made": lambda record: ago(now - record.created_at),
+        "took": lambda record: clock((record.finished_at or now) - record.created_at),
         "tool": lambda record: record.name,
         "owner": lambda record: record.owner or "-",
         "queue": lambda record: record.queue,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Any, cast
 
 import click
@@ -41,7 +40,7 @@ async def command(*, task_id: str, secrets: bool, at: StoreOptions) -> int:
         seen = "secrets" if secrets else None
         about = {"owner": record.owner, "tool": record.name, "method": record.method}
         here.note("shown", record.namespace, task_id=record.id, outcome=seen, **about)
-        said = dossier_json(dossier, datetime.now(UTC), secrets=secrets)
+        said = dossier_json(dossier, here.operator.now(), secrets=secrets)
         if here.output == "json":
             print_json(said)
         else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Protocol, runtime_checkable
 
 import click
@@ -87,9 +87,9 @@ class _HasTables(Protocol):
 async def _of_store(url: str, namespace: str) -> Mapping[str, Waiting]:
     store = store_from_url(url, keyring_from_environment())
     await _check(store)
-    now = datetime.now(UTC)
     try:
         await store.open(namespace)
+        now = await store.now()
         queues = await waiting_in(store, namespace, now)
         if not queues and not await _is_known(store, namespace, now):
             say(
