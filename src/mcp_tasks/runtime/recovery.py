@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final
 
 from mcp_tasks.core.actor import Actor
 from mcp_tasks.core.events import RunLost, RunReleased
 from mcp_tasks.core.record import TaskRecord
-from mcp_tasks.errors import Interrupted, LostTooOften, RunStopped, StoreUnavailable, TransitionRefused, UnknownTask
+from mcp_tasks.errors import (
+    Interrupted,
+    LostTooOften,
+    RunStopped,
+    StoreUnavailable,
+    TransitionRefused,
+    UnknownTask,
+    VersionConflict,
+)
 from mcp_tasks.runtime.ending import failed
 from mcp_tasks.runtime.lease import Watch
 from mcp_tasks.runtime.policy import ToolPolicy
@@ -139,24 +148,30 @@ class Recovery:
         """Release a task, or end it; a failure with it costs the others nothing."""
         try:
             policy = await self._policy_of(record)
+            # A task of another worker only as it was read: if that wakes up and writes meanwhile, it keeps its run.
+            make = self._runtime.changes.swap if lost else self._runtime.changes.change
             if self._runtime.claims.never_began(record):
-                await self._submit(await self._change(record, RunReleased(attempt=record.attempt, begun=False)))
+                await self._submit(await self._change(make, record, RunReleased(attempt=record.attempt, begun=False)))
             elif policy is not None:
-                await self._submit(await self._change(record, self._verdict(record, policy, lost=lost)))
-        except (UnknownTask, TransitionRefused):
-            # Another process recovered it first, or its worker was only slow and has given it up.
-            logger.debug("task %s… was recovered by another process", record.id[:12])
+                await self._submit(await self._change(make, record, self._verdict(record, policy, lost=lost)))
+        except (UnknownTask, TransitionRefused, VersionConflict):
+            # Another process recovered it first, or its worker was only slow.
+            logger.debug("task %s… was changed by another process", record.id[:12])
         except StoreUnavailable:
             raise
         except Exception as exc:
             self._troubles.note(record.id, exc)
 
-    async def _change(self, record: TaskRecord, verdict: RunStopped | RunLost | RunReleased) -> TaskRecord:
-        changes = self._runtime.changes
+    async def _change(
+        self,
+        make: Callable[..., Awaitable[TaskRecord]],
+        record: TaskRecord,
+        verdict: RunStopped | RunLost | RunReleased,
+    ) -> TaskRecord:
         if not isinstance(verdict, RunStopped):
-            return await changes.change(record, verdict, actor=self._actor)
+            return await make(record, verdict, actor=self._actor)
         event, outcome = failed(record.attempt, self._runtime.describe(verdict), verdict.reason)
-        return await changes.change(record, event, actor=self._actor, outcome=outcome)
+        return await make(record, event, actor=self._actor, outcome=outcome)
 
     async def _submit(self, record: TaskRecord) -> None:
         """Have a recovered task run again, unless so much is in line that it may as well wait in the store."""
