@@ -17,6 +17,7 @@ from mcp_tasks.core import (
     JournalEntry,
     RunReleased,
     RunStarted,
+    StepRecorded,
     TaskRecord,
     TaskRequest,
     TaskStatus,
@@ -266,6 +267,37 @@ async def test_what_a_worker_claims_when_it_is_back_is_not_taken_from_it() -> No
         await sweep_for(runtime, monotonic, HOUR)
         record = await as_of_now(runtime, task)
         assert (record.worker, record.attempt, record.lost) == ("elsewhere", 2, 0)
+
+
+class WakingStore(MemoryStore):
+    """A worker that was paused wakes up and writes, just when its task is being taken over."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wakes: Callable[[], Awaitable[None]] | None = None
+
+    async def save(self, record: TaskRecord, **options: Any) -> TaskRecord:
+        if self.wakes is not None:
+            wakes, self.wakes = self.wakes, None
+            await wakes()
+        return await super().save(record, **options)
+
+
+async def test_a_worker_that_wakes_up_and_writes_first_keeps_its_run() -> None:
+    monotonic, store = Seconds(), WakingStore()
+    async with running(never_ending, store=store, policy=RERUN, monotonic=monotonic) as runtime:
+        await store.heartbeat("elsewhere", namespace="")
+        task = await claimed_by(runtime, "elsewhere")
+
+        async def wake() -> None:
+            await store.heartbeat("elsewhere", namespace="")
+            await runtime.changes.change(task, StepRecorded(attempt=task.attempt), actor=ANOTHER)
+
+        store.wakes = wake
+        await sweep_for(runtime, monotonic, HOUR)
+        assert store.wakes is None
+        record = await as_of_now(runtime, task)
+        assert (record.worker, record.attempt, record.lost) == ("elsewhere", 1, 0)
 
 
 async def test_tasks_that_cannot_be_recovered_here_do_not_hide_those_behind_them() -> None:
