@@ -22,7 +22,15 @@ from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.errors import KeySpent, LimitReached, VersionConflict
 from mcp_tasks.stores.base import Forgotten, IdPage, Owners, Page, Whose
 from mcp_tasks.stores.codec import Codec
-from mcp_tasks.stores.columns import MICROSECOND, decode_cursor, encode_cursor, expiry, sort_key, to_micros
+from mcp_tasks.stores.columns import (
+    MICROSECOND,
+    decode_cursor,
+    encode_cursor,
+    expiry,
+    is_resuming,
+    sort_key,
+    to_micros,
+)
 from mcp_tasks.stores.encoding import Line, encoded_entries, encoded_request, in_thread_if, size_of
 from mcp_tasks.stores.fairness import Choice, Turns
 from mcp_tasks.stores.hints import LocalNotifier
@@ -291,11 +299,14 @@ class MemoryStore:
 
     def _check_limits(self, record: TaskRecord, limits: WorkLimits) -> None:
         by = {
-            "tool": (limits.tool, ("in hand of tool", record.namespace, tool_of(record)), ("at work",)),
-            "owner": (limits.owner, ("at work of owner", record.namespace, owner_of(record)), ()),
+            "tool": (limits.tool, ("in hand of tool", record.namespace, tool_of(record))),
+            "owner": (limits.owner, ("at work of owner", record.namespace, owner_of(record))),
         }
-        for what, (limit, group, step) in by.items():
-            others = self._order.count(group, step) - self._order.count(group, (*step, record.id))
+        marks = ("at work",) if is_resuming(self._records[record.id]) else ("at work", "resuming")
+        for what, (limit, group) in by.items():
+            others = sum(
+                self._order.count(group, (mark,)) - self._order.count(group, (mark, record.id)) for mark in marks
+            )
             if limit is not None and others >= limit:
                 raise LimitReached(record.id, what)
 

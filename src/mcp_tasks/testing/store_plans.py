@@ -10,7 +10,7 @@ from typing import Protocol, TypeAlias
 from hypothesis import strategies as st
 
 from mcp_tasks.core import JournalEntry, Outcome, TaskRecord, TaskRequest, apply
-from mcp_tasks.core.events import RunStarted
+from mcp_tasks.core.events import RunPaused, RunResumed, RunResumeRequested, RunStarted
 from mcp_tasks.core.json_bytes import encode_json
 from mcp_tasks.errors import TransitionRefused
 from mcp_tasks.stores.shares import Share, WorkLimits
@@ -83,7 +83,7 @@ def issues(*, at_once: bool = False) -> st.SearchStrategy[tuple[Plan, int, int]]
 
 
 def crowds() -> st.SearchStrategy[Sequence[tuple[Plan, int, int]]]:
-    """Plans that meet: tasks of one server are made, handed out within a share, and claimed within limits."""
+    """Plans that meet: tasks of one server are made, handed out within a share, claimed within limits, and wait."""
     numbers = st.integers(0, 3)
 
     def some(plans: st.SearchStrategy[Plan], most: int) -> st.SearchStrategy[list[tuple[Plan, int, int]]]:
@@ -93,6 +93,8 @@ def crowds() -> st.SearchStrategy[Sequence[tuple[Plan, int, int]]]:
         some(_creations((None, *SHARES), servers=(NOTED,)), 5),
         some(_hand_outs((NOTED,)), 1),
         some(_claims(), 5),
+        some(_pauses(), 3),
+        some(_claims(), 3),
         some(_hand_outs((NOTED,)), 1),
     )
     return st.tuples(*parts).map(lambda plans: [plan for part in plans for plan in part])
@@ -199,6 +201,8 @@ def _claims() -> st.SearchStrategy[Plan]:
     def make(number: int, worker: str, limits: WorkLimits) -> Plan:
         def plan(machine: World) -> Operation:
             record, now = machine.record(number), machine.clock()
+            if record.pause is not None and not record.is_final:
+                return Save(apply(record, RunResumed(attempt=record.attempt), now), record.version, limits=limits)
             if not record.is_queued(now):
                 return Get(record.id)
             return Save(apply(record, RunStarted(worker=worker), now), record.version, limits=limits)
@@ -207,6 +211,23 @@ def _claims() -> st.SearchStrategy[Plan]:
 
     limits = st.sampled_from([WorkLimits(tool=1), WorkLimits(owner=1), WorkLimits(tool=3, owner=2)])
     return st.builds(make, _numbers, st.sampled_from(list(WORKERS)), limits)
+
+
+def _pauses() -> st.SearchStrategy[Plan]:
+    """A run gives up its place, or wants it back."""
+
+    def make(number: int, resumes: bool) -> Plan:
+        def plan(machine: World) -> Operation:
+            record, now = machine.record(number), machine.clock()
+            if record.worker is None or record.is_final:
+                return Get(record.id)
+            paused = apply(record, RunPaused(attempt=record.attempt), now)
+            changed = apply(paused, RunResumeRequested(attempt=record.attempt), now) if resumes else paused
+            return Get(record.id) if changed is record else Save(changed, record.version)
+
+        return plan
+
+    return st.builds(make, _numbers, st.booleans())
 
 
 def _outcome(chance: Chance) -> Outcome | None:

@@ -35,11 +35,11 @@ _TASK = """
 task AS (
     INSERT INTO mcp_tasks_tasks (
         id, version, namespace, owner, session, parent, idempotency_key, method, name, queue, rank, status, worker,
-        created, ready, since, expires, handed, at_work, state, size, kept, key_outlives
+        created, ready, since, expires, handed, at_work, resuming, state, size, kept, key_outlives
     )
     SELECT %(id)s, %(version)s, %(namespace)s, %(owner)s, %(session)s::text, %(parent)s::text, %(key)s::text,
         %(method)s, %(name)s, %(queue)s, %(rank)s, %(status)s, %(worker)s::text, %(created)s, %(ready)s::bigint,
-        CASE WHEN %(queued)s THEN %(since)s END, %(expires)s::bigint, {handed}, %(at_work)s, %(state)s,
+        CASE WHEN %(queued)s THEN %(since)s END, %(expires)s::bigint, {handed}, %(at_work)s, %(resuming)s, %(state)s,
         %(grown)s, CASE WHEN %(final)s THEN %(grown)s::bigint END, %(outlives)s::bigint
     {unless} ON CONFLICT DO NOTHING RETURNING key, handed
 ), request AS (

@@ -17,7 +17,16 @@ from typing import Any, Final, TypeAlias
 from mcp_tasks.core.record import ALWAYS, Outcome, TaskRecord
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.errors import LimitReached, StoreError, VersionConflict
-from mcp_tasks.stores.columns import MICROSECOND, expiry, is_at_work, queued_since, ready, sort_key, to_micros
+from mcp_tasks.stores.columns import (
+    MICROSECOND,
+    expiry,
+    is_at_work,
+    is_resuming,
+    queued_since,
+    ready,
+    sort_key,
+    to_micros,
+)
 from mcp_tasks.stores.encoding import Line
 from mcp_tasks.stores.fairness import Turns
 from mcp_tasks.stores.shares import Ready, Share, WorkLimits
@@ -27,6 +36,7 @@ from mcp_tasks.stores.sqlite.reader import Read
 from mcp_tasks.stores.sqlite.waiting import (
     AT_WORK,
     HANDED,
+    RESUMING,
     WAITS,
     Decode,
     InHand,
@@ -62,7 +72,8 @@ class _Waits:
     def __init__(self, record: TaskRecord) -> None:
         self.is_queued = record.ready_at == ALWAYS
         self.since = queued_since(record) if self.is_queued else None
-        self.hand = WAITS if self.is_queued else AT_WORK if is_at_work(record) else None
+        at_work = RESUMING if is_resuming(record) else AT_WORK if is_at_work(record) else None
+        self.hand = WAITS if self.is_queued else at_work
         self._record = record
         self.row = (to_text(record.queue), record.priority, tool_digest(record.method, record.name))
 
@@ -239,16 +250,17 @@ def _refusal(record: TaskRecord, expected: int, limits: WorkLimits, cursor: sqli
     found = cursor.execute(_VERSION, (to_text(record.id),)).fetchall()
     if not found or found[0][0] != expected:
         return None
-    # A task that is at work does not count against itself.
+    # A task that is at work does not count against itself, and of those that are resuming none against another.
+    up_to = AT_WORK if found[0][1] == RESUMING else RESUMING
     itself = int(found[0][1] == AT_WORK)
     in_hand = InHand(partial(fetch, cursor.connection), record.namespace)
     if limits.tool is not None:
         tool = tool_digest(record.method, record.name)
-        if in_hand.tool_at_work(tool, limits.tool + itself) - itself >= limits.tool:
+        if in_hand.tool_at_work(tool, limits.tool + itself, up_to) - itself >= limits.tool:
             return LimitReached(record.id, "tool")
     if limits.owner is not None:
         owner = owner_key(record.owner)
-        if in_hand.owner_at_work(owner, limits.owner + itself) - itself >= limits.owner:
+        if in_hand.owner_at_work(owner, limits.owner + itself, up_to) - itself >= limits.owner:
             return LimitReached(record.id, "owner")
     return None
 
