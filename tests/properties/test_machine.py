@@ -337,6 +337,13 @@ def test_only_a_parked_task_or_one_that_is_put_off_is_not_queued_when_its_run_is
 
 @LAW
 @given(stories())
+def test_only_a_task_that_a_worker_has_is_paused(story: Sequence[Moment]) -> None:
+    for moment in story:
+        assert moment.after.pause is None or moment.after.worker is not None
+
+
+@LAW
+@given(stories())
 def test_any_answer_makes_a_parked_task_ready(story: Sequence[Moment]) -> None:
     for moment in story:
         if isinstance(moment.event, InputAnswered) and moment.after is not moment.before:
