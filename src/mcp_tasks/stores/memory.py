@@ -63,6 +63,7 @@ class MemoryStore:
         self._keys: dict[Under, str] = {}
         self._key_of: dict[str, tuple[Under, timedelta | None]] = {}
         self._spent = SpentKeys()
+        self._children: dict[str, dict[Under, str]] = {}
         self._tally = Tally()
         self._order = Ordered()
         self._waits: dict[str, Wait] = {}
@@ -107,6 +108,9 @@ class MemoryStore:
         loses_key = key_until_end and standing is not None and standing.is_final
         if standing is not None and not loses_key and not is_expired(standing, record.created_at):
             return standing
+        parent = self._open_parent(record)
+        if under is not None and not key_until_end and under in self._children.get(parent, {}):
+            raise KeySpent(self._children[parent][under])
         if under is not None and not key_until_end and self._is_spent(under, standing, sort_key(record)):
             raise KeySpent
         if record.id in self._records:
@@ -123,6 +127,8 @@ class MemoryStore:
             self._spent.free(under)
             self._keys[under] = record.id
             self._key_of[record.id] = under, key_outlives
+            if parent:
+                self._children.setdefault(parent, {})[under] = record.id
         if handing is not None and record.id in self._waits:
             room = Waiting(self._order, self._records, record.namespace).room(handing.share)
             handing.handed = room.has(route_of(record))
@@ -310,7 +316,14 @@ class MemoryStore:
             if limit is not None and others >= limit:
                 raise LimitReached(record.id, what)
 
+    def _open_parent(self, record: TaskRecord) -> str:
+        """The id of the task's parent if that has not ended, and is there."""
+        parent = self._records.get(record.parent or "")
+        return "" if parent is None or parent.is_final else parent.id
+
     def _put(self, record: TaskRecord) -> None:
+        if record.is_final:
+            self._children.pop(record.id, None)
         self._move(record.id, record, wait_of(record, self._waits.get(record.id)))
 
     def _mark(self, task_id: str, *, handed: bool) -> None:
@@ -330,6 +343,7 @@ class MemoryStore:
 
     def _forget(self, task_id: str, now: datetime | None = None) -> None:
         record = self._records[task_id]
+        self._children.pop(task_id, None)
         self._move(task_id, None, None)
         del self._requests[task_id], self._journals[task_id]
         self._outcomes.pop(task_id, None)

@@ -76,7 +76,11 @@ def issues(*, at_once: bool = False) -> st.SearchStrategy[tuple[Plan, int, int]]
     """
     # What happens most is drawn most. Each is made anew, because `one_of` drops what it has already.
     shares = (None, None, PLENTY) if at_once else (None, None, None, *SHARES)
-    often = [_events() for _ in range(8)] + [_creations(shares) for _ in range(2)] + [_claims() for _ in range(2)]
+    often = (
+        [_events() for _ in range(8)]
+        + [_creations(shares, families=not at_once) for _ in range(2)]
+        + [_claims() for _ in range(2)]
+    )
     rarely = [_reads(), _stale_saves(), _joins(), _deletions(), _hand_backs(), _beats(), _retirements(), _notes()]
     in_turn = [] if at_once else [_hand_outs(), _hand_outs()]
     return st.tuples(st.one_of(*often, *rarely, *in_turn), st.integers(0, 3), st.integers(0, 3))
@@ -90,7 +94,7 @@ def crowds() -> st.SearchStrategy[Sequence[tuple[Plan, int, int]]]:
         return st.lists(st.tuples(plans, numbers, numbers), min_size=min(most, 3), max_size=most)
 
     parts = (
-        some(_creations((None, *SHARES), servers=(NOTED,)), 5),
+        some(_creations((None, *SHARES), servers=(NOTED,), families=True), 5),
         some(_hand_outs((NOTED,)), 1),
         some(_claims(), 5),
         some(_pauses(), 3),
@@ -104,7 +108,7 @@ _numbers = st.integers(0, 9)
 
 
 def _creations(
-    shares: Sequence[Share | None], servers: Sequence[str] = (*NAMESPACES, NOTED)
+    shares: Sequence[Share | None], servers: Sequence[str] = (*NAMESPACES, NOTED), *, families: bool = False
 ) -> st.SearchStrategy[Plan]:
     def make(
         number: int,
@@ -135,7 +139,7 @@ def _creations(
                     retention=None if retention is None else timedelta(seconds=retention),
                     announced=announced,
                     session=session,
-                    parent=parent,
+                    parent=machine.record(number).id if parent is not None and families and number % 2 else parent,
                     version=machine.lives * MANY,
                     name=name,
                     queue=queue,

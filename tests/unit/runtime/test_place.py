@@ -168,7 +168,7 @@ class Line:
 
     async def works(self, run: Run) -> Ending:
         self.worked.append("new")
-        await asyncio.sleep(1)
+        await asyncio.sleep(1)  # sleep: the time is simulated
         await self.gate.wait()
         return ok()
 

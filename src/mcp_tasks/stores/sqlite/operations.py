@@ -57,12 +57,14 @@ class Created:
         standing: The row (id, owner, namespace, state) that stands under the key; None if the task was made.
         handed: Whether the new task is handed out.
         spent: Whether the key is taken though its task is gone; then nothing was made.
+        child: Which task that was, if its parent is open.
         exists: Whether there is a task of this id already; then nothing was made.
     """
 
     standing: Row | None = None
     handed: bool = False
     spent: bool = False
+    child: str | bytes | None = None
     exists: bool = False
 
 
@@ -115,6 +117,15 @@ _FIND = "SELECT key FROM tasks WHERE id = ?"
 _DELETE_STANDING = "DELETE FROM tasks WHERE key = ?"
 _FREE_KEY = "UPDATE tasks SET idempotency_key = NULL, key_outlives = NULL WHERE key = ?"
 SPENT = "SELECT until FROM spent_keys WHERE idempotency_key = ? AND namespace = ? AND owner = ifnull(?, 0)"
+CHILD = """
+SELECT c.task FROM child_keys c JOIN tasks p ON p.id = c.parent
+WHERE c.parent = ? AND c.idempotency_key = ? AND c.namespace = ? AND c.owner = ifnull(?, 0)
+    AND p.status NOT IN ('completed', 'failed', 'cancelled')
+"""
+_KEEP_CHILD = """
+INSERT OR REPLACE INTO child_keys
+SELECT id, ?, ?, ifnull(?, 0), ? FROM tasks WHERE id = ? AND status NOT IN ('completed', 'failed', 'cancelled')
+"""
 FREE_SPENT = "DELETE FROM spent_keys WHERE idempotency_key = ? AND namespace = ? AND owner = ifnull(?, 0)"
 _OUTLIVED = """
 SELECT ? + key_outlives, idempotency_key, namespace, owner FROM tasks
@@ -164,7 +175,14 @@ def create(
         *waits.row,
         None if key is None or key_outlives is None else key_outlives // MICROSECOND,
     )
-    now = sort_key(record)
+    now, parent = sort_key(record), _optional_text(record.parent)
+
+    def child_of(cursor: sqlite3.Cursor) -> str | bytes | None:
+        """The task that the key stands for as long as its parent is open, though it has expired or is gone."""
+        if parent is None or key_until_end:
+            return None
+        rows = cursor.execute(CHILD, (parent, *place)).fetchall()
+        return rows[0][0] if rows else None
 
     def find(cursor: sqlite3.Cursor) -> Created | StoreError | None:
         """What is in the way of a task under this key; what need not be is taken out of it."""
@@ -173,12 +191,16 @@ def create(
             loses_key = key_until_end and status in _FINAL
             if not loses_key and (expires is None or expires > now):
                 return Created(standing=found)
+            if (child := child_of(cursor)) is not None:
+                return Created(spent=True, child=child)
             if not loses_key and until is not None and until > now:
                 return Created(spent=True)
             if cursor.execute(_FIND, row[:1]).fetchall():
                 return Created(exists=True)
             cursor.execute(_FREE_KEY if loses_key else _DELETE_STANDING, (standing,))
             return None
+        if (child := child_of(cursor)) is not None:
+            return Created(spent=True, child=child)
         for (until,) in cursor.execute(SPENT, place).fetchall():
             if until > now and not key_until_end:
                 return Created(spent=True)
@@ -196,6 +218,8 @@ def create(
         cursor.execute(_INSERT_REQUEST, (cursor.lastrowid, request))
         if outcome is not None:
             cursor.execute(_INSERT_OUTCOME, (outcome.body, outcome.meta, row[0]))
+        if key is not None and parent is not None:
+            cursor.execute(_KEEP_CHILD, (*place, row[0], parent))
         return Created(handed=handed)
 
     return run

@@ -71,6 +71,9 @@ if #outcome > 0 then
     call('HDEL', row, 'm')
   end
 end
+if ended == '1' then
+  forget_children(id)
+end
 reindex(id, before, was_handed, indexed, handed)
 keep_for(id, milliseconds, packed, found[4], found[5] == '1', found[4] and found[8])
 call('PUBLISH', hint[1], hint[2])
