@@ -26,6 +26,7 @@
     ├── QuestionTimedOut            nobody answered a question within its `timeout`
     ├── AnswerRefused               the client answered a question with an error
     ├── UnknownTask                 the caller named a task that is not there for this caller
+    │   └── ResultExpired           a tool waits for a task that it started, and its result is gone
     ├── LimitExceeded               the caller takes more than it may
     ├── KeyRefused                  an idempotency key cannot be used for this call
     │   ├── KeyTaken                another call stands under it
@@ -189,6 +190,17 @@ class UnknownTask(TasksError):
         super().__init__(f"{what}: it does not exist, has expired, or is not yours{f'; {hint}' if hint else ''}")
 
 
+class ResultExpired(UnknownTask):
+    """A tool waits for a task that it started, and the task has ended and is gone. It is not started again."""
+
+    def __init__(self, task_id: str) -> None:
+        super().__init__(task_id)
+        self.args = (
+            f"The result of task {task_id} is gone: its ttl was over before the tool waited for it, or it was deleted. "
+            "The task is not started again. Start it with a longer ttl",
+        )
+
+
 class LimitExceeded(TasksError):
     """A caller asks for more than it may take. Nothing was done.
 
@@ -230,11 +242,16 @@ class KeyTaken(KeyRefused):
 
 
 class KeySpent(KeyRefused):
-    """The task that the idempotency key stands for is gone, and the key may not be used again yet."""
+    """The task that the idempotency key stands for is gone, and the key may not be used again yet.
+
+    Attributes:
+        task_id: Which task it was, if it was the child of one that is open.
+    """
 
     reason = "key_spent"
 
-    def __init__(self) -> None:
+    def __init__(self, task_id: str | None = None) -> None:
+        self.task_id = task_id
         super().__init__(
             "The task of this idempotency key has expired, with its result. The call was made, and is not made again "
             "under the same key; take a new one to make it once more"

@@ -24,10 +24,10 @@ from mcp_tasks.testing.clock import NOON
 FILL = """
 INSERT INTO mcp_tasks_tasks (
     id, version, namespace, owner, method, name, queue, rank, status, worker, created, ready, since, expires, handed,
-    at_work, writes, state
+    at_work, state
 )
 SELECT '{kind}' || n, 1, 'demo', 'alice', 'tools/call', 'tool', 'default', 0, '{status}', {worker}, n, {ready}, {since},
-    {expires}, {handed}, {at_work}, '', ''
+    {expires}, {handed}, {at_work}, ''
 FROM generate_series({first}, {last}) n
 """
 NONE = {"worker": "NULL", "ready": "NULL", "since": "NULL", "expires": "NULL", "handed": "false", "at_work": "false"}

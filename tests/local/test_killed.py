@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import signal
 import time
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
 
+from harness.databases import valkey
 from harness.forking import PIPE, Forked, fork
 
 LIMIT = 60.0
@@ -45,3 +48,31 @@ def test_a_parent_that_is_killed_finds_the_same_child(tmp_path: Path) -> None:
     (child,) = found["children"]
     assert found["result"] == {"child": child, "said": {"result": "accept name='Ann'"}}
     assert sorted(log(tmp_path)) == ["child of alice"] * 2 + ["parent"] * 2
+
+
+@pytest.fixture(params=["sqlite", "redis"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Generator[str]:
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path / 'tasks.db'}"
+        return
+    with valkey() as server:
+        yield server.new_database()
+
+
+@pytest.mark.requirement("local/child-once")
+def test_a_child_that_has_expired_is_not_started_again_by_the_next_run_of_its_parent(tmp_path: Path, url: str) -> None:
+    def run(queues: str, *wanted: str) -> tuple[str, int]:
+        process = fork("tests.local.lineage", url, str(tmp_path), queues, *wanted, stdout=PIPE, text=True)
+        assert process.stdout is not None
+        with process.stdout:
+            said = process.stdout.read().strip()
+        return said, process.wait(LIMIT)
+
+    parent, ended = run("parents", "die")
+    assert ended == -signal.SIGKILL
+    # The child runs elsewhere, ends, and its result expires.
+    assert run("children") == ("", 0)
+    found = json.loads(run("parents,children", parent)[0])
+    child = found["child"]
+    assert log(tmp_path) == ["parent", f"started {child}", f"ran {child}", "parent"]
+    assert "is gone: its ttl was over" in found["error"]

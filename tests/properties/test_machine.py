@@ -28,7 +28,10 @@ from mcp_tasks.core import (
     RunFailed,
     RunLost,
     RunParked,
+    RunPaused,
     RunReleased,
+    RunResumed,
+    RunResumeRequested,
     RunStarted,
     RunStartedOver,
     StepRecorded,
@@ -157,6 +160,9 @@ def _event(kind: type[Event], move: Move, record: TaskRecord, now: datetime) -> 
         RunParked: lambda: RunParked(
             attempt=attempt, keys=answered, wake_at=None if move.helpful else now + abs(move.tick)
         ),
+        RunPaused: lambda: RunPaused(attempt=attempt),
+        RunResumeRequested: lambda: RunResumeRequested(attempt=attempt),
+        RunResumed: lambda: RunResumed(attempt=attempt),
         RunLost: lambda: RunLost(attempt=attempt, wake_at=None if move.helpful else now + abs(move.tick)),
         TrialPassed: lambda: TrialPassed(attempt=attempt),
         ProgressReported: lambda: ProgressReported(attempt=attempt, progress=progress),
@@ -331,6 +337,13 @@ def test_only_a_parked_task_or_one_that_is_put_off_is_not_queued_when_its_run_is
 
 @LAW
 @given(stories())
+def test_only_a_task_that_a_worker_has_is_paused(story: Sequence[Moment]) -> None:
+    for moment in story:
+        assert moment.after.pause is None or moment.after.worker is not None
+
+
+@LAW
+@given(stories())
 def test_any_answer_makes_a_parked_task_ready(story: Sequence[Moment]) -> None:
     for moment in story:
         if isinstance(moment.event, InputAnswered) and moment.after is not moment.before:
@@ -416,6 +429,9 @@ EVENTS: Sequence[Event] = (
     RunReleased(attempt=1),
     RunParked(attempt=1, keys=frozenset({"open"})),
     RunLost(attempt=1),
+    RunPaused(attempt=1),
+    RunResumeRequested(attempt=1),
+    RunResumed(attempt=1),
     TrialPassed(attempt=1),
     ProgressReported(attempt=1, progress=Progress(progress=1)),
     InputRequested(attempt=1, requests={"another": InputRequest(method="roots/list", params={})}),

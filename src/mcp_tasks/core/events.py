@@ -53,6 +53,27 @@ class RunParked:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class RunPaused:
+    """The run waits in memory, and gave up its place under the limits of its tool and its owner meanwhile."""
+
+    attempt: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunResumeRequested:
+    """The run wants to go on, and there was no place for it. New runs have to wait until it has one."""
+
+    attempt: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunResumed:
+    """The run has its place under the limits again, and goes on."""
+
+    attempt: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RunLost:
     """The process that had the run died, or was silent for so long that it counts as dead.
 
@@ -175,6 +196,9 @@ Event: TypeAlias = (
     | RunStartedOver
     | RunReleased
     | RunParked
+    | RunPaused
+    | RunResumeRequested
+    | RunResumed
     | RunLost
     | TrialPassed
     | ProgressReported

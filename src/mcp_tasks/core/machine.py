@@ -30,7 +30,10 @@ from mcp_tasks.core.events import (
     RunFailed,
     RunLost,
     RunParked,
+    RunPaused,
     RunReleased,
+    RunResumed,
+    RunResumeRequested,
     RunStarted,
     RunStartedOver,
     StepRecorded,
@@ -89,19 +92,31 @@ def _start_over(record: TaskRecord, event: RunStartedOver, now: datetime) -> Fie
 
 def _release(record: TaskRecord, event: RunReleased | RunParked, now: datetime) -> Fields:
     started = {"started_at": None} if isinstance(event, RunReleased) and not event.begun else {}
-    return {"worker": None, **started, **_queue(record)}
+    return {"worker": None, "pause": None, **started, **_queue(record)}
 
 
 def _park(record: TaskRecord, event: RunParked, now: datetime) -> Fields:
     if not record.inputs.outstanding.keys() >= event.keys:
         # An answer came while the run was leaving; one of several may be all that the tool waits for.
         return _release(record, event, now)
-    return {"worker": None, "wake_at": event.wake_at, **_BLAMELESS}
+    return {"worker": None, "pause": None, "wake_at": event.wake_at, **_BLAMELESS}
+
+
+def _pause(record: TaskRecord, event: RunPaused, now: datetime) -> Fields:
+    return None if record.pause is not None else {"pause": "waiting"}
+
+
+def _request_resume(record: TaskRecord, event: RunResumeRequested, now: datetime) -> Fields:
+    return None if record.pause == "resuming" else {"pause": "resuming"}
+
+
+def _resume(record: TaskRecord, event: RunResumed, now: datetime) -> Fields:
+    return None if record.pause is None else {"pause": None}
 
 
 def _lose(record: TaskRecord, event: RunLost, now: datetime) -> Fields:
     when = _queue(record) if event.wake_at is None else {"wake_at": event.wake_at}
-    return {"worker": None, "lost": record.lost + 1, **when}
+    return {"worker": None, "pause": None, "lost": record.lost + 1, **when}
 
 
 def _pass_trial(record: TaskRecord, event: TrialPassed, now: datetime) -> Fields:
@@ -186,6 +201,7 @@ def _end(record: TaskRecord, now: datetime, **outcome: Any) -> Fields:
     # The end keeps the last progress (a person may like to see how far it came) and closes open questions.
     return {
         "worker": None,
+        "pause": None,
         "wake_at": None,
         "finished_at": max(now, record.created_at),
         "inputs": record.inputs.withdraw(),
@@ -206,6 +222,9 @@ TABLE: Mapping[TaskStatus, Mapping[type[Event], Rule]] = {
         RunStartedOver: Rule(_start_over, (WORKING,)),
         RunReleased: Rule(_release, (WORKING,), visible=False),
         RunParked: Rule(_park, (WORKING,), visible=False),
+        RunPaused: Rule(_pause, (WORKING,), visible=False),
+        RunResumeRequested: Rule(_request_resume, (WORKING,), visible=False),
+        RunResumed: Rule(_resume, (WORKING,), visible=False),
         RunLost: Rule(_lose, (WORKING,), visible=False),
         TrialPassed: Rule(_pass_trial, (WORKING,), visible=False),
         TaskAnnounced: Rule(_announce, (WORKING,), visible=False),
@@ -224,6 +243,9 @@ TABLE: Mapping[TaskStatus, Mapping[type[Event], Rule]] = {
         RunStartedOver: Rule(_start_over, (WORKING,)),
         RunReleased: Rule(_release, (INPUT_REQUIRED,), visible=False),
         RunParked: Rule(_park, (INPUT_REQUIRED,), visible=False),
+        RunPaused: Rule(_pause, (INPUT_REQUIRED,), visible=False),
+        RunResumeRequested: Rule(_request_resume, (INPUT_REQUIRED,), visible=False),
+        RunResumed: Rule(_resume, (INPUT_REQUIRED,), visible=False),
         RunLost: Rule(_lose, (INPUT_REQUIRED,), visible=False),
         TrialPassed: Rule(_pass_trial, (INPUT_REQUIRED,), visible=False),
         TaskAnnounced: Rule(_announce, (INPUT_REQUIRED,), visible=False),

@@ -53,6 +53,10 @@ class TaskRequest:
 Trial: TypeAlias = Literal["alone", "beside"]
 """How a run is watched whose tool may be what takes its process down: if it is lost alone, it was."""
 
+Pause: TypeAlias = Literal["waiting", "resuming"]
+"""How a claimed task stands that is not at work: its run waits in memory, or wants to go on and has to wait for a place
+under its limits first."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Progress:
@@ -118,6 +122,8 @@ class TaskRecord:
         lost: How many runs in a row died with their process before they got any further.
         announced: Whether the caller has been told of the task, or is about to be. Until then its tool may still answer
             on the original call, and nobody can come back for it.
+        pause: Whether the current run has given up its place under the limits of its tool and its owner while it waits
+            in memory, or wants it back by now; None while it has it, and where there are no limits.
         trial: How the current (or last) run is watched, after runs were lost: by itself, or beside others like it.
         session: The session in which the task was made, for eras and callers that have sessions. It scopes listings and
             owns nothing.
@@ -154,6 +160,7 @@ class TaskRecord:
     wake_at: datetime | None = None
     lost: int = 0
     trial: Trial | None = None
+    pause: Pause | None = None
     announced: bool = True
     session: str | None = None
     parent: str | None = None

@@ -136,7 +136,7 @@ class Changes:
         limits: WorkLimits | None = None,
         write: WriteId | None = None,
     ) -> TaskRecord:
-        """Apply events to the task as it was at `record`, once; as a claim within `limits`.
+        """Apply events to the task as it was at `record`, once; within `limits`, if it is a claim or a run goes on.
 
         A caller that may repeat the change after `StoreUnavailable` chooses its `write` id, and names it each time: if
         an earlier attempt was made after all, that is this change.
@@ -188,6 +188,7 @@ class Changes:
         actor: Actor,
         entries: Sequence[JournalEntry] = (),
         outcome: Outcome | None = None,
+        limits: WorkLimits | None = None,
         write: WriteId | None = None,
         restore: Callable[[TaskRecord], Awaitable[TaskRecord]] | None = None,
     ) -> TaskRecord:
@@ -197,13 +198,16 @@ class Changes:
         the store has an older record than `record`, it went back in time, and `restore` says what to go on from.
 
         Raises:
+            LimitReached: As many as may be are at work.
             TransitionRefused: The events do not fit the task as it is by now.
             UnknownTask: The task is gone.
         """
         write = write or new_write_id()
         while not record.has(write):
             try:
-                return await self.swap(record, *events, actor=actor, entries=entries, outcome=outcome, write=write)
+                return await self.swap(
+                    record, *events, actor=actor, entries=entries, outcome=outcome, limits=limits, write=write
+                )
             except VersionConflict as exc:
                 current = exc.current or await self.reload(record.id)
                 went_back = restore is not None and current.version < record.version

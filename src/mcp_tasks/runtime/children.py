@@ -1,7 +1,9 @@
 """The other tasks of a run: those that it starts, each once in the life of its own task, and those that it waits for.
 
 Both are steps as far as replay goes. A child is started under an idempotency key that its parent and its identity make:
-should the process die between the start and its entry in the journal, the next run finds the same child.
+should the process die between the start and its entry in the journal, the next run finds the same child. The store
+keeps the key and the child's id until the parent has ended, so that a child that has expired by then is not started
+again.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ class Children:
         # A tool that starts over has children of its own: those of before are of another version of it.
         self._start = f"/{starts_over}" if starts_over else ""
         self._met: Counter[str] = Counter()
+        self._started: set[str] = set()
 
     async def start(self, identity: str, launch: Callable[[str], Awaitable[str]], *, key: str | None = None) -> str:
         """The id of the child with this identity, launched now unless an earlier run did.
@@ -45,7 +48,13 @@ class Children:
         async def once() -> str:
             return await launch(under)
 
-        return await self._run.step(name, once)
+        task_id: str = await self._run.step(name, once)
+        self._started.add(task_id)
+        return task_id
+
+    def has_started(self, task_id: str) -> bool:
+        """Whether this run, or an earlier one of its task, started this task."""
+        return task_id in self._started
 
     async def wait(self, task_id: str, end: Callable[[], Awaitable[JsonObject]]) -> JsonObject:
         """How another task ended, as `end` says once it has; in every later run the same.

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable
-from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from types import CoroutineType
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 
 from mcp_tasks.core.actor import Actor
-from mcp_tasks.core.events import RunStarted, RunStartedOver, TrialPassed
+from mcp_tasks.core.events import RunResumeRequested, RunStarted, RunStartedOver, TrialPassed
 from mcp_tasks.core.journal import JournalEntry
 from mcp_tasks.core.pacing import backoff
 from mcp_tasks.core.record import TaskRecord, TaskRequest, WriteId
@@ -38,6 +37,7 @@ from mcp_tasks.errors import (
 )
 from mcp_tasks.runtime.early import Unwritten
 from mcp_tasks.runtime.ending import failed
+from mcp_tasks.runtime.place import Lines, Place
 from mcp_tasks.runtime.policy import ToolPolicy
 from mcp_tasks.runtime.replay import Replay, version_entry
 from mcp_tasks.runtime.run import Run
@@ -106,6 +106,7 @@ class Claims:
         self._unconfirmed: dict[str, tuple[WriteId, float]] = {}
         self._made: dict[str, tuple[TaskRecord, TaskRequest, ToolPolicy, Unwritten | None]] = {}
         self._crowded_out = CrowdedOut()
+        self._lines = Lines()
         self._together = runtime.store if isinstance(runtime.store, ReadsTogether) else None
 
     def add_made(
@@ -187,11 +188,15 @@ class Claims:
             self._trials.passed(record.id)
             self._call(self._trials.called())
 
+    def made_room(self) -> None:
+        """A run of this process ended, or waits: others may be waiting for its place under a limit."""
+        self._lines.stir()
+        self._call(self._crowded_out.called())
+
     def end(self, task_id: str) -> None:
-        """The run has ended, one way or another."""
+        """The run has ended, one way or another, or was not begun after all."""
         self._trials.end(task_id)
         self._call(self._trials.called())
-        self._call(self._crowded_out.called())
         if (watch := self._watches.pop(task_id, None)) is not None:
             watch.cancel()
 
@@ -204,7 +209,11 @@ class Claims:
         replay: Replay,
         change: JournalEntry | None,
     ) -> Run | None:
-        """Claim the task as it is at `record`, and make a run of it."""
+        """Claim the task as it is at `record`, and make a run of it.
+
+        A run that was suspended goes on before new runs begin: where the limit is reached, it is claimed all the same,
+        and waits for its place in memory (`place.py`).
+        """
         run: Run | None = None
         started = RunStarted(
             worker=self._runtime.worker, trial=self._trials.begin(record, policy), tool_version=policy.version
@@ -212,18 +221,17 @@ class Claims:
         over = [RunStartedOver(attempt=record.attempt + 1)] if change is not None and change.value["over"] else []
         entries = () if change is None else (change,)
         dispatch = self._runtime.dispatch
-        swap = partial(
-            self._runtime.changes.swap,
-            record,
-            started,
-            *over,
-            actor=self._actor,
-            entries=entries,
-            limits=dispatch.limits(policy),
-            write=new_write_id(run=True),
-        )
+        may_wait_here = policy.rerun and record.started_at is not None and not self._runtime.parking.room.is_full
+        claim = partial(self._runtime.changes.swap, record, started, *over, actor=self._actor, entries=entries)
         try:
-            claimed = await self._confirmed(record.id, swap)
+            try:
+                within = partial(claim, limits=dispatch.limits(policy), write=new_write_id(run=True))
+                claimed = await self._confirmed(record.id, within)
+            except LimitReached:
+                if not may_wait_here:
+                    raise
+                waiting = RunResumeRequested(attempt=record.attempt + 1)
+                claimed = await self._confirmed(record.id, partial(claim, waiting, write=new_write_id(run=True)))
             # An answer that came late may find the task given to another, or ended.
             if (claimed.worker, claimed.attempt) == (self._runtime.worker, record.attempt + 1):
                 run = self._run(claimed, request, slot, policy, replay)
@@ -277,11 +285,16 @@ class Claims:
         replay: Replay,
         unwritten: Unwritten | None = None,
     ) -> Run:
-        if policy.rerun and self._runtime.dispatch.limits(policy) is not None:
-            # A run that waits in memory counts as at work, and keeps another from it. So it does not stay there.
-            policy = replace(policy, park_after=timedelta(0))
+        limits, made_room = self._runtime.dispatch.limits(policy), partial(self._runtime.made_room, policy)
         return Run(
-            record, request=request, host=self._runtime, slot=slot, policy=policy, replay=replay, unwritten=unwritten
+            record,
+            request=request,
+            host=self._runtime,
+            slot=slot,
+            policy=policy,
+            replay=replay,
+            unwritten=unwritten,
+            place=None if limits is None else lambda run: Place(run, limits, self._lines, made_room),
         )
 
     async def _look(self, task_id: str) -> tuple[TaskRecord | None, TaskRequest | None]:

@@ -176,7 +176,7 @@ class Dispatch:
             self._later = asyncio.get_running_loop().call_later(wait, self.look)
 
     def ended(self, policy: ToolPolicy) -> None:
-        """A run has ended: where there is a limit, there is room for another now."""
+        """A run has ended, or waits: where there is a limit, there is room for another now."""
         if self.limits(policy) is not None:
             self.look()
 

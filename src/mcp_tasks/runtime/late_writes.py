@@ -15,6 +15,7 @@ from mcp_tasks.core.journal import JournalEntry
 from mcp_tasks.core.record import Outcome, TaskRecord, WriteId
 from mcp_tasks.errors import TransitionRefused, UnknownTask
 from mcp_tasks.runtime.changes import Changes
+from mcp_tasks.stores.shares import WorkLimits
 
 logger: Final = logging.getLogger(__name__)
 
@@ -32,6 +33,7 @@ class Write:
     actor: Actor
     entries: Sequence[JournalEntry] = ()
     outcome: Outcome | None = None
+    limits: WorkLimits | None = None
     id: WriteId | None = None
     made: bool | None = None
 
@@ -53,6 +55,7 @@ class Write:
             actor=self.actor,
             entries=self.entries,
             outcome=self.outcome,
+            limits=self.limits,
             write=self.id,
             restore=restore,
         )

@@ -20,7 +20,14 @@ from mcp_tasks.core.events import Event, RunReleased, StepRecorded
 from mcp_tasks.core.journal import JournalEntry
 from mcp_tasks.core.record import Outcome, TaskRecord, WriteId
 from mcp_tasks.core.status import TaskStatus
-from mcp_tasks.errors import StaleRun, StoreUnavailable, UnknownTask, ValueNotStorable, VersionConflict
+from mcp_tasks.errors import (
+    LimitReached,
+    StaleRun,
+    StoreUnavailable,
+    UnknownTask,
+    ValueNotStorable,
+    VersionConflict,
+)
 from mcp_tasks.runtime.early import TURNS, Unwritten
 from mcp_tasks.runtime.late_writes import Write
 from mcp_tasks.runtime.life import State
@@ -28,6 +35,7 @@ from mcp_tasks.runtime.patience import pause_after, until_available
 from mcp_tasks.runtime.replay import GIVEN_UP, Place, Replay, ResultId, done_entry
 from mcp_tasks.runtime.uncancelled import uncancelled
 from mcp_tasks.stores.repeats import new_write_id
+from mcp_tasks.stores.shares import WorkLimits
 
 if TYPE_CHECKING:
     from mcp_tasks.runtime.host import Host
@@ -105,9 +113,16 @@ class Recording:
         """The same for what the tool is handed now: one thing at a time."""
         await self._finish(self._write_in_turn(self._by_tool(events, entries)))
 
-    async def write_patiently(self, *events: Event, outcome: Outcome | None = None) -> None:
-        """Write how the run ended, however long the store takes to be there again."""
-        await self._write_patiently(self._by_tool(events, outcome=outcome))
+    async def write_patiently(
+        self, *events: Event, outcome: Outcome | None = None, limits: WorkLimits | None = None
+    ) -> bool:
+        """Write how the run ended, waits or goes on, however long the store takes to be there again. False, and the run
+        is stopped, if its task is not its own any more.
+
+        Raises:
+            LimitReached: There is no place within the limits. Nothing was written.
+        """
+        return await self._write_patiently(self._by_tool(events, outcome=outcome, limits=limits))
 
     async def write(self, *events: Event) -> bool:
         """Write what the tool said, once. False, and the run is stopped, if its task is not its own any more."""
@@ -153,9 +168,14 @@ class Recording:
         return await until_available(lambda: self._host.store.journal(task_id, after=after), self._run)
 
     def _by_tool(
-        self, events: Sequence[Event], entries: Sequence[JournalEntry] = (), outcome: Outcome | None = None
+        self,
+        events: Sequence[Event],
+        entries: Sequence[JournalEntry] = (),
+        outcome: Outcome | None = None,
+        limits: WorkLimits | None = None,
     ) -> Write:
-        return Write(events=events, actor=Actor("run", self._host.worker), entries=entries, outcome=outcome)
+        actor = Actor("run", self._host.worker)
+        return Write(events=events, actor=actor, entries=entries, outcome=outcome, limits=limits)
 
     async def _finish(self, writing: Coroutine[Any, Any, bool]) -> None:
         if not await uncancelled(writing, context=self._run.outside()):
@@ -201,7 +221,7 @@ class Recording:
             if (earlier := self._unsettled) is not None and earlier is not write:
                 try:
                     await self._make(earlier)
-                except ValueNotStorable:
+                except (LimitReached, ValueNotStorable):
                     # Its own caller hears of that, with the next attempt.
                     earlier.id = None
             self._unsettled = None

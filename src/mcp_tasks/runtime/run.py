@@ -47,6 +47,7 @@ from mcp_tasks.runtime.helpers import Helpers
 from mcp_tasks.runtime.host import Host
 from mcp_tasks.runtime.leaving import Leaving
 from mcp_tasks.runtime.life import Life, State, Turn
+from mcp_tasks.runtime.place import Place as PlaceUnderLimits
 from mcp_tasks.runtime.policy import ToolPolicy
 from mcp_tasks.runtime.progress import ProgressThrottle
 from mcp_tasks.runtime.questions import Asking, Questions
@@ -73,6 +74,7 @@ class Run:
         slot: The right to use the worker.
         replay: What earlier runs recorded.
         unwritten: The task, if it is not in the store yet.
+        place: Makes its place under the limits of its tool and its owner, if there are limits.
     """
 
     def __init__(
@@ -85,6 +87,7 @@ class Run:
         policy: ToolPolicy,
         replay: Replay,
         unwritten: Unwritten | None = None,
+        place: Callable[[Run], PlaceUnderLimits] | None = None,
     ) -> None:
         self.record: TaskRecord = record
         self.request = request
@@ -96,6 +99,8 @@ class Run:
         self._context = contextvars.copy_context()
         self.rest: Rest = Rest(self.life, slot, self.branches, host.parking.room, self._context)
         self.recording: Recording = Recording(self, host, replay, unwritten)
+        if place is not None:
+            self.rest.place = place(self)
         self.now: Callable[[], datetime] = host.now
         self.alarms: Alarms = host.alarms
         self.limits: Limits = host.limits
@@ -126,6 +131,11 @@ class Run:
     async def _execute(self, body: Body) -> None:
         self.branches.enter()
         current_run.set(self)
+        if self.record.pause is not None:
+            await self.rest.begin()
+            if not self.life.counts:
+                self._clear_up()
+                return
         if self.policy.max_runtime is not None:
             self.help(TimeLimit(self.policy.max_runtime, self.rest, self.judge).watch(self.record.name))
         self.recording.write_task_soon(self)

@@ -434,12 +434,17 @@ class TaskRuntime:
             finally:
                 del self._runs[task_id]
                 self.claims.end(task_id)
-                self.dispatch.ended(run.policy)
+                self.made_room(run.policy)
         except StoreUnavailable as exc:
             # The record is as it was, or says who has it; the janitor will come by.
             logger.debug("task %s… could not be run now: %s", task_id[:12], exc)
         except Exception as exc:
             self.janitor.note_trouble(task_id, exc)
+
+    def made_room(self, policy: ToolPolicy) -> None:
+        """A run of the tool has ended, or waits: where there is a limit, there is room for another now."""
+        self.claims.made_room()
+        self.dispatch.ended(policy)
 
     def runs(self) -> Sequence[Run]:
         """The runs of this process as of now."""

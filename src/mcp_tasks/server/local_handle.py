@@ -23,7 +23,7 @@ from mcp_tasks.core.pacing import expires_at, poll_interval
 from mcp_tasks.core.record import Progress, TaskRecord
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.core.values import check_choice, check_mapping, check_text
-from mcp_tasks.errors import TaskWasCancelled, UsageError, WaitTimedOut
+from mcp_tasks.errors import ResultExpired, TaskWasCancelled, UnknownTask, UsageError, WaitTimedOut
 from mcp_tasks.failure import task_failed
 from mcp_tasks.protocol import RpcError
 from mcp_tasks.protocol.answers import check_answers
@@ -154,7 +154,7 @@ class LocalTask(Generic[ResultT]):
             TaskFailed: The task failed. It is an `MCPError` with the JSON-RPC error that the task carries.
             TaskWasCancelled: The task was cancelled.
             WaitTimedOut: It did not end in time. A `TimeoutError`.
-            UnknownTask: There is no such task (any more).
+            UnknownTask: There is no such task (any more); `ResultExpired` in the tool that started it.
             InvalidDuration: The timeout is not one.
         """
         seconds = seconds_of(timeout)
@@ -164,7 +164,12 @@ class LocalTask(Generic[ResultT]):
         elif run.record.id == self.id:
             raise UsageError("a task cannot wait for itself")
         else:
-            end = await run.children.wait(self.id, lambda: self._end(seconds))
+            try:
+                end = await run.children.wait(self.id, lambda: self._end(seconds))
+            except UnknownTask as exc:
+                if run.children.has_started(self.id):
+                    raise ResultExpired(self.id) from exc
+                raise
         return self._outcome(end, seconds)
 
     async def result(self) -> ResultT:

@@ -13,7 +13,7 @@ from mcp_types.version import LATEST_MODERN_VERSION
 from mcp_tasks.core.durations import check_duration
 from mcp_tasks.core.record import TaskRecord, TaskRequest
 from mcp_tasks.core.values import check_text
-from mcp_tasks.errors import InvalidOption, OwnerRequired, UsageError, ValueNotStorable
+from mcp_tasks.errors import InvalidOption, KeySpent, OwnerRequired, UsageError, ValueNotStorable
 from mcp_tasks.runtime import Run, TaskRuntime
 from mcp_tasks.server.options import TaskOptions, Unset
 
@@ -76,19 +76,25 @@ class LocalStart:
         return f"{self.request.method} {self.request.name} {arguments}"
 
     async def launch(self, runtime: TaskRuntime, usual: TaskOptions, key: str | None, run: Run | None = None) -> str:
-        """The id of the new task, or of the one that stands under the key."""
+        """The id of the new task, or of the one that stands or stood under the key."""
         parent = None if run is None else run.record
         owner = self._owner(runtime, run)
         session = parent and parent.session if isinstance(self.session, Unset) else self.session
-        record = await runtime.launch(
-            self.request,
-            owner=owner,
-            retention=self.options.retention(usual) if isinstance(self.ttl, Unset) else self.ttl,
-            poll_interval=self.options.poll_interval,
-            key=key,
-            session=session,
-            parent=None if parent is None else parent.id,
-        )
+        try:
+            record = await runtime.launch(
+                self.request,
+                owner=owner,
+                retention=self.options.retention(usual) if isinstance(self.ttl, Unset) else self.ttl,
+                poll_interval=self.options.poll_interval,
+                key=key,
+                session=session,
+                parent=None if parent is None else parent.id,
+            )
+        except KeySpent as exc:
+            if exc.task_id is None:
+                raise
+            # An earlier run started it, and its result has expired by now. Who waits for it is told so.
+            return exc.task_id
         if self.key is not None:
             await self._check_same(runtime, record)
         return record.id

@@ -149,9 +149,14 @@ class Store(Protocol):
         With both, the new task's key outlives it, but for those who create with `key_until_end`: to them a task that
         is gone has ended, and they take over its key too.
 
+        If the record has a parent that has not ended, the key stays with the task's id until the parent has ended or
+        is gone, whatever becomes of the task itself. If the task has expired or is gone, whoever creates under the key
+        with the same parent is refused, and told the id; not with `key_until_end`, which takes the key over.
+
         Raises:
             TaskExists: The id is taken.
-            KeySpent: The task of the key has expired or is gone, and the key outlives it. Nothing was written.
+            KeySpent: The task of the key has expired or is gone, and the key outlives it, or its parent is
+                open. Nothing was written.
             TaskUnreadable: There is a task under the key, but not in a state that can be read.
             ValueNotStorable: The record or the request is too large, or not JSON. Nobody else's write fails with it.
         """

@@ -57,8 +57,16 @@ def queued_since(record: TaskRecord) -> int:
 
 
 def is_at_work(record: TaskRecord) -> bool:
-    """Whether the task counts as being at work: a worker has it, and it has not ended."""
-    return record.worker is not None and not record.is_final
+    """Whether the task counts as being at work: a worker has it, it has not ended, and its run does not wait.
+
+    One that is resuming counts, too, for all but those that are resuming themselves (`is_resuming`).
+    """
+    return record.worker is not None and not record.is_final and record.pause != "waiting"
+
+
+def is_resuming(record: TaskRecord) -> bool:
+    """Whether the run of the task wants to go on, and waits for a place under its limits."""
+    return is_at_work(record) and record.pause == "resuming"
 
 
 def encode_cursor(place: int, task_id: str) -> str:

@@ -3,11 +3,12 @@
 The *state* is a record but for its id and namespace, which a backend keeps beside it. Durations are microseconds, as
 instants are (`columns`).
 
-Format 6 may have the fingerprint of its call, the trace that it belongs to and the task that it is a rerun of, and is
-format 5 otherwise. Format 5 may have a queue, a priority and the version of its tool, and is format 4 otherwise. Format
-4 may have a session, a parent, a result that is an error, and questions that the client holds as tasks of its own, and
-is format 3 otherwise: a record without its request and its result. Formats 1 and 2 had both in it; the one backend that
-ever wrote them brings them to format 3 when it migrates its file, so only 3 and up are read here.
+Format 6 may have the fingerprint of its call, the trace that it belongs to, the task that it is a rerun of and the
+pause of its run, and is format 5 otherwise. Format 5 may have a queue, a priority and the version of its tool, and is
+format 4 otherwise. Format 4 may have a session, a parent, a result that is an error, and questions that the client
+holds as tasks of its own, and is format 3 otherwise: a record without its request and its result. Formats 1 and 2 had
+both in it; the one backend that ever wrote them brings them to format 3 when it migrates its file, so only 3 and up are
+read here.
 
 Releases of two adjacent formats share a store while a fleet is rolled from one to the other. So a newer state is read
 here too, if it says so: `readable` is the first format whose releases may read and write it. What they do not know of
@@ -56,6 +57,7 @@ _STATE_TYPES: _Types = {
     "readable": int,
     "status": str,
     "trial": str,
+    "pause": str,
     "queue": str,
     "priority": int,
     "toolVersion": (str, NoneType),
@@ -165,6 +167,8 @@ def state_fields(record: TaskRecord) -> dict[str, Any]:
         state["lost"] = record.lost
     if record.trial is not None:
         state["trial"] = record.trial
+    if record.pause is not None:
+        state["pause"] = record.pause
     if not record.announced:
         state["announced"] = False
     if record.session is not None:
@@ -222,6 +226,7 @@ def record_from(task_id: str, namespace: str, fields: JsonObject) -> TaskRecord:
         worker=get("worker"),
         lost=get("lost", 0),
         trial=get("trial"),
+        pause=get("pause"),
         announced=get("announced", True),
         session=get("session"),
         parent=get("parent"),

@@ -22,7 +22,15 @@ from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.errors import KeySpent, LimitReached, VersionConflict
 from mcp_tasks.stores.base import Forgotten, IdPage, Owners, Page, Whose
 from mcp_tasks.stores.codec import Codec
-from mcp_tasks.stores.columns import MICROSECOND, decode_cursor, encode_cursor, expiry, sort_key, to_micros
+from mcp_tasks.stores.columns import (
+    MICROSECOND,
+    decode_cursor,
+    encode_cursor,
+    expiry,
+    is_resuming,
+    sort_key,
+    to_micros,
+)
 from mcp_tasks.stores.encoding import Line, encoded_entries, encoded_request, in_thread_if, size_of
 from mcp_tasks.stores.fairness import Choice, Turns
 from mcp_tasks.stores.hints import LocalNotifier
@@ -55,6 +63,7 @@ class MemoryStore:
         self._keys: dict[Under, str] = {}
         self._key_of: dict[str, tuple[Under, timedelta | None]] = {}
         self._spent = SpentKeys()
+        self._children: dict[str, dict[Under, str]] = {}
         self._tally = Tally()
         self._order = Ordered()
         self._waits: dict[str, Wait] = {}
@@ -99,6 +108,9 @@ class MemoryStore:
         loses_key = key_until_end and standing is not None and standing.is_final
         if standing is not None and not loses_key and not is_expired(standing, record.created_at):
             return standing
+        parent = self._open_parent(record)
+        if under is not None and not key_until_end and under in self._children.get(parent, {}):
+            raise KeySpent(self._children[parent][under])
         if under is not None and not key_until_end and self._is_spent(under, standing, sort_key(record)):
             raise KeySpent
         if record.id in self._records:
@@ -115,6 +127,8 @@ class MemoryStore:
             self._spent.free(under)
             self._keys[under] = record.id
             self._key_of[record.id] = under, key_outlives
+            if parent:
+                self._children.setdefault(parent, {})[under] = record.id
         if handing is not None and record.id in self._waits:
             room = Waiting(self._order, self._records, record.namespace).room(handing.share)
             handing.handed = room.has(route_of(record))
@@ -291,15 +305,25 @@ class MemoryStore:
 
     def _check_limits(self, record: TaskRecord, limits: WorkLimits) -> None:
         by = {
-            "tool": (limits.tool, ("in hand of tool", record.namespace, tool_of(record)), ("at work",)),
-            "owner": (limits.owner, ("at work of owner", record.namespace, owner_of(record)), ()),
+            "tool": (limits.tool, ("in hand of tool", record.namespace, tool_of(record))),
+            "owner": (limits.owner, ("at work of owner", record.namespace, owner_of(record))),
         }
-        for what, (limit, group, step) in by.items():
-            others = self._order.count(group, step) - self._order.count(group, (*step, record.id))
+        marks = ("at work",) if is_resuming(self._records[record.id]) else ("at work", "resuming")
+        for what, (limit, group) in by.items():
+            others = sum(
+                self._order.count(group, (mark,)) - self._order.count(group, (mark, record.id)) for mark in marks
+            )
             if limit is not None and others >= limit:
                 raise LimitReached(record.id, what)
 
+    def _open_parent(self, record: TaskRecord) -> str:
+        """The id of the task's parent if that has not ended, and is there."""
+        parent = self._records.get(record.parent or "")
+        return "" if parent is None or parent.is_final else parent.id
+
     def _put(self, record: TaskRecord) -> None:
+        if record.is_final:
+            self._children.pop(record.id, None)
         self._move(record.id, record, wait_of(record, self._waits.get(record.id)))
 
     def _mark(self, task_id: str, *, handed: bool) -> None:
@@ -319,6 +343,7 @@ class MemoryStore:
 
     def _forget(self, task_id: str, now: datetime | None = None) -> None:
         record = self._records[task_id]
+        self._children.pop(task_id, None)
         self._move(task_id, None, None)
         del self._requests[task_id], self._journals[task_id]
         self._outcomes.pop(task_id, None)

@@ -10,7 +10,16 @@ from typing import Any, TypeAlias
 
 from mcp_tasks.core.record import ALWAYS, TaskRecord
 from mcp_tasks.stores.base import EVERYBODY, ChildrenOf, InSession, OwnedBy, Whose
-from mcp_tasks.stores.columns import earliest, expiry, is_at_work, queued_since, ready, sort_key, to_micros
+from mcp_tasks.stores.columns import (
+    earliest,
+    expiry,
+    is_at_work,
+    is_resuming,
+    queued_since,
+    ready,
+    sort_key,
+    to_micros,
+)
 from mcp_tasks.stores.fairness import TOOL_METHOD, Room, Route, Step, ready_of
 from mcp_tasks.stores.ordered import Ordered, Place
 from mcp_tasks.stores.shares import MOST_COUNTED, Backlog, Ready, Share
@@ -62,8 +71,9 @@ def places(record: TaskRecord, wait: Wait | None) -> Iterator[tuple[Hashable, Pl
         yield ("parked", namespace), (ready_at, record.id)
         yield ("parked by queue", namespace), (record.queue, ready_at, record.id)
     if is_at_work(record):
-        yield ("at work of owner", namespace, owner_of(record)), (record.id,)
-        yield ("in hand of tool", namespace, tool_of(record)), ("at work", record.id)
+        mark = "resuming" if is_resuming(record) else "at work"
+        yield ("at work of owner", namespace, owner_of(record)), (mark, record.id)
+        yield ("in hand of tool", namespace, tool_of(record)), (mark, record.id)
     if expires is not None:
         yield "expiring", (expires, *created)
 

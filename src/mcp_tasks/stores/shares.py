@@ -14,8 +14,12 @@ from mcp_tasks.core.statement import Statement
 class WorkLimits:
     """How many tasks may be at work at a time, over all processes: of one tool, and of one owner. None for any number.
 
-    At work is a task that a worker has and that has not ended, whatever its status: a run that waits for an answer in
-    memory counts, since nobody asks for room when it goes on.
+    A task is at work if a worker has it, it has not ended, and its run does not wait (`TaskRecord.pause`). A run that
+    waits in memory gives up its place, and takes it again with a `save` within the limits, as a claim does.
+
+    A task that is resuming is not at work yet, and takes a place from all tasks but those that are resuming themselves:
+    of those, each is compared only with what is at work. So the places that become free go to runs that want to go on,
+    before any new run begins, and never more tasks are at work than the limit says.
     """
 
     tool: int | None = None

@@ -14,7 +14,7 @@ from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.errors import LimitReached, VersionConflict
 from mcp_tasks.stores.base import Store
-from mcp_tasks.stores.shares import WorkLimits
+from mcp_tasks.stores.shares import Share, WorkLimits
 from mcp_tasks.testing._store_handing import create_at_once, task
 from mcp_tasks.testing._store_races import race
 from mcp_tasks.testing._store_sweeps import swept
@@ -127,7 +127,7 @@ class LimitTests(StoreTests):
         await create_all(store, wanted := task(5))
         await claim(store, wanted, WorkLimits(tool=1, owner=1))()
 
-    async def test_a_run_that_waits_counts_as_long_as_a_worker_has_it(self, store: Store) -> None:
+    async def test_a_run_that_asks_counts_until_it_says_that_it_waits(self, store: Store) -> None:
         one = WorkLimits(tool=1, owner=1)
         await create_all(store, first := task(1), second := task(2))
         await claim(store, first, one)()
@@ -141,6 +141,80 @@ class LimitTests(StoreTests):
         with pytest.raises(LimitReached):
             await claim(store, second, one)()
         await store.save(replace(asking, version=5, worker=None), expected=4)
+        await claim(store, second, one)()
+
+    async def test_a_run_that_paused_gives_up_its_place_and_takes_it_again_with_a_limited_save(
+        self, store: Store, peer: Store
+    ) -> None:
+        one = WorkLimits(tool=1, owner=1)
+        await create_all(store, first := task(1), second := task(2), third := task(3))
+        await claim(store, first, one)()
+        await store.save(waiting := claimed(first, version=3, pause="waiting"), expected=2)
+        await claim(peer, second, one)()
+        resumed = claimed(first, version=4)
+        for limits in (WorkLimits(tool=1), WorkLimits(owner=1)):
+            with pytest.raises(LimitReached):
+                await store.save(resumed, expected=3, limits=limits)
+        assert await peer.get(first.id) == waiting
+        ended = claimed(second, version=3, status=TaskStatus.COMPLETED, worker=None, finished_at=NOON)
+        await peer.save(ended, expected=2)
+        await store.save(resumed, expected=3, limits=one)
+        with pytest.raises(LimitReached):
+            await claim(peer, third, one)()
+
+    async def test_a_run_that_is_resuming_goes_on_before_a_new_run_begins(self, store: Store, peer: Store) -> None:
+        two = WorkLimits(tool=2, owner=2)
+        await create_all(store, *(tasks := [task(number) for number in range(5)]))
+        for record in tasks[:2]:
+            await claim(store, record, two)()
+            await store.save(claimed(record, version=3, pause="waiting"), expected=2)
+        for record in tasks[2:4]:
+            await claim(peer, record, two)()
+        for record in tasks[:2]:
+            await store.save(claimed(record, version=4, pause="resuming"), expected=3)
+        # The place that becomes free is for those that are resuming, and these do not stand in each other's way.
+        await peer.delete(tasks[2].id, expected=2)
+        with pytest.raises(LimitReached):
+            await claim(peer, tasks[4], two)()
+        await store.save(claimed(tasks[1], version=5), expected=4, limits=two)
+        for limits in (WorkLimits(tool=2), WorkLimits(owner=2)):
+            with pytest.raises(LimitReached):
+                await store.save(claimed(tasks[0], version=5), expected=4, limits=limits)
+        await peer.delete(tasks[3].id, expected=2)
+        await store.save(claimed(tasks[0], version=5), expected=4, limits=two)
+
+    @pytest.mark.parametrize("limits", [WorkLimits(tool=3), WorkLimits(owner=3), WorkLimits(tool=3, owner=4)])
+    async def test_of_many_that_resume_and_claim_at_once_as_many_succeed_as_may(
+        self, store: Store, peer: Store, limits: WorkLimits
+    ) -> None:
+        paused, new = [task(number) for number in range(10)], [task(number) for number in range(10, 20)]
+        await create_at_once(store, [*paused, *new])
+        for record in paused:
+            await store.save(claimed(record, pause="resuming"), expected=1)
+        resumes = [claim((store, peer)[number % 2], claimed(record), limits) for number, record in enumerate(paused)]
+        claims = [claim((store, peer)[number % 2], record, limits) for number, record in enumerate(new)]
+        outcomes = await race(*resumes, *claims)
+        assert sum(outcome is None for outcome in outcomes[:10]) == 3
+        assert {type(outcome) for outcome in outcomes[10:]} == {LimitReached}
+
+    async def test_what_is_resuming_takes_a_place_from_what_is_handed_out(self, store: Store) -> None:
+        share = Share(owner=9, tools={"render": 2}, owner_at_work=2)
+        await create_all(store, *(tasks := [task(number, owner="alice") for number in range(4)]))
+        await store.save(claimed(tasks[0], pause="waiting"), expected=1)
+        await store.save(claimed(tasks[1], pause="resuming"), expected=1)
+        assert [ready.id for ready in await store.hand_out("demo", share, mark=False, limit=9)] == [tasks[2].id]
+        await store.save(claimed(tasks[0], version=3, pause="resuming"), expected=2)
+        assert list(await store.hand_out("demo", share, mark=False, limit=9)) == []
+
+    @pytest.mark.parametrize("pause", ["waiting", "resuming"])
+    async def test_a_dead_workers_paused_task_counts_for_nothing_once_it_is_released(
+        self, store: Store, pause: str
+    ) -> None:
+        one = WorkLimits(tool=1, owner=1)
+        await create_all(store, first := task(1), second := task(2))
+        await store.save(claimed(first, pause=pause), expected=1)
+        await store.save(claimed(first, version=3, worker=None, pause=None), expected=2)
+        assert await swept(partial(store.queued, "demo")) == [first.id, second.id]
         await claim(store, second, one)()
 
     async def test_there_is_room_when_one_leaves_ends_or_is_gone(self, store: Store) -> None:

@@ -207,6 +207,70 @@ class SpentKeyTests(StoreTests):
         found = [await is_spent(store, over, f"key {number}") for number in range(5)]
         assert found == [False, False, False, True, True]
 
+    async def test_the_key_of_a_child_stays_with_its_id_until_its_parent_has_ended(
+        self, store: Store, peer: Store
+    ) -> None:
+        parent = await store.create(make_record(), REQUEST)
+        children: dict[str, str] = {}
+        for key in ("expired", "forgotten", "deleted"):
+            child = await make_ended(store, key, outlives=None, parent=parent.id)
+            children[key] = child.id
+            again = make_record(created_at=EXPIRES - MICROSECOND, parent=parent.id)
+            assert await peer.create(again, REQUEST, key=key) == child
+            if key == "forgotten":
+                await store.forget_expired(EXPIRES, limit=9)
+            elif key == "deleted":
+                await store.delete(child.id, expected=child.version, now=NOON)
+        late = EXPIRES + 9 * DAY
+        await store.forget_expired(EXPIRES - SECOND, limit=9)
+        for key in [*children, *children]:
+            with pytest.raises(KeySpent) as spent:
+                await peer.create(make_record(created_at=late, parent=parent.id), REQUEST, key=key)
+            assert spent.value.task_id == children[key]
+            await store.forget_expired(late, limit=9)
+        # To others, the key is free.
+        assert not await is_spent(store, late, "deleted")
+        other = await store.create(make_record(), REQUEST)
+        assert not await is_spent(store, late, "forgotten", parent=other.id)
+        await store.save(
+            replace(parent, version=2, status=TaskStatus.FAILED, finished_at=NOON), expected=parent.version
+        )
+        for key in children:
+            assert not await is_spent(peer, late, key, parent=parent.id)
+
+    async def test_the_key_of_a_child_goes_with_its_parent(self, store: Store) -> None:
+        for end in ("deleted", "expired", "ended before", "never there"):
+            parent = make_record(retention=HOUR)
+            if end == "ended before":
+                parent = replace(parent, status=TaskStatus.COMPLETED, finished_at=NOON)
+            if end != "never there":
+                await store.create(parent, REQUEST)
+            child = await make_ended(store, end, outlives=None, parent=parent.id)
+            await store.delete(child.id, expected=child.version, now=NOON)
+            if end == "deleted":
+                assert await is_spent(store, NOON, end, parent=parent.id)
+                await store.delete(parent.id, expected=1, now=NOON)
+            elif end == "expired":
+                ended = replace(parent, version=2, status=TaskStatus.COMPLETED, finished_at=NOON)
+                await store.save(ended, expected=1)
+                await store.forget_expired(EXPIRES, limit=9)
+            assert not await is_spent(store, NOON, end, parent=parent.id)
+            # Nor if a task of the same id were made again.
+            if end == "deleted":
+                await store.create(replace(parent, version=1_000), REQUEST)
+                assert not await is_spent(store, NOON, end, parent=parent.id)
+
+    async def test_until_its_end_only_a_task_takes_the_key_of_a_child_over(self, store: Store) -> None:
+        parent = await store.create(make_record(), REQUEST)
+        gone = await make_ended(store, outlives=None, parent=parent.id)
+        await store.delete(gone.id, expected=gone.version, now=NOON)
+        second = make_record(parent=parent.id)
+        assert await store.create(second, REQUEST, key="key", key_until_end=True) == second
+        await store.delete(second.id, expected=1, now=NOON)
+        with pytest.raises(KeySpent) as spent:
+            await store.create(make_record(parent=parent.id), REQUEST, key="key")
+        assert spent.value.task_id == second.id
+
     async def test_of_many_at_once_under_a_spent_key_all_are_refused(self, store: Store, peer: Store) -> None:
         record = await make_ended(store)
         refused: list[bool] = []

@@ -200,8 +200,8 @@ async def perform(operation: Operation, store: Store) -> object:
         return await operation.run(store)
     except TaskExists as exc:
         return "exists", exc.task_id
-    except KeySpent:
-        return "spent"
+    except KeySpent as exc:
+        return "spent", exc.task_id
     except VersionConflict as exc:
         return "conflict", exc.task_id, exc.expected
 
@@ -227,6 +227,7 @@ class Oracle(MemoryStore):
     def spend_keys_of(self, other: Oracle) -> None:
         """Have the same keys spent as another."""
         self._spent = other._spent.copy()
+        self._children = {parent: dict(keys) for parent, keys in other._children.items()}
 
 
 class Reference:

@@ -10,7 +10,7 @@ from typing import Protocol, TypeAlias
 from hypothesis import strategies as st
 
 from mcp_tasks.core import JournalEntry, Outcome, TaskRecord, TaskRequest, apply
-from mcp_tasks.core.events import RunStarted
+from mcp_tasks.core.events import RunPaused, RunResumed, RunResumeRequested, RunStarted
 from mcp_tasks.core.json_bytes import encode_json
 from mcp_tasks.errors import TransitionRefused
 from mcp_tasks.stores.shares import Share, WorkLimits
@@ -76,23 +76,29 @@ def issues(*, at_once: bool = False) -> st.SearchStrategy[tuple[Plan, int, int]]
     """
     # What happens most is drawn most. Each is made anew, because `one_of` drops what it has already.
     shares = (None, None, PLENTY) if at_once else (None, None, None, *SHARES)
-    often = [_events() for _ in range(8)] + [_creations(shares) for _ in range(2)] + [_claims() for _ in range(2)]
+    often = (
+        [_events() for _ in range(8)]
+        + [_creations(shares, families=not at_once) for _ in range(2)]
+        + [_claims() for _ in range(2)]
+    )
     rarely = [_reads(), _stale_saves(), _joins(), _deletions(), _hand_backs(), _beats(), _retirements(), _notes()]
     in_turn = [] if at_once else [_hand_outs(), _hand_outs()]
     return st.tuples(st.one_of(*often, *rarely, *in_turn), st.integers(0, 3), st.integers(0, 3))
 
 
 def crowds() -> st.SearchStrategy[Sequence[tuple[Plan, int, int]]]:
-    """Plans that meet: tasks of one server are made, handed out within a share, and claimed within limits."""
+    """Plans that meet: tasks of one server are made, handed out within a share, claimed within limits, and wait."""
     numbers = st.integers(0, 3)
 
     def some(plans: st.SearchStrategy[Plan], most: int) -> st.SearchStrategy[list[tuple[Plan, int, int]]]:
         return st.lists(st.tuples(plans, numbers, numbers), min_size=min(most, 3), max_size=most)
 
     parts = (
-        some(_creations((None, *SHARES), servers=(NOTED,)), 5),
+        some(_creations((None, *SHARES), servers=(NOTED,), families=True), 5),
         some(_hand_outs((NOTED,)), 1),
         some(_claims(), 5),
+        some(_pauses(), 3),
+        some(_claims(), 3),
         some(_hand_outs((NOTED,)), 1),
     )
     return st.tuples(*parts).map(lambda plans: [plan for part in plans for plan in part])
@@ -102,7 +108,7 @@ _numbers = st.integers(0, 9)
 
 
 def _creations(
-    shares: Sequence[Share | None], servers: Sequence[str] = (*NAMESPACES, NOTED)
+    shares: Sequence[Share | None], servers: Sequence[str] = (*NAMESPACES, NOTED), *, families: bool = False
 ) -> st.SearchStrategy[Plan]:
     def make(
         number: int,
@@ -133,7 +139,7 @@ def _creations(
                     retention=None if retention is None else timedelta(seconds=retention),
                     announced=announced,
                     session=session,
-                    parent=parent,
+                    parent=machine.record(number).id if parent is not None and families and number % 2 else parent,
                     version=machine.lives * MANY,
                     name=name,
                     queue=queue,
@@ -199,6 +205,8 @@ def _claims() -> st.SearchStrategy[Plan]:
     def make(number: int, worker: str, limits: WorkLimits) -> Plan:
         def plan(machine: World) -> Operation:
             record, now = machine.record(number), machine.clock()
+            if record.pause is not None and not record.is_final:
+                return Save(apply(record, RunResumed(attempt=record.attempt), now), record.version, limits=limits)
             if not record.is_queued(now):
                 return Get(record.id)
             return Save(apply(record, RunStarted(worker=worker), now), record.version, limits=limits)
@@ -207,6 +215,23 @@ def _claims() -> st.SearchStrategy[Plan]:
 
     limits = st.sampled_from([WorkLimits(tool=1), WorkLimits(owner=1), WorkLimits(tool=3, owner=2)])
     return st.builds(make, _numbers, st.sampled_from(list(WORKERS)), limits)
+
+
+def _pauses() -> st.SearchStrategy[Plan]:
+    """A run gives up its place, or wants it back."""
+
+    def make(number: int, resumes: bool) -> Plan:
+        def plan(machine: World) -> Operation:
+            record, now = machine.record(number), machine.clock()
+            if record.worker is None or record.is_final:
+                return Get(record.id)
+            paused = apply(record, RunPaused(attempt=record.attempt), now)
+            changed = apply(paused, RunResumeRequested(attempt=record.attempt), now) if resumes else paused
+            return Get(record.id) if changed is record else Save(changed, record.version)
+
+        return plan
+
+    return st.builds(make, _numbers, st.booleans())
 
 
 def _outcome(chance: Chance) -> Outcome | None:

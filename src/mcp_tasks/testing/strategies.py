@@ -27,7 +27,9 @@ from mcp_tasks.core import (
     RunFailed,
     RunLost,
     RunParked,
+    RunPaused,
     RunReleased,
+    RunResumeRequested,
     RunStarted,
     StepRecorded,
     TaskAnnounced,
@@ -137,6 +139,7 @@ def records(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[TaskRecord]:
         "wake_at": st.none() | st.just(ALWAYS) | _instants,
         "lost": st.integers(0, 2**31),
         "trial": st.sampled_from([None, "alone", "beside"]),
+        "pause": st.sampled_from([None, "waiting", "resuming"]),
         "tool_version": st.none() | _names,
         "unknown": st.dictionaries(st.just("of a newer release"), json_values(), max_size=1),
         "announced": st.booleans(),
@@ -230,6 +233,14 @@ def _parked(chance: Chance, record: TaskRecord, now: datetime) -> Happening:
     return RunParked(attempt=record.attempt, keys=keys), ()
 
 
+def _paused(chance: Chance, record: TaskRecord, now: datetime) -> Happening:
+    return RunPaused(attempt=record.attempt), ()
+
+
+def _wants_to_resume(chance: Chance, record: TaskRecord, now: datetime) -> Happening:
+    return RunResumeRequested(attempt=record.attempt), ()
+
+
 def _lost(chance: Chance, record: TaskRecord, now: datetime) -> Happening:
     return RunLost(attempt=record.attempt), ()
 
@@ -267,6 +278,8 @@ _OF_A_RUN = (
     _stepped,
     _slept,
     _parked,
+    _paused,
+    _wants_to_resume,
     _reported,
     _released,
     _lost,

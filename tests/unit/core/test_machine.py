@@ -20,7 +20,10 @@ from mcp_tasks.core import (
     RunFailed,
     RunLost,
     RunParked,
+    RunPaused,
     RunReleased,
+    RunResumed,
+    RunResumeRequested,
     RunStarted,
     RunStartedOver,
     StepRecorded,
@@ -83,6 +86,23 @@ def test_a_run_that_was_released_before_its_tool_was_called_was_never_started() 
 def test_a_released_task_is_taken_again_as_the_next_attempt() -> None:
     record = running(RunReleased(attempt=1), RunStarted(worker="worker-2"))
     assert (record.worker, record.attempt) == ("worker-2", 2)
+
+
+def test_a_run_gives_up_its_place_while_it_waits_and_has_it_again_to_go_on() -> None:
+    waiting = running(RunPaused(attempt=1))
+    assert (waiting.pause, waiting.worker, waiting.updated_at) == ("waiting", "worker-1", NOON)
+    assert after(RunPaused(attempt=1), record=waiting) is waiting
+    assert after(RunResumed(attempt=1), record=waiting).pause is None
+    resuming = after(RunResumeRequested(attempt=1), record=waiting)
+    assert resuming.pause == "resuming"
+    assert after(RunPaused(attempt=1), RunResumeRequested(attempt=1), record=resuming) is resuming
+    assert after(RunResumed(attempt=1), record=resuming).pause is None
+    assert running().pause is None
+
+
+def test_a_run_that_has_its_place_does_not_take_it_again() -> None:
+    record = running()
+    assert after(RunResumed(attempt=1), record=record) is record
 
 
 def test_a_released_task_that_asks_is_taken_again_without_an_answer() -> None:

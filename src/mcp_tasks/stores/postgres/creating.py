@@ -35,11 +35,11 @@ _TASK = """
 task AS (
     INSERT INTO mcp_tasks_tasks (
         id, version, namespace, owner, session, parent, idempotency_key, method, name, queue, rank, status, worker,
-        created, ready, since, expires, handed, at_work, state, size, kept, key_outlives
+        created, ready, since, expires, handed, at_work, resuming, state, size, kept, key_outlives
     )
     SELECT %(id)s, %(version)s, %(namespace)s, %(owner)s, %(session)s::text, %(parent)s::text, %(key)s::text,
         %(method)s, %(name)s, %(queue)s, %(rank)s, %(status)s, %(worker)s::text, %(created)s, %(ready)s::bigint,
-        CASE WHEN %(queued)s THEN %(since)s END, %(expires)s::bigint, {handed}, %(at_work)s, %(state)s,
+        CASE WHEN %(queued)s THEN %(since)s END, %(expires)s::bigint, {handed}, %(at_work)s, %(resuming)s, %(state)s,
         %(grown)s, CASE WHEN %(final)s THEN %(grown)s::bigint END, %(outlives)s::bigint
     {unless} ON CONFLICT DO NOTHING RETURNING key, handed
 ), request AS (
@@ -62,16 +62,39 @@ _CREATE_UNDER_KEY = f"""
 WITH standing AS (
     SELECT id, owner, namespace, state, version, status, expires, expires + key_outlives AS until
     FROM mcp_tasks_tasks WHERE {_UNDER_KEY}
+), child AS (
+    {{child}}
 ), spent AS (
     SELECT until FROM mcp_tasks_spent_keys WHERE {_UNDER_KEY} AND until + 0 > %(created)s AND NOT %(until_end)s
-), {_TASK} {{outcome}}, freed AS (
+), {_TASK} {{outcome}} {{kept}}, freed AS (
     DELETE FROM mcp_tasks_spent_keys WHERE {_UNDER_KEY} AND EXISTS (SELECT FROM task)
 )
-SELECT true, handed, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM task
-UNION ALL SELECT false, false, id, owner, namespace, state, version, status, expires, until FROM standing
-UNION ALL SELECT false, false, NULL, NULL, NULL, NULL, NULL, NULL, NULL, until FROM spent
+SELECT true, handed, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM task
+UNION ALL SELECT false, false, id, owner, namespace, state, version, status, expires, until, (SELECT id FROM child)
+FROM standing
+UNION ALL SELECT false, false, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, id FROM child
+UNION ALL SELECT false, false, NULL, NULL, NULL, NULL, NULL, NULL, NULL, until, NULL FROM spent
 """
-_UNLESS_STANDING = "WHERE NOT EXISTS (SELECT FROM standing) AND NOT EXISTS (SELECT FROM spent)"
+_UNLESS_STANDING = """
+WHERE NOT EXISTS (SELECT FROM standing) AND NOT EXISTS (SELECT FROM child) AND NOT EXISTS (SELECT FROM spent)
+"""
+_OPEN_PARENT = "p.id = %(parent)s AND p.status NOT IN ('completed', 'failed', 'cancelled')"
+_NO_CHILD = "SELECT NULL::text AS id WHERE false"
+# The child that the key stands for as long as its parent is open, whatever became of it.
+_CHILD = f"""
+SELECT c.task AS id FROM mcp_tasks_child_keys c JOIN mcp_tasks_tasks p ON p.id = c.parent
+WHERE c.parent = %(parent)s AND c.idempotency_key = %(key)s AND c.namespace = %(namespace)s AND c.owner = %(owner)s
+    AND NOT %(until_end)s AND {_OPEN_PARENT}
+"""
+# With a lock: a parent that ends at the same time either waits, and removes the key, or was first, and none is kept.
+_KEPT_CHILD = f"""
+, kept AS (
+    INSERT INTO mcp_tasks_child_keys (parent, idempotency_key, namespace, owner, task)
+    SELECT p.id, %(key)s, %(namespace)s, %(owner)s, %(id)s FROM mcp_tasks_tasks p
+    WHERE {_OPEN_PARENT} AND EXISTS (SELECT FROM task) FOR SHARE OF p
+    ON CONFLICT (parent, idempotency_key, namespace, owner) DO UPDATE SET task = excluded.task
+)
+"""
 _GIVES_WAY = (
     "WHERE id = %(standing)s AND version = %(at)s AND NOT EXISTS (SELECT FROM mcp_tasks_tasks WHERE id = %(id)s)"
 )
@@ -95,6 +118,7 @@ class Create:
     Attributes:
         standing: Id, owner, namespace and state of the task that stands under the key instead, if one does.
         is_spent: Whether the key is taken though its task is gone; then nothing was made.
+        child: Which task that was, if its parent is open.
         exists: Whether there is a task of this id already; then nothing was made.
     """
 
@@ -126,9 +150,12 @@ class Create:
             handed=handed,
             unless="" if key is None else _UNLESS_STANDING,
             outcome="" if outcome is None else _OUTCOME,
+            child=_NO_CHILD if record.parent is None else _CHILD,
+            kept="" if record.parent is None else _KEPT_CHILD,
         ).encode()
         self.standing: Row | None = None
         self.is_spent: bool = False
+        self.child: str | None = None
         self.exists: bool = False
 
     @property
@@ -151,7 +178,7 @@ class Create:
                 # Under a key somebody may have been first, or have let go of it, in this very moment.
                 before = ()
                 continue
-            task_id, *_, version, status, expires, until = found
+            task_id, *_, version, status, expires, until, self.child = found
             if task_id is None:
                 self.is_spent = True
                 return
@@ -159,7 +186,7 @@ class Create:
             if not loses_key and (expires is None or expires > self._values["created"]):
                 self.standing = found[:4]
                 return
-            if not loses_key and until is not None and until > self._values["created"]:
+            if not loses_key and (self.child is not None or (until is not None and until > self._values["created"])):
                 self.is_spent = True
                 return
             gives_way = self._values | {"standing": task_id, "at": version}

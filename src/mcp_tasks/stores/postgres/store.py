@@ -166,7 +166,7 @@ class PostgresStore(Inspecting):
         )
         await self._database.run(new.run)
         if new.is_spent:
-            raise KeySpent
+            raise KeySpent(None if new.child is None else from_text(new.child))
         if new.exists:
             return await made_before(self.get, record)
         return record if new.standing is None else self._record(*new.standing)

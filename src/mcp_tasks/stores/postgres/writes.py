@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from mcp_tasks.core.record import Outcome, TaskRecord
 from mcp_tasks.errors import LimitReached, VersionConflict
-from mcp_tasks.stores.columns import expiry, is_at_work, queued_since, ready, sort_key, to_micros
+from mcp_tasks.stores.columns import expiry, is_at_work, is_resuming, queued_since, ready, sort_key, to_micros
 from mcp_tasks.stores.encoding import Line, size_of
 from mcp_tasks.stores.postgres.database import Query, Session
 from mcp_tasks.stores.postgres.queries import AT_ANY_TIME, OF_OWNER, OF_TOOL
@@ -33,8 +33,8 @@ UPDATE mcp_tasks_tasks t
 SET version = %(version)s, session = %(session)s, queue = %(queue)s, rank = %(rank)s, status = %(status)s,
     worker = %(worker)s, ready = %(ready)s,
     since = CASE WHEN %(queued)s THEN coalesce(t.since, %(since)s) END, expires = %(expires)s,
-    handed = t.handed AND %(queued)s, at_work = %(at_work)s, state = %(state)s, size = {size},
-    kept = CASE WHEN %(final)s THEN {size} END
+    handed = t.handed AND %(queued)s, at_work = %(at_work)s, resuming = %(resuming)s, state = %(state)s,
+    size = {size}, kept = CASE WHEN %(final)s THEN {size} END
 """
 # An outcome may take the place of another.
 _GROWN = "t.size + %(grown)s"
@@ -58,23 +58,26 @@ _OUTCOME = """
     ON CONFLICT (task) DO UPDATE SET body = excluded.body, meta = excluded.meta
 )
 """
+# Of tasks that are resuming, none counts against another.
 _ROOM = f"""
-room AS (
+own AS (
+    SELECT coalesce((SELECT resuming FROM mcp_tasks_tasks WHERE id = %(id)s), false) AS resuming
+), room AS (
     SELECT (
         SELECT count(*) FROM (
-            SELECT FROM mcp_tasks_tasks
-            WHERE {OF_TOOL} AND NOT handed AND id <> %(id)s
+            SELECT FROM mcp_tasks_tasks t
+            WHERE {OF_TOOL} AND NOT handed AND id <> %(id)s AND NOT (t.resuming AND own.resuming)
                 AND namespace = %(namespace)s AND name = %(name)s AND method = %(method)s
             LIMIT %(tool_limit)s::bigint
         ) others
     ) AS tool, (
         SELECT count(*) FROM (
-            SELECT FROM mcp_tasks_tasks
-            WHERE {OF_OWNER} AND NOT handed AND id <> %(id)s
+            SELECT FROM mcp_tasks_tasks t
+            WHERE {OF_OWNER} AND NOT handed AND id <> %(id)s AND NOT (t.resuming AND own.resuming)
                 AND namespace = %(namespace)s AND owner = %(owner)s
             LIMIT %(owner_limit)s::bigint
         ) others
-    ) AS owner
+    ) AS owner FROM own
 ),
 """
 _HAS_ROOM = """
@@ -147,6 +150,7 @@ def row_of(record: TaskRecord, *, state: bytes) -> dict[str, Any]:
         "since": queued_since(record),
         "expires": expiry(record),
         "at_work": is_at_work(record),
+        "resuming": is_resuming(record),
         "final": record.is_final,
         "state": state,
     }

@@ -15,13 +15,16 @@ from dataclasses import dataclass
 from mcp_tasks.core.record import ALWAYS, TaskRecord
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.stores.base import EVERYBODY, ChildrenOf, InSession, OwnedBy, Owners, Whose
-from mcp_tasks.stores.columns import expiry, is_at_work, ready, sort_key, to_micros
+from mcp_tasks.stores.columns import expiry, is_at_work, is_resuming, ready, sort_key, to_micros
 from mcp_tasks.stores.shares import Share
 
 _AT_ANY_TIME = to_micros(ALWAYS)
 _OFFSET = 2**63
 PLACE = 8
 """Bytes of the place of an instant."""
+
+AT_WORK, RESUMING = b"0", b"1"
+"""The places of tasks in the indexes of those at work: behind them are those that are about to be again."""
 
 TOOL_METHOD = "tools/call"
 """The method of the tasks that the share of a tool counts."""
@@ -173,8 +176,9 @@ def _places(record: TaskRecord) -> Iterator[tuple[bytes, bytes]]:
     if record.worker is not None:
         yield name("claimed", record.worker), created
         if is_at_work(record):
-            yield owner_at_work(namespace, record.owner), b""
-            yield tool_at_work(namespace, record.method, record.name), b""
+            mark = RESUMING if is_resuming(record) else AT_WORK
+            yield owner_at_work(namespace, record.owner), mark
+            yield tool_at_work(namespace, record.method, record.name), mark
     if ready_at is not None and ready_at != _AT_ANY_TIME:
         yield name("due", namespace), place(ready_at)
         yield name("parked", namespace), part(record.queue) + b":" + place(ready_at)

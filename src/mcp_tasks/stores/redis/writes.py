@@ -78,6 +78,7 @@ class Writes:
             b"" if key is None else names.key_name(record.namespace, key, record.owner),
             int(key_until_end),
             b"" if key is None or key_outlives is None else key_outlives // MICROSECOND,
+            b"" if key is None or record.parent is None else to_bytes(record.parent),
             *names.indexed(record, sort_key(record)).arguments(),
             names.sizes(record.namespace, record.owner),
             *names.share_arguments(None if handing is None else handing.share),
@@ -93,6 +94,8 @@ class Writes:
                 return task_id, owner, namespace, found
             case [b"spent"]:
                 raise KeySpent
+            case [b"spent", child]:
+                raise KeySpent(names.from_bytes(child))
             case _:
                 raise TaskExists(record.id)
 

@@ -17,7 +17,16 @@ from typing import Any, Final, TypeAlias
 from mcp_tasks.core.record import ALWAYS, Outcome, TaskRecord
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.errors import LimitReached, StoreError, VersionConflict
-from mcp_tasks.stores.columns import MICROSECOND, expiry, is_at_work, queued_since, ready, sort_key, to_micros
+from mcp_tasks.stores.columns import (
+    MICROSECOND,
+    expiry,
+    is_at_work,
+    is_resuming,
+    queued_since,
+    ready,
+    sort_key,
+    to_micros,
+)
 from mcp_tasks.stores.encoding import Line
 from mcp_tasks.stores.fairness import Turns
 from mcp_tasks.stores.shares import Ready, Share, WorkLimits
@@ -27,6 +36,7 @@ from mcp_tasks.stores.sqlite.reader import Read
 from mcp_tasks.stores.sqlite.waiting import (
     AT_WORK,
     HANDED,
+    RESUMING,
     WAITS,
     Decode,
     InHand,
@@ -47,12 +57,14 @@ class Created:
         standing: The row (id, owner, namespace, state) that stands under the key; None if the task was made.
         handed: Whether the new task is handed out.
         spent: Whether the key is taken though its task is gone; then nothing was made.
+        child: Which task that was, if its parent is open.
         exists: Whether there is a task of this id already; then nothing was made.
     """
 
     standing: Row | None = None
     handed: bool = False
     spent: bool = False
+    child: str | bytes | None = None
     exists: bool = False
 
 
@@ -62,7 +74,8 @@ class _Waits:
     def __init__(self, record: TaskRecord) -> None:
         self.is_queued = record.ready_at == ALWAYS
         self.since = queued_since(record) if self.is_queued else None
-        self.hand = WAITS if self.is_queued else AT_WORK if is_at_work(record) else None
+        at_work = RESUMING if is_resuming(record) else AT_WORK if is_at_work(record) else None
+        self.hand = WAITS if self.is_queued else at_work
         self._record = record
         self.row = (to_text(record.queue), record.priority, tool_digest(record.method, record.name))
 
@@ -104,6 +117,15 @@ _FIND = "SELECT key FROM tasks WHERE id = ?"
 _DELETE_STANDING = "DELETE FROM tasks WHERE key = ?"
 _FREE_KEY = "UPDATE tasks SET idempotency_key = NULL, key_outlives = NULL WHERE key = ?"
 SPENT = "SELECT until FROM spent_keys WHERE idempotency_key = ? AND namespace = ? AND owner = ifnull(?, 0)"
+CHILD = """
+SELECT c.task FROM child_keys c JOIN tasks p ON p.id = c.parent
+WHERE c.parent = ? AND c.idempotency_key = ? AND c.namespace = ? AND c.owner = ifnull(?, 0)
+    AND p.status NOT IN ('completed', 'failed', 'cancelled')
+"""
+_KEEP_CHILD = """
+INSERT OR REPLACE INTO child_keys
+SELECT id, ?, ?, ifnull(?, 0), ? FROM tasks WHERE id = ? AND status NOT IN ('completed', 'failed', 'cancelled')
+"""
 FREE_SPENT = "DELETE FROM spent_keys WHERE idempotency_key = ? AND namespace = ? AND owner = ifnull(?, 0)"
 _OUTLIVED = """
 SELECT ? + key_outlives, idempotency_key, namespace, owner FROM tasks
@@ -153,7 +175,14 @@ def create(
         *waits.row,
         None if key is None or key_outlives is None else key_outlives // MICROSECOND,
     )
-    now = sort_key(record)
+    now, parent = sort_key(record), _optional_text(record.parent)
+
+    def child_of(cursor: sqlite3.Cursor) -> str | bytes | None:
+        """The task that the key stands for as long as its parent is open, though it has expired or is gone."""
+        if parent is None or key_until_end:
+            return None
+        rows = cursor.execute(CHILD, (parent, *place)).fetchall()
+        return rows[0][0] if rows else None
 
     def find(cursor: sqlite3.Cursor) -> Created | StoreError | None:
         """What is in the way of a task under this key; what need not be is taken out of it."""
@@ -162,12 +191,16 @@ def create(
             loses_key = key_until_end and status in _FINAL
             if not loses_key and (expires is None or expires > now):
                 return Created(standing=found)
+            if (child := child_of(cursor)) is not None:
+                return Created(spent=True, child=child)
             if not loses_key and until is not None and until > now:
                 return Created(spent=True)
             if cursor.execute(_FIND, row[:1]).fetchall():
                 return Created(exists=True)
             cursor.execute(_FREE_KEY if loses_key else _DELETE_STANDING, (standing,))
             return None
+        if (child := child_of(cursor)) is not None:
+            return Created(spent=True, child=child)
         for (until,) in cursor.execute(SPENT, place).fetchall():
             if until > now and not key_until_end:
                 return Created(spent=True)
@@ -185,6 +218,8 @@ def create(
         cursor.execute(_INSERT_REQUEST, (cursor.lastrowid, request))
         if outcome is not None:
             cursor.execute(_INSERT_OUTCOME, (outcome.body, outcome.meta, row[0]))
+        if key is not None and parent is not None:
+            cursor.execute(_KEEP_CHILD, (*place, row[0], parent))
         return Created(handed=handed)
 
     return run
@@ -239,16 +274,17 @@ def _refusal(record: TaskRecord, expected: int, limits: WorkLimits, cursor: sqli
     found = cursor.execute(_VERSION, (to_text(record.id),)).fetchall()
     if not found or found[0][0] != expected:
         return None
-    # A task that is at work does not count against itself.
+    # A task that is at work does not count against itself, and of those that are resuming none against another.
+    up_to = AT_WORK if found[0][1] == RESUMING else RESUMING
     itself = int(found[0][1] == AT_WORK)
     in_hand = InHand(partial(fetch, cursor.connection), record.namespace)
     if limits.tool is not None:
         tool = tool_digest(record.method, record.name)
-        if in_hand.tool_at_work(tool, limits.tool + itself) - itself >= limits.tool:
+        if in_hand.tool_at_work(tool, limits.tool + itself, up_to) - itself >= limits.tool:
             return LimitReached(record.id, "tool")
     if limits.owner is not None:
         owner = owner_key(record.owner)
-        if in_hand.owner_at_work(owner, limits.owner + itself) - itself >= limits.owner:
+        if in_hand.owner_at_work(owner, limits.owner + itself, up_to) - itself >= limits.owner:
             return LimitReached(record.id, "owner")
     return None
 

@@ -149,7 +149,7 @@ class SqliteStore(Inspecting):
             )
         )
         if created.spent:
-            raise KeySpent
+            raise KeySpent(None if created.child is None else from_text(created.child))
         if handing is not None:
             handing.handed = created.handed
         if created.exists:

@@ -14,8 +14,8 @@ from mcp_tasks.stores.shares import Ready, Share
 from mcp_tasks.stores.sqlite.connection import from_text, to_text
 from mcp_tasks.stores.sqlite.reader import Read
 
-WAITS, HANDED, AT_WORK = 0, 1, 2
-"""What the column `hand` says of a task; NULL if it is neither queued nor at work."""
+WAITS, HANDED, AT_WORK, RESUMING = 0, 1, 2, 3
+"""What the column `hand` says of a task; NULL if it is neither queued nor at work nor about to be again."""
 
 Decode: TypeAlias = Callable[[str, Any, Any, Any], TaskRecord | None]
 """The record of a row (id, owner, namespace, state), or None if it cannot be read."""
@@ -48,9 +48,13 @@ _COUNT = "SELECT count(*) FROM (SELECT 1 FROM tasks INDEXED BY {index} WHERE {wh
 _HANDED = _COUNT.format(
     index="tasks_handed", where="hand = 1 AND namespace = ? AND owner IS ? AND queue = ? AND tool = ?"
 )
-_OWNER_AT_WORK = _COUNT.format(index="tasks_owner_at_work", where="hand = 2 AND namespace = ? AND owner IS ?")
+_OWNER_AT_WORK = _COUNT.format(
+    index="tasks_owner_at_work", where="hand > 1 AND namespace = ? AND owner IS ? AND hand <= ?"
+)
 _TOOL_IN_HAND = _COUNT.format(index="tasks_tool_hand", where="hand > 0 AND namespace = ? AND tool = ?")
-_TOOL_AT_WORK = _COUNT.format(index="tasks_tool_hand", where="hand > 0 AND namespace = ? AND tool = ? AND hand = 2")
+_TOOL_AT_WORK = _COUNT.format(
+    index="tasks_tool_hand", where="hand > 0 AND namespace = ? AND tool = ? AND hand BETWEEN 2 AND ?"
+)
 
 QUERIES: Final = {
     **{f"first {column}": sql for column, sql in zip(_COLUMNS, _FIRST, strict=True)},
@@ -96,13 +100,13 @@ class InHand:
         """How many tasks of the tool are handed out or at work."""
         return self._count(_TOOL_IN_HAND, tool, most=most)
 
-    def owner_at_work(self, owner: bytes, most: int) -> int:
-        """How many tasks of the owner are at work."""
-        return self._count(_OWNER_AT_WORK, _owner(owner), most=most)
+    def owner_at_work(self, owner: bytes, most: int, up_to: int = RESUMING) -> int:
+        """How many tasks of the owner are at work; those that are resuming included, unless it is up to `AT_WORK`."""
+        return self._count(_OWNER_AT_WORK, _owner(owner), up_to, most=most)
 
-    def tool_at_work(self, tool: bytes, most: int) -> int:
-        """How many tasks of the tool are at work."""
-        return self._count(_TOOL_AT_WORK, tool, most=most)
+    def tool_at_work(self, tool: bytes, most: int, up_to: int = RESUMING) -> int:
+        """How many tasks of the tool are at work; those that are resuming as with `owner_at_work`."""
+        return self._count(_TOOL_AT_WORK, tool, up_to, most=most)
 
     def room(self, share: Share) -> Room:
         """What a share leaves."""

@@ -58,6 +58,7 @@ def record_json(record: TaskRecord, *, secrets: bool = False) -> dict[str, Any]:
         "queue": record.queue,
         "priority": record.priority or None,
         "worker": record.worker,
+        "pause": record.pause,
         "toolVersion": record.tool_version,
         "runs": record.attempt,
         "lostRuns": record.lost or None,

@@ -1,10 +1,12 @@
 -- Keep a new task, unless one stands under its key. Gives `made` and whether it is handed out, `exists`, `standing` with
--- the task that stands there, or `spent` if that is gone or has expired and the key outlives it.
+-- the task that stands there, or `spent` if that is gone or has expired and the key outlives it; with the id of the task
+-- if its parent is open.
 
 local id, version, namespace, owner = take(), take(), take(), take_list()
 local state, request, status, ended = take(), take(), take(), take()
 local created, expires, milliseconds = tonumber(take()), optional(take()), optional(take())
 local key, until_end, outlives = optional(take()), take() == '1', optional(take())
+local parent = optional(take())
 local indexed, size_index, share, outcome, hint = take_indexed(), take(), take_share(), take_list(), take_list()
 
 if is_sealed_against(state) then
@@ -26,6 +28,16 @@ if standing then
     end
     ends = gives_way and found[7] and tonumber(found[3]) + tonumber(found[7])
   end
+end
+if parent then
+  local found = call('HMGET', P .. 't:' .. parent, 'v', 'f')
+  if not found[1] or found[2] == '1' then
+    parent = nil
+  end
+end
+local child = parent and not until_end and call('HGET', P .. 'children:' .. parent, key)
+if child then
+  return { 'spent', child }
 end
 if ends and tonumber(ends) > created then
   return { 'spent' }
@@ -65,6 +77,9 @@ end
 if key then
   call('ZREM', P .. 'spent', key)
   call('SET', P .. key, id)
+  if parent then
+    call('HSET', P .. 'children:' .. parent, key, id)
+  end
 end
 reindex(id, NOWHERE, false, indexed, handed)
 keep_for(id, milliseconds, packed, key, false, key and outlives)

@@ -44,6 +44,15 @@ local function tool_at_work(namespace, tool)
   return 'tool-at-work:' .. namespace .. ':' .. tool
 end
 
+-- How many others are at work, for a task that stands at `place` among them. Those that are resuming stand at '1', and
+-- only what is at work counts against them.
+local function at_work_beside(index, place)
+  if place == '1' then
+    return call('ZLEXCOUNT', P .. index, '-', '(1')
+  end
+  return call('ZCARD', P .. index) - (place and 1 or 0)
+end
+
 local function map_of(indexed, handed)
   local map, list, line = {}, indexed.places, indexed.line
   for i = 1, #list, 2 do

@@ -33,6 +33,12 @@ local function free_key(id, key, since, outlives)
   end
 end
 
+-- The keys of the children of an open task are in `children:ID` as well, with the ids of the children: they stay when a
+-- child is gone, until the parent has ended or is gone.
+local function forget_children(id)
+  call('UNLINK', P .. 'children:' .. id)
+end
+
 -- `now` is from when on the time of a key runs that outlives the task; if it is not given, the task's expiry.
 local function forget(id, now)
   local found = call('HMGET', P .. 't:' .. id, 'ix', 'h', 'k', 'ko', 'e', 'kc')
@@ -40,4 +46,5 @@ local function forget(id, now)
   free_key(id, found[3], now or found[5] or found[6], found[4])
   call('HDEL', P .. 'left', id)
   call('UNLINK', P .. 't:' .. id, P .. 'j:' .. id)
+  forget_children(id)
 end

@@ -18,18 +18,16 @@ if found[1] ~= expected then
   return 'conflict'
 end
 
+local before, was_handed = unpacked(found[2]), found[3] == '1'
+
 -- Triples: what is limited, to how many, and the index of those at work.
+local stood = map_of(before, was_handed)
 for i = 1, #limits, 3 do
-  local others = call('ZCARD', P .. limits[i + 2])
-  if call('ZSCORE', P .. limits[i + 2], id) then
-    others = others - 1
-  end
-  if others >= tonumber(limits[i + 1]) then
+  if at_work_beside(limits[i + 2], stood[limits[i + 2]]) >= tonumber(limits[i + 1]) then
     return limits[i]
   end
 end
 
-local before, was_handed = unpacked(found[2]), found[3] == '1'
 local stays_queued = is_queued(before) and is_queued(indexed)
 if stays_queued then
   indexed.line[SINCE] = before.line[SINCE]
@@ -72,6 +70,9 @@ if #outcome > 0 then
   else
     call('HDEL', row, 'm')
   end
+end
+if ended == '1' then
+  forget_children(id)
 end
 reindex(id, before, was_handed, indexed, handed)
 keep_for(id, milliseconds, packed, found[4], found[5] == '1', found[4] and found[8])
