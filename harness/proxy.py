@@ -45,6 +45,8 @@ _REDIS_WRITES: Final = (
     "retire",
 )
 _SQL_WRITES: Final = r"\b(INSERT|UPDATE|DELETE)\b"
+CLOSING_TURNS: Final = 3
+"""Turns of the event loop in which it closes what was aborted."""
 ANY: Final = ""
 """For `of`: every request, writes or not."""
 
@@ -250,6 +252,8 @@ class Proxy:
         self.cut()
         if self._connections:
             await asyncio.wait(self._connections)
+        for _ in range(CLOSING_TURNS):
+            await asyncio.sleep(0)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

@@ -53,6 +53,8 @@ EXCEPTIONS: Final[Mapping[str, str]] = {
     # Servers that need nothing but the standard library, so that a test waits for no imports.
     "tests/cli/hostile_server.py": "message",
     "tests/cli/old_server.py": "message",
+    # Its matter is a process that was forked, and groups of processes of which this one is the parent.
+    "tests/unit/runtime/test_child_process.py": "process",
     # Their matter is a message that is taken apart, member by member; and bytes that are no message.
     "tests/short/drafts.py": "message",
     "tests/wire/test_bad_input.py": "message",

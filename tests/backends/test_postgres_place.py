@@ -68,7 +68,8 @@ async def test_processes_that_start_together_make_the_tables_once(server: Postgr
     assert await store.workers("demo") == dict.fromkeys(names, 1)
     with psycopg.connect(url) as connection:
         rows = connection.execute("SELECT schema, compatible_from FROM mcp_tasks_meta").fetchall()
-    assert rows == [(len(migrations()), 1)]
+    # No release that is out uses what the last migration changed.
+    assert rows == [(len(migrations()), len(migrations()))]
     await store.close()
 
 

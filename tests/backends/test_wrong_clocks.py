@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -15,7 +16,7 @@ from redis.asyncio import Redis
 
 from harness.backends import Backend, BackendName
 from harness.http import HttpWire, http_client
-from harness.processes import ROOT, python
+from harness.processes import ROOT, python, run
 from harness.rpc import EVERYTHING, Tasking, accept, text_of
 from harness.serving import ServerProcess
 from harness.waiting import eventually
@@ -153,5 +154,6 @@ async def in_seconds(place: Place) -> float:
 @pytest.mark.parametrize("hours", [24, -24], ids=["a day ahead", "a day behind"])
 async def test_what_is_handed_to_an_engine_for_later_is_due_by_its_servers_clock(place: Place, hours: int) -> None:
     arguments = ("sender", str(hours), place.url, str(place.folder))
-    await anyio.run_process([*python("tests.backends.wrong_clock_child"), *arguments], cwd=ROOT)
+    command = [*python("tests.backends.wrong_clock_child"), *arguments]
+    await anyio.to_thread.run_sync(partial(run, command, check=True, cwd=ROOT))
     assert 3_600 - LIMIT < await in_seconds(place) <= 3_600

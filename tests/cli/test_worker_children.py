@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from signal import SIGKILL, SIGTERM
+from signal import SIGTERM
 
 import anyio
 import anyio.to_thread
 import pytest
 
 from harness.forking import fork
+from harness.processes import send
 from harness.rpc import Tasking
 from tests.cli.deaf_farm import build
 from tests.cli.running import LIMIT, Cli
@@ -46,7 +46,7 @@ async def left(children: dict[str, int]) -> Sequence[str]:
     while there := [tool for tool, pid in children.items() if _is_there(pid)]:
         if time.monotonic() > until:
             for tool in there:
-                os.kill(children[tool], SIGKILL)
+                send(children[tool])
             break
         await anyio.sleep(0.02)
     return there

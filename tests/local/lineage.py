@@ -9,8 +9,6 @@ Without either, it runs until the child has ended and is gone from the store.
 from __future__ import annotations
 
 import json
-import os
-import signal
 import sys
 from datetime import timedelta
 from pathlib import Path
@@ -19,6 +17,7 @@ from typing import Any
 import anyio
 from mcp.server import MCPServer
 
+from harness.processes import crash
 from mcp_tasks import Settings, Tasks, current_task
 from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.errors import ResultExpired
@@ -36,7 +35,7 @@ async def create_and_die(record: TaskRecord, *arguments: Any, **options: Any) ->
     created = await create(record, *arguments, **options)
     if created.parent is not None:
         note(f"started {created.id}")
-        os.kill(os.getpid(), signal.SIGKILL)
+        crash()
     return created
 
 
