@@ -246,6 +246,8 @@ class Proxy:
         serving = asyncio.ensure_future(self._serve(reader, writer))
         self._connections.add(serving)
         serving.add_done_callback(self._connections.discard)
+        # Also of one that is cancelled before it began.
+        serving.add_done_callback(lambda _: writer.transport.abort())
 
     async def close(self) -> None:
         """End all connections."""
@@ -256,22 +258,18 @@ class Proxy:
             await asyncio.sleep(0)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
+        with suppress(OSError):
             upstream, server = await asyncio.open_connection(self._server.hostname, self._server.port)
-        except OSError:
-            writer.transport.abort()
-            return
-        exchange = _Exchange(self, self._talk())
-        asking = asyncio.ensure_future(exchange.ask(reader, server))
-        answering = asyncio.ensure_future(exchange.answer(upstream, writer))
-        try:
-            # The end of either side is the end of both: nothing that comes after it has a reader.
-            await asyncio.wait({asking, answering}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for half in (asking, answering):
-                half.cancel()
-            writer.transport.abort()
-            server.close()
+            exchange = _Exchange(self, self._talk())
+            asking = asyncio.ensure_future(exchange.ask(reader, server))
+            answering = asyncio.ensure_future(exchange.answer(upstream, writer))
+            try:
+                # The end of either side is the end of both: nothing that comes after it has a reader.
+                await asyncio.wait({asking, answering}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for half in (asking, answering):
+                    half.cancel()
+                server.transport.abort()
 
     def meets(self, talk: _Talk, request: str) -> bool:
         """Whether the answer to this request is to be lost."""
