@@ -54,6 +54,21 @@ class Io:
 
 
 @dataclass(frozen=True)
+class Report:
+    """A report of progress."""
+
+
+@dataclass(frozen=True)
+class Child:
+    """A task of its own that does the child, of such a tool, kept for so many seconds; it may be waited for."""
+
+    child: Node
+    tool: str
+    ttl: float
+    waits: bool = True
+
+
+@dataclass(frozen=True)
 class Twice:
     """Two equal questions or two equal sleeps, one after the other or together."""
 
@@ -112,7 +127,7 @@ class Caught:
     child: Node
 
 
-Node: TypeAlias = Step | Ask | Sleep | Io | Twice | Seq | Gather | Group | Race | Beside | MoveOn | Caught
+Node: TypeAlias = Step | Ask | Sleep | Io | Report | Child | Twice | Seq | Gather | Group | Race | Beside | MoveOn | Caught
 
 
 def children_of(node: Node) -> Sequence[Node]:
@@ -131,7 +146,7 @@ def children_of(node: Node) -> Sequence[Node]:
 def ends_recorded(node: Node) -> bool:
     """Whether it is a recorded thing that ends this, so that the journal says what ended first."""
     match node:
-        case Io() | MoveOn():
+        case Io() | MoveOn() | Report():
             return False
         case Seq():
             return bool(node.children) and ends_recorded(node.children[-1])
@@ -165,6 +180,9 @@ class Trimmer:
                 return trimmed
             case Caught(child):
                 return Caught(self.trim(child))
+            case Child(child):
+                # A tool of its own.
+                return replace(node, child=Trimmer().trim(child))
             case Beside(beside, child):
                 return Beside(self.trim(beside), self.trim(child))
             case Race(children):

@@ -75,6 +75,18 @@ class Plan:
     joins: bool = True
 
 
+class _Process(TaskRuntime):
+    """A process; one that fails to start stops what it had begun."""
+
+    def __init__(self, witness: Witness, **options: Any) -> None:
+        super().__init__(**options)
+        self._witness = witness
+
+    async def stop(self, hurry: asyncio.Event | None = None) -> None:
+        self._witness.ending = True
+        await super().stop(hurry)
+
+
 class World:
     """A plan as it happens."""
 
@@ -112,7 +124,8 @@ class World:
         async def policy(method: str, tool: str) -> ToolPolicy:
             return ToolPolicy(rerun=True, park_after=timedelta(seconds=self._plan.park_after), max_lost_runs=1_000)
 
-        return TaskRuntime(
+        return _Process(
+            self.witness,
             store=self.store,
             engine=LocalEngine(self._plan.slots),
             body=self._body,
@@ -174,6 +187,8 @@ class World:
             try:
                 await self._runtime.start()
             except StoreUnavailable:
+                # What it had begun was stopped in order.
+                self.witness.next_life()
                 self.store.repair()
             else:
                 return

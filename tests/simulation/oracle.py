@@ -1,0 +1,370 @@
+"""What must hold in every world. It sees each write as the store carries it out, and all that tools do."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from mcp_tasks.core import JournalEntry, TaskRecord, TaskStatus
+from mcp_tasks.core.json_bytes import decode_json
+from mcp_tasks.core.record import Outcome
+from mcp_tasks.runtime.replay import GIVEN_UP
+from tests.properties.tools.model import allows, may_fail
+from tests.properties.tools.tree import Ask, MoveOn, Node, Sleep, Twice, children_of
+
+if TYPE_CHECKING:
+    from tests.simulation.processes import Process
+    from tests.simulation.world import World
+
+CLOCK_ERROR = 5.0
+"""Seconds by which a process may be wrong about the time of the store."""
+
+MARGIN = 0.0
+"""Seconds by which two runs may overlap."""
+
+
+@dataclass(frozen=True)
+class ToolPlan:
+    """One task's tool: what it does, how it is treated, and how long its result is kept."""
+
+    tree: Node
+    tool: str
+    ttl: float
+    owner: str | None
+
+    @property
+    def once(self) -> bool:
+        """Whether it may not run again."""
+        return self.tool.startswith("once")
+
+    @property
+    def limited(self) -> bool:
+        """Whether only so many may be at work."""
+        return self.tool.endswith("limited")
+
+
+@dataclass(eq=False)
+class Visit:
+    """One time that a tool was entered."""
+
+    process: Process
+    task: str
+    plan: str
+    attempt: int
+    began: float
+    working: int = 0
+    left: bool = False
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether it may still do something."""
+        return not self.left and self.process.lives
+
+
+class Oracle:
+    """Judges one world; the first thing that is wrong ends it.
+
+    Attributes:
+        wrong: The first violation: its kind, and what happened.
+        ended: When each task ended, on the clock of the store.
+        lost: Tasks that lost a write in a failover.
+        cancelled: Tasks that a client has tried to cancel.
+    """
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.violation: tuple[str, str] | None = None
+        self.plans: dict[str, ToolPlan] = {}
+        self.plan_of: dict[str, str] = {}
+        self.ended: dict[str, float] = {}
+        self.lost: set[str] = set()
+        self.cancelled: set[str] = set()
+        self.expired: set[str] = set()
+        self.tasks: dict[str, None] = {}
+        self._visits: dict[str, list[Visit]] = defaultdict(list)
+        self._tasks_of_plan: dict[str, list[str]] = defaultdict(list)
+        self._steps: dict[str, set[str]] = defaultdict(set)
+        self._answers: dict[str, set[str]] = defaultdict(set)
+        self._entries: dict[str, Counter[tuple[Any, ...]]] = defaultdict(Counter)
+        self._begun: dict[tuple[str, str, str], float] = {}
+        self._made_by: dict[str, Process] = {}
+        self._worker: dict[str, Process] = {}
+        self._freed_by: dict[tuple[str, int], Process] = {}
+
+    @property
+    def _now(self) -> float:
+        return self._world.clockwork.now
+
+    def wrong(self, kind: str, what: str) -> None:
+        """Something is not as it must be."""
+        if self._world.tracing:
+            self._world.trace("ORACLE", f"{kind}: {what}")
+        if self.violation is None:
+            self.violation = kind, what
+
+    # What tools do
+
+    def enters(self, process: Process, record: TaskRecord, plan_key: str) -> Visit:
+        """A tool is entered."""
+        task, plan = record.id, self.plans[plan_key]
+        visit = Visit(process, task, plan_key, record.attempt, self._now)
+        if task not in self.lost:
+            earlier = self._visits[task]
+            if plan.once and earlier:
+                self.wrong("entered twice", f"{task} may not run again, and {process.name} runs it again")
+            for other in earlier:
+                if other.is_at_work and not other.process.halted_since(self._now - 2 * self._world.plan.lease):
+                    self.wrong("overlap", f"{process.name} runs {task} while {other.process.name} still runs it")
+            of_plan = self._tasks_of_plan[plan_key]
+            if task not in of_plan:
+                of_plan.append(task)
+            if len(set(of_plan) - self.lost) > 1 and not self._may_repeat(plan_key):
+                self.wrong("started twice", f"{plan_key} runs as {' and as '.join(of_plan)}")
+        self._visits[task].append(visit)
+        return visit
+
+    def _may_repeat(self, plan_key: str) -> bool:
+        """Whether the call behind a plan may be made twice: it was made in a task that lost a write."""
+        parent = plan_key.rpartition("/")[0]
+        return bool(parent) and bool(self.lost & set(self._tasks_of_plan[parent]))
+
+    def begins_work(self, visit: Visit, what: str) -> None:
+        """A step begins."""
+        task, plan = visit.task, self.plans[visit.plan]
+        if task in self.lost:
+            return
+        newer = next((each for each in self._visits[task] if each.attempt > visit.attempt), None)
+        if newer is not None:
+            self.wrong(
+                "stale run goes on",
+                f"{visit.process.name} begins {what} of {task} (run {visit.attempt}); run {newer.attempt} has begun",
+            )
+        self._check_limits(plan)
+
+    def _check_limits(self, plan: ToolPlan) -> None:
+        at_work = [
+            self.plans[visits[-1].plan]
+            for task, visits in self._visits.items()
+            if task not in self.lost and visits[-1].working > 0 and visits[-1].is_at_work
+            if not visits[-1].process.halted_since(self._now - 2 * self._world.plan.lease)
+        ]
+        limits = self._world.plan
+        of_owner = sum(each.owner == plan.owner for each in at_work)
+        if limits.per_owner is not None and of_owner > limits.per_owner:
+            self.wrong("limit exceeded", f"{of_owner} tasks of {plan.owner} are at work")
+        of_tool = sum(each.tool == plan.tool for each in at_work)
+        if plan.limited and limits.per_tool is not None and of_tool > limits.per_tool:
+            self.wrong("limit exceeded", f"{of_tool} tasks of {plan.tool} are at work")
+
+    def steps_of(self, task: str) -> set[str]:
+        """The recorded steps of a task; none is known for one that lost a write."""
+        return set() if task in self.lost else self._steps[task]
+
+    def answers_of(self, task: str) -> set[str]:
+        """The questions of a task to which an answer was taken."""
+        return set() if task in self.lost else self._answers[task]
+
+    def must_live(self, process: Process, task: str, attempt: int) -> bool:
+        """Whether nothing may have stopped this run: it is still its process's, as far as the store knows."""
+        if not process.lives or process.is_ending or process.lost_lease or task in self.lost:
+            return False
+        record = self._world.store.peek(task)
+        if record is None or record.is_final or record.attempt != attempt:
+            return False
+        if record.worker is None:
+            # Given up by another, or by its own process. Parked is what it must not be.
+            return self._freed_by.get((task, attempt)) is process
+        return True
+
+    # What is written
+
+    def written(
+        self,
+        process: Process,
+        verb: str,
+        args: tuple[Any, ...],
+        options: Mapping[str, Any],
+        *,
+        before: TaskRecord | None,
+        result: Any,
+    ) -> None:
+        """The store has carried out a write."""
+        match verb:
+            case "create":
+                record: TaskRecord = args[0]
+                if result.id == record.id:
+                    self._made(process, record, args[1].arguments["tree"])
+                    if options.get("outcome") is not None:
+                        self._ends(record, record, options["outcome"])
+            case "save" if before is not None:
+                self._saved(process, before, args[0], options.get("entries", ()), options.get("outcome"))
+            case "forget_expired":
+                for forgotten in result:
+                    self._forgotten(forgotten.task_id)
+            case _:
+                pass
+
+    def _made(self, process: Process, record: TaskRecord, plan_key: str) -> None:
+        self.plan_of[record.id] = plan_key
+        self.tasks[record.id] = None
+        if record.worker is not None:
+            self._worker[record.id] = process
+
+    def _saved(
+        self,
+        process: Process,
+        before: TaskRecord,
+        after: TaskRecord,
+        entries: Sequence[JournalEntry],
+        outcome: Outcome | None,
+    ) -> None:
+        task = after.id
+        if task not in self.lost:
+            if before.is_final and (after.status is not before.status or outcome is not None):
+                self.wrong("ended twice", f"{process.name} ends {task} again")
+            for entry in entries:
+                self._recorded(process, after, entry)
+        if after.worker is not None and before.worker is None:
+            self._worker[task] = process
+        elif after.worker is None and before.worker is not None:
+            self._freed_by[task, after.attempt] = process
+        if after.is_final and not before.is_final:
+            self._ends(before, after, outcome)
+
+    def _recorded(self, process: Process, record: TaskRecord, entry: JournalEntry) -> None:
+        task, value = record.id, entry.value
+        given_up = entry.kind == "done" and value["how"] == GIVEN_UP
+        # What was given up may come again in another run, and be given up again.
+        run = record.attempt if given_up else 0
+        what = (entry.kind, value["kind"] if entry.kind == "done" else "", entry.key, given_up, run)
+        self._entries[task][what] += 1
+        if self._entries[task][what] > 1:
+            self.wrong("recorded twice", f"{process.name} records {entry} of {task} again")
+        match entry.kind:
+            case "step":
+                self._steps[task].add(entry.key)
+            case "answer":
+                self._answers[task].add(value["to"])
+            case "ask":
+                self._begun[task, "question", entry.key] = self._now
+                self._check_asked_once(task, entry)
+            case "timer":
+                self._begun[task, "timer", entry.key] = self._now
+            case "done" if not given_up:
+                self._check_time(task, value["kind"], entry.key, value["how"])
+            case _:
+                pass
+
+    def _check_asked_once(self, task: str, entry: JournalEntry) -> None:
+        path = entry.value["params"]["message"]
+        node = _node_at(self.plans[self.plan_of[task]].tree, path)
+        asked = ("asked", path)
+        self._entries[task][asked] += 1
+        most = 2 if isinstance(node, Twice) else 1
+        if self._entries[task][asked] > most and not _may_move_on(self.plans[self.plan_of[task]].tree):
+            self.wrong("asked twice", f"the question {path} of {task} is put again, as {entry.key}")
+
+    def _check_time(self, task: str, kind: str, key: str, how: str) -> None:
+        began = self._begun.get((task, kind, key))
+        if began is None:
+            return
+        tree, passed = self.plans[self.plan_of[task]].tree, self._now - began
+        if kind == "timer" and key.startswith("name:"):
+            node = _node_at(tree, key[5:].partition("#")[0])
+            if isinstance(node, Sleep) and passed < node.seconds - CLOCK_ERROR:
+                self.wrong("too early", f"the sleep {key} of {task} ended after {passed:.1f} s of {node.seconds} s")
+        if kind == "question" and how == "timeout":
+            timeouts = [node.timeout for node in _nodes(tree) if isinstance(node, Ask) and node.timeout is not None]
+            if timeouts and passed < min(timeouts) - CLOCK_ERROR:
+                self.wrong("too early", f"the question {key} of {task} timed out after {passed:.1f} s")
+
+    def _forgotten(self, task: str) -> None:
+        self.expired.add(task)
+        if task not in self.tasks or task in self.lost:
+            return
+        if task not in self.ended:
+            self.wrong("too early", f"{task} is removed, and has not ended")
+            return
+        kept, ttl = self._now - self.ended[task], self.plans[self.plan_of[task]].ttl
+        if kept < ttl - CLOCK_ERROR:
+            self.wrong("too early", f"the result of {task} is removed after {kept:.1f} s of {ttl:.0f} s")
+
+    # How tasks end
+
+    def _ends(self, before: TaskRecord, after: TaskRecord, outcome: Outcome | None) -> None:
+        self.ended[after.id] = self._now
+        plan = self.plans[self.plan_of[after.id]]
+        body: Any = None if outcome is None else decode_json(outcome.body)
+        match after.status:
+            case TaskStatus.COMPLETED:
+                value = body["structuredContent"]["value"]
+                if not allows(plan.tree, "0", value):
+                    self.wrong("wrong result", f"no schedule of {after.id} gives {value}")
+            case TaskStatus.FAILED if "data" in body:
+                if not may_fail(plan.tree, "0", body["data"]):
+                    self.wrong("wrong error", f"no schedule of {after.id} fails so: {body}")
+            case TaskStatus.FAILED:
+                self._check_failure(before, plan, body["message"])
+            case _:
+                if after.id not in self.cancelled:
+                    self.wrong("wrong error", f"{after.id} was cancelled, and nobody cancelled it")
+
+    def _check_failure(self, before: TaskRecord, plan: ToolPlan, message: str) -> None:
+        if before.id in self.lost:
+            return
+        if message.startswith("Interrupted") and plan.once:
+            worker = self._worker.get(before.id)
+            if worker is None or worker.may_have_lost_runs:
+                return
+            self.wrong("interrupted", f"{before.id} ends as interrupted, and nothing happened to {worker.name}")
+        else:
+            kind = "outage is an outcome" if "unreachable" in message else "wrong error"
+            self.wrong(kind, f"{before.id} fails: {message}")
+
+    # Failovers
+
+    def failed_over(
+        self,
+        before: Callable[[str], TaskRecord | None],
+        after: Callable[[str], TaskRecord | None],
+        journal: Callable[[str], Sequence[JournalEntry]],
+    ) -> None:
+        """The store went back: what was lost is known from now on."""
+        for task in self.tasks:
+            was, now = before(task), after(task)
+            if (was and was.version) != (now and now.version):
+                self.lost.add(task)
+                if now is None or not now.is_final:
+                    self.ended.pop(task, None)
+        # A task and its parent share what is kept of the call between them.
+        if self._world.tracing:
+            self._world.trace("STORE", f"fails over; writes of {sorted(self.lost)} are lost")
+
+    # The end
+
+    def check_end(self) -> None:
+        """Everything has ended, or never will."""
+        for task in self.tasks:
+            record = self._world.store.peek(task)
+            if record is None:
+                if task not in self.expired and task not in self.lost:
+                    self.wrong("vanished", f"{task} is gone")
+            elif not record.is_final:
+                self.wrong("waits forever", f"{task} ({self.plan_of[task]}, {record.name}) waits forever: {record}")
+
+
+def _nodes(node: Node) -> list[Node]:
+    return [node, *(each for child in children_of(node) for each in _nodes(child))]
+
+
+def _node_at(tree: Node, path: str) -> Node:
+    node = tree
+    for place in path.split(".")[1:]:
+        node = children_of(node)[int(place)]
+    return node
+
+
+def _may_move_on(tree: Node) -> bool:
+    return any(isinstance(node, MoveOn) for node in _nodes(tree))
