@@ -25,6 +25,9 @@ TURN = 0.0001
 """Seconds that a turn of a loop takes: code that turns until a time has come sees it come."""
 
 
+ROUNDING = 1e-6
+
+
 class Stuck(Exception):
     """Nothing is scheduled any more, and the simulation has not come to its end."""
 
@@ -32,25 +35,20 @@ class Stuck(Exception):
 class Handle:
     """Something that is scheduled; it looks like `asyncio.TimerHandle`."""
 
-    __slots__ = ("__weakref__", "args", "callback", "context", "is_cancelled", "number", "scheduled")
+    __slots__ = ("__weakref__", "args", "callback", "context", "is_cancelled", "scheduled")
 
     def __init__(
         self,
         scheduled: float,
-        number: int,
         callback: Callable[..., Any],
         args: tuple[Any, ...],
         context: contextvars.Context | None,
     ) -> None:
         self.scheduled = scheduled
-        self.number = number
         self.callback = callback
         self.args = args
         self.context = context
         self.is_cancelled = False
-
-    def __lt__(self, other: Handle) -> bool:
-        return (self.scheduled, self.number) < (other.scheduled, other.number)
 
     def cancel(self) -> None:
         """Do not call it."""
@@ -74,15 +72,23 @@ class Clockwork:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.loops: list[SimulatedLoop] = []
-        self._events: list[Handle] = []
+        self._due: deque[SimulatedLoop] = deque()
+        self._events: list[tuple[float, int, Handle]] = []
         self._numbers = count()
 
     def after(self, seconds: float, callback: Callable[..., Any], *args: Any) -> Handle:
         """Call something after so many seconds, outside of every loop."""
-        handle = Handle(self.now + seconds, next(self._numbers), callback, args, None)
-        heapq.heappush(self._events, handle)
+        handle = Handle(self.now + seconds, callback, args, None)
+        self.schedule(handle.scheduled, handle)
         return handle
+
+    def schedule(self, time: float, handle: Handle) -> None:
+        """Call something at a time."""
+        heapq.heappush(self._events, (time, next(self._numbers), handle))
+
+    def note_due(self, loop: SimulatedLoop) -> None:
+        """A loop has something to do."""
+        self._due.append(loop)
 
     def run(self, until: Callable[[], bool]) -> None:
         """Let things happen until a condition holds.
@@ -90,32 +96,20 @@ class Clockwork:
         Raises:
             Stuck: Nothing is scheduled, and it does not hold.
         """
-        events = self._events
+        events, due = self._events, self._due
         while not until():
-            busy = False
-            for loop in tuple(self.loops):
-                if loop.is_due():
-                    busy = True
-                    loop.turn()
-                    self.now += TURN
-            while events and events[0].scheduled <= self.now:
-                event = heapq.heappop(events)
-                if not event.is_cancelled:
-                    busy = True
-                    event.callback(*event.args)
-            if not busy:
-                self._jump()
-
-    def _jump(self) -> None:
-        while self._events and self._events[0].is_cancelled:
-            heapq.heappop(self._events)
-        times = [loop.next_timer() for loop in self.loops]
-        if self._events:
-            times.append(self._events[0].scheduled)
-        known = [time for time in times if time is not None]
-        if not known:
-            raise Stuck
-        self.now = max(self.now, min(known))
+            if due:
+                due.popleft().turn()
+                self.now += TURN
+            elif events:
+                # A little more: sums of times are rounded.
+                self.now = max(self.now, events[0][0] + ROUNDING)
+            else:
+                raise Stuck
+            while events and events[0][0] <= self.now:
+                handle = heapq.heappop(events)[2]
+                if not handle.is_cancelled:
+                    handle.callback(*handle.args)
 
 
 @contextmanager
@@ -123,10 +117,13 @@ def burial() -> Generator[None]:
     """While this is entered, what is left of dead loops ends in silence, and it is gone afterwards."""
     hook = sys.unraisablehook
     sys.unraisablehook = lambda unraisable: None
+    # At one time, so that nothing ends in the middle of something else.
+    gc.disable()
     try:
         yield
-        gc.collect()
     finally:
+        gc.collect()
+        gc.enable()
         sys.unraisablehook = hook
 
 
@@ -154,37 +151,21 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     def __init__(self, clockwork: Clockwork) -> None:
         self._clockwork = clockwork
         self._ready: deque[Handle] = deque()
-        self._timers: list[Handle] = []
-        self._numbers = count()
+        self._is_noted = False
         self._tasks = count(1)
         self.mishaps: list[str] = []
         self.asleep = 0.0
         self.is_paused = False
         self.is_dead = False
-        clockwork.loops.append(self)
 
     # What the clockwork does with it
 
-    def is_due(self) -> bool:
-        """Whether it has something to do now."""
-        if self.is_paused or self.is_dead:
-            return False
-        timers = self._timers
-        while timers and timers[0].is_cancelled:
-            heapq.heappop(timers)
-        return bool(self._ready) or bool(timers and timers[0].scheduled <= self.time())
-
-    def next_timer(self) -> float | None:
-        """When it has something to do next, on the clock of the world."""
-        if self.is_paused or self.is_dead or not self._timers:
-            return None
-        return self._timers[0].scheduled + self.asleep
-
     def turn(self) -> None:
         """Do what is to be done now."""
-        now, timers, ready = self.time(), self._timers, self._ready
-        while timers and timers[0].scheduled <= now:
-            ready.append(heapq.heappop(timers))
+        self._is_noted = False
+        if self.is_paused or self.is_dead:
+            return
+        ready = self._ready
         asyncio._set_running_loop(self)
         try:
             for _ in range(len(ready)):
@@ -193,9 +174,35 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
                     cast("contextvars.Context", handle.context).run(handle.callback, *handle.args)
                     if self.is_dead or self.is_paused:
                         # In the middle of the turn; a paused process does the rest later.
-                        break
+                        return
         finally:
             asyncio._set_running_loop(None)
+        if ready:
+            self._note()
+
+    def go_on(self) -> None:
+        """It was paused, and runs again."""
+        self.is_paused = False
+        self._note()
+
+    def _note(self) -> None:
+        if not self._is_noted:
+            self._is_noted = True
+            self._clockwork.note_due(self)
+
+    def _ring(self, timer: Handle) -> None:
+        """The time of a timer may have come."""
+        if timer.is_cancelled or self.is_dead:
+            return
+        if timer.scheduled > self.time() + ROUNDING:
+            # The machine was asleep meanwhile.
+            self._set(timer)
+            return
+        self._ready.append(timer)
+        self._note()
+
+    def _set(self, timer: Handle) -> None:
+        self._clockwork.schedule(timer.scheduled + self.asleep, Handle(0.0, self._ring, (timer,), None))
 
     def kill(self) -> None:
         """Nothing of it runs any more."""
@@ -217,7 +224,6 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         finally:
             asyncio._set_running_loop(None)
         self._ready.clear()
-        self._timers.clear()
 
     @property
     def living(self) -> set[asyncio.Task[Any]]:
@@ -235,17 +241,20 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         return self._clockwork.now - self.asleep
 
     def call_soon(self, callback: Any, *args: Any, context: contextvars.Context | None = None) -> Any:
-        handle = Handle(0.0, 0, callback, args, contextvars.copy_context() if context is None else context)
+        handle = Handle(0.0, callback, args, contextvars.copy_context() if context is None else context)
         self._ready.append(handle)
+        if not self._is_noted:
+            self._is_noted = True
+            self._clockwork.note_due(self)
         return handle
 
     def call_later(self, delay: float, callback: Any, *args: Any, context: contextvars.Context | None = None) -> Any:
         return self.call_at(self.time() + delay, callback, *args, context=context)
 
     def call_at(self, when: float, callback: Any, *args: Any, context: contextvars.Context | None = None) -> Any:
-        handle = Handle(when, next(self._numbers), callback, args, contextvars.copy_context() if context is None else context)
-        heapq.heappush(self._timers, handle)
-        return handle
+        timer = Handle(when, callback, args, contextvars.copy_context() if context is None else context)
+        self._set(timer)
+        return timer
 
     def create_future(self) -> asyncio.Future[Any]:
         return asyncio.Future(loop=self)

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 CLOCK_ERROR = 5.0
 """Seconds by which a process may be wrong about the time of the store."""
 
-MARGIN = 0.0
-"""Seconds by which two runs may overlap."""
+MOST_RUNS = 150
+"""Runs of one task after which it runs in a circle."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +83,7 @@ class Oracle:
         self.cancelled: set[str] = set()
         self.expired: set[str] = set()
         self.tasks: dict[str, None] = {}
+        self.open: set[str] = set()
         self._visits: dict[str, list[Visit]] = defaultdict(list)
         self._tasks_of_plan: dict[str, list[str]] = defaultdict(list)
         self._steps: dict[str, set[str]] = defaultdict(set)
@@ -209,6 +210,7 @@ class Oracle:
     def _made(self, process: Process, record: TaskRecord, plan_key: str) -> None:
         self.plan_of[record.id] = plan_key
         self.tasks[record.id] = None
+        self.open.add(record.id)
         if record.worker is not None:
             self._worker[record.id] = process
 
@@ -226,6 +228,8 @@ class Oracle:
                 self.wrong("ended twice", f"{process.name} ends {task} again")
             for entry in entries:
                 self._recorded(process, after, entry)
+        if after.attempt > MOST_RUNS:
+            self.wrong("runs in a circle", f"{task} has been started {after.attempt} times")
         if after.worker is not None and before.worker is None:
             self._worker[task] = process
         elif after.worker is None and before.worker is not None:
@@ -295,6 +299,7 @@ class Oracle:
 
     def _ends(self, before: TaskRecord, after: TaskRecord, outcome: Outcome | None) -> None:
         self.ended[after.id] = self._now
+        self.open.discard(after.id)
         plan = self.plans[self.plan_of[after.id]]
         body: Any = None if outcome is None else decode_json(outcome.body)
         match after.status:
@@ -338,6 +343,7 @@ class Oracle:
                 self.lost.add(task)
                 if now is None or not now.is_final:
                     self.ended.pop(task, None)
+                (self.open.discard if now is None or now.is_final else self.open.add)(task)
         # A task and its parent share what is kept of the call between them.
         if self._world.tracing:
             self._world.trace("STORE", f"fails over; writes of {sorted(self.lost)} are lost")

@@ -27,6 +27,10 @@ DRAINS_FOR = 2.0
 """Seconds that a process that is stopped in order gives to its tools."""
 
 
+MOST_CALLS, CALLS_WITHIN = 5_000, 5.0
+"""Calls to the store, and seconds: a process that makes more in less turns in a circle."""
+
+
 class Machine:
     """Where one process runs after the other, with one wall clock.
 
@@ -82,6 +86,9 @@ class Process:
         self.is_serving = False
         self.lost_lease = False
         self.may_have_lost_runs = False
+        self.starts = 0
+        self._calls = 0
+        self._counts_from = 0.0
         self._halted_until = -1.0
         self._reach_changes = 0
         self.connection = connect(world, self, together=world.plan.together)
@@ -119,6 +126,16 @@ class Process:
         """Whether nothing of it arrives elsewhere."""
         return self.reach is not Reach.OK
 
+    def note_call(self) -> None:
+        """It calls the store."""
+        self._calls += 1
+        if self._calls == 1:
+            self._counts_from = self.world.clockwork.now
+        elif self._calls > MOST_CALLS:
+            if self.world.clockwork.now - self._counts_from < CALLS_WITHIN:
+                self.world.oracle.wrong("busy", f"{self.name} calls the store {MOST_CALLS:,} times in a moment")
+            self._calls = 0
+
     def halted_since(self, time: float) -> bool:
         """Whether it was paused, or its machine asleep, at some time since then."""
         return self._halted_until >= time
@@ -139,7 +156,6 @@ class Process:
         self.is_serving = False
         self.world.processes.remove(self)
         self.world.graveyard.append(self)
-        self.world.clockwork.loops.remove(self.loop)
 
     def drain(self, *, restart: bool = True) -> None:
         """It stops in order, and another is started."""
@@ -179,7 +195,7 @@ class Process:
         if self.lives:
             self.world.trace(self.name, "goes on")
             self.loop.asleep += asleep
-            self.loop.is_paused = False
+            self.loop.go_on()
 
     def lose_touch(self, reach: Reach, seconds: float) -> None:
         """The network between it and the store changes for a while."""
@@ -218,7 +234,18 @@ _EXPECTED_ERRORS = ("hints are not followed", "was lost with its process", "ende
 class _Runtime(TaskRuntime):
     """A runtime whose process knows that it is stopping, also when that is because it could not start."""
 
-    process: Process
+    def __init__(self, process: Process, name: str, **options: Any) -> None:
+        self.process = process
+        self._name = name
+        super().__init__(**options)
+
+    @property
+    def worker(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Its name: the same whenever the same seed is simulated."""
+        return self._name
+
+    @worker.setter
+    def worker(self, name: str) -> None: ...
 
     async def stop(self, hurry: asyncio.Event | None = None) -> None:
         self.process.is_ending = True
@@ -240,7 +267,10 @@ def _runtime_of(process: Process) -> TaskRuntime:
 
     engine = RemoteEngine(SimulatedCarrier(world, process), plan.slots) if plan.remote else LocalEngine(plan.slots)
     loop = process.loop
-    runtime = _Runtime(
+    process.starts += 1
+    return _Runtime(
+        process,
+        f"{process.name}/{process.starts}",
         store=process.connection,
         engine=engine,
         body=body,
@@ -259,8 +289,6 @@ def _runtime_of(process: Process) -> TaskRuntime:
             max_at_work_per_owner=plan.per_owner,
         ),
     )
-    runtime.process = process
-    return runtime
 
 
 def _policies(world: World) -> Mapping[str, ToolPolicy]:

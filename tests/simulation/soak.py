@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("no violation" if violation is None else f"{violation[0]}: {violation[1]}")
         return violation is not None
     print(f"simulation: seed {seed}", flush=True)
-    tally, kinds, firsts = Tally(), Counter[str](), dict[str, tuple[int, str]]()
+    tally, kinds = Tally(), Counter[str]()
     began = told = time.monotonic()
     gc.freeze()
     while time.monotonic() - began < options.seconds:
@@ -52,8 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if violation is not None:
             kind, what = violation
             kinds[kind] += 1
-            if kind not in firsts or options.keep_going and kinds[kind] <= 3:
-                firsts.setdefault(kind, (seed, what))
+            if kinds[kind] <= 3:
                 print(f"simulation: seed {seed}: {kind}: {what.splitlines()[0][:400]}", flush=True)
             if not options.keep_going:
                 print(f"simulation: python -m tests.simulation.soak --seed {seed} --trace")

@@ -178,6 +178,7 @@ class Connection:
     async def _ask(self, verb: str, args: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
         if self._process.loop is not asyncio.get_running_loop():
             raise AssertionError("a process uses the connection of another")
+        self._process.note_call()
         call = _Call(self._world, self._process, verb, args, options)
         call.send()
         return await call.future

@@ -175,10 +175,7 @@ class World:
         return self.oracle.violation is not None
 
     def _all_ended(self) -> bool:
-        return not self._following and all(task in self.oracle.ended or self._is_gone(task) for task in self.oracle.tasks)
-
-    def _is_gone(self, task: str) -> bool:
-        return task in self.oracle.lost and self.store.peek(task) is None
+        return not self._following and not self.oracle.open
 
     def _stop_all(self) -> None:
         # What tools left behind comes to its end as well.
