@@ -117,13 +117,10 @@ def burial() -> Generator[None]:
     """While this is entered, what is left of dead loops ends in silence, and it is gone afterwards."""
     hook = sys.unraisablehook
     sys.unraisablehook = lambda unraisable: None
-    # At one time, so that nothing ends in the middle of something else.
-    gc.disable()
     try:
         yield
     finally:
         gc.collect()
-        gc.enable()
         sys.unraisablehook = hook
 
 

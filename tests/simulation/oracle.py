@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 from mcp_tasks.core import JournalEntry, TaskRecord, TaskStatus
 from mcp_tasks.core.json_bytes import decode_json
 from mcp_tasks.core.record import Outcome
+from mcp_tasks.runtime import Run
 from mcp_tasks.runtime.replay import GIVEN_UP
 from tests.properties.tools.model import allows, may_fail
 from tests.properties.tools.tree import Ask, MoveOn, Node, Sleep, Twice, children_of
+from tests.simulation.store import EPOCH, brief
 
 if TYPE_CHECKING:
     from tests.simulation.processes import Process
@@ -54,13 +56,15 @@ class Visit:
     plan: str
     attempt: int
     began: float
+    run: Run
     working: int = 0
     left: bool = False
 
     @property
     def is_at_work(self) -> bool:
         """Whether it may still do something."""
-        return not self.left and self.process.lives
+        going_on = self.run.life.counts or self.working > 0
+        return not self.left and self.process.lives and going_on
 
 
 class Oracle:
@@ -107,15 +111,18 @@ class Oracle:
 
     # What tools do
 
-    def enters(self, process: Process, record: TaskRecord, plan_key: str) -> Visit:
+    def enters(self, process: Process, run: Run, plan_key: str) -> Visit:
         """A tool is entered."""
-        task, plan = record.id, self.plans[plan_key]
-        visit = Visit(process, task, plan_key, record.attempt, self._now)
+        task, plan = run.record.id, self.plans[plan_key]
+        visit = Visit(process, task, plan_key, run.attempt, self._now, run)
         if task not in self.lost:
             earlier = self._visits[task]
             if plan.once and earlier:
                 self.wrong("entered twice", f"{task} may not run again, and {process.name} runs it again")
             for other in earlier:
+                if self._freed_by.get((task, other.attempt)) is other.process:
+                    # Given up by its own process, which has not heard yet that this is written. It only waits for that.
+                    continue
                 if other.is_at_work and not other.process.halted_since(self._now - 2 * self._world.plan.lease):
                     self.wrong("overlap", f"{process.name} runs {task} while {other.process.name} still runs it")
             of_plan = self._tasks_of_plan[plan_key]
@@ -352,13 +359,19 @@ class Oracle:
 
     def check_end(self) -> None:
         """Everything has ended, or never will."""
+        waiting: list[str] = []
         for task in self.tasks:
             record = self._world.store.peek(task)
             if record is None:
                 if task not in self.expired and task not in self.lost:
                     self.wrong("vanished", f"{task} is gone")
             elif not record.is_final:
-                self.wrong("waits forever", f"{task} ({self.plan_of[task]}, {record.name}) waits forever: {record}")
+                since = "" if record.wake_at is None else f", to wake at {(record.wake_at - EPOCH).total_seconds():.1f} s"
+                lost = ", lost a write" if task in self.lost else ""
+                plan = self.plans[self.plan_of[task]]
+                waiting.append(f"{brief(record)} ({self.plan_of[task]}, {record.name}{since}{lost}: {plan.tree})")
+        if waiting:
+            self.wrong("waits forever", "; ".join(waiting))
 
 
 def _nodes(node: Node) -> list[Node]:

@@ -287,7 +287,7 @@ class _Call:
         if self.future.done():
             return
         if self._world.tracing:
-            self._world.trace(self._process.name, f"<- {self._verb} {_shown(self._args)} = {error or _brief(result)}")
+            self._world.trace(self._process.name, f"<- {self._verb} {_shown(self._args)} = {error or brief(result)}")
         if error is not None:
             self.future.set_exception(error)
             return
@@ -327,10 +327,11 @@ class _Notifier:
 
 
 def _shown(args: tuple[Any, ...]) -> str:
-    return " ".join(_brief(arg) for arg in args[:2])
+    return " ".join(brief(arg) for arg in args[:2])
 
 
-def _brief(value: Any) -> str:
+def brief(value: Any) -> str:
+    """A value in a few words."""
     if isinstance(value, TaskRecord):
         return (
             f"{value.id}@{value.version} {value.status.value} {value.worker or '-'}#{value.attempt}"

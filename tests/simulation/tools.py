@@ -109,7 +109,7 @@ async def run_tool(process: Process, run: Run) -> Ending:
     """The body of every tool."""
     plan = run.request.arguments["tree"]
     oracle = process.world.oracle
-    visit = process.witness.visits[run.record.id] = oracle.enters(process, run.record, plan)
+    visit = process.witness.visits[run.record.id] = oracle.enters(process, run, plan)
     try:
         ending = await FleetRun(run, process, plan).outcome(oracle.plans[plan].tree, joins=process.world.joins(plan))
     finally:
