@@ -164,6 +164,7 @@ class Trimmer:
         self._io_left = IO_IN_ALL
         self._may_move_on = True
         self._in_move_on = False
+        self._in_race = False
 
     def trim(self, node: Node) -> Node:
         """The tool that is most like this tree."""
@@ -172,7 +173,7 @@ class Trimmer:
                 self._io_left -= seconds
                 return node if self._io_left >= 0 else Step()
             case MoveOn(child):
-                if not self._may_move_on:
+                if not self._may_move_on or self._in_race:
                     return self.trim(child)
                 self._may_move_on, self._in_move_on = False, True
                 trimmed = MoveOn(self.trim(child))
@@ -188,7 +189,12 @@ class Trimmer:
             case Race(children):
                 # Whoever is left alone goes on after the time-out, and nothing tells us that the others did not wait.
                 losers = Losers.CANCELLED if self._in_move_on and node.losers is Losers.LEFT else node.losers
-                return Race(tuple(_decided(self.trim(child)) for child in children), losers)
+                # A time-out that fired in a race fires again when the tool is run again, after all of its seconds. What
+                # is recorded behind it is not waited for that long (`deliveries.PATIENCE`): a limit of replay.
+                was_in_race, self._in_race = self._in_race, True
+                trimmed = tuple(_decided(self.trim(child)) for child in children)
+                self._in_race = was_in_race
+                return Race(trimmed, losers)
             case Seq(children) | Gather(children) | Group(children):
                 return replace(node, children=tuple(self.trim(child) for child in children))
             case _:

@@ -17,7 +17,7 @@ import pytest
 from mcp_tasks.core import JournalEntry, TaskRecord, TaskRequest, TaskStatus
 from mcp_tasks.core.json_bytes import encode_json
 from mcp_tasks.core.record import Outcome
-from mcp_tasks.errors import QuestionTimedOut, QuestionTooLarge, ValueNotStorable
+from mcp_tasks.errors import QuestionTimedOut, QuestionTooLarge, StoreUnavailable, ValueNotStorable
 from mcp_tasks.runtime import Ending, Run, TaskRuntime, ToolPolicy, current_task
 from mcp_tasks.runtime.questions import LARGEST_QUESTION, Asking
 from mcp_tasks.stores import MemoryStore
@@ -758,3 +758,12 @@ async def test_a_question_that_times_out_is_not_parked_again_while_its_answer_is
         clock.advance(timedelta(minutes=2))
         await runtime.janitor.sweep()
         assert (await until_final(runtime, task)).result == {"value": 2}
+
+
+async def test_an_answer_to_a_process_that_has_ended_is_refused_as_an_outage() -> None:
+    async with running(ask_one) as runtime:
+        task = await launch(runtime)
+        record = await until_asking(runtime, task)
+        await runtime.abandon()
+        with pytest.raises(StoreUnavailable):
+            await runtime.answer(record, {next(iter(record.inputs.outstanding)): "yes"}, actor=CLIENT)
