@@ -72,6 +72,7 @@ class Oracle:
 
     Attributes:
         wrong: The first violation: its kind, and what happened.
+        changed: When any task was changed last.
         ended: When each task ended, on the clock of the store.
         lost: Tasks that lost a write in a failover.
         cancelled: Tasks that a client has tried to cancel.
@@ -88,6 +89,7 @@ class Oracle:
         self.expired: set[str] = set()
         self.tasks: dict[str, None] = {}
         self.open: set[str] = set()
+        self.changed = 0.0
         self._visits: dict[str, list[Visit]] = defaultdict(list)
         self._tasks_of_plan: dict[str, list[str]] = defaultdict(list)
         self._steps: dict[str, set[str]] = defaultdict(set)
@@ -199,6 +201,8 @@ class Oracle:
         result: Any,
     ) -> None:
         """The store has carried out a write."""
+        if verb in ("create", "save"):
+            self.changed = self._now
         match verb:
             case "create":
                 record: TaskRecord = args[0]

@@ -29,8 +29,12 @@ from tests.simulation.processes import Machine, Process
 from tests.simulation.store import CallFault, Reach, StoreMachine, Strike
 from tests.simulation.tools import request_of
 
-LONG_ENOUGH = 2_000.0
-"""Seconds after which a task of a healthy world, whose questions are all answered, waits forever."""
+LONG_ENOUGH = 450.0
+"""Seconds without a change of any open task after which they wait forever, where all is healthy and all questions are
+answered: longer than any sleep, and than the pauses with which sweeps submit a task again (`Idleness`)."""
+
+LAST = 10_000.0
+"""Seconds after which a world that goes on is one that turns in a circle."""
 
 LOOKS_IN = 5.0
 """Seconds between two looks of those who answer all questions in the end."""
@@ -160,9 +164,8 @@ class World:
             clockwork.after(happening.at, self._happen, happening)
         clockwork.after(plan.healthy_from, self._heal)
         clockwork.run(lambda: self.is_healthy or self._is_over())
-        until = clockwork.now + LONG_ENOUGH
         self._answer_everything()
-        clockwork.run(lambda: self._all_ended() or clockwork.now > until or self._is_over())
+        clockwork.run(lambda: self._all_ended() or self._is_stuck() or self._is_over())
         if self.oracle.violation is None:
             self.oracle.check_end()
         if self.oracle.violation is None:
@@ -176,6 +179,9 @@ class World:
 
     def _all_ended(self) -> bool:
         return not self._following and not self.oracle.open
+
+    def _is_stuck(self) -> bool:
+        return self.clockwork.now > self.oracle.changed + LONG_ENOUGH or self.clockwork.now > LAST
 
     def _stop_all(self) -> None:
         # What tools left behind comes to its end as well.
