@@ -315,6 +315,10 @@ class Oracle:
         body: Any = None if outcome is None else decode_json(outcome.body)
         match after.status:
             case TaskStatus.COMPLETED:
+                if body.get("isError"):
+                    text = body["content"][0]["text"]
+                    self.wrong("outage is an outcome" if "store" in text else "wrong error", f"{after.id}: {text}")
+                    return
                 value = body["structuredContent"]["value"]
                 if not allows(plan.tree, "0", value):
                     self.wrong("wrong result", f"no schedule of {after.id} gives {value}")
@@ -338,6 +342,11 @@ class Oracle:
         else:
             kind = "outage is an outcome" if "unreachable" in message else "wrong error"
             self.wrong(kind, f"{before.id} fails: {message}")
+
+    def check_answer(self, plan: str, result: Any) -> None:
+        """A call was answered with a result, and not with a task."""
+        if result is None or not allows(self.plans[plan].tree, "0", result["value"]):
+            self.wrong("wrong result", f"no schedule of {plan} gives {result}")
 
     # Failovers
 

@@ -117,6 +117,7 @@ class Plan:
     per_tool: int | None
     early: bool
     healthy_from: float
+    wire: bool
 
     @property
     def fails_over(self) -> bool:
@@ -171,6 +172,7 @@ def plan_for(seed: int) -> Plan:
         per_tool=rng.choice((1, 2, 3)) if limits else None,
         early=rng.random() < 0.3,
         healthy_from=lasts + 1.0,
+        wire=rng.random() < 0.15,
     )
 
 

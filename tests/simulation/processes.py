@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 RESTARTS_AFTER = 1.0
 """Seconds after which a supervisor starts a process again that ended."""
 
+NAMESPACE = "fleet"
+"""Of all processes: they are one server."""
+
 DRAINS_FOR = 2.0
 """Seconds that a process that is stopped in order gives to its tools."""
 
@@ -49,7 +52,11 @@ class Machine:
     def _start(self) -> Process:
         self._started += 1
         role = "worker" if not self.plan.serves else "server" if self.plan.runs_tools else "front"
-        self.process = Process(self._world, self, f"{role}-{self.number}.{self._started}")
+        kind = Process
+        if self.plan.serves and self._world.plan.wire:
+            # Late: few worlds have one, and it brings the SDK.
+            from tests.simulation.wire import WireProcess as kind
+        self.process = kind(self._world, self, f"{role}-{self.number}.{self._started}")
         return self.process
 
     def restart(self, after: float = RESTARTS_AFTER) -> None:
@@ -100,6 +107,12 @@ class Process:
 
     def _begin(self) -> None:
         self._main = self.loop.create_task(self._live())
+        self._main.add_done_callback(self._check_main)
+
+    def _check_main(self, main: asyncio.Task[None]) -> None:
+        error = None if main.cancelled() else main.exception()
+        if error is not None and self.lives:
+            self.world.oracle.wrong("simulator", f"{self.name} ends with {error!r}")
 
     async def _live(self) -> None:
         while True:
@@ -254,25 +267,23 @@ class _Runtime(TaskRuntime):
 
 def _runtime_of(process: Process) -> TaskRuntime:
     world, machine = process.world, process.machine
-    plan = world.plan
 
     async def body(run: Run) -> Ending:
         return await run_tool(process, run)
 
     async def policy(method: str, tool: str) -> ToolPolicy:
-        return _policies(world)[tool]
+        return policies_of(world)[tool]
 
     async def tools() -> Mapping[str, ToolPolicy]:
-        return _policies(world)
+        return policies_of(world)
 
-    engine = RemoteEngine(SimulatedCarrier(world, process), plan.slots) if plan.remote else LocalEngine(plan.slots)
     loop = process.loop
     process.starts += 1
     return _Runtime(
         process,
         f"{process.name}/{process.starts}",
         store=process.connection,
-        engine=engine,
+        engine=engine_of(process),
         body=body,
         policy=policy,
         describe=_describe,
@@ -282,16 +293,32 @@ def _runtime_of(process: Process) -> TaskRuntime:
         new_id=world.new_id,
         monotonic=loop.time,
         uptime=lambda: world.clockwork.now,
-        settings=Settings(
-            lease_duration=timedelta(seconds=plan.lease),
-            max_waiting_runs=plan.seats,
-            drain_timeout=timedelta(seconds=DRAINS_FOR),
-            max_at_work_per_owner=plan.per_owner,
-        ),
+        settings=settings_of(world),
+        namespace=NAMESPACE,
     )
 
 
-def _policies(world: World) -> Mapping[str, ToolPolicy]:
+def engine_of(process: Process) -> LocalEngine | RemoteEngine:
+    """The engine of a new process."""
+    plan = process.world.plan
+    if plan.remote:
+        return RemoteEngine(SimulatedCarrier(process.world, process), plan.slots)
+    return LocalEngine(plan.slots)
+
+
+def settings_of(world: World) -> Settings:
+    """The settings of all processes."""
+    plan = world.plan
+    return Settings(
+        lease_duration=timedelta(seconds=plan.lease),
+        max_waiting_runs=plan.seats,
+        drain_timeout=timedelta(seconds=DRAINS_FOR),
+        max_at_work_per_owner=plan.per_owner,
+    )
+
+
+def policies_of(world: World) -> Mapping[str, ToolPolicy]:
+    """How each tool is treated."""
     if world.policies is None:
         plan = world.plan
         again = ToolPolicy(

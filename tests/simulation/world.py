@@ -11,10 +11,10 @@ import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from mcp_tasks.core import TaskRecord
 from mcp_tasks.core.actor import NOBODY
@@ -144,6 +144,8 @@ class World:
 
     def live(self) -> tuple[str, str] | None:
         """Let it all happen; the first violation, if there is one."""
+        # The client library draws its pauses from here.
+        random.seed(self.plan.seed)
         with _errors_to(self):
             try:
                 self._live()
@@ -157,6 +159,9 @@ class World:
         plan, clockwork = self.plan, self.clockwork
         self.machines = [Machine(self, number, machine) for number, machine in enumerate(plan.machines)]
         for number, task in enumerate(plan.tasks):
+            if plan.wire:
+                # On the wire, the tool says for how long a result is kept, and these callers have no names.
+                task = replace(task, ttl=3600.0, owner=None)
             self.oracle.plans[f"t{number}"] = ToolPlan(task.tree, task.tool, task.ttl, task.owner)
             self._following += 1
             self._clients.post(self._begin_client, f"t{number}", task)
@@ -279,13 +284,41 @@ class World:
     async def _client(self, plan: str, task: TaskPlan) -> None:
         try:
             await asyncio.sleep(task.at)
-            record = await self._call_tool(plan, task)
-            if record is not None:
-                await self._follow(record.id, task)
+            task_id = await (self._call_over_wire if self.plan.wire else self._call_tool)(plan, task)
+            if task_id is not None:
+                self.trace("client", f"is promised {task_id} for {plan}")
+                await self._follow(task_id, task)
         finally:
             self._following -= 1
 
-    async def _call_tool(self, plan: str, task: TaskPlan) -> TaskRecord | None:
+    async def _call_over_wire(self, plan: str, task: TaskPlan) -> str | None:
+        """The same with the client library. An error that says that nothing was done has the call made again."""
+        # Late: few worlds have clients of this kind, and they bring the SDK.
+        from mcp import MCPError
+
+        from tests.simulation.wire import MayHaveRun, WireProcess
+
+        async def call(process: Process) -> tuple[str | None, bool]:
+            try:
+                return await cast("WireProcess", process).call(task.tool, plan), True
+            except MayHaveRun:
+                return None, True
+            except MCPError as exc:
+                self.trace("client", f"is told by {process.name} for {plan}: {exc}")
+                return None, False
+
+        while True:
+            try:
+                task_id, is_over = await self._ask(call)
+            except TimeoutError:
+                return None
+            except StoreUnavailable:
+                is_over = False
+            if is_over:
+                return task_id
+            await asyncio.sleep(1.0)
+
+    async def _call_tool(self, plan: str, task: TaskPlan) -> str | None:
         """The task that the call made; None if the client gave up, not knowing whether there is one."""
         key = {"key": f"client/{plan}", "fingerprint": plan} if task.key else {}
 
@@ -296,9 +329,7 @@ class World:
 
         while True:
             try:
-                record = await self._ask(launch)
-                self.trace("client", f"is promised {record.id} for {plan}")
-                return record
+                return (await self._ask(launch)).id
             except TimeoutError:
                 if not task.key:
                     return None
