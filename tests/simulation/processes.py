@@ -93,7 +93,7 @@ class Process:
         self.is_serving = False
         self.lost_lease = False
         self.may_have_lost_runs = False
-        self.starts = 0
+        self._runtimes = 0
         self._calls = 0
         self._counts_from = 0.0
         self._halted_until = -1.0
@@ -138,6 +138,11 @@ class Process:
     def is_cut(self) -> bool:
         """Whether nothing of it arrives elsewhere."""
         return self.reach is not Reach.OK
+
+    def worker_name(self) -> str:
+        """The name of its next runtime."""
+        self._runtimes += 1
+        return f"{self.name}/{self._runtimes}"
 
     def note_call(self) -> None:
         """It calls the store."""
@@ -247,18 +252,9 @@ _EXPECTED_ERRORS = ("hints are not followed", "was lost with its process", "ende
 class _Runtime(TaskRuntime):
     """A runtime whose process knows that it is stopping, also when that is because it could not start."""
 
-    def __init__(self, process: Process, name: str, **options: Any) -> None:
+    def __init__(self, process: Process, **options: Any) -> None:
         self.process = process
-        self._name = name
         super().__init__(**options)
-
-    @property
-    def worker(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Its name: the same whenever the same seed is simulated."""
-        return self._name
-
-    @worker.setter
-    def worker(self, name: str) -> None: ...
 
     async def stop(self, hurry: asyncio.Event | None = None) -> None:
         self.process.is_ending = True
@@ -278,10 +274,8 @@ def _runtime_of(process: Process) -> TaskRuntime:
         return policies_of(world)
 
     loop = process.loop
-    process.starts += 1
     return _Runtime(
         process,
-        f"{process.name}/{process.starts}",
         store=process.connection,
         engine=engine_of(process),
         body=body,

@@ -60,9 +60,8 @@ class WireProcess(Process):
             try:
                 async with Client(server, extensions=[self._tasks_client]) as client:
                     self._client = client
-                    # Nothing public gives the runtime of a server, nor has its ids be the same every time.
+                    # Nothing public gives the runtime of a server.
                     self.runtime = cast("Any", tasks)._lifecycle.runtime()
-                    cast("Any", self.runtime)._launching._new_id = self.world.new_id
                     self.is_serving = True
                     await self._told_to_stop.wait()
             except* StoreError as errors:

@@ -14,7 +14,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
+from itertools import count
 from typing import Any, cast
+from unittest.mock import patch
 
 from mcp_tasks.core import TaskRecord
 from mcp_tasks.core.actor import NOBODY
@@ -146,7 +148,7 @@ class World:
         """Let it all happen; the first violation, if there is one."""
         # The client library draws its pauses from here.
         random.seed(self.plan.seed)
-        with _errors_to(self):
+        with _errors_to(self), _names_of(self):
             try:
                 self._live()
             except Stuck:
@@ -438,6 +440,11 @@ class World:
 
     # What is seen of it
 
+    def running(self) -> Process | None:
+        """The process whose code runs now."""
+        loop = asyncio._get_running_loop()
+        return next((each for each in self.processes if each.loop is loop), None)
+
     def trace(self, who: str, what: str) -> None:
         """Show what happens, if that is wanted."""
         if self.tracing:
@@ -461,13 +468,24 @@ def nodes_of(tree: Node) -> list[Node]:
 
 
 @contextmanager
+def _names_of(world: World) -> Generator[None]:
+    """What is drawn by chance outside of the world's own generators is the same every time: names, and ids."""
+    numbers = count()
+    with (
+        patch("mcp_tasks.runtime.runtime.new_worker_name", lambda: cast("Process", world.running()).worker_name()),
+        patch("secrets.token_urlsafe", lambda size: f"{next(numbers):0{size * 3 // 2}}"),
+        patch("secrets.token_hex", lambda size: f"{next(numbers):0{size * 2}}"),
+    ):
+        yield
+
+
+@contextmanager
 def _errors_to(world: World) -> Generator[None]:
     """What the package logs is told to the process that logs it."""
 
     class Listener(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            running = asyncio._get_running_loop()
-            process = next((each for each in world.processes if each.loop is running), None)
+            process = world.running()
             if process is None:
                 return
             message = self.format(record)
@@ -479,12 +497,15 @@ def _errors_to(world: World) -> Generator[None]:
 
     logger, listener = logging.getLogger("mcp_tasks"), Listener(logging.WARNING)
     propagate, logger.propagate = logger.propagate, False
+    level = logger.level
+    logger.setLevel(logging.WARNING)
     logger.addHandler(listener)
     try:
         yield
     finally:
         logger.removeHandler(listener)
         logger.propagate = propagate
+        logger.setLevel(level)
 
 
 __all__ = ["CallFault", "Tally", "World"]
