@@ -15,6 +15,7 @@ import contextvars
 import gc
 import heapq
 import sys
+import warnings
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
 from contextlib import contextmanager, suppress
@@ -118,9 +119,12 @@ def burial() -> Generator[None]:
     hook = sys.unraisablehook
     sys.unraisablehook = lambda unraisable: None
     try:
-        yield
+        with warnings.catch_warnings():
+            # Coroutines that were never awaited.
+            warnings.simplefilter("ignore", RuntimeWarning)
+            yield
+            gc.collect()
     finally:
-        gc.collect()
         sys.unraisablehook = hook
 
 

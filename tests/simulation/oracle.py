@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 CLOCK_ERROR = 5.0
 """Seconds by which a process may be wrong about the time of the store."""
 
+LONGEST_WRITE = 200.0
+"""Seconds that a write may take, with all of its repeats, and a margin; clocks that are wrong are so by more."""
+
 MOST_RUNS = 150
 """Runs of one task after which it runs in a circle."""
 
@@ -95,7 +98,7 @@ class Oracle:
         self._steps: dict[str, set[str]] = defaultdict(set)
         self._answers: dict[str, set[str]] = defaultdict(set)
         self._entries: dict[str, Counter[tuple[Any, ...]]] = defaultdict(Counter)
-        self._begun: dict[tuple[str, str, str], float] = {}
+        self._due: dict[tuple[str, str, str], float] = {}
         self._made_by: dict[str, Process] = {}
         self._worker: dict[str, Process] = {}
         self._freed_by: dict[tuple[str, int], Process] = {}
@@ -263,37 +266,48 @@ class Oracle:
             case "answer":
                 self._answers[task].add(value["to"])
             case "ask":
-                self._begun[task, "question", entry.key] = self._now
                 self._check_asked_once(task, entry)
-            case "timer":
-                self._begun[task, "timer", entry.key] = self._now
-            case "done" if not given_up:
-                self._check_time(task, value["kind"], entry.key, value["how"])
+                node = self._node(task, value["params"]["message"])
+                if isinstance(node, Ask) and node.timeout is not None:
+                    self._check_instant(task, "question", entry.key, value["deadline"], node.timeout)
+            case "timer" if entry.key.startswith("name:"):
+                node = self._node(task, entry.key[5:].partition("#")[0])
+                if isinstance(node, Sleep):
+                    self._check_instant(task, "timer", entry.key, value["until"], node.seconds)
+            case "done" if value["how"] in ("over", "timeout"):
+                self._check_time(task, value["kind"], entry.key)
             case _:
                 pass
 
+    def _node(self, task: str, path: str) -> Node:
+        node = self.plans[self.plan_of[task]].tree
+        for place in path.split(".")[1:]:
+            node = children_of(node)[int(place)]
+        return node
+
     def _check_asked_once(self, task: str, entry: JournalEntry) -> None:
         path = entry.value["params"]["message"]
-        node = _node_at(self.plans[self.plan_of[task]].tree, path)
+        node = self._node(task, path)
         asked = ("asked", path)
         self._entries[task][asked] += 1
         most = 2 if isinstance(node, Twice) else 1
         if self._entries[task][asked] > most and not _may_move_on(self.plans[self.plan_of[task]].tree):
             self.wrong("asked twice", f"the question {path} of {task} is put again, as {entry.key}")
 
-    def _check_time(self, task: str, kind: str, key: str, how: str) -> None:
-        began = self._begun.get((task, kind, key))
-        if began is None:
-            return
-        tree, passed = self.plans[self.plan_of[task]].tree, self._now - began
-        if kind == "timer" and key.startswith("name:"):
-            node = _node_at(tree, key[5:].partition("#")[0])
-            if isinstance(node, Sleep) and passed < node.seconds - CLOCK_ERROR:
-                self.wrong("too early", f"the sleep {key} of {task} ended after {passed:.1f} s of {node.seconds} s")
-        if kind == "question" and how == "timeout":
-            timeouts = [node.timeout for node in _nodes(tree) if isinstance(node, Ask) and node.timeout is not None]
-            if timeouts and passed < min(timeouts) - CLOCK_ERROR:
-                self.wrong("too early", f"the question {key} of {task} timed out after {passed:.1f} s")
+    def _check_instant(self, task: str, kind: str, key: str, micros: int, seconds: float) -> None:
+        """A sleep or a time-out was set: in the time of the store, give or take what a write may take."""
+        at = micros / 1e6 - EPOCH.timestamp()
+        self._due[task, kind, key] = at
+        if abs(at - (self._now + seconds)) > LONGEST_WRITE:
+            self.wrong(
+                "wrong time", f"the {kind} {key} of {task}, of {seconds} s, is over {at - self._now:.1f} s from now"
+            )
+
+    def _check_time(self, task: str, kind: str, key: str) -> None:
+        """A sleep has ended, or a question has timed out."""
+        due = self._due.get((task, kind, key))
+        if due is not None and self._now < due - CLOCK_ERROR:
+            self.wrong("too early", f"the {kind} {key} of {task} is over {due - self._now:.1f} s before its time")
 
     def _forgotten(self, task: str) -> None:
         self.expired.add(task)
@@ -320,10 +334,10 @@ class Oracle:
                     self.wrong("outage is an outcome" if "store" in text else "wrong error", f"{after.id}: {text}")
                     return
                 value = body["structuredContent"]["value"]
-                if not allows(plan.tree, "0", value):
+                if not allows(plan.tree, "0", value) and not self._lost_child(after.id):
                     self.wrong("wrong result", f"no schedule of {after.id} gives {value}")
             case TaskStatus.FAILED if "data" in body and body["message"] == "the tree failed":
-                if not may_fail(plan.tree, "0", body["data"]):
+                if not may_fail(plan.tree, "0", body["data"]) and not self._lost_child(after.id):
                     self.wrong("wrong error", f"no schedule of {after.id} fails so: {body}")
             case TaskStatus.FAILED:
                 self._check_failure(before, plan, body["message"])
@@ -342,6 +356,11 @@ class Oracle:
         else:
             kind = "outage is an outcome" if "unreachable" in message else "wrong error"
             self.wrong(kind, f"{before.id} fails: {message}")
+
+    def _lost_child(self, task: str) -> bool:
+        """Whether a child lost a write: then its parent may be told that it is gone."""
+        plan = self.plan_of[task] + "/"
+        return any(self.plan_of[each].startswith(plan) for each in self.lost)
 
     def check_answer(self, plan: str, result: Any) -> None:
         """A call was answered with a result, and not with a task."""
@@ -379,7 +398,9 @@ class Oracle:
                 if task not in self.expired and task not in self.lost:
                     self.wrong("vanished", f"{task} is gone")
             elif not record.is_final:
-                since = "" if record.wake_at is None else f", to wake at {(record.wake_at - EPOCH).total_seconds():.1f} s"
+                since = (
+                    "" if record.wake_at is None else f", to wake at {(record.wake_at - EPOCH).total_seconds():.1f} s"
+                )
                 lost = ", lost a write" if task in self.lost else ""
                 plan = self.plans[self.plan_of[task]]
                 waiting.append(f"{brief(record)} ({self.plan_of[task]}, {record.name}{since}{lost}: {plan.tree})")
@@ -389,13 +410,6 @@ class Oracle:
 
 def _nodes(node: Node) -> list[Node]:
     return [node, *(each for child in children_of(node) for each in _nodes(child))]
-
-
-def _node_at(tree: Node, path: str) -> Node:
-    node = tree
-    for place in path.split(".")[1:]:
-        node = children_of(node)[int(place)]
-    return node
 
 
 def _may_move_on(tree: Node) -> bool:

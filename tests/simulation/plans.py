@@ -219,7 +219,7 @@ _MISHAPS = {
 def _happenings(rng: random.Random, kinds: set[str], machines: int, lasts: float, lease: float) -> list[Happening]:
     possible = [mishap for kind in sorted(kinds) for mishap in _MISHAPS.get(kind, ())]
     happenings: list[Happening] = []
-    for _ in range(rng.randint(1, 6) if possible else 0):
+    for _ in range(rng.randint(1, 10) if possible else 0):
         mishap = rng.choice(possible)
         seconds = rng.choice((0.5, 2.0, lease * 0.5, lease * 0.75, lease * 1.2, lease * 2))
         if mishap is Mishap.CLOCK:
@@ -247,7 +247,9 @@ def _task(rng: random.Random, lasts: float) -> TaskPlan:
 
 
 def _leaf(rng: random.Random, *, children: bool = True) -> Node:
-    kind = rng.choice(("step", "step", "step", "ask", "ask", "sleep", "io", "report", "twice", "give up", "child"))
+    kind = rng.choice(
+        ("step", "step", "step", "ask", "ask", "sleep", "io", "report", "twice", "give up", "child", "child")
+    )
     match kind:
         case "step":
             return Step(rng.choice((0.0, 0.0, 0.5, 3.0, 12.0)), fails=rng.random() < 0.1)
@@ -268,7 +270,11 @@ def _leaf(rng: random.Random, *, children: bool = True) -> Node:
 
 
 def _child(rng: random.Random) -> Child:
-    tree = Seq(tuple(_leaf(rng, children=False) for _ in range(rng.choice((1, 1, 2)))))
+    tree = (
+        Step(rng.choice((0.0, 1.0)))
+        if rng.random() < 0.4
+        else Seq((_leaf(rng, children=False), _leaf(rng, children=False)))
+    )
     return Child(tree, rng.choice(TOOLS), rng.choice((5.0, 3600.0)), waits=rng.random() < 0.8)
 
 

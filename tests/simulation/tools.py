@@ -89,9 +89,7 @@ class FleetRun(TreeRun):
         plan = f"{self._plan}/{path}"
         self._process.world.expect_child(plan, node, self._run.record.owner)
         arguments = {"tree": plan}
-        handle = await start_child(
-            self._process.runtime, self._run, node.tool, arguments, timedelta(seconds=node.ttl)
-        )
+        handle = await start_child(self._process.runtime, self._run, node.tool, arguments, timedelta(seconds=node.ttl))
         if not node.waits:
             return f"started {path}"
         try:

@@ -20,7 +20,7 @@ from unittest.mock import patch
 
 from mcp_tasks.core import TaskRecord
 from mcp_tasks.core.actor import NOBODY
-from mcp_tasks.errors import StoreUnavailable, TasksError, UnknownTask
+from mcp_tasks.errors import KeySpent, StoreUnavailable, TasksError, UnknownTask
 from mcp_tasks.runtime import ToolPolicy
 from tests.properties.tools.tree import Child, Node, children_of
 from tests.simulation.clockwork import Clockwork, SimulatedLoop, Stuck
@@ -44,7 +44,8 @@ LOOKS_IN = 5.0
 ANSWER_COMES_WITHIN = 30.0
 """Seconds that a client waits for the answer to a request."""
 
-_RECORD_WRITES = frozenset({"create", "save"})
+_RATES = {"create": 3.0, "save": 1.0}
+"""How much more often than others a call is struck that changes a task."""
 
 
 @dataclass
@@ -86,7 +87,7 @@ class Weather:
         world = self._world
         if not self._faults or world.is_healthy:
             return None
-        rate = world.plan.fault_rate * (1.0 if verb in _RECORD_WRITES else 0.1)
+        rate = world.plan.fault_rate * _RATES.get(verb, 0.1)
         if self._rng.random() >= rate:
             return None
         fault = self._rng.choices(self._faults, self._weights)[0]
@@ -338,6 +339,9 @@ class World:
             except StoreUnavailable as exc:
                 if exc.may_have_happened and not task.key:
                     return None
+            except KeySpent:
+                # It was made, has ended, and its result is gone.
+                return None
             await asyncio.sleep(1.0)
 
     async def _follow(self, task_id: str, task: TaskPlan) -> None:
@@ -411,7 +415,7 @@ class World:
                 return
             if error is None:
                 answer.set_result(result)
-            elif isinstance(error, StoreUnavailable | UnknownTask):
+            elif isinstance(error, StoreUnavailable | UnknownTask | KeySpent):
                 answer.set_exception(error)
             else:
                 self.oracle.wrong("client told", f"{process.name} answers {type(error).__name__}: {error}")
