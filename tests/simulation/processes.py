@@ -236,6 +236,8 @@ class Process:
         """Something was logged as an error in it."""
         if "its runs are stopped" in message:
             self.lost_lease = self.may_have_lost_runs = True
+            # What was at work is stopped, and may begin again in this process.
+            self.witness.next_life()
         elif self.lives and not any(known in message for known in _EXPECTED_ERRORS):
             self.world.oracle.wrong("logged", f"{self.name}: {message}")
 
@@ -245,8 +247,13 @@ class Process:
             self.lost_lease = False
 
 
-_EXPECTED_ERRORS = ("hints are not followed", "was lost with its process", "ended with an unexpected exception")
-"""The last one is judged by how its task ends."""
+_EXPECTED_ERRORS = (
+    "hints are not followed",
+    "was lost with its process",
+    "ended with an unexpected exception",
+    "raised an unexpected exception",
+)
+"""The last two are judged by how its task ends."""
 
 
 class _Runtime(TaskRuntime):
