@@ -209,11 +209,12 @@ class Oracle:
         match verb:
             case "create":
                 record: TaskRecord = args[0]
-                if result.id == record.id:
+                if result is record:
                     self._made(process, record, args[1].arguments["tree"])
                     if options.get("outcome") is not None:
                         self._ends(record, record, options["outcome"])
-            case "save" if before is not None:
+            case "save" if before is not None and result is args[0]:
+                # Otherwise it was made by an earlier attempt.
                 self._saved(process, before, args[0], options.get("entries", ()), options.get("outcome"))
             case "forget_expired":
                 for forgotten in result:

@@ -249,6 +249,7 @@ class Process:
 
 _EXPECTED_ERRORS = (
     "hints are not followed",
+    "went back in time",
     "was lost with its process",
     "ended with an unexpected exception",
     "raised an unexpected exception",
@@ -280,7 +281,6 @@ def _runtime_of(process: Process) -> TaskRuntime:
     async def tools() -> Mapping[str, ToolPolicy]:
         return policies_of(world)
 
-    loop = process.loop
     return _Runtime(
         process,
         store=process.connection,
@@ -288,12 +288,9 @@ def _runtime_of(process: Process) -> TaskRuntime:
         body=body,
         policy=policy,
         describe=_describe,
-        clock=machine.wall_clock,
         runs_tools=machine.plan.runs_tools,
         tools=tools,
         new_id=world.new_id,
-        monotonic=loop.time,
-        uptime=lambda: world.clockwork.now,
         settings=settings_of(world),
         namespace=NAMESPACE,
     )

@@ -48,7 +48,6 @@ class WireProcess(Process):
             tasks = Tasks(
                 self.connection,
                 engine=engine_of(self),
-                clock=self.machine.wall_clock,
                 namespace=NAMESPACE,
                 settings=settings_of(self.world),
                 runs_tools=self.machine.plan.runs_tools,

@@ -21,7 +21,7 @@ from unittest.mock import patch
 from mcp_tasks.core import TaskRecord
 from mcp_tasks.core.actor import NOBODY
 from mcp_tasks.errors import KeySpent, StoreUnavailable, TasksError, UnknownTask
-from mcp_tasks.runtime import ToolPolicy
+from mcp_tasks.runtime import TaskRuntime, ToolPolicy
 from tests.properties.tools.tree import Child, Node, children_of
 from tests.simulation.clockwork import Clockwork, SimulatedLoop, Stuck
 from tests.simulation.engine import Broker
@@ -473,9 +473,16 @@ def nodes_of(tree: Node) -> list[Node]:
 
 @contextmanager
 def _names_of(world: World) -> Generator[None]:
-    """What is drawn by chance outside of the world's own generators is the same every time: names, and ids."""
+    """What the package takes from outside is the world's, and the same every time: names, ids, and clocks."""
     numbers = count()
+
+    def monotonic() -> float:
+        return cast("Process", world.running()).loop.time()
+
+    # Not every one who makes a runtime can say which clocks it has.
+    clocks = {"monotonic": monotonic, "uptime": lambda: world.clockwork.now}
     with (
+        patch.dict(cast("Any", TaskRuntime.__init__).__kwdefaults__, clocks),
         patch("mcp_tasks.runtime.runtime.new_worker_name", lambda: cast("Process", world.running()).worker_name()),
         patch("secrets.token_urlsafe", lambda size: f"{next(numbers):0{size * 3 // 2}}"),
         patch("secrets.token_hex", lambda size: f"{next(numbers):0{size * 2}}"),
