@@ -181,7 +181,10 @@ class Oracle:
 
     def must_live(self, process: Process, task: str, attempt: int) -> bool:
         """Whether nothing may have stopped this run: it is still its process's, as far as the store knows."""
-        if not process.lives or process.is_ending or process.lost_lease or task in self.lost:
+        if not process.lives or process.is_ending or task in self.lost:
+            return False
+        visit = next((each for each in self._visits[task] if each.attempt == attempt), None)
+        if visit is None or process.lost_lease_at >= visit.began:
             return False
         record = self._world.store.peek(task)
         if record is None or record.is_final or record.attempt != attempt:

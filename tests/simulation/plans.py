@@ -143,7 +143,7 @@ _KINDS = ("calls", "calls", "deaths", "network", "pauses", "clocks", "failover",
 def plan_for(seed: int) -> Plan:
     """The world of a seed."""
     rng = random.Random(seed)
-    kinds = set(rng.sample(_KINDS, rng.choice((0, 1, 1, 2, 2, 3))))
+    kinds: set[str] = set(rng.sample(_KINDS, rng.choice((0, 1, 1, 2, 2, 3))))
     remote = rng.random() < 0.5
     machines = _machines(rng, remote=remote, clocks="clocks" in kinds)
     lasts = rng.choice((20.0, 40.0, 80.0))

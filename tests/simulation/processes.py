@@ -76,7 +76,7 @@ class Process:
         undelivered: Calls that have not arrived, and will when the network is back.
         slowness: Seconds that each call takes longer.
         is_ending: Whether it is stopping in order.
-        lost_lease: Whether its lease is over as it knows itself.
+        lost_lease_at: When it stopped its runs last, because it could not renew its lease.
         may_have_lost_runs: Whether something happened to it that ends runs.
     """
 
@@ -91,8 +91,9 @@ class Process:
         self.is_deaf = False
         self.is_ending = False
         self.is_serving = False
-        self.lost_lease = False
+        self.lost_lease_at = -1.0
         self.may_have_lost_runs = False
+        self.stopping: asyncio.Task[None] | None = None
         self._runtimes = 0
         self._calls = 0
         self._counts_from = 0.0
@@ -184,7 +185,7 @@ class Process:
             self.loop.post(self._begin_stop, restart)
 
     def _begin_stop(self, restart: bool) -> None:
-        self._stopping = self.loop.create_task(self._stop(restart))
+        self.stopping = self.loop.create_task(self._stop(restart))
 
     async def _stop(self, restart: bool) -> None:
         try:
@@ -235,16 +236,15 @@ class Process:
     def note_error(self, message: str) -> None:
         """Something was logged as an error in it."""
         if "its runs are stopped" in message:
-            self.lost_lease = self.may_have_lost_runs = True
+            self.may_have_lost_runs = True
+            self.lost_lease_at = self.world.clockwork.now
             # What was at work is stopped, and may begin again in this process.
             self.witness.next_life()
+        elif "nothing ran it" in message and self.world.oracle.lost:
+            # The store has the task as it was while it ran here.
+            return
         elif self.lives and not any(known in message for known in _EXPECTED_ERRORS):
             self.world.oracle.wrong("logged", f"{self.name}: {message}")
-
-    def note_warning(self, message: str) -> None:
-        """Something was logged as a warning in it."""
-        if "the lease of this process is renewed" in message:
-            self.lost_lease = False
 
 
 _EXPECTED_ERRORS = (

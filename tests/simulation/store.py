@@ -175,7 +175,8 @@ class Connection:
         """Carries hints between the processes of the world."""
         return self._notifier
 
-    async def _ask(self, verb: str, args: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
+    async def ask(self, verb: str, args: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
+        """Call the store."""
         if self._process.loop is not asyncio.get_running_loop():
             raise AssertionError("a process uses the connection of another")
         self._process.note_call()
@@ -190,7 +191,7 @@ class TogetherConnection(Connection):
 
 def _verb(name: str) -> Callable[..., Coroutine[Any, Any, Any]]:
     async def ask(self: Connection, *args: Any, **options: Any) -> Any:
-        return await self._ask(name, args, options)
+        return await self.ask(name, args, options)
 
     return ask
 

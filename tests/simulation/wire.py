@@ -70,7 +70,7 @@ class WireProcess(Process):
 
     def _begin_stop(self, restart: bool) -> None:
         self.is_ending, self._restarts = True, restart
-        self._stopping = self._main
+        self.stopping = self._main
         self._told_to_stop.set()
 
     def _begin(self) -> None:
@@ -80,7 +80,6 @@ class WireProcess(Process):
     def _add_tool(self, server: MCPServer[Any], tasks: Tasks, name: str) -> None:
         policy = policies_of(self.world)[name]
         recover: Literal["rerun", "fail"] = "rerun" if policy.rerun else "fail"
-        limited = {} if policy.max_at_work is None else {"max_at_work": policy.max_at_work}
 
         async def tool(tree: str) -> CallToolResult:
             run = current_run.get()
@@ -99,7 +98,7 @@ class WireProcess(Process):
             park_after=policy.park_after,
             max_lost_runs=policy.max_lost_runs,
             grace=timedelta(0),
-            **limited,
+            max_at_work=policy.max_at_work,
         )(tool)
         server.tool(name=name)(marked)
 

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from itertools import count
 from typing import Any, cast
@@ -22,6 +22,7 @@ from mcp_tasks.core import TaskRecord
 from mcp_tasks.core.actor import NOBODY
 from mcp_tasks.errors import KeySpent, StoreUnavailable, TasksError, UnknownTask
 from mcp_tasks.runtime import TaskRuntime, ToolPolicy
+from mcp_tasks.runtime.store_clock import StoreClock
 from tests.properties.tools.tree import Child, Node, children_of
 from tests.simulation.clockwork import Clockwork, SimulatedLoop, Stuck
 from tests.simulation.engine import Broker
@@ -215,7 +216,7 @@ class World:
 
     def check_stopped(self, process: Process) -> None:
         """A process has stopped in order: nothing of it is left."""
-        left = [task.get_name() for task in process.loop.living if task is not process._stopping]
+        left = [task.get_name() for task in process.loop.living if task is not process.stopping]
         if left and process.reach is Reach.OK and self.is_healthy:
             self.oracle.wrong("left behind", f"{process.name} has stopped, and this goes on: {left}")
 
@@ -313,17 +314,17 @@ class World:
         while True:
             try:
                 task_id, is_over = await self._ask(call)
+                if is_over:
+                    return task_id
             except TimeoutError:
                 return None
             except StoreUnavailable:
-                is_over = False
-            if is_over:
-                return task_id
+                self.trace("client", f"finds no server for {plan}")
             await asyncio.sleep(1.0)
 
     async def _call_tool(self, plan: str, task: TaskPlan) -> str | None:
         """The task that the call made; None if the client gave up, not knowing whether there is one."""
-        key = {"key": f"client/{plan}", "fingerprint": plan} if task.key else {}
+        key: dict[str, Any] = {"key": f"client/{plan}", "fingerprint": plan} if task.key else {}
 
         def launch(process: Process) -> Awaitable[TaskRecord]:
             return process.runtime.launch(
@@ -476,16 +477,23 @@ def _names_of(world: World) -> Generator[None]:
     """What the package takes from outside is the world's, and the same every time: names, ids, and clocks."""
     numbers = count()
 
+    def token(size: int) -> str:
+        return f"{next(numbers):0{size * 3 // 2}}"
+
     def monotonic() -> float:
         return cast("Process", world.running()).loop.time()
 
     # Not every one who makes a runtime can say which clocks it has.
+    def wall() -> datetime:
+        return cast("Process", world.running()).machine.wall_clock()
+
     clocks = {"monotonic": monotonic, "uptime": lambda: world.clockwork.now}
     with (
         patch.dict(cast("Any", TaskRuntime.__init__).__kwdefaults__, clocks),
+        patch.dict(cast("Any", StoreClock.__init__).__kwdefaults__, {"wall": wall}),
         patch("mcp_tasks.runtime.runtime.new_worker_name", lambda: cast("Process", world.running()).worker_name()),
-        patch("secrets.token_urlsafe", lambda size: f"{next(numbers):0{size * 3 // 2}}"),
-        patch("secrets.token_hex", lambda size: f"{next(numbers):0{size * 2}}"),
+        patch("secrets.token_urlsafe", token),
+        patch("secrets.token_hex", token),
     ):
         yield
 
@@ -503,8 +511,6 @@ def _errors_to(world: World) -> Generator[None]:
             world.trace(process.name, f"logs: {message}")
             if record.levelno >= logging.ERROR:
                 process.note_error(message)
-            else:
-                process.note_warning(message)
 
     logger, listener = logging.getLogger("mcp_tasks"), Listener(logging.WARNING)
     propagate, logger.propagate = logger.propagate, False

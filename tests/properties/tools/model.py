@@ -26,7 +26,6 @@ from tests.properties.tools.tree import (
     children_of,
 )
 
-
 SHORT = 120.0
 """Seconds. A result that is kept for less may be gone before its task's parent is run again."""
 
@@ -97,7 +96,8 @@ def may_fail(node: Node, path: str, error: Any) -> bool:
         case Child():
             if error == f"child gone {path}":
                 return node.ttl < SHORT
-            return node.waits and error == f"child failed {path}" and (node.tool in MAY_BE_CUT_OFF or can_fail(node.child))
+            may_fail_at_all = node.tool in MAY_BE_CUT_OFF or can_fail(node.child)
+            return node.waits and may_fail_at_all and error == f"child failed {path}"
         case Group():
             return isinstance(error, list) and _all_may_fail(node, path, cast("list[Any]", error))
         case Seq() | Gather() | Race() | Beside() | MoveOn():

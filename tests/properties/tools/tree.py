@@ -127,7 +127,9 @@ class Caught:
     child: Node
 
 
-Node: TypeAlias = Step | Ask | Sleep | Io | Report | Child | Twice | Seq | Gather | Group | Race | Beside | MoveOn | Caught
+Node: TypeAlias = (
+    Step | Ask | Sleep | Io | Report | Child | Twice | Seq | Gather | Group | Race | Beside | MoveOn | Caught
+)
 
 
 def children_of(node: Node) -> Sequence[Node]:

@@ -124,13 +124,16 @@ class World:
         async def policy(method: str, tool: str) -> ToolPolicy:
             return ToolPolicy(rerun=True, park_after=timedelta(seconds=self._plan.park_after), max_lost_runs=1_000)
 
+        def describe(exc: Exception) -> dict[str, Any]:
+            return {"code": -1, "message": f"{type(exc).__name__}: {exc}"}
+
         return _Process(
             self.witness,
             store=self.store,
             engine=LocalEngine(self._plan.slots),
             body=self._body,
             policy=policy,
-            describe=lambda exc: {"code": -1, "message": f"{type(exc).__name__}: {exc}"},
+            describe=describe,
             clock=self._loop.now,
             # In the order of creation, so that the same plan is the same story.
             new_id=lambda: f"task-{len(self._tasks)}",
