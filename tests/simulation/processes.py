@@ -77,6 +77,8 @@ class Process:
         slowness: Seconds that each call takes longer.
         is_ending: Whether it is stopping in order.
         lost_lease_at: When it stopped its runs last, because it could not renew its lease.
+        halted_until: When it goes on, or went on, that was paused or asleep.
+        requests: What clients have asked of it, and it works on.
         may_have_lost_runs: Whether something happened to it that ends runs.
     """
 
@@ -93,11 +95,12 @@ class Process:
         self.is_serving = False
         self.lost_lease_at = -1.0
         self.may_have_lost_runs = False
+        self.requests: set[asyncio.Task[None]] = set()
         self.stopping: asyncio.Task[None] | None = None
         self._runtimes = 0
         self._calls = 0
         self._counts_from = 0.0
-        self._halted_until = -1.0
+        self.halted_until = -1.0
         self._reach_changes = 0
         self.connection = connect(world, self, together=world.plan.together)
         self.witness = FleetWitness(self, world.plan.slots)
@@ -157,7 +160,7 @@ class Process:
 
     def halted_since(self, time: float) -> bool:
         """Whether it was paused, or its machine asleep, at some time since then."""
-        return self._halted_until >= time
+        return self.halted_until >= time
 
     # What happens to it
 
@@ -207,7 +210,7 @@ class Process:
             self.world.trace(self.name, f"is {'asleep' if asleep else 'paused'} for {seconds:g} s")
             self.may_have_lost_runs = True
             self.loop.is_paused = True
-            self._halted_until = self.world.clockwork.now + seconds
+            self.halted_until = self.world.clockwork.now + seconds
             self.world.clockwork.after(seconds, self._go_on, seconds if asleep else 0.0)
 
     def _go_on(self, asleep: float) -> None:

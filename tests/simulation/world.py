@@ -197,7 +197,8 @@ class World:
         self._pass(15.0)
         for process in tuple(self.processes):
             process.drain(restart=False)
-        until = self.clockwork.now + 60
+        # One may be paused or asleep.
+        until = max([self.clockwork.now, *(process.halted_until for process in self.processes)]) + 60
         self.clockwork.run(lambda: not self.processes or self.clockwork.now > until or self._is_over())
         if self.processes and not self._is_over():
             self.oracle.wrong("waits forever", f"{self.processes[0].name} does not stop")
@@ -216,7 +217,8 @@ class World:
 
     def check_stopped(self, process: Process) -> None:
         """A process has stopped in order: nothing of it is left."""
-        left = [task.get_name() for task in process.loop.living if task is not process.stopping]
+        ours = {process.stopping, *process.requests}
+        left = [task.get_name() for task in process.loop.living if task not in ours]
         if left and process.reach is Reach.OK and self.is_healthy:
             self.oracle.wrong("left behind", f"{process.name} has stopped, and this goes on: {left}")
 
@@ -457,9 +459,8 @@ class World:
 
 
 def _keep(process: Process, task: asyncio.Task[None]) -> None:
-    requests: set[asyncio.Task[None]] = process.__dict__.setdefault("requests", set())
-    requests.add(task)
-    task.add_done_callback(requests.discard)
+    process.requests.add(task)
+    task.add_done_callback(process.requests.discard)
 
 
 def hash_of(text: str) -> int:
