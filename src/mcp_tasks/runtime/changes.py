@@ -147,7 +147,11 @@ class Changes:
             VersionConflict: The task is not at that version any more.
             LimitReached: As many as may be are at work.
             TransitionRefused: The events do not fit it.
+            StoreUnavailable: The store cannot take it now, or this process has ended.
         """
+        if self._is_over and getattr(events[0], "attempt", None) is None:
+            # Not of a run: a client is to ask another process.
+            raise StoreUnavailable("this process has ended")
         if self._is_over:
             raise StaleRun(record.id, record.status, type(events[0]).__name__, "its process is gone")
         history = _apply(record, events, self._now())

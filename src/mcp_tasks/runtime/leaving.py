@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager
 from datetime import datetime
 from math import inf
 from typing import TYPE_CHECKING, Final
@@ -64,6 +64,15 @@ class Leaving:
         """Do not leave: there is something to do, or the run has ended."""
         self._parks_for = None
         self._host.parking.remove(self._run)
+
+    @contextmanager
+    def held(self) -> Generator[None]:
+        """While this is entered, the run does not leave: what it waited for may be there."""
+        parks_for, self._parks_for = self._parks_for, None
+        try:
+            yield
+        finally:
+            self._parks_for = parks_for
 
     async def park(self) -> None:
         """Leave memory."""

@@ -309,8 +309,10 @@ class Questions:
     async def _wait_for(self, each: _Open) -> None:
         """Wait until the question is answered, or until its time is over."""
         await self._run.alarms.wait(each.bell, self._wake_at([each]))
-        # Also when its time is over: an answer that was taken before that counts, whether we heard of it or not.
-        await self._fetch()
+        # Also when its time is over: an answer that was taken before that counts, whether we heard of it or not. A run
+        # that were parked meanwhile would be started again at once, and be parked again.
+        with self._run.leaving.held():
+            await self._fetch()
         if each.key in self._replay.answers:
             return
         limit, gives_up_at = self._limit, self._gives_up_at(each)

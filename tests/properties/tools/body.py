@@ -13,6 +13,7 @@ from typing import Any
 import anyio
 
 from mcp_tasks.core import InputRequest
+from mcp_tasks.core.record import Progress
 from mcp_tasks.errors import QuestionTimedOut
 from mcp_tasks.runtime import Ending, Failure, Run, Success
 from mcp_tasks.runtime.questions import Asking
@@ -22,6 +23,7 @@ from tests.properties.tools.tree import (
     Ask,
     Beside,
     Caught,
+    Child,
     Gather,
     Group,
     Io,
@@ -29,6 +31,7 @@ from tests.properties.tools.tree import (
     MoveOn,
     Node,
     Race,
+    Report,
     Seq,
     Sleep,
     Step,
@@ -74,6 +77,14 @@ class Witness:
         self.answered = answered
         self._at_work: Counter[str] = Counter()
 
+    def wrong(self, what: str) -> None:
+        """Take note of something that must not be."""
+        self.wrongs.append(what)
+
+    def must_live(self, run: Run, life: int) -> bool:
+        """Whether nothing but the end of its tool may have ended a run that began in that life."""
+        return life == self.life and not self.ending
+
     def next_life(self) -> None:
         """The process is gone, and what was at work in it."""
         self.life += 1
@@ -84,13 +95,13 @@ class Witness:
         """The work of a step begins; what a tool left behind when it returned has no slot to work on."""
         tries = self.tries.setdefault((task, step), [])
         if tries and tries[-1].life == self.life and not tries[-1].cancelled:
-            self.wrongs.append(f"step {step} was begun twice in one life")
+            self.wrong(f"step {step} was begun twice in one life")
         if step in self._recorded_steps(task):
-            self.wrongs.append(f"step {step} was begun although it is recorded")
+            self.wrong(f"step {step} was begun although it is recorded")
         tries.append(_Try(self.life))
         self._at_work[task] += not left_behind
         if len(+self._at_work) > self._slots:
-            self.wrongs.append(f"{len(self._at_work)} runs work in steps, and there are {self._slots} slots")
+            self.wrong(f"{len(self._at_work)} runs work in steps, and there are {self._slots} slots")
         return tries[-1]
 
     def ends(self, task: str, life: int) -> None:
@@ -136,13 +147,18 @@ class TreeRun:
         try:
             yield
         finally:
-            lives_on = self._witness.life == self._life and not self._witness.ending
-            if lives_on and not self._returned and not self._run.life.counts:
-                self._witness.wrongs.append(f"the run left memory while {what} was at work")
+            stopped = not self._returned and not self._run.life.counts
+            if stopped and self._witness.must_live(self._run, self._life):
+                self._witness.wrong(f"the run left memory while {what} was at work")
 
     async def do(self, node: Node, path: str) -> Any:
         """The value of a node."""
         match node:
+            case Child():
+                return await self.child(node, path)
+            case Report():
+                await self._run.report(Progress(progress=float(path.replace(".", "")), message=path))
+                return f"reported {path}"
             case Step():
                 return await self._step(path, node.seconds, f"done {path}", fails=node.fails)
             case Ask():
@@ -174,6 +190,10 @@ class TreeRun:
                 except (TreeError, ExceptionGroup) as exc:
                     return {"caught": _said(exc)}
 
+    async def child(self, node: Child, path: str) -> Any:
+        """Start a task of its own, and wait for it."""
+        raise NotImplementedError("this world has one process and no children")
+
     async def _step(self, name: str, seconds: float, value: Any, *, fails: bool = False) -> Any:
         begun: list[_Try] = []
 
@@ -204,12 +224,12 @@ class TreeRun:
             answer = await self._run.ask(InputRequest(method="elicitation/create", params={"message": path}), asking)
         except QuestionTimedOut:
             if path in self._witness.answered(self._task):
-                self._witness.wrongs.append(f"the question {path} timed out, and its answer had been taken")
+                self._witness.wrong(f"the question {path} timed out, and its answer had been taken")
             raise TreeError(f"timed out {path}") from None
         if answer["to"] != path:
-            self._witness.wrongs.append(f"the question {path} was handed the answer to {answer['to']}")
+            self._witness.wrong(f"the question {path} was handed the answer to {answer['to']}")
         if answer["number"] in self._answers:
-            self._witness.wrongs.append(f"the answer to {path} was handed over twice in a run")
+            self._witness.wrong(f"the answer to {path} was handed over twice in a run")
         self._answers.add(answer["number"])
         return f"answered {path}"
 
@@ -247,7 +267,7 @@ class TreeRun:
         await self._end_losers([each for each in runners if each is not runners[winner]], node.losers)
         recorded = await self._step(f"{path} won", 0, winner)
         if recorded != winner:
-            self._witness.wrongs.append(f"the race {path} was won by {recorded}, and in a later run by {winner}")
+            self._witness.wrong(f"the race {path} was won by {recorded}, and in a later run by {winner}")
         return [winner, runners[winner].result()]
 
     async def _end_losers(self, losers: list[asyncio.Task[Any]], how: Losers) -> None:
@@ -274,7 +294,7 @@ class TreeRun:
             value = await self.do(node.child, at(path, 0))
         recorded = await self._step(f"{path} given up", 0, scope.cancelled_caught)
         if recorded != scope.cancelled_caught:
-            self._witness.wrongs.append(f"that {path} was given up was {recorded}, and in a later run it was not")
+            self._witness.wrong(f"that {path} was given up was {recorded}, and in a later run it was not")
         return value
 
 

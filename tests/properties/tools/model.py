@@ -11,18 +11,41 @@ from tests.properties.tools.tree import (
     Ask,
     Beside,
     Caught,
+    Child,
     Gather,
     Group,
     Io,
     MoveOn,
     Node,
     Race,
+    Report,
     Seq,
     Sleep,
     Step,
     Twice,
     children_of,
 )
+
+SHORT = 120.0
+"""Seconds. A result that is kept for less may be gone before its task's parent is run again."""
+
+MAY_BE_CUT_OFF = frozenset({"once", "once_limited"})
+"""Tools that may not run again: their tasks fail when their process dies."""
+
+
+def can_fail(node: Node) -> bool:
+    """Whether the node may end with an error at all."""
+    match node:
+        case Step():
+            return node.fails
+        case Ask():
+            return node.timeout is not None
+        case Child():
+            return node.waits
+        case Caught():
+            return False
+        case _:
+            return any(map(can_fail, children_of(node)))
 
 
 def at(path: str, place: int) -> str:
@@ -41,6 +64,12 @@ def allows(node: Node, path: str, value: Any) -> bool:
             return value == f"slept {path}"
         case Io():
             return value == f"worked {path}"
+        case Report():
+            return value == f"reported {path}"
+        case Child():
+            if not node.waits:
+                return value == f"started {path}"
+            return isinstance(value, dict) and "child" in value and allows(node.child, "0", value["child"])
         case Twice():
             return value == [f"answered {path}"] * 2 if node.asks else value == [f"slept {path}"] * 2
         case Seq() | Gather() | Group() | Beside():
@@ -62,8 +91,13 @@ def may_fail(node: Node, path: str, error: Any) -> bool:
             return node.fails and error == f"failed {path}"
         case Ask():
             return node.timeout is not None and error == f"timed out {path}"
-        case Sleep() | Io() | Twice() | Caught():
+        case Sleep() | Io() | Report() | Twice() | Caught():
             return False
+        case Child():
+            if error == f"child gone {path}":
+                return node.ttl < SHORT
+            may_fail_at_all = node.tool in MAY_BE_CUT_OFF or can_fail(node.child)
+            return node.waits and may_fail_at_all and error == f"child failed {path}"
         case Group():
             return isinstance(error, list) and _all_may_fail(node, path, cast("list[Any]", error))
         case Seq() | Gather() | Race() | Beside() | MoveOn():

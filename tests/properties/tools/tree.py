@@ -54,6 +54,21 @@ class Io:
 
 
 @dataclass(frozen=True)
+class Report:
+    """A report of progress."""
+
+
+@dataclass(frozen=True)
+class Child:
+    """A task of its own that does the child, of such a tool, kept for so many seconds; it may be waited for."""
+
+    child: Node
+    tool: str
+    ttl: float
+    waits: bool = True
+
+
+@dataclass(frozen=True)
 class Twice:
     """Two equal questions or two equal sleeps, one after the other or together."""
 
@@ -112,7 +127,9 @@ class Caught:
     child: Node
 
 
-Node: TypeAlias = Step | Ask | Sleep | Io | Twice | Seq | Gather | Group | Race | Beside | MoveOn | Caught
+Node: TypeAlias = (
+    Step | Ask | Sleep | Io | Report | Child | Twice | Seq | Gather | Group | Race | Beside | MoveOn | Caught
+)
 
 
 def children_of(node: Node) -> Sequence[Node]:
@@ -131,7 +148,7 @@ def children_of(node: Node) -> Sequence[Node]:
 def ends_recorded(node: Node) -> bool:
     """Whether it is a recorded thing that ends this, so that the journal says what ended first."""
     match node:
-        case Io() | MoveOn():
+        case Io() | MoveOn() | Report():
             return False
         case Seq():
             return bool(node.children) and ends_recorded(node.children[-1])
@@ -149,6 +166,7 @@ class Trimmer:
         self._io_left = IO_IN_ALL
         self._may_move_on = True
         self._in_move_on = False
+        self._in_race = False
 
     def trim(self, node: Node) -> Node:
         """The tool that is most like this tree."""
@@ -157,7 +175,7 @@ class Trimmer:
                 self._io_left -= seconds
                 return node if self._io_left >= 0 else Step()
             case MoveOn(child):
-                if not self._may_move_on:
+                if not self._may_move_on or self._in_race:
                     return self.trim(child)
                 self._may_move_on, self._in_move_on = False, True
                 trimmed = MoveOn(self.trim(child))
@@ -165,12 +183,20 @@ class Trimmer:
                 return trimmed
             case Caught(child):
                 return Caught(self.trim(child))
+            case Child(child):
+                # A tool of its own.
+                return replace(node, child=Trimmer().trim(child))
             case Beside(beside, child):
                 return Beside(self.trim(beside), self.trim(child))
             case Race(children):
                 # Whoever is left alone goes on after the time-out, and nothing tells us that the others did not wait.
                 losers = Losers.CANCELLED if self._in_move_on and node.losers is Losers.LEFT else node.losers
-                return Race(tuple(_decided(self.trim(child)) for child in children), losers)
+                # A time-out that fired in a race fires again when the tool is run again, after all of its seconds. What
+                # is recorded behind it is not waited for that long (`deliveries.PATIENCE`): a limit of replay.
+                was_in_race, self._in_race = self._in_race, True
+                trimmed = tuple(_decided(self.trim(child)) for child in children)
+                self._in_race = was_in_race
+                return Race(trimmed, losers)
             case Seq(children) | Gather(children) | Group(children):
                 return replace(node, children=tuple(self.trim(child) for child in children))
             case _:

@@ -75,6 +75,18 @@ class Plan:
     joins: bool = True
 
 
+class _Process(TaskRuntime):
+    """A process; one that fails to start stops what it had begun."""
+
+    def __init__(self, witness: Witness, **options: Any) -> None:
+        super().__init__(**options)
+        self._witness = witness
+
+    async def stop(self, hurry: asyncio.Event | None = None) -> None:
+        self._witness.ending = True
+        await super().stop(hurry)
+
+
 class World:
     """A plan as it happens."""
 
@@ -112,12 +124,16 @@ class World:
         async def policy(method: str, tool: str) -> ToolPolicy:
             return ToolPolicy(rerun=True, park_after=timedelta(seconds=self._plan.park_after), max_lost_runs=1_000)
 
-        return TaskRuntime(
+        def describe(exc: Exception) -> dict[str, Any]:
+            return {"code": -1, "message": f"{type(exc).__name__}: {exc}"}
+
+        return _Process(
+            self.witness,
             store=self.store,
             engine=LocalEngine(self._plan.slots),
             body=self._body,
             policy=policy,
-            describe=lambda exc: {"code": -1, "message": f"{type(exc).__name__}: {exc}"},
+            describe=describe,
             clock=self._loop.now,
             # In the order of creation, so that the same plan is the same story.
             new_id=lambda: f"task-{len(self._tasks)}",
@@ -174,6 +190,8 @@ class World:
             try:
                 await self._runtime.start()
             except StoreUnavailable:
+                # What it had begun was stopped in order.
+                self.witness.next_life()
                 self.store.repair()
             else:
                 return

@@ -21,8 +21,10 @@ from tests.unit.running import (
     FailingStore,
     TogetherStore,
     create,
+    launch,
     ok,
     running,
+    settle,
     until,
     until_final,
 )
@@ -115,3 +117,34 @@ async def test_a_trial_goes_on_if_its_end_cannot_be_written(caplog: pytest.LogCa
         assert is_tried(await as_of_now(runtime, task))
         assert runtime.run_of(task.id) is not None
         store.recover()
+
+
+class CountingStore(MemoryStore):
+    """Counts how often it is asked for a task."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.looks = 0
+
+    async def get(self, task_id: str) -> TaskRecord | None:
+        self.looks += 1
+        return await super().get(task_id)
+
+
+async def test_a_task_beyond_a_limit_is_not_tried_again_before_a_run_has_ended() -> None:
+    store, let_go = CountingStore(), anyio.Event()
+
+    async def waits(run: Run) -> Ending:
+        await let_go.wait()
+        return ok()
+
+    async with running(waits, store=store, policy=ToolPolicy(max_at_work=1)) as runtime:
+        first, second = await launch(runtime), await launch(runtime)
+        await until(runtime, first, lambda record: record.worker is not None)
+        await settle()
+        looks = store.looks
+        await settle(500)
+        assert store.looks == looks
+        let_go.set()
+        for task in (first, second):
+            assert (await until_final(runtime, task)).status is TaskStatus.COMPLETED

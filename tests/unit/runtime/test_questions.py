@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -16,9 +17,9 @@ import pytest
 from mcp_tasks.core import JournalEntry, TaskRecord, TaskRequest, TaskStatus
 from mcp_tasks.core.json_bytes import encode_json
 from mcp_tasks.core.record import Outcome
-from mcp_tasks.errors import QuestionTooLarge, ValueNotStorable
+from mcp_tasks.errors import QuestionTimedOut, QuestionTooLarge, StoreUnavailable, ValueNotStorable
 from mcp_tasks.runtime import Ending, Run, TaskRuntime, ToolPolicy, current_task
-from mcp_tasks.runtime.questions import LARGEST_QUESTION
+from mcp_tasks.runtime.questions import LARGEST_QUESTION, Asking
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.stores.shares import WorkLimits
 from mcp_tasks.testing import FakeClock
@@ -731,3 +732,38 @@ async def test_that_a_client_holds_a_question_as_a_task_of_its_own_is_kept_with_
         task = await until_asking(runtime, await launch(runtime))
         held = await runtime.host(task, "elicitation-1", "theirs", actor=CLIENT)
         assert {key: ask.hosted_as for key, ask in held.inputs.outstanding.items()} == {"elicitation-1": "theirs"}
+
+
+class SlowReadingStore(MemoryStore):
+    """Takes some turns of the event loop to give a journal, and none to write."""
+
+    async def journal(self, task_id: str, *, after: int = 0) -> Sequence[JournalEntry]:
+        await settle()
+        return await super().journal(task_id, after=after)
+
+
+async def test_a_question_that_times_out_is_not_parked_again_while_its_answer_is_looked_up() -> None:
+    clock = FakeClock()
+
+    async def ask(run: Run) -> Ending:
+        with suppress(QuestionTimedOut):
+            await run.ask(question("Sure?"), Asking(timeout=timedelta(minutes=1)))
+        return ok(run.attempt)
+
+    async with running(ask, store=SlowReadingStore(), policy=AT_ONCE, clock=clock) as runtime:
+        task = await launch(runtime)
+        await until(runtime, task, lambda record: record.wake_at is not None and record.worker is None)
+        await settle()
+        assert not runtime.runs()
+        clock.advance(timedelta(minutes=2))
+        await runtime.janitor.sweep()
+        assert (await until_final(runtime, task)).result == {"value": 2}
+
+
+async def test_an_answer_to_a_process_that_has_ended_is_refused_as_an_outage() -> None:
+    async with running(ask_one) as runtime:
+        task = await launch(runtime)
+        record = await until_asking(runtime, task)
+        await runtime.abandon()
+        with pytest.raises(StoreUnavailable):
+            await runtime.answer(record, {next(iter(record.inputs.outstanding)): "yes"}, actor=CLIENT)
