@@ -154,6 +154,9 @@ class Changes:
             raise StoreUnavailable("this process has ended")
         if self._is_over:
             raise StaleRun(record.id, record.status, type(events[0]).__name__, "its process is gone")
+        if write is not None and write.number > 1 and not any(each.writer == write.writer for each in record.writes):
+            # After a failover two runs may have the same number.
+            raise StaleRun(record.id, record.status, type(events[0]).__name__, "another run has claimed it")
         history = _apply(record, events, self._now())
         changed = history[-1]
         if changed is not record:
@@ -206,16 +209,19 @@ class Changes:
             TransitionRefused: The events do not fit the task as it is by now.
             UnknownTask: The task is gone.
         """
-        write = write or new_write_id()
+        write, known = write or new_write_id(), record.version
         while not record.has(write):
             try:
                 return await self.swap(
                     record, *events, actor=actor, entries=entries, outcome=outcome, limits=limits, write=write
                 )
             except VersionConflict as exc:
-                current = exc.current or await self.reload(record.id)
-                went_back = restore is not None and current.version < record.version
-                record = await restore(current) if restore is not None and went_back else current
+                record = exc.current or await self.reload(record.id)
+            while restore is not None and record.version < known:
+                try:
+                    record = await restore(record)
+                except VersionConflict as exc:
+                    record = exc.current or await self.reload(record.id)
         if (tell := self._unconfirmed.pop(write, None)) is not None:
             tell()
         return record

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
-
-import anyio
 
 from mcp_tasks.core.actor import Actor
 from mcp_tasks.core.events import RunReleased, RunStarted
@@ -19,6 +17,7 @@ from mcp_tasks.engines.base import ReservedSlot, ReservesSlots
 from mcp_tasks.errors import KeyTaken, LimitExceeded, OwnerRequired, StoreUnavailable
 from mcp_tasks.runtime.patience import until_available
 from mcp_tasks.runtime.policy import ToolPolicy
+from mcp_tasks.runtime.uncancelled import to_the_end
 from mcp_tasks.stores.inspecting import FindsKeys
 from mcp_tasks.stores.repeats import new_write_id
 
@@ -182,21 +181,23 @@ class Launching:
         record: TaskRecord,
         request: TaskRequest,
         policy: ToolPolicy,
-        create: Callable[..., Awaitable[TaskRecord]],
+        create: Callable[..., Coroutine[Any, Any, TaskRecord]],
     ) -> TaskRecord:
         runtime = self._runtime
         started, write = RunStarted(worker=runtime.worker, tool_version=policy.version), new_write_id(run=True)
-        created, is_unconfirmed = record, False
+        created, cancelled, is_unconfirmed = record, None, False
 
         async def make() -> None:
-            nonlocal created, is_unconfirmed
-            # Shielded: a request that is given up now would leave a task that is ours, and that we do not run.
-            with anyio.CancelScope(shield=True):
-                try:
-                    created = await create(record, request, started, write=write)
-                except StoreUnavailable as exc:
-                    is_unconfirmed = is_unconfirmed or exc.may_have_happened
-                    raise
+            nonlocal created, cancelled, is_unconfirmed
+            # To its end, however the caller is cancelled: otherwise there may be a task that is ours and does not run.
+            making, cancelled = await to_the_end(create(record, request, started, write=write))
+            try:
+                created = making.result()
+            except StoreUnavailable as exc:
+                is_unconfirmed = is_unconfirmed or exc.may_have_happened
+                if cancelled is not None:
+                    raise cancelled from None
+                raise
 
         try:
             await until_available(make)
@@ -207,11 +208,13 @@ class Launching:
             raise
         if created.id != record.id or (created.worker, created.attempt) != (runtime.worker, 1):
             slot.release()
-            return created
-        runtime.claims.add_made(created, request, policy)
-        if not slot.start(created.id):
-            # The server stops. The tool never began, so the next process may simply start it.
-            runtime.claims.forget_made(created.id)
-            released = RunReleased(attempt=created.attempt, begun=False)
-            created = await runtime.changes.change(created, released, actor=Actor("worker", runtime.worker))
+        else:
+            runtime.claims.add_made(created, request, policy)
+            if not slot.start(created.id):
+                # The server stops. The tool never began, so the next process may simply start it.
+                runtime.claims.forget_made(created.id)
+                released = RunReleased(attempt=created.attempt, begun=False)
+                created = await runtime.changes.change(created, released, actor=Actor("worker", runtime.worker))
+        if cancelled is not None:
+            raise cancelled
         return created

@@ -19,6 +19,7 @@ from mcp_tasks.core.pacing import backoff
 from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.errors import StoreError, TaskUnreadable
 from mcp_tasks.quiet import quietly, what
+from mcp_tasks.runtime.recording import is_older
 from mcp_tasks.runtime.run import Run
 from mcp_tasks.stores.base import Hint
 
@@ -85,7 +86,8 @@ class Lookout:
         news = [
             run
             for run, version in known.items()
-            if run.recording.is_written and not version <= versions.get(run.record.id, 0) <= run.record.version
+            if run.recording.is_written
+            and (not version <= versions.get(run.record.id, 0) <= run.record.version or run.recording.may_be_lost)
         ]
         # Several at a time: the lease may wait for this, and the store may be slow.
         for start in range(0, len(news), AT_ONCE):
@@ -160,10 +162,10 @@ class Lookout:
             logger.debug("could not look at task %s…: %s", task_id[:12], what(exc))
 
     async def _refresh(self, run: Run) -> None:
-        task_id, known = run.record.id, run.record.version
+        task_id, known = run.record.id, run.record
         try:
             record = await self._runtime.store.get(task_id)
-            if record is not None and record.version < known:
+            if record is not None and is_older(record, known):
                 await run.recording.make_up()
                 return
         except TaskUnreadable:

@@ -49,6 +49,10 @@ KEPT_FOR: Final = 60.0
 replica lags behind."""
 
 
+LOST_WITHIN: Final = 20.0
+"""Seconds after a write in which a run that waits compares it with the store, and not only its version."""
+
+
 class Recording:
     """What one run writes, and reads of its journal."""
 
@@ -63,6 +67,7 @@ class Recording:
         self._unsettled: Write | None = None
         self._kept: deque[tuple[int, float, Sequence[JournalEntry]]] = deque()
         self._kept_after = 0
+        self._wrote_at = -LOST_WITHIN
         self._write_soon: asyncio.Task[bool] | None = None
 
     @property
@@ -245,10 +250,19 @@ class Recording:
             # A change that lost against another's write has read it; what it says is news to the questions.
             self._run.reconcile(record)
             self._replay.length += len(write.entries)
-            # What comes after the end of the task is passed over, and entries with it.
-            write.made = not (write.entries and record.is_final)
+            # A task that has ended passes over all that comes after its end.
+            write.made = not record.is_final or record.has(write.id)
+            self._wrote_at = self._host.monotonic()
             self._keep(write)
         return write.made
+
+    @property
+    def may_be_lost(self) -> bool:
+        """Whether the run only waits, and wrote so lately that a failover may have lost it.
+
+        If another has written since, the version alone does not tell.
+        """
+        return self._run.rest.waits > 0 and self._host.monotonic() < self._wrote_at + LOST_WITHIN
 
     async def make_up(self) -> None:
         """See whether the store has an older record than this run read or wrote, and if so, write again what was lost.
@@ -256,10 +270,10 @@ class Recording:
         A failover to a replica that lags behind loses what it was not sent, although it was acknowledged.
         """
         async with self._writing:
-            known = self._run.record.version
+            known = self._run.record
             try:
                 stored = await self._host.changes.reload(self._run.record.id)
-                if stored.version < known:
+                if is_older(stored, known):
                     await self._restore(stored)
             except VersionConflict:
                 # Another writes it just now: the next look tells.
@@ -278,6 +292,9 @@ class Recording:
         was_before = stored.worker is None and stored.attempt < run.attempt
         if stored.is_final or not (is_claimed or was_before):
             raise StaleRun(known.id, stored.status, "writing again", "the store went back, and it is not ours now")
+        if was_before:
+            # The first heartbeat may be gone with the claim, and a worker without one is dead.
+            await self._host.lease.renew()
         writer = next((each.writer for each in known.writes if each.number), None)
         made = next((each.number for each in stored.writes if each.writer == writer), 0)
         entries = [entry for number, _, kept in self._kept if number > made for entry in kept]
@@ -285,6 +302,7 @@ class Recording:
         has = {entry.key for entry in journal if entry.kind in ("answer", "refusal")}
         entries = [*(entry for entry in self._replay.answer_entries() if entry.key not in has), *entries]
         asked = {**known.inputs.outstanding, **run.unanswered()}
+        asked = {key: request for key, request in asked.items() if key not in has}
         lost = known.but(
             version=known.version + 1,
             status=TaskStatus.INPUT_REQUIRED if asked else TaskStatus.WORKING,
@@ -314,8 +332,8 @@ class Recording:
             self._kept.append((write.id.number, now + KEPT_FOR, write.entries))
 
     def _next_id(self) -> WriteId:
-        last = self._last or next((each for each in self._run.record.writes if each.number), new_write_id(run=True))
-        return WriteId(last.writer, last.number + 1)
+        last = self._last or next((each for each in self._run.record.writes if each.number), None)
+        return new_write_id(run=True) if last is None else WriteId(last.writer, last.number + 1)
 
     async def _write_task(self, unwritten: Unwritten, ending: Write | None = None) -> TaskRecord | None:
         """The task, once it is written: with its ending, if nobody was first without; None if it never will be."""
@@ -326,6 +344,13 @@ class Recording:
         self._unwritten = None
         self._run.reconcile(record)
         return record
+
+
+def is_older(stored: TaskRecord, known: TaskRecord) -> bool:
+    """Whether the store, which was read after `known` was written there, has lost that write."""
+    if stored.version != known.version:
+        return stored.version < known.version
+    return bool(known.writes) and not stored.has(known.writes[0])
 
 
 async def _write_task_of(run: Run) -> bool:

@@ -13,7 +13,16 @@ from typing import Any
 import anyio
 import pytest
 
-from mcp_tasks.core import InputAnswered, JournalEntry, TaskRecord, TaskRequest, TaskStatus, apply
+from mcp_tasks.core import (
+    InputAnswered,
+    JournalEntry,
+    RunStarted,
+    StepRecorded,
+    TaskRecord,
+    TaskRequest,
+    TaskStatus,
+    apply,
+)
 from mcp_tasks.errors import StoreUnavailable
 from mcp_tasks.runtime import Ending, Run, TaskRuntime, ToolPolicy
 from mcp_tasks.stores import MemoryStore
@@ -182,6 +191,31 @@ async def test_a_claim_that_is_not_confirmed_while_the_lease_lasts_is_released_a
         assert (done.result, done.attempt) == ({"value": 2}, 2)
 
 
+async def test_a_start_that_is_cancelled_while_its_task_is_created_leaves_a_task_that_runs() -> None:
+    is_creating, may_create = anyio.Event(), anyio.Event()
+
+    async def body(run: Run) -> Ending:
+        return ok()
+
+    class SlowStore(MemoryStore):
+        async def create(self, record: TaskRecord, *args: Any, **options: Any) -> TaskRecord:
+            created = await super().create(record, *args, **options)
+            is_creating.set()
+            await may_create.wait()
+            return created
+
+    async with running(body, store=SlowStore(), policy=ONCE) as runtime:
+        request = TaskRequest(name="tool", arguments={})
+        starting = asyncio.create_task(runtime.launch(request, owner=None, retention=None, task_id="task"))
+        await is_creating.wait()
+        starting.cancel()
+        await time_passes(1)
+        may_create.set()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+        assert (await until_final(runtime, await runtime.find("task"))).status is TaskStatus.COMPLETED
+
+
 async def test_a_task_whose_creation_was_not_answered_runs_once_the_store_is_back() -> None:
     store = LossyStore()
     store.is_met = lambda record: record.version == 2
@@ -301,6 +335,73 @@ async def test_an_answer_that_a_run_has_not_read_is_asked_for_again() -> None:
 
 
 @pytest.mark.parametrize("policy", [ONCE, RERUN])
+async def test_a_run_notices_a_lost_write_though_another_has_written_as_often() -> None:
+    store = RewindingStore()
+    may_ask = anyio.Event()
+
+    async def body(run: Run) -> Ending:
+        await may_ask.wait()
+        return ok(await run.ask(question("Sure?")))
+
+    async with running(body, store=store, policy=ONCE) as runtime:
+        task = await launch(runtime)
+        await time_passes(1)
+        before = store.remember()
+        may_ask.set()
+        asked = await until_asking(runtime, task)
+        store.go_back(before)
+        record = await store.get(task.id)
+        assert record is not None
+        await store.save(record.but(version=asked.version).written(new_write_id()), expected=record.version)
+        await runtime.lookout.look()
+        await until_asking(runtime, task)
+        await answer(runtime, task, elicitation_1="yes")
+        assert (await until_final(runtime, task)).result == {"value": "yes"}
+
+
+async def test_an_answer_that_came_after_the_failover_is_kept() -> None:
+    store = RewindingStore()
+
+    async def body(run: Run) -> Ending:
+        return ok(await run.ask(question("Sure?")))
+
+    async with running(body, store=store, policy=ONCE) as runtime:
+        task = await until_asking(runtime, await launch(runtime))
+        (run,) = runtime.runs()
+        before = store.remember()
+        await run.recording.record(StepRecorded(attempt=1))
+        store.go_back(before)
+        answered = apply(task, InputAnswered(keys={"elicitation-1"}), task.updated_at).written(new_write_id())
+        entry = JournalEntry(kind="answer", key="elicitation-1", value="yes")
+        await store.save(answered, expected=task.version, entries=[entry])
+        assert answered.version == run.record.version
+        await runtime.lookout.look()
+        assert (await until_final(runtime, task)).result == {"value": "yes"}
+
+
+async def test_after_a_failover_two_runs_of_one_number_are_told_apart() -> None:
+    store = RewindingStore()
+    go_on = anyio.Event()
+
+    async def body(run: Run) -> Ending:
+        await go_on.wait()
+        await run.step("late", partial(asyncio.sleep, 0))
+        return ok()
+
+    async with running(body, store=store, policy=RERUN) as runtime:
+        task = await create(runtime)
+        before = store.remember()
+        await runtime.engine.submit(task.id)
+        await time_passes(1)
+        store.go_back(before)
+        claimed = apply(task, RunStarted(worker="another"), task.created_at).written(new_write_id(run=True))
+        await store.save(claimed, expected=task.version)
+        go_on.set()
+        await time_passes(1)
+        assert await store.get(task.id) == claimed
+        assert await journal(runtime, task) == {}
+
+
 async def test_a_store_that_goes_back_further_than_a_run_remembers_has_it_end_or_begin_again(
     policy: ToolPolicy,
 ) -> None:
