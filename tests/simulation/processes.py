@@ -14,7 +14,7 @@ from mcp_tasks.runtime import Ending, Run, Settings, TaskRuntime, ToolPolicy
 from tests.simulation.clockwork import SimulatedLoop
 from tests.simulation.engine import SimulatedCarrier
 from tests.simulation.plans import MachinePlan
-from tests.simulation.store import EPOCH, Reach, connect
+from tests.simulation.store import EPOCH, NAMESPACE, Reach, connect
 from tests.simulation.tools import FleetWitness, run_tool
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 RESTARTS_AFTER = 1.0
 """Seconds after which a supervisor starts a process again that ended."""
 
-NAMESPACE = "fleet"
 """Of all processes: they are one server."""
 
 DRAINS_FOR = 2.0

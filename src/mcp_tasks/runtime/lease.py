@@ -328,6 +328,7 @@ class Watch:
         self._answered = clock()
         self._heartbeats: dict[str, int] = {}
         self._silent: dict[str, float] = {}
+        self._seen_alive: set[str] = set()
 
     def now(self) -> float:
         """The time on the clock of the watch."""
@@ -344,6 +345,7 @@ class Watch:
             for worker, count in heartbeats.items()
         }
         self._heartbeats = dict(heartbeats)
+        self._seen_alive = {worker for worker, count in heartbeats.items() if count or worker in self._seen_alive}
         return [worker for worker, count in heartbeats.items() if self._is_dead(worker, count)]
 
     def is_unchanged(self, worker: str, heartbeats: dict[str, int]) -> bool:
@@ -351,5 +353,9 @@ class Watch:
         return heartbeats.get(worker) == self._heartbeats.get(worker)
 
     def _is_dead(self, worker: str, count: int) -> bool:
-        # One without a heartbeat has signed off: it sends one before it claims anything.
-        return count == 0 or self._silent[worker] >= self._times.takeover or is_gone(worker)
+        limit = self._times.takeover
+        if count == 0:
+            # One without a heartbeat has signed off: it sends one before it claims anything. A failover may also have
+            # lost the heartbeat. Then the next one shows that the worker lives.
+            limit = 2 * self._times.heartbeat if worker in self._seen_alive else 0.0
+        return self._silent[worker] >= limit or is_gone(worker)

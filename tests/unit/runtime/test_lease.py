@@ -188,6 +188,13 @@ def test_a_process_that_signed_off_or_never_signed_on_is_dead_at_once() -> None:
     assert Observer().finds_it_dead(0)
 
 
+def test_a_process_whose_heartbeat_a_failover_lost_is_waited_for() -> None:
+    observer = Observer()
+    observer.finds_it_dead(7)
+    assert not observer.finds_it_dead(0, after=SECOND)
+    assert observer.dies_after(0, every=SECOND) == timedelta(seconds=5)
+
+
 @pytest.mark.skipif(os.name == "nt", reason="there is no asking about another process")
 def test_a_process_of_this_machine_that_is_gone_is_dead_at_once() -> None:
     assert Observer(dead_worker()).finds_it_dead(7)
