@@ -164,12 +164,9 @@ class LocalTask(Generic[ResultT]):
         elif run.record.id == self.id:
             raise UsageError("a task cannot wait for itself")
         else:
-            try:
-                end = await run.children.wait(self.id, lambda: self._end(seconds))
-            except UnknownTask as exc:
-                if run.children.has_started(self.id):
-                    raise ResultExpired(self.id) from exc
-                raise
+            end = await run.children.wait(self.id, lambda: self._end_or_gone(seconds))
+            if "gone" in end:
+                raise ResultExpired(self.id) if run.children.has_started(self.id) else UnknownTask(self.id)
         return self._outcome(end, seconds)
 
     async def result(self) -> ResultT:
@@ -288,6 +285,13 @@ class LocalTask(Generic[ResultT]):
             end["body"] = await decoded(outcome.body)
             end["meta"] = {} if outcome.meta is None else await decoded(outcome.meta)
         return end
+
+    async def _end_or_gone(self, seconds: float | None) -> JsonObject:
+        """The same, and that there is no such task: what a tool does about that, it has to do in every run."""
+        try:
+            return await self._end(seconds)
+        except UnknownTask:
+            return {"gone": True}
 
     def _outcome(self, end: JsonObject, seconds: float | None) -> Any:
         if not end:
