@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -13,8 +12,9 @@ from mcp_tasks.core.actor import Actor
 from mcp_tasks.core.events import Event, RunCompleted, RunFailed
 from mcp_tasks.core.journal import JournalEntry
 from mcp_tasks.core.record import Outcome, TaskRecord, WriteId
-from mcp_tasks.errors import TransitionRefused, UnknownTask
+from mcp_tasks.errors import TransitionRefused, UnknownTask, ValueNotStorable
 from mcp_tasks.runtime.changes import Changes
+from mcp_tasks.stores.repeats import new_write_id
 from mcp_tasks.stores.shares import WorkLimits
 
 logger: Final = logging.getLogger(__name__)
@@ -62,16 +62,22 @@ class Write:
 
 
 class LateWrites:
-    """What is written when the lease is renewed, where the task is still this process's then."""
+    """What is written when the lease is renewed, where the task is still this process's then: also what is being
+    written, and has no answer."""
 
     def __init__(self, changes: Changes) -> None:
         self._changes = changes
         self._flushing = asyncio.Lock()
-        self._waiting: deque[tuple[TaskRecord, Write]] = deque()
+        # In the order in which things were done.
+        self._waiting: dict[Write, TaskRecord] = {}
 
     def add(self, record: TaskRecord, write: Write) -> None:
-        """Write this later."""
-        self._waiting.append((record, write))
+        """Write this when the lease is renewed, if it is not settled before."""
+        self._waiting[write] = record
+
+    def settled(self, write: Write) -> None:
+        """It is made, or need not be."""
+        self._waiting.pop(write, None)
 
     async def flush(self) -> None:
         """Write everything now, in the order in which it was done.
@@ -81,9 +87,11 @@ class LateWrites:
         """
         async with self._flushing:
             while self._waiting:
-                record, write = self._waiting[0]
+                write, record = next(iter(self._waiting.items()))
+                # Its run may be writing it at the same time: with one id it is made once.
+                write.id = write.id or new_write_id()
                 try:
                     await write.to(self._changes, record)
-                except (TransitionRefused, UnknownTask):
-                    logger.debug("task %s… was claimed by another worker", record.id[:12])
-                self._waiting.popleft()
+                except (TransitionRefused, UnknownTask, ValueNotStorable) as exc:
+                    logger.debug("what a run of task %s… did is not written: %s", record.id[:12], exc)
+                self.settled(write)

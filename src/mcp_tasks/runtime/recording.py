@@ -191,11 +191,16 @@ class Recording:
             return await self._write_whatever_happens(write)
 
     async def _write_whatever_happens(self, write: Write) -> bool:
-        written = await self._write_patiently(write)
-        if not written and not self._run.record.is_final and not self._host.lease.is_valid:
-            # Stopped because its process lost touch with the store: what was done is done, and if the task is still
-            # ours when the store is back, it need not be done again.
-            self._host.late_writes.add(self._run.record, write)
+        # Kept from here on, as an attempt may hang: if the process loses touch with the store, what was done is done,
+        # and if the task is still ours when the store is back, it need not be done again.
+        late, late_then = self._host.late_writes, False
+        late.add(self._run.record, write)
+        try:
+            written = await self._write_patiently(write)
+            late_then = not written and not self._run.record.is_final and not self._host.lease.is_valid
+        finally:
+            if not late_then:
+                late.settled(write)
         return written
 
     async def _write_patiently(self, write: Write) -> bool:

@@ -50,6 +50,8 @@ class Net(MemoryStore):
         super().__init__()
         self.cut: set[str] = set()
         self.down = False
+        self.hangs: anyio.Event | None = None
+        """If there is one, the next write of a step hangs until it is set, and fails then."""
 
     async def heartbeat(self, worker: str, *, namespace: str) -> None:
         self._pass()
@@ -71,6 +73,10 @@ class Net(MemoryStore):
         limits: WorkLimits | None = None,
     ) -> TaskRecord:
         self._pass()
+        if entries and self.hangs is not None:
+            hangs, self.hangs = self.hangs, None
+            await hangs.wait()
+            raise StoreUnavailable("the network is down")
         return await super().save(record, expected=expected, entries=entries, outcome=outcome, limits=limits)
 
     def _pass(self) -> None:
@@ -211,6 +217,34 @@ async def test_an_outcome_waits_for_the_store_longer_than_the_lease() -> None:
         net.down = False
         ended = await until_final(one, task, LONG)
         assert (ended.result, ended.attempt) == ({"value": "done"}, 1)
+
+
+async def test_a_step_whose_write_hangs_until_the_lease_is_renewed_is_done_once() -> None:
+    net, paid = Net(), list[int]()
+
+    async def work(run: Run) -> Ending:
+        async def pay() -> None:
+            paid.append(run.attempt)
+
+        # When the run is stopped, the tool does not wait for its branch.
+        paying = asyncio.ensure_future(run.step("pay", pay))
+        await asyncio.wait({paying})
+        return ok()
+
+    async with process(work, net) as one:
+        net.hangs = answers = anyio.Event()
+        net.cut.add(one.worker)
+        task = await launch(one)
+        with anyio.fail_after(LONG):
+            while one.lease.is_valid:
+                await time_passes(0.1)
+        net.cut.clear()
+        with anyio.fail_after(LONG):
+            while not one.lease.is_valid:
+                await time_passes(0.1)
+        answers.set()
+        ended = await until_final(one, task, LONG)
+        assert (ended.status, ended.attempt, paid) == (TaskStatus.COMPLETED, 2, [1])
 
 
 async def test_a_machine_that_slept_keeps_what_is_still_its_own() -> None:
