@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 NAMESPACE = "fleet"
+LONGEST_CREATION = 2.0
+"""Seconds after which a creation that got no answer is not carried out any more."""
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 
 WRITES = frozenset(
@@ -249,7 +251,9 @@ class _Call:
             self._fail_after(world.plan.call_timeout, may_have_happened=True)
         elif strike is not None and fault is CallFault.LATE:
             self._fail_after(world.plan.call_timeout, may_have_happened=True)
-            world.clockwork.after(world.plan.call_timeout + strike.seconds, self._carry_out)
+            # Nothing remembers a task that has ended and expired: it is kept for longer than its creation is on its way.
+            late = min(strike.seconds, LONGEST_CREATION) if self._verb == "create" else strike.seconds
+            world.clockwork.after(world.plan.call_timeout + late, self._carry_out)
         else:
             slow = process.slowness + (strike.seconds / 2 if strike is not None and fault is CallFault.SLOW else 0.0)
             world.clockwork.after(world.weather.latency() + slow, self._arrive, strike, slow)

@@ -107,6 +107,8 @@ class Run:
         self.is_cancelled: bool = False
         """Whether the work should stop. Also for the thread of a sync tool."""
         self.stopped: asyncio.Event = asyncio.Event()
+        self.lost_lease: bool = False
+        """Whether it was stopped because its process could not renew its lease."""
         self._replay = replay
         self._host = host
         self._scope = anyio.CancelScope()
