@@ -24,7 +24,7 @@ from functools import partial
 from itertools import count
 from multiprocessing import Pipe, Process
 from multiprocessing.connection import Connection, wait
-from typing import Any, Final
+from typing import Any, Final, cast
 from unittest.mock import patch
 
 from mcp_tasks.core.record import TaskRecord, WriteId
