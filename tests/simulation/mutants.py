@@ -75,7 +75,10 @@ def _new_id_for(concerns: Callable[[TaskRecord, Mapping[str, Any]], bool]) -> Ge
     async def change(ask: Any, _: StoreConnection, verb: str, args: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
         if verb == "save" and args[0].writes and concerns(args[0], options):
             first, *others = args[0].writes
-            fresh = WriteId(f"attempt {next(numbers)}", first.number)
+            fresh = WriteId(f"attempt {next(numbers)}", int(first.number == 1))
+            if first.number > 1:
+                # The record still says which run it is of, as of its last write but one.
+                others = [WriteId(first.writer, first.number - 1), *others]
             args = (args[0].but(writes=(fresh, *others)), *args[1:])
         return await ask(verb, args, options)
 

@@ -142,6 +142,66 @@ _KINDS = ("calls", "calls", "deaths", "network", "pauses", "clocks", "failover",
 
 def plan_for(seed: int) -> Plan:
     """The world of a seed."""
+    plan = _any_plan(seed)
+    # Apart, so that the other seeds stay the same worlds.
+    rng = random.Random(f"rare {seed}")
+    chance = rng.random()
+    if chance < CUT_OFF:
+        return _with_cut_off(plan, rng)
+    return plan
+
+
+CUT_OFF = 0.1
+"""How many of all worlds are made for runs that are taken over from processes that are cut off."""
+
+
+def _with_cut_off(plan: Plan, rng: random.Random) -> Plan:
+    """The same world with processes that are cut off for longer than their lease while they run tools.
+
+    The instants at which runs are stopped and taken over are seconds apart. They are seen only where tools are at work
+    for longer than the lease, and where their next runs begin at once.
+    """
+    machines = [
+        MachinePlan(serves=True, runs_tools=False),
+        *(MachinePlan(serves=False, runs_tools=True) for _ in range(3)),
+    ]
+    lease = rng.choice((15.0, 60.0))
+    tasks = [
+        TaskPlan(
+            at=round(rng.uniform(0, 30.0), 3),
+            tool="again",
+            tree=Seq(tuple(Step(lease) for _ in range(rng.randint(2, 4)))),
+            ttl=3600.0,
+            owner=None,
+            key=True,
+            answers_after=1.0,
+        )
+        for _ in range(rng.randint(4, 8))
+    ]
+    cuts = [
+        Happening(round(rng.uniform(5.0, lease * 3), 3), Mishap.CUT, rng.randint(1, 3), lease * rng.choice((1.2, 2.0)))
+        for _ in range(rng.randint(4, 8))
+    ]
+    return replace(
+        plan,
+        machines=machines,
+        tasks=tasks,
+        happenings=sorted(cuts, key=lambda happening: happening.at),
+        call_faults={},
+        fault_rate=0.0,
+        remote=rng.random() < 0.7,
+        carrier_faults=False,
+        hint_losses=0.0,
+        lease=lease,
+        slots=10,
+        per_owner=None,
+        per_tool=None,
+        healthy_from=lease * 6,
+        wire=False,
+    )
+
+
+def _any_plan(seed: int) -> Plan:
     rng = random.Random(seed)
     kinds: set[str] = set(rng.sample(_KINDS, rng.choice((0, 1, 1, 2, 2, 3))))
     remote = rng.random() < 0.5
