@@ -165,12 +165,12 @@ def _with_cut_off(plan: Plan, rng: random.Random) -> Plan:
         MachinePlan(serves=True, runs_tools=False),
         *(MachinePlan(serves=False, runs_tools=True) for _ in range(3)),
     ]
-    lease = rng.choice((15.0, 60.0))
+    lease = rng.choice((15.0, 30.0))
     tasks = [
         TaskPlan(
-            at=round(rng.uniform(0, 30.0), 3),
+            at=round(rng.uniform(0, lease), 3),
             tool="again",
-            tree=Seq(tuple(Step(lease) for _ in range(rng.randint(2, 4)))),
+            tree=Seq(tuple(Step(lease) for _ in range(rng.randint(3, 6)))),
             ttl=3600.0,
             owner=None,
             key=True,
@@ -178,15 +178,21 @@ def _with_cut_off(plan: Plan, rng: random.Random) -> Plan:
         )
         for _ in range(rng.randint(4, 8))
     ]
+    # One after the other: those that are not cut off take the tasks over.
     cuts = [
-        Happening(round(rng.uniform(5.0, lease * 3), 3), Mishap.CUT, rng.randint(1, 3), lease * rng.choice((1.2, 2.0)))
-        for _ in range(rng.randint(4, 8))
+        Happening(
+            round(lease * (0.3 + 2.5 * number + rng.uniform(0, 0.5)), 3),
+            Mishap.CUT,
+            rng.randint(1, 3),
+            lease * rng.choice((1.2, 1.9)),
+        )
+        for number in range(3)
     ]
     return replace(
         plan,
         machines=machines,
         tasks=tasks,
-        happenings=sorted(cuts, key=lambda happening: happening.at),
+        happenings=cuts,
         call_faults={},
         fault_rate=0.0,
         remote=rng.random() < 0.7,
@@ -196,7 +202,7 @@ def _with_cut_off(plan: Plan, rng: random.Random) -> Plan:
         slots=10,
         per_owner=None,
         per_tool=None,
-        healthy_from=lease * 6,
+        healthy_from=lease * 9,
         wire=False,
     )
 
