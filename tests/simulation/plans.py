@@ -146,13 +146,77 @@ def plan_for(seed: int) -> Plan:
     # Apart, so that the other seeds stay the same worlds.
     rng = random.Random(f"rare {seed}")
     chance = rng.random()
-    if chance < CUT_OFF:
+    if chance < RARE:
         return _with_cut_off(plan, rng)
+    if chance < RARE * 1.5:
+        return _with_lost_questions(plan, rng)
+    if chance < RARE * 2:
+        return _with_children_that_expire(plan, rng)
     return plan
 
 
-CUT_OFF = 0.1
-"""How many of all worlds are made for runs that are taken over from processes that are cut off."""
+RARE = 0.1
+"""How many of all worlds are made for runs that are taken over from processes that are cut off; half as many each for
+questions that are lost in failovers, and for children that expire while their parents wait for the next run."""
+
+_CALM = {
+    "call_faults": {},
+    "happenings": (),
+    "fault_rate": 0.0,
+    "carrier_faults": False,
+    "hint_losses": 0.0,
+    "slots": 10,
+    "per_owner": None,
+    "per_tool": None,
+    "wire": False,
+}
+
+
+def _fleet_of(workers: int) -> list[MachinePlan]:
+    """A server that runs no tools, and workers."""
+    return [MachinePlan(serves=True, runs_tools=False)] + [MachinePlan(serves=False, runs_tools=True)] * workers
+
+
+def _long_task(rng: random.Random, tool: str, tree: Node, within: float) -> TaskPlan:
+    at = round(rng.uniform(0, within), 3)
+    return TaskPlan(at=at, tool=tool, tree=tree, ttl=3600.0, owner=None, key=True, answers_after=4.0)
+
+
+def _with_lost_questions(plan: Plan, rng: random.Random) -> Plan:
+    """The same world with tools that wait in memory for answers, and a store that loses the questions.
+
+    Such a run writes nothing before the answer, so it has to see by itself that its question is gone.
+    """
+    return replace(
+        plan,
+        **_CALM
+        | {
+            "machines": _fleet_of(2),
+            "tasks": [_long_task(rng, "once", Seq((Sleep(0.5), Ask())), 60.0) for _ in range(rng.randint(4, 8))],
+            "call_faults": {CallFault.FAILS_OVER: 1.0},
+            "fault_rate": 0.05,
+            "healthy_from": 80.0,
+        },
+    )
+
+
+def _with_children_that_expire(plan: Plan, rng: random.Random) -> Plan:
+    """The same world with parents that are lost as soon as they have started a child, and children that end elsewhere
+    and expire before their parents run again."""
+    tree = Seq((Step(), Child(Step(0.5), "again", 5.0), Step()))
+    return replace(
+        plan,
+        **_CALM
+        | {
+            "machines": _fleet_of(3),
+            "tasks": [_long_task(rng, "again", tree, 60.0) for _ in range(rng.randint(6, 12))],
+            "call_faults": {CallFault.DIES_BEFORE: 1.0, CallFault.LOST_THEN_AWAY: 1.0},
+            "fault_rate": 0.05,
+            "remote": True,
+            "lease": 15.0,
+            "healthy_from": 80.0,
+        },
+    )
 
 
 def _with_cut_off(plan: Plan, rng: random.Random) -> Plan:
@@ -161,23 +225,8 @@ def _with_cut_off(plan: Plan, rng: random.Random) -> Plan:
     The instants at which runs are stopped and taken over are seconds apart. They are seen only where tools are at work
     for longer than the lease, and where their next runs begin at once.
     """
-    machines = [
-        MachinePlan(serves=True, runs_tools=False),
-        *(MachinePlan(serves=False, runs_tools=True) for _ in range(3)),
-    ]
     lease = rng.choice((15.0, 30.0))
-    tasks = [
-        TaskPlan(
-            at=round(rng.uniform(0, lease), 3),
-            tool="again",
-            tree=Seq(tuple(Step(lease) for _ in range(rng.randint(3, 6)))),
-            ttl=3600.0,
-            owner=None,
-            key=True,
-            answers_after=1.0,
-        )
-        for _ in range(rng.randint(4, 8))
-    ]
+    tasks = [_long_task(rng, "again", Seq((Step(lease),) * rng.randint(3, 6)), lease) for _ in range(rng.randint(4, 8))]
     # One after the other: those that are not cut off take the tasks over.
     cuts = [
         Happening(
@@ -190,20 +239,15 @@ def _with_cut_off(plan: Plan, rng: random.Random) -> Plan:
     ]
     return replace(
         plan,
-        machines=machines,
-        tasks=tasks,
-        happenings=cuts,
-        call_faults={},
-        fault_rate=0.0,
-        remote=rng.random() < 0.7,
-        carrier_faults=False,
-        hint_losses=0.0,
-        lease=lease,
-        slots=10,
-        per_owner=None,
-        per_tool=None,
-        healthy_from=lease * 9,
-        wire=False,
+        **_CALM
+        | {
+            "machines": _fleet_of(3),
+            "tasks": tasks,
+            "happenings": cuts,
+            "remote": rng.random() < 0.7,
+            "lease": lease,
+            "healthy_from": lease * 9,
+        },
     )
 
 
