@@ -194,7 +194,7 @@ def _with_lost_questions(plan: Plan, rng: random.Random) -> Plan:
             "machines": _fleet_of(2),
             "tasks": [_long_task(rng, "once", Seq((Sleep(0.5), Ask())), 60.0) for _ in range(rng.randint(4, 8))],
             "call_faults": {CallFault.FAILS_OVER: 1.0},
-            "fault_rate": 0.05,
+            "fault_rate": 0.1,
             "healthy_from": 80.0,
         },
     )
