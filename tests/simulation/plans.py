@@ -152,12 +152,15 @@ def plan_for(seed: int) -> Plan:
         return _with_lost_questions(plan, rng)
     if chance < RARE * 2:
         return _with_children_that_expire(plan, rng)
+    if chance < RARE * 2.5:
+        return _with_questions_written_twice(plan, rng)
     return plan
 
 
 RARE = 0.1
 """How many of all worlds are made for runs that are taken over from processes that are cut off; half as many each for
-questions that are lost in failovers, and for children that expire while their parents wait for the next run."""
+questions that are lost in failovers, for children that expire while their parents wait for the next run, and for
+questions whose writes are not acknowledged."""
 
 _CALM = {
     "call_faults": {},
@@ -196,6 +199,22 @@ def _with_lost_questions(plan: Plan, rng: random.Random) -> Plan:
             "call_faults": {CallFault.FAILS_OVER: 1.0},
             "fault_rate": 0.1,
             "healthy_from": 80.0,
+        },
+    )
+
+
+def _with_questions_written_twice(plan: Plan, rng: random.Random) -> Plan:
+    """The same world with questions whose writes are carried out and not acknowledged."""
+    tree = Seq((Ask(), Step(), Ask(keyed=True)))
+    return replace(
+        plan,
+        **_CALM
+        | {
+            "machines": _fleet_of(2),
+            "tasks": [_long_task(rng, rng.choice(("once", "again")), tree, 30.0) for _ in range(rng.randint(4, 8))],
+            "call_faults": {CallFault.LOST: 1.0, CallFault.LOST_THEN_AWAY: 1.0},
+            "fault_rate": 0.05,
+            "healthy_from": 60.0,
         },
     )
 
