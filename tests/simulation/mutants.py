@@ -23,7 +23,7 @@ from datetime import timedelta
 from functools import partial
 from itertools import count
 from multiprocessing import Pipe, Process
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from typing import Any, Final, cast
 from unittest.mock import patch
 
@@ -270,7 +270,7 @@ def look(row: str, seed: int) -> Finding:
     return Finding(seed, violation)
 
 
-def search(row: str, seed: int, step: int, findings: Connection[None, Finding]) -> None:
+def search(row: str, seed: int, step: int, findings: Any) -> None:
     """Look at one seed after the other until this process is killed."""
     # Objects that are there by now are not looked at after each world.
     gc.freeze()
@@ -279,10 +279,10 @@ def search(row: str, seed: int, step: int, findings: Connection[None, Finding]) 
 
 
 @contextmanager
-def _searchers(mutant: Mutant, seed: int, processes: int) -> Generator[list[Connection[Finding, None]]]:
+def _searchers(mutant: Mutant, seed: int, processes: int) -> Generator[list[Any]]:
     """The ends of pipes from processes that search, which are killed at the end."""
     started: list[Process] = []
-    ends: list[Connection[Finding, None]] = []
+    ends: list[Any] = []
     try:
         for number in range(processes):
             here, there = Pipe(duplex=False)
@@ -307,7 +307,7 @@ def hunt(mutant: Mutant, seed: int, seconds: float, processes: int) -> Finding |
     with _searchers(mutant, seed, processes) as searchers:
         while found is None and (left := began + seconds - time.monotonic()) > 0:
             for searcher in wait(searchers, left):
-                finding: Finding = cast("Connection[Finding, None]", searcher).recv()
+                finding: Finding = cast("Any", searcher).recv()
                 worlds += 1
                 if finding.other is not None:
                     others[finding.other] += 1

@@ -9,6 +9,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from typing import Any
 
 from tests.properties.tools.tree import (
     Ask,
@@ -162,7 +163,7 @@ RARE = 0.1
 questions that are lost in failovers, for children that expire while their parents wait for the next run, and for
 questions whose writes are not acknowledged."""
 
-_CALM = {
+_CALM: dict[str, Any] = {
     "call_faults": {},
     "happenings": (),
     "fault_rate": 0.0,
