@@ -165,15 +165,19 @@ class StoreMachine:
 
 
 class Connection:
-    """What one process has of the store; it is a `Store`."""
+    """What one process has of the store; it is a `Store`.
+
+    Attributes:
+        process: The one whose it is.
+    """
 
     def __init__(self, world: World, process: Process) -> None:
         self._world = world
-        self._process = process
+        self.process = process
         self._notifier = _Notifier(world, process)
 
     def __repr__(self) -> str:
-        return f"Connection({self._process.name})"
+        return f"Connection({self.process.name})"
 
     async def open(self, namespace: str = "") -> None:
         """Nothing to do."""
@@ -187,10 +191,10 @@ class Connection:
 
     async def ask(self, verb: str, args: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
         """Call the store."""
-        if self._process.loop is not asyncio.get_running_loop():
+        if self.process.loop is not asyncio.get_running_loop():
             raise AssertionError("a process uses the connection of another")
-        self._process.note_call()
-        call = _Call(self._world, self._process, verb, args, options)
+        self.process.note_call()
+        call = _Call(self._world, self.process, verb, args, options)
         call.send()
         return await call.future
 
