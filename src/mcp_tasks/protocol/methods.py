@@ -248,7 +248,8 @@ class TasksProtocol:
 
     def created(self, caller: Caller, record: TaskRecord) -> Message:
         """The answer to a call that became a task."""
-        return self.dialect(caller).created(record, self._runtime().now())
+        # As of its last change: the task is there, and the answer goes out also while the server stops.
+        return self.dialect(caller).created(record, record.updated_at)
 
     async def find(self, caller: Caller, task_id: str) -> TaskRecord:
         """The caller's task of that id, whichever era it was made in and whatever it is of.
