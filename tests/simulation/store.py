@@ -255,7 +255,7 @@ class _Call:
             self._fail_after(world.plan.call_timeout, may_have_happened=True)
         elif strike is not None and fault is CallFault.LATE:
             self._fail_after(world.plan.call_timeout, may_have_happened=True)
-            # Nothing remembers a task that has ended and expired: it is kept for longer than its creation is on its way.
+            # Nothing remembers a task that has ended and expired. So a task lives longer than its creation is late.
             late = min(strike.seconds, LONGEST_CREATION) if self._verb == "create" else strike.seconds
             world.clockwork.after(world.plan.call_timeout + late, self._carry_out)
         else:
