@@ -194,8 +194,10 @@ class ResultExpired(UnknownTask):
     """A tool waits for a task that it started, and the task has ended and is gone. It is not started again."""
 
     def __init__(self, task_id: str) -> None:
-        super().__init__(task_id)
-        self.args = (
+        self.task_id = task_id
+        self.hint = ""
+        TasksError.__init__(
+            self,
             f"The result of task {task_id} is gone: its ttl was over before the tool waited for it, or it was deleted. "
             "The task is not started again. Start it with a longer ttl",
         )

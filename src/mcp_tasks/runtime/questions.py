@@ -308,17 +308,24 @@ class Questions:
 
     async def _wait_for(self, each: _Open) -> None:
         """Wait until the question is answered, or until its time is over."""
-        await self._run.alarms.wait(each.bell, self._wake_at([each]))
-        # Also when its time is over: an answer that was taken before that counts, whether we heard of it or not. A run
-        # that were parked meanwhile would be started again at once, and be parked again.
-        with self._run.leaving.held():
-            await self._fetch()
-        if each.key in self._replay.answers:
-            return
-        limit, gives_up_at = self._limit, self._gives_up_at(each)
-        if limit is not None and gives_up_at is not None and gives_up_at <= self._run.now():
-            await self._run.judge(WaitedTooLong(self._run.record.name, limit))
-            await self._run.go_no_further()
+        while True:
+            await self._run.alarms.wait(each.bell, self._wake_at([each]))
+            # Also when its time is over: an answer that was taken before that counts, whether this process knew of it
+            # or not. A run that is parked at this moment would be started again at once, and be parked again.
+            with self._run.leaving.held():
+                await self._fetch()
+            if each.key in self._replay.answers:
+                return
+            limit, gives_up_at = self._limit, self._gives_up_at(each)
+            if limit is not None and gives_up_at is not None and gives_up_at <= self._run.now():
+                await self._run.judge(WaitedTooLong(self._run.record.name, limit))
+                await self._run.go_no_further()
+            if not each.bell.rung:
+                return
+            # The record said that it was answered, and the journal has no answer: a failover lost both. The question is
+            # open again. A new bell first: it may be answered again meanwhile.
+            each.bell = Bell()
+            await self._run.recording.make_up()
 
     def _wake_at(self, asked: Sequence[_Open]) -> datetime | None:
         times = [each.ask.request.deadline for each in asked if each.ask is not None]

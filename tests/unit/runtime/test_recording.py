@@ -25,6 +25,7 @@ from mcp_tasks.core import (
 )
 from mcp_tasks.errors import StoreUnavailable
 from mcp_tasks.runtime import Ending, Run, TaskRuntime, ToolPolicy
+from mcp_tasks.runtime.questions import Asking
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.stores.repeats import new_write_id
 from tests.unit.running import (
@@ -330,6 +331,38 @@ async def test_an_answer_that_a_run_has_not_read_is_asked_for_again() -> None:
         run.reconcile(record.but(version=record.version + 1))
         store.go_back(before)
         await runtime.lookout.look()
+        await answer(runtime, task, elicitation_1="yes")
+        assert (await until_final(runtime, task)).result == {"value": "yes"}
+
+
+class ForgetsAnAnswer(RewindingStore):
+    """Acknowledges an answer, and loses it before it is read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lost = 0
+
+    async def save(self, record: TaskRecord, **options: Any) -> TaskRecord:
+        before = self.remember()
+        saved = await super().save(record, **options)
+        if not self.lost and any(entry.kind == "answer" for entry in options.get("entries", ())):
+            self.go_back(before)
+            self.lost += 1
+        return saved
+
+
+async def test_a_question_whose_answer_a_failover_lost_does_not_time_out() -> None:
+    store = ForgetsAnAnswer()
+
+    async def body(run: Run) -> Ending:
+        return ok(await run.ask(question("Sure?"), Asking(timeout=timedelta(hours=1))))
+
+    async with running(body, store=store, policy=ONCE) as runtime:
+        task = await until_asking(runtime, await launch(runtime))
+        await answer(runtime, task, elicitation_1="no")
+        await time_passes(1)
+        assert store.lost
+        await until_asking(runtime, task)
         await answer(runtime, task, elicitation_1="yes")
         assert (await until_final(runtime, task)).result == {"value": "yes"}
 
