@@ -1,25 +1,29 @@
-"""Tools at work while a real Redis or a real Postgres is out of reach: they wait for it, and end as if nothing was."""
+"""Tools at work while a real store is out of reach, locked, slow or full: they wait for it, and end as usual."""
 
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
+from pathlib import Path
 from typing import Any, TypeAlias
 from uuid import uuid4
 
 import anyio
 import anyio.from_thread
+import psycopg
 import pytest
 from mcp.server import MCPServer
 from mcp.server.mcpserver import Context
 from mcp_types import CallToolResult
 from redis.asyncio import Redis
 
-from harness.databases import postgres, valkey
+from harness.databases import Postgres, Valkey, postgres, valkey
 from harness.proxy import Proxy, proxy_to
 from harness.stored import opened
 from mcp_tasks import Settings, Tasks, current_task
@@ -30,6 +34,8 @@ from mcp_tasks.server import LocalTask
 from mcp_tasks.stores.base import Store
 from mcp_tasks.stores.postgres import PostgresStore
 from mcp_tasks.stores.redis import RedisStore
+from mcp_tasks.stores.sqlite import SqliteStore
+from mcp_tasks.stores.sqlite.connection import connect
 from mcp_tasks.testing import make_record, make_request
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
@@ -153,12 +159,29 @@ async def proxy(place: Place) -> AsyncGenerator[Proxy]:
         yield proxy
 
 
+async def at_work_with_all(work: Work) -> dict[str, LocalTask[Any]]:
+    """One task of each tool, at work."""
+    running: dict[str, LocalTask[Any]] = {name: await work.tasks.start(name) for name in TOOLS}
+    await anyio.sleep(1)  # sleep: the tools are at work
+    return running
+
+
+async def all_end(work: Work, running: dict[str, LocalTask[Any]]) -> None:
+    """See that the tools go on and end well, and that each child was started once."""
+    await anyio.sleep(1)  # sleep: the tools go on
+    work.until.set()
+    with anyio.fail_after(WAIT):
+        ended = {name: text(await task.wait()) for name, task in running.items()}
+    assert ended.pop("waits") == "slow"
+    assert all(int(count) > 0 for count in ended.values()), ended
+    assert len(set(work.born)) == len(work.born)
+
+
 @pytest.mark.parametrize("how", ["refused", "dropped"])
 async def test_an_outage_of_the_store_is_not_the_outcome_of_a_tool(place: Place, proxy: Proxy, how: str) -> None:
     _, store, away = place
     async with at_work(store(proxy.url)) as work:
-        running: dict[str, LocalTask[Any]] = {name: await work.tasks.start(name) for name in TOOLS}
-        await anyio.sleep(1)  # sleep: the tools are at work
+        running = await at_work_with_all(work)
         if how == "refused":
             proxy.cut()
         else:
@@ -166,20 +189,80 @@ async def test_an_outage_of_the_store_is_not_the_outcome_of_a_tool(place: Place,
         await anyio.sleep(away)  # sleep: an outage lasts
         proxy.restore()
         proxy.is_silent = False
-        await anyio.sleep(1)  # sleep: the tools go on
-        work.until.set()
-        with anyio.fail_after(WAIT):
-            ended = {name: text(await task.wait()) for name, task in running.items()}
-        assert ended.pop("waits") == "slow"
-        assert all(int(count) > 0 for count in ended.values()), ended
-        assert len(set(work.born)) == len(work.born)
+        await all_end(work, running)
 
 
-async def test_progress_does_not_keep_a_slow_redis_from_hearing_that_the_process_is_alive() -> None:
+@asynccontextmanager
+async def locked_file(path: Path, how: str) -> AsyncGenerator[None]:
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute(f"BEGIN {how}")
+        yield
+
+
+@asynccontextmanager
+async def read_only_file(writing: sqlite3.Connection) -> AsyncGenerator[None]:
+    writing.execute("PRAGMA query_only = ON")
+    try:
+        yield
+    finally:
+        writing.execute("PRAGMA query_only = OFF")
+
+
+@pytest.mark.parametrize("outage", ["IMMEDIATE", "EXCLUSIVE", "read-only"])
+async def test_tools_wait_for_a_sqlite_file_that_is_locked_or_read_only(
+    outage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[sqlite3.Connection] = []
+
+    def connect_and_keep(path: Path, *, timeout: float) -> sqlite3.Connection:
+        opened.append(connect(path, timeout=timeout))
+        return opened[-1]
+
+    monkeypatch.setattr("mcp_tasks.stores.sqlite.store.connect", connect_and_keep)
+    store = SqliteStore(tmp_path / "tasks.db", busy_timeout=timedelta(seconds=0.3))
+    async with at_work(store) as work:
+        running = await at_work_with_all(work)
+        away = read_only_file(opened[0]) if outage == "read-only" else locked_file(store.path, outage)
+        async with away:
+            said = "read-only" if outage == "read-only" else "locked by another process"
+            with pytest.raises(StoreUnavailable, match=said) as refused:
+                await work.tasks.start("child", {"name": "outside"})
+            assert not refused.value.may_have_happened
+            await anyio.sleep(2)  # sleep: an outage lasts
+        await all_end(work, running)
+
+
+async def test_tools_wait_for_a_postgres_table_that_is_locked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mcp_tasks.stores.postgres.database.LONGEST_STATEMENT", 1.0)
+    with postgres(durable=False) as server:
+        url = server.new_database()
+        async with at_work(PostgresStore(url, patience=timedelta(seconds=1))) as work:
+            running = await at_work_with_all(work)
+            async with await psycopg.AsyncConnection.connect(url) as other:
+                for table in ("tasks", "journal", "outcomes", "heartbeats"):
+                    await other.execute(f"LOCK TABLE mcp_tasks_{table} IN ACCESS EXCLUSIVE MODE".encode())
+                with pytest.raises(StoreUnavailable):
+                    await work.tasks.start("child", {"name": "outside"})
+                await anyio.sleep(3)  # sleep: an outage lasts
+                await other.rollback()
+            await all_end(work, running)
+
+
+@pytest.mark.parametrize(
+    ("database", "store"),
+    [
+        (valkey, partial(RedisStore, max_connections=8)),
+        (partial(postgres, durable=False), partial(PostgresStore, connections=8)),
+    ],
+    ids=["redis", "postgres"],
+)
+async def test_progress_does_not_keep_a_slow_store_from_hearing_that_the_process_is_alive(
+    database: Callable[[], AbstractContextManager[Postgres | Valkey]], store: Callable[[str], Store]
+) -> None:
     lease = timedelta(seconds=3)
-    with valkey() as server:
-        async with proxy_to(server.url) as proxy:
-            work = Work(RedisStore(proxy.url, max_connections=8), lease=lease)
+    with database() as server:
+        async with proxy_to(server.new_database()) as proxy:
+            work = Work(store(proxy.url), lease=lease)
             async with work.tasks.running(work.server):
                 running = [await work.tasks.start("reports") for _ in range(100)]
                 proxy.delay = 0.4
