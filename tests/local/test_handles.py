@@ -12,11 +12,12 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import TextContent
 
 from mcp_tasks.client import TaskFailed, TaskHandle, TasksClient, resume_task, start_task
-from mcp_tasks.core.record import Progress
+from mcp_tasks.core.record import Progress, TaskRequest
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.errors import (
     InvalidDuration,
     InvalidOption,
+    StoreUnavailable,
     TaskWasCancelled,
     UnknownTask,
     UsageError,
@@ -24,6 +25,7 @@ from mcp_tasks.errors import (
     WaitTimedOut,
     WiringError,
 )
+from mcp_tasks.stores import MemoryStore
 from tests.local.serving import LIMIT, open_office, until
 
 pytestmark = pytest.mark.anyio
@@ -244,6 +246,22 @@ async def test_of_starts_under_one_key_one_makes_a_task() -> None:
             await tasks.start("report", {"id": 2}, key="release 1")
         with pytest.raises(UsageError, match="stands another call, of 'report'"):
             await tasks.start("slow", key="release 1")
+
+
+async def test_a_start_whose_task_was_made_before_the_store_went_away_may_have_happened() -> None:
+    store = NoRequests()
+    async with open_office(store=store) as office:
+        with pytest.raises(StoreUnavailable, match="the disk is full") as unavailable:
+            await office.tasks.start("report", {"id": 1}, key="release 1")
+        assert unavailable.value.may_have_happened
+        assert len((await office.tasks.list(everybody=True)).tasks) == 1
+
+
+class NoRequests(MemoryStore):
+    """A store in which no request can be read."""
+
+    async def request(self, task_id: str) -> TaskRequest | None:
+        raise StoreUnavailable("the disk is full")
 
 
 async def test_a_handle_is_made_of_an_id_after_a_restart() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -214,7 +215,9 @@ class Launching:
                 # The server stops. The tool never began, so the next process may simply start it.
                 runtime.claims.forget_made(created.id)
                 released = RunReleased(attempt=created.attempt, begun=False)
-                created = await runtime.changes.change(created, released, actor=Actor("worker", runtime.worker))
+                # If the store is not available, the caller still gets the task: it was made.
+                with suppress(StoreUnavailable):
+                    created = await runtime.changes.change(created, released, actor=Actor("worker", runtime.worker))
         if cancelled is not None:
             raise cancelled
         return created

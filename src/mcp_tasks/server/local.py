@@ -97,7 +97,7 @@ class LocalCalls:
                 another call stands under the key.
             OwnerRequired: The server requires authentication, and no owner is given.
             WiringError: The server is not running.
-            StoreError: The task could not be kept.
+            StoreError: The task could not be kept. `StoreUnavailable` says whether it may have been made all the same.
         """
         request = request_for("tools/call", name, arguments)
         runtime = self._runtime()

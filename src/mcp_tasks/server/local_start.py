@@ -13,7 +13,14 @@ from mcp_types.version import LATEST_MODERN_VERSION
 from mcp_tasks.core.durations import check_duration
 from mcp_tasks.core.record import TaskRecord, TaskRequest
 from mcp_tasks.core.values import check_text
-from mcp_tasks.errors import InvalidOption, KeySpent, OwnerRequired, UsageError, ValueNotStorable
+from mcp_tasks.errors import (
+    InvalidOption,
+    KeySpent,
+    OwnerRequired,
+    StoreUnavailable,
+    UsageError,
+    ValueNotStorable,
+)
 from mcp_tasks.runtime import Run, TaskRuntime
 from mcp_tasks.server.options import TaskOptions, Unset
 
@@ -121,7 +128,11 @@ class LocalStart:
         return owner
 
     async def _check_same(self, runtime: TaskRuntime, record: TaskRecord) -> None:
-        standing = await runtime.store.request(record.id)
+        try:
+            standing = await runtime.store.request(record.id)
+        except StoreUnavailable as exc:
+            # Only the check failed. The task was made.
+            raise StoreUnavailable(str(exc), may_have_happened=True) from exc
         mine = self.request
         if standing is not None and (standing.method, standing.name, dict(standing.arguments)) != (
             mine.method,

@@ -13,6 +13,7 @@ import pytest
 from mcp_tasks.core import InputRequest, JournalEntry, TaskRecord, TaskRequest, TaskStatus
 from mcp_tasks.core.limits import Limits
 from mcp_tasks.core.record import Outcome
+from mcp_tasks.engines.local import ReservedLocalSlot
 from mcp_tasks.errors import LimitExceeded, OwnerRequired, TaskExists, UnknownTask
 from mcp_tasks.runtime import AskedOnCall, Ending, Run, TaskRuntime, ToolPolicy
 from mcp_tasks.runtime.questions import ANNOUNCED_WITHIN
@@ -188,6 +189,24 @@ async def test_a_slot_that_was_kept_for_a_task_that_stands_already_is_free_again
         again = await runtime.launch(REQUEST, owner=None, retention=None, key="k")
         assert again.id == first.id
         assert (await until_final(runtime, await runtime.launch(REQUEST, owner=None, retention=None))).attempt == 1
+
+
+async def test_a_task_that_was_made_while_the_server_stops_is_given_though_the_store_is_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def body(run: Run) -> Ending:
+        return ok()
+
+    def refuse(slot: ReservedLocalSlot, task_id: str) -> bool:
+        slot.release()
+        return False
+
+    monkeypatch.setattr(ReservedLocalSlot, "start", refuse)
+    store = FailingStore()
+    store.refuse_save(lambda record: record.worker is None)
+    async with running(body, store=store) as runtime:
+        made = await runtime.launch(REQUEST, owner=None, retention=None)
+        assert await store.get(made.id) == made
 
 
 async def test_a_key_that_counts_until_the_end_gives_the_running_task_and_then_a_new_one() -> None:
