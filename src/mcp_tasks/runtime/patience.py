@@ -81,7 +81,9 @@ class _PatientStore:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._outages = _OutageLog()
-        for name, _ in getmembers_static(store, iscoroutinefunction):
+        # A store may hand its verbs on to another, by `__getattr__`: so not only those that are seen in it.
+        verbs = {name for kind in (Store, store) for name, _ in getmembers_static(kind, iscoroutinefunction)}
+        for name in verbs:
             if not name.startswith("_") and name not in AS_THEY_ARE:
                 setattr(self, name, self._patient(name, getattr(store, name)))
 

@@ -17,7 +17,7 @@ from mcp_tasks.errors import StoreUnavailable, UnknownTask
 from mcp_tasks.runtime import Ending, Run, TaskRuntime
 from mcp_tasks.runtime.patience import SETTLED
 from mcp_tasks.stores import MemoryStore
-from mcp_tasks.stores.base import EVERYBODY
+from mcp_tasks.stores.base import EVERYBODY, Store
 from tests.unit.running import CLIENT, Tool, launch, make_runtime, ok, until_final
 from tests.unit.virtual_time import VirtualTimeLoop
 
@@ -67,7 +67,7 @@ def loop_time() -> float:
 class World:
     """A runtime with a tool that does what it is told to, and one that it may start."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, *, wrap: Callable[[Store], Any] | None = None, **options: Any) -> None:
         self.store = AwayStore()
         self.act: Callable[[], Awaitable[Any]] = lambda: asyncio.sleep(0)
         self.entered = asyncio.Event()
@@ -75,7 +75,7 @@ class World:
         self.children = 0
         tools = {"parent": Tool(self._parent), "child": Tool(self._child)}
         options = {"lease_duration": timedelta(minutes=5), "monotonic": loop_time, "uptime": loop_time} | options
-        self.runtime: TaskRuntime = make_runtime(tools, store=self.store, **options)
+        self.runtime: TaskRuntime = make_runtime(tools, store=wrap(self.store) if wrap else self.store, **options)
 
     async def _parent(self, run: Run) -> Ending:
         self.entered.set()
@@ -138,6 +138,24 @@ async def test_a_tool_waits_for_the_store(what: str) -> None:
         here.store.is_away = False
         assert (await until_final(runtime, task, limit=60)).result == {"value": "ok"}
         assert here.gave != [None]
+
+
+async def test_a_tool_also_waits_for_a_store_that_another_one_wraps() -> None:
+    async with world(wrap=Wrapper) as here:
+        task = await here.run(lambda: here.runtime.list(EVERYBODY))
+        assert here.gave == []
+        here.store.is_away = False
+        assert (await until_final(here.runtime, task, limit=60)).result == {"value": "ok"}
+
+
+class Wrapper:
+    """Hands everything on."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
 
 
 async def test_code_outside_of_tools_is_told_at_once() -> None:
