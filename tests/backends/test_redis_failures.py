@@ -227,6 +227,20 @@ async def test_a_read_that_was_not_answered_changed_nothing(proxy: Proxy) -> Non
             proxy.restore()
 
 
+async def test_a_heartbeat_waits_for_no_other_call(proxy: Proxy) -> None:
+    async with opened(RedisStore(proxy.url, prefix=uuid4().hex, max_connections=1)) as store:
+        await store.heartbeat("worker", namespace="")
+        proxy.delay = 0.5
+        async with anyio.create_task_group() as group:
+            for number in range(20):
+                group.start_soon(store.journal, f"task {number}")
+            await anyio.wait_all_tasks_blocked()
+            with anyio.fail_after(5):
+                await store.heartbeat("worker", namespace="")
+            proxy.delay = 0
+            group.cancel_scope.cancel()
+
+
 async def test_a_server_that_hangs_may_have_written(server: Valkey, redis: Any) -> None:
     async with opened(RedisStore(server.url, timeout=timedelta(milliseconds=200))) as store:
         await redis.execute_command("CLIENT", "PAUSE", "2000", "ALL")

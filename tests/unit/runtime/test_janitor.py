@@ -524,6 +524,28 @@ async def test_what_has_expired_is_forgotten_though_other_sweeps_fail_and_the_le
         store.is_broken = False
 
 
+class HangingStore(MemoryStore):
+    """Does not answer which workers there are."""
+
+    hangs = False
+
+    async def workers(self, namespace: str) -> dict[str, int]:
+        if self.hangs:
+            await anyio.sleep_forever()
+        return await super().workers(namespace)
+
+
+async def test_what_has_expired_is_forgotten_before_anything_else_is_looked_for() -> None:
+    store, clock = HangingStore(), FakeClock()
+    async with running(TOOLS, store=store, clock=clock, sweep_interval=timedelta(seconds=0.5)) as runtime:
+        task = await cancel(runtime, await create(runtime, "once", retention=SECOND))
+        clock.advance(HOUR)
+        store.hangs = True
+        with anyio.fail_after(LIMIT):
+            while await store.versions([task.id]):  # noqa: ASYNC110 - a sweep tells nobody
+                await anyio.sleep(0.01)
+
+
 async def test_a_process_starts_though_what_an_earlier_one_left_cannot_be_looked_at() -> None:
     store = HalfAStore()
     await store.heartbeat("gone", namespace="")
