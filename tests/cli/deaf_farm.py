@@ -46,6 +46,11 @@ def make() -> MCPServer[Any]:
     return build(Tasks(settings=replace(SETTINGS, drain_timeout=timedelta(0))))
 
 
+def make_patient() -> MCPServer[Any]:
+    """The same, with more time for tools to end than a test waits."""
+    return build(Tasks(settings=replace(SETTINGS, stop_timeout=timedelta(minutes=2))))
+
+
 def build(tasks: Tasks) -> MCPServer[Any]:
     """The server with these tasks."""
     server = MCPServer("farm", **tasks.wiring(), log_level="ERROR")

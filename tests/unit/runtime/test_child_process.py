@@ -256,8 +256,7 @@ async def test_a_group_is_not_signalled_once_other_code_has_reaped_its_leader(
     calling = asyncio.ensure_future(TaskContext().run_process(family(tmp_path)))
     leader, child = await pids_of_family(tmp_path)
     send(leader)
-    # At once, before the code under test has its turn.
-    os.waitpid(leader, 0)
+    os.waitpid(leader, 0)  # noqa: ASYNC222 - before the code under test has its turn
     child_process.kill_children()
     send(child)
     await calling
