@@ -101,7 +101,7 @@ async def test_after_a_third_signal_no_child_is_left(
 async def test_beside_a_thread_that_does_not_stop_no_child_is_left(cli: Cli, url: str, tmp_path: Path) -> None:
     async with serving_only(url, build) as client:
         with working(cli, "--drain", "0", spec=SPEC) as worker:
-            children = await started(client, tmp_path, *KINDS, "block")
+            children = await started(client, tmp_path, *KINDS, "beside", "block")
             del children["block"]
             worker.send(SIGTERM)
             # It leaves at once, with `os._exit`: that thread would be waited for.
