@@ -7,6 +7,7 @@ the program ends, or raises.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import sys
 import time
 from dataclasses import replace
@@ -46,9 +47,15 @@ def make() -> MCPServer[Any]:
     return build(Tasks(settings=replace(SETTINGS, drain_timeout=timedelta(0))))
 
 
+def make_patient() -> MCPServer[Any]:
+    """The same, with more time for tools to end than a test waits."""
+    return build(Tasks(settings=replace(SETTINGS, stop_timeout=timedelta(minutes=2))))
+
+
 def build(tasks: Tasks) -> MCPServer[Any]:
     """The server with these tasks."""
     server = MCPServer("farm", **tasks.wiring(), log_level="ERROR")
+    started: list[asyncio.Task[None]] = []
 
     @server.tool()
     @tasks.task(recover="rerun")
@@ -75,6 +82,13 @@ def build(tasks: Tasks) -> MCPServer[Any]:
 
     @server.tool()
     @tasks.task(recover="rerun")
+    async def beside(file: str) -> str:
+        # Work of the server's own, which belongs to no task.
+        started.append(asyncio.create_task(_alone(file), context=contextvars.Context()))
+        return "started"
+
+    @server.tool()
+    @tasks.task(recover="rerun")
     def block(file: str) -> str:
         # A thread that does not look whether it should stop.
         Path(file).write_text("0")
@@ -82,6 +96,10 @@ def build(tasks: Tasks) -> MCPServer[Any]:
         return "never"
 
     return server
+
+
+async def _alone(file: str) -> None:
+    await current_task().run_process([*PYTHON, DEAF, file])
 
 
 async def _main(how: str, file: str) -> None:

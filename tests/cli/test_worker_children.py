@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from signal import SIGTERM
+from signal import SIGINT, SIGTERM, Signals
 
 import anyio
 import anyio.to_thread
@@ -21,6 +21,7 @@ from tests.cli.working import is_there, serving_only, working
 pytestmark = pytest.mark.anyio
 
 SPEC = "tests.cli.deaf_farm:make()"
+PATIENT = "tests.cli.deaf_farm:make_patient()"
 KINDS = ("in_async", "in_thread", "in_step", "of_child")
 
 
@@ -81,10 +82,26 @@ async def test_after_a_second_signal_no_child_is_left(cli: Cli, url: str, tmp_pa
             assert await left(children) == []
 
 
+@pytest.mark.parametrize(("number", "code"), [(SIGTERM, -SIGTERM), (SIGINT, 130)])
+async def test_after_a_third_signal_no_child_is_left(
+    cli: Cli, url: str, tmp_path: Path, number: Signals, code: int
+) -> None:
+    async with serving_only(url, build) as client:
+        with working(cli, "--drain", "3600", "--health", "127.0.0.1:0", spec=PATIENT) as worker:
+            children = await started(client, tmp_path, *KINDS)
+            worker.send(number)
+            await (await worker.health()).say("draining")
+            worker.send(number)
+            await anyio.sleep(0.3)  # sleep: it waits for the children, and tells nobody
+            worker.send(number)
+            assert await worker.ends() == code
+            assert await left(children) == []
+
+
 async def test_beside_a_thread_that_does_not_stop_no_child_is_left(cli: Cli, url: str, tmp_path: Path) -> None:
     async with serving_only(url, build) as client:
         with working(cli, "--drain", "0", spec=SPEC) as worker:
-            children = await started(client, tmp_path, *KINDS, "block")
+            children = await started(client, tmp_path, *KINDS, "beside", "block")
             del children["block"]
             worker.send(SIGTERM)
             # It leaves at once, with `os._exit`: that thread would be waited for.

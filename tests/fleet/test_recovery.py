@@ -112,8 +112,8 @@ async def test_the_tools_and_child_processes_of_workers_that_are_cut_off_end_bef
     url: str, database: Backend, folder: Path
 ) -> None:
     notes = Notes(folder)
-    # A sweep that is so rare that a task is taken over as early as it may be.
-    options = ("--lease", "6", "--sweep", "1.5")
+    # Four sweeps are hardly longer than a worker must be silent: its tasks are taken over as early as they may be.
+    options = ("--lease", "6", "--sweep", "1.22")
     async with (
         fleet(url, folder, *options, replicas=1) as (site, balancer),
         door(balancer.port, capabilities=EVERYTHING) as client,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.databases import valkey
+from harness.databases import postgres, valkey
 from harness.forking import PIPE, Forked, fork
 
 LIMIT = 60.0
@@ -50,12 +50,12 @@ def test_a_parent_that_is_killed_finds_the_same_child(tmp_path: Path) -> None:
     assert sorted(log(tmp_path)) == ["child of alice"] * 2 + ["parent"] * 2
 
 
-@pytest.fixture(params=["sqlite", "redis"])
+@pytest.fixture(params=["sqlite", "redis", "postgres"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> Generator[str]:
     if request.param == "sqlite":
         yield f"sqlite:///{tmp_path / 'tasks.db'}"
         return
-    with valkey() as server:
+    with valkey() if request.param == "redis" else postgres(durable=False) as server:
         yield server.new_database()
 
 

@@ -13,7 +13,7 @@ What remains:
 
 - A process that leaves its group (`setsid`, a daemon) is not reached.
 - If other code in this process reaps children that it did not start (`waitpid(-1)`), or has the kernel do it (SIGCHLD
-  ignored), a leader may be gone before its group was killed.
+  ignored), a leader may be gone before its group was killed. Then its group is not signalled any more.
 - If this process itself is killed with SIGKILL, or by a signal that it does not handle, its children live on.
 - On Windows only the command itself is ended, not its children.
 """
@@ -168,7 +168,7 @@ class _Child:
 
     def _signal(self, number: int) -> None:
         with _lock:
-            if self.process.pid not in _children:
+            if _children.get(self.process.pid) is not self or not _is_child(self.process.pid):
                 return
             if os.name == "posix":
                 # macOS refuses a group that is all zombies.
@@ -223,7 +223,8 @@ class _Child:
 
     def _reap(self) -> None:
         with _lock:
-            if _children.pop(self.process.pid, None) is not None:
+            if _children.get(self.process.pid) is self:
+                del _children[self.process.pid]
                 self.process.wait()
 
 
@@ -240,6 +241,17 @@ def _wait_for_end(process: subprocess.Popen[bytes]) -> None:
         # An error if other code has reaped it: it has ended then, too.
         with suppress(ChildProcessError):
             os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+
+
+def _is_child(pid: int) -> bool:
+    """Whether a process is a child of this one, at least as a zombie. If other code has reaped it, it is not."""
+    if sys.platform in ("win32", "darwin"):  # pragma: no cover - another system than the one that runs the tests
+        return True
+    try:
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
 
 
 class _Writing(asyncio.BaseProtocol):

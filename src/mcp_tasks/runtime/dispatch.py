@@ -98,6 +98,10 @@ class Dispatch:
             return None
         return WorkLimits(tool=policy.max_at_work, owner=owner)
 
+    def _goes_on_under_limits(self, record: TaskRecord) -> bool:
+        policy = self._tools.get(record.name) if record.method == TOOLS else None
+        return record.started_at is not None and policy is not None and self.limits(policy) is not None
+
     # New tasks
 
     def handing(self, record: TaskRecord) -> Handing | None:
@@ -119,8 +123,12 @@ class Dispatch:
     # Tasks that are queued again
 
     async def again(self, record: TaskRecord) -> None:
-        """Have a task run again that nobody has."""
-        if self._is_remote and record.wake_at is None:
+        """Have a task run again that nobody has.
+
+        A run that goes on under a limit does not wait to be handed out: that counts it like a new one. Its claim gives
+        it the next place instead.
+        """
+        if self._is_remote and record.wake_at is None and not self._goes_on_under_limits(record):
             self.look()
         else:
             await self._submit(record, "again")

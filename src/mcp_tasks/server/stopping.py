@@ -108,9 +108,16 @@ def hurried_by_sigterm() -> Generator[asyncio.Event]:
             signal.raise_signal(signal.SIGTERM)
 
 
+def _end_now(number: int, _frame: FrameType | None) -> None:
+    """End the process as this signal usually does, and its child processes before that."""
+    kill_children()
+    signal.signal(number, signal.SIG_DFL)
+    signal.raise_signal(number)
+
+
 class Orders:
     """What a process that only works is told by signals: SIGTERM or SIGINT to stop, and a second one to hurry. A third
-    does what it does to any process.
+    does what it does to any process, but leaves no child processes.
 
     Where there are no signals to handle (Windows, or off the main thread), it is for the caller to cancel.
     """
@@ -140,6 +147,8 @@ class Orders:
             return
         self.hurry.set()
         self._let_go({})
+        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, _end_now)
 
     def _let_go(self, restored: Mapping[signal.Signals, Handler | int | None]) -> None:
         """Handle signals no more, and put back what was there."""

@@ -250,6 +250,19 @@ async def test_a_group_is_signalled_only_while_it_is_known_to_be_ours(
     assert set(signalled) == {pids[0]}
 
 
+async def test_a_group_is_not_signalled_once_other_code_has_reaped_its_leader(
+    tmp_path: Path, signalled: list[int]
+) -> None:
+    calling = asyncio.ensure_future(TaskContext().run_process(family(tmp_path)))
+    leader, child = await pids_of_family(tmp_path)
+    send(leader)
+    os.waitpid(leader, 0)  # noqa: ASYNC222 - before the code under test has its turn
+    child_process.kill_children()
+    send(child)
+    await calling
+    assert signalled == []
+
+
 async def test_killing_all_children_ends_those_that_do_not_listen(tmp_path: Path) -> None:
     calling = asyncio.ensure_future(TaskContext().run_process(family(tmp_path, "parent")))
     pids = await pids_of_family(tmp_path)

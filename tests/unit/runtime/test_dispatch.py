@@ -407,3 +407,25 @@ async def test_a_task_that_has_slept_and_finds_too_many_at_work_is_carried_again
         task = await launch(runtime)
         await runtime.dispatch.refused(replace(task, wake_at=runtime.now()))
         await until_submitted(broker, task, 2)
+
+
+async def test_a_suspended_run_that_goes_on_comes_before_tasks_that_have_not_begun(fleet: Fleet) -> None:
+    async def asks(run: Run) -> Ending:
+        await run.ask(question("Sure?"))
+        return await fleet.body(run)
+
+    urgent = ToolPolicy(priority=9)
+    tools = {"asks": Tool(asks, replace(RERUN, park_after=timedelta(0))), "works": Tool(fleet.body, urgent)}
+    async with fleet.worker(tools, concurrency=10, max_at_work_per_owner=1) as runtime:
+        first = await launch(runtime, "asks")
+        await until(runtime, first, lambda task: task.worker is None and bool(task.inputs.outstanding))
+        new = [await launch(runtime, "works") for _ in range(4)]
+        await until(runtime, new[0], lambda task: task.worker is not None)
+        await answer(runtime, first, elicitation_1="yes")
+        await until(runtime, first, lambda task: task.pause == "resuming")
+        assert len(fleet.started) == 1, "the limit is reached"
+        fleet.gate.set()
+        for task in (first, *new):
+            assert (await until_final(runtime, task)).status is TaskStatus.COMPLETED
+    assert fleet.started.index(first.id) == 1
+    assert fleet.most_at_work["works"] == 1
