@@ -19,7 +19,7 @@ The contract, once for all verbs:
   counts. `retire` removes a row that is gone already: a process does not beat any more when it retires. `hand_back` has
   the task offered once more, and only one claim of it succeeds. The tasks of a `hand_out` without an answer stay marked
   until a sweep finds them idle: after a lease or half a minute, whichever is shorter. Observers and the audit log miss
-  deletions and expirations without an answer; of the other verbs they are never told.
+  deletions and expirations without an answer; the other verbs here are not observed.
 - *Errors.* A driver's exception never escapes: it becomes `StoreUnavailable` (try again later), `StoreCorrupt` (do
   not) or `ValueNotStorable` (never with this value), with the cause kept.
 - *Small rows.* A record is one small row. Request, outcome and journal are kept beside it, and nothing but `request`,
