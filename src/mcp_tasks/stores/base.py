@@ -13,7 +13,8 @@ The contract, once for all verbs:
   written. A caller that is cancelled does not know either. A store may repeat a request by itself, and so may its
   caller. A repeated `create` or `save` carries the same write id (`TaskRecord.writes`): the store looks for it before
   it reports a conflict, and answers the repeat like the first. A creation that can no longer be recognised is answered
-  with `may_have_happened` (`stores/repeats.py`).
+  with `may_have_happened` (`stores/repeats.py`). A repeated `set_note` finds its own value there and says that it was
+  kept. If another has written since, it says that it was not: its caller reads the note and decides anew.
 - *Other writes may be repeated without an id.* A repeated `delete` names the same version, and a task that is gone is
   what was wanted. `forget_expired` takes only what is still there. `heartbeat` adds one beat more, and only growth
   counts. `retire` removes a row that is gone already: a process does not beat any more when it retires. `hand_back` has
