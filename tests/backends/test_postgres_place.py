@@ -17,6 +17,7 @@ from harness.processes import PIPE, read_line, running, tell
 from mcp_tasks.core.statement import Statement, database_place
 from mcp_tasks.errors import StoreCorrupt, StoreUnavailable, UsageError, ValueNotStorable
 from mcp_tasks.stores.base import Hint
+from mcp_tasks.stores.codec import Codec
 from mcp_tasks.stores.postgres import PostgresStore
 from mcp_tasks.stores.postgres.schema import migrations
 from mcp_tasks.stores.shares import Handing, Share
@@ -70,6 +71,29 @@ async def test_processes_that_start_together_make_the_tables_once(server: Postgr
         rows = connection.execute("SELECT schema, compatible_from FROM mcp_tasks_meta").fetchall()
     # No release that is out uses what the last migration changed.
     assert rows == [(len(migrations()), len(migrations()))]
+    await store.close()
+
+
+async def test_tables_of_an_older_release_are_brought_up_to_date_and_take_tasks(server: Postgres) -> None:
+    url = server.new_database()
+    state = Codec().encode_state(make_record(id="old"))
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("CREATE TABLE mcp_tasks_meta (schema integer, compatible_from integer, release text)")
+        connection.execute("INSERT INTO mcp_tasks_meta VALUES (2, 1, '0.1.0')")
+        for script in migrations()[:2]:
+            connection.execute(script.encode())
+        connection.execute(
+            "INSERT INTO mcp_tasks_tasks (id, version, namespace, owner, method, name, queue, rank, status, created, "
+            "handed, at_work, writes, state) VALUES "
+            "('old', 1, '', 'alice', 'tools/call', 'render', 'default', 0, 'working', 0, false, false, '', %s)",
+            (state,),
+        )
+    store = await opened(url)
+    old = await store.get("old")
+    assert old is not None
+    await store.save(old.but(version=2), expected=1)
+    new = make_record()
+    assert await store.create(new, REQUEST) == new
     await store.close()
 
 

@@ -43,3 +43,4 @@ class TestPostgresStore(StoreSuite):
     async def open_lossy(self) -> AsyncGenerator[tuple[Store, Callable[[], None]]]:
         async with proxy_to(self.url) as proxy, opened(PostgresStore(proxy.url, codec=self.codec)) as store:
             yield store, proxy.lose
+            assert proxy.lost, "no answer was lost"

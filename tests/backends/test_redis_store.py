@@ -58,6 +58,7 @@ class TestRedisStore(StoreSuite):
     async def open_lossy(self) -> AsyncGenerator[tuple[Store, Callable[[], None]]]:
         async with proxy_to(self.url) as proxy, opened(RedisStore(proxy.url, prefix=self.prefix)) as store:
             yield store, proxy.lose
+            assert proxy.lost, "no answer was lost"
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from harness.http import initialize, serving
 from harness.rpc import EVERYTHING, INVALID_PARAMS, PATIENCE, Tasking
 from mcp_tasks import Limits
 from mcp_tasks.core import TaskRecord, TaskStatus
+from mcp_tasks.core.record import WriteId
 from mcp_tasks.errors import StoreUnavailable
 from mcp_tasks.stores import MemoryStore
 from tests.trust.keyed import DOORS, KEY, LONG_KEY, TASK_DOORS, build, opened, told
@@ -43,6 +44,33 @@ async def test_many_at_once_make_one_task(door: str) -> None:
         assert len({told(reply) for reply in replies}) == 1
         await scene.until_idle()
         assert scene.runs["pay"] == 1
+
+
+class WatchedStore(MemoryStore):
+    """Keeps the newest write id of each creation and change."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ids: list[WriteId | None] = []
+
+    async def create(self, record: TaskRecord, *args: Any, **options: Any) -> TaskRecord:
+        self.ids.append(next(iter(record.writes), None))
+        return await super().create(record, *args, **options)
+
+    async def save(self, record: TaskRecord, **options: Any) -> TaskRecord:
+        self.ids.append(next(iter(record.writes), None))
+        return await super().save(record, **options)
+
+
+@pytest.mark.parametrize("tool", ["pay", "joined"])
+async def test_each_write_of_a_call_has_an_id_of_its_own(tool: str) -> None:
+    store = WatchedStore()
+    async with opened(TASK_DOORS[0], store=store) as (scene, caller):
+        told(await caller.send({"name": tool, "arguments": {"amount": 7}}, LONG_KEY))
+        scene.gate.set()
+        await scene.until_idle()
+    assert None not in store.ids
+    assert len(set(store.ids)) == len(store.ids) > 1
 
 
 @pytest.mark.parametrize("door", DOORS)

@@ -74,6 +74,8 @@ class Changes:
         self.unheard: Inbox = Inbox()
         # Of changes whose answer was lost: how observers are told, once it is known that they were made.
         self._unconfirmed: OrderedDict[WriteId, Callable[[], None]] = OrderedDict()
+        # Changes that observers were told of: a run and the writes after an outage may make the same one.
+        self._told: OrderedDict[WriteId, None] = OrderedDict()
         self._is_over = False
 
     def end(self) -> None:
@@ -170,7 +172,7 @@ class Changes:
                 )
             except BaseException as exc:
                 if isinstance(exc, StoreUnavailable) and exc.may_have_happened:
-                    self._unconfirmed[write] = partial(self._tell, history, events, actor, outcome)
+                    self._unconfirmed[write] = partial(self._tell, write, history, events, actor, outcome)
                     if len(self._unconfirmed) > MAX_REMEMBERED:
                         self._unconfirmed.popitem(last=False)
                 if (hint := self._passed_over.get(record.id)) is not None:
@@ -182,7 +184,7 @@ class Changes:
             self._unconfirmed.pop(write, None)
             self._remember(changed)
             self._saw(changed)
-            self._tell(history, events, actor, outcome)
+            self._tell(write, history, events, actor, outcome)
             hint = Hint(changed.id, changed.version)
             self.hints.put(hint)
             await self._store.notifier().publish(hint, origin=self._origin)
@@ -307,8 +309,18 @@ class Changes:
             self._written.popitem(last=False)
 
     def _tell(
-        self, history: Sequence[TaskRecord], events: Sequence[Event], actor: Actor, outcome: Outcome | None
+        self,
+        write: WriteId,
+        history: Sequence[TaskRecord],
+        events: Sequence[Event],
+        actor: Actor,
+        outcome: Outcome | None,
     ) -> None:
+        if write in self._told:
+            return
+        self._told[write] = None
+        if len(self._told) > MAX_REMEMBERED:
+            self._told.popitem(last=False)
         self._note_growth(history[-1], outcome)
         self._observe_all(history, events, actor)
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from types import CoroutineType
@@ -118,6 +119,15 @@ class Claims:
     def has_made(self, task_id: str) -> bool:
         """Whether the task is about to be run: it was made as claimed, or is being claimed."""
         return task_id in self._made or task_id in self._claiming
+
+    @contextmanager
+    def claiming(self, task_id: str) -> Generator[None]:
+        """While this process writes that it claims the task: the store may have that long before its answer comes."""
+        self._claiming.add(task_id)
+        try:
+            yield
+        finally:
+            self._claiming.discard(task_id)
 
     def add_unconfirmed(self, task_id: str, write: WriteId) -> None:
         """Remember a claim that may have been made, and whose tool does not begin: it is released as not started."""
@@ -254,8 +264,7 @@ class Claims:
         """The claimed task. While it is not known whether the claim was made, the store is asked again, as long as the
         lease allows; after that the claim is released when there is a lease again."""
         failures = 0
-        self._claiming.add(task_id)
-        try:
+        with self.claiming(task_id):
             while True:
                 try:
                     claimed = await swap()
@@ -273,8 +282,6 @@ class Claims:
                 else:
                     self._unconfirmed.pop(task_id, None)
                     return claimed
-        finally:
-            self._claiming.discard(task_id)
 
     def _run(
         self,

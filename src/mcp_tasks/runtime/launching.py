@@ -201,7 +201,8 @@ class Launching:
                 raise
 
         try:
-            await until_available(make)
+            with runtime.claims.claiming(record.id):
+                await until_available(make)
         except BaseException:
             slot.release()
             if is_unconfirmed:

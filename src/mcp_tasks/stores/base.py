@@ -8,8 +8,19 @@ The contract, once for all verbs:
 
 - *Durable on return.* When `create`, `save`, `delete` or `set_note` returns, a reader in any process that shares the
   store sees it, and it survives whatever the backend promises to survive (a backend says so at the top of its
-  file). When one raises, nothing of that call was written. When its caller is cancelled, it may or may not
-  have been written, but never in part.
+  file). A write is made whole or not at all. After an error other than `StoreUnavailable` nothing of it is written.
+- *A write without an answer may have been made.* `StoreUnavailable.may_have_happened` says so; without it, nothing was
+  written. A caller that is cancelled does not know either. A store may repeat a request by itself, and so may its
+  caller. A repeated `create` or `save` carries the same write id (`TaskRecord.writes`): the store looks for it before
+  it reports a conflict, and answers the repeat like the first. A creation that can no longer be recognised is answered
+  with `may_have_happened` (`stores/repeats.py`). A repeated `set_note` finds its own value there and says that it was
+  kept. If another has written since, it says that it was not: its caller reads the note and decides anew.
+- *Other writes may be repeated without an id.* A repeated `delete` names the same version, and a task that is gone is
+  what was wanted. `forget_expired` takes only what is still there. `heartbeat` adds one beat more, and only growth
+  counts. `retire` removes a row that is gone already: a process does not beat any more when it retires. `hand_back` has
+  the task offered once more, and only one claim of it succeeds. The tasks of a `hand_out` without an answer stay marked
+  until a sweep finds them idle: after a lease or half a minute, whichever is shorter. Observers and the audit log miss
+  deletions and expirations without an answer; the other verbs here are not observed.
 - *Errors.* A driver's exception never escapes: it becomes `StoreUnavailable` (try again later), `StoreCorrupt` (do
   not) or `ValueNotStorable` (never with this value), with the cause kept.
 - *Small rows.* A record is one small row. Request, outcome and journal are kept beside it, and nothing but `request`,

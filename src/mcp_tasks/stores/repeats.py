@@ -27,7 +27,7 @@ async def made_before(get: Get, record: TaskRecord) -> TaskRecord:
     found = await _look(get, record.id)
     if found is not None and _wrote(found, record):
         return found
-    if found is not None and found.created_at == record.created_at and len(found.writes) > OTHER_WRITES:
+    if found is not None and found.created_at == record.created_at and _may_have_pushed_out(found, record):
         raise StoreUnavailable(f"task {short_id(record.id)} may have been created before", may_have_happened=True)
     raise TaskExists(record.id)
 
@@ -62,3 +62,10 @@ async def _look(get: Get, task_id: str) -> TaskRecord | None:
 def _wrote(found: TaskRecord, record: TaskRecord) -> bool:
     """Whether the write that makes `record` is among those that made `found`."""
     return bool(record.writes) and found.has(record.writes[0])
+
+
+def _may_have_pushed_out(found: TaskRecord, record: TaskRecord) -> bool:
+    """Whether `found` may have had the id of the write that makes `record`, and keeps it no longer."""
+    if record.writes and record.writes[0].number:
+        return found.attempt > record.attempt
+    return sum(not each.number for each in found.writes) >= OTHER_WRITES

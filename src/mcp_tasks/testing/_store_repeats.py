@@ -85,11 +85,24 @@ class RepeatTests(StoreTests):
         with pytest.raises(TaskExists):
             await store.create(new(id=record.id), REQUEST)
 
-    async def test_a_creation_that_cannot_be_recognised_any_more_may_have_happened(self, store: Store) -> None:
+    @pytest.mark.parametrize("claimed", [False, True], ids=["queued", "claimed"])
+    async def test_a_creation_that_cannot_be_recognised_any_more_may_have_happened(
+        self, store: Store, claimed: bool
+    ) -> None:
         record = new()
+        current = await store.create(record, REQUEST)
+        if claimed:
+            current = await store.save(following(record, new_write_id(run=True), worker="w", attempt=1), expected=1)
+        await others_write(store, current, OTHER_WRITES)
+        with pytest.raises(StoreUnavailable) as unknown:
+            await store.create(record, REQUEST)
+        assert unknown.value.may_have_happened
+
+    async def test_a_creation_with_a_claim_may_have_happened_if_another_run_has_the_task(self, store: Store) -> None:
+        record = make_record(worker="w", attempt=1).written(new_write_id(run=True))
         await store.create(record, REQUEST)
-        claimed = await store.save(following(record, new_write_id(run=True), worker="w", attempt=1), expected=1)
-        await others_write(store, claimed, OTHER_WRITES)
+        released = await store.save(following(record, new_write_id(), worker=None), expected=1)
+        await store.save(following(released, new_write_id(run=True), worker="other", attempt=2), expected=2)
         with pytest.raises(StoreUnavailable) as unknown:
             await store.create(record, REQUEST)
         assert unknown.value.may_have_happened

@@ -30,6 +30,7 @@ from mcp_tasks.protocol.idempotency import CallKey
 from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.runtime.changes import KEY_OUTLIVES
 from mcp_tasks.runtime.launching import new_task_id
+from mcp_tasks.stores.repeats import new_write_id
 
 LONGEST_LIFE: Final = timedelta(days=30)
 """How long a task may take, where there is no limit: its key is to be there when it ends."""
@@ -73,7 +74,7 @@ async def joined_under(
         raise
     if not is_new and made.is_final:
         raise CallNotKept
-    told = replace(standing, version=standing.version + 1, status_message=made.id)
+    told = standing.but(version=standing.version + 1, status_message=made.id).written(new_write_id())
     # If it is not kept, a repeat joins what runs, or is told that its call was not kept. This call has its answer.
     with suppress(VersionConflict, StoreUnavailable):
         await runtime.store.save(told, expected=standing.version)
@@ -109,4 +110,4 @@ def _place(
         announced=False,
         retention=None if retention is None else life + retention,
         fingerprint=key.fingerprint,
-    )
+    ).written(new_write_id())

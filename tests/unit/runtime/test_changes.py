@@ -67,3 +67,12 @@ async def test_observers_hear_once_of_a_change_whose_answer_was_lost(*, seen: bo
         again = await runtime.find(task.id) if seen else task
         assert (await cancel(again, TaskCancelled(reason="enough"))).version == 2
     assert [type(change.event) for change in told] == [TaskCreated, TaskCancelled]
+
+
+async def test_observers_hear_once_of_a_change_that_is_made_from_two_places() -> None:
+    told: list[TaskChange] = []
+    async with running(at_once, runs_tools=False, observers=[told.append]) as runtime:
+        task, write = await create(runtime), new_write_id()
+        for _ in range(2):
+            await runtime.changes.change(task, TaskCancelled(reason="enough"), actor=CLIENT, write=write)
+    assert [type(change.event) for change in told] == [TaskCreated, TaskCancelled]

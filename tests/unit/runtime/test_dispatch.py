@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from datetime import timedelta
@@ -12,6 +12,7 @@ from typing import Any
 import anyio
 import pytest
 
+from harness.waiting import eventually
 from mcp_tasks.core import TaskRecord, TaskRequest, TaskStatus
 from mcp_tasks.core.statement import Statement
 from mcp_tasks.engines import LocalEngine, RemoteEngine, Route, Serves
@@ -19,8 +20,9 @@ from mcp_tasks.errors import InvalidOption, StoreUnavailable
 from mcp_tasks.runtime import Ending, Run, Settings, TaskRuntime, ToolPolicy, dispatch
 from mcp_tasks.server.options import TaskOptions
 from mcp_tasks.stores import MemoryStore
-from mcp_tasks.stores.shares import Handing, Share
+from mcp_tasks.stores.shares import Handing, Ready, Share
 from tests.unit.carrying import Broker, BrokerCarrier, carrying_engine
+from tests.unit.losing import sweep_for
 from tests.unit.running import (
     LIMIT,
     RERUN,
@@ -384,6 +386,36 @@ async def test_when_handing_out_fails_it_is_said_and_the_next_time_succeeds(
         store.failure = None
         runtime.dispatch.look()
         await until_submitted(broker, task, 2)
+
+
+class LosingStore(MemoryStore):
+    """Hands out tasks once without saying which."""
+
+    loses = False
+
+    async def hand_out(self, *args: Any, **options: Any) -> Sequence[Ready]:
+        ready = await super().hand_out(*args, **options)
+        if self.loses and ready:
+            self.loses = False
+            raise StoreUnavailable("the answer was lost", may_have_happened=True)
+        return ready
+
+
+async def test_tasks_of_a_hand_out_without_an_answer_wait_for_one_lease_at_most() -> None:
+    store, broker, monotonic = LosingStore(), Broker(copies=0), Seconds()
+    lease = timedelta(seconds=15)
+    engine = carrying_engine(broker)
+    options: dict[str, Any] = {"runs_tools": False, "monotonic": monotonic, "lease_duration": lease}
+    async with running(at_once, store=store, engine=engine, **options) as runtime:
+        task = await launch(runtime)
+        await store.hand_back(task.id)
+        store.loses = True
+        runtime.dispatch.look()
+        await eventually(lambda: not store.loses)
+        await sweep_for(runtime, monotonic, lease - timedelta(seconds=1))
+        assert broker.submitted == {task.id: 1}
+        await sweep_for(runtime, monotonic, timedelta(seconds=1))
+        assert broker.submitted == {task.id: 2}
 
 
 async def test_a_task_that_was_turned_away_is_handed_out_again() -> None:

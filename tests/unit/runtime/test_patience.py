@@ -190,6 +190,24 @@ async def test_a_child_whose_creation_was_not_acknowledged_is_one_task_and_runs(
         assert here.children == 1
 
 
+async def test_a_child_whose_creation_was_not_acknowledged_is_not_taken_for_one_that_nothing_runs() -> None:
+    async with world() as here:
+
+        async def act() -> TaskRecord:
+            here.store.loses = 3
+            return await here.start_child()
+
+        here.act = act
+        task = await launch(here.runtime, "parent")
+        while here.store.loses != 2:  # noqa: ASYNC110 - the store tells nobody
+            await anyio.sleep(0.01)
+        for _ in range(2):
+            await here.runtime.janitor.recovery.release_orphans()
+        await until_final(here.runtime, task, limit=60)
+        assert (await until_final(here.runtime, here.gave[0])).result == {"value": "ok"}
+        assert here.children == 1
+
+
 @pytest.mark.parametrize("what", ["start", "find"])
 async def test_a_tool_may_give_up_the_wait(what: str) -> None:
     async with world() as here:

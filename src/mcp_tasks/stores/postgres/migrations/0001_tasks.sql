@@ -23,6 +23,7 @@ CREATE TABLE mcp_tasks_tasks (
     expires         bigint,                     -- when it may be removed; NULL while it runs, and if it is kept for good
     handed          boolean NOT NULL,           -- it is queued, and an engine has its id
     at_work         boolean NOT NULL,           -- a worker has it, and it has not ended
+    writes          bytea NOT NULL,             -- marks of the last writes, the newest first
     state           bytea NOT NULL
 ) WITH (fillfactor = 85);
 
