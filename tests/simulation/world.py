@@ -176,7 +176,7 @@ class World:
         self._answer_everything()
         clockwork.run(lambda: self._all_ended() or self._is_stuck() or self._is_over())
         if self.oracle.violation is None:
-            self.oracle.check_end()
+            self.oracle.check_end(self._following)
         if self.oracle.violation is None:
             self._stop_all()
         for process in (*self.processes, *self.graveyard):
@@ -293,6 +293,7 @@ class World:
             task_id = await (self._call_over_wire if self.plan.wire else self._call_tool)(plan, task)
             if task_id is not None:
                 self.trace("client", f"is promised {task_id} for {plan}")
+                self.oracle.promised(task_id, plan)
                 await self._follow(task_id, task)
         finally:
             self._following -= 1
@@ -385,6 +386,7 @@ class World:
             asked = record.inputs.outstanding.get(key)
             responses[key] = {"to": asked and asked.params["message"], "number": self._answers}
         await process.runtime.answer(record, responses, actor=NOBODY)
+        self.oracle.accepted(process, record.id, keys)
 
     async def _attempt(self, ask: Callable[[Process], Awaitable[Any]]) -> None:
         """Ask once; what is not there any more or cannot be asked now is not asked again."""
