@@ -23,13 +23,13 @@ from mcp_tasks.core.actor import NOBODY
 from mcp_tasks.errors import KeySpent, StoreUnavailable, TasksError, UnknownTask
 from mcp_tasks.runtime import TaskRuntime, ToolPolicy
 from mcp_tasks.runtime.store_clock import StoreClock
-from tests.properties.tools.tree import Child, Node, children_of
+from tests.properties.tools.tree import Child
 from tests.simulation.clockwork import Clockwork, SimulatedLoop, Stuck
 from tests.simulation.engine import Broker
 from tests.simulation.oracle import Oracle, ToolPlan
 from tests.simulation.plans import Happening, Mishap, Plan, TaskPlan
 from tests.simulation.processes import Machine, Process
-from tests.simulation.store import CallFault, Reach, StoreMachine, Strike
+from tests.simulation.store import Reach, StoreMachine, Strike
 from tests.simulation.tools import request_of
 
 LONG_ENOUGH = 450.0
@@ -470,11 +470,6 @@ def hash_of(text: str) -> int:
     return sum(map(ord, text))
 
 
-def nodes_of(tree: Node) -> list[Node]:
-    """A tree and all that is in it."""
-    return [tree, *(each for child in children_of(tree) for each in nodes_of(child))]
-
-
 @contextmanager
 def _names_of(world: World) -> Generator[None]:
     """What the package takes from outside is the world's, and the same every time: names, ids, and clocks."""
@@ -526,6 +521,3 @@ def _errors_to(world: World) -> Generator[None]:
         logger.removeHandler(listener)
         logger.propagate = propagate
         logger.setLevel(level)
-
-
-__all__ = ["CallFault", "Tally", "World"]
