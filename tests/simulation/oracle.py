@@ -280,8 +280,11 @@ class Oracle:
         if task not in self.lost:
             if before.is_final and (after.status is not before.status or outcome is not None):
                 self.wrong("ended twice", f"{process.name} ends {task} again")
+            if after.status is TaskStatus.COMPLETED:
+                self._check_writer(process, before, "the result")
             for entry in entries:
-                self._check_writer(process, before, entry)
+                if entry.kind != "answer":
+                    self._check_writer(process, before, str(entry))
                 self._recorded(process, after, entry)
         if after.attempt > MOST_RUNS:
             self.wrong("runs in a circle", f"{task} has been started {after.attempt} times")
@@ -320,11 +323,11 @@ class Oracle:
             case _:
                 pass
 
-    def _check_writer(self, process: Process, before: TaskRecord, entry: JournalEntry) -> None:
-        """What runs record is recorded by the process that has the task."""
+    def _check_writer(self, process: Process, before: TaskRecord, what: str) -> None:
+        """Only the process that has claimed a task records steps, questions and results."""
         owner = None if before.worker is None else before.worker.rpartition("/")[0]
-        if entry.kind != "answer" and owner is not None and owner != process.name:
-            self.wrong("stale run writes", f"{process.name} records {entry} of {before.id}, which {owner} has")
+        if owner is not None and owner != process.name:
+            self.wrong("stale run writes", f"{process.name} records {what} of {before.id}, which {owner} has claimed")
 
     def _node(self, task: str, path: str) -> Node:
         node = self.plans[self.plan_of[task]].tree
@@ -394,6 +397,9 @@ class Oracle:
 
     def _check_failure(self, before: TaskRecord, plan: ToolPlan, message: str) -> None:
         if before.id in self.lost:
+            # It may fail, and must say why.
+            if "unreachable" in message:
+                self.wrong("outage is an outcome", f"{before.id} fails: {message}")
             return
         if message.startswith("Interrupted") and plan.once:
             worker = self._worker.get(before.id)
