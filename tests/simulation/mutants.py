@@ -1,6 +1,6 @@
 """Show that the simulation finds faults: each fault that it was made for is put back, and looked for.
 
-    python -m tests.simulation.mutants [--row 6] [--seconds 120] [--processes 2] [--seed 1]
+    python -m tests.simulation.mutants [--only late-stop] [--seconds 120] [--processes 2] [--seed 1]
 
 The worlds are those of `plan_for`, one seed after the other. A fault counts as found with a violation of a kind that it
 causes, in a world that has no violation without the fault. Most faults are put back at a boundary of the simulated
@@ -42,14 +42,14 @@ class Mutant:
     """One fault that is put back.
 
     Attributes:
-        row: Of the table in the issue that the simulation was made for.
+        name: A short name of the fault.
         what: What is broken, and where.
         kinds: The kinds of violations that it causes.
         put_back: While this is entered, the fault is there.
         breaks: For a patch of the source: the rule that it breaks.
     """
 
-    row: str
+    name: str
     what: str
     kinds: frozenset[str]
     put_back: Callable[[], Any]
@@ -184,62 +184,62 @@ def _keys_go_with_children() -> Generator[None]:
 
 MUTANTS: Final = (
     Mutant(
-        "1",
+        "question-written-twice",
         "a save with a question has a new write id for each attempt (connection)",
         frozenset({"wrong error", "wrong result", "asked twice", "recorded twice"}),
         partial(_new_id_for, _asks_a_question),
     ),
     Mutant(
-        "2",
+        "result-written-twice",
         "a save with a result has a new write id for each attempt (connection)",
         frozenset({"recorded twice", "waits forever"}),
         partial(_new_id_for, _records_a_result),
     ),
     Mutant(
-        "3",
+        "lost-creation-reported-as-refused",
         "a creation whose answer was lost is reported as not carried out (connection)",
         frozenset({"started twice"}),
         _creations_never_happened,
     ),
     Mutant(
-        "4",
+        "claim-written-twice",
         "a claim has a new write id for each attempt (connection)",
         frozenset({"interrupted", "logged"}),
         partial(_new_id_for, _claims),
     ),
     Mutant(
-        "5",
+        "local-clocks",
         "a process takes its own wall clock for the time of the store (connection)",
         frozenset({"wrong time", "too early", "vanished", "started twice"}),
         _own_clocks,
     ),
     Mutant(
-        "6",
+        "late-stop",
         "runs are stopped 12.5 fifteenths of the lease after its renewal, and taken over from 12 (`LeaseTimes`)",
         frozenset({"overlap", "stale run goes on"}),
         _late_stop,
     ),
     Mutant(
-        "7",
+        "waiting-runs-count",
         "a run that waits counts against the limits (`is_at_work` of the simulated store)",
         frozenset({"waits forever"}),
         _waits_count,
     ),
     Mutant(
-        "8",
+        "outages-reach-tools",
         "the store of a runtime is not `patient` (the wrapper is left out)",
         frozenset({"outage is an outcome", "wrong error", "wrong result"}),
         _impatient,
     ),
     Mutant(
-        "11",
+        "failover-ignored",
         "a run ignores that the store has an older version (`Recording.make_up`)",
         frozenset({"waits forever"}),
         _no_way_back,
         breaks="a run that finds an older version of its task in the store writes again what the store lost",
     ),
     Mutant(
-        "12",
+        "keys-go-with-children",
         "the key of a child is free when the child is gone (store)",
         frozenset({"started twice"}),
         _keys_go_with_children,
@@ -249,16 +249,21 @@ MUTANTS: Final = (
 
 @dataclass(frozen=True)
 class Finding:
-    """What was seen of one seed with a fault: the violation, if it is one of the fault."""
+    """What was seen of one seed with a fault: the violation, if it is one of the fault.
+
+    Attributes:
+        cpu: Seconds of one core that its process has used for all that it has looked at.
+    """
 
     seed: int
     violation: tuple[str, str] | None = None
     other: str | None = None
+    cpu: float = 0.0
 
 
-def look(row: str, seed: int) -> Finding:
+def look(name: str, seed: int) -> Finding:
     """Simulate the world of a seed with a fault, and without it if there is a violation."""
-    mutant = next(mutant for mutant in MUTANTS if mutant.row == row)
+    mutant = next(mutant for mutant in MUTANTS if mutant.name == name)
     with mutant.put_back():
         violation = simulate(seed)
     if violation is None:
@@ -270,12 +275,13 @@ def look(row: str, seed: int) -> Finding:
     return Finding(seed, violation)
 
 
-def search(row: str, seed: int, step: int, findings: Any) -> None:
+def search(name: str, seed: int, step: int, findings: Any) -> None:
     """Look at one seed after the other until this process is killed."""
     # Objects that are there by now are not looked at after each world.
     gc.freeze()
     for each in count(seed, step):
-        findings.send(look(row, each))
+        finding = look(name, each)
+        findings.send(replace(finding, cpu=time.process_time()))
 
 
 @contextmanager
@@ -286,7 +292,7 @@ def _searchers(mutant: Mutant, seed: int, processes: int) -> Generator[list[Any]
     try:
         for number in range(processes):
             here, there = Pipe(duplex=False)
-            process = Process(target=search, args=(mutant.row, seed + number, processes, there), daemon=True)
+            process = Process(target=search, args=(mutant.name, seed + number, processes, there), daemon=True)
             process.start()
             there.close()
             started.append(process)
@@ -301,19 +307,21 @@ def _searchers(mutant: Mutant, seed: int, processes: int) -> Generator[list[Any]
 def hunt(mutant: Mutant, seed: int, seconds: float, processes: int) -> Finding | None:
     """Look for a fault, and tell how it went."""
     patched = f"; a source patch, which breaks the rule: {mutant.breaks}" if mutant.breaks else ""
-    print(f"row {mutant.row}: {mutant.what}{patched}", flush=True)
+    print(f"{mutant.name}: {mutant.what}{patched}", flush=True)
     began, worlds, others = time.monotonic(), 0, Counter[str]()
+    used: dict[int, float] = {}
     found: Finding | None = None
     with _searchers(mutant, seed, processes) as searchers:
         while found is None and (left := began + seconds - time.monotonic()) > 0:
             for searcher in wait(searchers, left):
                 finding: Finding = cast("Any", searcher).recv()
                 worlds += 1
+                used[searchers.index(searcher)] = finding.cpu
                 if finding.other is not None:
                     others[finding.other] += 1
                 if finding.violation is not None:
                     found = found or finding
-    took = f"{time.monotonic() - began:.0f} s, {worlds} worlds"
+    took = f"{time.monotonic() - began:.0f} s, {sum(used.values()):.0f} s of one core, {worlds} worlds"
     if found is not None and found.violation is not None:
         print(f"  found after {took}: seed {found.seed}: {found.violation[0]}: {found.violation[1][:300]}")
     else:
@@ -326,16 +334,16 @@ def hunt(mutant: Mutant, seed: int, seconds: float, processes: int) -> Finding |
 def main(arguments: Sequence[str] | None = None) -> int:
     """Look for each fault in turn; 1 if one is not found."""
     parser = argparse.ArgumentParser(description="Put known faults back, and let the simulation find them.")
-    parser.add_argument("--row", action="append", choices=[mutant.row for mutant in MUTANTS], help="only this one")
+    parser.add_argument("--only", action="append", choices=[mutant.name for mutant in MUTANTS], help="only this fault")
     parser.add_argument("--seconds", type=float, default=120.0, help="for each")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--seed", type=int, default=None, help="of the first world")
     options = parser.parse_args(arguments)
     seed: int = random.randrange(10**9) if options.seed is None else options.seed
     print(f"first seed: {seed}")
-    chosen = [mutant for mutant in MUTANTS if options.row is None or mutant.row in options.row]
-    missed = [each.row for each in chosen if hunt(each, seed, options.seconds, options.processes) is None]
-    print("not found: rows " + ", ".join(missed) if missed else "all were found")
+    chosen = [mutant for mutant in MUTANTS if options.only is None or mutant.name in options.only]
+    missed = [each.name for each in chosen if hunt(each, seed, options.seconds, options.processes) is None]
+    print("not found: " + ", ".join(missed) if missed else "all were found")
     return bool(missed)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,9 @@ CLOCK_ERROR = 5.0
 
 LONGEST_WRITE = 200.0
 """Seconds that a write may take, with all of its repeats, and a margin; clocks that are wrong are so by more."""
+
+NOTICED_WITHIN = 2.0
+"""Leases after which no limit stays exceeded because of a failover."""
 
 MOST_RUNS = 150
 """Runs of one task after which it runs in a circle."""
@@ -93,6 +96,7 @@ class Oracle:
         self.tasks: dict[str, None] = {}
         self.open: set[str] = set()
         self.changed = 0.0
+        self._failed_over_at = float("-inf")
         self._visits: dict[str, list[Visit]] = defaultdict(list)
         self._tasks_of_plan: dict[str, list[str]] = defaultdict(list)
         self._steps: dict[str, set[str]] = defaultdict(set)
@@ -146,6 +150,7 @@ class Oracle:
     def begins_work(self, visit: Visit, what: str) -> None:
         """A step begins."""
         task, plan = visit.task, self.plans[visit.plan]
+        self._check_limits(plan)
         if task in self.lost:
             return
         newer = next((each for each in self._visits[task] if each.attempt > visit.attempt), None)
@@ -154,13 +159,44 @@ class Oracle:
                 "stale run goes on",
                 f"{visit.process.name} begins {what} of {task} (run {visit.attempt}); run {newer.attempt} has begun",
             )
-        self._check_limits(plan)
+
+    def creates(self, process: Process, record: TaskRecord) -> None:
+        """A process is about to create a task: not for a run whose task has begun again."""
+        parent = record.parent
+        if parent is None or parent in self.lost:
+            return
+        own = max((each.attempt for each in self._visits[parent] if each.process is process), default=None)
+        newest = max((each.attempt for each in self._visits[parent]), default=None)
+        if own is not None and newest is not None and own < newest:
+            self.wrong(
+                "stale run goes on",
+                f"{process.name} starts a child of {parent} (run {own}); run {newest} has begun",
+            )
+
+    def promised(self, task: str, plan_key: str) -> None:
+        """A client was told the id of its task."""
+        if self.plan_of.get(task) != plan_key:
+            self.wrong("not stored", f"a client is promised {task} for {plan_key}, and the store never had it")
+
+    def accepted(self, process: Process, task: str, keys: Collection[str]) -> None:
+        """A client was told that these questions have their answers."""
+        record = self._world.store.peek(task)
+        if record is None or task in self.lost or record.is_final:
+            return
+        # An answer that comes after the deadline is ignored.
+        ignored = {
+            key for key in keys if self._due.get((task, "question", key), float("inf")) <= self._now + CLOCK_ERROR
+        }
+        if still_open := sorted(record.inputs.outstanding.keys() & set(keys) - ignored):
+            self.wrong("answer lost", f"{process.name} took the answers to {still_open} of {task}, and they are open")
 
     def _check_limits(self, plan: ToolPlan) -> None:
+        # Runs that lost their claim in a failover may go on until they have noticed.
+        unsure = self.lost if self._now < self._failed_over_at + NOTICED_WITHIN * self._world.plan.lease else ()
         at_work = [
             self.plans[visits[-1].plan]
             for task, visits in self._visits.items()
-            if task not in self.lost and visits[-1].working > 0 and visits[-1].is_at_work
+            if task not in unsure and visits[-1].working > 0 and visits[-1].is_at_work
             if not visits[-1].process.halted_since(self._now - 2 * self._world.plan.lease)
         ]
         limits = self._world.plan
@@ -244,7 +280,11 @@ class Oracle:
         if task not in self.lost:
             if before.is_final and (after.status is not before.status or outcome is not None):
                 self.wrong("ended twice", f"{process.name} ends {task} again")
+            if after.status is TaskStatus.COMPLETED:
+                self._check_writer(process, before, "the result")
             for entry in entries:
+                if entry.kind != "answer":
+                    self._check_writer(process, before, str(entry))
                 self._recorded(process, after, entry)
         if after.attempt > MOST_RUNS:
             self.wrong("runs in a circle", f"{task} has been started {after.attempt} times")
@@ -282,6 +322,12 @@ class Oracle:
                 self._check_time(task, value["kind"], entry.key)
             case _:
                 pass
+
+    def _check_writer(self, process: Process, before: TaskRecord, what: str) -> None:
+        """Only the process that has claimed a task records steps, questions and results."""
+        owner = None if before.worker is None else before.worker.rpartition("/")[0]
+        if owner is not None and owner != process.name:
+            self.wrong("stale run writes", f"{process.name} records {what} of {before.id}, which {owner} has claimed")
 
     def _node(self, task: str, path: str) -> Node:
         node = self.plans[self.plan_of[task]].tree
@@ -351,6 +397,9 @@ class Oracle:
 
     def _check_failure(self, before: TaskRecord, plan: ToolPlan, message: str) -> None:
         if before.id in self.lost:
+            # It may fail, and must say why.
+            if "unreachable" in message:
+                self.wrong("outage is an outcome", f"{before.id} fails: {message}")
             return
         if message.startswith("Interrupted") and plan.once:
             worker = self._worker.get(before.id)
@@ -380,6 +429,7 @@ class Oracle:
         journal: Callable[[str], Sequence[JournalEntry]],
     ) -> None:
         """The store went back: what was lost is known from now on."""
+        self._failed_over_at = self._now
         for task in self.tasks:
             was, now = before(task), after(task)
             if (was and was.version) != (now and now.version):
@@ -387,14 +437,15 @@ class Oracle:
                 if now is None or not now.is_final:
                     self.ended.pop(task, None)
                 (self.open.discard if now is None or now.is_final else self.open.add)(task)
-        # A task and its parent share what is kept of the call between them.
         if self._world.tracing:
             self._world.trace("STORE", f"fails over; writes of {sorted(self.lost)} are lost")
 
     # The end
 
-    def check_end(self) -> None:
-        """Everything has ended, or never will."""
+    def check_end(self, clients: int) -> None:
+        """Everything has ended, or never will; so many clients still wait."""
+        if clients:
+            self.wrong("waits forever", f"{clients} clients have no answer")
         waiting: list[str] = []
         for task in self.tasks:
             record = self._world.store.peek(task)

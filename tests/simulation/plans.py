@@ -214,7 +214,7 @@ def _with_questions_written_twice(plan: Plan, rng: random.Random) -> Plan:
             "machines": _fleet_of(2),
             "tasks": [_long_task(rng, rng.choice(("once", "again")), tree, 30.0) for _ in range(rng.randint(4, 8))],
             "call_faults": {CallFault.LOST: 1.0, CallFault.LOST_THEN_AWAY: 1.0},
-            "fault_rate": 0.05,
+            "fault_rate": 0.15,
             "healthy_from": 60.0,
         },
     )
@@ -425,12 +425,3 @@ def _tree(rng: random.Random, depth: int = 2) -> Node:
             return Beside(several[0], several[1])
         case _:
             return Caught(Seq(several))
-
-
-def without(plan: Plan, *, tasks: Sequence[int] = (), happenings: Sequence[int] = ()) -> Plan:
-    """A smaller plan: without these tasks and happenings."""
-    return replace(
-        plan,
-        tasks=[task for number, task in enumerate(plan.tasks) if number not in tasks],
-        happenings=[happening for number, happening in enumerate(plan.happenings) if number not in happenings],
-    )

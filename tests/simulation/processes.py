@@ -23,11 +23,13 @@ if TYPE_CHECKING:
 RESTARTS_AFTER = 1.0
 """Seconds after which a supervisor starts a process again that ended."""
 
-"""Of all processes: they are one server."""
-
 DRAINS_FOR = 2.0
 """Seconds that a process that is stopped in order gives to its tools."""
 
+
+AHEAD = 1_000.0
+"""Seconds by which the wall clocks of machines are ahead of the store's clock, before their plans change them: no
+process shares the clock of the store."""
 
 MOST_CALLS, CALLS_WITHIN = 5_000, 5.0
 """Calls to the store, and seconds: a process that makes more in less turns in a circle."""
@@ -64,7 +66,7 @@ class Machine:
 
     def wall_clock(self) -> datetime:
         """The time as this machine has it."""
-        return EPOCH + timedelta(seconds=self._world.clockwork.now + self.clock_off)
+        return EPOCH + timedelta(seconds=self._world.clockwork.now + AHEAD + self.clock_off)
 
 
 class Process:

@@ -194,6 +194,8 @@ class Connection:
         if self.process.loop is not asyncio.get_running_loop():
             raise AssertionError("a process uses the connection of another")
         self.process.note_call()
+        if verb == "create":
+            self._world.oracle.creates(self.process, args[0])
         call = _Call(self._world, self.process, verb, args, options)
         call.send()
         return await call.future

@@ -124,3 +124,6 @@ class WireProcess(Process):
 
 
 logging.getLogger("mcp").setLevel(logging.CRITICAL)
+
+# The first server imports modules that draw random numbers. So it is made before a world sets the seed.
+MCPServer("first", log_level="CRITICAL")

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import partial
+from importlib import import_module
 from itertools import count
 from typing import Any, cast
 from unittest.mock import patch
@@ -23,13 +24,13 @@ from mcp_tasks.core.actor import NOBODY
 from mcp_tasks.errors import KeySpent, StoreUnavailable, TasksError, UnknownTask
 from mcp_tasks.runtime import TaskRuntime, ToolPolicy
 from mcp_tasks.runtime.store_clock import StoreClock
-from tests.properties.tools.tree import Child, Node, children_of
+from tests.properties.tools.tree import Child
 from tests.simulation.clockwork import Clockwork, SimulatedLoop, Stuck
 from tests.simulation.engine import Broker
 from tests.simulation.oracle import Oracle, ToolPlan
 from tests.simulation.plans import Happening, Mishap, Plan, TaskPlan
 from tests.simulation.processes import Machine, Process
-from tests.simulation.store import CallFault, Reach, StoreMachine, Strike
+from tests.simulation.store import Reach, StoreMachine, Strike
 from tests.simulation.tools import request_of
 
 LONG_ENOUGH = 450.0
@@ -148,7 +149,10 @@ class World:
 
     def live(self) -> tuple[str, str] | None:
         """Let it all happen; the first violation, if there is one."""
-        # The client library draws its pauses from here.
+        if self.plan.wire:
+            # Before the seed: some modules of the SDK draw a number when they are imported.
+            import_module("tests.simulation.wire")
+        # The client library and runs that wait for a place draw their pauses from here.
         random.seed(self.plan.seed)
         with _errors_to(self), _names_of(self):
             try:
@@ -176,7 +180,7 @@ class World:
         self._answer_everything()
         clockwork.run(lambda: self._all_ended() or self._is_stuck() or self._is_over())
         if self.oracle.violation is None:
-            self.oracle.check_end()
+            self.oracle.check_end(self._following)
         if self.oracle.violation is None:
             self._stop_all()
         for process in (*self.processes, *self.graveyard):
@@ -293,6 +297,7 @@ class World:
             task_id = await (self._call_over_wire if self.plan.wire else self._call_tool)(plan, task)
             if task_id is not None:
                 self.trace("client", f"is promised {task_id} for {plan}")
+                self.oracle.promised(task_id, plan)
                 await self._follow(task_id, task)
         finally:
             self._following -= 1
@@ -385,6 +390,7 @@ class World:
             asked = record.inputs.outstanding.get(key)
             responses[key] = {"to": asked and asked.params["message"], "number": self._answers}
         await process.runtime.answer(record, responses, actor=NOBODY)
+        self.oracle.accepted(process, record.id, keys)
 
     async def _attempt(self, ask: Callable[[Process], Awaitable[Any]]) -> None:
         """Ask once; what is not there any more or cannot be asked now is not asked again."""
@@ -468,11 +474,6 @@ def hash_of(text: str) -> int:
     return sum(map(ord, text))
 
 
-def nodes_of(tree: Node) -> list[Node]:
-    """A tree and all that is in it."""
-    return [tree, *(each for child in children_of(tree) for each in nodes_of(child))]
-
-
 @contextmanager
 def _names_of(world: World) -> Generator[None]:
     """What the package takes from outside is the world's, and the same every time: names, ids, and clocks."""
@@ -524,6 +525,3 @@ def _errors_to(world: World) -> Generator[None]:
         logger.removeHandler(listener)
         logger.propagate = propagate
         logger.setLevel(level)
-
-
-__all__ = ["CallFault", "Tally", "World"]

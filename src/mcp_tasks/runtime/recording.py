@@ -170,7 +170,13 @@ class Recording:
     async def journal(self, *, after: int) -> Sequence[JournalEntry]:
         """What the task's journal has beyond `after`, as soon as the store gives it."""
         task_id = self._run.record.id
-        return await until_available(lambda: self._host.store.journal(task_id, after=after), self._run)
+        try:
+            return await until_available(lambda: self._host.store.journal(task_id, after=after), self._run)
+        except StoreUnavailable:
+            if self._run.life.counts:
+                raise
+            # The run has been stopped, for example while a write was under way. The tool is not told of the outage.
+            await self._run.go_no_further()
 
     def _by_tool(
         self,

@@ -435,9 +435,10 @@ class TaskRuntime:
                 del self._runs[task_id]
                 self.claims.end(task_id)
                 self.made_room(run.policy)
-            if run.lost_lease and self.lease.is_valid:
-                # It ended only after the lease was renewed. The other tasks were taken up then.
-                await self.janitor.take_up()
+                # Also when the run ends with a cancellation of its own.
+                if run.lost_lease and self.lease.is_valid:
+                    # It ended only after the lease was renewed. The other tasks were taken up then.
+                    await self.janitor.take_up()
         except StoreUnavailable as exc:
             # The record is as it was, or says who has it; the janitor will come by.
             logger.debug("task %s… could not be run now: %s", task_id[:12], exc)

@@ -51,7 +51,8 @@ class Net(MemoryStore):
         self.cut: set[str] = set()
         self.down = False
         self.hangs: anyio.Event | None = None
-        """If there is one, the next write of a step hangs until it is set, and fails then."""
+        """If there is one, the next write of a step hangs until it is set, and fails then if `fails`."""
+        self.fails = True
 
     async def heartbeat(self, worker: str, *, namespace: str) -> None:
         self._pass()
@@ -76,7 +77,8 @@ class Net(MemoryStore):
         if entries and self.hangs is not None:
             hangs, self.hangs = self.hangs, None
             await hangs.wait()
-            raise StoreUnavailable("the network is down")
+            if self.fails:
+                raise StoreUnavailable("the network is down")
         return await super().save(record, expected=expected, entries=entries, outcome=outcome, limits=limits)
 
     def _pass(self) -> None:
@@ -245,6 +247,35 @@ async def test_a_step_whose_write_hangs_until_the_lease_is_renewed_is_done_once(
         answers.set()
         ended = await until_final(one, task, LONG)
         assert (ended.status, ended.attempt, paid) == (TaskStatus.COMPLETED, 2, [1])
+
+
+async def test_a_task_is_released_when_its_run_ends_in_a_write_that_outlasts_the_renewal_of_the_lease() -> None:
+    net, paid = Net(), list[int]()
+    net.fails = False
+
+    async def work(run: Run) -> Ending:
+        async def pay() -> None:
+            paid.append(run.attempt)
+
+        await run.step("pay", pay)
+        await run.step("thank", pay)
+        return ok()
+
+    async with process(work, net) as one:
+        net.hangs = answers = anyio.Event()
+        net.cut.add(one.worker)
+        task = await launch(one)
+        with anyio.fail_after(LONG):
+            while one.lease.is_valid:
+                await time_passes(0.1)
+        net.cut.clear()
+        with anyio.fail_after(LONG):
+            while not one.lease.is_valid:
+                await time_passes(0.1)
+        answers.set()
+        # At once: not when a sweep finds that nothing runs it.
+        ended = await until_final(one, task, TIMES.heartbeat)
+        assert (ended.status, ended.attempt, paid) == (TaskStatus.COMPLETED, 2, [1, 2])
 
 
 async def test_a_machine_that_slept_keeps_what_is_still_its_own() -> None:

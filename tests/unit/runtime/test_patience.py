@@ -15,6 +15,7 @@ from mcp_tasks.core import TaskRecord, TaskRequest
 from mcp_tasks.core.limits import Limits
 from mcp_tasks.errors import StoreUnavailable, UnknownTask
 from mcp_tasks.runtime import Ending, Run, TaskRuntime
+from mcp_tasks.runtime.context import current_run
 from mcp_tasks.runtime.patience import SETTLED
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.stores.base import EVERYBODY, Store
@@ -56,7 +57,7 @@ class AwayStore(MemoryStore):
 
 
 VERBS = frozenset(
-    {"create", "get", "get_owned", "save", "list", "outcome", "usage", "heartbeat", "request", "versions"}
+    {"create", "get", "get_owned", "save", "list", "outcome", "usage", "heartbeat", "request", "versions"} | {"journal"}
 )
 
 
@@ -237,6 +238,26 @@ async def test_the_wait_ends_with_the_lease() -> None:
         await here.run(act)
         assert ended == [pytest.approx(lease.total_seconds() * 2 / 3, abs=1)]
         assert here.gave == []
+
+
+async def test_a_run_that_was_stopped_is_not_told_of_an_outage_when_it_reads_its_journal() -> None:
+    async with world(lease_duration=timedelta(seconds=15)) as here:
+        raised: list[type[BaseException]] = []
+
+        async def act() -> None:
+            run = current_run.get()
+            assert run is not None
+            try:
+                await asyncio.sleep(3600)
+            finally:
+                # As after a write that was under way when the run was stopped.
+                try:
+                    await run.recording.journal(after=0)
+                except BaseException as exc:
+                    raised.append(type(exc))
+
+        await here.run(act)
+        assert raised == [asyncio.CancelledError]
 
 
 async def test_an_outage_is_logged_once_and_again_when_it_had_been_over(caplog: pytest.LogCaptureFixture) -> None:
