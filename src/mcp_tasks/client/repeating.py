@@ -102,7 +102,7 @@ async def make_once(send: Send[T], *, tool: str, key: str | None, is_honoured: b
                     raise
                 raise failure from exc
         call_repeated(tool, failure)
-        await anyio.sleep(pauses.next_look - anyio.current_time())
+        await anyio.sleep(max(0.0, pauses.next_look - anyio.current_time()))
     raise AssertionError("unreachable: the count never ends")
 
 
