@@ -231,7 +231,7 @@ def _with_children_that_expire(plan: Plan, rng: random.Random) -> Plan:
             "machines": _fleet_of(3),
             "tasks": [_long_task(rng, "again", tree, 60.0) for _ in range(rng.randint(6, 12))],
             "call_faults": {CallFault.DIES_BEFORE: 1.0, CallFault.LOST_THEN_AWAY: 1.0},
-            "fault_rate": 0.05,
+            "fault_rate": 0.1,
             "remote": True,
             "lease": 15.0,
             "healthy_from": 80.0,
