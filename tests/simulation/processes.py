@@ -242,7 +242,7 @@ class Process:
         if "its runs are stopped" in message:
             self.may_have_lost_runs = True
             self.lost_lease_at = self.world.clockwork.now
-            # What was at work is stopped, and may begin again in this process.
+            # The steps at work are stopped, and may begin again in this process.
             self.witness.next_life()
         elif "nothing ran it" in message and self.world.oracle.lost:
             # The store has the task as it was while it ran here.

@@ -1,7 +1,7 @@
 """A process that speaks the protocol: a real `MCPServer` with `Tasks`, and clients of ours connected to it in memory.
 
 Client and server share a process, so that nothing but the store is between them and the world. Calls are made with the
-client library, and tools are entered through the SDK. What else clients do goes to the runtime, as in other processes.
+client library, and tools are entered through the SDK. All else that clients do goes to the runtime, as in other processes.
 """
 
 from __future__ import annotations
