@@ -210,7 +210,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         self.is_dead = True
 
     def bury(self) -> None:
-        """Close its coroutines. What they do while they are closed is lost."""
+        """Close its coroutines. All that they do while they are closed is lost."""
         self.is_dead = True
         asyncio._set_running_loop(self)
         try:

@@ -298,7 +298,7 @@ class Oracle:
     def _recorded(self, process: Process, record: TaskRecord, entry: JournalEntry) -> None:
         task, value = record.id, entry.value
         given_up = entry.kind == "done" and value["how"] == GIVEN_UP
-        # What was given up may come again in another run, and be given up again.
+        # A step or question that was given up may come again in another run, and be given up again.
         run = record.attempt if given_up else 0
         what = (entry.kind, value["kind"] if entry.kind == "done" else "", entry.key, given_up, run)
         self._entries[task][what] += 1
@@ -393,7 +393,7 @@ class Oracle:
                 self._check_failure(before, plan, body["message"])
             case _:
                 if after.id not in self.cancelled:
-                    self.wrong("wrong error", f"{after.id} was cancelled, and nobody cancelled it")
+                    self.wrong("wrong error", f"{after.id} was cancelled, and no client cancelled it")
 
     def _check_failure(self, before: TaskRecord, plan: ToolPlan, message: str) -> None:
         if before.id in self.lost:

@@ -6,7 +6,7 @@ Each world has a few kinds of faults only, so that one kind does not hide anothe
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
@@ -147,21 +147,12 @@ def plan_for(seed: int) -> Plan:
     # Apart, so that the other seeds stay the same worlds.
     rng = random.Random(f"rare {seed}")
     chance = rng.random()
-    if chance < RARE:
-        return _with_cut_off(plan, rng)
-    if chance < RARE * 1.5:
-        return _with_lost_questions(plan, rng)
-    if chance < RARE * 2:
-        return _with_children_that_expire(plan, rng)
-    if chance < RARE * 2.5:
-        return _with_questions_written_twice(plan, rng)
+    for share, make in _RARE:
+        if chance < share:
+            return make(plan, rng)
+        chance -= share
     return plan
 
-
-RARE = 0.1
-"""How many of all worlds are made for runs that are taken over from processes that are cut off; half as many each for
-questions that are lost in failovers, for children that expire while their parents wait for the next run, and for
-questions whose writes are not acknowledged."""
 
 _CALM: dict[str, Any] = {
     "call_faults": {},
@@ -231,7 +222,7 @@ def _with_children_that_expire(plan: Plan, rng: random.Random) -> Plan:
             "machines": _fleet_of(3),
             "tasks": [_long_task(rng, "again", tree, 60.0) for _ in range(rng.randint(6, 12))],
             "call_faults": {CallFault.DIES_BEFORE: 1.0, CallFault.LOST_THEN_AWAY: 1.0},
-            "fault_rate": 0.05,
+            "fault_rate": 0.1,
             "remote": True,
             "lease": 15.0,
             "healthy_from": 80.0,
@@ -269,6 +260,15 @@ def _with_cut_off(plan: Plan, rng: random.Random) -> Plan:
             "healthy_from": lease * 9,
         },
     )
+
+
+_RARE: Sequence[tuple[float, Callable[[Plan, random.Random], Plan]]] = (
+    (0.12, _with_cut_off),
+    (0.05, _with_lost_questions),
+    (0.10, _with_children_that_expire),
+    (0.05, _with_questions_written_twice),
+)
+"""Worlds that are made for what rarely happens in the others, and how many of all worlds each kind is."""
 
 
 def _any_plan(seed: int) -> Plan:

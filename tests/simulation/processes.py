@@ -31,6 +31,9 @@ AHEAD = 1_000.0
 """Seconds by which the wall clocks of machines are ahead of the store's clock, before their plans change them: no
 process shares the clock of the store."""
 
+SETTLES_IN = 0.05
+"""Seconds after its stop in which a process may still do things: helpers of its runs end a few turns after them."""
+
 MOST_CALLS, CALLS_WITHIN = 5_000, 5.0
 """Calls to the store, and seconds: a process that makes more in less turns in a circle."""
 
@@ -195,7 +198,7 @@ class Process:
         try:
             await self.runtime.stop()
         finally:
-            self.world.clockwork.after(0.0, self._stopped, restart)
+            self.world.clockwork.after(SETTLES_IN, self._stopped, restart)
 
     def _stopped(self, restart: bool) -> None:
         if self.lives:
@@ -242,7 +245,7 @@ class Process:
         if "its runs are stopped" in message:
             self.may_have_lost_runs = True
             self.lost_lease_at = self.world.clockwork.now
-            # What was at work is stopped, and may begin again in this process.
+            # The steps at work are stopped, and may begin again in this process.
             self.witness.next_life()
         elif "nothing ran it" in message and self.world.oracle.lost:
             # The store has the task as it was while it ran here.

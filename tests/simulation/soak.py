@@ -70,7 +70,7 @@ def _soak(seed: int, seconds: float, worlds: int | None, *, keep_going: bool) ->
     print(f"simulation: seed {seed}", flush=True)
     tally, kinds = Tally(), Counter[str]()
     began = told = time.monotonic()
-    # What is there by now is not looked at after each world.
+    # Objects that exist by now are not looked at after each world.
     gc.freeze()
     while time.monotonic() - began < seconds and (worlds is None or tally.worlds < worlds):
         violation = simulate(seed, tally)

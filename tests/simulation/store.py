@@ -234,7 +234,7 @@ class _Call:
         self._verb = verb
         self._args = args
         self._handing: Handing | None = options.get("handing")
-        # What the store tells by changing an argument is told with the answer.
+        # The store changes this argument. The caller sees the change with the answer.
         self._options = options if self._handing is None else {**options, "handing": replace(self._handing)}
         self.future: asyncio.Future[Any] = process.loop.create_future()
 

@@ -20,7 +20,7 @@ from tests.simulation.soak import simulate
 from tests.simulation.world import World
 
 WORLDS = 40
-"""Some 900 tasks, in 15 seconds of one core."""
+"""Some 800 tasks, in 15 seconds of one core."""
 
 
 @pytest.mark.slow

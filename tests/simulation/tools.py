@@ -53,7 +53,7 @@ class FleetWitness(Witness):
         return self._oracle.answers_of(task)
 
     def wrong(self, what: str) -> None:
-        """Something is not as it must be. What a dead process does while it is buried is no matter."""
+        """Something is not as it must be. A dead process whose coroutines are being closed does not count."""
         if self._process.lives:
             self._oracle.wrong("tool", f"{self._process.name}: {what}")
 

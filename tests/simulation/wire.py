@@ -1,7 +1,7 @@
 """A process that speaks the protocol: a real `MCPServer` with `Tasks`, and clients of ours connected to it in memory.
 
 Client and server share a process, so that nothing but the store is between them and the world. Calls are made with the
-client library, and tools are entered through the SDK. What else clients do goes to the runtime, as in other processes.
+client library, and tools are entered through the SDK. All else goes to the runtime, as in other processes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mcp_tasks.client import CallLost, TaskHandle, TasksClient
 from mcp_tasks.errors import StoreError
 from mcp_tasks.runtime import Success
 from mcp_tasks.runtime.context import current_run
-from tests.simulation.processes import NAMESPACE, Process, engine_of, policies_of, settings_of
+from tests.simulation.processes import NAMESPACE, SETTLES_IN, Process, engine_of, policies_of, settings_of
 from tests.simulation.tools import run_tool
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class WireProcess(Process):
             except* StoreError as errors:
                 self.world.trace(self.name, f"cannot start: {errors.exceptions}")
                 await asyncio.sleep(1.0)
-        self.world.clockwork.after(0.0, self._stopped, self._restarts)
+        self.world.clockwork.after(SETTLES_IN, self._stopped, self._restarts)
 
     def _begin_stop(self, restart: bool) -> None:
         self.is_ending, self._restarts = True, restart

@@ -197,7 +197,7 @@ class World:
         return self.clockwork.now > self.oracle.changed + LONG_ENOUGH or self.clockwork.now > LAST
 
     def _stop_all(self) -> None:
-        # What tools left behind comes to its end as well.
+        # Branches that tools left behind end as well.
         self._pass(15.0)
         for process in tuple(self.processes):
             process.drain(restart=False)
@@ -220,9 +220,14 @@ class World:
             loop.bury()
 
     def check_stopped(self, process: Process) -> None:
-        """A process has stopped in order: nothing of it is left."""
-        ours = {process.stopping, *process.requests}
-        left = [task.get_name() for task in process.loop.living if task not in ours]
+        """A process has stopped in order: nothing of it is left.
+
+        A request that came just before, for example while the process was paused, is answered to the end. It may start
+        tasks of its own meanwhile, such as the sending of a message.
+        """
+        if process.requests:
+            return
+        left = [task.get_name() for task in process.loop.living if task is not process.stopping]
         if left and process.reach is Reach.OK and self.is_healthy:
             self.oracle.wrong("left behind", f"{process.name} has stopped, and this goes on: {left}")
 

@@ -48,6 +48,7 @@ class Recovery:
         self._watch = Watch(runtime.lease_times, clock=runtime.monotonic)
         self._cursors: dict[str, str] = {}
         self._orphans: set[str] = set()
+        self._ended_late: set[str] = set()
         self.is_behind: bool = False
         """Whether there is more to recover than one sweep does."""
 
@@ -55,6 +56,7 @@ class Recovery:
         """Take tasks from processes that are dead: to be run again, or ended."""
         runtime = self._runtime
         self.is_behind = False
+        await self._release_ended_late()
         for task_id in runtime.claims.unconfirmed():
             await self._recover_own(task_id)
         asked = self._watch.now()
@@ -73,6 +75,22 @@ class Recovery:
     async def catch_up(self) -> None:
         """Go on with what one sweep did not do."""
         await self.sweep()
+
+    async def ended_late(self, task_id: str) -> None:
+        """Give up a task whose run was stopped with the lease, and ended only after the lease was renewed. If the store
+        is not available, the next sweep tries again."""
+        self._ended_late.add(task_id)
+        await self._release_ended_late()
+
+    async def _release_ended_late(self) -> None:
+        if not self._ended_late:
+            return
+        # First, so that the next run does not repeat what is written there.
+        await self._runtime.late_writes.flush()
+        for task_id in tuple(self._ended_late):
+            if not self._runtime.has(task_id):
+                await self._recover_own(task_id)
+            self._ended_late.discard(task_id)
 
     async def release_orphans(self) -> None:
         """Give up tasks that are ours and that nothing here runs. There should be none; this is in case there are."""

@@ -438,7 +438,7 @@ class TaskRuntime:
                 # Also when the run ends with a cancellation of its own.
                 if run.lost_lease and self.lease.is_valid:
                     # It ended only after the lease was renewed. The other tasks were taken up then.
-                    await self.janitor.take_up()
+                    await self.janitor.recovery.ended_late(task_id)
         except StoreUnavailable as exc:
             # The record is as it was, or says who has it; the janitor will come by.
             logger.debug("task %s… could not be run now: %s", task_id[:12], exc)

@@ -303,7 +303,7 @@ def _children(node: Gather | Group | Race) -> list[tuple[int, Node]]:
 
 
 def _look_at(runner: asyncio.Task[Any]) -> None:
-    # The failure of one that lost is nobody's concern; asyncio would report it.
+    # The failure of one that lost does not count; asyncio would report it.
     if not runner.cancelled():
         runner.exception()
 

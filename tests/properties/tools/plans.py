@@ -1,4 +1,4 @@
-"""How plans are drawn: trees of everything a tool may do, and whatever may happen to it meanwhile."""
+"""How plans are drawn: trees of everything a tool may do, and of all that may happen to it meanwhile."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
     """An event loop with a time of its own.
 
     Attributes:
-        mishaps: What asyncio would have reported: exceptions that nobody retrieved, tasks that were dropped.
+        mishaps: What asyncio would have reported: exceptions that were never retrieved, tasks that were dropped.
     """
 
     def __init__(self) -> None:

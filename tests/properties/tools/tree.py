@@ -189,7 +189,7 @@ class Trimmer:
             case Beside(beside, child):
                 return Beside(self.trim(beside), self.trim(child))
             case Race(children):
-                # Whoever is left alone goes on after the time-out, and nothing tells us that the others did not wait.
+                # A loser that is left alone goes on after the time-out, and nothing tells that the others did not wait.
                 losers = Losers.CANCELLED if self._in_move_on and node.losers is Losers.LEFT else node.losers
                 # A time-out that fired in a race fires again when the tool is run again, after all of its seconds. What
                 # is recorded behind it is not waited for that long (`deliveries.PATIENCE`): a limit of replay.

@@ -110,7 +110,7 @@ class World:
                 await self._pass(act.after)
                 await self._do(act)
             await self._come_to_an_end()
-            # What a tool left behind comes to its end as well.
+            # Branches that a tool left behind end as well.
             await self._pass(10.0)
             check_all_is_given_back(self._runtime)
             await self._runtime.stop()
@@ -167,7 +167,7 @@ class World:
 
     async def _kill(self) -> None:
         self.witness.ending = True
-        # What is just being claimed does not begin either.
+        # A task that is just being claimed does not begin either.
         self._runtime.lease.is_valid = False
         await self._runtime.abandon()
         await self._next_life()
@@ -178,7 +178,7 @@ class World:
         await self._next_life()
 
     async def _next_life(self) -> None:
-        # What a tool left behind outside of its run goes with the process.
+        # Branches that a tool left behind outside of its run go with the process.
         left = [each for tasks in tasks_by_value(current_run).values() for each in tasks]
         for each in left:
             each.cancel()
@@ -190,7 +190,7 @@ class World:
             try:
                 await self._runtime.start()
             except StoreUnavailable:
-                # What it had begun was stopped in order.
+                # All that it had begun was stopped in order.
                 self.witness.next_life()
                 self.store.repair()
             else:

@@ -249,7 +249,10 @@ async def test_a_step_whose_write_hangs_until_the_lease_is_renewed_is_done_once(
         assert (ended.status, ended.attempt, paid) == (TaskStatus.COMPLETED, 2, [1])
 
 
-async def test_a_task_is_released_when_its_run_ends_in_a_write_that_outlasts_the_renewal_of_the_lease() -> None:
+@pytest.mark.parametrize("is_down", [False, True], ids=["store available", "store down for a moment"])
+async def test_a_task_is_released_when_its_run_ends_in_a_write_that_outlasts_the_renewal_of_the_lease(
+    *, is_down: bool
+) -> None:
     net, paid = Net(), list[int]()
     net.fails = False
 
@@ -273,8 +276,12 @@ async def test_a_task_is_released_when_its_run_ends_in_a_write_that_outlasts_the
             while not one.lease.is_valid:
                 await time_passes(0.1)
         answers.set()
-        # At once: not when a sweep finds that nothing runs it.
-        ended = await until_final(one, task, TIMES.heartbeat)
+        if is_down:
+            net.down = True
+            await time_passes(1.0)
+            net.down = False
+        # At once or with the next sweep: not when one finds for the second time that nothing runs it.
+        ended = await until_final(one, task, one.sweep_interval.total_seconds() * 2 + 1)
         assert (ended.status, ended.attempt, paid) == (TaskStatus.COMPLETED, 2, [1, 2])
 
 
