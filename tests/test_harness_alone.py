@@ -58,6 +58,8 @@ EXCEPTIONS: Final[Mapping[str, str]] = {
     # Their matter is a message that is taken apart, member by member; and bytes that are no message.
     "tests/short/drafts.py": "message",
     "tests/wire/test_bad_input.py": "message",
+    # Each process that looks for a fault is a fork of this one, and is killed when another has found it.
+    "tests/simulation/mutants.py": "process",
     # Run with another release of the SDK, in an environment that has nothing of ours.
     "tests/interop/drivers/older_common.py": "kill",
     "tests/interop/drivers/older_server.py": "serve",

@@ -9,12 +9,12 @@ import argparse
 import gc
 import os
 import random
-import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
 
+from harness.processes import python, start
 from tests.simulation.clockwork import burial
 from tests.simulation.plans import plan_for
 from tests.simulation.world import Tally, World
@@ -58,11 +58,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _several(options: argparse.Namespace, seed: int) -> int:
-    command = [sys.executable, "-m", "tests.simulation.soak", "--seconds", str(options.seconds)]
-    command += ["--keep-going"] if options.keep_going else []
-    command += [] if options.worlds is None else ["--worlds", str(options.worlds)]
+    chosen = ["--seconds", str(options.seconds)]
+    chosen += ["--keep-going"] if options.keep_going else []
+    chosen += [] if options.worlds is None else ["--worlds", str(options.worlds)]
     seeds = [seed + APART * number for number in range(options.processes)]
-    started = [subprocess.Popen([*command, "--seed", str(each)]) for each in seeds]
+    started = [start(python("tests.simulation.soak", *chosen, "--seed", str(each))) for each in seeds]
     return max(process.wait() for process in started)
 
 

@@ -8,11 +8,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
-import subprocess
-import sys
 
 import pytest
 
+from harness.processes import python, run
 from harness.thoroughness import TIMES, examples
 from tests.simulation.clockwork import Clockwork, SimulatedLoop, burial
 from tests.simulation.plans import plan_for
@@ -27,8 +26,8 @@ WORLDS = 40
 @pytest.mark.timeout(200 * TIMES)
 def test_a_fleet_keeps_its_promises_whatever_happens() -> None:
     # In a process of its own, where sets of strings have one order, so that the seed of a failure finds it again.
-    command = [sys.executable, "-m", "tests.simulation.soak", "--worlds", str(examples(WORLDS)), "--seed", "1"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    soak = python("tests.simulation.soak", "--worlds", str(examples(WORLDS)), "--seed", "1")
+    done = run(soak, limit=200 * TIMES)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
