@@ -19,11 +19,12 @@ from mcp_tasks import Tasks
 from mcp_tasks.client import CallLost, TaskHandle, TasksClient
 from mcp_tasks.errors import StoreError
 from mcp_tasks.runtime import Success
-from mcp_tasks.runtime.context import current_run
+from mcp_tasks.runtime.context import current_run, current_runtime
 from tests.simulation.processes import NAMESPACE, SETTLES_IN, Process, engine_of, policies_of, settings_of
 from tests.simulation.tools import run_tool
 
 if TYPE_CHECKING:
+    from mcp_tasks.runtime import TaskRuntime
     from tests.simulation.processes import Machine
     from tests.simulation.world import World
 
@@ -44,7 +45,7 @@ class WireProcess(Process):
         self._client: Client | None = None
 
     async def _live(self) -> None:
-        while self._client is None:
+        while True:
             tasks = Tasks(
                 self.connection,
                 engine=engine_of(self),
@@ -63,6 +64,8 @@ class WireProcess(Process):
                     self.runtime = cast("Any", tasks)._lifecycle.runtime()
                     self.is_serving = True
                     await self._told_to_stop.wait()
+                    self._client = None
+                break
             except* StoreError as errors:
                 self.world.trace(self.name, f"cannot start: {errors.exceptions}")
                 await asyncio.sleep(1.0)
@@ -85,6 +88,8 @@ class WireProcess(Process):
             run = current_run.get()
             if run is None:
                 raise AssertionError("the client asks for tasks")
+            # A server that starts may run tools before a client is connected.
+            self.runtime = cast("TaskRuntime", current_runtime.get())
             ending = await run_tool(self, run)
             if isinstance(ending, Success):
                 return CallToolResult.model_validate(ending.result)
@@ -109,14 +114,20 @@ class WireProcess(Process):
             MayHaveRun: The call may have been made, and there is no answer.
             MCPError: It was not made.
         """
-        if self._client is None:
-            raise AssertionError("the process does not serve yet")
+        client = self._client
+        if client is None:
+            raise MCPError(-32603, "the process does not serve")
         try:
-            started = await self._tasks_client.start(self._client, tool, {"tree": plan})
+            started = await self._tasks_client.start(client, tool, {"tree": plan})
         except CallLost as exc:
             if exc.may_have_run:
                 raise MayHaveRun from exc
             raise MCPError(-32603, str(exc)) from exc
+        except RuntimeError as exc:
+            if self._client is client:
+                raise
+            # The connection was closed while the call was being repeated.
+            raise MayHaveRun from exc
         if isinstance(started, TaskHandle):
             return started.id
         self.world.oracle.check_answer(plan, started.structured_content)

@@ -167,6 +167,7 @@ class Trimmer:
         self._may_move_on = True
         self._in_move_on = False
         self._in_race = False
+        self._leaves_losers = False
 
     def trim(self, node: Node) -> Node:
         """The tool that is most like this tree."""
@@ -175,7 +176,7 @@ class Trimmer:
                 self._io_left -= seconds
                 return node if self._io_left >= 0 else Step()
             case MoveOn(child):
-                if not self._may_move_on or self._in_race:
+                if not self._may_move_on or self._in_race or self._leaves_losers:
                     return self.trim(child)
                 self._may_move_on, self._in_move_on = False, True
                 trimmed = MoveOn(self.trim(child))
@@ -193,6 +194,8 @@ class Trimmer:
                 losers = Losers.CANCELLED if self._in_move_on and node.losers is Losers.LEFT else node.losers
                 # A time-out that fired in a race fires again when the tool is run again, after all of its seconds. What
                 # is recorded behind it is not waited for that long (`deliveries.PATIENCE`): a limit of replay.
+                # The same holds for one that fires while losers of an earlier race go on.
+                self._leaves_losers |= losers is Losers.LEFT
                 was_in_race, self._in_race = self._in_race, True
                 trimmed = tuple(_decided(self.trim(child)) for child in children)
                 self._in_race = was_in_race
