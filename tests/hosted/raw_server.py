@@ -181,6 +181,7 @@ class Host:
         self.answered = 0
         self.ready = asyncio.Event()
         self.answer: ElicitResult | ErrorData = ElicitResult(action="accept", content={"ok": True})
+        self.first_answers: list[ElicitResult] = []
         self.report: float | None = None
 
     async def elicit(self, context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult | ErrorData:
@@ -200,7 +201,7 @@ class Host:
             self.cancelled += 1
             raise
         self.answered += 1
-        return self.answer
+        return self.first_answers.pop(0) if self.first_answers else self.answer
 
     async def sample(self, context: ClientRequestContext, params: CreateMessageRequestParams) -> CreateMessageResult:
         """The model."""

@@ -248,7 +248,7 @@ async def test_a_run_that_was_stopped_is_not_told_of_an_outage_when_it_reads_its
             run = current_run.get()
             assert run is not None
             try:
-                await asyncio.sleep(3600)
+                await asyncio.sleep(3600)  # sleep: virtual time, until the lease is lost
             finally:
                 # As after a write that was under way when the run was stopped.
                 try:
