@@ -72,14 +72,17 @@ class Quota:
             LimitExceeded: There may be none. Nothing has been done.
             StoreError: The store cannot say what there is.
         """
-        everybody, own = self._all, None
-        if everybody is not None and not everybody.knows_room(self._total):
-            await everybody.look_for_room(self._total)
-        if owner is not None and owner != self.free and self._has_owner_limit:
-            own = self._account(owner)
-            if not inside and not own.knows_room(self._of_owner):
-                await own.look_for_room(self._of_owner)
-        return Admission(everybody, own)
+        admission = Admission()
+        try:
+            if owner is not None and owner != self.free and self._has_owner_limit:
+                await admission.take(self._account(owner), None if inside else self._of_owner)
+            # Last, so that no call holds a place that others want while it waits for a look at its own.
+            if self._all is not None:
+                await admission.take(self._all, self._total)
+        except BaseException:
+            admission.leave()
+            raise
+        return admission
 
     def grew(self, owner: str | None, size: int) -> None:
         """Take note that this process has written so many bytes more for one of an owner's tasks."""
@@ -128,21 +131,36 @@ class Quota:
 
 
 class Admission(AbstractContextManager["Admission"]):
-    """The right to make one task: taken at once, and given back when it is left."""
+    """The right to make one task, given back when it is left."""
 
     __slots__ = ("_accounts", "made")
 
-    def __init__(self, *accounts: _Account | None) -> None:
-        self._accounts = [account for account in accounts if account is not None]
-        for account in self._accounts:
-            account.being_made += 1
+    def __init__(self) -> None:
+        self._accounts: list[_Account] = []
         self.made: bool = False
         """Whether the task was made, in the end."""
 
-    def __exit__(self, *_: object) -> None:
+    async def take(self, account: _Account, refusal: Callable[[int, int], LimitExceeded | None] | None) -> None:
+        """Take a place under an account's limits; without a refusal it only counts.
+
+        Raises:
+            LimitExceeded: There is no room.
+            StoreError: The store cannot say.
+        """
+        if refusal is not None and not account.knows_room(refusal):
+            await account.look_for_room(refusal)
+        # Nothing is awaited between the verdict and this: of many calls at once each sees the places of the others.
+        account.being_made += 1
+        self._accounts.append(account)
+
+    def leave(self) -> None:
+        """Give back what was taken."""
         for account in self._accounts:
             account.being_made -= 1
             account.made += self.made
+
+    def __exit__(self, *_: object) -> None:
+        self.leave()
 
 
 class _Account:

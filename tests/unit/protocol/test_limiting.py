@@ -30,6 +30,7 @@ from mcp_tasks.protocol.errors import describe
 from mcp_tasks.protocol.limiting import MOST_HELD_BACK, MOST_KNOWN, Limiting, Pace
 from mcp_tasks.runtime import Ending, Run, Success, TaskRuntime, ToolPolicy
 from mcp_tasks.runtime.quota import FRESH, MOST_OWNERS, Quota
+from mcp_tasks.stores.base import EVERYBODY
 from mcp_tasks.stores.memory import MemoryStore
 from mcp_tasks.stores.shares import Usage
 from mcp_tasks.testing import FakeClock
@@ -168,6 +169,53 @@ async def test_those_who_wait_for_a_look_share_it() -> None:
     results = await asyncio.gather(*(make(quota) for _ in range(20)), return_exceptions=True)
     assert sum(result is None for result in results) == 5
     assert usage.asked <= 3
+
+
+async def test_a_place_under_the_total_is_taken_before_the_store_is_asked_about_a_new_owner() -> None:
+    quota = Quota(Limits(open_tasks=20), Counted(), Ticking())
+    admitted = 0
+
+    async def begin(owner: str) -> None:
+        nonlocal admitted
+        with await quota.admit(owner):
+            admitted += 1
+            await anyio.lowlevel.checkpoint()
+            await over.wait()
+
+    over = asyncio.Event()
+    calls = [asyncio.create_task(begin(f"owner {number}")) for number in range(200)]
+    await eventually(lambda: admitted + sum(call.done() for call in calls) == 200)
+    assert admitted == 20
+    over.set()
+    ends = await asyncio.gather(*calls, return_exceptions=True)
+    assert sum(isinstance(end, LimitExceeded) for end in ends) == 180
+
+
+async def test_an_owner_keeps_no_place_for_a_call_that_is_refused_or_goes_away() -> None:
+    answering = asyncio.Event()
+    answering.set()
+
+    class OneOfAnother(Counted):
+        async def __call__(self, whose: object) -> Usage:
+            if whose is EVERYBODY:
+                await answering.wait()
+            return self.usage if whose is EVERYBODY else Usage(open_tasks=0, stored_bytes=0)
+
+    clock, usage = Ticking(), OneOfAnother(open_tasks=1)
+    quota = Quota(Limits(open_tasks=1, owner_open_tasks=1), usage, clock)
+    for _ in range(2):
+        with pytest.raises(LimitExceeded) as refused:
+            await make(quota)
+        assert refused.value.limit == "open_tasks"
+    clock.now += FRESH
+    answering.clear()
+    gone = asyncio.create_task(make(quota))
+    await anyio.wait_all_tasks_blocked()
+    gone.cancel()
+    await asyncio.wait([gone])
+    usage.usage = Usage(open_tasks=0, stored_bytes=0)
+    answering.set()
+    await make(quota)
 
 
 async def test_without_limits_the_store_is_not_asked() -> None:
