@@ -1,4 +1,4 @@
-"""A cipher as an author would write one: AES-GCM, with the id of the task as associated data."""
+"""A cipher as an author would write one: AES-GCM, with what the data is bound to as associated data."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ class AesCipher:
     def __init__(self, key: bytes | None = None) -> None:
         self.aead = AESGCM(key or AESGCM.generate_key(bit_length=256))
 
-    def encrypt(self, task_id: str, data: bytes) -> bytes:
+    def encrypt(self, bound_to: str, data: bytes) -> bytes:
         nonce = urandom(NONCE)
-        return nonce + self.aead.encrypt(nonce, data, self._bound_to(task_id))
+        return nonce + self.aead.encrypt(nonce, data, self._aad(bound_to))
 
-    def decrypt(self, task_id: str, data: bytes) -> bytes:
-        return self.aead.decrypt(data[:NONCE], data[NONCE:], self._bound_to(task_id))
+    def decrypt(self, bound_to: str, data: bytes) -> bytes:
+        return self.aead.decrypt(data[:NONCE], data[NONCE:], self._aad(bound_to))
 
-    def _bound_to(self, task_id: str) -> bytes:
-        return task_id.encode("utf-8", "surrogatepass")
+    def _aad(self, bound_to: str) -> bytes:
+        return bound_to.encode("utf-8", "surrogatepass")

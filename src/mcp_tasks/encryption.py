@@ -2,9 +2,10 @@
 
     Tasks("sqlite:///tasks.db", cipher=Keyring.from_environment())
 
-AES-256-GCM of the `cryptography` package, which comes with the SDK. What is encrypted is bound to its task. The key
-of a task is derived from yours and from its id (HKDF-Expand with SHA-256, one block): with one key for everything,
-random nonces would be good for 2^32 values in all, which a busy fleet writes in weeks; so they are for each task.
+AES-256-GCM of the `cryptography` package, which comes with the SDK. Encrypted data is bound to its task and to the part
+of the task that it is. Each part has a key of its own, derived from yours and from the name of the part (HKDF-Expand
+with SHA-256, one block): with one key for everything, random nonces would be good for 2^32 values in all, which a busy
+fleet writes in weeks.
 
 A value says which key it needs: the first bytes of a hash of it. The first key of a ring encrypts, all of them decrypt.
 So a key is changed by putting a new one in front, and dropped when nothing needs it any more (`mcp-tasks encrypt`).
@@ -45,29 +46,28 @@ _NONCE: Final = 12
 _TAG: Final = 16
 _FORMAT: Final = b"\x01"
 _HEADER: Final = len(_FORMAT) + _ID
-_PURPOSE: Final = b"mcp-tasks/task-key/1\0"
+_PURPOSE: Final = b"mcp-tasks/part-key/1\0"
 _FIRST_BLOCK: Final = b"\x01"
-_TASKS_AT_HAND: Final = 4_096
-"""Tasks whose keys are kept in memory: some hundred bytes each."""
+_PARTS_AT_HAND: Final = 8_192
+"""Parts of tasks whose keys are kept in memory: some hundred bytes each."""
 
 
 class Cipher(Protocol):
     """Encrypts what is kept of tasks. Both methods may be called from any thread, at the same time.
 
-    What was encrypted for one task must not decrypt for another: give `task_id` to an AEAD as its associated data, so
-    that nobody who can write to the store can move an answer or a result from one task to another. A cipher that knows
-    older keys as well makes it possible to change the key.
-
-    What a server keeps beside its tasks (`Store.note`) is encrypted too. There `task_id` is a name that no task has:
-    ASCII, beginning with `note:`. So it is for what a client keeps: `ledger:`, `hosted:`.
+    `bound_to` names one part of one task (`request:ID`, `outcome:ID`), a note of a server (`note:…`) or a value of a
+    client's file (`ledger:…`). Bytes that were encrypted for one name must not decrypt for another: give it to an AEAD
+    as its associated data. Then write access to the store is not enough to move an answer or a result from one task to
+    another, or to pass off the arguments of a task as its result. A cipher that knows older keys as well makes it
+    possible to change the key.
     """
 
-    def encrypt(self, task_id: str, data: bytes) -> bytes:
-        """The encrypted bytes, bound to the task."""
+    def encrypt(self, bound_to: str, data: bytes) -> bytes:
+        """The encrypted bytes, bound to the name."""
         ...
 
-    def decrypt(self, task_id: str, data: bytes) -> bytes:
-        """What `encrypt` was given for the same task; raises any exception if these bytes are something else.
+    def decrypt(self, bound_to: str, data: bytes) -> bytes:
+        """What `encrypt` was given for the same name; raises any exception if these bytes are something else.
 
         The message of a `CannotDecrypt` is shown, that of any other exception is not.
         """
@@ -99,7 +99,7 @@ class Keyring:
             self._keys.setdefault(hashlib.sha256(b"mcp-tasks/key-id/1\0" + key).digest()[:_ID], key)
         self._first = next(iter(self._keys))
         # A task that is polled is decrypted again and again; to derive its key takes longer than to use it.
-        self._aead = lru_cache(maxsize=_TASKS_AT_HAND)(self._derived)
+        self._aead = lru_cache(maxsize=_PARTS_AT_HAND)(self._derived)
 
     @staticmethod
     def from_environment(variable: str = KEYS_VARIABLE) -> Keyring:
@@ -140,26 +140,26 @@ class Keyring:
     def __repr__(self) -> str:
         return f"<Keyring of {', '.join(self.key_ids)}>"
 
-    def encrypt(self, task_id: str, data: bytes) -> bytes:
-        """The encrypted bytes, bound to the task."""
-        header, bound_to = _FORMAT + self._first, _bytes(task_id)
+    def encrypt(self, bound_to: str, data: bytes) -> bytes:
+        """The encrypted bytes, bound to the name."""
+        header, name = _FORMAT + self._first, _bytes(bound_to)
         nonce = os.urandom(_NONCE)
-        return b"".join((header, nonce, self._aead(self._first, bound_to).encrypt(nonce, data, header + bound_to)))
+        return b"".join((header, nonce, self._aead(self._first, name).encrypt(nonce, data, header + name)))
 
-    def decrypt(self, task_id: str, data: bytes) -> bytes:
-        """What `encrypt` was given for the same task, by any ring that has the key.
+    def decrypt(self, bound_to: str, data: bytes) -> bytes:
+        """What `encrypt` was given for the same name, by any ring that has the key.
 
         Raises:
-            CannotDecrypt: It has another key, or is of another task, or was changed.
+            CannotDecrypt: It has another key, or was encrypted for another name, or was changed.
         """
-        header, key_id, bound_to = data[:_HEADER], data[len(_FORMAT) : _HEADER], _bytes(task_id)
+        header, key_id, name = data[:_HEADER], data[len(_FORMAT) : _HEADER], _bytes(bound_to)
         if data[: len(_FORMAT)] != _FORMAT or len(data) < _HEADER + _NONCE + _TAG:
             raise CannotDecrypt("it was not encrypted with a key of mcp-tasks")
         if key_id not in self._keys:
             raise CannotDecrypt(f"it needs the key {key_id.hex()}, and there is {' and '.join(self.key_ids)}")
         nonce, sealed = data[_HEADER : _HEADER + _NONCE], data[_HEADER + _NONCE :]
         try:
-            return self._aead(key_id, bound_to).decrypt(nonce, sealed, header + bound_to)
+            return self._aead(key_id, name).decrypt(nonce, sealed, header + name)
         except InvalidTag as exc:
             raise CannotDecrypt("it was changed, or was encrypted for something else") from exc
 
@@ -167,8 +167,8 @@ class Keyring:
         """Whether bytes that `encrypt` gave need the first key: if all do, the others can be dropped."""
         return data[:_HEADER] == _FORMAT + self._first
 
-    def _derived(self, key_id: bytes, bound_to: bytes) -> AESGCM:
-        return AESGCM(hmac.digest(self._keys[key_id], _PURPOSE + bound_to + _FIRST_BLOCK, "sha256"))
+    def _derived(self, key_id: bytes, name: bytes) -> AESGCM:
+        return AESGCM(hmac.digest(self._keys[key_id], _PURPOSE + name + _FIRST_BLOCK, "sha256"))
 
 
 def keyring_from_environment(variable: str = KEYS_VARIABLE) -> Keyring | None:
@@ -208,5 +208,5 @@ def _key(text: object, number: int) -> bytes:
     return urlsafe_b64decode(found[1] + "=")
 
 
-def _bytes(task_id: str) -> bytes:
-    return task_id.encode("utf-8", "surrogatepass")
+def _bytes(bound_to: str) -> bytes:
+    return bound_to.encode("utf-8", "surrogatepass")

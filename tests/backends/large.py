@@ -17,10 +17,10 @@ class WatchedCipher:
     def __init__(self) -> None:
         self.threads: list[int] = []
 
-    def encrypt(self, task_id: str, data: bytes) -> bytes:
-        return self.decrypt(task_id, data)
+    def encrypt(self, bound_to: str, data: bytes) -> bytes:
+        return self.decrypt(bound_to, data)
 
-    def decrypt(self, task_id: str, data: bytes) -> bytes:
+    def decrypt(self, bound_to: str, data: bytes) -> bytes:
         self.threads.append(threading.get_ident())
         return data
 

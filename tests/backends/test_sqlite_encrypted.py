@@ -135,7 +135,7 @@ async def test_an_answer_of_another_task_is_refused(store: SqliteStore) -> None:
 async def test_a_note_under_another_name_is_refused(store: SqliteStore, column: str) -> None:
     execute(store, f"UPDATE notes SET {column} = 'moved' WHERE name = 'mine'")
     place = {"namespace": "demo", "name": "mine"} | {column: "moved"}
-    with pytest.raises(StoreCorrupt, match=r"it cannot be decrypted .* or is that of another note") as refused:
+    with pytest.raises(StoreCorrupt, match=r"it cannot be decrypted .* or was changed or moved") as refused:
         await store.note(**place)
     assert f"the note {place['name']!r} of the server {place['namespace']!r}" in str(refused.value)
     with pytest.raises(StoreCorrupt, match="cannot be decrypted"):

@@ -146,6 +146,56 @@ async def test_a_store_that_is_encrypted_from_the_start(url: str) -> None:
     await check(url, ring)
 
 
+MOVES = {"request": "body", "body": "meta", "meta": "state", "state": "request"}
+"""Where each part of a task is put, with the name of its column. The answers become steps."""
+
+_TABLE_OF = {"state": "tasks", "request": "requests", "body": "outcomes", "meta": "outcomes"}
+_FIELD_OF = {"state": "s", "request": "r", "body": "b", "meta": "m"}
+
+
+async def move_parts(url: str) -> None:
+    """What somebody could do who can write to the store, and has no key. All tasks, each within itself."""
+    if url.startswith("redis"):
+        client: Any = Redis.from_url(url)
+        for task_id in ("one", "two"):
+            row = "{mcp-tasks}:t:" + task_id
+            found = {part: await client.hget(row, field) for part, field in _FIELD_OF.items()}
+            await client.hset(row, mapping={_FIELD_OF[to]: found[part] for part, to in MOVES.items()})
+            await client.lset("{mcp-tasks}:j:" + task_id, 0, "step")
+        await client.aclose()
+        return
+    sqlite = url.startswith("sqlite")
+    prefix, mark, task = ("", "?", "key") if sqlite else ("mcp_tasks_", "%s", "key")
+    connection: Any = sqlite3.connect(url.removeprefix("sqlite:///")) if sqlite else psycopg.connect(url)
+    with closing(connection):
+        found = {
+            part: dict(
+                connection.execute(
+                    f"SELECT {task if table == 'tasks' else 'task'}, {part} FROM {prefix}{table}"
+                ).fetchall()
+            )
+            for part, table in _TABLE_OF.items()
+        }
+        for part, to in MOVES.items():
+            table = _TABLE_OF[to]
+            for key, value in found[part].items():
+                where = task if table == "tasks" else "task"
+                connection.execute(f"UPDATE {prefix}{table} SET {to} = {mark} WHERE {where} = {mark}", (value, key))
+        connection.execute(f"UPDATE {prefix}journal SET kind = 'step' WHERE kind = 'answer'")
+        connection.commit()
+
+
+async def test_a_part_of_a_task_is_not_taken_for_another_part_of_it(url: str) -> None:
+    ring = Keyring(new_key())
+    await fill(url, ring)
+    await move_parts(url)
+    store = await opened(url, ring)
+    for read in (store.get, store.request, store.outcome, store.journal):
+        with pytest.raises(TaskUnreadable, match="it was changed, or was encrypted for something else"):
+            await read("one")
+    await store.close()
+
+
 async def test_no_key_and_a_wrong_key_are_refused_at_the_start(url: str) -> None:
     ring = Keyring(new_key())
     await (await opened(url, ring)).close()
@@ -190,11 +240,11 @@ async def test_what_was_interrupted_lets_nobody_in_until_it_is_done(url: str) ->
 
         left = 4
 
-        def encrypt(self, task_id: str, data: bytes) -> bytes:
+        def encrypt(self, bound_to: str, data: bytes) -> bytes:
             self.left -= 1
             if not self.left:
                 raise Interrupted
-            return ring.encrypt(task_id, data)
+            return ring.encrypt(bound_to, data)
 
     with pytest.raises(Interrupted):
         await encrypt_store(url, Half(new_key()), watch=0.1)
@@ -358,10 +408,10 @@ async def test_a_file_is_clean_before_it_is_said_to_be(tmp_path: Path) -> None:
     found: list[bool] = []
 
     class Looking(Keyring):
-        def encrypt(self, task_id: str, data: bytes) -> bytes:
+        def encrypt(self, bound_to: str, data: bytes) -> bytes:
             if data.endswith(b"on"):
                 found.append(any(SECRET.encode() in file.read_bytes() for file in tmp_path.iterdir()))
-            return super().encrypt(task_id, data)
+            return super().encrypt(bound_to, data)
 
     await encrypt_store(url, Looking(new_key()))
     assert found == [False]

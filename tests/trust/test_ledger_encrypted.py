@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable
 from contextlib import closing
 from datetime import UTC, datetime
@@ -99,6 +100,23 @@ def test_nothing_is_readable_and_all_is_there(fill: Act, check: Act, path: Path)
     assert found(plain)
 
 
+def test_a_column_is_not_taken_for_another_one(path: Path) -> None:
+    ring = Keyring(new_key())
+    fill_ledger(path, ring)
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("UPDATE tasks SET result = message")
+        db.commit()
+    with closing(Ledger(path, keep_results=True, cipher=ring)) as ledger, pytest.raises(EncryptionMismatch):
+        ledger.entries()
+    hosted = path.with_name("hosted.db")
+    fill_hosted(hosted, ring)
+    with closing(sqlite3.connect(hosted)) as db:
+        db.execute("UPDATE tasks SET outcome = request")
+        db.commit()
+    with closing(HostedFile(hosted, ring)) as file, pytest.raises(EncryptionMismatch):
+        file.outcome("hosted")
+
+
 @BOTH
 def test_turned_on_nothing_readable_is_left(fill: Act, check: Act, path: Path) -> None:
     fill(path, None)
@@ -157,10 +175,10 @@ def test_a_file_is_clean_before_it_is_said_to_be(fill: Act, check: Act, path: Pa
     found: list[bool] = []
 
     class Looking(Keyring):
-        def encrypt(self, task_id: str, data: bytes) -> bytes:
-            if (task_id, data) == ("ledger:mark", b"on"):
+        def encrypt(self, bound_to: str, data: bytes) -> bytes:
+            if (bound_to, data) == ("ledger:mark", b"on"):
                 found.append(any(SECRET.encode() in file.read_bytes() for file in path.parent.iterdir()))
-            return super().encrypt(task_id, data)
+            return super().encrypt(bound_to, data)
 
     fill(path, None)
     check(path, Looking(new_key()))

@@ -54,7 +54,7 @@ def test_it_is_hkdf_and_aes_gcm_so_that_others_can_read_it() -> None:
     ring = Keyring([text])
     sealed = ring.encrypt("t", b"secret")
     master = urlsafe_b64decode(text.removeprefix("mtk_") + "=")
-    key = HKDFExpand(hashes.SHA256(), 32, b"mcp-tasks/task-key/1\0t").derive(master)
+    key = HKDFExpand(hashes.SHA256(), 32, b"mcp-tasks/part-key/1\0t").derive(master)
     assert AESGCM(key).decrypt(sealed[9:21], sealed[21:], sealed[:9] + b"t") == b"secret"
 
 

@@ -95,7 +95,7 @@ class Ledger:
     ) -> None:
         """Add a task, as soon as its id is known."""
         called_with = in_short(arguments) if arguments and self.keep_results else None
-        sealed = self._sealer.seal(bound_to(server, identity, task_id), called_with)
+        sealed = self._sealer.seal(bound_to("arguments", server, identity, task_id), called_with)
         self._run(
             "INSERT OR IGNORE INTO tasks (server, identity, task_id, attributed, tool, started, status, arguments)"
             " VALUES (?, ?, ?, 1, ?, ?, 'working', ?)",
@@ -108,14 +108,14 @@ class Ledger:
             self.forget(snapshot.id, server=server, identity=identity)
             return
         finished = self._end_of(server, identity, snapshot) if snapshot.is_final else None
-        task = bound_to(server, identity, snapshot.id)
-        message, result, error = (
-            self._sealer.seal(task, text) for text in (snapshot.message, _json(snapshot.result), _json(snapshot.error))
-        )
+        row = (server, identity, snapshot.id)
+        message = self._sealer.seal(bound_to("message", *row), snapshot.message)
+        result = self._sealer.seal(bound_to("result", *row), _json(snapshot.result))
+        error = self._sealer.seal(bound_to("error", *row), _json(snapshot.error))
         self._run(
             "UPDATE tasks SET status = ?, message = ?, result = ?, error = ?, finished = ?"
             " WHERE server = ? AND identity = ? AND task_id = ? AND attributed",
-            (snapshot.status.value, message, result, error, finished, server, identity, snapshot.id),
+            (snapshot.status.value, message, result, error, finished, *row),
         )
 
     def lost(self, task_id: str, *, server: str, identity: str = "") -> None:
@@ -256,12 +256,15 @@ class Ledger:
         Args:
             question: What was asked under the key. An answer to an unknown question is never given again.
         """
-        place = bound_to(server, identity, task_id, key)
-        sealed = (self._sealer.seal(place, _json(question)), self._sealer.seal(place, _json(answer)))
+        row = (server, identity, task_id, key)
+        sealed = (
+            self._sealer.seal(bound_to("question", *row), _json(question)),
+            self._sealer.seal(bound_to("answer", *row), _json(answer)),
+        )
         self._run(
             "INSERT OR REPLACE INTO answers (server, identity, task_id, key, question, answer)"
             " VALUES (?, ?, ?, ?, ?, ?)",
-            (server, identity, task_id, key, *sealed),
+            (*row, *sealed),
         )
 
     def recorded_answer(
@@ -272,12 +275,12 @@ class Ledger:
             "SELECT question, answer FROM answers WHERE server = ? AND identity = ? AND task_id = ? AND key = ?",
             (server, identity, task_id, key),
         )
-        place = bound_to(server, identity, task_id, key)
+        row = (server, identity, task_id, key)
         with self._translated():
             for asked, answer in rows:
                 # Compared here: what is encrypted differs each time.
-                if self._sealer.open(place, asked) == _json(question):
-                    return json.loads(self._sealer.open(place, answer))
+                if self._sealer.open(bound_to("question", *row), asked) == _json(question):
+                    return json.loads(self._sealer.open(bound_to("answer", *row), answer))
         return None
 
     def answer_sent(self, server: str, task_id: str, key: str, *, identity: str = "") -> None:
@@ -302,7 +305,7 @@ class Ledger:
         )
         with self._translated():
             return {
-                _text(key): (json.loads(self._sealer.open(bound_to(*task, key), answer)), bool(sent))
+                _text(key): (json.loads(self._sealer.open(bound_to("answer", *task, key), answer)), bool(sent))
                 for key, answer, sent in rows
             }
 
@@ -319,8 +322,10 @@ class Ledger:
 
     def _entry(self, row: tuple[Any, ...]) -> LedgerEntry:
         task_id, server, tool, started, status, *secrets, finished, identity, attributed = row
-        task = bound_to(server, identity, task_id)
-        message, result, error, arguments = (self._sealer.open(task, secret) for secret in secrets)
+        message, result, error, arguments = (
+            self._sealer.open(bound_to(column, server, identity, task_id), secret)
+            for column, secret in zip(("message", "result", "error", "arguments"), secrets, strict=True)
+        )
         return LedgerEntry(
             task_id=_text(task_id),
             server=_text(server),

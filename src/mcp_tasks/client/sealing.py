@@ -62,7 +62,7 @@ class Sealer:
 
 
 Columns: TypeAlias = Sequence[tuple[str, str, Sequence[str]]]
-"""Of each table, the columns that a row is found by and its values are bound to, and the columns that are encrypted."""
+"""Of each table, the columns that a row is found by, and those that are encrypted. A value is bound to both."""
 
 
 def must_be_encrypted(db: sqlite3.Connection, cipher: Cipher | None, path: Path | str) -> bool:
@@ -144,7 +144,7 @@ def _checked(path: Path, known: FileId, connect: Callable[[], sqlite3.Connection
 
 
 def bound_to(*parts: str | bytes) -> str:
-    """What a value of a client's file is bound to: the key of its row."""
+    """What a value of a client's file is bound to: its column, and the key of its row."""
     # With their lengths: no two lists are written alike.
     texts = [part.decode("utf-8", "surrogatepass") if isinstance(part, bytes) else part for part in parts]
     return "ledger:" + "".join(f"{len(text)}:{text}" for text in texts)
@@ -176,20 +176,20 @@ def _encrypt(db: sqlite3.Connection, cipher: Cipher, columns: Columns) -> None:
         """As `Sealer.seal`, of what may be encrypted with an older key, or be the bytes of an odd text."""
         if value is None:
             return None
-        task = bound_to(*key)
+        place = bound_to(*key)
         raw = value if isinstance(value, bytes) else str(value).encode("utf-8", "surrogatepass")
         try:
-            plain = _decrypted(cipher, task, raw) if raw.startswith(_ENCRYPTED) else raw
+            plain = _decrypted(cipher, place, raw) if raw.startswith(_ENCRYPTED) else raw
         except Exception as exc:
             # SQLite would tell that something was raised, and not what.
             broken.append(exc)
             raise
-        return _ENCRYPTED + cipher.encrypt(task, plain)
+        return _ENCRYPTED + cipher.encrypt(place, plain)
 
     db.create_function("mcp_tasks_seal", -1, seal)
     try:
         for table, key, names in columns:
-            values = ", ".join(f"{name} = mcp_tasks_seal({name}, {key})" for name in names)
+            values = ", ".join(f"{name} = mcp_tasks_seal({name}, '{name}', {key})" for name in names)
             db.execute(f"UPDATE {table} SET {values}")  # noqa: S608 - names of ours
     except sqlite3.OperationalError:
         if broken:
@@ -202,5 +202,5 @@ def _set_mark(db: sqlite3.Connection, cipher: Cipher, said: bytes) -> None:
     db.execute(_SET_MARK, (_ENCRYPTED + cipher.encrypt(_MARK_ID, said),))
 
 
-def _decrypted(cipher: Cipher, task: str, value: bytes) -> bytes:
-    return cipher.decrypt(task, value[len(_ENCRYPTED) :])
+def _decrypted(cipher: Cipher, place: str, value: bytes) -> bytes:
+    return cipher.decrypt(place, value[len(_ENCRYPTED) :])

@@ -25,7 +25,7 @@ from mcp_tasks.errors import CannotDecrypt, StoreCorrupt, TaskUnreadable, ValueN
 from mcp_tasks.stores.base import LARGEST_NOTE
 from mcp_tasks.stores.fields import NOT_OURS, is_readable, record_from, request_fields, request_from, state_fields
 
-__all__ = ["Cipher", "Codec", "note_id"]
+__all__ = ["Cipher", "Codec", "entry_part", "note_id", "part_id"]
 
 T = TypeVar("T")
 
@@ -34,6 +34,12 @@ _ENCRYPTED: Final = b"\0"
 
 
 _PLAIN: Final = frozenset({str, int, bool, NoneType})
+
+STATE: Final = "state"
+REQUEST: Final = "request"
+BODY: Final = "outcome"
+META: Final = "meta"
+"""The parts of a task, as what is encrypted is bound to them (`part_id`); each kind of journal entry is one too."""
 
 _NOTE: Final = b"="
 """What notes begin with: they may be any bytes, and would be taken for encrypted ones by their own first byte."""
@@ -66,7 +72,7 @@ class Codec:
         Raises:
             ValueNotStorable: Something in it is not JSON. So it is for the other methods that encode.
         """
-        return self._seal(record.id, _encoded(state_fields(record)))
+        return self._seal(part_id(record.id, STATE), _encoded(state_fields(record)))
 
     def decode_state(self, task_id: str, data: object, *, namespace: str, owner: str | None = None) -> TaskRecord:
         """The record behind its bytes.
@@ -86,39 +92,41 @@ class Codec:
                 raise TaskUnreadable(task_id, _newer(f"format {fields['format']}"), owner=owner)
             return record_from(task_id, namespace, fields)
 
-        return self._decoded(task_id, data, decode, "its row", owner)
+        return self._decoded(task_id, STATE, data, decode, "its row", owner)
 
     def encode_request(self, task_id: str, request: TaskRequest) -> bytes:
         """The request of a task."""
         fields = request_fields(request)
-        return self.encode_value(task_id, fields, is_large(fields))
+        return self.encode_request_fields(task_id, fields, is_large(fields))
+
+    def encode_request_fields(self, task_id: str, fields: JsonValue, large: bool) -> bytes:
+        """The request, given as `request_fields`; in pieces, and to be called in a thread, if they are large
+        (`is_large`)."""
+        return self._seal(part_id(task_id, REQUEST), encode_in_pieces(fields) if large else encode_json(fields))
 
     def decode_request(self, task_id: str, data: object, *, owner: str | None = None) -> TaskRequest:
         """The request behind its bytes; in a thread if they are large."""
-        return self._decoded(task_id, data, lambda plain: request_from(_parse(plain)), "its request", owner)
+        return self._decoded(task_id, REQUEST, data, lambda plain: request_from(_parse(plain)), "its request", owner)
 
     def encode_outcome(self, task_id: str, outcome: Outcome) -> Outcome:
         """The outcome as it is to be kept; in a thread if it is large, because a cipher takes its time."""
         if self._cipher is None:
             return outcome
-        meta = None if outcome.meta is None else self._seal(task_id, outcome.meta)
-        return Outcome(body=self._seal(task_id, outcome.body), meta=meta)
+        meta = None if outcome.meta is None else self._seal(part_id(task_id, META), outcome.meta)
+        return Outcome(body=self._seal(part_id(task_id, BODY), outcome.body), meta=meta)
 
     def decode_outcome(self, task_id: str, body: object, meta: object, *, owner: str | None = None) -> Outcome:
         """The outcome that was kept; in a thread if it is large."""
         return Outcome(
-            body=self._decoded(task_id, body, _unchanged, "its outcome", owner),
-            meta=None if meta is None else self._decoded(task_id, meta, _unchanged, "its outcome", owner),
+            body=self._decoded(task_id, BODY, body, _unchanged, "its outcome", owner),
+            meta=None if meta is None else self._decoded(task_id, META, meta, _unchanged, "its outcome", owner),
         )
 
-    def encode_value(self, task_id: str, value: JsonValue, large: bool) -> bytes:
-        """A value of the task's journal; in pieces, and to be called in a thread, if it is large (`is_large`)."""
-        return self._seal(task_id, encode_in_pieces(value) if large else encode_json(value))
-
-    def encode_entry(self, task_id: str, key: str, value: JsonValue, large: bool) -> tuple[str, bytes]:
-        """The key and the value of a journal entry as they are to be kept; as `encode_value`."""
-        encoded = encode_in_pieces(value) if large else encode_json(value)
-        return self._entry(task_id, key, encoded)
+    def encode_entry(self, task_id: str, entry: JournalEntry, large: bool) -> tuple[str, bytes]:
+        """The key and the value of a journal entry as they are to be kept; in pieces, and to be called in a thread, if
+        the value is large (`is_large`)."""
+        encoded = encode_in_pieces(entry.value) if large else encode_json(entry.value)
+        return self._entry(task_id, entry.kind, entry.key, encoded)
 
     def decode_entry(
         self, task_id: str, kind: str, key: str, value: object, *, number: int, owner: str | None = None
@@ -132,7 +140,7 @@ class Codec:
             return its_key, _parse(encoded)
 
         name = repr(key) if key else f"number {number}"
-        its_key, parsed = self._decoded(task_id, value, decode, f"its journal entry {name}", owner)
+        its_key, parsed = self._decoded(task_id, entry_part(kind), value, decode, f"its journal entry {name}", owner)
         return JournalEntry(kind=cast(EntryKind, kind), key=its_key, value=parsed, number=number)
 
     def encode_note(self, namespace: str, name: str, value: bytes) -> bytes:
@@ -163,18 +171,18 @@ class Codec:
         return plain[len(_NOTE) :]
 
     def reseal(self, bound_to: str, data: bytes) -> bytes | None:
-        """Bytes of a task or a note (`note_id`), whether encrypted or not, as they are encrypted now; None if they are.
+        """Bytes of a task (`part_id`) or a note (`note_id`), encrypted with the key that is used now; None if they are.
 
         Raises:
             CannotDecrypt: They cannot be decrypted.
         """
         return None if self._is_current(data) else self._seal(bound_to, self._plain(bound_to, data))
 
-    def reseal_entry(self, task_id: str, key: str, data: bytes) -> tuple[str, bytes] | None:
+    def reseal_entry(self, task_id: str, kind: str, key: str, data: bytes) -> tuple[str, bytes] | None:
         """The same for the key and the value of a journal entry."""
         if not key and self._is_current(data):
             return None
-        return self._entry(task_id, *_split(key, self._plain(task_id, data)))
+        return self._entry(task_id, kind, *_split(key, self._plain(part_id(task_id, entry_part(kind)), data)))
 
     def _is_current(self, data: bytes) -> bool:
         """Whether the bytes need the key that is used now. Of a cipher of somebody else's making it is not known."""
@@ -191,22 +199,25 @@ class Codec:
         except _Unreadable as exc:
             raise CannotDecrypt(str(exc)) from exc.__cause__
 
-    def _entry(self, task_id: str, key: str, encoded: bytes) -> tuple[str, bytes]:
+    def _entry(self, task_id: str, kind: str, key: str, encoded: bytes) -> tuple[str, bytes]:
         if self._cipher is None:
             return key, encoded
         name = key.encode("utf-8", "surrogatepass")
-        return "", self._seal(task_id, b"".join((_WITH_KEY, len(name).to_bytes(_KEY_SIZE, "big"), name, encoded)))
+        plain = b"".join((_WITH_KEY, len(name).to_bytes(_KEY_SIZE, "big"), name, encoded))
+        return "", self._seal(part_id(task_id, entry_part(kind)), plain)
 
-    def _seal(self, task_id: str, plain: bytes) -> bytes:
-        return plain if self._cipher is None else _ENCRYPTED + self._cipher.encrypt(task_id, plain)
+    def _seal(self, bound_to: str, plain: bytes) -> bytes:
+        return plain if self._cipher is None else _ENCRYPTED + self._cipher.encrypt(bound_to, plain)
 
-    def _decoded(self, task_id: str, data: object, decode: Callable[[bytes], T], part: str, owner: str | None) -> T:
+    def _decoded(
+        self, task_id: str, part: str, data: object, decode: Callable[[bytes], T], what: str, owner: str | None
+    ) -> T:
         try:
-            return decode(self._open(task_id, data, part, "task"))
+            return decode(self._open(part_id(task_id, part), data, what, "task"))
         except _Unreadable as exc:
             raise TaskUnreadable(task_id, str(exc), owner=owner) from exc.__cause__
         except NOT_OURS as exc:
-            raise TaskUnreadable(task_id, _damaged(part, "task", exc), owner=owner) from exc
+            raise TaskUnreadable(task_id, _damaged(what, "task", exc), owner=owner) from exc
 
     def _open(self, bound_to: str, data: object, part: str, whole: str) -> bytes:
         """The plain bytes of a part of something whole: a task, or a note."""
@@ -229,7 +240,7 @@ class Codec:
             raise _Unreadable(f"{part} cannot be decrypted: {exc}") from exc
         except Exception as exc:
             raise _Unreadable(
-                f"{part} cannot be decrypted ({type(exc).__name__}): it has another key, or is that of another {whole}"
+                f"{part} cannot be decrypted ({type(exc).__name__}): it has another key, or was changed or moved"
             ) from exc
 
 
@@ -237,8 +248,19 @@ class _Unreadable(Exception):
     """Why some bytes cannot be read; the caller knows whose they are."""
 
 
+def part_id(task_id: str, part: str) -> str:
+    """What a part of a task is bound to: its arguments are no result, and a result of another task is not one of it."""
+    # The part first: it has no colon, so no id makes two of these alike.
+    return f"{part}:{task_id}"
+
+
+def entry_part(kind: str) -> str:
+    """The part that journal entries of a kind are."""
+    return f"journal/{kind}"
+
+
 def note_id(namespace: str, name: str) -> str:
-    """What a note is bound to. Ids of tasks have no colon, and JSON keeps the two names apart."""
+    """What a note is bound to. No part of a task is called `note`, and JSON keeps the two names apart."""
     return f"note:{json.dumps([namespace, name])}"
 
 

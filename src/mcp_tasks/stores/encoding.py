@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 from mcp_tasks.core.journal import JournalEntry
-from mcp_tasks.core.json import JsonValue
 from mcp_tasks.core.json_bytes import LARGE, is_large
 from mcp_tasks.core.record import Outcome, TaskRequest
 from mcp_tasks.stores.codec import Codec
@@ -24,12 +23,18 @@ Line: TypeAlias = tuple[str, str, bytes]
 
 async def encoded_request(codec: Codec, task_id: str, request: TaskRequest) -> bytes:
     """The request as it is to be kept; raises `ValueNotStorable`, as the others here do."""
-    return await _encoded_value(codec, task_id, request_fields(request))
+    fields = request_fields(request)
+    large = is_large(fields)
+    return await in_thread_if(large, codec.encode_request_fields, task_id, fields, large)
 
 
 async def encoded_entries(codec: Codec, task_id: str, entries: Sequence[JournalEntry]) -> list[Line]:
     """The entries as they are to be kept."""
-    return [(entry.kind, *await _encoded_entry(codec, task_id, entry)) for entry in entries]
+    lines: list[Line] = []
+    for entry in entries:
+        large = is_large(entry.value)
+        lines.append((entry.kind, *await in_thread_if(large, codec.encode_entry, task_id, entry, large)))
+    return lines
 
 
 async def encoded_outcome(codec: Codec, task_id: str, outcome: Outcome | None) -> Outcome | None:
@@ -42,18 +47,6 @@ async def encoded_outcome(codec: Codec, task_id: str, outcome: Outcome | None) -
 async def in_thread_if(large: bool, act: Callable[..., T], *values: Any) -> T:
     """What comes of the act, done here or in a thread. Not one of anyio's: tools that block may have all of those."""
     return await asyncio.to_thread(act, *values) if large else act(*values)
-
-
-async def _encoded_value(codec: Codec, task_id: str, value: JsonValue) -> bytes:
-    if is_large(value):
-        return await asyncio.to_thread(codec.encode_value, task_id, value, True)
-    return codec.encode_value(task_id, value, False)
-
-
-async def _encoded_entry(codec: Codec, task_id: str, entry: JournalEntry) -> tuple[str, bytes]:
-    if is_large(entry.value):
-        return await asyncio.to_thread(codec.encode_entry, task_id, entry.key, entry.value, True)
-    return codec.encode_entry(task_id, entry.key, entry.value, False)
 
 
 def size_of(outcome: Outcome) -> int:

@@ -72,10 +72,10 @@ class Tally:
         raw = _bytes(data)
         return self._counted(raw, lambda: self._codec.reseal(bound_to, raw))
 
-    def entry(self, task_id: str, key: str, data: object) -> tuple[str, bytes] | None:
+    def entry(self, task_id: str, kind: str, key: str, data: object) -> tuple[str, bytes] | None:
         """What to write in the place of the key and the value of a journal entry, or None."""
         raw = _bytes(data)
-        return self._counted(raw, lambda: self._codec.reseal_entry(task_id, key, raw))
+        return self._counted(raw, lambda: self._codec.reseal_entry(task_id, kind, key, raw))
 
     def missed(self) -> None:
         """What was counted last has not been written: somebody else was first."""

@@ -11,7 +11,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from uuid import UUID
 
 import pytest
@@ -280,8 +280,8 @@ def test_every_request_comes_back(codec: Codec, request_: TaskRequest) -> None:
 @given(entry=entries())
 @settings(deadline=None)
 def test_every_journal_entry_comes_back(codec: Codec, entry: JournalEntry) -> None:
-    value = codec.encode_value("task", entry.value, is_large(entry.value))
-    assert codec.decode_entry("task", entry.kind, entry.key, value, number=7) == replace(entry, number=7)
+    key, value = codec.encode_entry("task", entry, is_large(entry.value))
+    assert codec.decode_entry("task", entry.kind, key, value, number=7) == replace(entry, number=7)
 
 
 @each_codec
@@ -303,7 +303,7 @@ def test_what_is_no_json_cannot_be_stored() -> None:
     with pytest.raises(ValueNotStorable, match="cannot be written as JSON"):
         CODEC.encode_request("task", make_request(arguments={"x": object()}))
     with pytest.raises(ValueNotStorable, match="cannot be written as JSON"):
-        CODEC.encode_value("task", {1, 2}, False)
+        CODEC.encode_entry("task", JournalEntry(kind="step", key="key", value=cast("Any", {1, 2})), False)
 
 
 @pytest.mark.parametrize("odd", [CREATED, b"bytes", {"a set"}, Decimal(1), UUID(int=1), Path("/")], ids=repr)
@@ -477,14 +477,14 @@ def encrypted_parts(codec: Codec) -> dict[str, tuple[bytes, Callable[[Codec, str
             lambda codec, task_id, data: codec.decode_request(task_id, data),
         ),
         "its outcome": (outcome.body, lambda codec, task_id, data: codec.decode_outcome(task_id, data, None)),
-        "its journal entry 'key'": (
-            codec.encode_value("mine", "secret", False),
-            lambda codec, task_id, data: codec.decode_entry(task_id, "answer", "key", data, number=1),
+        "its journal entry number 1": (
+            codec.encode_entry("mine", JournalEntry(kind="answer", key="", value="secret"), False)[1],
+            lambda codec, task_id, data: codec.decode_entry(task_id, "answer", "", data, number=1),
         ),
     }
 
 
-PARTS = ["its row", "its request", "its outcome", "its journal entry 'key'"]
+PARTS = ["its row", "its request", "its outcome", "its journal entry number 1"]
 
 
 @pytest.mark.parametrize("part", PARTS)
@@ -520,7 +520,8 @@ def test_a_codec_says_which_kind_it_finds(part: str) -> None:
 
 def test_the_same_text_is_never_encrypted_to_the_same_bytes() -> None:
     codec = Codec(AesCipher())
-    assert codec.encode_value("task", "same", False) != codec.encode_value("task", "same", False)
+    entry = JournalEntry(kind="step", key="", value="same")
+    assert codec.encode_entry("task", entry, False) != codec.encode_entry("task", entry, False)
 
 
 @given(st.datetimes(timezones=st.just(UTC)))

@@ -14,7 +14,7 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 from weakref import finalize
 
 from mcp_tasks.client.sealing import Sealer, bound_to, open_sealed
@@ -117,7 +117,7 @@ class HostedFile:
 
     def add(self, record: TaskRecord, request: Mapping[str, Any], *, question: str | None = None) -> None:
         """Keep a new task, with what was asked for, and which question of the server that is, if it says."""
-        sealed = self._sealer.seal(bound_to(record.id), json.dumps(request))
+        sealed = self._sealer.seal(bound_to("request", record.id), json.dumps(request))
         self._run(_INSERT, {**self._row(record), "question": question, "request": sealed})
 
     def asked(self, owner: str, question: str) -> TaskRecord | None:
@@ -128,7 +128,7 @@ class HostedFile:
 
     def save(self, record: TaskRecord, outcome: Mapping[str, Any] | None = None) -> None:
         """Keep the next state of a task; its outcome, if it has one now."""
-        sealed = self._sealer.seal(bound_to(record.id), None if outcome is None else json.dumps(outcome))
+        sealed = self._sealer.seal(bound_to("outcome", record.id), None if outcome is None else json.dumps(outcome))
         self._run(_UPDATE, {**self._row(record), "outcome": sealed})
 
     def get(self, owner: str, task_id: str) -> TaskRecord | None:
@@ -149,11 +149,11 @@ class HostedFile:
 
     def request(self, task_id: str) -> dict[str, Any]:
         """What was asked for."""
-        return self._json("SELECT request FROM tasks WHERE task_id = ?", task_id)
+        return self._json("request", task_id)
 
     def outcome(self, task_id: str) -> dict[str, Any]:
         """How the task ended; empty if it has not, or was cancelled."""
-        return self._json("SELECT outcome FROM tasks WHERE task_id = ?", task_id)
+        return self._json("outcome", task_id)
 
     def counts(self, owner: str) -> tuple[int, int, int]:
         """How many tasks of the owner have not ended, how many it has, and how many there are in all."""
@@ -177,10 +177,10 @@ class HostedFile:
         self._run(_ABANDONED, {"before": _micros(seen_before), "connected": here})
         self._run(_LEFT, {"connected": here})
 
-    def _json(self, statement: str, task_id: str) -> dict[str, Any]:
-        rows = self._run(statement, (task_id,))
+    def _json(self, column: Literal["request", "outcome"], task_id: str) -> dict[str, Any]:
+        rows = self._run(f"SELECT {column} FROM tasks WHERE task_id = ?", (task_id,))  # noqa: S608 - names of ours
         with self._translated():
-            found = self._sealer.open(bound_to(task_id), rows[0][0]) if rows else None
+            found = self._sealer.open(bound_to(column, task_id), rows[0][0]) if rows else None
             return {} if found is None else json.loads(found)
 
     def _records(self, statement: str, values: Sequence[Any]) -> list[TaskRecord]:
@@ -189,14 +189,14 @@ class HostedFile:
     def _read(self, row: sqlite3.Row) -> TaskRecord | None:
         """The task in a row. One that cannot be read is as good as gone, and takes no other with it."""
         try:
-            return _record(row, self._sealer.open(bound_to(row["task_id"]), row["message"]))
+            return _record(row, self._sealer.open(bound_to("message", row["task_id"]), row["message"]))
         except (CannotDecrypt, EncryptionMismatch, ValueError, TypeError, OverflowError) as exc:
             logger.error("hosted task %.8s in %s is corrupt, and left alone: %s", row["task_id"], self._name, what(exc))
             return None
 
     def _row(self, record: TaskRecord) -> dict[str, Any]:
         row = _row(record)
-        return {**row, "message": self._sealer.seal(bound_to(record.id), row["message"])}
+        return {**row, "message": self._sealer.seal(bound_to("message", record.id), row["message"])}
 
     def _run(self, statement: str, values: Sequence[Any] | Mapping[str, Any]) -> list[Any]:
         with self._translated():

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from psycopg.errors import InsufficientPrivilege
 
-from mcp_tasks.stores.codec import Codec, note_id
+from mcp_tasks.stores.codec import BODY, META, REQUEST, STATE, Codec, note_id, part_id
 from mcp_tasks.stores.encrypted import (
     ATTEMPTS,
     NAME,
@@ -57,20 +57,24 @@ def _grows(change: bytes) -> bytes:
 
 _OF_TASKS: Final = (
     (
+        STATE,
         b"SELECT id, state FROM mcp_tasks_tasks WHERE key = %(key)s",
         b"UPDATE mcp_tasks_tasks SET state = %(new)s WHERE key = %(key)s AND state = %(old)s",
     ),
     (
+        REQUEST,
         b"SELECT t.id, p.request FROM mcp_tasks_requests p JOIN mcp_tasks_tasks t ON t.key = p.task "
         b"WHERE p.task = %(key)s",
         _grows(b"UPDATE mcp_tasks_requests SET request = %(new)s WHERE task = %(key)s AND request = %(old)s"),
     ),
     (
+        BODY,
         b"SELECT t.id, p.body FROM mcp_tasks_outcomes p JOIN mcp_tasks_tasks t ON t.key = p.task "
         b"WHERE p.task = %(key)s",
         _grows(b"UPDATE mcp_tasks_outcomes SET body = %(new)s WHERE task = %(key)s AND body = %(old)s"),
     ),
     (
+        META,
         b"SELECT t.id, p.meta FROM mcp_tasks_outcomes p JOIN mcp_tasks_tasks t ON t.key = p.task "
         b"WHERE p.task = %(key)s AND p.meta IS NOT NULL",
         _grows(b"UPDATE mcp_tasks_outcomes SET meta = %(new)s WHERE task = %(key)s AND meta = %(old)s"),
@@ -78,7 +82,7 @@ _OF_TASKS: Final = (
 )
 _NUMBERS: Final = b"SELECT n FROM mcp_tasks_journal WHERE task = %(key)s AND n > %(last)s ORDER BY n LIMIT 500"
 _ENTRY: Final = b"""
-SELECT t.id, j.key, j.value FROM mcp_tasks_journal j JOIN mcp_tasks_tasks t ON t.key = j.task
+SELECT t.id, j.kind, j.key, j.value FROM mcp_tasks_journal j JOIN mcp_tasks_tasks t ON t.key = j.task
 WHERE j.task = %(key)s AND j.n = %(n)s
 """
 _SET_ENTRY: Final = b"""
@@ -158,7 +162,7 @@ async def _note(connection: Connection) -> bytes | None:
 
 async def _sample(connection: Connection) -> Sample | None:
     for task_id, state in await _rows(connection, _ONE_TASK):
-        return from_text(task_id), state
+        return part_id(from_text(task_id), STATE), state
     for namespace, name, value in await _rows(connection, _ONE_NOTE):
         return note_id(from_text(namespace), from_text(name)), value
     return None
@@ -194,11 +198,11 @@ async def encrypt_tables(connection: Connection, codec: Codec, *, vacuum: bool) 
     """
     tally = Tally(codec)
     async for key in _numbers(connection, _KEYS, {}):
-        for select, update in _OF_TASKS:
-            await _cell(connection, tally, key, select, update)
+        for part, select, update in _OF_TASKS:
+            await _cell(connection, tally, key, part, select, update)
         async for number in _numbers(connection, _NUMBERS, {"key": key}):
-            for task_id, name, old in await _rows(connection, _ENTRY, {"key": key, "n": number}):
-                if (entry := tally.entry(from_text(task_id), from_text(name), old)) is not None:
+            for task_id, kind, name, old in await _rows(connection, _ENTRY, {"key": key, "n": number}):
+                if (entry := tally.entry(from_text(task_id), from_text(kind), from_text(name), old)) is not None:
                     grown = len(entry[1]) - len(old)
                     values = {"key": key, "n": number, "name": to_text(entry[0]), "new": entry[1], "grown": grown}
                     await connection.execute(_SET_ENTRY, values)
@@ -216,11 +220,11 @@ async def encrypt_tables(connection: Connection, codec: Codec, *, vacuum: bool) 
     return tally.result()
 
 
-async def _cell(connection: Connection, tally: Tally, key: int, select: bytes, update: bytes) -> None:
+async def _cell(connection: Connection, tally: Tally, key: int, part: str, select: bytes, update: bytes) -> None:
     """Encrypt one value; again if somebody has changed it meanwhile."""
     for _ in range(ATTEMPTS):
         for task_id, old in await _rows(connection, select, {"key": key}):
-            new = tally.value(from_text(task_id), old)
+            new = tally.value(part_id(from_text(task_id), part), old)
             if new is None:
                 continue
             values = {"key": key, "old": old, "new": new, "grown": len(new) - len(old)}

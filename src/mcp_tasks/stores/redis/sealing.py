@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Final, cast
 
-from mcp_tasks.stores.codec import Codec, note_id
+from mcp_tasks.stores.codec import BODY, META, REQUEST, STATE, Codec, note_id, part_id
 from mcp_tasks.stores.encrypted import (
     ATTEMPTS,
     NAME,
@@ -28,7 +28,7 @@ from mcp_tasks.stores.redis.connection import Connection
 from mcp_tasks.stores.redis.names import PLACE, from_bytes
 
 _PLACE: Final = names.name("note", NAMESPACE, NAME)
-_FIELDS: Final = (b"s", b"r", b"b", b"m")
+_FIELDS: Final = ((b"s", STATE), (b"r", REQUEST), (b"b", BODY), (b"m", META))
 """Of a task's row: its state, its request, its outcome, and what belongs to that."""
 
 
@@ -61,7 +61,7 @@ async def _sample(connection: Connection, codec: Codec, namespace: str) -> Sampl
         task_id = member[PLACE:]
         state = await connection.call("HGET", connection.prefix + b"t:" + task_id, "s")
         if state is not None:
-            return from_bytes(task_id), state
+            return part_id(from_bytes(task_id), STATE), state
     # All keys are gone through only where what is found decides whether the store is marked: once in its life.
     return await _any(connection) if codec.encrypts else None
 
@@ -70,7 +70,7 @@ async def _any(connection: Connection) -> Sample | None:
     """Something that any server keeps there."""
     async for key in _keys(connection, b"t:"):
         if (state := await connection.call("HGET", key, "s")) is not None:
-            return from_bytes(key.removeprefix(connection.prefix + b"t:")), state
+            return part_id(from_bytes(key.removeprefix(connection.prefix + b"t:")), STATE), state
     async for key in _keys(connection, b"note:"):
         if (name := key.removeprefix(connection.prefix)) != _PLACE:
             value = await connection.call("HGET", key, "v")
@@ -127,8 +127,8 @@ def _bound_to(name: bytes) -> str:
 
 async def _row(connection: Connection, tally: Tally, key: bytes) -> None:
     task_id = from_bytes(key.removeprefix(connection.prefix + b"t:"))
-    for field in _FIELDS:
-        await _field(connection, tally, key, field, task_id)
+    for field, part in _FIELDS:
+        await _field(connection, tally, key, field, part_id(task_id, part))
 
 
 async def _field(connection: Connection, tally: Tally, key: bytes, field: bytes, bound_to: str) -> None:
@@ -146,9 +146,9 @@ async def _field(connection: Connection, tally: Tally, key: bytes, field: bytes,
 async def _journal(connection: Connection, tally: Tally, key: bytes) -> None:
     """Three items for each entry: kind, key and value."""
     task_id, place = from_bytes(key.removeprefix(connection.prefix + b"j:")), 1
-    while len(found := cast("list[bytes]", await connection.call("LRANGE", key, place, place + 1))) == 2:
-        name, old = found
-        if (entry := tally.entry(task_id, from_bytes(name), old)) is not None:
+    while len(found := cast("list[bytes]", await connection.call("LRANGE", key, place - 1, place + 1))) == 3:
+        kind, name, old = found
+        if (entry := tally.entry(task_id, from_bytes(kind), from_bytes(name), old)) is not None:
             new = names.to_bytes(entry[0]), entry[1]
             # What is in a journal does not change; it may be gone.
             await connection.run("reseal", "entry", key.removeprefix(connection.prefix), place, old, *new)

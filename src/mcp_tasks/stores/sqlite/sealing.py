@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from mcp_tasks.errors import StoreUnavailable
-from mcp_tasks.stores.codec import Codec, note_id
+from mcp_tasks.stores.codec import BODY, META, REQUEST, STATE, Codec, note_id, part_id
 from mcp_tasks.stores.encrypted import NAME, NAMESPACE, ON, Resealed, Sample, Tally, begin, note_to_write
 from mcp_tasks.stores.sqlite.connection import connect, from_text, is_busy, to_text
 from mcp_tasks.stores.sqlite.queries import NOTE
@@ -20,23 +20,26 @@ _ONE_TASK: Final = "SELECT id, state FROM tasks LIMIT 1"
 _ONE_NOTE: Final = "SELECT namespace, name, value FROM notes LIMIT 1"
 
 _OF_TASKS: Final = (
-    ("SELECT t.id, t.state FROM tasks t WHERE t.key = ?", "UPDATE tasks SET state = ? WHERE key = ?"),
+    (STATE, "SELECT t.id, t.state FROM tasks t WHERE t.key = ?", "UPDATE tasks SET state = ? WHERE key = ?"),
     (
+        REQUEST,
         "SELECT t.id, p.request FROM requests p JOIN tasks t ON t.key = p.task WHERE p.task = ?",
         "UPDATE requests SET request = ? WHERE task = ?",
     ),
     (
+        BODY,
         "SELECT t.id, p.body FROM outcomes p JOIN tasks t ON t.key = p.task WHERE p.task = ?",
         "UPDATE outcomes SET body = ? WHERE task = ?",
     ),
     (
+        META,
         "SELECT t.id, p.meta FROM outcomes p JOIN tasks t ON t.key = p.task WHERE p.task = ? AND p.meta IS NOT NULL",
         "UPDATE outcomes SET meta = ? WHERE task = ?",
     ),
 )
 _KEYS: Final = "SELECT key FROM tasks WHERE key > ? ORDER BY key LIMIT 500"
 _ENTRIES: Final = "SELECT n FROM journal WHERE n > ? ORDER BY n LIMIT 500"
-_ENTRY: Final = "SELECT t.id, j.key, j.value FROM journal j JOIN tasks t ON t.key = j.task WHERE j.n = ?"
+_ENTRY: Final = "SELECT t.id, j.kind, j.key, j.value FROM journal j JOIN tasks t ON t.key = j.task WHERE j.n = ?"
 _SET_ENTRY: Final = "UPDATE journal SET key = ?, value = ? WHERE n = ?"
 _NOTES: Final = "SELECT namespace, name, value FROM notes"
 
@@ -88,7 +91,7 @@ def _note(connection: sqlite3.Connection) -> bytes | None:
 
 def _sample(connection: sqlite3.Connection) -> Sample | None:
     for task_id, state in connection.execute(_ONE_TASK).fetchall():
-        return from_text(task_id), _as_bytes(state)
+        return part_id(from_text(task_id), STATE), _as_bytes(state)
     for namespace, name, value in connection.execute(_ONE_NOTE).fetchall():
         return note_id(from_text(namespace), from_text(name)), _as_bytes(value)
     return None
@@ -131,13 +134,13 @@ def encrypt_file(path: Path, codec: Codec) -> Resealed:
 def _resealed(connection: sqlite3.Connection, tally: Tally) -> Iterator[tuple[str, tuple[Any, ...]]]:
     """The writes to be made: one value at a time, whatever its size."""
     for key in _numbers(connection, _KEYS):
-        for select, update in _OF_TASKS:
+        for part, select, update in _OF_TASKS:
             for task_id, data in connection.execute(select, (key,)).fetchall():
-                if (new := tally.value(from_text(task_id), data)) is not None:
+                if (new := tally.value(part_id(from_text(task_id), part), data)) is not None:
                     yield update, (new, key)
     for number in _numbers(connection, _ENTRIES):
-        for task_id, key, data in connection.execute(_ENTRY, (number,)).fetchall():
-            if (entry := tally.entry(from_text(task_id), from_text(key), data)) is not None:
+        for task_id, kind, key, data in connection.execute(_ENTRY, (number,)).fetchall():
+            if (entry := tally.entry(from_text(task_id), kind, from_text(key), data)) is not None:
                 yield _SET_ENTRY, (to_text(entry[0]), entry[1], number)
     for namespace, name, data in connection.execute(_NOTES).fetchall():
         if (namespace, name) == _PLACE:
