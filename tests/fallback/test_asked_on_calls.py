@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +14,21 @@ import pytest
 from mcp.client import Client
 from mcp.client.context import ClientRequestContext
 from mcp.client.stdio import StdioServerParameters, stdio_client
+from mcp.server.mcpserver import Context
 from mcp_types import ElicitRequestParams, ElicitResult, TextContent
 
 from harness.forking import piped
 from harness.http import serving
 from harness.older import PipeClient, http_session, pipe_session
 from harness.processes import ROOT
+from harness.rpc import Tasking, accept, text_of
+from harness.server import Name
 from harness.stdio import stdio_process
+from mcp_tasks import Fallback, current_task
 from mcp_tasks.fallback import asked
 from tests.fallback.asking_process import asking_server
+from tests.fallback.matrix.legs import ASKABLE, Call
+from tests.fallback.moods import quick_tasks, server_of
 
 pytestmark = pytest.mark.anyio
 
@@ -106,6 +113,31 @@ async def test_a_person_who_declines_declines_to_the_tool() -> None:
     person.ready.set()
     async with connected("http", person) as client:
         assert await told(client, "ask_name") == "decline, then"
+
+
+@pytest.mark.parametrize("version", ["2025-11-25", "2026-07-28"])
+async def test_a_timeout_of_the_tool_is_not_cut_short_because_its_caller_speaks_no_tasks(version: str) -> None:
+    tasks = quick_tasks(fallback=Fallback(answer_within=timedelta(milliseconds=1)))
+    server = server_of(tasks)
+
+    @server.tool()
+    @tasks.task()
+    async def patient(ctx: Context) -> str:
+        answer = await current_task().ask(ctx.elicit("What is your name?", Name), timeout=timedelta(days=2))
+        return f"Hello, {answer.data.name}!" if answer.action == "accept" else answer.action
+
+    async with serving(server) as wire:
+        if version == "2026-07-28":
+            caller, call = Tasking(wire, ASKABLE), Call("patient", {})
+            [key] = (await call.begin(caller))["inputRequests"]
+            result = await call.end(caller, {key: accept(name="Ada")})
+        else:
+            async with http_session(wire) as client:
+                pending = client.begin("tools/call", {"name": "patient", "arguments": {}})
+                question = await client.wait_for(lambda seen: seen.method == ELICIT)
+                await client.answer(question, accept(name="Ada"))
+                result = (await pending.reply()).result
+    assert text_of(result) == "Hello, Ada!"
 
 
 async def test_an_answer_of_plain_json_says_at_once_that_the_tool_waits() -> None:

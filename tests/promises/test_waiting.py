@@ -371,6 +371,28 @@ async def test_a_task_that_nobody_answers_ends_and_says_so() -> None:
     assert ended.value.data == {"reason": "max_wait"}
 
 
+async def test_a_timeout_on_a_question_is_kept_whatever_limit_is_shorter() -> None:
+    async def tool(ctx: Context) -> str:
+        try:
+            await current_task().ask(ctx.elicit("Sure?", Yes), timeout=timedelta(days=10))
+        except TimeoutError:
+            return "nobody answered"
+        return "answered"
+
+    # Shorter are the tool's `max_wait`, and `Limits.question_wait` with its 7 days.
+    async with Bench(tool, max_wait=timedelta(hours=1)).tester() as tester:
+        answered, unanswered = [await tester.call("tool") for _ in range(2)]
+        for task in (answered, unanswered):
+            await tester.until_asked(task)
+        await tester.advance(timedelta(days=5))
+        await tester.crash()
+        await tester.advance(timedelta(days=4))
+        await tester.answer(answered, {"yes": True})
+        assert await value(tester, answered) == "answered"
+        await tester.advance(timedelta(days=1))
+        assert await value(tester, unanswered) == "nobody answered"
+
+
 # 8. Steps that fail, are retried, and come back as what they were
 
 

@@ -50,7 +50,7 @@ class Limits:
         client_bytes: What a client says of itself with a call: its info and its capabilities, as JSON.
         status_message_bytes: A message of progress. A longer one is cut.
         question_wait: How long a question may stay unanswered before its task fails, where neither the tool nor
-            `Tasks(max_wait=)` says less.
+            `Tasks(max_wait=)` says less. A question with a timeout of its own waits for that long.
         task_age: How long a task may go on in all, from its creation, before it fails.
         ttl: The longest time for which a finished task is kept, where a caller may ask for one.
         open_questions: Questions of one task that are open at a time.

@@ -35,7 +35,7 @@ class TaskRequest:
 
     Attributes:
         max_wait: How long a question of this task may stay unanswered before the task fails, where the call says so; a
-            smaller limit of the tool's own holds too.
+            smaller limit of the tool's own holds too. A question with a timeout of its own is not subject to it.
     """
 
     name: str

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, Final, TypeAlias, cast
 
 import anyio
@@ -193,7 +193,8 @@ class WaitingRequest:
         comes_back = not (self._parts.is_stopping() and self._ways.handle)
         if (questions or self.time.patience.comes_back) and comes_back:
             try:
-                return await self._come_back(seen.id, questions)
+                deadlines = [question.deadline for question in seen.inputs.outstanding.values() if question.deadline]
+                return await self._come_back(seen.id, questions, deadlines=deadlines)
             except StoreError as exc:
                 # The tool is at work: to answer with an error now would have the client start it twice.
                 logger.warning("a caller of %r cannot be told to come back: %s", seen.name, exc)
@@ -290,14 +291,19 @@ class WaitingRequest:
         return questions
 
     async def _come_back(
-        self, task_id: str | None, questions: Mapping[str, Any] | None, inner: str | None = None
+        self,
+        task_id: str | None,
+        questions: Mapping[str, Any] | None,
+        inner: str | None = None,
+        deadlines: Sequence[datetime] = (),
     ) -> dict[str, Any]:
         leg = cast(Leg, self.leg)
         state = CallState(
             task_id=task_id,
             legs=1 + (0 if leg.brought is None else leg.brought.legs),
             window=self.time.window,
-            expires=self._runtime.now() + self._ways.answer_within,
+            # A question that the tool gave a timeout of its own can be answered until then.
+            expires=max([self._runtime.now() + self._ways.answer_within, *deadlines]),
             progress=self._relay.last,
             inner=inner,
             nonce=secrets.token_urlsafe(16) if task_id is None else None,

@@ -42,7 +42,7 @@ class Fallback:
             tool asks stays open where the caller cannot be asked; otherwise the tool is told that it cannot ask. Over
             stateless HTTP of older versions, where nobody knows what a client can do, it stays open in any case.
         answer_within: How long a call may be taken up again, and a question stay open if the tool has no `max_wait`.
-            At most 30 days.
+            At most 30 days. A question with a `timeout` stays open, and can be answered, for that long instead.
     """
 
     modern: bool = True

@@ -150,7 +150,8 @@ class TaskContext:
         Args:
             question: What asks: `ctx.elicit(...)`, `ctx.elicit_url(...)`, or a request of `ctx.session`.
             key: What makes it the same question in the next run. Without it, what it asks does.
-            timeout: How long to wait for the answer, exactly, over restarts. The question is then withdrawn.
+            timeout: How long to wait for the answer, exactly, over restarts. The question is then withdrawn. It
+                replaces the limits that end the task (`max_wait`, `Fallback.answer_within`, `Limits.question_wait`).
 
         Raises:
             QuestionTimedOut: Nobody answered in time. A `TimeoutError`.

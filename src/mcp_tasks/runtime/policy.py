@@ -25,7 +25,7 @@ class ToolPolicy:
         max_runtime: How long one run may take, waits for people and timers not counted; None for no limit.
         park_after: How long a run that may be started again stays in memory while it waits. After that it is parked,
             and started again when what it waits for has come.
-        max_wait: How long a question may stay unanswered before the task fails; None for no limit.
+        max_wait: How long a question that has no timeout may stay unanswered before the task fails; None for no limit.
         max_lost_runs: How many runs in a row may die with their process before the task fails.
         queue: Which pool of workers runs the tool.
         priority: Among the tasks of a queue those of a higher number are started first.

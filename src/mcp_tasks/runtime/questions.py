@@ -332,9 +332,11 @@ class Questions:
         return min((at for at in (*times, *map(self._gives_up_at, asked)) if at is not None), default=None)
 
     def _gives_up_at(self, each: _Open) -> datetime | None:
-        """When the task has waited too long for this answer."""
-        limit, asked_at = self._limit, None if each.ask is None else each.ask.asked_at
-        return None if limit is None or asked_at is None else later(asked_at, limit)
+        """When the task has waited too long for this answer. A question with a timeout of its own ends only by that."""
+        limit, ask = self._limit, each.ask
+        if limit is None or ask is None or ask.asked_at is None or ask.request.deadline is not None:
+            return None
+        return later(ask.asked_at, limit)
 
     @property
     def _limit(self) -> timedelta | None:

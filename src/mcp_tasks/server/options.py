@@ -71,7 +71,8 @@ class ToolOptions(TypedDict, total=False):
     """How long a run that can be started again stays in memory while it waits for an answer."""
 
     max_wait: timedelta | None
-    """How long a question of the tool may stay unanswered before the task fails, and says so."""
+    """How long a question of the tool may stay unanswered before the task fails, and says so. A question with a
+    `timeout` waits for that long instead."""
 
     max_lost_runs: int | None
     """How many runs in a row may die with their process, without getting any further, before the task fails and says

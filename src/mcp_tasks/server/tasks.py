@@ -96,7 +96,7 @@ class Tasks(Marking, LocalCalls, Working, Extension):
         settings: Leases, sweeps and time limits of the runtime.
         namespace: Which servers are the same server, and run each other's tasks; by default the server's name.
         max_wait: How long a question of any tool may stay unanswered before its task fails. `Limits.question_wait` is
-            the most.
+            the most. A question with a `timeout` waits for that long instead.
         early_start: Whether a tool that may run again may start while its task is being written, if it was quick the
             last time. A mark may say otherwise for its tool.
         max_lost_runs: How many runs of a tool in a row may die with their process, without getting any further, before
