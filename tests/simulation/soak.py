@@ -13,17 +13,15 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
+from multiprocessing import Pool
 
-from harness.processes import python, start
 from tests.simulation.clockwork import burial
 from tests.simulation.plans import plan_for
 from tests.simulation.world import Tally, World
 
-TOLD_EVERY = 30.0
-"""Seconds between two lines that say how far it is."""
-
-APART = 10_000_000
-"""Between the first seeds of two processes."""
+BATCH = 40
+"""Worlds that a set of processes simulates before new ones take over: anyio and the package keep a little of each dead
+world, and a process that has simulated hundreds is several times slower."""
 
 
 def simulate(seed: int, tally: Tally | None = None, *, tracing: bool = False) -> tuple[str, str] | None:
@@ -52,51 +50,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
         violation = simulate(seed, tracing=True)
         print("no violation" if violation is None else f"{violation[0]}: {violation[1]}")
         return violation is not None
-    if options.processes > 1:
-        return _several(options, seed)
-    return _soak(seed, options.seconds, options.worlds, keep_going=options.keep_going)
-
-
-def _several(options: argparse.Namespace, seed: int) -> int:
-    chosen = ["--seconds", str(options.seconds)]
-    chosen += ["--keep-going"] if options.keep_going else []
-    chosen += [] if options.worlds is None else ["--worlds", str(options.worlds)]
-    seeds = [seed + APART * number for number in range(options.processes)]
-    started = [start(python("tests.simulation.soak", *chosen, "--seed", str(each))) for each in seeds]
-    return max(process.wait() for process in started)
-
-
-def _soak(seed: int, seconds: float, worlds: int | None, *, keep_going: bool) -> int:
     print(f"simulation: seed {seed}", flush=True)
-    tally, kinds = Tally(), Counter[str]()
-    began = told = time.monotonic()
-    # Objects that exist by now are not looked at after each world.
+    # Processes that are forked do not look at the objects that exist by now after each world.
     gc.freeze()
-    while time.monotonic() - began < seconds and (worlds is None or tally.worlds < worlds):
-        violation = simulate(seed, tally)
-        if violation is not None:
-            kind, what = violation
-            kinds[kind] += 1
-            if kinds[kind] <= 3:
-                print(f"simulation: seed {seed}: {kind}: {what.splitlines()[0][:2000]}", flush=True)
-            if not keep_going:
-                print(f"simulation: python -m tests.simulation.soak --seed {seed} --trace")
-                break
-        seed += 1
-        if time.monotonic() - told > TOLD_EVERY:
-            told = time.monotonic()
-            print(_summary(tally), flush=True)
-    print(_summary(tally))
-    print("faults:", ", ".join(f"{kind} {number:,}" for kind, number in sorted(tally.faults.items())))
+    total, kinds = Tally(), Counter[str]()
+    end = time.monotonic() + options.seconds
+    seeds = range(seed, sys.maxsize if options.worlds is None else seed + options.worlds)
+    while seeds and time.monotonic() < end and (options.keep_going or not kinds):
+        batch, seeds = seeds[: BATCH * options.processes], seeds[BATCH * options.processes :]
+        with Pool(options.processes) as pool:
+            for number, violation, tally in pool.imap(_simulated, batch):
+                total.merge(tally)
+                if violation is not None:
+                    kinds[violation[0]] += 1
+                    if kinds[violation[0]] <= 3:
+                        print(f"simulation: seed {number}: {violation[0]}: {violation[1].splitlines()[0][:2000]}")
+                    if not options.keep_going:
+                        print(f"simulation: python -m tests.simulation.soak --seed {number} --trace")
+                        break
+                if time.monotonic() >= end:
+                    break
+        hours = total.seconds / 3600
+        print(f"simulation: {total.tasks:,} tasks in {total.worlds:,} worlds, {hours:,.1f} hours simulated", flush=True)
+    print("faults:", ", ".join(f"{kind} {number:,}" for kind, number in sorted(total.faults.items())))
     print("violations:", ", ".join(f"{kind} {number:,}" for kind, number in kinds.most_common()) or "none")
     return bool(kinds)
 
 
-def _summary(tally: Tally) -> str:
-    return (
-        f"simulation: {tally.tasks:,} tasks in {tally.worlds:,} worlds, {tally.seconds / 3600:,.1f} hours simulated,"
-        f" {tally.tasks / time.process_time():.0f} tasks per second of one core"
-    )
+def _simulated(seed: int) -> tuple[int, tuple[str, str] | None, Tally]:
+    tally = Tally()
+    return seed, simulate(seed, tally), tally
 
 
 def always_the_same() -> None:

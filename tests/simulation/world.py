@@ -66,6 +66,13 @@ class Tally:
         self.seconds += world.clockwork.now
         self.faults.update(world.faults)
 
+    def merge(self, other: Tally) -> None:
+        """Count the worlds of another tally."""
+        self.worlds += other.worlds
+        self.tasks += other.tasks
+        self.seconds += other.seconds
+        self.faults.update(other.faults)
+
 
 class Weather:
     """What becomes of single calls, messages and hints."""
