@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import pytest
@@ -11,13 +13,14 @@ from mcp.server import MCPServer
 from mcp.server.mcpserver import Context
 from mcp.shared.exceptions import MCPError
 from mcp_types import CallToolRequestParams
-from pydantic import AfterValidator, BaseModel, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
 
+from harness.auth import USERS, server_with
 from harness.http import HttpWire, serving
-from harness.rpc import NOTHING, Reply, Tasking, text_of
+from harness.rpc import NOTHING, TASKS, Reply, Tasking, text_of
 from harness.server import CUSTOM_ERROR, QUICK
 from harness.stored import all_tasks
-from mcp_tasks import Tasks
+from mcp_tasks import Limits, Tasks
 from mcp_tasks.stores.memory import MemoryStore
 
 pytestmark = pytest.mark.anyio
@@ -150,3 +153,90 @@ async def test_a_tool_that_is_no_marked_function_answers_arguments_that_do_not_f
         task_id = await client.create("wait", times="3")
         gate.set()
         assert text_of((await client.until(task_id, "completed"))["result"]) == "waited 3 times"
+
+
+# Many arguments
+
+_looked_at: list[object] = []
+
+
+def _look(value: object) -> object:
+    _looked_at.append(value)
+    return value
+
+
+@dataclass
+class Counting:
+    """A server whose tool counts what of its arguments is validated."""
+
+    wire: HttpWire
+    looked_at: list[object]
+
+    async def call(self, values: list[Any], *, capabilities: Mapping[str, Any] = TASKS, user: str = "alice") -> Reply:
+        """Call the tool."""
+        client = Tasking(self.wire.as_user(user), capabilities)
+        return await client.ask("tools/call", {"name": "total", "arguments": {"values": values}})
+
+
+@asynccontextmanager
+async def counting(limits: Limits) -> AsyncGenerator[Counting]:
+    """Such a server, which lets users in."""
+    tasks = Tasks(limits=limits, settings=QUICK)
+    server = server_with(tasks, "counting", USERS)
+    _looked_at.clear()
+
+    @server.tool()
+    @tasks.task()
+    def total(values: list[Annotated[int, BeforeValidator(_look)]]) -> int:
+        """Add numbers up."""
+        return sum(values)
+
+    async with serving(server) as wire:
+        yield Counting(wire, _looked_at)
+
+
+MANY = 20_000
+
+
+@pytest.mark.parametrize("capabilities", [TASKS, NOTHING], ids=["with tasks", "without"])
+async def test_of_many_values_that_do_not_fit_the_first_is_told_and_no_other_is_looked_at(
+    capabilities: Mapping[str, Any],
+) -> None:
+    async with counting(Limits()) as server:
+        reply = await server.call(["x"] * MANY, capabilities=capabilities)
+        assert reply.result["isError"] is True
+        told = text_of(reply.result)
+        assert told.startswith("Error executing tool total: 1 validation error for totalArguments\nvalues.0\n")
+        assert len(told) < 1_000
+        assert len(server.looked_at) == 1
+
+
+async def test_many_values_that_fit_are_taken() -> None:
+    async with counting(Limits()) as server:
+        created = await server.call([1] * MANY)
+        client = Tasking(server.wire.as_user("alice"))
+        ended = await client.until(created.result["taskId"], "completed")
+        assert text_of(ended["result"]) == str(MANY)
+
+
+@pytest.mark.parametrize("capabilities", [TASKS, NOTHING], ids=["with tasks", "without"])
+async def test_nothing_of_a_call_is_validated_that_is_too_large_or_one_too_many(
+    capabilities: Mapping[str, Any],
+) -> None:
+    async with counting(Limits(argument_bytes=50_000, owner_creates=1)) as server:
+        too_large = await server.call(["x"] * MANY, capabilities=capabilities)
+        assert "may be 50,000 bytes of JSON at most" in str(too_large.message)
+        one_too_many = await server.call(["x"] * (MANY // 4), capabilities=capabilities)
+        assert "more often than once a second" in str(one_too_many.message)
+        assert server.looked_at == []
+        # Another user calls as before.
+        assert "validation error" in text_of((await server.call(["x"], user="bob")).result)
+
+
+async def test_of_a_few_values_that_do_not_fit_each_is_told_up_to_ten() -> None:
+    async with counting(Limits()) as server:
+        told = text_of((await server.call(["x"] * 12)).result)
+        assert told.startswith("Error executing tool total: 12 validation errors for totalArguments\nvalues.0\n")
+        assert "values.9\n" in told
+        assert "values.10\n" not in told
+        assert told.endswith("and 2 more")

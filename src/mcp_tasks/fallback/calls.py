@@ -13,7 +13,6 @@ from datetime import timedelta
 from typing import Any, Final, cast
 
 import anyio
-import anyio.lowlevel
 from mcp.server.context import HandlerResult
 from mcp_types import InputRequiredResult
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
@@ -48,7 +47,6 @@ class ToolCall:
         joined: What makes another call the same as this one, where a second is given the task of the first.
         key: The caller's own idempotency key: its call made again is given the same task.
         max_wait: How long a question of the tool may stay open, where its author said so.
-        admit: Lets the call become a task; raises `LimitExceeded` if it may not.
     """
 
     ctx: RequestContext
@@ -63,7 +61,6 @@ class ToolCall:
     joined: str | None = None
     key: CallKey | None = None
     max_wait: timedelta | None = None
-    admit: Callable[[], Awaitable[None]] = anyio.lowlevel.checkpoint
 
 
 class FallbackCalls:
@@ -113,7 +110,6 @@ class FallbackCalls:
         return await waiting.go_on(record)
 
     async def _begin(self, call: ToolCall, waiting: WaitingRequest) -> HandlerResult:
-        await call.admit()
         task_id = new_task_id()
         with ExitStack() as opened:
             # Before the task is there: its tool may be at work before we hear of it.

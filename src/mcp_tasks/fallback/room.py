@@ -139,9 +139,13 @@ class FallbackRoom:
         try:
             return _worded(call.ctx, await self._calls.answer(call))
         except LimitExceeded as exc:
-            # Nothing was started. A model reads the result of its call, and seldom an error of the protocol.
-            self._protocol.refused(call.caller, call.ctx.method, exc)
-            return _worded(call.ctx, beyond_limit(call.request.name, exc))
+            return self.beyond_limit(exc, call.request.name, call.ctx, call.caller)
+
+    def beyond_limit(self, exc: LimitExceeded, tool: str, ctx: RequestContext, caller: Caller) -> HandlerResult:
+        """What a call is answered with that may not become a task: nothing was started. A model reads the result of its
+        call, and seldom an error of the protocol."""
+        self._protocol.refused(caller, ctx.method, exc)
+        return _worded(ctx, beyond_limit(tool, exc))
 
     def is_companion(self, name: str) -> bool:
         """Whether a tool of that name may be one of ours."""

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import timedelta
 from functools import partial
 from hashlib import sha256
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from mcp.server import ServerRequestContext
 from mcp.server.context import CallNext, HandlerResult
-from mcp_types import CallToolRequestParams
+from mcp_types import CallToolRequestParams, CallToolResult, TextContent
 
 from mcp_tasks.adapters.asgi import Launch
 from mcp_tasks.adapters.sdk import SdkAdapter, caller_of, request_meta, task_request
 from mcp_tasks.core.record import TaskRecord, TaskRequest
-from mcp_tasks.errors import TasksError
+from mcp_tasks.errors import LimitExceeded, TasksError
 from mcp_tasks.fallback.calls import ToolCall
 from mcp_tasks.fallback.legs import comes_back
 from mcp_tasks.fallback.room import FallbackRoom
@@ -26,9 +27,12 @@ from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.server.catalogue import Catalogue
 from mcp_tasks.server.marks import Mark, ServedTool
 from mcp_tasks.server.options import TaskOptions
+from mcp_tasks.tools.arguments import ArgumentsRefused, is_more_than_small
 from mcp_tasks.tools.before_body import settle_parameters
 from mcp_tasks.tools.creation import ANNOUNCE_AFTER, CallAnswer, answer_call
 from mcp_tasks.tools.sdk_errors import to_mcp_error
+
+logger: Final = logging.getLogger(__name__)
 
 RequestContext: TypeAlias = ServerRequestContext[Any, Any]
 Settle: TypeAlias = Callable[[], Awaitable[HandlerResult | None]]
@@ -67,7 +71,7 @@ class Calls:
         if comes_back():
             # Its task is there, whatever the tool is marked with by now and the client declares this time.
             mark = mark or Mark(name=params.name, options=TaskOptions())
-            return await self._without_tasks(mark, params, ctx, caller_of(ctx))
+            return await self._resume(mark, params, ctx, caller_of(ctx))
         if mark is None:
             return await _plain_call(ctx, call_next)
         caller = caller_of(ctx)
@@ -75,19 +79,30 @@ class Calls:
         if not takes_tasks and mark.options.mode == "required":
             raise to_mcp_error(self._protocol.cannot_take(caller, params.name))
         if not takes_tasks and not self._is_waited_for(mark, ctx):
-            return await _plain_call(ctx, call_next)
-        if not mark.resolves and not mark.takes(params.arguments or {}):
-            # The SDK refuses them before it enters the tool: the plain call's answer, at once, and no task.
-            return await call_next(ctx)
-        settle = partial(settle_parameters, partial(call_next, ctx), params.name) if mark.resolves else None
-        if not takes_tasks:
-            return await self._without_tasks(mark, params, ctx, caller, settle)
+            return _refusal(mark.problem_with(params.arguments or {}), params.name) or await _plain_call(ctx, call_next)
         try:
+            # Before anything is done with its arguments, which are the caller's, and may be many.
+            request = await self._admit(params, ctx, caller)
+            problem = mark.problem_with(request.arguments)
+            if problem is not None:
+                # The plain call's answer, at once, and no task.
+                return _refusal(problem, params.name) or await call_next(ctx)
+            settle = partial(settle_parameters, partial(call_next, ctx), params.name) if mark.resolves else None
+            if not takes_tasks:
+                return await self._without_tasks(mark, request, ctx, caller, settle)
             settled = None if settle is None else await settle()
-            return await self._answer_with_task(mark, params, ctx, caller) if settled is None else settled
+            return await self._answer_with_task(mark, request, caller) if settled is None else settled
         except (RpcError, TasksError) as exc:
+            if isinstance(exc, LimitExceeded) and not takes_tasks:
+                return self._fallback.beyond_limit(exc, params.name, ctx, caller)
             self._protocol.refused(caller, ctx.method, exc)
             raise to_mcp_error(exc) from exc
+
+    async def _admit(self, params: CallToolRequestParams, ctx: RequestContext, caller: Caller) -> TaskRequest:
+        """Let a call become a task, at the pace and of the size that it may. Gives what its run needs of it."""
+        request = task_request(params, ctx, caller)
+        await self._protocol.limiting.create(self._protocol.owner(caller), request)
+        return request
 
     def is_plain(self, name: str) -> bool:
         """Whether calls of the tool are known not to become tasks."""
@@ -101,22 +116,23 @@ class Calls:
         mark = None if tool is None else _that_makes_tasks(tool)
         if mark is None or not self._protocol.takes_tasks(caller):
             return None
-        if mark.resolves or mark.asks_first or mark.options.join_running or not mark.takes(request.arguments):
+        if mark.resolves or mark.asks_first or mark.options.join_running or is_more_than_small(request.arguments):
+            # What is not small is looked at once its caller may have a task, and that counts once.
             return None
-        return None if self._grace(mark, request.arguments) else partial(self._make_task, mark, caller, request)
+        if not mark.takes(request.arguments) or self._grace(mark, request.arguments):
+            return None
+        return partial(self._make_task, mark, caller, request)
 
     def can_become_task(self, mark: Mark | None) -> bool:
         """Whether any call of a tool with this mark can become a task."""
         return self._augment is not None if mark is None else mark.options.mode != "forbidden"
 
-    async def _answer_with_task(
-        self, mark: Mark, params: CallToolRequestParams, ctx: RequestContext, caller: Caller
-    ) -> HandlerResult:
-        request = task_request(params, ctx, caller)
+    async def _answer_with_task(self, mark: Mark, request: TaskRequest, caller: Caller) -> HandlerResult:
         answer = await self._launch(mark, caller, request, self._grace(mark, request.arguments))
         return await self._adapter.answer(caller, answer)
 
     async def _make_task(self, mark: Mark, caller: Caller, request: TaskRequest) -> TaskRecord:
+        await self._protocol.limiting.create(self._protocol.owner(caller), request)
         answer = await self._launch(mark, caller, request, None)
         if not isinstance(answer, TaskRecord):
             raise TypeError(f"a call that is answered with its task at once came to {type(answer).__name__}")
@@ -124,7 +140,6 @@ class Calls:
 
     async def _launch(self, mark: Mark, caller: Caller, request: TaskRequest, grace: timedelta | None) -> CallAnswer:
         options, usual, owner = mark.options, self._catalogue.usual, self._protocol.owner(caller)
-        await self._protocol.limiting.create(owner, request)
         request, key = take_key(request, owner, asks_first=mark.asks_first)
         return await answer_call(
             self._runtime(),
@@ -145,36 +160,37 @@ class Calls:
             return max(grace or ANNOUNCE_AFTER, ANNOUNCE_AFTER)
         return grace
 
-    async def _without_tasks(
-        self,
-        mark: Mark,
-        params: CallToolRequestParams,
-        ctx: RequestContext,
-        caller: Caller,
-        settle: Settle | None = None,
+    async def _resume(
+        self, mark: Mark, params: CallToolRequestParams, ctx: RequestContext, caller: Caller
     ) -> HandlerResult:
         try:
-            owner = self._protocol.owner(caller)
-            request, key = take_key(task_request(params, ctx, caller), owner, asks_first=mark.asks_first)
-            call = ToolCall(
-                ctx=ctx,
-                caller=caller,
-                request=request,
-                ways=mark.options.ways(self._catalogue.usual),
-                owner=owner,
-                retention=mark.options.retention(self._catalogue.usual),
-                poll_interval=mark.options.poll_interval,
-                settle=settle,
-                asks_first=mark.asks_first,
-                joined=_joined_under(mark, params.name, params.arguments or {}),
-                key=key,
-                max_wait=mark.options.max_wait or self._catalogue.usual.max_wait,
-                admit=partial(self._protocol.limiting.create, owner, request),
-            )
-            return await self._fallback.answer(call)
+            # As whoever asks about a task: it may bring answers, and come back as often as it likes.
+            await self._protocol.admit(caller)
+            return await self._without_tasks(mark, task_request(params, ctx, caller), ctx, caller)
         except (RpcError, TasksError) as exc:
             self._protocol.refused(caller, ctx.method, exc)
             raise to_mcp_error(exc) from exc
+
+    async def _without_tasks(
+        self, mark: Mark, request: TaskRequest, ctx: RequestContext, caller: Caller, settle: Settle | None = None
+    ) -> HandlerResult:
+        owner = self._protocol.owner(caller)
+        request, key = take_key(request, owner, asks_first=mark.asks_first)
+        call = ToolCall(
+            ctx=ctx,
+            caller=caller,
+            request=request,
+            ways=mark.options.ways(self._catalogue.usual),
+            owner=owner,
+            retention=mark.options.retention(self._catalogue.usual),
+            poll_interval=mark.options.poll_interval,
+            settle=settle,
+            asks_first=mark.asks_first,
+            joined=_joined_under(mark, request.name, request.arguments),
+            key=key,
+            max_wait=mark.options.max_wait or self._catalogue.usual.max_wait,
+        )
+        return await self._fallback.answer(call)
 
     def _is_waited_for(self, mark: Mark, ctx: RequestContext) -> bool:
         """Whether a call of a caller without tasks is more than a plain call."""
@@ -200,6 +216,16 @@ async def _plain_call(ctx: RequestContext, call_next: CallNext) -> HandlerResult
     except TasksError as exc:
         raise to_mcp_error(exc) from exc
     return await call_next(ctx)
+
+
+def _refusal(problem: Exception | None, name: str) -> CallToolResult | None:
+    """What the SDK answers to arguments that do not fit, before it enters the tool. Said here: the SDK would look for
+    every problem again, and write all of them down. What else may be wrong is for the SDK to say."""
+    if not isinstance(problem, ArgumentsRefused):
+        return None
+    logger.info("tool %r rejected its arguments", name)
+    text = f"Error executing tool {name}: {problem}"
+    return CallToolResult(content=[TextContent(type="text", text=text)], is_error=True)
 
 
 def _that_makes_tasks(tool: ServedTool) -> Mark | None:

@@ -21,12 +21,16 @@ from mcp_types import Tool, ToolAnnotations
 from mcp_tasks.errors import InvalidMark
 from mcp_tasks.runtime import ToolPolicy
 from mcp_tasks.server.options import TaskOptions
+from mcp_tasks.tools.arguments import ArgumentCheck
 from mcp_tasks.wire.schemas import Schema, UnusableSchema, not_enforced
 
 logger: Final = logging.getLogger(__name__)
 
 NAMES_SHOWN = 20
 """Tools that a warning names before it only counts: enough to spot a typing error, short enough to be read."""
+
+MOST_RULES: Final = 2_000
+"""Rules of a schema that are applied to the arguments of one call: a few milliseconds of work."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,21 +68,15 @@ class Mark:
 
     def problem_with(self, arguments: Mapping[str, Any]) -> Exception | None:
         """Why the SDK will not let the tool have these arguments, as far as can be known; None if it will."""
-        if self._as_tool is None:
-            return None
-        try:
-            self._as_tool.fn_metadata.validate_arguments(dict(arguments))
-        except Exception as exc:
-            # Whatever it is: the SDK will run into it too, and knows how to answer.
-            return exc
-        return None
+        return None if self._check is None else self._check.problem_with(arguments)
 
     def may_refuse(self, arguments: Mapping[str, Any]) -> bool:
         """Whether the SDK may refuse what `takes` lets pass. It is more lenient than a schema: "7" may be a number."""
         if self.schema is None:
             return False
         try:
-            return self._checked is None or self._checked.first_problem(dict(arguments)) is not None
+            given = dict(arguments)
+            return self._checked is None or self._checked.first_problem(given, most=MOST_RULES) is not None
         except UnusableSchema:
             # Too deep, or too much to go through.
             return True
@@ -122,6 +120,10 @@ class Mark:
     @cached_property
     def _takes_none(self) -> bool:
         return self.problem_with({}) is None
+
+    @cached_property
+    def _check(self) -> ArgumentCheck | None:
+        return None if self._as_tool is None else ArgumentCheck(self._as_tool)
 
     @cached_property
     def _as_tool(self) -> ServerTool | None:

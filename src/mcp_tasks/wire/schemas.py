@@ -91,18 +91,22 @@ class Schema:
         with _translated():
             return list(islice(self._errors(value), MOST_PROBLEMS))
 
-    def first_problem(self, value: Any) -> str | None:
+    def first_problem(self, value: Any, *, most: int = MOST_RULES) -> str | None:
         """The first thing that is wrong with `value`, in words and with its place; None if it fits.
+
+        Args:
+            most: Rules that may be applied.
 
         Raises:
             UnusableSchema: The value cannot be checked.
         """
         with _translated():
-            error = next(self._errors(value), None)
+            error = next(self._errors(value, most), None)
         return None if error is None else f"{_shortened(error.json_path)}: {_shortened(error.message)}"
 
-    def _errors(self, value: Any) -> Iterator[ValidationError]:
-        return iter(_Validator(self._own, registry=_NO_OTHERS, format_checker=_Work(self._parts)).iter_errors(value))
+    def _errors(self, value: Any, most: int = MOST_RULES) -> Iterator[ValidationError]:
+        work = _Work(self._parts, most)
+        return iter(_Validator(self._own, registry=_NO_OTHERS, format_checker=work).iter_errors(value))
 
 
 def not_enforced(schema: Any) -> list[str]:
@@ -166,9 +170,10 @@ def _own(schema: Any, work: _Work) -> Any:
 class _Work(FormatChecker):
     """What one check has cost. In the place of a checker of formats: that is what goes along into every part."""
 
-    def __init__(self, parts: int = 0) -> None:
+    def __init__(self, parts: int = 0, most: int = MOST_RULES) -> None:
         super().__init__(())
         self.parts: int = parts
+        self.most: int = most
         self.rules: int = 0
 
     def count_part(self) -> None:
@@ -178,8 +183,8 @@ class _Work(FormatChecker):
 
     def count(self, rules: int = 1) -> None:
         self.rules += rules
-        if self.rules > MOST_RULES:
-            raise Uncheckable(f"the check takes more than {MOST_RULES:,} steps")
+        if self.rules > self.most:
+            raise Uncheckable(f"the check takes more than {self.most:,} steps")
 
 
 def _counted(rule: _Rule) -> _Rule:

@@ -14,7 +14,7 @@ from mcp_types import methods as mcp_methods
 from mcp_tasks.adapters.era import EraParts, Offer, RequestContext
 from mcp_tasks.adapters.exchange import exchange_of
 from mcp_tasks.adapters.sdk import caller_of, request_meta, request_of
-from mcp_tasks.core.record import TaskRecord
+from mcp_tasks.core.record import TaskRecord, TaskRequest
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.errors import StoreError
 from mcp_tasks.legacy.server.parse import check_task, parse_retention, progress_token
@@ -64,14 +64,20 @@ class Creation:
             return await call_next(replace(ctx, params=plain))
         if offer.support == "forbidden":
             raise RpcError(METHOD_NOT_FOUND, f"{kind} {name!r} cannot be called as a task: call it without params.task")
-        problem = offer.problem_with(arguments)
-        if problem is not None:
-            raise RpcError(INVALID_PARAMS, f"{kind} {name!r} does not take these arguments: {problem}")
         with discreet(ctx.method):
+            caller = caller_of(ctx)
+            request = request_of(ctx.method, request_meta(ctx), caller, name=name, arguments=arguments)
             try:
-                record = await self._launch(ctx, offer, name, arguments, task)
+                owner = self._parts.protocol.owner(caller)
+                # Before anything is done with its arguments, which are the caller's, and may be many.
+                with refusing():
+                    await self._parts.protocol.limiting.create(owner, request)
+                problem = offer.problem_with(arguments)
+                if problem is not None:
+                    raise RpcError(INVALID_PARAMS, f"{kind} {name!r} does not take these arguments: {problem}")
+                record = await self._launch(ctx, offer, request, owner, task)
             except RpcError as exc:
-                self._parts.protocol.refused(caller_of(ctx), ctx.method, exc)
+                self._parts.protocol.refused(caller, ctx.method, exc)
                 raise
         return render_created(record, offer, self._parts.runtime().now())
 
@@ -90,13 +96,10 @@ class Creation:
             raise RpcError(METHOD_NOT_FOUND, f"{kind} {name!r} can only be called as a task: add params.task")
 
     async def _launch(
-        self, ctx: RequestContext, offer: Offer, name: str, arguments: Mapping[str, Any], task: Any
+        self, ctx: RequestContext, offer: Offer, request: TaskRequest, owner: str | None, task: Any
     ) -> TaskRecord:
-        caller, session, runtime = caller_of(ctx), self._sessions.of(ctx), self._parts.runtime()
-        request = request_of(ctx.method, request_meta(ctx), caller, name=name, arguments=arguments)
-        owner = self._parts.protocol.owner(caller)
+        session, runtime = self._sessions.of(ctx), self._parts.runtime()
         with refusing():
-            await self._parts.protocol.limiting.create(owner, request)
             asked, own = take_key(request, owner)
             record = await runtime.launch(
                 asked,
@@ -107,7 +110,7 @@ class Creation:
                 key=None if own is None else own.key,
                 fingerprint=None if own is None else own.fingerprint,
             )
-            if offer.may_refuse(arguments):
+            if offer.may_refuse(request.arguments):
                 await self._refuse(record, offer, keep=own is not None)
         if session is not None:
             session.follow(record, progress_token(request_meta(ctx)), after=exchange_of(ctx))
