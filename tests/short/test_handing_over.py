@@ -95,10 +95,6 @@ HANDED_OVER: dict[str, tuple[Handover, Step]] = {
     "a task that is not there": (Handover.REFUSED, _with(GET, "param", ("taskId", f"{STAND_IN}nowhere"))),
     "another's task": (Handover.REFUSED, Step("tasks/cancel", {"taskId": f"{STAND_IN}of-bob"}, None)),
     "a listener without tasks": (Handover.REFUSED, _with(LISTEN, "meta", (CAPABILITIES_KEY, NOTHING))),
-    "an answer that does not fit": (
-        Handover.REFUSED,
-        Step("tasks/update", {"taskId": f"{STAND_IN}asks", "inputResponses": {"who": {"action": 7}}}, None),
-    ),
 }
 """What is sent, and why it is handed over. The reasons that have to do with a server are further down."""
 
@@ -133,6 +129,13 @@ def test_it_is_handed_over_as_it_came(stage: Stage, what: str) -> None:
     reason, step = HANDED_OVER[what]
     _, answered, handed_over = _both(stage, step)
     assert (answered, handed_over) == (Counter(), Counter({reason: 1}))
+
+
+def test_an_answer_that_does_not_fit_is_refused_by_who_found_out(stage: Stage) -> None:
+    misfit = Step("tasks/update", {"taskId": f"{STAND_IN}asks", "inputResponses": {"who": {"action": 7}}}, None)
+    answer, answered, handed_over = _both(stage, misfit)
+    assert answer.message["error"]["code"] == -32602
+    assert (answered, handed_over) == (Counter({"tasks/update": 1}), Counter())
 
 
 def test_every_reason_is_met_by_a_test_here() -> None:

@@ -335,6 +335,19 @@ async def test_a_model_without_tasks_reads_in_words_what_it_may_not() -> None:
         assert text_of(second).endswith('Call "quick" again, but not before 1 s have passed.')
 
 
+async def test_a_call_that_comes_back_counts_as_a_request_about_a_task() -> None:
+    async with limited(Limits(owner_requests=2)) as server:
+        alice = server.as_user("alice").declaring({"elicitation": {"form": {}}})
+        asked = (await call(alice, "asks", times=1)).result
+        again = {"name": "asks", "arguments": {"times": 1}, "requestState": asked["requestState"]}
+        replies = await asyncio.gather(*(alice.ask("tools/call", again) for _ in range(12)))
+        refused = [reply for reply in replies if "error" in reply.message]
+        assert 0 < len(refused) < 12
+        check_refused(refused[0], "owner_requests", come_back=True)
+        bob = server.as_user("bob")
+        assert "result" in (await call(bob, "quick")).message
+
+
 # One user over a pipe, or in this process
 
 

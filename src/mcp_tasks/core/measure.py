@@ -37,6 +37,19 @@ def is_deeper(value: JsonValue, most: int) -> bool:
     return bool(level)
 
 
+def count_values(value: JsonValue, most: int) -> int:
+    """How many values there are in the value, itself included; counted no further than to `most` and one more."""
+    count, waiting = 1, [cast("Any", value)]
+    while waiting and count <= most:
+        item = waiting.pop()
+        if isinstance(item, _CONTAINERS):
+            container = cast("dict[Any, Any] | list[Any]", item)
+            count += len(container)
+            if count <= most:
+                waiting += _items(container)
+    return min(count, most + 1)
+
+
 def check_json(
     limit: str,
     what: str,

@@ -60,8 +60,9 @@ class Pace:
         self._patience = min(patience, MOST_HELD_BACK * self._step)
         self._turns: OrderedDict[str, float] = OrderedDict()
 
-    def take(self, key: str) -> tuple[float, bool]:
-        """Seconds to wait, and whether it may then be done; if not, it does not count."""
+    def take(self, key: str, turns: int = 1) -> tuple[float, bool]:
+        """Seconds to wait, and whether it may then be done; if not, it does not count. What takes several turns has
+        those that come after it wait."""
         now = self._clock()
         turn = self._turns.get(key, now)
         if turn < now:
@@ -69,7 +70,7 @@ class Pace:
         wait = turn - now - self._ahead
         if wait > self._patience + _AS_GOOD_AS_NOTHING:
             return wait, False
-        self._turns[key] = turn + self._step
+        self._turns[key] = turn + self._step * turns
         self._turns.move_to_end(key)
         if len(self._turns) > MOST_KNOWN:
             self._turns.popitem(last=False)
@@ -105,15 +106,18 @@ class Limiting:
 
     # How often
 
-    async def request(self, owner: str | None) -> None:
+    async def request(self, owner: str | None, turns: int = 1) -> None:
         """Let an owner ask about tasks; a moment later, if it has asked too often.
+
+        Args:
+            turns: As how many requests it counts.
 
         Raises:
             LimitExceeded: It asks far too often.
         """
         if owner is None or self._requests is None or owner == self._free:
             return
-        wait, may = self._requests.take(owner)
+        wait, may = self._requests.take(owner, turns)
         if not may:
             raise await self._too_often("owner_requests", "You ask about tasks", wait, owner)
         if wait:

@@ -18,7 +18,7 @@ from mcp_tasks.core.json import JsonObject
 from mcp_tasks.core.limits import Limits
 from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.errors import TasksError, UnknownTask
-from mcp_tasks.protocol.answers import check_answers
+from mcp_tasks.protocol.answers import AnswerCheck, answers_to, turns_of
 from mcp_tasks.protocol.caller import Caller
 from mcp_tasks.protocol.dialect import Dialect, Dialects
 from mcp_tasks.protocol.errors import RpcError, refusing
@@ -95,10 +95,13 @@ class TasksProtocol:
         """Whether the tasks of the caller belong to anybody, for what is only shown."""
         return self._owners.has(caller)
 
-    async def admit(self, caller: Caller) -> str | None:
+    async def admit(self, caller: Caller, turns: int = 1) -> str | None:
         """Let a caller ask about tasks, at the pace that it may. Gives whom its tasks belong to.
 
         Before anything is looked at but what `enter` says, so that whatever is refused for another reason has counted.
+
+        Args:
+            turns: As how many requests it counts.
 
         Raises:
             RpcError: -32010, it asks too often; otherwise as `owner`.
@@ -106,7 +109,7 @@ class TasksProtocol:
         owner = self.owner(caller)
         if owner is not None:
             with refusing():
-                await self.limiting.request(owner)
+                await self.limiting.request(owner, turns)
         return owner
 
     def hands_over(self, caller: Caller, refused: RpcError) -> None:
@@ -142,11 +145,13 @@ class TasksProtocol:
         owner = await self.admit(caller)
         task_id, answers = dialect.parse_answers(params)
         record = await self._find(caller, owner, dialect, task_id)
-        limits = self.limiting.limits
+        answers = answers_to(record, answers)
         with refusing():
-            await self._runtime().answer(
-                record, answers, actor=actor_of(record), check=lambda task: check_answers(task, answers, limits)
-            )
+            turns = turns_of(answers)
+            if turns > 1:
+                await self.limiting.request(owner, turns - 1)
+            check = AnswerCheck(answers, self.limiting.limits)
+            await self._runtime().answer(record, answers, actor=actor_of(record), check=check)
         return dialect.acknowledgement()
 
     async def cancel(self, caller: Caller, params: JsonObject) -> Message:

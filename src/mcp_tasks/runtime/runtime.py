@@ -343,7 +343,10 @@ class TaskRuntime:
 
         `check` sees the record that the answers are written against, each time it is read again, and may refuse.
         """
-        entries = {key: JournalEntry(kind="answer", key=key, value=value) for key, value in responses.items()}
+        outstanding = record.inputs.outstanding
+        entries = {
+            key: JournalEntry(kind="answer", key=key, value=responses[key]) for key in outstanding if key in responses
+        }
         return await self._take(record, entries, actor, check)
 
     async def refuse(self, record: TaskRecord, key: str, refused: AnswerRefused, *, actor: Actor) -> TaskRecord:

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from datetime import timedelta
 from functools import partial
 from hashlib import sha256
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, cast
 
 from mcp.server import ServerRequestContext
 from mcp.server.context import CallNext, HandlerResult
@@ -22,6 +22,7 @@ from mcp_tasks.fallback.calls import ToolCall
 from mcp_tasks.fallback.legs import comes_back
 from mcp_tasks.fallback.room import FallbackRoom
 from mcp_tasks.protocol import Caller, RpcError, TasksProtocol
+from mcp_tasks.protocol.answers import turns_of
 from mcp_tasks.protocol.idempotency import check_first, take_key
 from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.server.catalogue import Catalogue
@@ -165,7 +166,7 @@ class Calls:
     ) -> HandlerResult:
         try:
             # As whoever asks about a task: it may bring answers, and come back as often as it likes.
-            await self._protocol.admit(caller)
+            await self._protocol.admit(caller, turns_of(_brought(ctx)))
             return await self._without_tasks(mark, task_request(params, ctx, caller), ctx, caller)
         except (RpcError, TasksError) as exc:
             self._protocol.refused(caller, ctx.method, exc)
@@ -216,6 +217,11 @@ async def _plain_call(ctx: RequestContext, call_next: CallNext) -> HandlerResult
     except TasksError as exc:
         raise to_mcp_error(exc) from exc
     return await call_next(ctx)
+
+
+def _brought(ctx: RequestContext) -> Mapping[str, Any]:
+    answers = (ctx.params or {}).get("inputResponses")
+    return cast("Mapping[str, Any]", answers) if isinstance(answers, Mapping) else {}
 
 
 def _refusal(problem: Exception | None, name: str) -> CallToolResult | None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
 
-from mcp_tasks.core import InputBook, InputRequest
-from mcp_tasks.protocol.answers import check_answers, warn_of_schema
+from mcp_tasks.core import InputBook, InputRequest, TaskRecord
+from mcp_tasks.core.limits import Limits
+from mcp_tasks.protocol.answers import MOST_VALUES, AnswerCheck, check_answers, turns_of, warn_of_schema
 from mcp_tasks.protocol.errors import RpcError
 from mcp_tasks.testing import make_record
 
@@ -102,3 +104,75 @@ def test_an_answer_of_another_shape_is_refused_with_the_part_that_is_wrong(answe
     record = make_record(inputs=InputBook().ask({"q": question}))
     with pytest.raises(RpcError, match=f"The answer to 'q' does not fit: {says}"):
         check_answers(record, {"q": answer})
+
+
+# What it costs
+
+NAMES = {"type": "object", "properties": {"names": {"type": "array", "items": {"type": "string"}}}}
+
+
+class Question(Mapping[str, Any]):
+    """The params of a question, which count how often they are looked at."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+        self._params = {"message": "?", "requestedSchema": NAMES}
+
+    def __getitem__(self, name: str) -> Any:
+        self.looks += 1
+        return self._params[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._params)
+
+    def __len__(self) -> int:
+        return len(self._params)
+
+
+def _asks(params: Mapping[str, Any], method: str = "elicitation/create") -> TaskRecord:
+    return make_record(inputs=InputBook().ask({"q": InputRequest(method=method, params=params)}))
+
+
+def _accept(*names: str) -> dict[str, Any]:
+    return {"action": "accept", "content": {"names": list(names)}}
+
+
+def test_an_answer_is_checked_once_however_often_the_task_is_read() -> None:
+    question = Question()
+    record, check = _asks(question), AnswerCheck({"q": _accept("a")}, Limits())
+    check(record)
+    looks = question.looks
+    assert looks > 0
+    for version in range(2, 5):
+        check(record.but(version=version))
+    assert question.looks == looks
+
+
+def test_an_answer_is_checked_again_for_another_question() -> None:
+    check = AnswerCheck({"q": _accept("a")}, Limits())
+    check(_asks({"message": "?", "requestedSchema": NAMES}))
+    with pytest.raises(RpcError, match="does not fit"):
+        check(_asks({"message": "?", "requestedSchema": {"type": "object", "required": ["age"]}}))
+
+
+def test_answers_with_too_many_values_are_refused_before_they_are_looked_at() -> None:
+    question = Question()
+    with pytest.raises(RpcError, match=r"may have 2,000 values in all") as refused:
+        check_answers(_asks(question), {"q": _accept(*["a"] * MOST_VALUES)}, Limits())
+    assert (refused.value.code, question.looks) == (-32602, 0)
+    check_answers(_asks(question), {"q": _accept(*["a"] * (MOST_VALUES - 10))}, Limits())
+    # What the server's own process says is its author's.
+    check_answers(_asks(question), {"q": _accept(*["a"] * MOST_VALUES)})
+
+
+def test_of_many_problems_no_more_is_told_than_how_many_there_are() -> None:
+    roots = {"roots": [{} for _ in range(1_000)]}
+    with pytest.raises(RpcError, match=r"does not fit: it has 1,000 problems"):
+        check_answers(_asks({}, "roots/list"), {"q": roots}, Limits())
+    with pytest.raises(RpcError, match=r"does not fit: roots\.0\.uri: Field required"):
+        check_answers(_asks({}, "roots/list"), {"q": {"roots": [{}]}}, Limits())
+
+
+@pytest.mark.parametrize(("names", "turns"), [(0, 1), (40, 1), (100, 3), (100_000, 41)])
+def test_answers_count_as_requests_by_their_values(names: int, turns: int) -> None:
+    assert turns_of({"q": _accept(*["a"] * names)}) == turns

@@ -33,7 +33,7 @@ from mcp_tasks.runtime import Ending, Failure, Observer, Run, Success, TaskRunti
 from mcp_tasks.runtime.accesses import Refusal
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.testing import FakeClock
-from mcp_tasks.wire import EXTENSION_ID
+from mcp_tasks.wire import ACK, EXTENSION_ID
 from mcp_tasks.wire.models import LIMIT_EXCEEDED
 from tests.unit.watching import Touched, Watching
 
@@ -310,6 +310,45 @@ async def test_an_answer_that_does_not_fit_leaves_its_question_open(house: House
     done = await protocol.update(caller(), {"taskId": task_id, "inputResponses": {key: fit, "other": 1}})
     assert told(done) == {"resultType": "complete"}
     await house.until(task_id, "completed")
+
+
+class Unwalked(dict[str, Any]):
+    """Answers that nobody may go through."""
+
+    def __iter__(self) -> Any:
+        raise AssertionError("all of the answers were gone through")
+
+    keys = values = items = __iter__
+
+
+async def test_answers_that_nobody_asked_for_are_not_gone_through(house: House) -> None:
+    protocol, task_id = house.protocol(), await house.create("ask")
+    await house.until(task_id, "input_required")
+    [key] = told(await protocol.get(caller(), {"taskId": task_id}))["inputRequests"]
+    late = Unwalked({"other": 1})
+    assert told(await protocol.update(caller(), {"taskId": task_id, "inputResponses": late})) == ACK
+    fit = Unwalked({"other": 1, key: {"action": "accept", "content": {"name": "Ada"}}})
+    assert told(await protocol.update(caller(), {"taskId": task_id, "inputResponses": fit})) == ACK
+    await house.until(task_id, "completed")
+
+
+async def test_large_answers_count_as_several_requests(house: House) -> None:
+    clock = FakeClock()
+    protocol = house.protocol(limiting=Limiting(Limits(owner_requests=10), lambda: clock().timestamp()))
+    task_id = await house.create("ask")
+    await house.until(task_id, "input_required")
+    [key] = told(await protocol.get(caller(), {"taskId": task_id}))["inputRequests"]
+    large = {"taskId": task_id, "inputResponses": {key: {"action": "accept", "content": {"more": ["x"] * 1_900}}}}
+    with pytest.raises(RpcError, match="does not fit"):
+        await protocol.update(caller(), large)
+    # As many as 39: the next may come in a few seconds.
+    with pytest.raises(RpcError) as refused:
+        await protocol.update(caller(), large)
+    assert (refused.value.code, refused.value.data["limit"]) == (LIMIT_EXCEEDED, "owner_requests")
+    await protocol.get(caller("bob"), {"taskId": await house.create("wait", owner="bob")})
+    clock.advance(timedelta(seconds=4))
+    with pytest.raises(RpcError, match="does not fit"):
+        await protocol.update(caller(), large)
 
 
 async def test_cancelling_is_acknowledged_twice_and_happens_once(house: House) -> None:

@@ -18,6 +18,7 @@ from mcp_tasks.adapters.sdk import request_of
 from mcp_tasks.core.record import TaskRecord, TaskRequest
 from mcp_tasks.errors import TasksError
 from mcp_tasks.protocol import Caller, Listening, Message, RpcError, TasksProtocol, Texts
+from mcp_tasks.protocol.answers import AnswerMisfit
 from mcp_tasks.tools.sdk_errors import to_mcp_error
 from mcp_tasks.wire.headers import NAME_HEADER
 from mcp_tasks.wire.models import LIMIT_EXCEEDED
@@ -193,7 +194,7 @@ def _told_in_place_of(exc: Exception) -> Exception:
     was not understood after all: the SDK asks again, and words the refusal.
 
     What fails for a reason of the server's is answered here: asked again, a store that is away would be waited for
-    twice. So is what is beyond a limit: asked again, it would count twice.
+    twice. So is what is beyond a limit, or answers that do not fit: asked again, they would count and cost twice.
     """
     match exc:
         case HandedOver():
@@ -201,7 +202,7 @@ def _told_in_place_of(exc: Exception) -> Exception:
         case _Failed():
             return exc.told
         case RpcError():
-            is_told = exc.code in (INTERNAL_ERROR, LIMIT_EXCEEDED)
+            is_told = exc.code in (INTERNAL_ERROR, LIMIT_EXCEEDED) or isinstance(exc, AnswerMisfit)
             return to_mcp_error(exc) if is_told else HandedOver(Handover.REFUSED)
         case _:
             return HandedOver(Handover.FAILED)
