@@ -95,6 +95,10 @@ class TasksProtocol:
         """Whether the tasks of the caller belong to anybody, for what is only shown."""
         return self._owners.has(caller)
 
+    def known_owner(self, caller: Caller) -> str | None:
+        """The owner of the caller's tasks as far as there is one. Refuses nothing: for what may be done without one."""
+        return self._owners.known(caller)
+
     async def admit(self, caller: Caller) -> str | None:
         """Let a caller ask about tasks, at the pace that it may. Gives whom its tasks belong to.
 
