@@ -226,6 +226,18 @@ class TasksProtocol:
                 closed=closed,
             )
 
+    async def open_stream(self, caller: Caller) -> Callable[[], None]:
+        """`subscriptions/listen` that is not about tasks, and served by others: it counts as one of its owner's streams
+        until what this gives is called.
+
+        Raises:
+            RpcError: -32010, the owner asks too often, or has as many streams as it may have.
+        """
+        owner = self.known_owner(caller)
+        with refusing():
+            await self.limiting.request(owner)
+            return self.limiting.open_stream(owner)
+
     # tools/call
 
     def speaks(self, version: str) -> bool:

@@ -148,12 +148,11 @@ class _OwnersApp:
                 self._forget(opened)
 
     async def _use(self, session_id: str, session: _Session, scope: Scope, receive: Receive, send: Send) -> None:
-        status = 0
+        statuses: list[int] = []
 
         async def watched(message: Message) -> None:
-            nonlocal status
             if message["type"] == "http.response.start":
-                status = message["status"]
+                statuses.append(message["status"])
             await send(message)
 
         session.in_flight += 1
@@ -162,7 +161,8 @@ class _OwnersApp:
         finally:
             session.in_flight -= 1
             session.used = time.monotonic()
-            if status == 404 or (scope["method"] == "DELETE" and 200 <= status < 300):
+            is_deleted = scope["method"] == "DELETE" and any(200 <= status < 300 for status in statuses)
+            if is_deleted or 404 in statuses:
                 self._forget(session_id)
 
     def _sweep(self) -> None:
