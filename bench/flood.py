@@ -39,6 +39,7 @@ OPEN: Final = Limits(
     owner_open_tasks=None,
     owner_stored_bytes=None,
     owner_streams=None,
+    owner_sessions=None,
     owner_creates=None,
     owner_requests=None,
     owner_share=None,

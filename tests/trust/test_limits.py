@@ -298,6 +298,27 @@ async def test_an_owner_has_so_many_streams_and_one_that_is_over_makes_room(shor
         assert bob
 
 
+async def test_streams_about_other_things_than_tasks_count_as_well() -> None:
+    async with limited(Limits(owner_streams=1)) as server:
+        alice = server.as_user("alice")
+        listen = {"notifications": {"toolsListChanged": True}}
+        # What is refused takes no place.
+        await alice.declaring({}).ask("subscriptions/listen", {"notifications": {"toolsListChanged": 7}})
+        async with server.wire.as_user("alice").stream(request("subscriptions/listen", listen)) as first:
+            await anext(first)
+            check_refused(await alice.ask("subscriptions/listen", listen), "owner_streams", come_back=True)
+            named = {"notifications": {"taskIds": ["a"]}}
+            check_refused(await alice.ask("subscriptions/listen", named), "owner_streams", come_back=True)
+            async with server.wire.as_user("bob").stream(request("subscriptions/listen", listen)) as other:
+                await anext(other)
+        with anyio.fail_after(30):
+            while True:
+                async with server.wire.as_user("alice").stream(request("subscriptions/listen", listen)) as again:
+                    if "error" not in await anext(again):
+                        break
+                await anyio.sleep(0.05)
+
+
 @pytest.mark.parametrize("short_way", [True, False])
 async def test_a_stream_names_so_many_tasks(short_way: bool) -> None:
     async with limited(Limits(stream_tasks=2), short_way=short_way) as server:

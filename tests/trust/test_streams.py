@@ -50,6 +50,19 @@ async def test_a_stream_ends_with_the_token_that_opened_it(short_way: bool) -> N
         assert (await until_ended_token(wire, expires)) == 401
 
 
+@pytest.mark.requirement("security/every-request-is-checked")
+async def test_a_stream_about_other_things_than_tasks_ends_with_its_token() -> None:
+    async with guarded() as (wire, _):
+        expires = soon()
+        message = request("subscriptions/listen", {"notifications": {"toolsListChanged": True}})
+        with anyio.fail_after(PATIENCE):
+            async with wire.as_user(f"ada!{expires}").stream(message) as messages:
+                first, last = [each async for each in messages]
+        assert time.time() >= expires
+        assert first["params"]["notifications"] == {"toolsListChanged": True}
+        assert last["result"]["resultType"] == "complete"
+
+
 async def until_ended_token(wire: HttpWire, expires: int) -> int | None:
     """What the SDK says of the token then."""
     reply = await wire.as_user(f"ada!{expires - 1}").send(request("tasks/get", {"taskId": "x"}))

@@ -17,7 +17,7 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import BaseModel
 
 from mcp_tasks.adapters.era import Era
-from mcp_tasks.adapters.sdk_listen import serve_listening
+from mcp_tasks.adapters.sdk_listen import serve_listening, serve_other
 from mcp_tasks.core.json import JsonObject
 from mcp_tasks.core.record import TaskRecord, TaskRequest
 from mcp_tasks.protocol import Caller, Identity, Message, RpcError, TasksProtocol
@@ -196,17 +196,24 @@ class SdkAdapter:
 
     async def _listen(self, ctx: RequestContext, call_next: CallNext) -> HandlerResult:
         caller, params = caller_of(ctx), ctx.params or {}
-        if not self._protocol.asks_to_listen(caller, params):
-            return await call_next(ctx)
+        protocol, stopping = self._protocol, self._stopping
         try:
-            listening = await self._protocol.listen(caller, params)
+            if protocol.asks_to_listen(caller, params):
+                listening = await protocol.listen(caller, params)
+                close = listening.close
+            else:
+                listening, close = None, await protocol.open_stream(caller)
         except RpcError as exc:
-            self._protocol.refused(caller, "subscriptions/listen", exc)
+            protocol.refused(caller, "subscriptions/listen", exc)
             raise to_mcp_error(exc) from exc
         try:
-            return await serve_listening(listening, ctx, call_next, to_params=to_result, stopping=self._stopping)
+            if listening is not None:
+                return await serve_listening(listening, ctx, call_next, to_params=to_result, stopping=stopping)
+            # A pipe is one user's own, who would only be told to ask again.
+            second = None if ctx.request is None else protocol.stream_ends.after(caller)
+            return await serve_other(protocol.stream_ends, second, ctx, call_next, stopping=stopping)
         finally:
-            listening.close()
+            close()
 
     def _handler(self, name: str, method: Callable[[Caller, JsonObject], Awaitable[Message]]) -> RequestHandler:
         async def handler(ctx: RequestContext, _: AnyParams) -> HandlerResult:

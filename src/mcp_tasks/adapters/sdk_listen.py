@@ -1,4 +1,4 @@
-"""`notifications/tasks` on a `subscriptions/listen` stream of the SDK.
+"""`notifications/tasks` on a `subscriptions/listen` stream of the SDK, and when such a stream ends.
 
 The SDK's own handler serves the stream. This rides beside it: it adds the ids that are honoured to the
 acknowledgement, and after that sends the states of the tasks.
@@ -6,7 +6,7 @@ acknowledgement, and after that sends the states of the tasks.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, TypeAlias, cast
@@ -21,6 +21,7 @@ from mcp_types import RequestId, ServerNotification, SubscriptionFilter, Subscri
 from pydantic import BaseModel
 
 from mcp_tasks.protocol import Listening, Message
+from mcp_tasks.protocol.stream_ends import End, StreamEnds
 
 RequestContext: TypeAlias = ServerRequestContext[Any, Any]
 
@@ -36,21 +37,54 @@ async def serve_listening(
     """Serve the stream with the states of its tasks, until the client leaves, the stream's time is over, or the process
     is told to stop."""
     stream = _Stream(ctx.session, ctx.request_id, listening)
+
+    async def send_states(end: End) -> None:
+        await _send_states(listening, stream, to_params, end)
+
+    return await _serve(replace(ctx, session=cast(ServerSession, stream)), call_next, send_states, stopping)
+
+
+async def serve_other(
+    ends: StreamEnds,
+    second: int | None,
+    ctx: RequestContext,
+    call_next: CallNext,
+    *,
+    stopping: Callable[[], Awaitable[object]],
+) -> HandlerResult:
+    """Serve a stream that is not about tasks. It ends like one that is, in that second at the latest."""
+
+    async def keep_time(end: End) -> None:
+        with ends.ending(second, end):
+            await anyio.sleep_forever()
+
+    return await _serve(ctx, call_next, keep_time, stopping)
+
+
+async def _serve(
+    ctx: RequestContext,
+    call_next: CallNext,
+    beside: Callable[[End], Coroutine[Any, Any, None]],
+    stopping: Callable[[], Awaitable[object]],
+) -> HandlerResult:
+    """Serve a stream while something goes on beside it, which is given how to end the stream."""
     refused: Exception | None = None
     result: HandlerResult = None
     async with anyio.create_task_group() as group:
-        group.start_soon(_send_states, listening, stream, to_params, group.cancel_scope.cancel)
+        group.start_soon(beside, group.cancel_scope.cancel)
         group.start_soon(_end_with, stopping, group)
         try:
-            result = await call_next(replace(ctx, session=cast(ServerSession, stream)))
+            result = await call_next(ctx)
         except Exception as exc:
             # Out of the group it would come wrapped, and be no answer to the client any more.
             refused = exc
         group.cancel_scope.cancel()
     if refused is not None:
         raise refused
-    # Ended by us: a result is how a stream ends gracefully.
-    return stream.end_result() if result is None else result
+    if result is None:
+        # Ended by us: a result is how a stream ends gracefully.
+        return {"resultType": "complete", "_meta": {SUBSCRIPTION_ID_META_KEY: ctx.request_id}}
+    return result
 
 
 async def _end_with(stopping: Callable[[], Awaitable[object]], group: TaskGroup) -> None:
@@ -62,7 +96,7 @@ async def _send_states(
     listening: Listening,
     stream: _Stream,
     to_params: Callable[[Message], Awaitable[dict[str, Any]]],
-    end: Callable[[], None],
+    end: End,
 ) -> None:
     await stream.acknowledged.wait()
     async with aclosing(listening.states(end)) as states:
@@ -95,10 +129,6 @@ class _Stream:
         params = notification.params.model_copy(update={"notifications": filter_})
         await self._session.send_notification(notification.model_copy(update={"params": params}), related_request_id)
         self.acknowledged.set()
-
-    def end_result(self) -> dict[str, Any]:
-        """The answer to the listen request, which ends its stream."""
-        return {"resultType": "complete", "_meta": {SUBSCRIPTION_ID_META_KEY: self._request_id}}
 
     async def send_state(self, params: dict[str, Any]) -> None:
         """Send the state of a task, with the id of this subscription."""

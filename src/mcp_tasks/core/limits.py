@@ -34,7 +34,8 @@ class Limits:
     Attributes:
         owner_open_tasks: Tasks that have not ended. For the fleet.
         owner_stored_bytes: Bytes that are kept of an owner's tasks, ended ones included. For the fleet.
-        owner_streams: Streams of `subscriptions/listen` at a time. For each process.
+        owner_streams: Streams of `subscriptions/listen` at a time, whatever they are about. For each process.
+        owner_sessions: Sessions of versions before 2026-07-28 over HTTP, at a time. For each process.
         owner_creates: New tasks a second, with as many at once. For each process.
         owner_requests: Requests of `tasks/*` a second, with as many at once. Who asks more often is slowed first, and
             refused only if that does not help. For each process.
@@ -63,6 +64,7 @@ class Limits:
     owner_open_tasks: int | None = 1_000
     owner_stored_bytes: int | None = 256 * MIB
     owner_streams: int | None = 16
+    owner_sessions: int | None = 100
     owner_creates: float | None = 10
     owner_requests: float | None = 50
     owner_share: float | None = 0.25

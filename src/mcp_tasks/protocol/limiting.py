@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Final
@@ -101,7 +101,7 @@ class Limiting:
         self._polls = _pace(limits.task_polls, clock, PATIENCE)
         self._owner_creates = _pace(limits.owner_creates, clock)
         self._creates = _pace(limits.creates, clock)
-        self._streams: Counter[str] = Counter()
+        self._held: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self._refused: Counter[str] = Counter()
 
     # How often
@@ -225,7 +225,7 @@ class Limiting:
                 "rest",
             )
 
-    # How many streams
+    # How many at a time
 
     def open_stream(self, owner: str | None) -> Callable[[], None]:
         """Let an owner have one more stream, until what this gives is called.
@@ -233,24 +233,39 @@ class Limiting:
         Raises:
             LimitExceeded: It has as many as it may have.
         """
-        most = self.limits.owner_streams
+        return self._hold("owner_streams", owner, "streams open here", "name more tasks in one, or poll")
+
+    def open_session(self, owner: str | None) -> Callable[[], None]:
+        """Let an owner have one more session of an older version, until what this gives is called.
+
+        Raises:
+            LimitExceeded: It has as many as it may have.
+        """
+        advice = "end one with DELETE, or wait until one that is not used has expired"
+        return self._hold("owner_sessions", owner, "sessions open here", advice, retry_after=60.0)
+
+    def _hold(
+        self, limit: str, owner: str | None, what: str, advice: str, retry_after: float = PATIENCE
+    ) -> Callable[[], None]:
+        most: int | None = getattr(self.limits, limit)
         if owner is None or most is None or owner == self._free:
             return _nothing
-        if self._streams[owner] >= most:
+        held = self._held[limit]
+        if held[owner] >= most:
             raise LimitExceeded(
-                "owner_streams",
-                f"You have {most} streams open here, as many as you may have: name more tasks in one, or poll",
-                retry_after=timedelta(seconds=PATIENCE),
+                limit,
+                f"You have {most} {what}, as many as you may have: {advice}",
+                retry_after=timedelta(seconds=retry_after),
             )
-        self._streams[owner] += 1
+        held[owner] += 1
         is_open = [True]
 
         def close() -> None:
             if is_open:
                 is_open.clear()
-                self._streams[owner] -= 1
-                if not self._streams[owner]:
-                    del self._streams[owner]
+                held[owner] -= 1
+                if not held[owner]:
+                    del held[owner]
 
         return close
 

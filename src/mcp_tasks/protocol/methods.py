@@ -95,6 +95,10 @@ class TasksProtocol:
         """Whether the tasks of the caller belong to anybody, for what is only shown."""
         return self._owners.has(caller)
 
+    def known_owner(self, caller: Caller) -> str | None:
+        """The owner of the caller's tasks as far as there is one. Refuses nothing: for what may be done without one."""
+        return self._owners.known(caller)
+
     async def admit(self, caller: Caller, turns: int = 1) -> str | None:
         """Let a caller ask about tasks, at the pace that it may. Gives whom its tasks belong to.
 
@@ -226,6 +230,18 @@ class TasksProtocol:
                 ends_in=self.stream_ends.after(caller),
                 closed=closed,
             )
+
+    async def open_stream(self, caller: Caller) -> Callable[[], None]:
+        """`subscriptions/listen` that is not about tasks, and served by others: it counts as one of its owner's streams
+        until what this gives is called.
+
+        Raises:
+            RpcError: -32010, the owner asks too often, or has as many streams as it may have.
+        """
+        owner = self.known_owner(caller)
+        with refusing():
+            await self.limiting.request(owner)
+            return self.limiting.open_stream(owner)
 
     # tools/call
 

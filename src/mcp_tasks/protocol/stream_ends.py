@@ -9,7 +9,8 @@ import asyncio
 import math
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from contextvars import Context
 from datetime import timedelta
 from typing import Final, TypeAlias
@@ -81,6 +82,18 @@ class StreamEnds:
         if not self._due and self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    @contextmanager
+    def ending(self, second: int | None, end: End) -> Generator[None]:
+        """While the block lasts, have a stream ended in that second; None for one that lasts."""
+        if second is None:
+            yield
+            return
+        self.add(second, end)
+        try:
+            yield
+        finally:
+            self.leave(second, end)
 
     def _schedule(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._timer is not None:

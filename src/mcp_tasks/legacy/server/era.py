@@ -15,6 +15,7 @@ from mcp_tasks.adapters.sdk import caller_of
 from mcp_tasks.errors import TasksError
 from mcp_tasks.legacy.server.creation import Creation
 from mcp_tasks.legacy.server.methods import Methods
+from mcp_tasks.legacy.server.owned_sessions import OwnedSessions
 from mcp_tasks.legacy.server.relay import Relay
 from mcp_tasks.legacy.server.sessions import Sessions
 from mcp_tasks.legacy.shapes import VERSION
@@ -39,6 +40,7 @@ class LegacyEra:
     def __init__(self, parts: EraParts) -> None:
         self._parts = parts
         self._sessions = Sessions(parts)
+        self._owned_sessions = OwnedSessions(parts.protocol)
         self._creation = Creation(parts, self._sessions)
         self._is_stateless = False
         methods = Methods(parts, self._sessions, Relay(parts, self._sessions))
@@ -55,6 +57,7 @@ class LegacyEra:
         """The server starts: see how it is served."""
         self._is_stateless = _is_stateless(server)
         self._sessions.start(server)
+        self._owned_sessions.put_before(server)
 
     def introduce(self, ctx: RequestContext, result: dict[str, Any]) -> None:
         """Declare `capabilities.tasks`."""
