@@ -75,8 +75,11 @@ def test_nothing_is_started_for_a_completion_that_nobody_has_chosen(cli: Cli, tm
     project.mkdir()
     servers = {"evil": {"command": "touch", "args": [str(started)]}}
     (project / ".mcp.json").write_text(json.dumps({"mcpServers": servers}))
-    assert complete(cli, "call", "", cwd=project) == {"evil": f"touch {started}"}
+    assert complete(cli, "call", "", cwd=project) == {}
     assert complete(cli, "call", "evil", "", cwd=project) == {}
+    given = ("--config", str(project / ".mcp.json"))
+    assert complete(cli, "call", *given, "") == {"evil": f"touch {started}"}
+    assert complete(cli, "call", *given, "evil", "") == {}
     assert complete(cli, "call", f"touch {started}", "", cwd=project) == {}
     assert complete(cli, "call", "http://127.0.0.1:9/mcp", "") == {}
     assert complete(cli, "call", "no-such-name", "") == {}

@@ -25,6 +25,9 @@ Command: TypeAlias = Callable[..., int | Coroutine[Any, Any, int]]
 Takes: TypeAlias = Callable[[Command], Command]
 """A decorator that gives a command options."""
 
+CONFIG: Final = __name__
+"""Where the context of a command has the file of `--config`."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Access:
@@ -159,7 +162,24 @@ def _set_up_logging(ctx: click.Context, param: click.Parameter, verbose: int) ->
         logging.getLogger("mcp_tasks.client.requests").setLevel(logging.DEBUG)
 
 
+def _keep_config(ctx: click.Context, param: click.Parameter, config: Path | None) -> None:
+    ctx.meta[CONFIG] = config
+
+
+takes_config: Final[Takes] = click.option(
+    "--config",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    # Before SERVER, which may be a name in it.
+    is_eager=True,
+    expose_value=False,
+    callback=_keep_config,
+    help="Look up the names of servers in this mcp.json first, and then in your own file (see `servers`).",
+)
+"""`--config`, kept in the context as `CONFIG`. No environment variable: a file with commands is named each time."""
+
 takes_access: Final = taking(
+    takes_config,
     click.option(
         "-H", "--header", "headers", multiple=True, metavar="NAME:VALUE", help="Send this HTTP header too. Repeatable."
     ),

@@ -29,12 +29,10 @@ class KnownServer:
     Attributes:
         name: Its name in the file.
         source: The file.
-        of_project: Whether the file is one of a project, which others may have written, and not of the user.
     """
 
     name: str
     source: Path
-    of_project: bool
     _entry: JsonObject = field(repr=False)
     _folder: Path
     _variables: Mapping[str, str] = field(repr=False)

@@ -64,15 +64,15 @@ def task_ids(ctx: click.Context, param: click.Parameter, incomplete: str) -> lis
 @_silent
 def tool_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """The tools of the server that is named, if it can be asked without starting what was only typed so far, or what is
-    in the file of a project."""
-    from mcp_tasks.cli.commands.servers.names import SERVER, known_as
+    not in the user's own file."""
+    from mcp_tasks.cli.commands.servers.names import SERVER, known_as, known_servers
     from mcp_tasks.cli.credentials import sent_headers
     from mcp_tasks.cli.options import Access
 
     # Behind an option that has no value yet, click has not come to the arguments.
     server: ServerAddress = ctx.params.get("server") or SERVER.convert(ctx.args[0], None, ctx)
     known = known_as(server)
-    if server.url is None and (known is None or known.of_project):
+    if server.url is None and (known is None or known.source != known_servers(ctx).kept_in):
         return []
     names = asyncio.run(_ask(server, Access(headers=sent_headers())))
     return [CompletionItem(name, help=about) for name, about in names.items() if name.startswith(incomplete)]

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
 from click.shell_completion import CompletionItem
 
 from mcp_tasks.cli.credentials import SECRETS, environment_for_servers, guard
+from mcp_tasks.cli.options import CONFIG, Access
 from mcp_tasks.cli.terminal.exits import problem_of
 from mcp_tasks.cli.terminal.text import one_line
 from mcp_tasks.client import KnownServer, KnownServers
 from mcp_tasks.client.servers.address import ServerAddress
 from mcp_tasks.errors import Explained, InvalidServerFile
-
-if TYPE_CHECKING:
-    from mcp_tasks.cli.options import Access
 
 _NAMED: Final = __name__
 """Where a command keeps the servers that were given to it, by how the ledger has them: two names may be of one address,
@@ -32,7 +30,7 @@ class ServerName(click.ParamType[ServerAddress]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> ServerAddress:
         """The address: of a server that has a name, as the ledger has it."""
         try:
-            found = KnownServers().resolve(str(value))
+            found = known_servers(ctx).resolve(str(value))
             address = ServerAddress.parse(found.spec) if isinstance(found, KnownServer) else found
         except Explained as exc:
             raise problem_of(exc) from None
@@ -42,23 +40,29 @@ class ServerName(click.ParamType[ServerAddress]):
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         """The names."""
-        servers = [known for known in KnownServers() if known.name.startswith(incomplete)]
+        servers = [known for known in known_servers(ctx) if known.name.startswith(incomplete)]
         return [CompletionItem(known.name, help=where(known)) for known in servers]
 
 
 SERVER: Final = ServerName()
 
 
+def known_servers(ctx: click.Context | None = None) -> KnownServers:
+    """The servers that have names: in the file of `--config`, and in the user's own.
+
+    Raises:
+        InvalidServerFile: The file of `--config` cannot be read.
+    """
+    ctx = ctx or click.get_current_context(silent=True)
+    return KnownServers(None if ctx is None else ctx.meta.get(CONFIG))
+
+
 def known_as(server: ServerAddress) -> KnownServer | None:
     """The server of a file at this address: the one that was named; of a task that somebody comes back to, the first.
-    An address that was typed is what it is, and takes nothing of a file.
-
-    Of a command, the files of its own project are looked at and not those of the folder we are in: what that has may be
-    somebody else's, and was not asked for.
-    """
+    An address that was typed is what it is, and takes nothing of a file."""
     if server.spec in _named():
         return _named()[server.spec]
-    return KnownServers(Path(server.folder) if server.url is None else None).at(server)
+    return known_servers().at(server)
 
 
 def way_to(server: ServerAddress, access: Access) -> tuple[ServerAddress, Access, dict[str, str]]:
