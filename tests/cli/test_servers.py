@@ -6,9 +6,6 @@ import json
 import os
 import shlex
 import sys
-import threading
-from collections.abc import Generator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -34,28 +31,11 @@ def write(folder: Path, servers: dict[str, Any]) -> str:
     return str(path)
 
 
-@pytest.fixture
-def recorder() -> Generator[tuple[str, list[str | None]]]:
-    """A server that wants other credentials, whichever are sent; gives its URL, and those that came."""
-    came: list[str | None] = []
-
-    class Recorder(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            came.append(self.headers["Authorization"])
-            self.rfile.read(int(self.headers["Content-Length"] or 0))
-            self.send_response(401)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - as it is overridden
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Recorder) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}/mcp", came
-        server.shutdown()
-        thread.join()
+def keep(cli: Cli, servers: dict[str, Any]) -> None:
+    """Make these the servers of the user's own file."""
+    path = cli.ledger.parent / ".config/mcp-tasks/servers.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"mcpServers": servers}))
 
 
 def test_a_server_gets_a_name_is_called_by_it_and_loses_it(cli: Cli, fixture_url: str, project: Path) -> None:
@@ -219,3 +199,70 @@ def test_an_address_that_is_typed_takes_nothing_of_a_file(
     typed = cli("tools", shlex.join(command), "--config", config, cwd=project)
     assert "evil" not in typed.stderr
     assert log.read_text().splitlines() == ["none"]
+
+
+# The token of the environment
+
+
+def test_a_call_is_kept_with_how_its_server_was_said(cli: Cli, fixture_url: str) -> None:
+    cli("servers", "add", "farm", fixture_url)
+    for server in ("farm", fixture_url):
+        cli.start(server, "confirm_delete", "filename=x")
+    with Ledger(cli.ledger) as ledger:
+        assert [entry.named for entry in ledger.entries()] == ["farm", ""]
+
+
+def test_the_token_of_the_environment_goes_only_to_servers_that_the_user_named_or_typed(
+    cli: Cli, recorder: tuple[str, list[str | None]], tmp_path: Path
+) -> None:
+    url, came = recorder
+    with Ledger(cli.ledger) as ledger:
+        ledger.add("task_of_a_program", server=url, tool="render")
+    cli.environment["MCP_TASKS_TOKEN"] = SECRET
+
+    def sent(*arguments: str) -> tuple[set[str | None], str]:
+        came.clear()
+        done = cli(*arguments)
+        return set(came), done.stderr
+
+    assert sent("tools", url)[0] == {f"Bearer {SECRET}"}
+    credentials, said = sent("show", "task_of_a_program")
+    assert credentials == {None}
+    assert f"MCP_TASKS_TOKEN is not sent to {url}" in said
+    assert "--server" in said
+    assert sent("ls", "--refresh")[0] == {None}
+    assert sent("show", "task_of_a_program", "--server", url)[0] == {f"Bearer {SECRET}"}
+    assert sent("show", "task_of_a_program", "--token", "mine")[0] == {"Bearer mine"}
+    del cli.environment["MCP_TASKS_TOKEN"]
+    (tmp_path / "token").write_text(SECRET)
+    (tmp_path / "token").chmod(0o600)
+    cli.environment["MCP_TASKS_TOKEN_FILE"] = str(tmp_path / "token")
+    assert sent("tools", url)[0] == {f"Bearer {SECRET}"}
+    assert sent("wait", "task_of_a_program")[0] == {None}
+    # Once the user has called the server, by its address or by a name, so can who comes back to a task of that call.
+    for name in ("", "farm"):
+        with Ledger(cli.ledger) as ledger:
+            ledger.called(url, name=name)
+            ledger.add(f"of_a_call_{name}", server=url, tool="render")
+        assert sent("show", f"of_a_call_{name}")[0] == {f"Bearer {SECRET}"}
+    assert sent("show", "task_of_a_program")[0] == {None}
+
+
+def test_who_comes_back_to_a_task_sends_what_the_call_sent(cli: Cli, recorder: tuple[str, list[str | None]]) -> None:
+    url, came = recorder
+    with Ledger(cli.ledger) as ledger:
+        for name in ("farm", ""):
+            ledger.called(url, name=name)
+            ledger.add(f"of_{name or 'url'}", server=url, tool="render")
+    keep(cli, {"other": {"url": url, "headers": {"Authorization": "Bearer of-another"}}})
+    assert "headers of other" in cli("show", "of_farm").stderr
+    assert set(came) == {"Bearer of-another"}
+    came.clear()
+    farm = {"url": url, "headers": {"Authorization": "Bearer ${FARM_TOKEN}"}}
+    keep(cli, {"other": {"url": url, "headers": {"Authorization": "Bearer of-another"}}, "farm": farm})
+    cli.environment |= {"FARM_TOKEN": SECRET, "MCP_TASKS_TOKEN": "of-the-environment"}
+    cli("show", "of_farm")
+    assert set(came) == {f"Bearer {SECRET}"}, "the file says more about this server than the environment"
+    came.clear()
+    cli("show", "of_url")
+    assert set(came) == {"Bearer of-the-environment"}

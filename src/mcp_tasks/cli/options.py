@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 import click
 
-from mcp_tasks.cli.credentials import TOKEN, TOKEN_FILE, sent_headers
+from mcp_tasks.cli.credentials import TOKEN, TOKEN_FILE, environment_headers, sent_headers
 from mcp_tasks.client import OnAbandon, check_folder
 from mcp_tasks.client.servers.connecting import Era
 from mcp_tasks.core.durations import read_duration
@@ -25,6 +25,8 @@ Command: TypeAlias = Callable[..., int | Coroutine[Any, Any, int]]
 Takes: TypeAlias = Callable[[Command], Command]
 """A decorator that gives a command options."""
 
+LEDGER: Final = "MCP_TASKS_LEDGER"
+
 CONFIG: Final = __name__
 """Where the context of a command has the file of `--config`."""
 
@@ -34,14 +36,23 @@ class Access:
     """How a server is spoken to.
 
     Attributes:
-        headers: What goes with every HTTP request, credentials included. Never written down anywhere.
+        headers: What the command line says goes with every HTTP request, credentials included. Never written down
+            anywhere.
+        of_environment: The same for the token of the environment, which goes only to servers that the user named or
+            typed.
         identity: Who somebody is to the server, in words of their own, by which the ledger keeps users apart. None for
             not said.
     """
 
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
+    of_environment: Mapping[str, str] = field(default_factory=dict[str, str])
     era: Era = "auto"
     identity: str | None = None
+
+    @property
+    def credentials(self) -> Mapping[str, str]:
+        """All that may be sent, and is for one server."""
+        return {**self.of_environment, **self.headers}
 
     @property
     def repeated(self) -> str:
@@ -122,7 +133,8 @@ def taking(*options: Takes, into: Callable[..., object] | None = None, name: str
 def _access(
     headers: Sequence[str], token: str | None, token_file: Path | None, identity: str | None, era: Era
 ) -> Access:
-    return Access(headers=sent_headers(headers, token, token_file), era=era, identity=identity)
+    sent, is_said = sent_headers(headers, token, token_file), token is not None or token_file is not None
+    return Access(headers=sent, of_environment={} if is_said else environment_headers(), era=era, identity=identity)
 
 
 def _output(output: Output, as_json: bool) -> Output:
@@ -210,7 +222,7 @@ takes_access: Final = taking(
 takes_ledger: Final = _file(
     "--ledger",
     "ledger_path",
-    envvar="MCP_TASKS_LEDGER",
+    envvar=LEDGER,
     show_envvar=True,
     help="The file that keeps the tasks you started.  [default: ledger.db in your state folder]",
 )

@@ -99,7 +99,8 @@ def problem_of(exc: BaseException) -> Problem:
         case errors.InvalidAddress() if hint:
             hint = "Name its server with --server, and give the whole ID."
         case errors.UnknownServer():
-            ways = "Add the name with `mcp-tasks servers add NAME SERVER`, or say which file has it with --config FILE."
+            ways = "`mcp-tasks servers` lists the servers with names, and `mcp-tasks servers add NAME SERVER` adds one."
+            ways += "\nIf another mcp.json has it, name that file: --config FILE."
             hint = f"{hint}\n{ways}"
         case errors.AmbiguousAnswer():
             what = f"{what}; choose one with --question"

@@ -54,6 +54,13 @@ class KnownServer:
             return http_address(url if _is_http(url) else self._expanded(url))
         return f"cd {shlex.quote(self._place)} && {shlex.join(argv)}"
 
+    def is_at(self, server: ServerAddress) -> bool:
+        """Whether this is its address, as a ledger has it."""
+        try:
+            return self.spec == server.spec
+        except InvalidServerFile:
+            return False
+
     @property
     def address(self) -> ServerAddress:
         """How it is reached.

@@ -69,7 +69,7 @@ class KnownServers:
 
     def at(self, server: ServerAddress) -> KnownServer | None:
         """The first server with that address, which has the headers and the environment variables that go with it."""
-        return next((known for known in self if _spec_of(known) == server.spec), None)
+        return next((known for known in self if known.is_at(server)), None)
 
     def resolve(self, text: str) -> KnownServer | ServerAddress:
         """The server that a text names: by its name, or as a URL or a command.
@@ -197,10 +197,3 @@ def _read(path: Path) -> Mapping[str, Any]:
     values = cast("dict[str, Any]", value)
     servers: Any = next((values[key] for key in _KEYS if isinstance(values.get(key), dict)), None)
     return cast("Mapping[str, Any]", servers or {})
-
-
-def _spec_of(known: KnownServer) -> str | None:
-    try:
-        return known.spec
-    except InvalidServerFile:
-        return None
