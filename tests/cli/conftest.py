@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Generator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -46,3 +48,27 @@ def stdio(tmp_path: Path) -> str:
 def cli(tmp_path: Path) -> Cli:
     """The command line."""
     return Cli(tmp_path)
+
+
+@pytest.fixture
+def recorder() -> Generator[tuple[str, list[str | None]]]:
+    """A server that wants other credentials, whichever are sent; gives its URL, and those that came."""
+    came: list[str | None] = []
+
+    class Recorder(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            came.append(self.headers["Authorization"])
+            self.rfile.read(int(self.headers["Content-Length"] or 0))
+            self.send_response(401)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - as it is overridden
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Recorder) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/mcp", came
+        server.shutdown()
+        thread.join()

@@ -10,7 +10,7 @@ import select
 import struct
 import termios
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 from docs.assets.terminal import Screen
@@ -54,6 +54,13 @@ class Terminal:
             assert time.monotonic() < until, f"{wanted!r} did not come; instead:\n{self.text[self._seen :]}"
             assert self._read(until), f"{wanted!r} did not come before the end; instead:\n{self.text[self._seen :]}"
         self._seen = place + len(wanted)
+
+    def expect_screen(self, wanted: Callable[[str], bool]) -> None:
+        """Wait until the terminal shows what is wanted."""
+        until = time.monotonic() + LIMIT
+        while not wanted(screen := self.screen):
+            assert time.monotonic() < until, screen
+            assert self._read(until), screen
 
     def enter(self, text: str) -> None:
         """Type a line."""

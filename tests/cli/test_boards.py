@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -28,7 +30,7 @@ def board(monkeypatch: pytest.MonkeyPatch) -> tuple[LineBoard, list[str]]:
     said: list[str] = []
     new = LineBoard()
 
-    def keep(line: str) -> None:
+    def keep(line: str, style: str = "") -> None:
         said.append(line)
 
     monkeypatch.setattr(boards.views, "say", keep)
@@ -70,3 +72,18 @@ async def test_of_a_call_that_is_over_nothing_more_is_said(board: tuple[LineBoar
     lines.drop(state(working(2)))
     lines.stop()
     assert said == ["working  step 1"]
+
+
+async def test_that_a_server_is_away_is_not_said_after_it_is_back(board: tuple[LineBoard, list[str]]) -> None:
+    lines, said = board
+    away = replace(state(working(1)), away_since=datetime.now(UTC) - timedelta(seconds=5))
+    lines.show(away)
+    # The next line on the same outage is for later: by then it is not true any more.
+    async with asyncio.timeout(5):
+        while away.says in said[0]:  # noqa: ASYNC110 - the clock that it shows goes on
+            await asyncio.sleep(0.05)
+    lines.show(away)
+    lines.back(state(working(1)), timedelta(seconds=6))
+    lines.stop()
+    assert ["out of reach" in line for line in said] == [True, False]
+    assert "server is back after 0:06" in said[1]

@@ -14,6 +14,7 @@ import pytest
 
 from harness.processes import run
 from mcp_tasks.cli.app import COMMANDS
+from mcp_tasks.client import Ledger
 from tests.cli.running import LIMIT, ROOT, Cli
 
 
@@ -66,8 +67,36 @@ def test_servers_complete_to_names_and_tools_to_those_of_the_server(cli: Cli, fi
     cli("servers", "add", "farm", fixture_url)
     assert complete(cli, "call", "f") == {"farm": fixture_url}
     assert complete(cli, "ls", "--server", "") == {"farm": fixture_url}
+    cli.start("farm", "confirm_delete", "filename=x")
     for words in (("call", "farm", "conf"), ("doctor", fixture_url, "--tool", "conf")):
         assert list(completed(cli, *words)) == ["confirm_delete"]
+
+
+def test_a_server_is_asked_for_its_tools_once_it_was_called(
+    cli: Cli, recorder: tuple[str, list[str | None]], tmp_path: Path
+) -> None:
+    url, came = recorder
+    (tmp_path / "mcp.json").write_text(json.dumps({"mcpServers": {"given": {"url": url}}}))
+    cli("servers", "add", "farm", url)
+    cli.environment["MCP_TASKS_TOKEN"] = "geheim-1"
+    ways = [("farm",), (url,), ("--config", str(tmp_path / "mcp.json"), "given")]
+    for way in ways:
+        assert complete(cli, "call", *way, "") == {}
+        assert complete(cli, "doctor", *way, "--tool", "") == {}
+    assert came == []
+    assert not cli.ledger.exists()
+    with Ledger(cli.ledger) as ledger:
+        ledger.called("http://127.0.0.1:9/mcp")
+        ledger.add("task_of_a_program", server=url, tool="render")
+    assert complete(cli, "call", "farm", "") == {}
+    assert came == []
+    with Ledger(cli.ledger) as ledger:
+        ledger.called(url)
+    for way in ways:
+        completed_once = complete(cli, "call", *way, "")
+        assert completed_once == {}, "this server refuses everybody"
+        assert set(came) == {"Bearer geheim-1"}
+        came.clear()
 
 
 def test_nothing_is_started_for_a_completion_that_nobody_has_chosen(cli: Cli, tmp_path: Path) -> None:
@@ -75,8 +104,11 @@ def test_nothing_is_started_for_a_completion_that_nobody_has_chosen(cli: Cli, tm
     project.mkdir()
     servers = {"evil": {"command": "touch", "args": [str(started)]}}
     (project / ".mcp.json").write_text(json.dumps({"mcpServers": servers}))
-    assert complete(cli, "call", "", cwd=project) == {"evil": f"touch {started}"}
+    assert complete(cli, "call", "", cwd=project) == {}
     assert complete(cli, "call", "evil", "", cwd=project) == {}
+    given = ("--config", str(project / ".mcp.json"))
+    assert complete(cli, "call", *given, "") == {"evil": f"touch {started}"}
+    assert complete(cli, "call", *given, "evil", "") == {}
     assert complete(cli, "call", f"touch {started}", "", cwd=project) == {}
     assert complete(cli, "call", "http://127.0.0.1:9/mcp", "") == {}
     assert complete(cli, "call", "no-such-name", "") == {}

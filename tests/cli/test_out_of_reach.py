@@ -63,3 +63,19 @@ def test_bars_lines_and_json_say_that_a_server_is_away_and_back(cli: Cli, tmp_pa
         for command in (lines, watch):
             command.send(signal.SIGINT)
             command.wait()
+
+
+def test_a_live_line_does_not_say_that_a_server_is_away_once_it_is_back(cli: Cli, tmp_path: Path) -> None:
+    with ServerProcess("mcp_tasks.testing.fixture_server", "--port", "{port}", "--db", tmp_path / "tasks.db") as server:
+        # A task that has nothing to say: no progress draws its line anew.
+        task_id = cli.start(server.url, "park", "seconds=600")
+        with on_terminal(cli, "wait", task_id) as bars, on_terminal(cli, "watch", task_id) as table:
+            for terminal in (bars, table):
+                terminal.expect("0:0")
+            server.kill()
+            for terminal in (bars, table):
+                terminal.expect_screen(lambda screen: "out of reach" in screen)
+            server.start()
+            for terminal in (bars, table):
+                terminal.expect("server is back after 0:")
+                terminal.expect_screen(lambda screen: "out of reach" not in screen)

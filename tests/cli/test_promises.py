@@ -109,7 +109,7 @@ def test_a_result_of_any_shape_is_printed(cli: Cli, content: object, tmp_path: P
     with closing(sqlite3.connect(cli.ledger)) as db, db:
         db.execute(
             "INSERT INTO tasks VALUES ('http://127.0.0.1:9/mcp', '', 'task_odd', 1, 'odd', ?1, 'completed', NULL, ?2,"
-            " NULL, ?1, NULL)",
+            " NULL, ?1, NULL, NULL)",
             ("2026-01-01T00:00:00+00:00", json.dumps({"content": content})),
         )
     assert cli("wait", "task_odd", "--save", str(tmp_path / "out")).returncode == 0
@@ -164,7 +164,7 @@ def test_a_clock_at_the_beginning_of_the_calendar_is_shown(cli: Cli) -> None:
     with closing(sqlite3.connect(cli.ledger)) as db, db:
         db.execute(
             "INSERT INTO tasks VALUES ('http://127.0.0.1:9/mcp', '', 'task_old', 1, 'old', '0001-01-01T00:00:00+12:00',"
-            " 'working', NULL, NULL, NULL, NULL, NULL)"
+            " 'working', NULL, NULL, NULL, NULL, NULL, NULL)"
         )
     done = cli("show", "task_old", "--offline")
     assert (done.returncode, done.stderr) == (0, "")

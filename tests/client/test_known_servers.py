@@ -41,48 +41,39 @@ def write(path: Path, servers: dict[str, Any], key: str = "mcpServers") -> None:
     path.write_text(json.dumps({key: servers}))
 
 
-def named(folder: Path, name: str) -> KnownServer:
-    known = KnownServers(folder).get(name)
+def named(config: Path, name: str) -> KnownServer:
+    known = KnownServers(config).get(name)
     assert known is not None
     return known
 
 
-def test_a_name_means_what_the_first_of_the_files_says(home: Path, project: Path) -> None:
-    deep = project / "src/deep"
-    deep.mkdir(parents=True)
-    in_order = [
-        home / ".config/mcp-tasks/servers.json",
-        deep / ".mcp.json",
-        project / ".mcp.json",
-        project / "mcp.json",
-        project / ".cursor/mcp.json",
-        project / ".vscode/mcp.json",
-        home / ".cursor/mcp.json",
-        home / ".config/Claude/claude_desktop_config.json",
+def test_names_are_those_of_the_file_that_is_given_and_of_the_users_own(
+    home: Path, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, given = home / ".config/mcp-tasks/servers.json", project / ".mcp.json"
+    others = ["mcp.json", ".cursor/mcp.json", ".vscode/mcp.json"]
+    not_read = [given, *(project / name for name in others), home / ".cursor/mcp.json", home / ".mcp.json"]
+    for number, path in enumerate([own, *not_read, home / ".config/Claude/claude_desktop_config.json"]):
+        write(path, {"farm": {"url": URL}, f"only-{number}": {"url": URL}})
+    monkeypatch.chdir(project)
+    assert [(server.name, server.source) for server in KnownServers()] == [("farm", own), ("only-0", own)]
+    assert [(server.name, server.source) for server in KnownServers(given)] == [
+        ("farm", given),
+        ("only-1", given),
+        ("only-0", own),
     ]
-    for number, path in enumerate(in_order):
-        write(
-            path,
-            {"farm": {"url": URL}, f"only-{number}": {"url": URL}},
-            "servers" if ".vscode" in str(path) else "mcpServers",
-        )
-    for number, path in enumerate(in_order):
-        known = KnownServers(deep)
-        assert [server.source for server in known if server.name == "farm"] == [path]
-        assert [(server.source, server.of_project) for server in known if server.name == f"only-{number}"] == [
-            (path, 0 < number < 6)
-        ]
-        path.unlink()
-    assert list(KnownServers(deep)) == []
+    own.unlink()
+    assert list(KnownServers()) == []
 
 
-def test_a_command_is_run_in_the_folder_of_its_project(project: Path) -> None:
+@pytest.mark.parametrize("name", [".mcp.json", ".vscode/mcp.json"])
+def test_a_command_is_run_in_the_folder_of_its_project(project: Path, name: str) -> None:
     here = {"command": "python", "args": ["server.py", "--n", 3]}
-    write(project / ".vscode/mcp.json", {"here": here, "below": {**here, "cwd": "${workspaceFolder}/tools"}}, "servers")
-    assert named(project, "here").address == ServerAddress(
+    write(project / name, {"here": here, "below": {**here, "cwd": "${workspaceFolder}/tools"}}, "servers")
+    assert named(project / name, "here").address == ServerAddress(
         argv=("python", "server.py", "--n", "3"), folder=str(project)
     )
-    assert named(project, "below").address.folder == str(project / "tools")
+    assert named(project / name, "below").address.folder == str(project / "tools")
 
 
 def test_variables_are_looked_up_and_one_that_is_not_set_is_named(
@@ -99,7 +90,7 @@ def test_variables_are_looked_up_and_one_that_is_not_set_is_named(
             "bad": {"url": URL, "headers": {"X": "${NOT_SET}"}},
         },
     )
-    farm, local, bad = (named(project, name) for name in ("farm", "local", "bad"))
+    farm, local, bad = (named(project / ".mcp.json", name) for name in ("farm", "local", "bad"))
     assert farm.headers == {"Authorization": "Bearer s3cret", "X-Zone": "eu", "X-Kind": "s3cret"}
     assert farm.address.url == f"{URL}?key=s3cret"
     assert local.environment == {"A": "s3cret", "N": "1"}
@@ -111,9 +102,9 @@ def test_variables_are_looked_up_and_one_that_is_not_set_is_named(
 
 def test_a_variable_in_a_host_is_written_as_it_is(project: Path) -> None:
     write(project / ".mcp.json", {"farm": {"url": "https://Farm.${NOPE}.Example/mcp"}})
-    farm = named(project, "farm")
+    farm = named(project / ".mcp.json", "farm")
     assert farm.spec == "https://farm.${NOPE}.example/mcp"
-    assert KnownServers(project).at(ServerAddress.parse(farm.spec)) == farm
+    assert KnownServers(project / ".mcp.json").at(ServerAddress.parse(farm.spec)) == farm
 
 
 def test_no_value_of_a_variable_is_in_what_a_ledger_keeps_and_the_server_is_found_by_it(
@@ -128,13 +119,13 @@ def test_no_value_of_a_variable_is_in_what_a_ledger_keeps_and_the_server_is_foun
             "plain": {"command": "farm"},
         },
     )
-    known = KnownServers(project)
+    known = KnownServers(project / ".mcp.json")
     for server in known:
         address = server.address
         assert "s3cret" not in address.spec + address.label + repr(server)
         back = ServerAddress.parse(address.spec)
         assert known.at(back) is server
-    assert "s3cret" in named(project, "farm").secrets
+    assert "s3cret" in named(project / ".mcp.json", "farm").secrets
     assert known.at(ServerAddress(url="https://other.example/mcp")) is None
 
 
@@ -142,7 +133,7 @@ def test_a_name_is_neither_a_url_nor_a_command_of_several_words(project: Path) -
     write(
         project / ".mcp.json", {URL: {"command": "evil"}, "python server.py": {"command": "evil"}, "sh": {"url": URL}}
     )
-    known = KnownServers(project)
+    known = KnownServers(project / ".mcp.json")
     assert known.resolve(URL) == ServerAddress(url=URL)
     command = known.resolve("python server.py")
     assert isinstance(command, ServerAddress)
@@ -153,26 +144,26 @@ def test_a_name_is_neither_a_url_nor_a_command_of_several_words(project: Path) -
 def test_a_name_that_is_spelled_wrong_is_answered_with_those_that_are_near(project: Path) -> None:
     write(project / ".mcp.json", {"Farm": {"url": URL}, "other": {"url": URL}})
     with pytest.raises(UnknownServer) as problem:
-        KnownServers(project).resolve("frm")
+        KnownServers(project / ".mcp.json").resolve("frm")
     assert problem.value.hint == "Did you mean Farm?"
     with pytest.raises(UnknownServer, match="no server and no command is called 'xyzzy-server'") as unknown:
-        KnownServers(project).resolve("xyzzy-server")
+        KnownServers(project / ".mcp.json").resolve("xyzzy-server")
     assert unknown.value.hint == ""
 
 
 @pytest.mark.parametrize("text", ["sh", "localhost", "xyzzy-server --flag", "./xyzzy-server"])
-def test_what_may_be_a_command_or_an_address_is_not_taken_for_a_name(project: Path, text: str) -> None:
-    found = KnownServers(project).resolve(text)
+def test_what_may_be_a_command_or_an_address_is_not_taken_for_a_name(text: str) -> None:
+    found = KnownServers().resolve(text)
     assert isinstance(found, ServerAddress)
     assert found.argv == tuple(text.split())
 
 
 def test_comments_and_commas_too_many_are_read_over(project: Path) -> None:
-    (project / "mcp.json").write_text(
+    (project / ".mcp.json").write_text(
         '{// of ours\n"mcpServers": {"farm": {"url": "http://a//b", /* no */ "headers": {"X": "a, ]"},},}}'
     )
-    assert named(project, "farm").address.url == "http://a//b"
-    assert named(project, "farm").headers == {"X": "a, ]"}
+    assert named(project / ".mcp.json", "farm").address.url == "http://a//b"
+    assert named(project / ".mcp.json", "farm").headers == {"X": "a, ]"}
 
 
 @pytest.mark.parametrize(
@@ -189,17 +180,27 @@ def test_comments_and_commas_too_many_are_read_over(project: Path) -> None:
 def test_a_server_that_cannot_be_used_is_listed_and_says_why(project: Path, entry: dict[str, Any], says: str) -> None:
     write(project / ".mcp.json", {"farm": entry})
     with pytest.raises(InvalidServerFile, match=says):
-        _ = named(project, "farm").address
+        _ = named(project / ".mcp.json", "farm").address
 
 
-def test_a_file_that_cannot_be_trusted_or_read_is_left_out_and_said(project: Path) -> None:
-    (project / ".mcp.json").write_text("{nonsense")
-    write(project / "mcp.json", {"farm": {"command": "evil"}})
-    (project / "mcp.json").chmod(0o666)
-    known = KnownServers(project)
+def test_a_file_that_cannot_be_trusted_or_read_is_said(project: Path, home: Path) -> None:
+    config, own = project / ".mcp.json", home / ".config/mcp-tasks/servers.json"
+    with pytest.raises(InvalidServerFile, match="No such file"):
+        KnownServers(config)
+    config.write_text("{nonsense")
+    with pytest.raises(InvalidServerFile, match="cannot be read"):
+        KnownServers(config)
+    write(config, {"farm": {"command": "evil"}})
+    config.chmod(0o666)
+    with pytest.raises(InvalidServerFile, match="everybody can write"):
+        KnownServers(config)
+    # Without the user's own file, a URL is still one.
+    write(own, {"farm": {"command": "evil"}})
+    own.chmod(0o666)
+    known = KnownServers()
     assert list(known) == []
-    assert set(known.problems) == {project / ".mcp.json", project / "mcp.json"}
-    assert "everybody can write" in known.problems[project / "mcp.json"]
+    assert "everybody can write" in known.problem
+    assert known.resolve(URL) == ServerAddress(url=URL)
     with pytest.raises(UnknownServer) as problem:
         known.resolve("farm")
     assert "everybody can write" in problem.value.hint
@@ -247,15 +248,14 @@ def test_credentials_are_not_kept(server: str, headers: dict[str, str], environm
 
 def test_nothing_is_lost_of_what_is_kept(project: Path) -> None:
     write(project / ".mcp.json", {"theirs": {"url": URL}})
-    servers = KnownServers(project)
+    servers = KnownServers(project / ".mcp.json")
     servers.add("farm", ServerAddress(url=URL))
     with pytest.raises(InvalidServerFile, match="already"):
         servers.add("farm", ServerAddress(url="http://b/mcp"))
     with pytest.raises(UnknownServer, match="name"):
         servers.add("two words", ServerAddress(url=URL))
-    with pytest.raises(UnknownServer) as problem:
+    with pytest.raises(UnknownServer, match="is kept in"):
         servers.remove("theirs")
-    assert str(project / ".mcp.json") in problem.value.hint
     servers.kept_in.write_text("{nonsense")
     with pytest.raises(InvalidServerFile, match="cannot be read"):
         servers.add("other", ServerAddress(url=URL))

@@ -78,12 +78,37 @@ def test_a_file_of_the_format_before_keeps_its_tasks_and_takes_arguments(path: P
             ("t1", None),
             ("t2", "scene=forest"),
         ]
-    assert _pragmas(path)[1] == 2
+    assert _pragmas(path)[1] == 3
+
+
+THIRD_FORMAT = SECOND_FORMAT.replace("finished TEXT, PRIMARY", "finished TEXT, arguments TEXT, PRIMARY").replace(
+    "user_version = 1", "user_version = 2"
+)
+
+
+@pytest.mark.parametrize("script", [SECOND_FORMAT, THIRD_FORMAT])
+def test_of_tasks_of_the_formats_before_it_is_not_known_how_their_server_was_said(path: Path, script: str) -> None:
+    _make(path, script)
+    with closing(Ledger(path)) as ledger:
+        assert not ledger.was_called("http://a/mcp")
+        ledger.called("http://a/mcp", name="farm")
+        ledger.add("t2", server="http://a/mcp", tool="render")
+        ledger.called("http://a/mcp")
+        ledger.add("t3", server="http://a/mcp", tool="render")
+        ledger.add("t4", server="http://b/mcp", tool="render")
+        assert [(entry.task_id, entry.named) for entry in ledger.entries()] == [
+            ("t1", None),
+            ("t2", "farm"),
+            ("t3", ""),
+            ("t4", None),
+        ]
+        assert ledger.was_called("http://a/mcp")
+    assert _pragmas(path)[1] == 3
 
 
 def test_a_ledger_says_that_it_is_one(path: Path) -> None:
     Ledger(path).close()
-    assert _pragmas(path) == (int.from_bytes(b"MCPL", "big"), 2)
+    assert _pragmas(path) == (int.from_bytes(b"MCPL", "big"), 3)
 
 
 def test_a_task_store_is_no_ledger(path: Path) -> None:

@@ -48,7 +48,8 @@ EPILOG = f"""\
 SERVER is a URL, in quotes the command of a stdio server, or a name:
   mcp-tasks call http://localhost:8000/mcp render scene=forest
   mcp-tasks call "python server.py" render scene=forest
-  mcp-tasks servers
+  mcp-tasks servers add farm http://localhost:8000/mcp
+  mcp-tasks call farm render scene=forest
 
 \b
 Tasks that you start are kept in a ledger, so any terminal can come back:

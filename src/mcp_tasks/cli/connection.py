@@ -18,10 +18,15 @@ from mcp_tasks.client import connect as connect_to
 
 
 def connect(
-    server: ServerAddress, access: Access, *, ledger: Ledger | None = None, elicit: ElicitationFnT | None = None
+    server: ServerAddress,
+    access: Access,
+    *,
+    named: str | None = None,
+    ledger: Ledger | None = None,
+    elicit: ElicitationFnT | None = None,
 ) -> AbstractAsyncContextManager[Client]:
-    """A connected client that knows tasks; see `mcp_tasks.client.connect`."""
-    server, access, environment = way_to(server, access)
+    """A connected client that knows tasks; see `mcp_tasks.client.connect`. `named` is that of the ledger's entries."""
+    server, access, environment = way_to(server, access, named)
     return connect_to(
         server,
         headers=access.headers,

@@ -1,5 +1,8 @@
 """Where the token for a server comes from, and that it goes nowhere else.
 
+A token of the command line goes to the server of that command. The one of the environment is there for every command,
+and goes only to servers that the user named or typed (`way_to`).
+
 On the command line it can be read by everybody on the machine, for as long as the command runs, and later in the
 history of the shell; so there are a file, a prompt and the environment as well. It is hidden from all that is printed.
 """
@@ -27,8 +30,8 @@ SECRETS: Final = Secrets()
 
 
 def sent_headers(lines: Sequence[str] = (), given: str | None = None, file: Path | None = None) -> dict[str, str]:
-    """The headers of every HTTP request: those that were typed as `NAME:VALUE`, and one for the token, wherever that is
-    said: `--token`, `--token-file`, or the environment, in this order.
+    """The headers of every HTTP request that are said on the command line: those that were typed as `NAME:VALUE`, and
+    one for the token of `--token` or `--token-file`.
 
     Raises:
         UsageError: The token is said twice.
@@ -39,24 +42,37 @@ def sent_headers(lines: Sequence[str] = (), given: str | None = None, file: Path
     token = _asked() if given == "-" else given
     if given not in (None, "-"):
         instead = "--token-file, or --token - for a prompt"
-        _warn(f"the token is on the command line, where everybody on this machine can read it: {instead}")
-    elif given is None and file is None:
-        token, path = os.environ.get(TOKEN) or None, os.environ.get(TOKEN_FILE)
-        file = Path(path) if path and token is None else None
-    if file is not None:
-        token, is_open = read_token(file)
-        if is_open:
-            _warn(f"others on this machine may read {file}: chmod 600 {file}")
-    headers = read_headers(lines, token)
+        warn(f"the token is on the command line, where everybody on this machine can read it: {instead}")
+    return _hidden(read_headers(lines, token if file is None else _in_file(file)))
+
+
+def environment_headers() -> dict[str, str]:
+    """The header for the token of the environment, if there is one.
+
+    Raises:
+        InvalidOption: There is no token where there should be one.
+    """
+    token, path = os.environ.get(TOKEN) or None, os.environ.get(TOKEN_FILE)
+    return _hidden(read_headers((), _in_file(Path(path)) if path and token is None else token))
+
+
+def _hidden(headers: dict[str, str]) -> dict[str, str]:
     SECRETS.hide(*secrets_of(headers=headers))
     return headers
+
+
+def _in_file(file: Path) -> str:
+    token, is_open = read_token(file)
+    if is_open:
+        warn(f"others on this machine may read {file}: chmod 600 {file}")
+    return token
 
 
 def guard(url: str, *, with_credentials: bool) -> None:
     """Have nothing show the password that is in a URL, and say that credentials travel in the clear, where they do."""
     SECRETS.hide(*secrets_of(url))
     if with_credentials and is_in_the_clear(url):
-        _warn(f"credentials go to {urlsplit(url).hostname} over plain http, where everybody on the way can read them")
+        warn(f"credentials go to {urlsplit(url).hostname} over plain http, where everybody on the way can read them")
 
 
 def environment_for_servers() -> dict[str, str]:
@@ -72,5 +88,6 @@ def _asked() -> str:
     return sys.stdin.readline()
 
 
-def _warn(text: str) -> None:
+def warn(text: str) -> None:
+    """Say on stderr what may be wrong."""
     click.secho(f"warning: {text}", fg="yellow", err=True)

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 import click
 
-from mcp_tasks.cli.credentials import TOKEN, TOKEN_FILE, sent_headers
+from mcp_tasks.cli.credentials import TOKEN, TOKEN_FILE, environment_headers, sent_headers
 from mcp_tasks.client import OnAbandon, check_folder
 from mcp_tasks.client.servers.connecting import Era
 from mcp_tasks.core.durations import read_duration
@@ -25,20 +25,34 @@ Command: TypeAlias = Callable[..., int | Coroutine[Any, Any, int]]
 Takes: TypeAlias = Callable[[Command], Command]
 """A decorator that gives a command options."""
 
+LEDGER: Final = "MCP_TASKS_LEDGER"
+
+CONFIG: Final = __name__
+"""Where the context of a command has the file of `--config`."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Access:
     """How a server is spoken to.
 
     Attributes:
-        headers: What goes with every HTTP request, credentials included. Never written down anywhere.
+        headers: What the command line says goes with every HTTP request, credentials included. Never written down
+            anywhere.
+        of_environment: The same for the token of the environment, which goes only to servers that the user named or
+            typed.
         identity: Who somebody is to the server, in words of their own, by which the ledger keeps users apart. None for
             not said.
     """
 
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
+    of_environment: Mapping[str, str] = field(default_factory=dict[str, str])
     era: Era = "auto"
     identity: str | None = None
+
+    @property
+    def credentials(self) -> Mapping[str, str]:
+        """All that may be sent, and is for one server."""
+        return {**self.of_environment, **self.headers}
 
     @property
     def repeated(self) -> str:
@@ -119,7 +133,8 @@ def taking(*options: Takes, into: Callable[..., object] | None = None, name: str
 def _access(
     headers: Sequence[str], token: str | None, token_file: Path | None, identity: str | None, era: Era
 ) -> Access:
-    return Access(headers=sent_headers(headers, token, token_file), era=era, identity=identity)
+    sent, is_said = sent_headers(headers, token, token_file), token is not None or token_file is not None
+    return Access(headers=sent, of_environment={} if is_said else environment_headers(), era=era, identity=identity)
 
 
 def _output(output: Output, as_json: bool) -> Output:
@@ -159,7 +174,24 @@ def _set_up_logging(ctx: click.Context, param: click.Parameter, verbose: int) ->
         logging.getLogger("mcp_tasks.client.requests").setLevel(logging.DEBUG)
 
 
+def _keep_config(ctx: click.Context, param: click.Parameter, config: Path | None) -> None:
+    ctx.meta[CONFIG] = config
+
+
+takes_config: Final[Takes] = click.option(
+    "--config",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    # Before SERVER, which may be a name in it.
+    is_eager=True,
+    expose_value=False,
+    callback=_keep_config,
+    help="Look up the names of servers in this mcp.json first, and then in your own file (see `servers`).",
+)
+"""`--config`, kept in the context as `CONFIG`. No environment variable: a file with commands is named each time."""
+
 takes_access: Final = taking(
+    takes_config,
     click.option(
         "-H", "--header", "headers", multiple=True, metavar="NAME:VALUE", help="Send this HTTP header too. Repeatable."
     ),
@@ -190,7 +222,7 @@ takes_access: Final = taking(
 takes_ledger: Final = _file(
     "--ledger",
     "ledger_path",
-    envvar="MCP_TASKS_LEDGER",
+    envvar=LEDGER,
     show_envvar=True,
     help="The file that keeps the tasks you started.  [default: ledger.db in your state folder]",
 )

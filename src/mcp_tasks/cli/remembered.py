@@ -38,12 +38,13 @@ class Chosen:
         """A client for some of them, as the user that they are of; what is seen goes into the ledger. With `asks`, the
         server is told that there is somebody to ask."""
         access = replace(self.options.access, identity=tasks.identity)
-        return connect(tasks.server, access, ledger=self.ledger, elicit=ask_through_the_task if asks else None)
+        elicit = ask_through_the_task if asks else None
+        return connect(tasks.server, access, named=tasks.named, ledger=self.ledger, elicit=elicit)
 
     async def at_each(self, act: Callable[[TaskHandle], Awaitable[T]], *, asks: bool = False) -> Seen[T]:
         """Do something with each of them: see `mcp_tasks.client.looking.at_each`."""
-        headers = self.options.access.headers
-        return await at_each(self.entries, partial(self.connect, asks=asks), act, headers=headers)
+        credentials = self.options.access.credentials
+        return await at_each(self.entries, partial(self.connect, asks=asks), act, headers=credentials)
 
 
 def takes_server(about: str) -> Takes:

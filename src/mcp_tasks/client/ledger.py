@@ -97,10 +97,20 @@ class Ledger:
         called_with = in_short(arguments) if arguments and self.keep_results else None
         sealed = self._sealer.seal(bound_to("arguments", server, identity, task_id), called_with)
         self._run(
-            "INSERT OR IGNORE INTO tasks (server, identity, task_id, attributed, tool, started, status, arguments)"
-            " VALUES (?, ?, ?, 1, ?, ?, 'working', ?)",
+            "INSERT OR IGNORE INTO tasks"
+            " (server, identity, task_id, attributed, tool, started, status, arguments, named)"
+            " VALUES (?1, ?2, ?3, 1, ?4, ?5, 'working', ?6, (SELECT name FROM servers WHERE server = ?1))",
             (server, identity, task_id, tool, datetime.now(UTC).isoformat(), sealed),
         )
+
+    def called(self, server: str, *, name: str = "") -> None:
+        """Record that the user is about to call a server, and how they said which: by a name, or without one by its
+        address. Tasks that are added from now on are kept with that."""
+        self._run("INSERT OR REPLACE INTO servers (server, name) VALUES (?, ?)", (server, name))
+
+    def was_called(self, server: str) -> bool:
+        """Whether the user has called the server before: see `called`."""
+        return bool(self._run("SELECT 1 FROM servers WHERE server = ?", (server,)))
 
     def saw(self, server: str, snapshot: TaskSnapshot, *, identity: str = "") -> None:
         """Record a state. A task that ended is removed, unless results are kept."""
@@ -162,7 +172,7 @@ class Ledger:
         """
         rows = self._run(
             "SELECT task_id, server, tool, started, status, message, result, error, arguments, finished, identity,"
-            " attributed FROM tasks WHERE (?1 IS NULL OR server = ?1) AND (?2 IS NULL OR identity = ?2)"
+            " attributed, named FROM tasks WHERE (?1 IS NULL OR server = ?1) AND (?2 IS NULL OR identity = ?2)"
             " ORDER BY started",
             (server, identity),
         )
@@ -321,7 +331,7 @@ class Ledger:
         return datetime.now(UTC).isoformat()
 
     def _entry(self, row: tuple[Any, ...]) -> LedgerEntry:
-        task_id, server, tool, started, status, *secrets, finished, identity, attributed = row
+        task_id, server, tool, started, status, *secrets, finished, identity, attributed, named = row
         message, result, error, arguments = (
             self._sealer.open(bound_to(column, server, identity, task_id), secret)
             for column, secret in zip(("message", "result", "error", "arguments"), secrets, strict=True)
@@ -339,6 +349,7 @@ class Ledger:
             identity=_text(identity),
             attributed=bool(attributed),
             arguments=None if arguments is None else _text(arguments),
+            named=None if named is None else _text(named),
         )
 
     def _run(self, statement: str, params: Sequence[str | bytes | None]) -> list[tuple[Any, ...]]:

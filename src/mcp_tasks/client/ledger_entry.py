@@ -24,6 +24,8 @@ class LedgerEntry:
         status: As it was last seen; `unknown` if the server did not know the task when it was last asked.
         attributed: False for a task of the first release's ledger, which did not note addresses: `server` is then
             whatever name it had for the server, and no recorded answer goes there.
+        named: How the user said which server is called, if that is known (`Ledger.called`): the name that it has in a
+            file; empty if the address was typed.
     """
 
     task_id: str
@@ -38,6 +40,7 @@ class LedgerEntry:
     identity: str = ""
     attributed: bool = True
     arguments: str | None = None
+    named: str | None = None
 
     @classmethod
     def begun(cls, task_id: str = "", *, server: str, tool: str = "", identity: str = "") -> LedgerEntry:

@@ -18,7 +18,7 @@ from mcp_tasks.errors import StoreCorrupt
 
 APPLICATION_ID: Final = int.from_bytes(b"MCPL", "big")
 
-FORMAT: Final = 2
+FORMAT: Final = 3
 
 _MAGIC: Final = b"SQLite format 3\0"
 
@@ -31,12 +31,15 @@ _FIRST_RELEASE: Final = {
 }
 """Tables and columns of format 0, which had no application id."""
 
+_SERVERS: Final = "CREATE TABLE servers (server TEXT PRIMARY KEY, name TEXT NOT NULL)"
+"""Servers that the user called, each with the name that was used last; empty for an address that was typed."""
+
 _SCHEMA: Final = (
     """
     CREATE TABLE tasks (
         server TEXT NOT NULL, identity TEXT NOT NULL, task_id TEXT NOT NULL, attributed INTEGER NOT NULL,
         tool TEXT NOT NULL, started TEXT NOT NULL, status TEXT NOT NULL, message TEXT, result TEXT, error TEXT,
-        finished TEXT, arguments TEXT, PRIMARY KEY (server, identity, task_id, attributed)
+        finished TEXT, arguments TEXT, named TEXT, PRIMARY KEY (server, identity, task_id, attributed)
     )
     """,
     """
@@ -45,6 +48,7 @@ _SCHEMA: Final = (
         answer TEXT NOT NULL, sent INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (server, identity, task_id, key)
     )
     """,
+    _SERVERS,
 )
 
 # The first release knew servers by the names they give themselves, which anybody can give themselves. Its tasks stay
@@ -55,13 +59,16 @@ _MIGRATION: Final = (
     *_SCHEMA,
     """
     INSERT INTO tasks
-    SELECT server, '', task_id, 0, tool, started, status, message, result, error, finished, NULL
+    SELECT server, '', task_id, 0, tool, started, status, message, result, error, finished, NULL, NULL
     FROM first_tasks
     """,
     "DROP TABLE first_tasks",
 )
 
-_FORMAT_1: Final = ("ALTER TABLE tasks ADD COLUMN arguments TEXT",)
+_FORMAT_2: Final = ("ALTER TABLE tasks ADD COLUMN named TEXT", _SERVERS)
+"""From format 2, which did not keep whether the user had named or typed a server."""
+
+_FORMAT_1: Final = ("ALTER TABLE tasks ADD COLUMN arguments TEXT", *_FORMAT_2)
 """From format 1, which did not keep what tools were called with."""
 
 
@@ -143,6 +150,8 @@ def _missing(db: sqlite3.Connection, path: Path) -> tuple[str, ...]:
         return ()
     if application == APPLICATION_ID and version == 1:
         return _FORMAT_1
+    if application == APPLICATION_ID and version == 2:
+        return _FORMAT_2
     if application == APPLICATION_ID:
         raise StoreCorrupt(
             f"{path} is a ledger of format {version}, and this release knows format {FORMAT}. Use a newer release."

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import click
 
 from mcp_tasks.cli.commands.completion.completing import tool_names
-from mcp_tasks.cli.commands.servers.names import SERVER
+from mcp_tasks.cli.commands.servers.names import SERVER, name_of
 from mcp_tasks.cli.connection import connect
 from mcp_tasks.cli.forms.arguments import read_arguments
 from mcp_tasks.cli.options import Options, Waiting, takes_arguments, takes_options, takes_waiting
@@ -70,6 +70,7 @@ async def command(
                 found = await find_tool(client, tool)
                 reaching.reschedule(None)
                 arguments = read_arguments(found.input_schema, words, json_text)
+                ledger.called(server.spec, name=name_of(server))
                 followed = await attending.stay(
                     follower.call(client, tool, arguments, server=server.spec, identity=identity, detach=detach)
                 )

@@ -70,7 +70,7 @@ class Attending(Hooks):
 
     async def follow(self, chosen: Chosen) -> list[Followed]:
         """Stay until tasks have ended; how each stands then."""
-        return await self.stay(self.follower.follow(chosen.entries, chosen.connect, headers=self._access.headers))
+        return await self.stay(self.follower.follow(chosen.entries, chosen.connect, headers=self._access.credentials))
 
     async def ask(self, question: Question) -> dict[str, Any] | None:
         """Ask the person, unless they are cancelling all there is; None if they leave the question open."""

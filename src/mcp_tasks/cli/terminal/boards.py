@@ -69,7 +69,9 @@ class Board:
             self._live.refresh()
 
     def back(self, task: Followed, after: timedelta) -> None:
-        """Say that the server of a task is back."""
+        """Say that the server of a task is back, and draw the task as it is now: nothing else may happen for long."""
+        if task.entry.key in self._tasks:
+            self._tasks[task.entry.key] = task
         views.say(f"{_short_name(task)}  server is back after {clock(after)}", "green")
 
     @asynccontextmanager
@@ -111,6 +113,11 @@ class LineBoard(Board):
         else:
             pause = LINE_PAUSE if task.away_since is None else AWAY_PAUSE
             asyncio.get_running_loop().call_at(when + pause, self._say_now, task)
+
+    def back(self, task: Followed, after: timedelta) -> None:
+        """A line. One that says that the server is away, and was for later, is not said any more."""
+        self.drop(task)
+        super().back(task, after)
 
     def _say_now(self, task: Followed) -> None:
         """Say how a task stands, unless that has been said, or something newer is to be said of it."""

@@ -99,7 +99,9 @@ def problem_of(exc: BaseException) -> Problem:
         case errors.InvalidAddress() if hint:
             hint = "Name its server with --server, and give the whole ID."
         case errors.UnknownServer():
-            hint = hint or "`mcp-tasks servers` lists the servers with names."
+            ways = "`mcp-tasks servers` lists the servers with names, and `mcp-tasks servers add NAME SERVER` adds one."
+            ways += "\nIf another mcp.json has it, name that file: --config FILE."
+            hint = f"{hint}\n{ways}"
         case errors.AmbiguousAnswer():
             what = f"{what}; choose one with --question"
         case errors.QuestionUnseen():

@@ -29,12 +29,10 @@ class KnownServer:
     Attributes:
         name: Its name in the file.
         source: The file.
-        of_project: Whether the file is one of a project, which others may have written, and not of the user.
     """
 
     name: str
     source: Path
-    of_project: bool
     _entry: JsonObject = field(repr=False)
     _folder: Path
     _variables: Mapping[str, str] = field(repr=False)
@@ -55,6 +53,13 @@ class KnownServer:
         if url is not None:
             return http_address(url if _is_http(url) else self._expanded(url))
         return f"cd {shlex.quote(self._place)} && {shlex.join(argv)}"
+
+    def is_at(self, server: ServerAddress) -> bool:
+        """Whether this is its address, as a ledger has it."""
+        try:
+            return self.spec == server.spec
+        except InvalidServerFile:
+            return False
 
     @property
     def address(self) -> ServerAddress:

@@ -1,12 +1,8 @@
-"""Servers by the names that people gave them: in a file of ours, and in the files of the usual hosts.
+"""Servers by the names that people gave them: in the user's own file, and in a file that a program is told to read.
 
-Nothing here starts or connects to anything. A name means, in this order:
-
-1. what `KnownServers.add` keeps: `servers.json` in the user's config folder;
-2. what a project has, from the folder upwards: `.mcp.json`, `mcp.json`, `.cursor/mcp.json`, `.vscode/mcp.json`;
-3. what the user's hosts have: `~/.cursor/mcp.json`, then the file of Claude Desktop.
-
-A file is not read that somebody else owns, or that everybody can write: whoever wrote it could have commands run here.
+Nothing here starts or connects to anything, and nothing is looked for: configuration files of other programs and of the
+current folder are not read, because others may have written them, and could have commands run here. The same goes for
+a file that somebody else owns, or that everybody can write.
 """
 
 from __future__ import annotations
@@ -16,7 +12,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
@@ -28,9 +24,6 @@ from mcp_tasks.core.json import JsonObject
 from mcp_tasks.errors import InvalidServerFile, UnknownServer, UntrustedFile
 from mcp_tasks.files import alone, make_private_folder, read_trusted, write_private
 
-IN_PROJECTS: Final = (".mcp.json", "mcp.json", ".cursor/mcp.json", ".vscode/mcp.json")
-"""Files of a project, in the order in which they are looked at."""
-
 _KEYS: Final = ("mcpServers", "servers")
 _NAME: Final = re.compile(r"[\w@][\w@.+-]*")
 # Strings are matched first, so that nothing in them is taken for a comment or a comma.
@@ -40,23 +33,31 @@ _LAST_COMMAS: Final = re.compile(rf"{_STRING}|,(?=\s*[\]}}])")
 
 
 class KnownServers:
-    """Servers by their names.
+    """Servers by their names: those of `config`, then those that `add` keeps.
 
     Args:
-        folder: Where the files of projects are looked for, from there upwards; the present folder unless given.
+        config: A file with servers, such as the `mcp.json` of an editor or of a project. Read it only if the user said
+            so: its commands are run, and its headers sent, when its names are used.
         kept_in: The file of `add` and `remove`; `servers.json` in the user's config folder unless given.
 
     Attributes:
         kept_in: That file.
-        problems: Files that are there and could not be read, and why.
+        problem: Why it could not be read; empty if it could, or is not there.
+
+    Raises:
+        InvalidServerFile: `config` cannot be read.
     """
 
-    def __init__(self, folder: Path | None = None, *, kept_in: Path | None = None) -> None:
+    def __init__(self, config: Path | None = None, *, kept_in: Path | None = None) -> None:
         self.kept_in: Path = kept_in or config_folder() / "servers.json"
-        self.problems: dict[Path, str] = {}
+        self.problem: str = ""
         self._servers: dict[str, KnownServer] = {}
-        for server in self._all(folder):
-            self._servers.setdefault(server.name, server)
+        if config is not None:
+            try:
+                self._take(config, _read(config), _place_of(config))
+            except (OSError, ValueError, UntrustedFile) as exc:
+                raise InvalidServerFile(f"the servers in {config} cannot be read: {exc}") from exc
+        self._take(self.kept_in, self._entries(), Path.home())
 
     def __iter__(self) -> Iterator[KnownServer]:
         """Every server that has a name, in the order of the files."""
@@ -68,7 +69,7 @@ class KnownServers:
 
     def at(self, server: ServerAddress) -> KnownServer | None:
         """The first server with that address, which has the headers and the environment variables that go with it."""
-        return next((known for known in self if _spec_of(known) == server.spec), None)
+        return next((known for known in self if known.is_at(server)), None)
 
     def resolve(self, text: str) -> KnownServer | ServerAddress:
         """The server that a text names: by its name, or as a URL or a command.
@@ -122,9 +123,7 @@ class KnownServers:
         """
         with self._changing() as kept:
             if name not in kept:
-                known = self._servers.get(name)
-                hint = self._near(name) if known is None else f"{known.source} has one of that name; take it out there."
-                raise UnknownServer(f"no server {name!r} is kept in {self.kept_in}", hint)
+                raise UnknownServer(f"no server {name!r} is kept in {self.kept_in}", self._near(name))
             del kept[name]
 
     def _near(self, name: str) -> str:
@@ -133,37 +132,31 @@ class KnownServers:
         return f"Did you mean {' or '.join(names)}?" if names else ""
 
     def _unread(self) -> str:
-        return "\n".join(f"{path} could not be read: {why}" for path, why in self.problems.items())
+        return f"{self.kept_in} could not be read: {self.problem}" if self.problem else ""
 
-    def _all(self, folder: Path | None) -> Iterator[KnownServer]:
-        variables = {"userHome": str(Path.home()), **os.environ}
-        for path, place, of_project in _files(self.kept_in, folder):
-            for name, entry in self._entries(path).items():
-                if isinstance(entry, Mapping):
-                    yield KnownServer(
-                        name=name,
-                        source=path,
-                        of_project=of_project,
-                        _entry=cast("JsonObject", entry),
-                        _folder=place,
-                        _variables={"workspaceFolder": str(place), **variables},
-                    )
+    def _take(self, path: Path, entries: Mapping[str, Any], folder: Path) -> None:
+        variables = {"userHome": str(Path.home()), **os.environ, "workspaceFolder": str(folder)}
+        for name, entry in entries.items():
+            if isinstance(entry, Mapping) and name not in self._servers:
+                self._servers[name] = KnownServer(
+                    name=name, source=path, _entry=cast("JsonObject", entry), _folder=folder, _variables=variables
+                )
 
-    def _entries(self, path: Path) -> Mapping[str, Any]:
+    def _entries(self) -> Mapping[str, Any]:
+        self.problem = ""
         try:
-            return _read(path)
+            return _read(self.kept_in)
         except (FileNotFoundError, NotADirectoryError):
             return {}
         except (OSError, ValueError, UntrustedFile) as exc:
-            self.problems[path] = str(exc)
+            self.problem = str(exc)
             return {}
 
     def _kept(self) -> Mapping[str, Any]:
         """What is in our file, read anew: another process may have written it."""
-        self.problems.pop(self.kept_in, None)
-        kept = self._entries(self.kept_in)
-        if self.kept_in in self.problems:
-            raise InvalidServerFile(f"{self.kept_in} cannot be read: {self.problems[self.kept_in]}", "Mend it first.")
+        kept = self._entries()
+        if self.problem:
+            raise InvalidServerFile(f"{self.kept_in} cannot be read: {self.problem}", "Mend it first.")
         return kept
 
     @contextmanager
@@ -187,36 +180,10 @@ def config_folder() -> Path:
     return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "mcp-tasks"
 
 
-def _files(kept_in: Path, folder: Path | None) -> Iterable[tuple[Path, Path, bool]]:
-    """Each file, where relative paths in it begin, and whether it is a project's."""
-    home = Path.home()
-    of_user = [home / ".cursor/mcp.json", _claude_desktop()]
-    yield kept_in, home, False
-    start = folder or _here()
-    for place in () if start is None else (start.absolute(), *start.absolute().parents):
-        for name in IN_PROJECTS:
-            if place / name not in of_user:
-                yield place / name, place, True
-    for path in of_user:
-        yield path, home, False
-
-
-def _here() -> Path | None:
-    try:
-        return Path.cwd()
-    except OSError:
-        # The folder is gone, and there is no project without one.
-        return None
-
-
-def _claude_desktop() -> Path:
-    if sys.platform == "darwin":
-        folder = Path.home() / "Library/Application Support"
-    elif sys.platform == "win32":
-        folder = Path(os.environ.get("APPDATA") or Path.home() / "AppData/Roaming")
-    else:
-        folder = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
-    return folder / "Claude/claude_desktop_config.json"
+def _place_of(config: Path) -> Path:
+    """Where relative paths in a file begin: in its folder, or in that of the project whose editor has it."""
+    folder = config.absolute().parent
+    return folder.parent if folder.name in (".cursor", ".vscode") else folder
 
 
 def _read(path: Path) -> Mapping[str, Any]:
@@ -230,10 +197,3 @@ def _read(path: Path) -> Mapping[str, Any]:
     values = cast("dict[str, Any]", value)
     servers: Any = next((values[key] for key in _KEYS if isinstance(values.get(key), dict)), None)
     return cast("Mapping[str, Any]", servers or {})
-
-
-def _spec_of(known: KnownServer) -> str | None:
-    try:
-        return known.spec
-    except InvalidServerFile:
-        return None

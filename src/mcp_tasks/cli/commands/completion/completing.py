@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import os
 from collections.abc import Callable
 from contextlib import redirect_stderr, suppress
 from functools import wraps
@@ -42,10 +43,10 @@ def _silent(complete: Completer) -> Completer:
 def task_ids(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """The tasks in the ledger, each with its tool and how it was last seen."""
     from mcp_tasks.client.short_ids import short_ids
-    from mcp_tasks.client.user_ledger import user_ledger, user_ledger_path
+    from mcp_tasks.client.user_ledger import user_ledger
 
-    path: Path | None = ctx.params.get("ledger_path")
-    if not (path or user_ledger_path()).exists():
+    path = _ledger_of(ctx)
+    if not path.exists():
         return []
     # What has ended asks nothing any more, and cannot be stopped.
     active = True if ctx.info_name in ("answer", "cancel", "watch") else None
@@ -63,19 +64,35 @@ def task_ids(ctx: click.Context, param: click.Parameter, incomplete: str) -> lis
 
 @_silent
 def tool_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """The tools of the server that is named, if it can be asked without starting what was only typed so far, or what is
-    in the file of a project."""
-    from mcp_tasks.cli.commands.servers.names import SERVER, known_as
-    from mcp_tasks.cli.credentials import sent_headers
+    """The tools of the server that is named, if the user has called it before: what is only typed so far is not asked.
+    A command is started only if it is in the user's own file."""
+    from mcp_tasks.cli.commands.servers.names import SERVER, known_as, known_servers
+    from mcp_tasks.cli.credentials import environment_headers
     from mcp_tasks.cli.options import Access
+    from mcp_tasks.client.user_ledger import user_ledger
 
     # Behind an option that has no value yet, click has not come to the arguments.
     server: ServerAddress = ctx.params.get("server") or SERVER.convert(ctx.args[0], None, ctx)
-    known = known_as(server)
-    if server.url is None and (known is None or known.of_project):
+    path = _ledger_of(ctx)
+    if not path.exists():
         return []
-    names = asyncio.run(_ask(server, Access(headers=sent_headers())))
+    with user_ledger(path) as ledger:
+        if not ledger.was_called(server.spec):
+            return []
+    known = known_as(server)
+    if server.url is None and (known is None or known.source != known_servers(ctx).kept_in):
+        return []
+    names = asyncio.run(_ask(server, Access(of_environment=environment_headers())))
     return [CompletionItem(name, help=about) for name, about in names.items() if name.startswith(incomplete)]
+
+
+def _ledger_of(ctx: click.Context) -> Path:
+    """The ledger of a command, also of one that has no `--ledger`."""
+    from mcp_tasks.cli.options import LEDGER
+    from mcp_tasks.client.user_ledger import user_ledger_path
+
+    named = ctx.params.get("ledger_path") or os.environ.get(LEDGER)
+    return Path(named) if named else user_ledger_path()
 
 
 async def _ask(server: ServerAddress, access: Access) -> dict[str, str]:

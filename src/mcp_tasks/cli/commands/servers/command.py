@@ -8,8 +8,8 @@ from typing import Any
 import click
 from rich.text import Text
 
-from mcp_tasks.cli.commands.servers.names import SERVER, short_path, where
-from mcp_tasks.cli.options import Output, takes_output
+from mcp_tasks.cli.commands.servers.names import SERVER, known_servers, short_path, where
+from mcp_tasks.cli.options import Output, takes_config, takes_output
 from mcp_tasks.cli.terminal.exits import Exit, Problem
 from mcp_tasks.cli.terminal.text import one_line
 from mcp_tasks.cli.terminal.views import Columns, listing, print_json, say, stdout
@@ -19,10 +19,11 @@ from mcp_tasks.errors import Explained, InvalidServerFile
 
 
 @click.group(invoke_without_command=True)
+@takes_config
 @takes_output
 @click.pass_context
 def command(ctx: click.Context, *, output: Output) -> int:
-    """List the servers that have names, and where each name comes from.
+    """List the servers that have names, and the file of each.
 
     Examples:
       mcp-tasks servers
@@ -30,14 +31,14 @@ def command(ctx: click.Context, *, output: Output) -> int:
       mcp-tasks servers add local "python server.py" --env 'FARM_DB=farm.db'
       mcp-tasks call farm render scene=forest
       mcp-tasks servers remove farm
+      mcp-tasks call --config .mcp.json farm render scene=forest
 
-    A name means what the first of these says: what you added here; .mcp.json,
-    mcp.json, .cursor/mcp.json and .vscode/mcp.json of this folder, then of those
-    above it; ~/.cursor/mcp.json; the configuration of Claude Desktop.
+    Names are those that you add here. Any other mcp.json is read only when you
+    say so, for one command: --config FILE.
     """
     if ctx.invoked_subcommand is not None:
         return Exit.OK
-    known = KnownServers()
+    known = known_servers()
     servers = list(known)
     if output == "json":
         print_json([_json(server) for server in servers])
@@ -50,8 +51,8 @@ def command(ctx: click.Context, *, output: Output) -> int:
         stdout().print(listing(columns, servers, fixed=1))
     else:
         say("No server has a name. Give it one: mcp-tasks servers add NAME SERVER")
-    for path, why in known.problems.items():
-        say(f"warning: {short_path(path)} was not read: {why}", "yellow")
+    if known.problem:
+        say(f"warning: {short_path(known.kept_in)} was not read: {known.problem}", "yellow")
     return Exit.OK
 
 
@@ -106,7 +107,7 @@ def _pairs(texts: Sequence[str], sign: str, option: str) -> dict[str, str]:
 
 
 def _json(server: KnownServer) -> dict[str, Any]:
-    fields: dict[str, Any] = {"name": server.name, "source": str(server.source), "ofProject": server.of_project}
+    fields: dict[str, Any] = {"name": server.name, "source": str(server.source)}
     try:
         return {**fields, "server": server.spec}
     except InvalidServerFile as exc:

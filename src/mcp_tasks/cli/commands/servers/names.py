@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
 from click.shell_completion import CompletionItem
 
-from mcp_tasks.cli.credentials import SECRETS, environment_for_servers, guard
+from mcp_tasks.cli.credentials import SECRETS, TOKEN, environment_for_servers, guard, warn
+from mcp_tasks.cli.options import CONFIG, Access
 from mcp_tasks.cli.terminal.exits import problem_of
 from mcp_tasks.cli.terminal.text import one_line
 from mcp_tasks.client import KnownServer, KnownServers
 from mcp_tasks.client.servers.address import ServerAddress
 from mcp_tasks.errors import Explained, InvalidServerFile
-
-if TYPE_CHECKING:
-    from mcp_tasks.cli.options import Access
 
 _NAMED: Final = __name__
 """Where a command keeps the servers that were given to it, by how the ledger has them: two names may be of one address,
@@ -32,7 +31,7 @@ class ServerName(click.ParamType[ServerAddress]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> ServerAddress:
         """The address: of a server that has a name, as the ledger has it."""
         try:
-            found = KnownServers().resolve(str(value))
+            found = known_servers(ctx).resolve(str(value))
             address = ServerAddress.parse(found.spec) if isinstance(found, KnownServer) else found
         except Explained as exc:
             raise problem_of(exc) from None
@@ -42,46 +41,80 @@ class ServerName(click.ParamType[ServerAddress]):
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         """The names."""
-        servers = [known for known in KnownServers() if known.name.startswith(incomplete)]
+        servers = [known for known in known_servers(ctx) if known.name.startswith(incomplete)]
         return [CompletionItem(known.name, help=where(known)) for known in servers]
 
 
 SERVER: Final = ServerName()
 
 
-def known_as(server: ServerAddress) -> KnownServer | None:
-    """The server of a file at this address: the one that was named; of a task that somebody comes back to, the first.
-    An address that was typed is what it is, and takes nothing of a file.
+def known_servers(ctx: click.Context | None = None) -> KnownServers:
+    """The servers that have names: in the file of `--config`, and in the user's own.
 
-    Of a command, the files of its own project are looked at and not those of the folder we are in: what that has may be
-    somebody else's, and was not asked for.
+    Raises:
+        InvalidServerFile: The file of `--config` cannot be read.
     """
+    ctx = ctx or click.get_current_context(silent=True)
+    return KnownServers(None if ctx is None else ctx.meta.get(CONFIG))
+
+
+def known_as(server: ServerAddress, named: str | None = None) -> KnownServer | None:
+    """The server of a file at this address: the one that was named on the command line; of a task that the user comes
+    back to, the one that the call named (`named`, of the ledger's entry). An address that was typed, now or for the
+    call, takes nothing of a file."""
     if server.spec in _named():
         return _named()[server.spec]
-    return KnownServers(Path(server.folder) if server.url is None else None).at(server)
+    if named == "":
+        return None
+    servers = known_servers()
+    known = servers.get(named or "")
+    return known if known is not None and known.is_at(server) else servers.at(server)
 
 
-def way_to(server: ServerAddress, access: Access) -> tuple[ServerAddress, Access, dict[str, str]]:
+def name_of(server: ServerAddress) -> str:
+    """The name by which a server was given to this command; empty if its address was typed."""
+    known = _named().get(server.spec)
+    return "" if known is None else known.name
+
+
+def way_to(
+    server: ServerAddress, access: Access, named: str | None = None
+) -> tuple[ServerAddress, Access, dict[str, str]]:
     """How a server is reached, with what the file says in which it has a name: its address, with variables filled in,
-    its headers, and the environment variables of its process. What is on the command line goes before that. Secrets of
-    it are hidden, and credentials in the clear warned of.
+    its headers, and the environment variables of its process. What is on the command line goes before that, and that
+    before the token of the environment. That is only sent to a server that the user named or typed: now, or when they
+    made the call whose task this is about. Secrets are hidden, and credentials in the clear warned of.
 
     Raises:
         InvalidServerFile: A variable is not set.
     """
     # Nearly all of it, as for any other command that is typed here; the SDK's own choice is for hosts.
-    environment = environment_for_servers()
-    known = known_as(server)
+    environment, headers = environment_for_servers(), dict(access.headers)
+    known = known_as(server, named)
+    is_users = named is not None or server.spec in _named()
     if known is not None:
         SECRETS.hide(*known.secrets)
-        given = {name.lower() for name in access.headers}
-        headers = {name: value for name, value in known.headers.items() if name.lower() not in given}
+        added = _add(known.headers, headers)
         server, environment = known.address, environment | known.environment
-        _announce(known, with_headers=bool(headers))
-        access = replace(access, headers={**headers, **access.headers})
+        _announce(known, with_headers=added)
+    elif named:
+        _say(f"No file has a server {named!r} at this address any more. Use --config FILE if it was in another file.")
     if server.url is not None:
-        guard(server.url, with_credentials=bool(access.headers))
-    return server, access, environment
+        if is_users:
+            _add(access.of_environment, headers)
+        elif _add(access.of_environment, dict(headers)):
+            why = "the ledger does not say that you named or typed this server. Give --server SERVER if it is yours"
+            warn(f"{TOKEN} is not sent to {one_line(server.label)}: {why}")
+        guard(server.url, with_credentials=bool(headers))
+    return server, replace(access, headers=headers), environment
+
+
+def _add(more: Mapping[str, str], headers: dict[str, str]) -> bool:
+    """Add headers that are not there yet; whether there were any."""
+    given = {name.lower() for name in headers}
+    added = {name: value for name, value in more.items() if name.lower() not in given}
+    headers.update(added)
+    return bool(added)
 
 
 def _announce(server: KnownServer, *, with_headers: bool) -> None:
