@@ -17,7 +17,7 @@ import pytest
 import mcp_tasks
 from mcp_tasks import errors
 from mcp_tasks.errors import StoreUnavailable, TasksError, TaskUnreadable, VersionConflict, short_id
-from mcp_tasks.quiet import SECRETS, quietly, shielded, what
+from mcp_tasks.quiet import LONGEST_LINE, SECRETS, get_logger, quietly, shielded, what
 
 SECRET = "hunter2"
 ID = "task_AhLNxyz0123456789abcdef"
@@ -80,6 +80,51 @@ def test_who_asks_for_secrets_is_shown_them(log: io.StringIO) -> None:
     finally:
         SECRETS.setLevel(logging.NOTSET)
     assert SECRET in log.getvalue()
+
+
+def test_a_line_is_one_line_of_printable_text_that_is_cut(log: io.StringIO) -> None:
+    logger = get_logger("mcp_tasks.test")
+    logger.error("tool %s has %d of %r", "\n\x1b[2J\u202e\ud800", 3, ["a\nb"])
+    logger.error("%s", "x" * 10_000)
+    logger.error("%s: %s", KeyError("x" * 10_000), StoreUnavailable("it is\nfull"), exc_info=None)
+    logger.error("%s" * 9, *["y" * 999] * 9)
+    assert log.getvalue().splitlines() == [
+        r"tool \n\x1b[2J\u202e\ud800 has 3 of ['a\nb']",
+        "x" * 999 + "…",
+        "'" + "x" * 998 + "…: it is\\nfull",
+        "y" * (LONGEST_LINE - 1) + "…",
+    ]
+
+
+def test_an_error_of_ours_in_a_traceback_has_no_escapes(log: io.StringIO) -> None:
+    try:
+        raise StoreUnavailable("full\x1b[2J\nCRITICAL: forged")
+    except StoreUnavailable:
+        get_logger("mcp_tasks.test").error("it failed", exc_info=quietly())
+    assert log.getvalue().endswith("StoreUnavailable: full\\x1b[2J\\nCRITICAL: forged\n")
+
+
+def test_a_line_that_cannot_be_made_is_left_to_the_handlers() -> None:
+    class Bad:
+        def __repr__(self) -> str:
+            raise ValueError(SECRET)
+
+    logger = get_logger("mcp_tasks.test")
+    assert logger.filter(logger.makeRecord(logger.name, logging.ERROR, __file__, 0, "%r failed", (Bad(),), None))
+
+
+def test_every_logger_of_ours_writes_such_lines() -> None:
+    package = Path(mcp_tasks.__file__).parent
+    # The audit log is JSON: it has escapes of its own, and is not to be cut.
+    own = {"quiet.py", "telemetry/audit_log.py"}
+    found = [
+        f"{path.relative_to(package)}: {line.strip()}"
+        for path in package.rglob("*.py")
+        if path.relative_to(package).as_posix() not in own
+        for line in path.read_text().splitlines()
+        if re.match(r"_?log(ger)?\b.*= logging\.getLogger\(", line)
+    ]
+    assert found == []
 
 
 def test_errors_that_end_in_a_log_have_no_whole_id() -> None:

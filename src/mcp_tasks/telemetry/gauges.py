@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import fields
 from datetime import timedelta
@@ -11,7 +10,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 from mcp_tasks.core.limits import Limits
 from mcp_tasks.errors import StoreError
-from mcp_tasks.quiet import what
+from mcp_tasks.quiet import get_logger, what
 from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.stores.base import EVERYBODY
 from mcp_tasks.telemetry.contract import (
@@ -29,7 +28,7 @@ from mcp_tasks.telemetry.contract import (
 )
 from mcp_tasks.telemetry.numbers import Labels
 
-logger: Final = logging.getLogger(__name__)
+logger: Final = get_logger(__name__)
 
 LOOK_LIMIT: Final = 3.0
 """Seconds that the store may take."""

@@ -25,6 +25,7 @@ from mcp_tasks.core.events import (
 from mcp_tasks.core.limits import Limits
 from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.core.status import TaskStatus
+from mcp_tasks.core.text import legible
 from mcp_tasks.runtime.accesses import Refusal, TaskAccess
 from mcp_tasks.runtime.observing import TaskChange, Wanted, Watcher
 from mcp_tasks.telemetry.contract import (
@@ -85,6 +86,7 @@ class Meter(Watcher):
     Args:
         is_counted: Whether somebody reads the numbers.
         watches_looks: Whether looks at tasks are watched, and not only refusals.
+        knows: Whether the server has a tool of that name. Others are counted as `other`: their names are the callers'.
     """
 
     def __init__(
@@ -94,11 +96,13 @@ class Meter(Watcher):
         *,
         is_counted: Callable[[], bool],
         watches_looks: Callable[[], bool],
+        knows: Callable[[str], bool],
     ) -> None:
         self._numbers = numbers
         self._suspicion = suspicion
         self._is_counted = is_counted
         self._watches_looks = watches_looks
+        self._knows = knows
         for limit in fields(Limits):
             numbers.expect(LIMITED, limit.name)
         for why in ("expired", "deleted"):
@@ -128,7 +132,7 @@ class Meter(Watcher):
 
     def __call__(self, change: TaskChange) -> None:
         """Count a change."""
-        tool = tool_label(change.task)
+        tool = self._label(change.task)
         match change.event:
             case TaskCreated():
                 self._numbers.add(CREATED, tool)
@@ -163,10 +167,11 @@ class Meter(Watcher):
         if change.task.is_final and not isinstance(change.event, RunAskedOnCall):
             self._numbers.add(ENDED, tool, end)
 
-
-def tool_label(task: TaskRecord) -> str:
-    """The tool of a task, as a label. Prompts and resources are one each: a resource may have any URI."""
-    return task.name if task.method == "tools/call" else task.method
+    def _label(self, task: TaskRecord) -> str:
+        """The tool of a task, as a label. Prompts and resources are one each: a resource may have any URI."""
+        if task.method != "tools/call":
+            return task.method
+        return legible(task.name) if self._knows(task.name) else OTHER
 
 
 def _end_of(change: TaskChange) -> str:
