@@ -124,7 +124,7 @@ class Calls:
 
     async def _launch(self, mark: Mark, caller: Caller, request: TaskRequest, grace: timedelta | None) -> CallAnswer:
         options, usual, owner = mark.options, self._catalogue.usual, self._protocol.owner(caller)
-        await self._protocol.limiting.create(owner, request)
+        await self._protocol.limiting.create(owner, request, connection=caller.connection)
         request, key = take_key(request, owner, asks_first=mark.asks_first)
         return await answer_call(
             self._runtime(),
@@ -169,7 +169,7 @@ class Calls:
                 joined=_joined_under(mark, params.name, params.arguments or {}),
                 key=key,
                 max_wait=mark.options.max_wait or self._catalogue.usual.max_wait,
-                admit=partial(self._protocol.limiting.create, owner, request),
+                admit=partial(self._protocol.limiting.create, owner, request, connection=caller.connection),
             )
             return await self._fallback.answer(call)
         except (RpcError, TasksError) as exc:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import fields
 from datetime import timedelta
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
-from mcp_tasks.core.limits import Limits
+from mcp_tasks.core.limits import LIMITS, Limits
 from mcp_tasks.errors import StoreError
 from mcp_tasks.quiet import get_logger, what
 from mcp_tasks.runtime import TaskRuntime
@@ -136,7 +135,7 @@ class Gauges:
 
 
 def _limits(limits: Limits) -> Mapping[Labels, float]:
-    values = {field.name: getattr(limits, field.name) for field in fields(limits)}
+    values = {name: getattr(limits, name) for name in LIMITS}
     return {
         (name,): value.total_seconds() if isinstance(value, timedelta) else float(value)
         for name, value in values.items()

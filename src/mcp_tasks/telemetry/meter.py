@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import fields
 from datetime import datetime
 from typing import Final
 
@@ -22,7 +21,7 @@ from mcp_tasks.core.events import (
     TaskCreated,
     TaskDeleted,
 )
-from mcp_tasks.core.limits import Limits
+from mcp_tasks.core.limits import LIMITS
 from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.core.text import legible
@@ -103,8 +102,8 @@ class Meter(Watcher):
         self._is_counted = is_counted
         self._watches_looks = watches_looks
         self._knows = knows
-        for limit in fields(Limits):
-            numbers.expect(LIMITED, limit.name)
+        for limit in LIMITS:
+            numbers.expect(LIMITED, limit)
         for why in ("expired", "deleted"):
             numbers.expect(DELETED, why)
         for method in ("tasks/get", "tasks/update", "tasks/cancel", "tasks/result", "subscriptions/listen"):

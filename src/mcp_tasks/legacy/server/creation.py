@@ -96,7 +96,7 @@ class Creation:
         request = request_of(ctx.method, request_meta(ctx), caller, name=name, arguments=arguments)
         owner = self._parts.protocol.owner(caller)
         with refusing():
-            await self._parts.protocol.limiting.create(owner, request)
+            await self._parts.protocol.limiting.create(owner, request, connection=caller.connection)
             asked, own = take_key(request, owner)
             record = await runtime.launch(
                 asked,
