@@ -10,12 +10,16 @@ That logger is asked for its own level: a root logger at DEBUG shows no secrets.
 
 Names of tools, URIs of resources, ids and keys are the caller's, and are in log lines. So every module gets its logger
 from `get_logger`: a line has no line breaks, no control characters and no escape sequences of a terminal, and is cut.
+
+The SDK logs ids of sessions at INFO, and an id is enough to use a session that has no owner. A filter on its loggers leaves the
+beginning of it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import sys
 from types import TracebackType
 from typing import Any, Final, TypeAlias, TypeVar, cast
@@ -65,6 +69,31 @@ def get_logger(name: str) -> logging.Logger:
     logger = logging.getLogger(name)
     logger.addFilter(_LEGIBLE)
     return logger
+
+
+class _SessionsHidden(logging.Filter):
+    """Leaves the beginning of each id of a session: enough to find its lines, and far from enough to use it."""
+
+    # An id has a digit in it; the words that follow "session" elsewhere have none.
+    _ID: Final = re.compile(r"(session(?: for)?(?: id)?:? )(?=\S*\d)(\S{8})\S+", re.IGNORECASE)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Let every record pass."""
+        # At DEBUG, the SDK logs messages whole.
+        if record.levelno < logging.INFO or shows_secrets():
+            return True
+        try:
+            line = record.getMessage()
+        except Exception:
+            return True
+        record.msg, record.args = legible(self._ID.sub(r"\1\2…", line), LONGEST_LINE), ()
+        return True
+
+
+_SESSIONS_HIDDEN: Final = _SessionsHidden()
+
+for _name in ("server.streamable_http", "server.streamable_http_manager", "server.sse", "client.streamable_http"):
+    logging.getLogger(f"mcp.{_name}").addFilter(_SESSIONS_HIDDEN)
 
 
 def _cut(value: Any) -> Any:

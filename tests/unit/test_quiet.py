@@ -113,6 +113,27 @@ def test_a_line_that_cannot_be_made_is_left_to_the_handlers() -> None:
     assert logger.filter(logger.makeRecord(logger.name, logging.ERROR, __file__, 0, "%r failed", (Bad(),), None))
 
 
+@pytest.mark.parametrize(
+    ("said", "left"),
+    [
+        ("Terminating session: 9fc1935bad46482aa5543189a1ad9667", "Terminating session: 9fc1935b…"),
+        ("Session 9fc1935bad46482aa5543189a1ad9667 idle timeout", "Session 9fc1935b… idle timeout"),
+        (
+            "Could not find session for ID: 9fc1935b-ad46-482a-a554-3189a1ad9667",
+            "Could not find session for ID: 9fc1935b…",
+        ),
+        ("StreamableHTTP session manager shutting down", "StreamableHTTP session manager shutting down"),
+        ("Session termination failed: 404", "Session termination failed: 404"),
+        ("unknown session ID: 1\x1b[2J", "unknown session ID: 1\\x1b[2J"),
+    ],
+)
+def test_lines_of_the_sdk_have_the_beginning_of_a_session(log: io.StringIO, said: str, left: str) -> None:
+    logger = logging.getLogger("mcp.server.streamable_http_manager")
+    record = logger.makeRecord(logger.name, logging.INFO, __file__, 0, said, (), None)
+    assert logger.filter(record)
+    assert record.getMessage() == left
+
+
 def test_every_logger_of_ours_writes_such_lines() -> None:
     package = Path(mcp_tasks.__file__).parent
     # The audit log is JSON: it has escapes of its own, and is not to be cut.
