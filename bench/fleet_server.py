@@ -12,12 +12,12 @@ from typing import Any
 
 from mcp.server import MCPServer
 
-from mcp_tasks import Tasks
+from mcp_tasks import Limits, Tasks
 
 
 def build(url: str) -> tuple[Tasks, MCPServer[Any]]:
     """The server, with tasks at `url`."""
-    tasks = Tasks(url, runs_tools=url.startswith("sqlite:"))
+    tasks = Tasks(url, runs_tools=url.startswith("sqlite:"), limits=Limits(anonymous=False))
     server: MCPServer[Any] = MCPServer("fleet", version="1", log_level="WARNING", **tasks.wiring())
 
     @server.tool()

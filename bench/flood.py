@@ -43,12 +43,14 @@ OPEN: Final = Limits(
     owner_creates=None,
     owner_requests=None,
     owner_share=None,
+    anonymous=False,
 )
+NAMELESS: Final = Limits(anonymous=False)
 
 
 def serve(port: int, *, protected: bool, nobody: bool) -> None:
     """Serve until killed."""
-    tasks = Tasks("memory://", limits=None if protected else OPEN)
+    tasks = Tasks("memory://", limits=OPEN if not protected else NAMELESS if nobody else None)
     server = server_with(tasks, "flood", None if nobody else Tokens())
 
     @server.tool(annotations=ToolAnnotations(idempotent_hint=True))

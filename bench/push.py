@@ -35,7 +35,7 @@ from bench.client import BenchError, listen, tool_call
 from bench.compat import wiring
 from bench.machine import machine_facts
 from bench.report import print_facts
-from bench.serve import knows
+from bench.serve import knows, unlimited
 from bench.servers import Server, serving
 from harness.ports import mcp_url
 from mcp_tasks import Tasks
@@ -114,7 +114,7 @@ LONG = Way("through the SDK", ["--long-way"])
 def _serve(options: argparse.Namespace) -> None:
     # Not said where it is not wanted: an older tree does not know it.
     said: dict[str, Any] = {"short_way": False} if options.long_way and knows("short_way") else {}
-    tasks = Tasks(f"sqlite:///{options.serve}", concurrency=2 * LISTENERS, **said)
+    tasks = Tasks(f"sqlite:///{options.serve}", concurrency=2 * LISTENERS, **unlimited(), **said)
     server: MCPServer[Any] = MCPServer("push-bench", version="1", log_level="WARNING", **wiring(tasks))
     _add_tools(server, tasks)
     server.run("streamable-http", host="127.0.0.1", port=options.port, json_response=options.json_response)

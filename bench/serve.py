@@ -24,6 +24,7 @@ import uvicorn
 from mcp.server import MCPServer
 from mcp_types import ToolAnnotations
 
+import mcp_tasks
 from bench.compat import wiring
 from bench.options import at_least
 from mcp_tasks import Tasks
@@ -42,9 +43,18 @@ def knows(option: str) -> bool:
     return option in inspect.signature(Tasks).parameters
 
 
+def unlimited(**limits: Any) -> dict[str, Any]:
+    """Options of `Tasks` for a client without a name that asks as quickly as it can; an older tree limits none."""
+    if not knows("limits"):
+        return {}
+    if "anonymous" in inspect.signature(mcp_tasks.Limits).parameters:
+        limits["anonymous"] = False
+    return {"limits": mcp_tasks.Limits(**limits)}
+
+
 def build(url: str | None, **options: Any) -> MCPServer[Any]:
     """A server whose tools do nothing, with tasks if there is a place to keep them in."""
-    tasks = None if url is None else Tasks(url, **options)
+    tasks = None if url is None else Tasks(url, **{**unlimited(), **options})
     server: MCPServer[Any] = MCPServer(
         NAME, version="1", log_level="WARNING", **({} if tasks is None else wiring(tasks))
     )

@@ -25,7 +25,7 @@ import mcp_tasks
 from bench.compat import list_tasks, wiring
 from bench.options import at_least
 from bench.payload import RESULT_BYTES, rows
-from bench.serve import knows
+from bench.serve import unlimited
 from bench.ticker import Ticker, obey
 from harness.serving import serving_until_told
 from mcp_tasks import Tasks
@@ -80,8 +80,7 @@ def build(db: Path | None, concurrency: int) -> MCPServer[Any]:
         return server
     store = SqliteStore(db)
     # Megabytes are what this is about: they are more than a server takes by default.
-    limits: dict[str, Any] = {"limits": mcp_tasks.Limits(argument_bytes=None)} if knows("limits") else {}
-    tasks = Tasks(store, concurrency=concurrency, **limits)
+    tasks = Tasks(store, concurrency=concurrency, **unlimited(argument_bytes=None))
     server = MCPServer(NAME, version="1", log_level="WARNING", **wiring(tasks))
     _add_tools(server, tasks.task())
 

@@ -12,7 +12,7 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 
 from harness.lowlevel import build_lowlevel
-from harness.server import QUICK, build
+from harness.server import QUICK, UNPACED, build
 from harness.serving import ServerProcess, serve_app, serve_stdio
 from mcp_tasks import Tasks
 
@@ -33,8 +33,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--lowlevel", action="store_true")
     parser.add_argument("--store", default="memory://")
     options = parser.parse_args(argv)
-    # Kept for good: so there is a null on every wire.
-    tasks = Tasks(options.store, default_ttl=None, settings=QUICK)
+    # Kept for good: so there is a null on every wire. Some tests ask as quickly as they can.
+    tasks = Tasks(options.store, default_ttl=None, settings=QUICK, limits=UNPACED)
     server = build_lowlevel(tasks) if options.lowlevel else build(tasks)
     if options.transport == "stdio":
         asyncio.run(serve_stdio(server))

@@ -39,8 +39,8 @@ from mcp_tasks import Limits, Settings, Tasks, current_task
 QUICK = Settings(drain_timeout=timedelta(0), stop_timeout=timedelta(seconds=1), progress_interval=timedelta(0))
 """Settings for servers in tests: nobody waits at the end for a tool that waits for a test."""
 
-UNPACED = Limits(owner_creates=None, owner_requests=None, owner_streams=None)
-"""Limits for tests in which one user does a lot, as quickly as the machine can."""
+UNPACED = Limits(owner_creates=None, owner_requests=None, owner_streams=None, anonymous=False)
+"""Limits for tests in which one user, or a caller without a name, does a lot, as quickly as the machine can."""
 
 REPEATABLE = ToolAnnotations(idempotent_hint=True)
 CUSTOM_ERROR = -32099

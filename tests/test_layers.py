@@ -39,7 +39,7 @@ PARTS: Mapping[str, Sequence[str]] = {
     "files": ("errors",),
     "encryption": ("errors", "files"),
     # What goes into a log.
-    "quiet": ("errors",),
+    "quiet": ("errors", "core"),
     # An error of ours that is one of the SDK's as well: for those who raise it.
     "failure": ("errors",),
     "wire": ("errors", "core"),

@@ -13,7 +13,7 @@ from weakref import WeakSet
 import anyio
 import pytest
 
-from harness.http import HttpWire, serving
+from harness.http import HttpWire, initialize, serving
 from harness.rpc import EVERYTHING, PATIENCE, hello, legacy_request
 from harness.server import QUICK, Desk
 from mcp_tasks import Tasks
@@ -53,6 +53,21 @@ async def until_sessions(number: int) -> None:
     with anyio.fail_after(PATIENCE):
         while len(sessions()) != number:  # noqa: ASYNC110 - nobody tells when an object is collected
             await anyio.sleep(0.05)
+
+
+async def test_no_log_has_the_whole_id_of_a_session(caplog: pytest.LogCaptureFixture) -> None:
+    """The SDK logs it in full, and whoever has it uses the session."""
+    caplog.set_level("INFO", logger="mcp")
+    async with served() as wire:
+        session, _ = await initialize(wire, EVERYTHING)
+        session_id = dict(session.headers)["mcp-session-id"]
+        gone = [*session.headers]
+        assert (await wire.client.delete(wire.url, headers=gone)).status_code == 200
+        assert (await wire.raw_post(json.dumps(legacy_request("ping")), gone)).status_code == 404
+    said = [record.getMessage() for record in caplog.records if record.name.startswith("mcp.server")]
+    for words in ("Created new transport", "Terminating session", "unknown or expired"):
+        assert [line for line in said if words in line and session_id[:8] in line], words
+    assert not [line for line in said if session_id in line]
 
 
 async def test_a_session_that_ends_leaves_nothing_behind() -> None:

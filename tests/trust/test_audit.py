@@ -8,6 +8,7 @@ import os
 import resource
 import signal
 import stat
+from collections import Counter
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -24,7 +25,7 @@ from mcp_tasks import Limits, Tasks
 from mcp_tasks.core.actor import Actor
 from mcp_tasks.core.events import TaskDeleted
 from mcp_tasks.errors import InvalidOption, TasksError
-from mcp_tasks.runtime.accesses import TaskAccess
+from mcp_tasks.runtime.accesses import Refusal, TaskAccess
 from mcp_tasks.runtime.observing import TaskChange
 from mcp_tasks.telemetry.audit import TOGETHER_FOR, Audit
 from mcp_tasks.telemetry.audit_log import AuditEntry, AuditLog, digest_of
@@ -155,6 +156,50 @@ def test_looks_of_one_minute_are_one_entry(tmp_path: Path) -> None:
     assert written == [("alice", 1), ("alice", 2), ("alice", 1), ("bob", 1)]
     audit.close()
     assert [each.get("count", 1) for each in entries(tmp_path / "audit.jsonl")][4:] == [1]
+
+
+async def test_a_flood_that_is_refused_writes_few_lines(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    async with guarded(Tasks("memory://", settings=QUICK, limits=Limits(owner_requests=None), audit=path)) as wire:
+        alice, bob = user(wire, "alice"), user(wire, "bob")
+        for number in range(100):
+            await alice.ask("tasks/get", {"taskId": f"task_{number}"})
+            await alice.ask("tasks/cancel", {"taskId": "task_same"})
+        await bob.ask("tasks/get", {"taskId": "task_0"})
+    refused = [each for each in entries(path) if each["event"] == "refused"]
+    counts = Counter[tuple[str, str]]()
+    for each in refused:
+        counts[each["principal"], each["method"]] += each.get("count", 1)
+    assert counts == {
+        (owner_of("alice"), "tasks/get"): 100,
+        (owner_of("alice"), "tasks/cancel"): 100,
+        (owner_of("bob"), "tasks/get"): 1,
+    }
+    assert len(refused) == 5
+    named = [each.get("taskDigest") for each in refused if each["method"] == "tasks/cancel"]
+    assert named == [digest_of("task_same")] * 2
+    [together] = [each for each in refused if each["method"] == "tasks/get" and "count" in each]
+    assert "task" not in together, "they were about many"
+
+
+def test_refusals_of_one_minute_and_reason_are_one_entry(tmp_path: Path) -> None:
+    now = [0.0]
+    audit = Audit(AuditLog(tmp_path / "audit.jsonl"), clock=lambda: now[0])
+    refusal = TaskAccess("read", "tasks/get", None, 1_700_000_000.0, "task_1", refused=Refusal.UNKNOWN)
+    for second in (0.0, 1.0, 2.0, TOGETHER_FOR + 1, TOGETHER_FOR + 2):
+        now[0] = second
+        audit.access(refusal._replace(task_id=f"task_{second}"))
+    audit.access(refusal._replace(refused=Refusal.LIMIT, detail="unknown"))
+    audit.access(refusal._replace(refused=Refusal.LIMIT, detail="connection_unknown"))
+    written = [(each["reason"], each.get("count", 1)) for each in entries(tmp_path / "audit.jsonl")]
+    assert written == [
+        ("unknown", 1),
+        ("unknown", 2),
+        ("unknown", 1),
+        ("limit: unknown", 1),
+        ("limit: connection_unknown", 1),
+    ]
+    audit.close()
 
 
 def test_what_could_not_be_told_is_an_entry(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import pytest
 import mcp_tasks
 from mcp_tasks import errors
 from mcp_tasks.errors import StoreUnavailable, TasksError, TaskUnreadable, VersionConflict, short_id
-from mcp_tasks.quiet import SECRETS, quietly, shielded, what
+from mcp_tasks.quiet import LONGEST_LINE, SECRETS, get_logger, quietly, shielded, what
 
 SECRET = "hunter2"
 ID = "task_AhLNxyz0123456789abcdef"
@@ -80,6 +80,72 @@ def test_who_asks_for_secrets_is_shown_them(log: io.StringIO) -> None:
     finally:
         SECRETS.setLevel(logging.NOTSET)
     assert SECRET in log.getvalue()
+
+
+def test_a_line_is_one_line_of_printable_text_that_is_cut(log: io.StringIO) -> None:
+    logger = get_logger("mcp_tasks.test")
+    logger.error("tool %s has %d of %r", "\n\x1b[2J\u202e\ud800", 3, ["a\nb"])
+    logger.error("%s", "x" * 10_000)
+    logger.error("%s: %s", KeyError("x" * 10_000), StoreUnavailable("it is\nfull"), exc_info=None)
+    logger.error("%s" * 9, *["y" * 999] * 9)
+    assert log.getvalue().splitlines() == [
+        r"tool \n\x1b[2J\u202e\ud800 has 3 of ['a\nb']",
+        "x" * 999 + "…",
+        "'" + "x" * 998 + "…: it is\\nfull",
+        "y" * (LONGEST_LINE - 1) + "…",
+    ]
+
+
+def test_an_error_of_ours_in_a_traceback_has_no_escapes(log: io.StringIO) -> None:
+    try:
+        raise StoreUnavailable("full\x1b[2J\nCRITICAL: forged")
+    except StoreUnavailable:
+        get_logger("mcp_tasks.test").error("it failed", exc_info=quietly())
+    assert log.getvalue().endswith("StoreUnavailable: full\\x1b[2J\\nCRITICAL: forged\n")
+
+
+def test_a_line_that_cannot_be_made_is_left_to_the_handlers() -> None:
+    class Bad:
+        def __repr__(self) -> str:
+            raise ValueError(SECRET)
+
+    logger = get_logger("mcp_tasks.test")
+    assert logger.filter(logger.makeRecord(logger.name, logging.ERROR, __file__, 0, "%r failed", (Bad(),), None))
+
+
+@pytest.mark.parametrize(
+    ("said", "left"),
+    [
+        ("Terminating session: 9fc1935bad46482aa5543189a1ad9667", "Terminating session: 9fc1935b…"),
+        ("Session 9fc1935bad46482aa5543189a1ad9667 idle timeout", "Session 9fc1935b… idle timeout"),
+        (
+            "Could not find session for ID: 9fc1935b-ad46-482a-a554-3189a1ad9667",
+            "Could not find session for ID: 9fc1935b…",
+        ),
+        ("StreamableHTTP session manager shutting down", "StreamableHTTP session manager shutting down"),
+        ("Session termination failed: 404", "Session termination failed: 404"),
+        ("unknown session ID: 1\x1b[2J", "unknown session ID: 1\\x1b[2J"),
+    ],
+)
+def test_lines_of_the_sdk_have_the_beginning_of_a_session(log: io.StringIO, said: str, left: str) -> None:
+    logger = logging.getLogger("mcp.server.streamable_http_manager")
+    record = logger.makeRecord(logger.name, logging.INFO, __file__, 0, said, (), None)
+    assert logger.filter(record)
+    assert record.getMessage() == left
+
+
+def test_every_logger_of_ours_writes_such_lines() -> None:
+    package = Path(mcp_tasks.__file__).parent
+    # The audit log is JSON: it has escapes of its own, and is not to be cut.
+    own = {"quiet.py", "telemetry/audit_log.py"}
+    found = [
+        f"{path.relative_to(package)}: {line.strip()}"
+        for path in package.rglob("*.py")
+        if path.relative_to(package).as_posix() not in own
+        for line in path.read_text().splitlines()
+        if re.match(r"_?log(ger)?\b.*= logging\.getLogger\(", line)
+    ]
+    assert found == []
 
 
 def test_errors_that_end_in_a_log_have_no_whole_id() -> None:

@@ -35,9 +35,11 @@ _RESERVED = "io.modelcontextprotocol/"
 
 def caller_of(ctx: RequestContext) -> Caller:
     """Who calls, as the SDK knows it."""
+    # Starlette's headers: by lower-case name, and found in whatever case they are asked for.
+    headers: Mapping[str, str] = getattr(ctx.request, "headers", {})
+    connection = None if ctx.request is None else connection_of(getattr(ctx.request, "client", None))
     if ctx.protocol_version in _MODERN:
-        # Starlette's headers: by lower-case name, and found in whatever case they are asked for.
-        return modern_caller(ctx.protocol_version, request_meta(ctx), getattr(ctx.request, "headers", {}))
+        return modern_caller(ctx.protocol_version, request_meta(ctx), headers, connection)
     handshake = ctx.session.client_params
     principal, identity = authenticated()
     return Caller(
@@ -46,11 +48,12 @@ def caller_of(ctx: RequestContext) -> Caller:
         identity=identity,
         capabilities={} if handshake is None else _dumped(handshake.capabilities),
         client_info=None if handshake is None else _dumped(handshake.client_info),
-        headers=getattr(ctx.request, "headers", {}),
+        headers=headers,
+        connection=connection,
     )
 
 
-def modern_caller(version: str, meta: Mapping[str, Any], headers: Mapping[str, str]) -> Caller:
+def modern_caller(version: str, meta: Mapping[str, Any], headers: Mapping[str, str], connection: str | None) -> Caller:
     """Who calls on a wire where every request says so itself, in its `_meta`."""
     # As they came, not dumped from the SDK's models again: a run has them parsed by the SDK, as this call had.
     principal, identity = authenticated()
@@ -61,7 +64,17 @@ def modern_caller(version: str, meta: Mapping[str, Any], headers: Mapping[str, s
         capabilities=_object(meta.get(CLIENT_CAPABILITIES_META_KEY)) or {},
         client_info=_object(meta.get(CLIENT_INFO_META_KEY)),
         headers=headers,
+        connection=connection,
     )
+
+
+def connection_of(client: Sequence[Any] | None) -> str:
+    """A network connection, by the `client` of its ASGI scope: host and port of the other side.
+
+    No header is read here. Behind a proxy the HTTP server knows whether it is one that the operator trusts, and names
+    the address that it forwards, with 0 for the port; connections of any other proxy are the proxy's own.
+    """
+    return "" if client is None else f"{client[0]} {client[1]}"
 
 
 def authenticated() -> tuple[str, Identity] | tuple[None, None]:

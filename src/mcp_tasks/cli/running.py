@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import logging
 import os
 import sys
 from collections.abc import Coroutine, Sequence
@@ -17,8 +16,9 @@ from typing import Any, Final, TextIO, cast
 import click
 
 from mcp_tasks.errors import TasksError
+from mcp_tasks.quiet import get_logger
 
-logger: Final = logging.getLogger(__name__)
+logger: Final = get_logger(__name__)
 
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """What a file says that takes no more."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
@@ -43,10 +42,10 @@ from mcp_tasks.errors import (
     WaitAbandoned,
     WaitTimedOut,
 )
-from mcp_tasks.quiet import short_id, what
+from mcp_tasks.quiet import get_logger, short_id, what
 from mcp_tasks.wire.parse import TaskSnapshot
 
-logger: Final = logging.getLogger(__name__)
+logger: Final = get_logger(__name__)
 
 OnAbandon: TypeAlias = Literal["cancel", "leave"]
 """What becomes of a task when its caller stops waiting before it has ended: it is cancelled, or it goes on."""

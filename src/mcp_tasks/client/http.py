@@ -11,7 +11,6 @@ which it speaks up by itself is opened again for as long as it takes.
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from datetime import timedelta
@@ -27,9 +26,9 @@ from mcp_tasks.client.messages import ACCESS_REFUSED, CUT_OFF, SENT_DATA_KEY
 from mcp_tasks.client.transport import ServerTransport, http_address, leaving_quietly
 from mcp_tasks.core.json import JsonObject
 from mcp_tasks.core.pacing import backoff
-from mcp_tasks.quiet import what
+from mcp_tasks.quiet import get_logger, what
 
-logger: Final = logging.getLogger(__name__)
+logger: Final = get_logger(__name__)
 
 _CONNECTING = ("server/discover", "initialize")
 """Requests that find out whom we talk to. An error in answer to them means an older server, so none may be made up: a

@@ -9,7 +9,6 @@ processed before; that is what 404 says.
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Mapping
 from contextlib import aclosing
 from typing import Any, Final, cast
@@ -19,9 +18,9 @@ import httpx2
 
 from mcp_tasks.client.messages import messages_in
 from mcp_tasks.core.json import JsonObject, object_in
-from mcp_tasks.quiet import what
+from mcp_tasks.quiet import get_logger, what
 
-logger: Final = logging.getLogger(__name__)
+logger: Final = get_logger(__name__)
 
 SESSION: Final = "mcp-session-id"
 NOT_FOUND: Final = 404

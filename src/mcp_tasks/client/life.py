@@ -6,16 +6,15 @@ is as good as the task, and so is the key of a call. Errors of a server are told
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import Any, Final, cast
 
 from mcp.shared.exceptions import MCPError
 
-from mcp_tasks.quiet import short_id
+from mcp_tasks.quiet import get_logger, short_id
 from mcp_tasks.wire.parse import TaskSnapshot
 
-logger: Final = logging.getLogger("mcp_tasks.client")
+logger: Final = get_logger("mcp_tasks.client")
 
 _KINDS: Final[Mapping[str, str]] = {
     "elicitation/create": "elicitation",

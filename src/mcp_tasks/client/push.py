@@ -27,10 +27,10 @@ from mcp_tasks.client.mailbox import Mailbox
 from mcp_tasks.client.requests import TRANSIENT_CODES, listen_to_tasks, retry_after
 from mcp_tasks.core.pacing import backoff
 from mcp_tasks.errors import InvalidResponse
-from mcp_tasks.quiet import what
+from mcp_tasks.quiet import get_logger, what
 from mcp_tasks.wire.parse import parse_task
 
-logger: Final = logging.getLogger(__name__)
+logger: Final = get_logger(__name__)
 
 GATHER = 0.02
 """Seconds a stream waits for more tasks to share it; far below any poll interval."""

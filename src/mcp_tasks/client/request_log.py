@@ -16,9 +16,9 @@ from typing import Any, Final, cast
 from mcp.shared.message import SessionMessage
 from mcp_types import JSONRPCError, JSONRPCMessage, JSONRPCNotification, JSONRPCRequest, JSONRPCResponse, RequestId
 
-from mcp_tasks.quiet import short_id
+from mcp_tasks.quiet import get_logger, short_id
 
-logger: Final = logging.getLogger("mcp_tasks.client.requests")
+logger: Final = get_logger("mcp_tasks.client.requests")
 
 _LONGEST: Final = 120
 _MOST: Final = 1_000

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import logging
 import os
 import shlex
 import sys
@@ -36,8 +35,9 @@ from mcp_tasks.client.question_limit import QuestionLimit
 from mcp_tasks.client.request_log import with_request_log
 from mcp_tasks.client.servers.variables import names_in
 from mcp_tasks.client.wire import Handler, Wire
+from mcp_tasks.quiet import get_logger
 
-logger: Final = logging.getLogger(__name__)
+logger: Final = get_logger(__name__)
 
 TASK_NOTIFICATION: Final = "notifications/tasks"
 

@@ -24,7 +24,6 @@ A handler that raises is logged and passed over: the message goes on as it was.
 from __future__ import annotations
 
 import asyncio
-import logging
 import secrets
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from contextvars import Context
@@ -45,9 +44,9 @@ from mcp_types import (
 )
 
 from mcp_tasks.client.messages import connection_closed, notification, reply_to, request_message, unreadable_answer
-from mcp_tasks.quiet import quietly
+from mcp_tasks.quiet import get_logger, quietly
 
-logger: Final = logging.getLogger(__name__)
+logger: Final = get_logger(__name__)
 
 FAREWELL = 1.0
 """Seconds to tell the server that a request is given up, while its caller is already leaving."""

@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import Any, Final
 
 from mcp_tasks.core.durations import check_duration
-from mcp_tasks.core.values import check_number
+from mcp_tasks.core.values import check_flag, check_number
 from mcp_tasks.errors import InvalidOption
 
 KIB: Final = 1024
@@ -21,7 +21,21 @@ MIB: Final = 1024 * KIB
 MOST_OPEN: Final = 100_000
 """How far open tasks are counted."""
 
-_NEVER_NONE: Final = frozenset({"json_depth", "stream_tasks"})
+_NEVER_NONE: Final = frozenset({"json_depth", "stream_tasks", "anonymous"})
+_RATES: Final = frozenset(
+    {
+        "owner_creates",
+        "owner_requests",
+        "owner_share",
+        "connection_creates",
+        "connection_cancels",
+        "connection_unknown",
+        "creates",
+        "cancels",
+        "unknown",
+        "task_polls",
+    }
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,7 +57,16 @@ class Limits:
             while nobody waits. For each process.
         open_tasks: Tasks that have not ended, whoever owns them; 100,000 at most, which is how far a store counts. For
             the fleet.
-        creates: New tasks a second of callers without a name, all together. For each process.
+        anonymous: Whether the next six hold. They are for callers without a name over a network: a pipe and code of the
+            server's own are not limited. Each is a number a second, with as many at once. Who is over it is slowed
+            first, and refused only if that does not help. For each process. A poll of a task that is there counts for
+            none of them.
+        connection_creates: New tasks of one connection.
+        connection_cancels: Requests to cancel of one connection.
+        connection_unknown: Requests of one connection about tasks that are not there.
+        creates: New tasks of all callers without a name together.
+        cancels: Their requests to cancel.
+        unknown: Their requests about tasks that are not there.
         task_polls: Requests of `tasks/get` a second about one task, of callers without a name. For each process.
         argument_bytes: Arguments of one call, as JSON.
         answer_bytes: One answer to a question, as JSON.
@@ -69,7 +92,13 @@ class Limits:
     owner_requests: float | None = 50
     owner_share: float | None = 0.25
     open_tasks: int | None = 100_000
-    creates: float | None = None
+    anonymous: bool = True
+    connection_creates: float | None = 20
+    connection_cancels: float | None = 20
+    connection_unknown: float | None = 20
+    creates: float | None = 200
+    cancels: float | None = 200
+    unknown: float | None = 200
     task_polls: float | None = None
     argument_bytes: int | None = 1 * MIB
     answer_bytes: int | None = 64 * KIB
@@ -90,9 +119,11 @@ class Limits:
             value = getattr(self, field.name)
             if value is None and field.name not in _NEVER_NONE:
                 continue
-            if isinstance(field.default, timedelta):
+            if isinstance(field.default, bool):
+                check_flag(field.name, value)
+            elif isinstance(field.default, timedelta):
                 check_duration(field.name, value)
-            elif field.name in ("owner_creates", "owner_requests", "owner_share", "creates", "task_polls"):
+            elif field.name in _RATES:
                 _check_rate(field.name, value, most=1 if field.name == "owner_share" else None)
             else:
                 check_number(field.name, value, 1)
@@ -100,6 +131,10 @@ class Limits:
             raise InvalidOption(
                 f"open_tasks must be at most {MOST_OPEN:,}, or None for no limit; got {self.open_tasks!r}"
             )
+
+
+LIMITS: Final = tuple(field.name for field in fields(Limits) if not isinstance(field.default, bool))
+"""The names of the limits, which errors and metrics have."""
 
 
 def _check_rate(name: str, value: Any, *, most: float | None) -> None:

@@ -19,6 +19,9 @@ LONGEST_MESSAGE = 4 * 1024
 """Bytes of a message that a record keeps, if nobody says otherwise: it is read with every look at the task, and every
 look at many."""
 
+LONGEST_LEGIBLE = 100
+"""Characters of a name that labels of metrics and spans have, if nothing else is said."""
+
 _ELLIPSIS = "…"
 
 
@@ -43,6 +46,19 @@ def short_message(text: str, most: int | None = LONGEST_MESSAGE) -> str:
         return text
     room = most - len(_ELLIPSIS.encode())
     return data[:room].decode(errors="ignore") + _ELLIPSIS if room > 0 else _ELLIPSIS[:most]
+
+
+def legible(text: str, most: int = LONGEST_LEGIBLE) -> str:
+    """The text as a log, a label or a span shows it: on one line, of so many characters at most, with an escape like
+    `\\n` or `\\x1b` for each character that cannot be printed."""
+    if len(text) <= most and text.isprintable():
+        return text
+    shown = "".join(char if char.isprintable() else _escape(char) for char in text[:most])
+    return shown if len(text) <= most and len(shown) <= most else shown[: most - 1] + _ELLIPSIS
+
+
+def _escape(char: str) -> str:
+    return char.encode("unicode_escape").decode("ascii")
 
 
 def valid_json(value: Any) -> Any:

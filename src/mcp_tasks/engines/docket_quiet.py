@@ -18,9 +18,9 @@ from typing import Final
 from opentelemetry import context, trace
 from redis.exceptions import RedisError
 
-from mcp_tasks.quiet import what
+from mcp_tasks.quiet import get_logger, what
 
-logger: Final = logging.getLogger("mcp_tasks.engines.docket")
+logger: Final = get_logger("mcp_tasks.engines.docket")
 
 QUIET_FOR: Final = 60.0
 """Seconds between two lines about a server that is away."""

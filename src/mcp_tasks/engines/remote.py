@@ -19,9 +19,9 @@ from typing import Final, Protocol
 from mcp_tasks.core.pacing import backoff
 from mcp_tasks.engines.base import ANYWHERE, EVERYTHING, Abilities, Execute, Lane, Route, Serves
 from mcp_tasks.engines.local import DEFAULT_CONCURRENCY, LocalEngine
-from mcp_tasks.quiet import what
+from mcp_tasks.quiet import get_logger, what
 
-logger: Final = logging.getLogger(__name__)
+logger: Final = get_logger(__name__)
 
 PATIENCE = 1.0
 """Seconds that an id which has arrived waits for a slot here before it is sent on: another worker may have one."""

@@ -10,7 +10,6 @@ Questions that another process asks are not known here: the first answer counts,
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -24,11 +23,11 @@ from mcp_tasks.core.text import valid_json
 from mcp_tasks.errors import AnswerRefused, StoreError, TaskUnreadable
 from mcp_tasks.fallback.call_stream import CallStream
 from mcp_tasks.protocol.taking import misfit, take_answer
-from mcp_tasks.quiet import quietly
+from mcp_tasks.quiet import get_logger, quietly
 from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.tools.client_stream import StreamLost
 
-logger: Final = logging.getLogger(__name__)
+logger: Final = get_logger(__name__)
 
 AGAIN_AFTER: Final = 300.0
 """Seconds after which a client may be asked again what it was asked on a call that is over. It still has the question,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any, Final, cast
@@ -21,9 +20,10 @@ from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.errors import StoreUnavailable
 from mcp_tasks.fallback.later import Later
 from mcp_tasks.protocol.taking import misfit, take_answer
+from mcp_tasks.quiet import get_logger
 from mcp_tasks.runtime import TaskRuntime
 
-logger: Final = logging.getLogger(__name__)
+logger: Final = get_logger(__name__)
 
 SOON: Final = timedelta(milliseconds=50)
 SELDOM: Final = timedelta(seconds=2)

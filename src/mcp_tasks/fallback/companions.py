@@ -192,6 +192,7 @@ class Companions:
         return list_result(listed, names)
 
     async def _cancel(self, given: Given, names: CompanionNames, ctx: RequestContext, caller: Caller) -> dict[str, Any]:
+        await self._protocol.limiting.cancel(self._protocol.owner(caller), caller.connection)
         before = await self._find(given, caller)
         after = await self._runtime().cancel(before, f"Cancelled with {names.cancel}", actor=actor_of(before))
         tool, task = tool_name(after.name), f"Task: {after.id}"
@@ -217,10 +218,15 @@ class Companions:
         task_id = given.task_id()
         if task_id is None:
             raise BadArguments("A task_id is needed: the id in the answer that said that the tool is still running.")
-        record = await self._runtime().get(task_id, owner=self._protocol.owner(caller))
-        if record.method != "tools/call":
-            # Of a prompt or a resource: it has no tool's result to give.
-            raise UnknownTask(task_id)
+        owner = self._protocol.owner(caller)
+        try:
+            record = await self._runtime().get(task_id, owner=owner)
+            if record.method != "tools/call":
+                # Of a prompt or a resource: it has no tool's result to give.
+                raise UnknownTask(task_id)
+        except UnknownTask:
+            await self._protocol.limiting.unknown(owner, caller.connection)
+            raise
         return record
 
     def _mine(self, caller: Caller) -> Mine | None:

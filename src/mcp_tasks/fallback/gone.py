@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable
 from typing import Final
 
@@ -11,9 +10,10 @@ import anyio
 from mcp_tasks.errors import StoreError, UnknownTask
 from mcp_tasks.fallback.later import Later
 from mcp_tasks.protocol.methods import actor_of
+from mcp_tasks.quiet import get_logger
 from mcp_tasks.runtime import TaskRuntime
 
-logger: Final = logging.getLogger(__name__)
+logger: Final = get_logger(__name__)
 
 LEFT: Final = "The caller went away"
 

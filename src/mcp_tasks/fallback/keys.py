@@ -11,7 +11,6 @@ seals; so it learns of a new key in good time. An older one is kept for as long 
 
 from __future__ import annotations
 
-import logging
 import secrets
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Sequence
@@ -23,11 +22,12 @@ from mcp.server.request_state import AESGCMRequestStateCodec, InvalidRequestStat
 
 from mcp_tasks.core.json_bytes import decode_json, encode_json
 from mcp_tasks.errors import StoreCorrupt, StoreUnavailable, TasksError
+from mcp_tasks.quiet import get_logger
 from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.stores.columns import from_micros, to_micros
 from mcp_tasks.stores.fields import NOT_OURS
 
-logger: Final = logging.getLogger(__name__)
+logger: Final = get_logger(__name__)
 
 NOTE: Final = "request-state-keys"
 """The name of the note."""

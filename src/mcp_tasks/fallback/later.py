@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Coroutine
 from typing import Any, Final
 
-from mcp_tasks.quiet import what
+from mcp_tasks.quiet import get_logger, what
 
-logger: Final = logging.getLogger(__name__)
+logger: Final = get_logger(__name__)
 
 
 class Later:

@@ -8,7 +8,6 @@ boundary in plain text, and lies within ours on the wire.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -26,9 +25,10 @@ from mcp_tasks.errors import TasksError
 from mcp_tasks.fallback.keys import InvalidState, StateKeys
 from mcp_tasks.fallback.state import PREFIX, CallState, open_state, seal_state
 from mcp_tasks.protocol import Caller, RpcError
+from mcp_tasks.quiet import get_logger
 from mcp_tasks.tools.sdk_errors import to_mcp_error
 
-logger: Final = logging.getLogger(__name__)
+logger: Final = get_logger(__name__)
 
 _MODERN = frozenset(MODERN_PROTOCOL_VERSIONS)
 

@@ -7,15 +7,15 @@ schemas there, which is right for both, and the companions, unless the host is k
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeAlias, cast
 
 from mcp_tasks.fallback.companions import Companions, ToolWays, answers_for
 from mcp_tasks.fallback.schema import widened
 from mcp_tasks.protocol import Caller, TasksProtocol
+from mcp_tasks.quiet import get_logger
 
-logger: Final = logging.getLogger(__name__)
+logger: Final = get_logger(__name__)
 
 _Tool: TypeAlias = dict[str, Any]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Iterable
 from datetime import timedelta
 from typing import Final
@@ -13,10 +12,10 @@ import anyio
 from mcp_tasks.adapters.sdk import RequestContext
 from mcp_tasks.core.record import Progress, TaskRecord
 from mcp_tasks.fallback.progress_values import ProgressValues, Report
-from mcp_tasks.quiet import what
+from mcp_tasks.quiet import get_logger, what
 from mcp_tasks.tools.open_calls import PATIENCE
 
-logger: Final = logging.getLogger(__name__)
+logger: Final = get_logger(__name__)
 
 EARLY: Final = 0.8
 """A sign of life is due when this much of the heartbeat is over: it is to have arrived when the rest is."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from typing import Any, Final
@@ -30,10 +29,11 @@ from mcp_tasks.fallback.timing import KnownHosts
 from mcp_tasks.fallback.ways import Fallback, ShownTo
 from mcp_tasks.fallback.words import beyond_limit
 from mcp_tasks.protocol import Caller, RpcError
+from mcp_tasks.quiet import get_logger
 from mcp_tasks.tools.open_calls import OpenCalls
 from mcp_tasks.tools.sdk_errors import to_mcp_error
 
-logger: Final = logging.getLogger(__name__)
+logger: Final = get_logger(__name__)
 
 _MODERN = frozenset(MODERN_PROTOCOL_VERSIONS)
 

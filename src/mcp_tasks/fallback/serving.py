@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -33,12 +32,13 @@ from mcp_tasks.fallback.waiting import wait_for
 from mcp_tasks.fallback.ways import Fallback
 from mcp_tasks.fallback.words import CompanionNames, handle_result
 from mcp_tasks.protocol import Caller, RpcError
+from mcp_tasks.quiet import get_logger
 from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.tools.channel import require_capability
 from mcp_tasks.tools.open_calls import OpenCalls
 from mcp_tasks.wire.render import render_question
 
-logger: Final = logging.getLogger(__name__)
+logger: Final = get_logger(__name__)
 
 UNREADABLE: Final = "it has ended, and its result cannot be read right now"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -13,9 +12,10 @@ import anyio
 
 from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.errors import StoreError, TaskUnreadable, UnknownTask
+from mcp_tasks.quiet import get_logger
 from mcp_tasks.runtime import TaskRuntime
 
-logger: Final = logging.getLogger(__name__)
+logger: Final = get_logger(__name__)
 
 AT_FIRST: Final = 0.05
 """Seconds for which a task is waited for and nothing else."""

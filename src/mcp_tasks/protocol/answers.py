@@ -5,7 +5,6 @@ Only answers to open questions are looked at: SEP-2663 has the others ignored, w
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, Final
@@ -23,10 +22,11 @@ from mcp_tasks.core import InputRequest, TaskRecord
 from mcp_tasks.core.limits import Limits
 from mcp_tasks.core.measure import check_json, count_values
 from mcp_tasks.protocol.errors import RpcError
+from mcp_tasks.quiet import get_logger
 from mcp_tasks.wire.plain_json import encode_plain
 from mcp_tasks.wire.schemas import Schema, Uncheckable, UnusableSchema, not_enforced
 
-logger: Final = logging.getLogger(__name__)
+logger: Final = get_logger(__name__)
 
 _WARNINGS: Final = 100
 """Warnings that are remembered, so as not to be repeated: a tool's questions are alike."""

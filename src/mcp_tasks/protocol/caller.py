@@ -52,6 +52,9 @@ class Caller:
         capabilities: What the client declared, as JSON: on the request itself or in the handshake, as its era has it.
         client_info: What the client says of itself, as JSON; None if it says nothing.
         headers: The headers of the HTTP request, by lower-case name; empty on other transports.
+        connection: The network connection that the request came on, as the HTTP server names it: host and port of the
+            other side. An HTTP server that trusts a proxy names the address that the proxy forwards. Empty if the
+            server does not say; None on transports without a network.
     """
 
     protocol_version: str
@@ -60,6 +63,7 @@ class Caller:
     capabilities: JsonObject = field(default_factory=lambda: _NOTHING)
     client_info: JsonObject | None = None
     headers: Mapping[str, str] = field(default_factory=lambda: _NOTHING)
+    connection: str | None = None
 
     def declares(self, extension: str) -> bool:
         """Whether the client declared an extension. A declaration is an object; anything else is not one."""

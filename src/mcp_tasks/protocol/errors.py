@@ -6,7 +6,6 @@ does go out is valid Unicode: an error that no client can parse answers nobody.
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -32,10 +31,10 @@ from mcp_tasks.errors import (
     TaskUnreadable,
     UnknownTask,
 )
-from mcp_tasks.quiet import quietly
+from mcp_tasks.quiet import get_logger, quietly
 from mcp_tasks.wire.models import LIMIT_EXCEEDED, MAY_HAVE_HAPPENED, UNAVAILABLE
 
-logger: Final = logging.getLogger(__name__)
+logger: Final = get_logger(__name__)
 
 _STORE_UNAVAILABLE = "The task store cannot take the request now; try again later"
 _STORE_SILENT = (

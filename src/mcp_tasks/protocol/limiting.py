@@ -1,7 +1,9 @@
 """What callers may take of this process: how often they ask, how large what they send is, how many streams they have.
 
 All of it is decided before anything is done. Owners are told apart by name, so a flood of one, whatever ids it asks
-for, takes nothing of another's; where callers have no name there is only what they take together, and tasks that exist.
+for, takes nothing of another's. Callers without a name are told apart by their connections, of which anybody may open
+more: so there is also what they take together. Whether a task is there is looked up first; so whoever polls tasks that
+are there is not held up by others on the same connection, which may be that of a proxy.
 """
 
 from __future__ import annotations
@@ -9,9 +11,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Final
+from typing import Final, Literal, TypeAlias
 
 import anyio
 
@@ -36,6 +38,16 @@ as this process can say no, and everybody else would wait for that."""
 MOST_HELD_BACK: Final = 100
 """Requests of one owner that are held back at a time, and as many refusals. Those beyond it are refused at once."""
 
+
+Kind: TypeAlias = Literal["creates", "cancels", "unknown"]
+"""What is counted of callers without a name."""
+
+_WHAT: Final[Mapping[Kind, str]] = {
+    "creates": "callers without a name start tasks",
+    "cancels": "callers without a name cancel tasks",
+    "unknown": "callers without a name ask for tasks that are not there",
+}
+_ALL: Final = ""
 
 _AS_GOOD_AS_NOTHING: Final = 1e-6
 """Seconds: what adding and taking away leaves over."""
@@ -100,7 +112,13 @@ class Limiting:
         self._requests = _pace(limits.owner_requests, clock, PATIENCE)
         self._polls = _pace(limits.task_polls, clock, PATIENCE)
         self._owner_creates = _pace(limits.owner_creates, clock)
-        self._creates = _pace(limits.creates, clock)
+        self._nameless: dict[Kind, tuple[Pace | None, Pace | None]] = {}
+        if limits.anonymous:
+            self._nameless = {
+                "creates": _paces(limits.connection_creates, limits.creates, clock),
+                "cancels": _paces(limits.connection_cancels, limits.cancels, clock),
+                "unknown": _paces(limits.connection_unknown, limits.unknown, clock),
+            }
         self._held: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self._refused: Counter[str] = Counter()
 
@@ -147,23 +165,72 @@ class Limiting:
         if wait:
             await anyio.sleep(wait)
 
-    async def create(self, owner: str | None, request: TaskRequest) -> None:
-        """Let a call become a task.
+    async def create(self, owner: str | None, request: TaskRequest, *, connection: str | None = None) -> None:
+        """Let a call become a task; of a caller without a name a moment later, if there were too many.
 
         Raises:
             LimitExceeded: It is one too many a second, or has more than a call may have.
         """
-        pace, limit = (self._creates, "creates") if owner is None else (self._owner_creates, "owner_creates")
-        if pace is not None and (owner is None or owner != self._free):
-            wait, may = pace.take(owner or "")
+        if owner is None:
+            await self._take_nameless("creates", connection)
+        elif self._owner_creates is not None and owner != self._free:
+            wait, may = self._owner_creates.take(owner)
             if not may:
-                what = "Callers without a name start tasks" if owner is None else "You start tasks"
-                raise await self._too_often(limit, what, wait, owner or "")
+                raise await self._too_often("owner_creates", "You start tasks", wait, owner)
         if any(is_large(part) for part in (request.arguments, request.meta, request.input_responses)):
             # Others are served meanwhile: to go through a mebibyte of brackets takes a tenth of a second.
             await asyncio.to_thread(self.check_request, request)
         else:
             self.check_request(request)
+
+    async def cancel(self, owner: str | None, connection: str | None) -> None:
+        """Let a task be cancelled; by a caller without a name a moment later, if there were too many.
+
+        Raises:
+            LimitExceeded: There were far too many.
+        """
+        if owner is None:
+            await self._take_nameless("cancels", connection)
+
+    async def unknown(self, owner: str | None, connection: str | None) -> None:
+        """Let a caller be told that there is no such task; one without a name a moment later, if there were too many.
+
+        Raises:
+            LimitExceeded: There were far too many.
+        """
+        if owner is None:
+            await self._take_nameless("unknown", connection)
+
+    def not_counted(self, kind: Kind, owner: str | None, connection: str | None) -> None:
+        """Let the last of these not count: it is handed to another door, where it counts."""
+        if owner is None and connection is not None and kind in self._nameless:
+            own, total = self._nameless[kind]
+            if own is not None and connection:
+                own.give_back(connection)
+            if total is not None:
+                total.give_back(_ALL)
+
+    async def _take_nameless(self, kind: Kind, connection: str | None) -> None:
+        if connection is None or kind not in self._nameless:
+            return
+        (own, total), what, waits = self._nameless[kind], _WHAT[kind], [0.0]
+        # All callers have one that the HTTP server does not name: it would be a second total.
+        if own is not None and connection:
+            wait, may = own.take(connection)
+            if not may:
+                raise await self._too_often(
+                    f"connection_{kind}", f"On this connection, {what}", wait, f"{kind} {connection}"
+                )
+            waits.append(wait)
+        if total is not None:
+            wait, may = total.take(_ALL)
+            if not may:
+                if own is not None and connection:
+                    own.give_back(connection)
+                raise await self._too_often(kind, f"On this server, {what}", wait, kind)
+            waits.append(wait)
+        if (wait := max(waits)) > 0:
+            await anyio.sleep(wait)
 
     async def _too_often(self, limit: str, what: str, wait: float, who: str) -> LimitExceeded:
         """The refusal, a moment later."""
@@ -277,6 +344,12 @@ def _plain(value: JsonObject | None) -> JsonValue:
 
 def _pace(rate: float | None, clock: Callable[[], float], patience: float = 0.0) -> Pace | None:
     return None if rate is None else Pace(rate, clock, patience)
+
+
+def _paces(
+    connection: float | None, total: float | None, clock: Callable[[], float]
+) -> tuple[Pace | None, Pace | None]:
+    return _pace(connection, clock, PATIENCE), _pace(total, clock, PATIENCE)
 
 
 def _nothing() -> None:

@@ -6,7 +6,6 @@ read. A reader that is slow gets fewer states, never older ones: what waits for 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import AsyncGenerator, Callable, Sequence, Set
 from typing import Final
 
@@ -17,11 +16,12 @@ from mcp_tasks.protocol.dialect import Dialect
 from mcp_tasks.protocol.message import Message
 from mcp_tasks.protocol.outcome import outcome_of
 from mcp_tasks.protocol.stream_ends import End, StreamEnds
+from mcp_tasks.quiet import get_logger
 from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.stores.base import Hint
 from mcp_tasks.stores.hints import Inbox
 
-logger: Final = logging.getLogger(__name__)
+logger: Final = get_logger(__name__)
 
 _LOOKUPS_AT_A_TIME: Final = 50
 """Tasks that are looked up before others have their turn: a store may answer without ever giving way."""

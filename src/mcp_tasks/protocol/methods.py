@@ -116,18 +116,23 @@ class TasksProtocol:
                 await self.limiting.request(owner, turns)
         return owner
 
-    def hands_over(self, caller: Caller, refused: RpcError) -> None:
+    def hands_over(self, caller: Caller, method: str, refused: RpcError) -> None:
         """Let a request that was refused here not count: it is handed to another door, where it counts."""
         if refused.code not in _NOT_ADMITTED:
             with suppress(RpcError):
-                self.limiting.not_asked(self.owner(caller))
+                owner = self.owner(caller)
+                self.limiting.not_asked(owner)
+                if method == "tasks/cancel":
+                    self.limiting.not_counted("cancels", owner, caller.connection)
+                if isinstance(refused.__cause__, UnknownTask):
+                    self.limiting.not_counted("unknown", owner, caller.connection)
 
     # tasks/*
 
     async def get(self, caller: Caller, params: JsonObject) -> Message:
         """`tasks/get`: the task with its outcome or its open questions."""
         dialect, task_id, owner = await self._asked_for(caller, params)
-        _, answer = await self._look(dialect, task_id, owner)
+        _, answer = await self._look(caller, dialect, task_id, owner)
         return answer
 
     async def get_text(self, caller: Caller, params: JsonObject, texts: Texts) -> bytes:
@@ -140,7 +145,7 @@ class TasksProtocol:
                 if await runtime.reading.is_current(text.record, owner=owner, now=now):
                     tell_look(runtime, text.record, "tasks/get")
                     return text.at(now)
-        record, answer = await self._look(dialect, task_id, owner)
+        record, answer = await self._look(caller, dialect, task_id, owner)
         return texts.add(dialect, record, answer).at(runtime.now())
 
     async def update(self, caller: Caller, params: JsonObject) -> Message:
@@ -162,6 +167,8 @@ class TasksProtocol:
         """`tasks/cancel`. A task that has ended is acknowledged too, and stays as it is."""
         dialect = self.enter(caller, "tasks/cancel")
         owner = await self.admit(caller)
+        with refusing():
+            await self.limiting.cancel(owner, caller.connection)
         record = await self._find(caller, owner, dialect, dialect.parse_task_id(params))
         with refusing():
             await self._runtime().cancel(record, CANCELLED_BY_CLIENT, actor=actor_of(record))
@@ -175,7 +182,7 @@ class TasksProtocol:
         if owner is None and self.limiting.counts_polls:
             # Only of tasks that exist: ids by the million would have those forgotten that are asked for too often.
             with refusing():
-                await self.count_poll(await self._runtime().get(task_id, owner=None))
+                await self.count_poll(await self._get(caller, task_id, owner))
         return dialect, task_id, owner
 
     async def count_poll(self, record: TaskRecord) -> None:
@@ -187,11 +194,17 @@ class TasksProtocol:
         if record.owner is None:
             await self.limiting.poll(record.id)
 
-    async def _look(self, dialect: Dialect, task_id: str, owner: str | None) -> tuple[TaskRecord, Message]:
+    async def _look(
+        self, caller: Caller, dialect: Dialect, task_id: str, owner: str | None
+    ) -> tuple[TaskRecord, Message]:
         runtime = self._runtime()
         with refusing():
-            record, outcome = await runtime.reading.get_with_outcome(task_id, owner=owner)
-            _check_method(record, dialect)
+            try:
+                record, outcome = await runtime.reading.get_with_outcome(task_id, owner=owner)
+                _check_method(record, dialect)
+            except UnknownTask:
+                await self.limiting.unknown(owner, caller.connection)
+                raise
             outcome = outcome or await outcome_of(runtime, record)
         tell_look(runtime, record, "tasks/get")
         return record, dialect.task(record, outcome, runtime.now())
@@ -217,6 +230,8 @@ class TasksProtocol:
             closed = self.limiting.open_stream(owner)
             try:
                 own = await honoured(runtime, named, owner, methods=dialect.methods)
+                if len(own) < len(named):
+                    await self.limiting.unknown(owner, caller.connection)
             except BaseException:
                 closed()
                 raise
@@ -272,15 +287,29 @@ class TasksProtocol:
         # As of its last change: the task is there, and the answer goes out also while the server stops.
         return self.dialect(caller).created(record, record.updated_at)
 
-    async def find(self, caller: Caller, task_id: str) -> TaskRecord:
+    async def find(self, caller: Caller, task_id: str, *, to_cancel: bool = False) -> TaskRecord:
         """The caller's task of that id, whichever era it was made in and whatever it is of.
 
         Raises:
-            RpcError: -32602, there is no such task for this caller; -32603, it cannot be read.
+            RpcError: -32010, it asks too often; -32602, there is no such task for this caller; -32603, it cannot be
+                read.
         """
         owner = await self.admit(caller)
         with refusing():
-            return await self._runtime().get(task_id, owner=owner)
+            if to_cancel:
+                await self.limiting.cancel(owner, caller.connection)
+            return await self._get(caller, task_id, owner)
+
+    async def _get(self, caller: Caller, task_id: str, owner: str | None, dialect: Dialect | None = None) -> TaskRecord:
+        """The task; if there is none, that counts."""
+        try:
+            record = await self._runtime().get(task_id, owner=owner)
+            if dialect is not None:
+                _check_method(record, dialect)
+        except UnknownTask:
+            await self.limiting.unknown(owner, caller.connection)
+            raise
+        return record
 
     async def _find(self, caller: Caller, owner: str | None, dialect: Dialect, task_id: str) -> TaskRecord:
         """The caller's task of that id, as the caller's era has it: tasks of methods that it cannot call as tasks are
@@ -292,8 +321,7 @@ class TasksProtocol:
         """
         self._check_name_header(caller, task_id)
         with refusing():
-            record = await self._runtime().get(task_id, owner=owner)
-            _check_method(record, dialect)
+            record = await self._get(caller, task_id, owner, dialect)
         tracing = self._runtime().tracing
         if tracing is not None:
             tracing.touched(record)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import getpass
 import json
-import logging
 import os
 import socket
 import traceback
@@ -20,9 +19,9 @@ from mcp_types import INTERNAL_ERROR
 from mcp_tasks.errors import OwnerRequired
 from mcp_tasks.protocol.caller import Caller
 from mcp_tasks.protocol.errors import RpcError, to_error_data
-from mcp_tasks.quiet import what
+from mcp_tasks.quiet import get_logger, what
 
-logger: Final = logging.getLogger(__name__)
+logger: Final = get_logger(__name__)
 
 MOST_NAMED: Final = 100
 """Clients that are warned about by name. Whoever may register clients could otherwise fill the log, and the memory."""

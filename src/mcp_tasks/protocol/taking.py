@@ -7,7 +7,6 @@ see, as in a plain call, and a store that is away is waited for.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Final
@@ -22,9 +21,10 @@ from mcp_tasks.core.text import short_message
 from mcp_tasks.errors import AnswerRefused, LimitExceeded, StoreError, TasksError, ValueNotStorable
 from mcp_tasks.protocol.answers import check_answers
 from mcp_tasks.protocol.errors import RpcError
+from mcp_tasks.quiet import get_logger
 from mcp_tasks.runtime import TaskRuntime
 
-logger: Final = logging.getLogger(__name__)
+logger: Final = get_logger(__name__)
 
 _NOT_STORABLE: Final = AnswerRefused(INTERNAL_ERROR, "The client's answer cannot be stored")
 

@@ -6,7 +6,6 @@ run of the task, if it is at work in this process, listeners and other processes
 
 from __future__ import annotations
 
-import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime, timedelta
@@ -19,6 +18,7 @@ from mcp_tasks.core.journal import JournalEntry
 from mcp_tasks.core.machine import apply
 from mcp_tasks.core.record import Outcome, TaskRecord, TaskRequest, WriteId
 from mcp_tasks.errors import KeyTaken, StaleRun, StoreUnavailable, TaskUnreadable, UnknownTask, VersionConflict
+from mcp_tasks.quiet import get_logger
 from mcp_tasks.runtime.observing import Observed, Observers, TaskChange
 from mcp_tasks.stores.base import Hint, Store
 from mcp_tasks.stores.hints import HintFan, Inbox
@@ -28,7 +28,7 @@ from mcp_tasks.stores.shares import Handing, WorkLimits
 if TYPE_CHECKING:
     from mcp_tasks.runtime.late_writes import Write
 
-logger: Final = logging.getLogger(__name__)
+logger: Final = get_logger(__name__)
 
 KEY_OUTLIVES: Final = timedelta(days=1)
 """How long the idempotency key of a client stays with a task that is gone."""

@@ -6,7 +6,6 @@ comes with the record, from a store that is a round trip away."""
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from datetime import timedelta
@@ -36,6 +35,7 @@ from mcp_tasks.errors import (
     UnknownTask,
     VersionConflict,
 )
+from mcp_tasks.quiet import get_logger
 from mcp_tasks.runtime.early import Unwritten
 from mcp_tasks.runtime.ending import failed
 from mcp_tasks.runtime.place import Lines, Place
@@ -49,7 +49,7 @@ from mcp_tasks.stores.together import ReadsTogether
 if TYPE_CHECKING:
     from mcp_tasks.runtime.runtime import TaskRuntime
 
-logger: Final = logging.getLogger(__name__)
+logger: Final = get_logger(__name__)
 
 TRIES_TO_LOOK_UP = 10
 """How often the look-up of a queued task's tool may fail before the task is ended: with pauses that double from a

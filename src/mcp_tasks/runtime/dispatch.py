@@ -12,7 +12,6 @@ An engine that runs tools in this very process has its own line, and owners take
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
@@ -20,14 +19,14 @@ from typing import TYPE_CHECKING, Final
 from mcp_tasks.core.record import DEFAULT_QUEUE, TaskRecord
 from mcp_tasks.engines.base import Lane, Route, Serves, WritesJobs
 from mcp_tasks.errors import StoreError, StoreUnavailable
-from mcp_tasks.quiet import quietly
+from mcp_tasks.quiet import get_logger, quietly
 from mcp_tasks.runtime.policy import ToolPolicy
 from mcp_tasks.stores.shares import Handing, Ready, Share, WorkLimits
 
 if TYPE_CHECKING:
     from mcp_tasks.runtime.runtime import TaskRuntime
 
-logger: Final = logging.getLogger(__name__)
+logger: Final = get_logger(__name__)
 
 BATCH = 100
 """Tasks that are handed out at a time."""

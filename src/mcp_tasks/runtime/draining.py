@@ -9,21 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from mcp_tasks.errors import StoreError
-from mcp_tasks.quiet import quietly
+from mcp_tasks.quiet import get_logger, quietly
 from mcp_tasks.runtime.lease import HEARTBEATS_PER_LEASE
 from mcp_tasks.stores.base import Store
 
 if TYPE_CHECKING:
     from mcp_tasks.runtime.runtime import TaskRuntime
 
-logger: Final = logging.getLogger(__name__)
+logger: Final = get_logger(__name__)
 
 NOTE: Final = "draining workers"
 

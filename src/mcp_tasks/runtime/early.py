@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Mapping
 from functools import partial
@@ -24,7 +23,7 @@ from mcp_tasks.core.machine import apply
 from mcp_tasks.core.record import TaskRecord, TaskRequest, WriteId
 from mcp_tasks.engines.base import ReservedSlot, ReservesSlots
 from mcp_tasks.errors import ValueNotStorable
-from mcp_tasks.quiet import shielded
+from mcp_tasks.quiet import get_logger, shielded
 from mcp_tasks.runtime.policy import ToolPolicy
 from mcp_tasks.stores.repeats import new_write_id
 
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from mcp_tasks.runtime.run import Body, Run
     from mcp_tasks.runtime.runtime import TaskRuntime
 
-logger: Final = logging.getLogger(__name__)
+logger: Final = get_logger(__name__)
 
 QUICK: Final = 0.002
 """Seconds. A tool that took longer the last time gains nothing by these: writing its task takes about as long."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, cast
@@ -15,8 +14,9 @@ from mcp_tasks.core.limits import Limits
 from mcp_tasks.core.record import Outcome
 from mcp_tasks.core.text import LONGEST_MESSAGE, short_message
 from mcp_tasks.errors import ErrorTooLarge, ResultTooLarge, UsageError, ValueNotStorable
+from mcp_tasks.quiet import get_logger
 
-logger: Final = logging.getLogger(__name__)
+logger: Final = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import logging
 from collections.abc import Coroutine
 from typing import Any, Final
 
-from mcp_tasks.quiet import quietly, what
+from mcp_tasks.quiet import get_logger, quietly, what
 
-logger: Final = logging.getLogger(__name__)
+logger: Final = get_logger(__name__)
 
 
 class Helpers:

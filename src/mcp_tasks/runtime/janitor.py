@@ -10,7 +10,6 @@ carries it elsewhere."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Protocol
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 import anyio
 
 from mcp_tasks.errors import StoreError, StoreUnavailable
-from mcp_tasks.quiet import quietly
+from mcp_tasks.quiet import get_logger, quietly
 from mcp_tasks.runtime.ageing import Ageing
 from mcp_tasks.runtime.expiry import Expiry
 from mcp_tasks.runtime.queue_sweep import QueueSweep
@@ -28,7 +27,7 @@ from mcp_tasks.runtime.troubles import Troubles
 if TYPE_CHECKING:
     from mcp_tasks.runtime.runtime import TaskRuntime
 
-logger: Final = logging.getLogger(__name__)
+logger: Final = get_logger(__name__)
 
 CATCHING_UP = 0.05
 """Seconds between two looks at whether a part that has more to do than one sweep does can go on."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -13,11 +12,12 @@ from mcp_tasks.core.events import Event, RunCompleted, RunFailed
 from mcp_tasks.core.journal import JournalEntry
 from mcp_tasks.core.record import Outcome, TaskRecord, WriteId
 from mcp_tasks.errors import TransitionRefused, UnknownTask, ValueNotStorable
+from mcp_tasks.quiet import get_logger
 from mcp_tasks.runtime.changes import Changes
 from mcp_tasks.stores.repeats import new_write_id
 from mcp_tasks.stores.shares import WorkLimits
 
-logger: Final = logging.getLogger(__name__)
+logger: Final = get_logger(__name__)
 
 
 @dataclass(eq=False, kw_only=True, slots=True)

@@ -20,10 +20,10 @@ from datetime import timedelta
 from typing import Any, Final
 
 from mcp_tasks.errors import StoreError
-from mcp_tasks.quiet import quietly
+from mcp_tasks.quiet import get_logger, quietly
 from mcp_tasks.runtime.worker_name import is_gone
 
-logger: Final = logging.getLogger(__name__)
+logger: Final = get_logger(__name__)
 
 HEARTBEATS_PER_LEASE = 6
 """One may be late and some lost before anything comes of it."""

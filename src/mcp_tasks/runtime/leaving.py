@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager
 from datetime import datetime
@@ -13,14 +12,14 @@ from typing import TYPE_CHECKING, Final
 import anyio
 
 from mcp_tasks.core.events import RunParked
-from mcp_tasks.quiet import what
+from mcp_tasks.quiet import get_logger, what
 from mcp_tasks.runtime.life import Turn
 
 if TYPE_CHECKING:
     from mcp_tasks.runtime.host import Host
     from mcp_tasks.runtime.run import Run
 
-logger: Final = logging.getLogger(__name__)
+logger: Final = get_logger(__name__)
 
 
 class Leaving:

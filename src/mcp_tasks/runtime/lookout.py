@@ -18,7 +18,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from mcp_tasks.core.pacing import backoff
 from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.errors import StoreError, TaskUnreadable
-from mcp_tasks.quiet import quietly, what
+from mcp_tasks.quiet import get_logger, quietly, what
 from mcp_tasks.runtime.recording import is_older
 from mcp_tasks.runtime.run import Run
 from mcp_tasks.stores.base import Hint
@@ -26,7 +26,7 @@ from mcp_tasks.stores.base import Hint
 if TYPE_CHECKING:
     from mcp_tasks.runtime.runtime import TaskRuntime
 
-logger: Final = logging.getLogger(__name__)
+logger: Final = get_logger(__name__)
 
 MAX_UNSEEN = 100
 """Tasks that may wait to be looked at, because they may be queued. Sweeps find those beyond it."""

@@ -24,9 +24,10 @@ from mcp_tasks.core.events import (
     TaskDeleted,
 )
 from mcp_tasks.core.record import TaskRecord
+from mcp_tasks.quiet import get_logger
 from mcp_tasks.runtime.observing import Choosy, Observed, TaskChange
 
-logger: Final = logging.getLogger(__name__)
+logger: Final = get_logger(__name__)
 
 _AT_INFO: frozenset[type[Observed]] = frozenset(
     {

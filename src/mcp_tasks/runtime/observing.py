@@ -12,7 +12,6 @@ when something could not be told.
 from __future__ import annotations
 
 import asyncio
-import logging
 import queue
 import threading
 from abc import ABC, abstractmethod
@@ -27,10 +26,10 @@ from typing import Final, TypeAlias, get_args
 from mcp_tasks.core.actor import Actor
 from mcp_tasks.core.events import Event, TaskCreated, TaskDeleted
 from mcp_tasks.core.record import TaskRecord
-from mcp_tasks.quiet import quietly
+from mcp_tasks.quiet import get_logger, quietly
 from mcp_tasks.runtime.accesses import Refusal, TaskAccess
 
-logger: Final = logging.getLogger(__name__)
+logger: Final = get_logger(__name__)
 
 Observed: TypeAlias = Event | TaskCreated | TaskDeleted
 """What an observer is told of."""

@@ -11,7 +11,6 @@ repeated must not be cancelled halfway, so `Launching` repeats it attempt by att
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -20,13 +19,14 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from mcp_tasks.core.pacing import backoff
 from mcp_tasks.errors import StoreUnavailable
+from mcp_tasks.quiet import get_logger
 from mcp_tasks.runtime.context import current_run
 from mcp_tasks.stores.base import Store
 
 if TYPE_CHECKING:
     from mcp_tasks.runtime.run import Run
 
-logger: Final = logging.getLogger(__name__)
+logger: Final = get_logger(__name__)
 
 T = TypeVar("T")
 

@@ -7,7 +7,6 @@ unless there is a newer one."""
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from datetime import timedelta
@@ -16,10 +15,10 @@ from typing import Final
 from mcp_tasks.core.record import Progress
 from mcp_tasks.core.text import LONGEST_MESSAGE, short_message
 from mcp_tasks.errors import StoreUnavailable
-from mcp_tasks.quiet import what
+from mcp_tasks.quiet import get_logger, what
 from mcp_tasks.runtime.patience import pause_after
 
-logger: Final = logging.getLogger(__name__)
+logger: Final = get_logger(__name__)
 
 AT_ONCE: Final = 4
 """Reports of one process that are being written at a time. A store that is quick writes thousands in a second with

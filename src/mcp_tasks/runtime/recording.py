@@ -7,7 +7,6 @@ refuses or ignores it, and the run is stopped. So a run never has to ask whether
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import asynccontextmanager
@@ -28,6 +27,7 @@ from mcp_tasks.errors import (
     ValueNotStorable,
     VersionConflict,
 )
+from mcp_tasks.quiet import get_logger
 from mcp_tasks.runtime.early import TURNS, Unwritten
 from mcp_tasks.runtime.late_writes import Write
 from mcp_tasks.runtime.life import State
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from mcp_tasks.runtime.host import Host
     from mcp_tasks.runtime.run import Run
 
-logger: Final = logging.getLogger(__name__)
+logger: Final = get_logger(__name__)
 
 
 KEPT_FOR: Final = 60.0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final
 
@@ -19,6 +18,7 @@ from mcp_tasks.errors import (
     UnknownTask,
     VersionConflict,
 )
+from mcp_tasks.quiet import get_logger
 from mcp_tasks.runtime.ending import failed
 from mcp_tasks.runtime.lease import Watch
 from mcp_tasks.runtime.policy import ToolPolicy
@@ -29,7 +29,7 @@ from mcp_tasks.runtime.troubles import Troubles
 if TYPE_CHECKING:
     from mcp_tasks.runtime.runtime import TaskRuntime
 
-logger: Final = logging.getLogger(__name__)
+logger: Final = get_logger(__name__)
 
 PER_SWEEP = 1_000
 """Tasks that one sweep recovers at most; the next one goes on."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import cached_property
@@ -34,7 +33,7 @@ from mcp_tasks.errors import (
     UsageError,
     ValueNotStorable,
 )
-from mcp_tasks.quiet import quietly, short_id, what
+from mcp_tasks.quiet import get_logger, quietly, short_id, what
 from mcp_tasks.runtime.alarms import Alarms
 from mcp_tasks.runtime.branches import Branches
 from mcp_tasks.runtime.child_process import ProcessOptions, kill_children, run_process
@@ -59,7 +58,7 @@ from mcp_tasks.runtime.time_limit import TimeLimit
 from mcp_tasks.runtime.timers import Timers
 from mcp_tasks.runtime.uncancelled import uncancel
 
-logger: Final = logging.getLogger(__name__)
+logger: Final = get_logger(__name__)
 
 Body: TypeAlias = Callable[["Run"], Awaitable[Ending]]
 """Runs the tool of a request. Raises nothing but cancellation: a tool's exception is an ending."""

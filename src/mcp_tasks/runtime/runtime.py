@@ -7,7 +7,6 @@ in the engine. This is what the rooms above call.
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -24,6 +23,7 @@ from mcp_tasks.core.record import Outcome, TaskRecord, TaskRequest
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.engines.base import Engine, Slot
 from mcp_tasks.errors import AnswerRefused, StoreError, StoreUnavailable, VersionConflict
+from mcp_tasks.quiet import get_logger
 from mcp_tasks.runtime import progress
 from mcp_tasks.runtime.alarms import Alarms
 from mcp_tasks.runtime.changes import Changes
@@ -56,7 +56,7 @@ from mcp_tasks.stores.base import Page, Store, Whose
 from mcp_tasks.stores.hints import HintFan
 from mcp_tasks.stores.paging import full_page
 
-logger: Final = logging.getLogger(__name__)
+logger: Final = get_logger(__name__)
 
 
 async def _no_tools() -> Mapping[str, ToolPolicy]:

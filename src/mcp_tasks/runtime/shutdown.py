@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from typing import TYPE_CHECKING, Final
 
 from mcp_tasks.errors import StoreError
+from mcp_tasks.quiet import get_logger
 from mcp_tasks.runtime.child_process import has_children, kill_children
 from mcp_tasks.runtime.life import State
 from mcp_tasks.runtime.run import Run
@@ -14,7 +14,7 @@ from mcp_tasks.runtime.run import Run
 if TYPE_CHECKING:
     from mcp_tasks.runtime.runtime import TaskRuntime
 
-logger: Final = logging.getLogger(__name__)
+logger: Final = get_logger(__name__)
 
 DRAIN_LOOK = 0.05
 """Seconds between two looks for runs that only wait, while the process stops."""

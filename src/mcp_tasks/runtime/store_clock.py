@@ -18,18 +18,17 @@ just wrote.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from mcp_tasks.errors import StoreError, UsageError
-from mcp_tasks.quiet import quietly
+from mcp_tasks.quiet import get_logger, quietly
 from mcp_tasks.runtime.lease import uptime
 from mcp_tasks.stores.base import Store
 
-logger: Final = logging.getLogger(__name__)
+logger: Final = get_logger(__name__)
 
 EVERY: Final = 5.0
 """Seconds between two measurements. Two clocks drift apart by less than a millisecond meanwhile."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Final
 
 from mcp_tasks.errors import StoreError, TaskUnreadable
-from mcp_tasks.quiet import quietly, short_id, what
+from mcp_tasks.quiet import get_logger, quietly, short_id, what
 
-logger: Final = logging.getLogger(__name__)
+logger: Final = get_logger(__name__)
 
 MAX_TROUBLES = 10_000
 """Tasks of which is remembered that they gave trouble."""

@@ -102,7 +102,7 @@ class Calls:
     async def _admit(self, params: CallToolRequestParams, ctx: RequestContext, caller: Caller) -> TaskRequest:
         """Let a call become a task, at the pace and of the size that it may. Gives what its run needs of it."""
         request = task_request(params, ctx, caller)
-        await self._protocol.limiting.create(self._protocol.owner(caller), request)
+        await self._protocol.limiting.create(self._protocol.owner(caller), request, connection=caller.connection)
         return request
 
     def is_plain(self, name: str) -> bool:
@@ -133,7 +133,7 @@ class Calls:
         return await self._adapter.answer(caller, answer)
 
     async def _make_task(self, mark: Mark, caller: Caller, request: TaskRequest) -> TaskRecord:
-        await self._protocol.limiting.create(self._protocol.owner(caller), request)
+        await self._protocol.limiting.create(self._protocol.owner(caller), request, connection=caller.connection)
         answer = await self._launch(mark, caller, request, None)
         if not isinstance(answer, TaskRecord):
             raise TypeError(f"a call that is answered with its task at once came to {type(answer).__name__}")

@@ -7,7 +7,6 @@ are counted: the first one starts the runtime, the last one stops it, and those 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ from mcp_tasks.core.limits import Limits
 from mcp_tasks.engines import Engine
 from mcp_tasks.errors import UsageError, WiringError
 from mcp_tasks.protocol.errors import describe
+from mcp_tasks.quiet import get_logger
 from mcp_tasks.runtime import Observer, Settings, TaskRuntime
 from mcp_tasks.server.backlog import backlog_of
 from mcp_tasks.server.catalogue import Catalogue
@@ -38,7 +38,7 @@ from mcp_tasks.tools.body import ToolBody
 from mcp_tasks.tools.host import MCPServerHost, ToolHost
 from mcp_tasks.tools.open_calls import OpenCalls
 
-logger: Final = logging.getLogger(__name__)
+logger: Final = get_logger(__name__)
 
 StateT = TypeVar("StateT")
 
@@ -83,7 +83,9 @@ class Lifecycle:
         self.check_start: Callable[[], Awaitable[None]] | None = None
         self.open_calls: OpenCalls = OpenCalls()
         self.counts: Counts = Counts()
-        self.telemetry: Telemetry = Telemetry(setup.audit, backlog=_queued, served=lambda: self.counts)
+        self.telemetry: Telemetry = Telemetry(
+            setup.audit, backlog=_queued, served=lambda: self.counts, knows=catalogue.marks.knows
+        )
         self.setup: Setup = setup
         self.requires_owner: bool = setup.require_owner is True
         self._catalogue = catalogue

@@ -17,7 +17,6 @@ one that handles its `notifications/initialized`: the SDK ends it with the conne
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import Context
 from datetime import timedelta
@@ -39,9 +38,9 @@ from mcp.server.subscriptions import (
 from mcp_types import SubscriptionsListenRequestParams
 
 from mcp_tasks.core.durations import check_duration
-from mcp_tasks.quiet import quietly
+from mcp_tasks.quiet import get_logger, quietly
 
-logger: Final = logging.getLogger(__name__)
+logger: Final = get_logger(__name__)
 
 RequestContext: TypeAlias = ServerRequestContext[Any, Any]
 

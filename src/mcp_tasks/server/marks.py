@@ -8,7 +8,6 @@ tool. A mark that names its tool (`name=`, or `Tasks.mark`) needs none of this.
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,12 +18,13 @@ from mcp.server.mcpserver.tools import Tool as ServerTool
 from mcp_types import Tool, ToolAnnotations
 
 from mcp_tasks.errors import InvalidMark
+from mcp_tasks.quiet import get_logger
 from mcp_tasks.runtime import ToolPolicy
 from mcp_tasks.server.options import TaskOptions
 from mcp_tasks.tools.arguments import ArgumentCheck
 from mcp_tasks.wire.schemas import Schema, UnusableSchema, not_enforced
 
-logger: Final = logging.getLogger(__name__)
+logger: Final = get_logger(__name__)
 
 NAMES_SHOWN = 20
 """Tools that a warning names before it only counts: enough to spot a typing error, short enough to be read."""
@@ -190,6 +190,10 @@ class Marks:
     def find(self, name: str) -> ServedTool | None:
         """The tool of that name; None if it was not listed, or was marked since: then list the tools again."""
         return self._served.get(name)
+
+    def knows(self, name: str) -> bool:
+        """Whether the server lists a tool of that name, or its author named one: a low-level server may list none."""
+        return name in self._served or name in self._marks
 
     def served(self) -> Sequence[ServedTool]:
         """The tools that were listed last."""

@@ -6,7 +6,6 @@ name, its URI, or the template of its URI. Both only read, so they may run again
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
@@ -15,12 +14,13 @@ from mcp.shared.uri_template import InvalidUriTemplate, UriTemplate
 from mcp_types import Prompt, ToolAnnotations
 
 from mcp_tasks.errors import InvalidMark
+from mcp_tasks.quiet import get_logger
 from mcp_tasks.runtime import ToolPolicy
 from mcp_tasks.server.marks import quoted
 from mcp_tasks.server.options import TaskOptions
 from mcp_tasks.tools.host import ToolHost
 
-logger: Final = logging.getLogger(__name__)
+logger: Final = get_logger(__name__)
 
 ReadKind: TypeAlias = Literal["prompt", "resource"]
 Kind: TypeAlias = Literal["tool", "prompt", "resource"]

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.errors import SHOWN_OF_AN_ID, TaskUnreadable
+from mcp_tasks.quiet import get_logger
 
 MAX_REPORTED = 1_000
 """Unreadable tasks remembered as logged; beyond that some are logged again."""
 
-logger: Final = logging.getLogger(__name__)
+logger: Final = get_logger(__name__)
 
 
 class UnreadableLog:

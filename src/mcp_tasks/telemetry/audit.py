@@ -1,7 +1,8 @@
 """What happens to tasks, as entries of the audit log: an observer like any other, in a thread of its own.
 
-Looks at tasks are many: the first that a principal takes at a task is written at once, and those of the minute after it
-as one entry with their number. What could not be told to this observer is an entry, too.
+Looks at tasks are many, and a caller can have as many refusals as it likes: the first look of a principal at a task is
+written at once, and those of the minute after it as one entry with their number. So are its refusals for one reason,
+whichever tasks they are about. What could not be told to this observer is an entry, too.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ from mcp_tasks.runtime.observing import TaskChange, Wanted, Watcher
 from mcp_tasks.telemetry.audit_log import AuditEntry, AuditEvent, AuditLog
 
 TOGETHER_FOR: Final = 60.0
-"""Seconds for which looks of one principal at one task are counted, and written as one entry."""
+"""Seconds for which looks of one principal at one task, and its refusals for one reason, are written as one entry."""
 
 MOST_TOGETHER: Final = 10_000
-"""Principals and tasks whose looks are counted at a time. Beyond it, the oldest is written before its time."""
+"""Of these, those that are counted at a time. Beyond it, the oldest is written before its time."""
 
 _SELF: Final = Actor("worker")
 
@@ -51,15 +52,22 @@ _CHANGES: frozenset[type[Wanted]] = frozenset(
 _READS: Final[dict[Verb, AuditEvent]] = {"read": "read", "list": "listed", "listen": "listened"}
 
 
-class _Looks:
-    """Those that came after the first, of one principal at one task."""
+class _Later:
+    """Looks or refusals that came after the first of their kind."""
 
     __slots__ = ("count", "last", "since")
 
-    def __init__(self, since: float, first: TaskAccess) -> None:
+    def __init__(self, since: float) -> None:
         self.since = since
-        self.last = first
+        self.last: TaskAccess | None = None
         self.count = 0
+
+    def add(self, access: TaskAccess) -> None:
+        if self.last is not None and self.last.task_id != access.task_id:
+            # Of several tasks: a count of them all names none.
+            access = access._replace(task_id=None)
+        self.last = access
+        self.count += access.times
 
 
 class Audit(Watcher):
@@ -68,7 +76,7 @@ class Audit(Watcher):
     def __init__(self, log: AuditLog, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._log = log
         self._clock = clock
-        self._reads: OrderedDict[tuple[str | None, str | None, str], _Looks] = OrderedDict()
+        self._later: OrderedDict[tuple[str | None, ...], _Later] = OrderedDict()
 
     def __repr__(self) -> str:
         return "the audit log"
@@ -98,11 +106,16 @@ class Audit(Watcher):
 
     def access(self, access: TaskAccess) -> None:
         """Write down a look at a task, or a refusal."""
-        if access.refused is None:
-            self._read(access)
+        self.tick()
+        key = _kind_of(access)
+        later = self._later.get(key)
+        if later is not None:
+            later.add(access)
             return
-        reason = str(access.refused) if access.detail is None else f"{access.refused}: {access.detail}"
-        self._log.write(_entry(access, "refused", outcome=access.verb, reason=reason))
+        self._log.write(_entry(access))
+        if len(self._later) >= MOST_TOGETHER:
+            self._write_oldest()
+        self._later[key] = _Later(self._clock())
 
     def lost(self, count: int) -> None:
         """Write down that something cannot be."""
@@ -110,42 +123,39 @@ class Audit(Watcher):
         self._log.write(entry)
 
     def tick(self) -> None:
-        """Write down the looks whose minute is over."""
+        """Write down the looks and refusals whose minute is over."""
         now = self._clock()
-        while self._reads:
-            if now < next(iter(self._reads.values())).since + TOGETHER_FOR:
+        while self._later:
+            if now < next(iter(self._later.values())).since + TOGETHER_FOR:
                 return
             self._write_oldest()
 
     def close(self) -> None:
         """Write down what has only been counted so far."""
-        while self._reads:
+        while self._later:
             self._write_oldest()
         self._log.close()
 
-    def _read(self, access: TaskAccess) -> None:
-        self.tick()
-        key = (access.owner, access.task_id, access.method)
-        looks = self._reads.get(key)
-        if looks is not None:
-            looks.count += access.times
-            looks.last = access
-            return
-        self._log.write(_entry(access, _READS.get(access.verb, "read")))
-        if len(self._reads) >= MOST_TOGETHER:
-            self._write_oldest()
-        self._reads[key] = _Looks(self._clock(), access)
-
     def _write_oldest(self) -> None:
-        _, looks = self._reads.popitem(last=False)
-        if looks.count:
-            last = looks.last._replace(times=looks.count)
-            self._log.write(_entry(last, _READS.get(last.verb, "read")))
+        _, later = self._later.popitem(last=False)
+        if later.last is not None:
+            self._log.write(_entry(later.last._replace(times=later.count)))
 
 
-def _entry(
-    access: TaskAccess, event: AuditEvent, *, outcome: str | None = None, reason: str | None = None
-) -> AuditEntry:
+def _kind_of(access: TaskAccess) -> tuple[str | None, ...]:
+    """What is one entry for a minute. Refusals do not go by the task: a caller names as many as it likes."""
+    if access.refused is None:
+        return access.owner, access.task_id, access.method
+    return access.owner, None, access.method, access.verb, access.refused.value, access.detail
+
+
+def _entry(access: TaskAccess) -> AuditEntry:
+    outcome: str | None = None
+    reason: str | None = None
+    event: AuditEvent = _READS.get(access.verb, "read")
+    if access.refused is not None:
+        event, outcome = "refused", access.verb
+        reason = str(access.refused) if access.detail is None else f"{access.refused}: {access.detail}"
     return AuditEntry(
         event=event,
         actor=Actor("client", access.owner),

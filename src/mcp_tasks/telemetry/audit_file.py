@@ -7,7 +7,6 @@ is not forgotten in silence: the log says so, and so does the file as soon as it
 from __future__ import annotations
 
 import json
-import logging
 import os
 import threading
 import time
@@ -20,8 +19,9 @@ from typing import Final
 
 from mcp_tasks.errors import UntrustedFile, UsageError
 from mcp_tasks.files import open_private
+from mcp_tasks.quiet import get_logger
 
-logger: Final = logging.getLogger(__name__)
+logger: Final = get_logger(__name__)
 
 WARN_EVERY: Final = 60.0
 """Seconds between two words in the log of a file that cannot be written."""

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import fields
 from datetime import timedelta
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
-from mcp_tasks.core.limits import Limits
+from mcp_tasks.core.limits import LIMITS, Limits
 from mcp_tasks.errors import StoreError
-from mcp_tasks.quiet import what
+from mcp_tasks.quiet import get_logger, what
 from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.stores.base import EVERYBODY
 from mcp_tasks.telemetry.contract import (
@@ -29,7 +27,7 @@ from mcp_tasks.telemetry.contract import (
 )
 from mcp_tasks.telemetry.numbers import Labels
 
-logger: Final = logging.getLogger(__name__)
+logger: Final = get_logger(__name__)
 
 LOOK_LIMIT: Final = 3.0
 """Seconds that the store may take."""
@@ -137,7 +135,7 @@ class Gauges:
 
 
 def _limits(limits: Limits) -> Mapping[Labels, float]:
-    values = {field.name: getattr(limits, field.name) for field in fields(limits)}
+    values = {name: getattr(limits, name) for name in LIMITS}
     return {
         (name,): value.total_seconds() if isinstance(value, timedelta) else float(value)
         for name, value in values.items()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import fields
 from datetime import datetime
 from typing import Final
 
@@ -22,9 +21,10 @@ from mcp_tasks.core.events import (
     TaskCreated,
     TaskDeleted,
 )
-from mcp_tasks.core.limits import Limits
+from mcp_tasks.core.limits import LIMITS
 from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.core.status import TaskStatus
+from mcp_tasks.core.text import legible
 from mcp_tasks.runtime.accesses import Refusal, TaskAccess
 from mcp_tasks.runtime.observing import TaskChange, Wanted, Watcher
 from mcp_tasks.telemetry.contract import (
@@ -85,6 +85,7 @@ class Meter(Watcher):
     Args:
         is_counted: Whether somebody reads the numbers.
         watches_looks: Whether looks at tasks are watched, and not only refusals.
+        knows: Whether the server has a tool of that name. Others are counted as `other`: their names are the callers'.
     """
 
     def __init__(
@@ -94,13 +95,15 @@ class Meter(Watcher):
         *,
         is_counted: Callable[[], bool],
         watches_looks: Callable[[], bool],
+        knows: Callable[[str], bool],
     ) -> None:
         self._numbers = numbers
         self._suspicion = suspicion
         self._is_counted = is_counted
         self._watches_looks = watches_looks
-        for limit in fields(Limits):
-            numbers.expect(LIMITED, limit.name)
+        self._knows = knows
+        for limit in LIMITS:
+            numbers.expect(LIMITED, limit)
         for why in ("expired", "deleted"):
             numbers.expect(DELETED, why)
         for method in ("tasks/get", "tasks/update", "tasks/cancel", "tasks/result", "subscriptions/listen"):
@@ -128,7 +131,7 @@ class Meter(Watcher):
 
     def __call__(self, change: TaskChange) -> None:
         """Count a change."""
-        tool = tool_label(change.task)
+        tool = self._label(change.task)
         match change.event:
             case TaskCreated():
                 self._numbers.add(CREATED, tool)
@@ -163,10 +166,11 @@ class Meter(Watcher):
         if change.task.is_final and not isinstance(change.event, RunAskedOnCall):
             self._numbers.add(ENDED, tool, end)
 
-
-def tool_label(task: TaskRecord) -> str:
-    """The tool of a task, as a label. Prompts and resources are one each: a resource may have any URI."""
-    return task.name if task.method == "tools/call" else task.method
+    def _label(self, task: TaskRecord) -> str:
+        """The tool of a task, as a label. Prompts and resources are one each: a resource may have any URI."""
+        if task.method != "tools/call":
+            return task.method
+        return legible(task.name) if self._knows(task.name) else OTHER
 
 
 def _end_of(change: TaskChange) -> str:

@@ -9,6 +9,7 @@ from os import PathLike
 from typing import Any, Final
 
 from mcp_tasks.core.extras import needing_extra
+from mcp_tasks.core.text import legible
 from mcp_tasks.errors import InvalidOption
 from mcp_tasks.runtime import Observer, TaskRuntime
 from mcp_tasks.stores.base import Store
@@ -75,6 +76,7 @@ class Telemetry:
         audit: The file of the audit log, if there is one.
         backlog: What waits in each queue of a runtime.
         served: What the short way has counted.
+        knows: Whether the server has a tool of that name.
 
     Raises:
         InvalidOption: What is given as the file is no path.
@@ -86,11 +88,13 @@ class Telemetry:
         *,
         backlog: Callable[[TaskRuntime], Awaitable[Mapping[str, Queued]]],
         served: Callable[[], Served],
+        knows: Callable[[str], bool],
     ) -> None:
         if audit is not None and not (isinstance(audit, str | PathLike) and os.fspath(audit)):
             raise InvalidOption(f"audit must be the path of a file, like 'audit.jsonl', got {audit!r}")
         self.traces: Traces = Traces()
         self._audit_path = audit
+        self._knows = knows
         self._numbers = Numbers()
         self._gauges = Gauges(backlog, served)
         self._metrics: Metrics | None = None
@@ -116,6 +120,7 @@ class Telemetry:
             Suspicion(self._numbers, log),
             is_counted=self._is_counted,
             watches_looks=lambda: self._is_counted() or log.is_read(),
+            knows=self._knows,
         )
         return [Audit(log), meter, QuestionSpans()]
 
@@ -127,7 +132,7 @@ class Telemetry:
         """A runtime has started, for these tools."""
         for tool in tools:
             # Whoever notices that a run was lost may never have seen the tool at work.
-            self._numbers.expect(LOST_RUNS, tool)
+            self._numbers.expect(LOST_RUNS, legible(tool))
         self._gauges.runtime = runtime
         if is_metered():
             if self._instruments is None:

@@ -5,19 +5,19 @@ Kept for a minute at a time, of so many callers at most, and forgotten then.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Hashable
 from datetime import UTC, datetime
 from typing import Final, Literal, TypeAlias
 
 from mcp_tasks.core.actor import Actor
+from mcp_tasks.quiet import get_logger
 from mcp_tasks.runtime.accesses import Refusal, TaskAccess
 from mcp_tasks.telemetry.audit_log import AuditEntry, AuditLog
 from mcp_tasks.telemetry.contract import SUSPICIOUS
 from mcp_tasks.telemetry.numbers import Numbers
 
-logger: Final = logging.getLogger(__name__)
+logger: Final = get_logger(__name__)
 
 Pattern: TypeAlias = Literal["failed_lookups", "excessive_polling", "limit_hits"]
 

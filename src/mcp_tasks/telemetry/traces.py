@@ -30,6 +30,7 @@ from mcp_tasks.core.events import InputAnswered, InputRequested, InputWithdrawn
 from mcp_tasks.core.inputs import InputRequest
 from mcp_tasks.core.record import TaskRecord, TaskRequest
 from mcp_tasks.core.status import TaskStatus
+from mcp_tasks.core.text import legible
 from mcp_tasks.quiet import short_id
 from mcp_tasks.runtime.observing import TaskChange, Wanted, Watcher
 from mcp_tasks.runtime.run import Run
@@ -140,7 +141,7 @@ def _beginning(request: TaskRequest) -> SpanContext:
     sent = request.meta.get(TRACEPARENT)
     parent = context_of(sent) if isinstance(sent, str) else None
     span = _tracer.start_span(
-        CREATE_SPAN, context=_in_trace_of(parent), attributes={TOOL: request.name, METHOD: request.method}
+        CREATE_SPAN, context=_in_trace_of(parent), attributes={TOOL: legible(request.name), METHOD: request.method}
     )
     span.end()
     return span.get_span_context()
@@ -187,7 +188,7 @@ def _in_trace_of(parent: SpanContext | None) -> Context:
 
 
 def _attributes(record: TaskRecord) -> dict[str, str]:
-    return {TASK: short_id(record.id), TOOL: record.name, METHOD: record.method}
+    return {TASK: short_id(record.id), TOOL: legible(record.name), METHOD: record.method}
 
 
 def context_of(traceparent: str) -> SpanContext | None:

@@ -10,7 +10,6 @@ async with TaskTester(server, tasks) as tester:
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from types import TracebackType
@@ -30,6 +29,7 @@ from mcp_tasks.engines import LocalEngine
 from mcp_tasks.errors import TaskWasCancelled, UnknownTask, UsageError
 from mcp_tasks.protocol.answers import check_answers
 from mcp_tasks.protocol.errors import RpcError
+from mcp_tasks.quiet import get_logger
 from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.server import Tasks
 from mcp_tasks.server.local_start import ALL_CAPABILITIES
@@ -37,7 +37,7 @@ from mcp_tasks.stores import MemoryStore
 from mcp_tasks.testing.clock import FakeClock
 from mcp_tasks.tools.sdk_errors import to_mcp_error
 
-logger: Final = logging.getLogger(__name__)
+logger: Final = get_logger(__name__)
 
 LIMIT = timedelta(seconds=10)
 """How long, in real time, a test waits for its tool before it fails."""

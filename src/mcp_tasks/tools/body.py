@@ -6,7 +6,6 @@ resources are run in the same way; where nothing else is said, a tool here is an
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -36,7 +35,7 @@ from mcp_tasks.core import InputRequest, JsonObject, TaskRequest
 from mcp_tasks.core.text import valid_json
 from mcp_tasks.errors import AnswerRefused, UsageError
 from mcp_tasks.protocol.errors import RpcError, describe
-from mcp_tasks.quiet import quietly
+from mcp_tasks.quiet import get_logger, quietly
 from mcp_tasks.runtime import AskedOnCall, Ending, Failure, Run, Success
 from mcp_tasks.runtime.context import current_run
 from mcp_tasks.tools.channel import ConnectionChannel, TaskChannel, check_askable
@@ -45,7 +44,7 @@ from mcp_tasks.tools.host import Params, RequestContext, ToolHost
 from mcp_tasks.tools.lone import lone_context
 from mcp_tasks.tools.open_calls import OpenCall, OpenCalls
 
-logger: Final = logging.getLogger(__name__)
+logger: Final = get_logger(__name__)
 
 _COMPLETE = "complete"
 

@@ -7,7 +7,6 @@ is still open for which the task does the work, progress and notifications reach
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Mapping
 from datetime import timedelta
@@ -27,11 +26,12 @@ from mcp_tasks.core.text import valid_json, valid_text
 from mcp_tasks.errors import TasksError
 from mcp_tasks.protocol.answers import warn_of_schema
 from mcp_tasks.protocol.errors import RpcError
+from mcp_tasks.quiet import get_logger
 from mcp_tasks.runtime import Asking, Run
 from mcp_tasks.tools.open_calls import OpenCalls
 from mcp_tasks.tools.sdk_errors import to_mcp_error
 
-logger: Final = logging.getLogger(__name__)
+logger: Final = get_logger(__name__)
 
 _NEEDED = {"elicitation/create": "elicitation", "sampling/createMessage": "sampling", "roots/list": "roots"}
 """The requests a task may make of its client, and the capability that says the client takes them."""

@@ -21,7 +21,6 @@ would ask, and expires like any other.
 from __future__ import annotations
 
 import itertools
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -36,12 +35,13 @@ from mcp_tasks.core.pacing import backoff
 from mcp_tasks.errors import StoreError, StoreUnavailable
 from mcp_tasks.protocol.errors import RpcError
 from mcp_tasks.protocol.idempotency import CallKey
+from mcp_tasks.quiet import get_logger
 from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.runtime.launching import new_task_id
 from mcp_tasks.tools.body import questions_in
 from mcp_tasks.tools.joining import joined_under
 
-logger: Final = logging.getLogger(__name__)
+logger: Final = get_logger(__name__)
 
 ANNOUNCE_AFTER: Final = timedelta(seconds=1)
 """How long a tool that may ask by returning is given to do so before its task is announced. A check that takes longer

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol, TypeAlias
 
@@ -27,12 +26,12 @@ from mcp_types import (
 from mcp_tasks.core.text import valid_text
 from mcp_tasks.errors import StepError, TasksError
 from mcp_tasks.protocol.errors import to_error_data
-from mcp_tasks.quiet import quietly
+from mcp_tasks.quiet import get_logger, quietly
 from mcp_tasks.tools.bus import ServerBus
 from mcp_tasks.tools.listing import listed
 from mcp_tasks.tools.reads import prompt_of, resource_of
 
-logger: Final = logging.getLogger(__name__)
+logger: Final = get_logger(__name__)
 
 RequestContext: TypeAlias = ServerRequestContext[Any, Any]
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import Any, Final, Literal, TypeAlias, cast
 
 from mcp.server import Server
 from mcp_types import PaginatedRequestParams
 
-from mcp_tasks.quiet import what
+from mcp_tasks.quiet import get_logger, what
 from mcp_tasks.tools.lone import lone_context
 
-logger: Final = logging.getLogger(__name__)
+logger: Final = get_logger(__name__)
 
 Listing: TypeAlias = Literal["tools/list", "prompts/list", "resources/list", "resources/templates/list"]
 

@@ -7,7 +7,6 @@ and is here again.
 from __future__ import annotations
 
 import base64
-import logging
 from typing import Any, Final
 
 from mcp.server import MCPServer
@@ -29,9 +28,9 @@ from mcp_types import (
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from mcp_tasks.core.text import valid_text
-from mcp_tasks.quiet import quietly
+from mcp_tasks.quiet import get_logger, quietly
 
-logger: Final = logging.getLogger(__name__)
+logger: Final = get_logger(__name__)
 
 _UNEXPECTED_BEFORE: Final = 0
 """The code that the SDK answers an exception with in older eras."""

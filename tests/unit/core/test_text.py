@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcp_tasks.core.text import is_valid_text, valid_json, valid_text
+from mcp_tasks.core.text import is_valid_text, legible, valid_json, valid_text
 
 ANY_TEXT = st.text(alphabet=st.characters(exclude_categories=()))
 
@@ -49,3 +49,11 @@ def test_json_without_a_fault_is_equal_to_what_it_was() -> None:
     value: Any = {"a": [1, None, True, 0.5, {"b": "ü"}], "c": {}}
     assert valid_json(value) == value
     assert valid_json(("a", "\udcff")) == ["a", "\ufffd"]
+
+
+@given(ANY_TEXT, st.integers(min_value=1, max_value=50))
+def test_legible_text_can_be_printed_and_has_at_most_so_many_characters(text: str, most: int) -> None:
+    shown = legible(text, most)
+    assert shown.isprintable()
+    assert len(shown) <= most
+    assert (shown == text) == (text.isprintable() and len(text) <= most)

@@ -516,10 +516,10 @@ async def test_a_request_that_is_handed_over_counts_at_the_other_door(house: Hou
     with anyio.fail_after(10):
         for _ in range(3):
             assert await protocol.admit(caller()) == "alice"
-            protocol.hands_over(caller(), unknown)
+            protocol.hands_over(caller(), "tasks/get", unknown)
         # What was refused before it counted is not given back.
         await protocol.admit(caller())
-        protocol.hands_over(caller(), undeclared)
+        protocol.hands_over(caller(), "tasks/get", undeclared)
         with pytest.raises(RpcError, match="more often"):
             await protocol.admit(caller())
 

@@ -20,7 +20,7 @@ from mcp_tasks.adapters.asgi.serving import Launches, Serving
 from mcp_tasks.adapters.asgi.standing import Standing
 from mcp_tasks.adapters.asgi.tracing import note_failure, traced
 from mcp_tasks.adapters.asgi.wire import RpcRequest, parse_request
-from mcp_tasks.adapters.sdk import RequestHandler, modern_caller
+from mcp_tasks.adapters.sdk import RequestHandler, connection_of, modern_caller
 from mcp_tasks.protocol import Caller, TasksProtocol
 from mcp_tasks.telemetry.provider import is_traced
 
@@ -167,7 +167,8 @@ class _App:
             raise HandedOver(Handover.BODY)
         if request.method != admitted.method or not self._envelopes.passes(admitted, request.meta):
             raise HandedOver(Handover.ENVELOPE)
-        return request, modern_caller(admitted.version, request.meta, Headers(raw=scope["headers"]))
+        headers, connection = Headers(raw=scope["headers"]), connection_of(scope.get("client"))
+        return request, modern_caller(admitted.version, request.meta, headers, connection)
 
     async def _answer(self, request: RpcRequest, caller: Caller, send: Send) -> Listener | None:
         if not (self._standing.makes_spans and is_traced()):

@@ -8,9 +8,9 @@ from enum import StrEnum
 from traceback import walk_tb
 from typing import Final
 
-from mcp_tasks.quiet import quietly
+from mcp_tasks.quiet import get_logger, quietly
 
-logger: Final = logging.getLogger(__name__)
+logger: Final = get_logger(__name__)
 
 
 class Handover(StrEnum):

@@ -9,7 +9,6 @@ keeps all connections alive, and one watch ends all streams when the server is t
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -25,9 +24,9 @@ from mcp_tasks.adapters.asgi.counts import Counts, HandedOver, Handover
 from mcp_tasks.adapters.asgi.sse import PING, escaped, event, notification
 from mcp_tasks.core.json_bytes import encode_json
 from mcp_tasks.protocol import Listening, Message
-from mcp_tasks.quiet import quietly
+from mcp_tasks.quiet import get_logger, quietly
 
-logger: Final = logging.getLogger(__name__)
+logger: Final = get_logger(__name__)
 
 MOST_LISTENERS: Final = 10_000
 """Streams at a time, unless the author says otherwise: some 170 MB of memory."""

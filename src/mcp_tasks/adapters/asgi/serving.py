@@ -88,7 +88,7 @@ class Serving:
             told = _told_in_place_of(exc)
             if isinstance(told, HandedOver):
                 if isinstance(exc, RpcError):
-                    self._protocol.hands_over(caller, exc)
+                    self._protocol.hands_over(caller, request.method, exc)
                 if told is exc:
                     raise
                 raise told from exc

@@ -20,6 +20,8 @@ from opentelemetry.trace import (
 
 from mcp_tasks.adapters.asgi.counts import HandedOver
 from mcp_tasks.adapters.asgi.wire import RpcRequest
+from mcp_tasks.core.text import legible
+from mcp_tasks.quiet import LONGEST_LINE
 
 _tracer: Final = get_tracer("mcp-tasks")
 
@@ -28,11 +30,12 @@ _tracer: Final = get_tracer("mcp-tasks")
 def traced(request: RpcRequest, version: str) -> Generator[Span]:
     """A span around one request. Whoever answers the request ends it: one that is handed over is the SDK's to show."""
     method, tool = request.method, request.params.get("name")
-    target = tool if isinstance(tool, str) else None
+    # The caller chooses it, and the id: a collector of spans is no place for megabytes.
+    target = legible(tool) if isinstance(tool, str) else None
     attributes: dict[str, Any] = {
         "mcp.method.name": method,
         "mcp.protocol.version": version,
-        "jsonrpc.request.id": str(request.id),
+        "jsonrpc.request.id": legible(str(request.id)),
     }
     if method == "tools/call":
         attributes["gen_ai.operation.name"] = "execute_tool"
@@ -62,11 +65,11 @@ def note_failure(span: Span, error: Exception) -> None:
     if isinstance(error, MCPError):
         code = str(error.error.code)
         span.set_attributes({"error.type": code, "rpc.response.status_code": code})
-        span.set_status(StatusCode.ERROR, error.error.message)
+        span.set_status(StatusCode.ERROR, legible(error.error.message, LONGEST_LINE))
     else:
         span.set_attribute("error.type", type(error).__qualname__)
         span.record_exception(error)
-        span.set_status(StatusCode.ERROR, str(error))
+        span.set_status(StatusCode.ERROR, legible(str(error), LONGEST_LINE))
 
 
 def _parent(meta: Mapping[str, Any]) -> Context | None:

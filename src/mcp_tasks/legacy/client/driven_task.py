@@ -9,7 +9,6 @@ tells of the end before the next look would. It is only ever a help; what counts
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -41,11 +40,11 @@ from mcp_tasks.legacy.client.connection import Box, Connection
 from mcp_tasks.legacy.client.reading import mapping, read_task
 from mcp_tasks.legacy.client.slots import Bounded, Slots
 from mcp_tasks.legacy.shapes import related_task
-from mcp_tasks.quiet import short_id, what
+from mcp_tasks.quiet import get_logger, short_id, what
 from mcp_tasks.wire.models import QUESTION_META_KEY
 from mcp_tasks.wire.parse import TaskSnapshot
 
-logger: Final = logging.getLogger(__name__)
+logger: Final = get_logger(__name__)
 
 TIMEOUT: Final = 60.0
 """Seconds for an answer that the server has at hand."""

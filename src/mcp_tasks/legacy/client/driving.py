@@ -10,7 +10,6 @@ server offers it, as a server of the newer era would have decided by itself.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from datetime import timedelta
@@ -38,11 +37,11 @@ from mcp_tasks.legacy.client.reading import mapping, read_created, read_progress
 from mcp_tasks.legacy.client.slots import Slots
 from mcp_tasks.legacy.client.tool_support import ToolSupport
 from mcp_tasks.legacy.shapes import STATUS_NOTIFICATION, VERSION
-from mcp_tasks.quiet import shielded, short_id, what
+from mcp_tasks.quiet import get_logger, shielded, short_id, what
 from mcp_tasks.wire.parse import TaskSnapshot
 from mcp_tasks.wire.render import milliseconds
 
-logger: Final = logging.getLogger(__name__)
+logger: Final = get_logger(__name__)
 
 MAX_PAGES: Final = 10_000
 """Pages of tasks that a server may list; more is a list that never ends."""

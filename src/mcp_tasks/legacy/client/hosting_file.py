@@ -8,7 +8,6 @@ processes at once.
 from __future__ import annotations
 
 import json
-import logging
 import sqlite3
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,9 +22,9 @@ from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.encryption import Cipher
 from mcp_tasks.errors import CannotDecrypt, EncryptionMismatch, StoreCorrupt, StoreUnavailable
-from mcp_tasks.quiet import what
+from mcp_tasks.quiet import get_logger, what
 
-logger: Final = logging.getLogger(__name__)
+logger: Final = get_logger(__name__)
 
 APPLICATION_ID: Final = int.from_bytes(b"MCPH", "big")
 FORMAT: Final = 1

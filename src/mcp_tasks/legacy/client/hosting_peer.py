@@ -8,7 +8,6 @@ answers, as it would any other time, and the answer is caught on its way out and
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import OrderedDict
 from collections.abc import Coroutine, Mapping
 from typing import Any, Final, Protocol
@@ -45,9 +44,9 @@ from mcp_tasks.legacy.client.hosting_wire import (
     ttl_of,
 )
 from mcp_tasks.legacy.shapes import STATUS_NOTIFICATION, VERSION, related_task, task_fields
-from mcp_tasks.quiet import quietly
+from mcp_tasks.quiet import get_logger, quietly
 
-logger: Final = logging.getLogger(__name__)
+logger: Final = get_logger(__name__)
 
 MAX_OPEN: Final = 256
 """Requests about tasks that a server may have open on one connection, waits for results above all."""

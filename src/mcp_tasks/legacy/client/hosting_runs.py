@@ -7,7 +7,6 @@ answered.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
 from datetime import datetime
@@ -21,9 +20,9 @@ from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.core.text import short_message, valid_text
 from mcp_tasks.errors import StoreError, StoreUnavailable
 from mcp_tasks.legacy.client.hosting_file import HostedFile
-from mcp_tasks.quiet import quietly, shielded
+from mcp_tasks.quiet import get_logger, quietly, shielded
 
-logger: Final = logging.getLogger(__name__)
+logger: Final = get_logger(__name__)
 
 MAX_LOST: Final = 5
 """How many times in a row the process may die with a callback before the task is given up: it may be what kills it."""

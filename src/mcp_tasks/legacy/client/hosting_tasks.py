@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import secrets
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
@@ -23,8 +22,9 @@ from mcp_tasks.errors import StoreError, StoreUnavailable, TasksError, UnknownTa
 from mcp_tasks.legacy.client.hosting import Hosting
 from mcp_tasks.legacy.client.hosting_file import HostedFile
 from mcp_tasks.legacy.client.hosting_runs import WORKER, Runner, Runs
+from mcp_tasks.quiet import get_logger
 
-logger: Final = logging.getLogger(__name__)
+logger: Final = get_logger(__name__)
 
 PAGE: Final = 50
 """Tasks on a page of a listing."""

@@ -11,7 +11,6 @@ not known here: a task that sessions of two processes have may be asked about in
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -26,11 +25,11 @@ from mcp_tasks.legacy.server.audience import Audience
 from mcp_tasks.legacy.server.carriers import Carrier
 from mcp_tasks.legacy.server.hosted_questions import Asked, HostedQuestions
 from mcp_tasks.protocol.taking import misfit, take_answer
-from mcp_tasks.quiet import quietly
+from mcp_tasks.quiet import get_logger, quietly
 from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.tools.client_stream import StreamLost
 
-logger: Final = logging.getLogger(__name__)
+logger: Final = get_logger(__name__)
 
 LEAVE_LIMIT: Final = 1.0
 """Seconds to wait until questions are cancelled at the client. A server that is being shut down cannot send that any

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
@@ -22,9 +21,10 @@ from mcp_tasks.legacy.server.render import render_created
 from mcp_tasks.legacy.server.sessions import Sessions
 from mcp_tasks.protocol.errors import RpcError, discreet, refusing
 from mcp_tasks.protocol.idempotency import take_key
+from mcp_tasks.quiet import get_logger
 from mcp_tasks.tools.creation import ANNOUNCE_AFTER
 
-logger: Final = logging.getLogger(__name__)
+logger: Final = get_logger(__name__)
 
 _NAMED_BY: Final[Mapping[str, tuple[str, str]]] = {
     "tools/call": ("name", "Tool"),
@@ -71,7 +71,7 @@ class Creation:
                 owner = self._parts.protocol.owner(caller)
                 # Before anything is done with its arguments, which are the caller's, and may be many.
                 with refusing():
-                    await self._parts.protocol.limiting.create(owner, request)
+                    await self._parts.protocol.limiting.create(owner, request, connection=caller.connection)
                 problem = offer.problem_with(arguments)
                 if problem is not None:
                     raise RpcError(INVALID_PARAMS, f"{kind} {name!r} does not take these arguments: {problem}")

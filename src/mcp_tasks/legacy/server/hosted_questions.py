@@ -9,7 +9,6 @@ person is asked twice. A client that does not take such questions as tasks is as
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -27,11 +26,11 @@ from mcp_tasks.errors import AnswerRefused, InvalidResponse, StoreError, TasksEr
 from mcp_tasks.legacy.server.carriers import Carrier, related_params
 from mcp_tasks.legacy.server.client_driver import Driver
 from mcp_tasks.legacy.shapes import REQUEST_CANCELLED
-from mcp_tasks.quiet import what
+from mcp_tasks.quiet import get_logger, what
 from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.tools.client_stream import StreamLost
 
-logger: Final = logging.getLogger(__name__)
+logger: Final = get_logger(__name__)
 
 MAX_FORGOTTEN: Final = 3
 """How often a client may forget a question before its tool is told."""

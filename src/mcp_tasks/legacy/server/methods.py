@@ -44,7 +44,7 @@ class Methods:
 
     async def cancel(self, ctx: RequestContext) -> dict[str, Any]:
         """`tasks/cancel`: the task, cancelled and kept so before this answers. One that has ended is refused."""
-        record, _ = await self._find(ctx)
+        record, _ = await self._find(ctx, to_cancel=True)
         runtime = self._parts.runtime()
         ended = record
         if not record.is_final:
@@ -100,12 +100,12 @@ class Methods:
         return listed
 
     async def _find(
-        self, ctx: RequestContext, *, until_answered: bool = True, is_poll: bool = False
+        self, ctx: RequestContext, *, until_answered: bool = True, is_poll: bool = False, to_cancel: bool = False
     ) -> tuple[TaskRecord, Session | None]:
         """The task that a request names, which from now on belongs to the caller's session as well."""
         caller, protocol = caller_of(ctx), self._parts.protocol
         try:
-            record = await protocol.find(caller, parse_task_id(ctx.params or {}))
+            record = await protocol.find(caller, parse_task_id(ctx.params or {}), to_cancel=to_cancel)
             if is_poll:
                 with refusing():
                     await protocol.count_poll(record)

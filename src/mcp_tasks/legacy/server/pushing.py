@@ -7,7 +7,6 @@ never what has passed.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
@@ -23,12 +22,12 @@ from mcp_tasks.legacy.server.audience import Audience, Holder
 from mcp_tasks.legacy.server.carriers import Carrier
 from mcp_tasks.legacy.server.render import render_task
 from mcp_tasks.legacy.shapes import related_task
-from mcp_tasks.quiet import quietly
+from mcp_tasks.quiet import get_logger, quietly
 from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.stores.base import Hint
 from mcp_tasks.stores.hints import Inbox
 
-logger: Final = logging.getLogger(__name__)
+logger: Final = get_logger(__name__)
 
 STATUS: Final = "notifications/tasks/status"
 PROGRESS: Final = "notifications/progress"

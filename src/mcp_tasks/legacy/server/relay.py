@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
 from functools import partial
@@ -21,9 +20,10 @@ from mcp_tasks.legacy.server.carriers import Carrier
 from mcp_tasks.legacy.server.sessions import Session, Sessions
 from mcp_tasks.protocol.errors import RpcError
 from mcp_tasks.protocol.stream_ends import expiry
+from mcp_tasks.quiet import get_logger
 from mcp_tasks.runtime import TaskRuntime
 
-logger: Final = logging.getLogger(__name__)
+logger: Final = get_logger(__name__)
 
 STOPPING: Final = "The server is stopping. The task goes on: ask for its result again, in a new session if need be"
 LEFT: Final = "The client left before the task ended"

@@ -8,7 +8,6 @@ task under the key has to give way first.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Final
@@ -18,7 +17,7 @@ import psycopg
 from mcp_tasks.core.record import Outcome, TaskRecord
 from mcp_tasks.core.statement import Statement
 from mcp_tasks.core.status import TaskStatus
-from mcp_tasks.quiet import what
+from mcp_tasks.quiet import get_logger, what
 from mcp_tasks.stores.columns import MICROSECOND
 from mcp_tasks.stores.encoding import size_of
 from mcp_tasks.stores.fairness import TOOL_METHOD
@@ -29,7 +28,7 @@ from mcp_tasks.stores.postgres.text import to_key
 from mcp_tasks.stores.postgres.writes import identity_of, row_of
 from mcp_tasks.stores.shares import Handing, Share
 
-logger: Final = logging.getLogger(__name__)
+logger: Final = get_logger(__name__)
 
 _TASK = """
 task AS (

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -24,12 +23,12 @@ from typing import Final
 import psycopg
 
 from mcp_tasks.errors import StoreError, UsageError
-from mcp_tasks.quiet import what
+from mcp_tasks.quiet import get_logger, what
 from mcp_tasks.stores.base import Hint
 from mcp_tasks.stores.hints import HintFan, Inbox
 from mcp_tasks.stores.postgres.database import Database, keeping_alive
 
-logger: Final = logging.getLogger(__name__)
+logger: Final = get_logger(__name__)
 
 CHANNEL: Final = "mcp_tasks"
 _LISTEN: Final = f"LISTEN {CHANNEL}".encode()

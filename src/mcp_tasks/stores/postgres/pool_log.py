@@ -9,7 +9,9 @@ import logging
 import time
 from typing import Final
 
-logger: Final = logging.getLogger(__name__)
+from mcp_tasks.quiet import get_logger
+
+logger: Final = get_logger(__name__)
 
 POOL_NAME: Final = "mcp-tasks of "
 """What the names of our pools begin with."""

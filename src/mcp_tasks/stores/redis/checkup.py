@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any, Final, cast
 
 from mcp_tasks.errors import StoreCorrupt, StoreError
-from mcp_tasks.quiet import what
+from mcp_tasks.quiet import get_logger, what
 from mcp_tasks.stores.redis.connection import Connection
 
-logger: Final = logging.getLogger(__name__)
+logger: Final = get_logger(__name__)
 
 LAYOUT: Final = 1
 """How tasks are kept. A release that keeps them in another way raises it, and reads what older ones kept."""

@@ -7,7 +7,6 @@ does not listen just then: what is lost is found by looking at the store.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from secrets import token_bytes
@@ -16,7 +15,7 @@ from typing import Any, Final, cast
 import anyio
 from redis.asyncio import Redis
 
-from mcp_tasks.quiet import quietly
+from mcp_tasks.quiet import get_logger, quietly
 from mcp_tasks.stores.base import Hint
 from mcp_tasks.stores.hints import HintFan
 from mcp_tasks.stores.redis.clients import dispose
@@ -24,7 +23,7 @@ from mcp_tasks.stores.redis.connection import Connection
 from mcp_tasks.stores.redis.errors import is_driver_error
 from mcp_tasks.stores.redis.names import from_bytes, to_bytes
 
-logger: Final = logging.getLogger(__name__)
+logger: Final = get_logger(__name__)
 
 SENDER = 8
 """Bytes that say which store sent a hint."""

@@ -9,7 +9,6 @@ A file of a newer release is used as it is, if it says that releases such as thi
 
 from __future__ import annotations
 
-import logging
 import sqlite3
 import threading
 import time
@@ -23,11 +22,12 @@ from anyio import from_thread
 
 from mcp_tasks.errors import StoreCorrupt, StoreUnavailable
 from mcp_tasks.files import FileId
+from mcp_tasks.quiet import get_logger
 from mcp_tasks.stores.migrations import compatible_from, scripts_of, this_release
 from mcp_tasks.stores.sqlite.connection import connect, create_file, is_busy, retry_while_busy, to_text
 from mcp_tasks.stores.sqlite.old_rows import add_functions
 
-logger: Final = logging.getLogger(__name__)
+logger: Final = get_logger(__name__)
 
 APPLICATION_ID = int.from_bytes(b"MCPT", "big")
 

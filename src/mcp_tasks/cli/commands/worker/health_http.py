@@ -7,14 +7,15 @@ time. Whoever asks for more is turned away; what runs in this process is never h
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Final, TypeAlias
 
-logger: Final = logging.getLogger(__name__)
+from mcp_tasks.quiet import get_logger
+
+logger: Final = get_logger(__name__)
 
 LONGEST_HEAD: Final = 8 * 1024
 """Bytes of a request line and its headers. Probes send a few hundred."""

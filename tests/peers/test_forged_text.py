@@ -1,0 +1,128 @@
+"""Names that callers invent: they forge no log line, move no cursor, and fill neither a log nor a page of metrics."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import re
+import subprocess
+import sys
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+import anyio
+import pytest
+
+from harness.http import serving
+from harness.rpc import PATIENCE
+from harness.server import QUICK, build
+from mcp_tasks import Tasks
+from mcp_tasks.telemetry.room import Metrics
+from tests.legacy.tasking import OldTasks, over_http
+from tests.peers.inventing import call, low_level
+
+pytestmark = pytest.mark.anyio
+
+FORGED: Final = "\nCRITICAL root: the disk was erased"
+CLEAR: Final = "\x1b[2J\x1b[31m"
+LARGE: Final = "x" * 50_000
+
+
+@pytest.fixture
+def log() -> Generator[io.StringIO]:
+    """What a plain handler writes of our loggers."""
+    text = io.StringIO()
+    handler, logger = logging.StreamHandler(text), logging.getLogger("mcp_tasks")
+    handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+    logger.addHandler(handler)
+    logger.setLevel(logging.DEBUG)
+    yield text
+    logger.removeHandler(handler)
+    logger.setLevel(logging.NOTSET)
+
+
+@asynccontextmanager
+async def _with_pages() -> AsyncGenerator[OldTasks]:
+    tasks = Tasks("memory://", settings=QUICK)
+    server = build(tasks)
+
+    @server.resource("page://{name}")
+    @tasks.task(kind="resource")
+    async def page(name: str) -> str:
+        """A page of any name."""
+        return name
+
+    async with serving(server) as wire:
+        yield await over_http(wire)
+
+
+def _lines(log: io.StringIO) -> list[str]:
+    lines = log.getvalue().split("\n")
+    for line in lines:
+        assert line.isprintable(), repr(line[:200])
+    return lines
+
+
+async def _in_log(log: io.StringIO, words: str) -> None:
+    with anyio.fail_after(PATIENCE):
+        while True:
+            if words in log.getvalue():
+                return
+            await anyio.sleep(0.01)
+
+
+async def _once_told(page: Metrics, words: str) -> str:
+    """The page of metrics once it says so: observers are told a moment later."""
+    with anyio.fail_after(PATIENCE):
+        while True:
+            text = await page.text()
+            if words in text:
+                return text
+            await anyio.sleep(0.02)
+
+
+async def test_the_uri_of_a_resource_forges_no_line_of_the_log(log: io.StringIO) -> None:
+    async with _with_pages() as old:
+        params = {"uri": f"page://{FORGED}{CLEAR}", "task": {}}
+        task_id = (await old.ask("resources/read", params)).result["task"]["taskId"]
+        await old.result(task_id)
+        await _in_log(log, "completed after")
+    assert not [line for line in _lines(log) if line.startswith("CRITICAL")]
+    assert r"\nCRITICAL root: the disk was erased" in log.getvalue()
+    assert r"\x1b[2J" in log.getvalue()
+
+
+async def test_the_uri_of_a_resource_does_not_fill_the_log(log: io.StringIO) -> None:
+    async with _with_pages() as old:
+        task_id = (await old.ask("resources/read", {"uri": f"page://{LARGE}", "task": {}})).result["task"]["taskId"]
+        await old.result(task_id)
+        await _in_log(log, "completed after")
+    assert max(map(len, _lines(log))) < 5_000
+
+
+async def test_invented_names_of_tools_are_one_label_of_metrics(log: io.StringIO) -> None:
+    tasks = Tasks("memory://", settings=QUICK, default_mode="optional")
+    page = tasks.metrics
+    async with serving(low_level(tasks)) as wire:
+        await call(wire, "own")
+        for number in range(20):
+            # The header that names the tool has to fit into what an HTTP server takes.
+            await call(wire, f"{number}{'x' * 20_000}")
+        await _in_log(log, f"({19}xx")
+        text = await _once_told(page, 'mcp_tasks_ended_total{status="completed",tool="other"} 20')
+    assert set(re.findall(r'tool="([^"]*)"', text)) == {"own", "other"}
+    assert len(text) < 60_000
+    assert max(map(len, _lines(log))) < 5_000
+
+
+def test_invented_names_of_tools_do_not_fill_spans() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.peers.forged_spans"], capture_output=True, check=True, timeout=60
+    )
+    spans: list[dict[str, Any]] = json.loads(done.stdout)
+    assert {"tasks.run"} <= {span["name"] for span in spans}
+    for span in spans:
+        assert len(span["name"]) <= 200
+        assert all(len(str(value)) <= 200 for value in span["attributes"].values())
