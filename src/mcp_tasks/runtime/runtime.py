@@ -33,6 +33,7 @@ from mcp_tasks.runtime.context import current_run, current_runtime
 from mcp_tasks.runtime.dispatch import Dispatch
 from mcp_tasks.runtime.draining import Draining
 from mcp_tasks.runtime.early import EarlyStart
+from mcp_tasks.runtime.hidden_keys import HiddenKeys
 from mcp_tasks.runtime.janitor import Janitor
 from mcp_tasks.runtime.late_writes import LateWrites
 from mcp_tasks.runtime.launching import Launching, new_task_id
@@ -126,6 +127,7 @@ class TaskRuntime:
         self.monotonic = monotonic
         self.tracing = tracing
         self.observers: Observers = Observers((Narration(), *observers))
+        self.hidden_keys: HiddenKeys = HiddenKeys(self.store, namespace, monotonic=monotonic)
         self.quota: Quota = Quota(self.limits, lambda whose: self.store.usage(namespace, whose), monotonic)
         self.changes: Changes = Changes(
             self.store, clock=self.now, observers=self.observers, saw=self._saw, origin=self, grew=self.quota.grew
