@@ -323,15 +323,30 @@ class TaskRuntime:
         return await self.store.outcome(task_id)
 
     async def list(
-        self, whose: Whose, *, status: TaskStatus | None = None, cursor: str | None = None, limit: int = 100
+        self,
+        whose: Whose,
+        *,
+        status: TaskStatus | None = None,
+        cursor: str | None = None,
+        limit: int = 100,
+        newest_first: bool = False,
     ) -> Page:
-        """Tasks of this server in the order of creation. A short page is the last, unless it took very long.
+        """Tasks of this server in the order of creation, or the newest first. A short page is the last, unless it took
+        very long.
 
         Raises:
             ValueError: The cursor is not one of ours.
         """
-        now = self.now()
-        return await full_page(self.store, self.namespace, whose, now=now, status=status, cursor=cursor, limit=limit)
+        return await full_page(
+            self.store,
+            self.namespace,
+            whose,
+            now=self.now(),
+            status=status,
+            cursor=cursor,
+            limit=limit,
+            newest_first=newest_first,
+        )
 
     async def answer(
         self,
