@@ -40,8 +40,8 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-def listing(whose: Whose, status: TaskStatus | None = None) -> database.Query:
-    return queries.listing("demo", whose, now=NOON, status=status, cursor="5.x", limit=10)
+def listing(whose: Whose, status: TaskStatus | None = None, *, newest_first: bool = False) -> database.Query:
+    return queries.listing("demo", whose, now=NOON, status=status, cursor="5.x", limit=10, newest_first=newest_first)
 
 
 LOOK: dict[str, Any] = {
@@ -82,6 +82,9 @@ STATEMENTS: dict[str, tuple[database.Query, set[str]]] = {
     "everybody in a status": (listing(EVERYBODY, TaskStatus.WORKING), {"status"}),
     "an owner": (listing(OwnedBy("alice")), {"owner"}),
     "nobody": (listing(UNOWNED), {"owner"}),
+    "the newest of an owner": (listing(OwnedBy("alice"), newest_first=True), {"owner"}),
+    "the newest of an owner in a status": (listing(OwnedBy("alice"), TaskStatus.WORKING, newest_first=True), {"owner"}),
+    "the newest of a session": (listing(InSession("s"), newest_first=True), {"session"}),
     "an owner in a status": (listing(OwnedBy("alice"), TaskStatus.WORKING), {"owner"}),
     "a session": (listing(InSession("s")), {"session"}),
     "children in a status": (listing(ChildrenOf("p"), TaskStatus.WORKING), {"parent"}),

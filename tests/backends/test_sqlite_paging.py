@@ -80,10 +80,7 @@ async def test_others_have_the_event_loop_meanwhile_and_it_ends_some_time(
     assert found == working
 
 
-async def test_a_caller_and_a_model_find_what_is_at_work_behind_what_has_ended(
-    store: SqliteStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("mcp_tasks.fallback.mine.MOST_PAGES", 1)
+async def test_a_caller_and_a_model_find_what_is_at_work_behind_what_has_ended(store: SqliteStore) -> None:
     working = await fill(store, retention=timedelta(days=1))
     async with running_tools(new_server(), store=store, runs_tools=False) as runtime:
         page = await runtime.list(OURS, status=TaskStatus.WORKING, limit=10)

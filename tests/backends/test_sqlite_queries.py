@@ -88,12 +88,16 @@ LISTINGS: dict[str, tuple[Whose, TaskStatus | None, str]] = {
 
 
 @pytest.mark.anyio
+@pytest.mark.parametrize("newest_first", [False, True])
 @pytest.mark.parametrize("name", LISTINGS)
-async def test_a_listing_looks_only_at_what_is_on_its_page(store: SqliteStore, name: str) -> None:
+async def test_a_listing_looks_only_at_what_is_on_its_page(store: SqliteStore, name: str, newest_first: bool) -> None:
     whose, status, index = LISTINGS[name]
-    steps = plan_of(store, queries.listing("x", whose, now=NOW, status=status, cursor="1.x", limit=1))
+    steps = plan_of(
+        store,
+        queries.listing("x", whose, now=NOW, status=status, cursor="1.x", limit=1, newest_first=newest_first),
+    )
     # Found by all that is asked for, from where the last page ended, and in order: nothing is sorted, or kept.
-    by = f"INDEX {index} (created,id)>(?,?))"
+    by = f"INDEX {index} (created,id){'<' if newest_first else '>'}(?,?))"
     page, end = steps[: steps.index("UNION ALL")], steps[steps.index("UNION ALL") :]
     assert [step for step in page if "tasks" in step] == [f"SEARCH tasks USING {by}"]
     # The end of what was looked at is found in the index alone.

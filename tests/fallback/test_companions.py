@@ -25,11 +25,12 @@ from mcp_tasks.core.inputs import InputBook
 from mcp_tasks.errors import InvalidOption, UsageError
 from mcp_tasks.fallback.arguments import BadArguments, Given
 from mcp_tasks.fallback.companion_tools import names_with
-from mcp_tasks.fallback.mine import MOST_TASKS, STDIO_SESSION, Mine, my_tasks
+from mcp_tasks.fallback.mine import MOST_TASKS, PAGE_SIZE, STDIO_SESSION, Mine, my_tasks
 from mcp_tasks.fallback.standing_in import answer_for_person, key_of
 from mcp_tasks.fallback.ways import Fallback
 from mcp_tasks.protocol import Caller
-from mcp_tasks.stores.base import InSession
+from mcp_tasks.stores import MemoryStore
+from mcp_tasks.stores.base import InSession, OwnedBy, Page
 from tests.fallback.rendering import MODERN, MODES, SOON, Farm, Publish, chat, facts_of, handle_of, text_of
 from tests.unit.tooling import call_of, new_server, outcome_of, running_tools, until_status
 
@@ -329,14 +330,39 @@ async def test_a_task_that_ends_while_tasks_are_listed_is_listed_once(monkeypatc
     assert [(record.id, record.status) for record in found] == [(task.id, TaskStatus.CANCELLED)]
 
 
-async def test_no_more_is_read_than_some_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mcp_tasks.fallback.mine.PAGE_SIZE", 2)
-    monkeypatch.setattr("mcp_tasks.fallback.mine.MOST_PAGES", 3)
-    async with running_tools(new_server(), runs_tools=False) as runtime:
-        for number in range(9):
-            await runtime.launch(call_of(f"tool{number}"), owner=None, retention=None, session=STDIO_SESSION)
-        found = await my_tasks(runtime, Mine(owner=None, whose=InSession(STDIO_SESSION)))
-    assert len(found) == 6
+class CountedStore(MemoryStore):
+    """Counts the tasks that its listings give."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.listed = 0
+
+    async def list(self, *args: Any, **options: Any) -> Page:
+        page = await super().list(*args, **options)
+        self.listed += len(page.records)
+        return page
+
+
+async def test_no_more_than_a_page_is_read_for_each_status_however_many_tasks_there_are() -> None:
+    store = CountedStore()
+    async with running_tools(new_server(), store=store, runs_tools=False) as runtime:
+        began = datetime(2026, 1, 1, tzinfo=UTC)
+        for number in range(3_000):
+            record = TaskRecord(
+                id=f"task-{number:04}",
+                owner="ann",
+                name="render",
+                created_at=began + timedelta(seconds=number),
+                updated_at=began,
+                namespace=runtime.namespace,
+                method="tools/call",
+                status=TaskStatus.WORKING if number < 2_000 else TaskStatus.COMPLETED,
+            )
+            await store.create(record, TaskRequest(name="render", arguments={}))
+        store.listed = 0
+        found = await my_tasks(runtime, Mine(owner="ann", whose=OwnedBy("ann")))
+    assert [record.id for record in found] == [f"task-{number:04}" for number in range(1_999, 1_999 - MOST_TASKS, -1)]
+    assert store.listed <= PAGE_SIZE * len(TaskStatus)
 
 
 # Cancelling

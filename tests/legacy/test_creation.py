@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from harness.http import HttpWire, initialize, serving
 from harness.lowlevel import build_lowlevel
-from harness.rpc import INVALID_PARAMS, METHOD_NOT_FOUND, text_of
+from harness.rpc import EVERYTHING, INVALID_PARAMS, METHOD_NOT_FOUND, Tasking, text_of
 from harness.server import QUICK, Desk, build
 from harness.stdio import stdio_process
 from harness.stored import all_tasks
@@ -222,8 +222,9 @@ async def test_the_ttl_is_as_asked_for_up_to_a_maximum(ttl: dict[str, Any], kept
         assert kept <= task["ttl"] <= kept + max(kept // 2, 1000)
 
 
-async def test_the_maximum_is_the_authors_and_never_less_than_what_a_tool_keeps_anyway() -> None:
-    tasks = Tasks("memory://", settings=QUICK, max_ttl=timedelta(minutes=1))
+@pytest.mark.parametrize("options", [{}, {"default_ttl": timedelta(hours=1)}, {"default_ttl": None}], ids=repr)
+async def test_no_call_is_granted_more_than_the_authors_maximum(options: dict[str, Any]) -> None:
+    tasks = Tasks("memory://", settings=QUICK, max_ttl=timedelta(minutes=1), **options)
     server: MCPServer[Any] = build(tasks)
 
     @server.tool()
@@ -240,12 +241,15 @@ async def test_the_maximum_is_the_authors_and_never_less_than_what_a_tool_keeps_
 
     async with serving(server) as wire:
         old = await over_http(wire)
-        assert (await old.create("for_good", ttl=None))["ttl"] is None
-        assert (await old.create("for_good", ttl=90_000))["ttl"] == 90_000
-        assert (await old.create("for_good"))["ttl"] is None
+        for tool in ("for_good", "gated"):
+            for wish in ({}, {"ttl": None}, {"ttl": 90_000}, {"ttl": 10**9}):
+                assert (await old.create(tool, **wish))["ttl"] == 60_000
+            assert (await old.create(tool, ttl=2000))["ttl"] == 2000
         assert (await old.create("briefly"))["ttl"] == 5000
         assert (await old.create("briefly", ttl=10**6))["ttl"] == 60_000
-        assert (await old.create("gated", ttl=10**6))["ttl"] == 10**6
+        # A caller of the newest era cannot ask for a time, and gets the same.
+        reply = await Tasking(wire, EVERYTHING).ask("tools/call", {"name": "gated", "arguments": {}})
+        assert reply.result["ttlMs"] == 60_000
 
 
 # What is refused

@@ -6,7 +6,6 @@ are found again after a restart. Over HTTP a caller has a name, or nobody can te
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -26,10 +25,8 @@ STDIO_SESSION: Final = "stdio"
 MOST_TASKS: Final = 20
 """Tasks that are listed: a model looks for the one it lost, which is among the last."""
 
-PAGE_SIZE: Final = 200
-MOST_PAGES: Final = 25
-"""Pages that are read for each status. A store lists the oldest first, so all have to be passed to get to the newest;
-beyond so many a model is better off with the id."""
+PAGE_SIZE: Final = 100
+"""Tasks that are read in each status, the newest first. Some of them may not be shown."""
 
 _UNFINISHED: Final = (TaskStatus.WORKING, TaskStatus.INPUT_REQUIRED)
 
@@ -73,15 +70,8 @@ async def _newest(runtime: TaskRuntime, whose: Mine, statuses: Sequence[TaskStat
 
 
 async def _last(runtime: TaskRuntime, whose: Mine, status: TaskStatus) -> Sequence[TaskRecord]:
-    last: deque[TaskRecord] = deque(maxlen=MOST_TASKS)
-    cursor: str | None = None
-    for _ in range(MOST_PAGES):
-        page = await runtime.list(whose.whose, status=status, cursor=cursor, limit=PAGE_SIZE)
-        last += [record for record in page.records if _is_shown(record, whose)]
-        cursor = page.cursor
-        if cursor is None:
-            break
-    return last
+    page = await runtime.list(whose.whose, status=status, limit=PAGE_SIZE, newest_first=True)
+    return [record for record in page.records if _is_shown(record, whose)][:MOST_TASKS]
 
 
 def _is_shown(record: TaskRecord, whose: Mine) -> bool:

@@ -1,8 +1,9 @@
 """Idempotency keys: a caller that did not get the answer to a call makes it again, and gets the same task.
 
 The caller gives a call a key in its `_meta`. This is the one place that knows what it looks like on the wire and what
-is kept of it: a hash, in a space that no other key of a store is in, and never the text. Without authentication the key
-is what tells a caller from a stranger, so it has to be one that nobody guesses.
+is kept of it: a hash, in a space that no other key of a store is in, and never the text (of the hash a store keeps an
+HMAC: `runtime.hidden_keys`). Without authentication the key is what tells a caller from a stranger, so it has to be one
+that nobody guesses.
 
 A tool that asks by returning is called several times in one call, with what was answered so far. Each of these requests
 may be lost, and each is a task of its own until one is announced, so each but the first has its own place under the

@@ -76,6 +76,8 @@ class Launching:
         runtime = self._runtime
         if not owner and runtime.requires_owner:
             raise OwnerRequired(f"a task of {request.name!r} has to have an owner on this server, and none is named")
+        if key is not None:
+            key = await runtime.hidden_keys.hide(key)
         try:
             admitted = await until_available(lambda: runtime.quota.admit(owner, inside=parent is not None))
         except LimitExceeded:

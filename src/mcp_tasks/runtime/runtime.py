@@ -33,6 +33,7 @@ from mcp_tasks.runtime.context import current_run, current_runtime
 from mcp_tasks.runtime.dispatch import Dispatch
 from mcp_tasks.runtime.draining import Draining
 from mcp_tasks.runtime.early import EarlyStart
+from mcp_tasks.runtime.hidden_keys import HiddenKeys
 from mcp_tasks.runtime.janitor import Janitor
 from mcp_tasks.runtime.late_writes import LateWrites
 from mcp_tasks.runtime.launching import Launching, new_task_id
@@ -126,6 +127,7 @@ class TaskRuntime:
         self.monotonic = monotonic
         self.tracing = tracing
         self.observers: Observers = Observers((Narration(), *observers))
+        self.hidden_keys: HiddenKeys = HiddenKeys(self.store, namespace, monotonic=monotonic)
         self.quota: Quota = Quota(self.limits, lambda whose: self.store.usage(namespace, whose), monotonic)
         self.changes: Changes = Changes(
             self.store, clock=self.now, observers=self.observers, saw=self._saw, origin=self, grew=self.quota.grew
@@ -321,15 +323,30 @@ class TaskRuntime:
         return await self.store.outcome(task_id)
 
     async def list(
-        self, whose: Whose, *, status: TaskStatus | None = None, cursor: str | None = None, limit: int = 100
+        self,
+        whose: Whose,
+        *,
+        status: TaskStatus | None = None,
+        cursor: str | None = None,
+        limit: int = 100,
+        newest_first: bool = False,
     ) -> Page:
-        """Tasks of this server in the order of creation. A short page is the last, unless it took very long.
+        """Tasks of this server in the order of creation, or the newest first. A short page is the last, unless it took
+        very long.
 
         Raises:
             ValueError: The cursor is not one of ours.
         """
-        now = self.now()
-        return await full_page(self.store, self.namespace, whose, now=now, status=status, cursor=cursor, limit=limit)
+        return await full_page(
+            self.store,
+            self.namespace,
+            whose,
+            now=self.now(),
+            status=status,
+            cursor=cursor,
+            limit=limit,
+            newest_first=newest_first,
+        )
 
     async def answer(
         self,

@@ -140,13 +140,13 @@ class Calls:
         return answer
 
     async def _launch(self, mark: Mark, caller: Caller, request: TaskRequest, grace: timedelta | None) -> CallAnswer:
-        options, usual, owner = mark.options, self._catalogue.usual, self._protocol.owner(caller)
+        options, owner = mark.options, self._protocol.owner(caller)
         request, key = take_key(request, owner, asks_first=mark.asks_first)
         return await answer_call(
             self._runtime(),
             request,
             owner=owner,
-            retention=options.retention(usual),
+            retention=self._catalogue.retention(options),
             poll_interval=options.poll_interval,
             asks_first=mark.asks_first,
             grace=grace,
@@ -183,7 +183,7 @@ class Calls:
             request=request,
             ways=mark.options.ways(self._catalogue.usual),
             owner=owner,
-            retention=mark.options.retention(self._catalogue.usual),
+            retention=self._catalogue.retention(mark.options),
             poll_interval=mark.options.poll_interval,
             settle=settle,
             asks_first=mark.asks_first,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from typing import Final
 
 from mcp_tasks.runtime import ToolPolicy
@@ -20,11 +21,15 @@ class Catalogue:
     Args:
         usual: What holds for tools of which nothing else was said.
         default_mode: The mode of whatever is not marked; None if only what is marked becomes a task.
+        max_ttl: The longest time for which the task of a call is kept, whatever its tool says; None for no limit.
     """
 
-    def __init__(self, usual: TaskOptions, default_mode: TaskMode | None = None) -> None:
+    def __init__(
+        self, usual: TaskOptions, default_mode: TaskMode | None = None, max_ttl: timedelta | None = None
+    ) -> None:
         default = None if default_mode is None else TaskOptions(mode=default_mode)
         self.usual: TaskOptions = usual
+        self.max_ttl = max_ttl
         self.marks: Marks = Marks(default)
         self.reads: Reads = Reads(default)
         self._host: ToolHost | None = None
@@ -45,6 +50,13 @@ class Catalogue:
                 tool.mark.options.check_early_start(tool.annotations, name)
         if host.publishes_schemas:
             await self.reads.warn_of_unused(host)
+
+    def retention(self, options: TaskOptions) -> timedelta | None:
+        """How long the task of a call is kept after it ended; None for as long as the store lives."""
+        kept, longest = options.retention(self.usual), self.max_ttl
+        if longest is None:
+            return kept
+        return longest if kept is None else min(kept, longest)
 
     def is_plain(self, name: str) -> bool:
         """Whether the tool of that name is known not to be marked. A look-up and no more: it is asked on every call."""

@@ -4,7 +4,6 @@ speak no tasks, and the short way."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
 from typing import Any
 
 from mcp.server import MCPServer, Server
@@ -47,7 +46,6 @@ class Doors:
         owners: Owners,
         require_name_header: bool,
         limits: Limits,
-        max_ttl: timedelta | None,
         augment: Augment | None,
         hosts: Mapping[str, Host],
         companions: ShownTo,
@@ -66,7 +64,7 @@ class Doors:
         parts = EraParts(
             runtime=lifecycle.runtime,
             protocol=protocol,
-            offers=ServedOffers(catalogue, max_ttl or limits.ttl),
+            offers=ServedOffers(catalogue, limits.ttl),
             stopping=lifecycle.stopping,
         )
         eras = older_eras(parts)

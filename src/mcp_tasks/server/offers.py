@@ -18,13 +18,13 @@ class ServedOffers:
     """The offers of one server, by what its author said of its tools, prompts and resources.
 
     Args:
-        max_ttl: The longest that a caller may have a task kept for, unless its tool keeps tasks for longer anyway; None
-            for as long as it likes.
+        longest: The longest that a caller may have a task kept for, unless its tool keeps tasks for longer anyway; None
+            for as long as it likes. The `max_ttl` of the catalogue stands above it.
     """
 
-    def __init__(self, catalogue: Catalogue, max_ttl: timedelta | None = None) -> None:
+    def __init__(self, catalogue: Catalogue, longest: timedelta | None = None) -> None:
         self._catalogue = catalogue
-        self._max_ttl = max_ttl
+        self._longest = longest
 
     def methods(self) -> frozenset[str]:
         """The methods whose calls may be tasks."""
@@ -57,11 +57,15 @@ class ServedOffers:
         return replace(self._offer(read.options), problem_with=read.problem_with)
 
     def _offer(self, options: TaskOptions) -> Offer:
-        retention, longest = options.retention(self._catalogue.usual), self._max_ttl
+        retention, longest = self._catalogue.retention(options), self._longest
+        if self._catalogue.max_ttl is not None:
+            most = self._catalogue.max_ttl
+        else:
+            most = None if retention is None or longest is None else max(retention, longest)
         return Offer(
             support=options.mode,
             retention=retention,
-            max_retention=None if retention is None or longest is None else max(retention, longest),
+            max_retention=most,
             poll_interval=options.poll_interval,
             immediate_response=options.immediate_response,
         )

@@ -84,8 +84,9 @@ class Tasks(Marking, LocalCalls, Working, Extension):
             processes that share a store agree on the time of a task, whatever the clocks of their machines say.
         default_ttl_ms: How long a finished task is kept, in milliseconds; None keeps it for as long as the store lives.
         default_ttl: The same as a `timedelta`. Without either, a day.
-        max_ttl: The longest `ttl` that a caller may ask for, where callers can (2025-11-25). Without it, `Limits.ttl`.
-            A tool whose own `ttl` is longer goes up to that.
+        max_ttl: The longest time for which the finished task of a call is kept. It cuts the `ttl` that a caller asks
+            for (2025-11-25), that of the tool, and `default_ttl`. Without it, `Limits.ttl` (30 days) cuts what callers
+            ask for, unless the tool's own `ttl` is longer.
         engine: Who runs the tools: an `Engine`, or a URL (`local`, `postgresql://…`, `redis://…`). Without one, what
             goes with the URL of the store, and a `LocalEngine` with a `Store` object.
         concurrency: How many tools run in this process at a time.
@@ -202,7 +203,7 @@ class Tasks(Marking, LocalCalls, Working, Extension):
             fallback=fallback,
             early_start=early_start,
         )
-        self._catalogue = Catalogue(usual, default_mode)
+        self._catalogue = Catalogue(usual, default_mode, max_ttl)
         local_owner = None if require_owner else local_user()
         setup = Setup(
             parts=chosen_parts(store, engine, concurrency, cipher),
@@ -229,7 +230,6 @@ class Tasks(Marking, LocalCalls, Working, Extension):
             ),
             require_name_header=require_name_header,
             limits=limits or Limits(),
-            max_ttl=max_ttl,
             augment=augment,
             hosts=hosts or {},
             companions=companions,

@@ -255,12 +255,16 @@ class Store(Protocol):
         status: TaskStatus | None = None,
         cursor: str | None = None,
         limit: int = 100,
+        newest_first: bool = False,
     ) -> Page:
         """Tasks of the namespace in the order of creation (then id), in one status or any; not those expired by `now`.
 
-        The cursor is opaque. Tasks that exist from the first page to the last are listed exactly once. Tasks that
-        cannot be read are left out and logged, and a store may pass over only so many at a time of those that expired
-        or are in another status. So a page may be short of `limit`, or empty, and yet not be the last.
+        With `newest_first` the order is reversed, at the same cost: a page reads as many rows as it has.
+
+        The cursor is opaque, and goes on in the order of the page that gave it. Tasks that exist from the first page to
+        the last are listed exactly once. Tasks that cannot be read are left out and logged, and a store may pass over
+        only so many at a time of those that expired or are in another status. So a page may be short of `limit`, or
+        empty, and yet not be the last.
 
         Raises:
             ValueError: The cursor is not one of ours.

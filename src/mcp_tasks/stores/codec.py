@@ -2,9 +2,10 @@
 
 A backend keeps these parts of a task, each by itself: its state, its request, its outcome, and the values of its
 journal; and the notes of a server. All of them pass here, so this is the one place for encryption. What a backend finds
-tasks by stays plain: ids, owners, namespaces, sessions, parents, idempotency keys, statuses, times, names of workers,
-kinds of journal entries, names of notes. The key of a journal entry (the name of a step or a question) is plain where
-nothing is encrypted, and otherwise with its value: nothing is found by it, and a tool may put anything into a name.
+tasks by stays plain: ids, owners, namespaces, sessions, parents, statuses, times, names of workers, kinds of journal
+entries, names of notes; and idempotency keys, which the runtime hides (`runtime.hidden_keys`). The key of a journal
+entry (the name of a step or a question) is plain where nothing is encrypted, and otherwise with its value: nothing is
+found by it, and a tool may put anything into a name.
 """
 
 from __future__ import annotations

@@ -206,9 +206,11 @@ class MemoryStore:
         status: TaskStatus | None = None,
         cursor: str | None = None,
         limit: int = 100,
+        newest_first: bool = False,
     ) -> Page:
         """Tasks of the namespace in the order of creation, in one status or any."""
-        places = self._order.after(listing(namespace, whose), _after(cursor))
+        index, after = listing(namespace, whose), _after(cursor)
+        places = self._order.before(index, after or None) if newest_first else self._order.after(index, after)
         records = (self._records[task_id] for _, task_id in places)
         wanted = (
             record for record in records if (status is None or record.status is status) and not is_expired(record, now)

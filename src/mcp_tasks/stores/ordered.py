@@ -37,6 +37,12 @@ class Ordered:
         for number in range(bisect_right(places, place), len(places)):
             yield places[number]
 
+    def before(self, group: Hashable, place: Place | None = None) -> Iterator[Place]:
+        """The same backwards: the places before `place`, or all, from the last to the first."""
+        places = self._groups.get(group, [])
+        for number in range(len(places) if place is None else bisect_left(places, place), 0, -1):
+            yield places[number - 1]
+
     def count(self, group: Hashable, step: Place = ()) -> int:
         """How many places of the group begin with `step`."""
         places = self._groups.get(group, [])

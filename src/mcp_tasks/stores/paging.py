@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from functools import partial
 from typing import Final
 
 import anyio
@@ -25,6 +26,7 @@ async def full_page(
     status: TaskStatus | None = None,
     cursor: str | None = None,
     limit: int = 100,
+    newest_first: bool = False,
 ) -> Page:
     """`Store.list`, with a page that is short of `limit` only if it is the last, or took longer than `PATIENCE`.
 
@@ -32,12 +34,13 @@ async def full_page(
         ValueError: The cursor is not one of the store's.
     """
     until = anyio.current_time() + PATIENCE
-    page = await store.list(namespace, whose, now=now, status=status, cursor=cursor, limit=limit)
+    look = partial(store.list, namespace, whose, now=now, status=status, newest_first=newest_first)
+    page = await look(cursor=cursor, limit=limit)
     records: list[TaskRecord] = list(page.records)
     while page.cursor is not None and len(records) < limit and anyio.current_time() < until:
         # A store that never waits would have the event loop for itself.
         await checkpoint()
         left = limit - len(records)
-        page = await store.list(namespace, whose, now=now, status=status, cursor=page.cursor, limit=left)
+        page = await look(cursor=page.cursor, limit=left)
         records += page.records
     return Page(records=records, cursor=page.cursor)

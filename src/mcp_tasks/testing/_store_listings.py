@@ -19,12 +19,12 @@ SECOND = timedelta(seconds=1)
 MICROSECOND = timedelta(microseconds=1)
 
 
-async def pages(store: Store, whose: Whose = EVERYBODY, *, limit: int) -> list[list[TaskRecord]]:
+async def pages(store: Store, whose: Whose = EVERYBODY, *, limit: int, **options: Any) -> list[list[TaskRecord]]:
     """All pages of a listing of the server `demo`."""
-    page = await store.list("demo", whose, now=NOON, limit=limit)
+    page = await store.list("demo", whose, now=NOON, limit=limit, **options)
     found = [list(page.records)]
     while page.cursor is not None:
-        page = await store.list("demo", whose, now=NOON, limit=limit, cursor=page.cursor)
+        page = await store.list("demo", whose, now=NOON, limit=limit, cursor=page.cursor, **options)
         found.append(list(page.records))
     return found
 
@@ -164,6 +164,22 @@ class ListingTests(StoreTests):
         found = await pages(store, InSession("s1"), limit=limit)
         assert [record for page in found for record in page] == records[1::2]
         assert all(len(page) == limit for page in found[:-1])
+
+    @pytest.mark.parametrize("limit", [1, 2, 3, 10, 11])
+    @pytest.mark.parametrize("status", [None, TaskStatus.WORKING], ids=["any status", "one status"])
+    async def test_the_newest_come_first_if_asked_for(
+        self, store: Store, limit: int, status: TaskStatus | None
+    ) -> None:
+        records = [task(id=f"t{n:02}", created_at=NOON + SECOND * (n // 4), session="s1") for n in range(10)]
+        early = task(id="t10", created_at=datetime(1969, 12, 31, tzinfo=UTC), session="s1")
+        expired = task(id="t04b", status=TaskStatus.FAILED, finished_at=NOON - SECOND, retention=SECOND, session="s1")
+        await create_all(store, *records, early, expired, task(id="t99", owner="bob"))
+        for whose in (OwnedBy("alice"), InSession("s1")):
+            found = await pages(store, whose, limit=limit, newest_first=True, status=status)
+            assert [record for page in found for record in page] == [*reversed(records), early]
+            assert all(len(page) == limit for page in found[:-1])
+        everybody = await store.list("demo", EVERYBODY, now=NOON, limit=3, newest_first=True, status=status)
+        assert ids(everybody.records) == ["t09", "t08", "t07"]
 
     async def test_tasks_that_come_and_go_between_pages_do_not_move_the_others(self, store: Store) -> None:
         records = [task(id=f"t{n}", created_at=NOON + SECOND * n) for n in range(6)]

@@ -178,6 +178,8 @@ class StoreMachine(RuleBasedStateMachine):
             for whose in (*_OWNERS, OwnedBy("bob")):
                 listing = partial(store.list, namespace, whose, now=now)
                 readings[f"tasks {namespace} {whose}"] = await _list_all(listing, limit=2)
+                backwards = partial(listing, newest_first=True)
+                readings[f"newest tasks {namespace} {whose}"] = await _list_all(backwards, limit=3)
             # In one status each, of somebody: all statuses of everybody take most of the time, and find nothing more.
             for status, whose in zip(TaskStatus, _OWNERS, strict=True):
                 listing = partial(store.list, namespace, whose, now=now, status=status)

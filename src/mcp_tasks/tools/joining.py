@@ -56,7 +56,8 @@ async def joined_under(
     """
     place = _place(runtime, request, key, owner, retention)
     about = replace(request, arguments={}, meta={}, input_responses=None, request_state=None)
-    standing = await runtime.store.create(place, about, key=key.key, key_outlives=KEY_OUTLIVES)
+    hidden = await runtime.hidden_keys.hide(key.key)
+    standing = await runtime.store.create(place, about, key=hidden, key_outlives=KEY_OUTLIVES)
     if standing.fingerprint != key.fingerprint:
         raise KeyTaken
     is_new = standing.id == place.id

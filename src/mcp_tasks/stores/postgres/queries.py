@@ -108,10 +108,10 @@ SELECT queue, (
 
 _LISTING = """
 SELECT created, id, owner, namespace, state FROM mcp_tasks_tasks
-WHERE {where} AND (created, {id}) > (%(place)s, %(after)s) AND (expires IS NULL OR expires > %(now)s)
-ORDER BY created, {id} LIMIT %(limit)s
+WHERE {where} AND (created, {id}) {beyond} (%(place)s, %(after)s) AND (expires IS NULL OR expires > %(now)s)
+ORDER BY created {way}, {id} {way} LIMIT %(limit)s
 """
-_MERGED = "SELECT * FROM ({parts}) parts ORDER BY created, id LIMIT %(limit)s"
+_MERGED = "SELECT * FROM ({parts}) parts ORDER BY created {way}, id {way} LIMIT %(limit)s"
 
 _QUEUED = f"""
 SELECT created, id FROM mcp_tasks_tasks
@@ -165,7 +165,8 @@ SELECT count(*), coalesce(sum(size), 0)::bigint + coalesce((
 _USAGE_OF_ALL = f"SELECT count(*), 0 FROM ({_open(_OPEN_OF_ALL)}) open".encode()
 
 _FIRST: Final = -(2**63)
-"""Before every place in a listing."""
+_LAST: Final = 2**63 - 1
+"""Before and behind every place in a listing."""
 
 
 def queued(namespace: str, *, handed_out: bool | None, cursor: str | None, limit: int) -> Query:
@@ -198,32 +199,41 @@ def claimed(worker: str, *, cursor: str | None, limit: int) -> Query:
 
 
 def listing(
-    namespace: str, whose: Whose, *, now: datetime, status: TaskStatus | None, cursor: str | None, limit: int
+    namespace: str,
+    whose: Whose,
+    *,
+    now: datetime,
+    status: TaskStatus | None,
+    cursor: str | None,
+    limit: int,
+    newest_first: bool = False,
 ) -> Query:
     """The query for one page of a listing.
 
     Raises:
         ValueError: The cursor is not one of ours.
     """
-    values: dict[str, Any] = {"namespace": to_text(namespace), "now": to_micros(now), "limit": limit, **_after(cursor)}
+    start = _after(cursor, _LAST if newest_first else _FIRST)
+    values: dict[str, Any] = {"namespace": to_text(namespace), "now": to_micros(now), "limit": limit, **start}
     where, order = "namespace = %(namespace)s", "id"
+    beyond, way = ("<", "DESC") if newest_first else (">", "ASC")
     if isinstance(whose, InSession | ChildrenOf):
         # A session, or a task, has few tasks: their statuses are read from the rows, and no index has to follow them.
         where += f" AND {'session' if isinstance(whose, InSession) else 'parent'} = %(of)s"
         values["of"] = to_text(whose.session if isinstance(whose, InSession) else whose.parent)
         if status is not None:
             where += f" AND status = '{status.value}'"
-        return _LISTING.format(where=where, id=order).encode(), values
+        return _LISTING.format(where=where, id=order, beyond=beyond, way=way).encode(), values
     if whose is not EVERYBODY:
         where += " AND owner = %(of)s"
         # As in the index of owners, and in no other.
         order = 'id COLLATE "POSIX"'
         values["of"] = to_owner(whose.owner if isinstance(whose, OwnedBy) else None)
     parts = [
-        _LISTING.format(where=f"{where} AND status = '{one.value}'", id=order)
+        _LISTING.format(where=f"{where} AND status = '{one.value}'", id=order, beyond=beyond, way=way)
         for one in (TaskStatus if status is None else [status])
     ]
-    return _MERGED.format(parts=" UNION ALL ".join(f"({part})" for part in parts)).encode(), values
+    return _MERGED.format(parts=" UNION ALL ".join(f"({part})" for part in parts), way=way).encode(), values
 
 
 def cursor_of(rows: Sequence[Row], limit: int) -> str | None:
@@ -236,6 +246,6 @@ def page_of(rows: Sequence[Row], limit: int) -> IdPage:
     return IdPage(ids=[from_text(task_id) for _, task_id in rows[:limit]], cursor=cursor_of(rows, limit))
 
 
-def _after(cursor: str | None) -> dict[str, Any]:
-    place, task_id = (_FIRST, "") if cursor is None else decode_cursor(cursor)
+def _after(cursor: str | None, start: int = _FIRST) -> dict[str, Any]:
+    place, task_id = (start, "") if cursor is None else decode_cursor(cursor)
     return {"place": place, "after": to_text(task_id)}

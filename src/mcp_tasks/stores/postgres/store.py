@@ -268,10 +268,13 @@ class PostgresStore(Inspecting):
         status: TaskStatus | None = None,
         cursor: str | None = None,
         limit: int = 100,
+        newest_first: bool = False,
     ) -> Page:
         """Tasks of the namespace in the order of creation, in one status or any."""
         # One more than asked for tells whether there is a next page.
-        query = queries.listing(namespace, whose, now=now, status=status, cursor=cursor, limit=limit + 1)
+        query = queries.listing(
+            namespace, whose, now=now, status=status, cursor=cursor, limit=limit + 1, newest_first=newest_first
+        )
         rows = await self._database.rows(*query)
         records = self._unreadable.readable(self._record, (row[1:] for row in rows[:limit]))
         return Page(records=records, cursor=queries.cursor_of(rows, limit))

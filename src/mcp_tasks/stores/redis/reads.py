@@ -47,13 +47,22 @@ class Reads:
         return owner, items
 
     async def listing(
-        self, namespace: str, whose: Whose, now: datetime, status: TaskStatus | None, cursor: str | None, limit: int
+        self,
+        namespace: str,
+        whose: Whose,
+        now: datetime,
+        status: TaskStatus | None,
+        cursor: str | None,
+        limit: int,
+        *,
+        newest_first: bool = False,
     ) -> tuple[Sequence[Row], str | None]:
         """The rows of one page of a listing, and where the next page starts."""
         index, after = names.listing(namespace, whose, status), _after(cursor)
         instant, wanted = to_micros(now), "" if status is None else status.value
         # One more than asked for tells whether there is a next page.
-        last, found = await self._connection.run("list", index, after, limit + 1, instant, wanted, limit + 1 + LOOKS)
+        looks, way = limit + 1 + LOOKS, "newest" if newest_first else ""
+        last, found = await self._connection.run("list", index, after, limit + 1, instant, wanted, looks, way)
         rows = [(member[PLACE:], *rest) for member, *rest in found[:limit]]
         if len(found) > limit:
             return rows, _cursor(found[limit - 1][0]) if limit > 0 else None

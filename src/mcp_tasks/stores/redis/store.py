@@ -262,9 +262,12 @@ class RedisStore(Inspecting):
         status: TaskStatus | None = None,
         cursor: str | None = None,
         limit: int = 100,
+        newest_first: bool = False,
     ) -> Page:
         """Tasks of the namespace in the order of creation, in one status or any."""
-        rows, following = await self._reads.listing(namespace, whose, now, status, cursor, limit)
+        rows, following = await self._reads.listing(
+            namespace, whose, now, status, cursor, limit, newest_first=newest_first
+        )
         return Page(records=self._unreadable.readable(self._record, rows), cursor=following)
 
     async def usage(self, namespace: str, whose: Owners) -> Usage:

@@ -81,13 +81,13 @@ NOTE = "SELECT value FROM notes WHERE namespace = ? AND name = ?"
 _LISTING = """
 SELECT created, id, owner, namespace, state FROM (
     SELECT created, id, owner, namespace, state, status, expires FROM tasks INDEXED BY {index}
-    WHERE {where} AND (created, id) > (:place, :id) ORDER BY created, id LIMIT :looks
+    WHERE {where} AND (created, id) {beyond} (:place, :id) ORDER BY {order} LIMIT :looks
 )
 WHERE {wanted}
 UNION ALL
 SELECT * FROM (
     SELECT created, id, NULL, NULL, NULL FROM tasks INDEXED BY {index}
-    WHERE {where} AND (created, id) > (:place, :id) ORDER BY created, id LIMIT 1 OFFSET :looks - 1
+    WHERE {where} AND (created, id) {beyond} (:place, :id) ORDER BY {order} LIMIT 1 OFFSET :looks - 1
 )
 LIMIT :limit
 """
@@ -162,8 +162,8 @@ ORDER BY created, id LIMIT :limit
 
 _VERSIONS = "SELECT id, version FROM tasks WHERE id IN ({places})"
 
-_FIRST = -(2**63)
-"""Before every place in a listing."""
+_FIRST, _LAST = -(2**63), 2**63 - 1
+"""Before and behind every place in a listing."""
 
 
 def queued(namespace: str, *, handed_out: bool | None = None, cursor: str | None, limit: int) -> Query:
@@ -203,14 +203,22 @@ def versions(task_ids: Collection[str]) -> Iterator[Query]:
 
 
 def listing(
-    namespace: str, whose: Whose, *, now: datetime, status: TaskStatus | None, cursor: str | None, limit: int
+    namespace: str,
+    whose: Whose,
+    *,
+    now: datetime,
+    status: TaskStatus | None,
+    cursor: str | None,
+    limit: int,
+    newest_first: bool = False,
 ) -> Query:
     """The query for one page of a listing, and the end of what was looked at if there may be more behind it.
 
     Raises:
         ValueError: The cursor is not one of ours.
     """
-    values: dict[str, Any] = {"namespace": to_text(namespace), "now": to_micros(now), **_after(cursor)}
+    start = _after(cursor, _LAST if newest_first else _FIRST)
+    values: dict[str, Any] = {"namespace": to_text(namespace), "now": to_micros(now), **start}
     values |= {"limit": limit, "looks": limit + LOOKS}
     found, wanted = ["namespace = :namespace"], ["(expires IS NULL OR expires > :now)"]
     parts = ["tasks"]
@@ -229,7 +237,9 @@ def listing(
         parts += [] if isinstance(whose, InSession | ChildrenOf) else ["status"]
         values["status"] = status.value
     index = "_".join(parts) if len(parts) > 1 else "tasks_created"
-    return _LISTING.format(index=index, where=" AND ".join(found), wanted=" AND ".join(wanted)), values
+    beyond, order = ("<", "created DESC, id DESC") if newest_first else (">", "created, id")
+    where = {"where": " AND ".join(found), "wanted": " AND ".join(wanted)}
+    return _LISTING.format(index=index, beyond=beyond, order=order, **where), values
 
 
 def cursor_of(rows: Sequence[Any], limit: int) -> str | None:
@@ -242,6 +252,6 @@ def page_of(rows: Sequence[Any], limit: int) -> IdPage:
     return IdPage(ids=[from_text(task_id) for _, task_id in rows[:limit]], cursor=cursor_of(rows, limit))
 
 
-def _after(cursor: str | None) -> Mapping[str, Any]:
-    place, task_id = (_FIRST, "") if cursor is None else decode_cursor(cursor)
+def _after(cursor: str | None, start: int = _FIRST) -> Mapping[str, Any]:
+    place, task_id = (start, "") if cursor is None else decode_cursor(cursor)
     return {"place": place, "id": to_text(task_id)}

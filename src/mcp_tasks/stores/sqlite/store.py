@@ -236,10 +236,13 @@ class SqliteStore(Inspecting):
         status: TaskStatus | None = None,
         cursor: str | None = None,
         limit: int = 100,
+        newest_first: bool = False,
     ) -> Page:
         """Tasks of the namespace in the order of creation, in one status or any."""
         # One more than asked for tells whether there is a next page.
-        query = queries.listing(namespace, whose, now=now, status=status, cursor=cursor, limit=limit + 1)
+        query = queries.listing(
+            namespace, whose, now=now, status=status, cursor=cursor, limit=limit + 1, newest_first=newest_first
+        )
         rows = self._rows(*query)
         following = queries.cursor_of(rows, limit)
         if rows and rows[-1][3] is None:

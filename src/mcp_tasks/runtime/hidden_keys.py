@@ -1,0 +1,72 @@
+"""`HiddenKeys`: the keys that tasks stand under, as a store keeps them.
+
+A key is made of the arguments of a call, or is the author's own text. A plain hash of either can be guessed by anyone
+who reads the store: there are only 10,000 PINs. So a store gets an HMAC of each key. The secret for it is a note of the
+server (`Store.note`): made once, the same for all processes, and encrypted where the store is. Another encryption key
+seals the same secret again, so calls come to the same tasks as before.
+
+Stores that are not encrypted do the same, so that encryption can be turned on without changing a key.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Final
+
+from mcp_tasks.errors import StoreCorrupt, StoreUnavailable
+from mcp_tasks.stores.base import Store
+
+NOTE: Final = "key-secret"
+"""The name of the note."""
+
+READ_AGAIN: Final = timedelta(minutes=5)
+"""How long a process goes by what it knows. A store without a disk may have lost all it had, the note included."""
+
+_SIZE: Final = 32
+"""Random bytes of the secret, which is kept as hexadecimal digits."""
+
+
+class HiddenKeys:
+    """Hides the keys of the tasks of one server."""
+
+    def __init__(self, store: Store, namespace: str, *, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._store = store
+        self._namespace = namespace
+        self._monotonic = monotonic
+        self._secret: bytes | None = None
+        self._read_at = 0.0
+
+    async def hide(self, key: str) -> str:
+        """The key as the store keeps it: in every process the same, and it tells nothing of what it was made of.
+
+        Raises:
+            StoreUnavailable: The secret is not known here yet, and cannot be read or kept. Nothing was done.
+            StoreCorrupt: The secret cannot be read.
+        """
+        secret = self._secret
+        if secret is None or self._monotonic() - self._read_at > READ_AGAIN.total_seconds():
+            try:
+                secret = await self._agreed()
+            except StoreUnavailable as exc:
+                if secret is None:
+                    # No task was made, whatever became of the note.
+                    raise StoreUnavailable(str(exc)) from exc
+            self._secret, self._read_at = secret, self._monotonic()
+        return f"key/{hmac.digest(secret, key.encode('utf-8', 'surrogatepass'), 'sha256').hex()}"
+
+    async def _agreed(self) -> bytes:
+        """The secret that all processes have: of many that propose one, the store keeps one."""
+        while (kept := await self._store.note(self._namespace, NOTE)) is None:
+            mine = self._secret or secrets.token_hex(_SIZE).encode()
+            if await self._store.set_note(self._namespace, NOTE, mine, expected=None):
+                return mine
+        if len(kept) < _SIZE:
+            raise StoreCorrupt(
+                f"the secret for the keys of tasks of the server {self._namespace!r} (its note {NOTE!r}) is damaged, "
+                f"it has only {len(kept)} bytes: restore a backup, or delete the note"
+            )
+        return kept

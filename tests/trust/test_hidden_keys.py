@@ -1,0 +1,236 @@
+"""What tasks stand under says nothing of a call: not its arguments, nor the key that its author gave it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+import redis
+
+from harness.databases import Postgres, Valkey, postgres, valkey
+from harness.postgres_store import new_store_url
+from mcp_tasks.encryption import Cipher, Keyring, new_key
+from mcp_tasks.errors import StoreCorrupt, StoreUnavailable
+from mcp_tasks.runtime.hidden_keys import NOTE, READ_AGAIN, HiddenKeys
+from mcp_tasks.stores import MemoryStore, Store
+from mcp_tasks.stores.encrypting import encrypt_store
+from mcp_tasks.stores.url import store_from_url
+from tests.trust.keyed import LONG_KEY, opened, told
+
+pytestmark = pytest.mark.anyio
+
+PIN = 4_711
+AUTHORS_KEY = "the key of ada@example.org, PIN 4711"
+
+
+@pytest.fixture(scope="module")
+def postgres_server() -> Iterator[Postgres]:
+    with postgres(durable=False) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def valkey_server() -> Iterator[Valkey]:
+    with valkey() as server:
+        yield server
+
+
+@pytest.fixture(params=["sqlite", "postgres", "redis"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/tasks.db"
+    if request.param == "postgres":
+        return new_store_url(request.getfixturevalue("postgres_server"))
+    server: Valkey = request.getfixturevalue("valkey_server")
+    with closing(redis.Redis.from_url(server.url)) as client:
+        client.flushall()
+    return server.url
+
+
+def kept(url: str) -> bytes:
+    """Every byte that is kept, also of the keys of children and of tasks that are gone."""
+    if url.startswith("sqlite"):
+        return b"".join(file.read_bytes() for file in Path(url.removeprefix("sqlite:///")).parent.iterdir())
+    if url.startswith("postgres"):
+        with psycopg.connect(url) as connection:
+            rows = connection.execute(
+                "SELECT table_name FROM information_schema.tables WHERE table_name LIKE 'mcp_tasks_%'"
+            ).fetchall()
+            return b"".join(
+                bytes(part)
+                for (table,) in rows
+                for part in connection.cursor().copy(f"COPY {table} TO STDOUT (FORMAT binary)".encode()).__enter__()
+            )
+    with closing(redis.Redis.from_url(url)) as client:
+        found: list[Any] = []
+        reads: dict[bytes, Sequence[Any]] = {
+            b"hash": ["HGETALL"],
+            b"string": ["GET"],
+            b"list": ["LRANGE", 0, -1],
+            b"zset": ["ZRANGE", 0, -1],
+            b"set": ["SMEMBERS"],
+        }
+        keys: Any = client.keys("*")
+        for key in keys:
+            kind: Any = client.type(key)
+            verb, *places = reads[kind]
+            found += [key, client.execute_command(verb, key, *places)]
+    return b"".join(part if isinstance(part, bytes) else repr(part).encode() for part in found)
+
+
+def digests(text: str) -> set[bytes]:
+    """What a thief who tries all PINs would look for."""
+    return {sha256(text.encode()).hexdigest()[:16].encode(), sha256(text.encode()).digest()[:8]}
+
+
+async def opened_store(url: str, cipher: Cipher | None) -> Store:
+    store = store_from_url(url, cipher)
+    await store.open("keyed")
+    return store
+
+
+async def make_tasks(url: str, cipher: Cipher) -> list[str]:
+    """The ids of tasks under keys of every kind: those that a second process is to find."""
+    async with opened("sdk", store=store_from_url(url, cipher)) as (scene, caller):
+
+        @scene.server.tool()
+        @scene.tasks.task()
+        async def parent() -> str:
+            child = await scene.tasks.start("refund", {"amount": PIN})
+            return str(await child.result())
+
+        found = await ids_of(scene, caller)
+        # A tool that the store has a key for while it runs, and a child.
+        scene.gate.clear()
+        running = told(await caller.call("joined", amount=PIN + 1))
+        assert told(await caller.call("joined", amount=PIN + 1)) == running
+        scene.gate.set()
+        told(await caller.call("parent"))
+        await scene.until_idle()
+        assert scene.runs == {"pay": 2, "joined": 2, "refund": 1}
+    return found
+
+
+async def ids_of(scene: Any, caller: Any) -> list[str]:
+    scene.gate.set()
+    own = await scene.tasks.start("pay", {"amount": PIN}, key=AUTHORS_KEY)
+    found = [
+        told(await caller.call("pay", LONG_KEY, amount=PIN)),
+        told(await caller.call("joined", "j" * 22, amount=PIN)),
+        own.id,
+    ]
+    await scene.until_idle()
+    return found
+
+
+async def test_no_key_says_anything_of_a_call_in_an_encrypted_store(url: str) -> None:
+    await make_tasks(url, Keyring(new_key()))
+    found = kept(url)
+    guesses = {
+        *digests(json.dumps(["joined", {"amount": PIN}], sort_keys=True)),
+        *digests(json.dumps(["joined", {"amount": PIN + 1}], sort_keys=True)),
+        *digests(f"tools/call refund {json.dumps({'amount': PIN})}"),
+        *digests(json.dumps([LONG_KEY], separators=(",", ":"))),
+        AUTHORS_KEY.encode(),
+    }
+    assert [guess for guess in guesses if guess in found] == []
+
+
+async def test_calls_come_to_the_same_tasks_when_encryption_is_turned_on_and_keys_change(url: str) -> None:
+    old, new = new_key(), new_key()
+    found = await make_tasks(url, Keyring(old))
+    await encrypt_store(url, Keyring([new, old]), watch=0.1)
+    async with opened("sdk", store=store_from_url(url, Keyring(new))) as (scene, caller):
+        assert await ids_of(scene, caller) == found
+        assert not scene.runs
+
+
+async def test_processes_that_open_an_empty_store_at_the_same_moment_agree(url: str) -> None:
+    ring = Keyring(new_key())
+    stores = [await opened_store(url, ring) for _ in range(4)]
+    keys = [HiddenKeys(store, "keyed") for store in stores for _ in range(3)]
+    try:
+        first, *others = await asyncio.gather(*(each.hide(AUTHORS_KEY) for each in keys))
+        assert set(others) == {first}
+        assert re.fullmatch(r"key/[0-9a-f]{64}", first)
+        assert await HiddenKeys(stores[0], "keyed").hide(AUTHORS_KEY) == first
+        # Servers that share a store do not have each other's.
+        assert await HiddenKeys(stores[0], "another").hide(AUTHORS_KEY) != first
+    finally:
+        for store in stores:
+            await store.close()
+
+
+class NoteStore(MemoryStore):
+    """Counts how often notes are read and may be out of reach."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads = 0
+        self.away: set[str] = set()
+
+    async def note(self, namespace: str, name: str) -> bytes | None:
+        self.reads += 1
+        if "note" in self.away:
+            raise StoreUnavailable("away")
+        return await super().note(namespace, name)
+
+    async def set_note(self, namespace: str, name: str, value: bytes, *, expected: bytes | None) -> bool:
+        if "set_note" in self.away:
+            raise StoreUnavailable("away", may_have_happened=True)
+        return await super().set_note(namespace, name, value, expected=expected)
+
+
+async def test_the_secret_is_read_once_in_minutes_and_an_outage_does_no_harm() -> None:
+    store, now = NoteStore(), 0.0
+    keys = HiddenKeys(store, "", monotonic=lambda: now)
+    hidden = await keys.hide("a")
+    read = store.reads
+    assert [await keys.hide("a") for _ in range(5)] == [hidden] * 5
+    assert store.reads == read
+    now += READ_AGAIN.total_seconds() + 1
+    store.away = {"note", "set_note"}
+    assert await keys.hide("a") == hidden
+    assert store.reads == read + 1
+
+
+async def test_a_store_that_lost_everything_gets_the_secret_of_the_process_that_knows_it(tmp_path: Path) -> None:
+    now, path = 0.0, tmp_path / "tasks.db"
+    store = await opened_store(f"sqlite:///{path}", None)
+    keys = HiddenKeys(store, "", monotonic=lambda: now)
+    hidden, secret = await keys.hide("a"), await store.note("", NOTE)
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("DELETE FROM notes")
+        connection.commit()
+    now += READ_AGAIN.total_seconds() + 1
+    assert await keys.hide("a") == hidden
+    assert await store.note("", NOTE) == secret is not None
+    await store.close()
+
+
+@pytest.mark.parametrize("verb", ["note", "set_note"])
+async def test_while_the_secret_cannot_be_had_nothing_is_done(verb: str) -> None:
+    store = NoteStore()
+    store.away = {verb}
+    async with opened("sdk", store=store) as (scene, caller):
+        error = (await caller.call("pay", LONG_KEY, amount=7)).error
+        assert error["data"]["reason"] == "unavailable"
+        store.away = set()
+        assert await scene.all_tasks() == []
+        assert told(await caller.call("pay", LONG_KEY, amount=7))
+
+
+async def test_a_note_that_is_no_secret_is_not_used() -> None:
+    store = MemoryStore()
+    await store.set_note("", NOTE, b"short", expected=None)
+    with pytest.raises(StoreCorrupt, match="secret for the keys of tasks"):
+        await HiddenKeys(store, "").hide("a")
