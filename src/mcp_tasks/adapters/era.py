@@ -62,12 +62,19 @@ class Offers(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EraParts:
-    """What an era is given of the server that it serves."""
+    """What an era is given of the server that it serves.
+
+    Attributes:
+        stopping: Returns once the process is told to stop.
+        exiting: Returns once the process has to exit. While a request awaits it, a stop waits for that request, as long
+            as it waits for running tools.
+    """
 
     runtime: Callable[[], TaskRuntime]
     protocol: TasksProtocol
     offers: Offers
     stopping: Callable[[], Awaitable[object]]
+    exiting: Callable[[], Awaitable[object]]
 
 
 class Era(Protocol):

@@ -68,6 +68,7 @@ class Doors:
             protocol=protocol,
             offers=ServedOffers(catalogue, max_ttl or limits.ttl),
             stopping=lifecycle.stopping,
+            exiting=lifecycle.exiting,
         )
         eras = older_eras(parts)
         tools = CalledTools(catalogue, augments=augment is not None)
