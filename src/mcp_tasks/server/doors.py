@@ -69,6 +69,7 @@ class Doors:
             offers=ServedOffers(catalogue, max_ttl or limits.ttl),
             stopping=lifecycle.stopping,
             exiting=lifecycle.exiting,
+            open_calls=lifecycle.open_calls,
         )
         eras = older_eras(parts)
         tools = CalledTools(catalogue, augments=augment is not None)

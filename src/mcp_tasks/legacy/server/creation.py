@@ -14,14 +14,15 @@ from mcp_types import methods as mcp_methods
 from mcp_tasks.adapters.era import EraParts, Offer, RequestContext
 from mcp_tasks.adapters.exchange import exchange_of
 from mcp_tasks.adapters.sdk import caller_of, request_meta, request_of
-from mcp_tasks.core.record import TaskRecord
+from mcp_tasks.core.record import TaskRecord, TaskRequest
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.errors import StoreError
 from mcp_tasks.legacy.server.parse import check_task, parse_retention, progress_token
 from mcp_tasks.legacy.server.render import render_created
-from mcp_tasks.legacy.server.sessions import Sessions
+from mcp_tasks.legacy.server.sessions import Session, Sessions
 from mcp_tasks.protocol.errors import RpcError, discreet, refusing
 from mcp_tasks.protocol.idempotency import take_key
+from mcp_tasks.runtime.launching import new_task_id
 from mcp_tasks.tools.creation import ANNOUNCE_AFTER
 
 logger: Final = logging.getLogger(__name__)
@@ -92,9 +93,38 @@ class Creation:
     async def _launch(
         self, ctx: RequestContext, offer: Offer, name: str, arguments: Mapping[str, Any], task: Any
     ) -> TaskRecord:
-        caller, session, runtime = caller_of(ctx), self._sessions.of(ctx), self._parts.runtime()
+        caller, session = caller_of(ctx), self._sessions.of(ctx)
         request = request_of(ctx.method, request_meta(ctx), caller, name=name, arguments=arguments)
         owner = self._parts.protocol.owner(caller)
+        task_id = new_task_id()
+        if session is not None:
+            # Before there is a task: its tool may say something at once.
+            session.expect(task_id)
+        try:
+            record = await self._launched(request, offer, owner, arguments, task, session=session, task_id=task_id)
+        except BaseException:
+            if session is not None:
+                session.give_up(task_id)
+            raise
+        if session is not None:
+            if record.id != task_id:
+                # It stood under the key of the call.
+                session.give_up(task_id)
+            session.follow(record, progress_token(request_meta(ctx)), after=exchange_of(ctx))
+        return record
+
+    async def _launched(
+        self,
+        request: TaskRequest,
+        offer: Offer,
+        owner: str | None,
+        arguments: Mapping[str, Any],
+        task: Any,
+        *,
+        session: Session | None,
+        task_id: str,
+    ) -> TaskRecord:
+        runtime = self._parts.runtime()
         with refusing():
             await self._parts.protocol.limiting.create(owner, request)
             asked, own = take_key(request, owner)
@@ -106,11 +136,10 @@ class Creation:
                 session=None if session is None else session.id,
                 key=None if own is None else own.key,
                 fingerprint=None if own is None else own.fingerprint,
+                task_id=task_id,
             )
             if offer.may_refuse(arguments):
                 await self._refuse(record, offer, keep=own is not None)
-        if session is not None:
-            session.follow(record, progress_token(request_meta(ctx)), after=exchange_of(ctx))
         return record
 
     async def _refuse(self, record: TaskRecord, offer: Offer, *, keep: bool) -> None:

@@ -57,17 +57,23 @@ class Relay:
             TaskUnreadable: It cannot be read.
             RpcError: -32802, the process has to exit, the client has left for good, or its token has expired.
         """
-        if record.is_final:
-            return record
         if not ctx.session.can_send_request:
             # The answer will be all there is room for.
-            return await self._wait(ctx, record, None)
+            return record if record.is_final else await self._wait(ctx, record, None)
+        if record.is_final and (session is None or not session.has_notices(record.id)):
+            return record
         carrier = Carrier(ctx.session, ctx.request_id)
         if not is_pipe(ctx) and exchange_of(ctx) is None:
             self._supersede(record.id, session)
         try:
             with self._audience.waiting(OpenResult(record.id, carrier, session)):
-                return await self._wait(ctx, record, carrier)
+                if session is not None:
+                    session.send_notices(record.id, known=True)
+                seen = record if record.is_final else await self._wait(ctx, record, carrier)
+                if session is not None:
+                    # After its answer, a stream carries nothing more.
+                    await session.flush(record.id)
+                return seen
         finally:
             await self._questions.leave(carrier, record.id)
 
