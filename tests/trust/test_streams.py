@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from datetime import timedelta
 from typing import Any
@@ -10,13 +11,15 @@ from typing import Any
 import anyio
 import pytest
 
-from harness.http import HttpWire
-from harness.older import http_session
-from harness.rpc import EVERYTHING, INTERNAL_ERROR, PATIENCE, Tasking, request
+from harness.http import HttpWire, http_client, serving_app
+from harness.older import RELATED, http_session
+from harness.rpc import EVERYTHING, PATIENCE, Tasking, legacy_request, request
 from mcp_tasks import Limits
 from mcp_tasks.errors import TaskWasCancelled
+from mcp_tasks.legacy.shapes import REQUEST_CANCELLED, RESULT_INTERRUPTED
 from tests.client.connecting import begin, connect
-from tests.trust.guarded import guarded
+from tests.conformance.everything_server import MemoryEvents
+from tests.trust.guarded import build, guarded, new_tasks
 
 pytestmark = pytest.mark.anyio
 
@@ -84,8 +87,8 @@ async def test_a_wait_for_a_result_of_the_older_era_ends_with_its_token() -> Non
         ada.wire = wire.as_user(f"ada!{soon()}")
         with anyio.fail_after(PATIENCE):
             reply = await ada.result(task_id)
-        assert reply.code == INTERNAL_ERROR
-        assert "expired" in reply.error["message"]
+        assert reply.code == RESULT_INTERRUPTED
+        assert reply.error["data"] == {"reason": "token_expired", "_meta": {RELATED: {"taskId": task_id}}}
         ada.wire = wire.as_user("ada")
         assert (await ada.get(task_id))["status"] == "working"
 
@@ -105,19 +108,51 @@ async def test_a_sessions_own_stream_ends_with_its_token() -> None:
             await ada.question(task_id)
 
 
-async def test_in_the_older_era_nothing_lasts_longer_than_a_stream_may() -> None:
+async def test_in_the_older_era_a_sessions_stream_lasts_no_longer_than_one_may_and_a_result_is_waited_for() -> None:
     limits = Limits(stream_life=timedelta(seconds=1))
     async with guarded(limits=limits) as (wire, _), http_session(wire.as_user("ada")) as ada:
         task_id = await ada.start("hold")
+        waiting = ada.begin_result(task_id)
         headers = [*ada.headers(), ("accept", "text/event-stream")]
         with anyio.fail_after(PATIENCE):
-            reply = await ada.result(task_id)
             async with wire.client.stream("GET", wire.url, headers=headers, timeout=PATIENCE) as response:
                 assert response.status_code == 200
                 await response.aread()
-        assert reply.code == INTERNAL_ERROR
-        assert "ask again" in reply.error["message"]
-        assert (await ada.get(task_id))["status"] == "working"
+        # That stream began later, and is over.
+        assert not waiting.answered
+        await ada.cancel(task_id)
+        assert (await waiting.reply()).code == REQUEST_CANCELLED
+
+
+async def test_a_result_on_a_stream_that_can_be_resumed_outlasts_the_token_that_it_was_asked_for_with() -> None:
+    tasks = new_tasks()
+    app = build(tasks, auth=True).streamable_http_app(event_store=MemoryEvents())
+    async with serving_app(app) as base, http_client() as http:
+        wire = HttpWire(f"{base}/mcp", http)
+        async with http_session(wire.as_user("ada")) as ada:
+            task_id = await ada.start("hold")
+            short = wire.as_user(f"ada!{soon()}")
+            message = legacy_request("tasks/result", {"taskId": task_id})
+            ada.wire = short
+            headers = [*ada.headers(), ("accept", "application/json, text/event-stream")]
+            with anyio.fail_after(PATIENCE):
+                async with http.stream("POST", wire.url, json=message, headers=headers, timeout=PATIENCE) as cut:
+                    text = (await cut.aread()).decode()
+            # The event that a client resumes from, and no answer.
+            (last,) = [line.split(":")[1].strip() for line in text.splitlines() if line.startswith("id:")]
+            assert "result" not in text
+            assert "error" not in text
+            ada.wire = wire.as_user("ada")
+            headers = [*ada.headers(), ("accept", "text/event-stream"), ("last-event-id", last)]
+            with anyio.fail_after(PATIENCE):
+                async with http.stream("GET", wire.url, headers=headers, timeout=PATIENCE) as resumed:
+                    await ada.cancel(task_id)
+                    async for line in resumed.aiter_lines():
+                        if line.startswith("data:") and line[5:].strip():
+                            answer = json.loads(line[5:])
+                            break
+            assert answer["id"] == message["id"]
+            assert answer["error"]["code"] == REQUEST_CANCELLED
 
 
 # Our client

@@ -16,6 +16,7 @@ from mcp.server.context import CallNext, HandlerResult
 
 from mcp_tasks.protocol import TasksProtocol
 from mcp_tasks.runtime import TaskRuntime
+from mcp_tasks.tools.open_calls import OpenCalls
 
 RequestContext: TypeAlias = ServerRequestContext[Any, Any]
 
@@ -62,12 +63,21 @@ class Offers(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EraParts:
-    """What an era is given of the server that it serves."""
+    """What an era is given of the server that it serves.
+
+    Attributes:
+        stopping: Returns once the process is told to stop.
+        exiting: Returns once the process has to exit. While a request awaits it, a stop waits for that request, as long
+            as it waits for running tools.
+        open_calls: How what a tool sends to its client reaches that.
+    """
 
     runtime: Callable[[], TaskRuntime]
     protocol: TasksProtocol
     offers: Offers
     stopping: Callable[[], Awaitable[object]]
+    exiting: Callable[[], Awaitable[object]]
+    open_calls: OpenCalls
 
 
 class Era(Protocol):

@@ -141,4 +141,4 @@ class PlainNotification(BaseModel):
     """A notification whose params are a plain dict: the SDK drops nulls from models, and `ttlMs` may be one."""
 
     method: str
-    params: dict[str, Any]
+    params: dict[str, Any] | None

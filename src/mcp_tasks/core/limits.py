@@ -80,7 +80,8 @@ class Limits:
         open_questions: Questions of one task that are open at a time.
         journal_entries: Entries in the journal of one task: steps, questions, answers, timers.
         stream_tasks: Tasks that one stream may name.
-        stream_life: How long a stream lasts, if the token that opened it does not end before.
+        stream_life: How long a stream lasts, if the token that opened it does not end before. A `tasks/result` of
+            2025-11-25 lasts as long as its task.
         json_depth: How deep the arguments of a call and an answer may be nested.
     """
 

@@ -25,6 +25,10 @@ REQUEST_CANCELLED: Final = -32800
 """The error of a cancelled task. MCP gives a cancelled request no answer and so no code; this one is known from the
 Language Server Protocol, and outside of what JSON-RPC reserves."""
 
+RESULT_INTERRUPTED: Final = -32802
+"""The error of a `tasks/result` that the server had to end before its task did: ask again. `ServerCancelled` in the
+Language Server Protocol; no other error of a task has it, and `data.reason` says why."""
+
 STATUS_NOTIFICATION: Final = "notifications/tasks/status"
 
 _INSTANTS: Final = ("createdAt", "lastUpdatedAt")

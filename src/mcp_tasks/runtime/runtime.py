@@ -158,6 +158,7 @@ class TaskRuntime:
         self._services: list[asyncio.Task[None]] = []
         self._keeping_lease: asyncio.Task[None] | None = None
         self._open = False
+        self.draining_since: float | None = None
 
     @property
     def hints(self) -> HintFan:
@@ -214,6 +215,12 @@ class TaskRuntime:
         self._services = [
             asyncio.create_task(service(), name=f"mcp-tasks-{name}") for name, service in services.items()
         ]
+
+    async def begin_drain(self) -> None:
+        """Start nothing more here. The time that running tools have until `stop` gives them up begins now."""
+        if self.draining_since is None:
+            self.draining_since = asyncio.get_running_loop().time()
+            await self.engine.drain(timedelta(0))
 
     async def stop(self, hurry: asyncio.Event | None = None) -> None:
         """Start nothing more, give running tools their time, hand over the rest, and close. Safe twice, and before

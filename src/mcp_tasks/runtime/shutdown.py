@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from mcp_tasks.errors import StoreError
@@ -27,7 +28,7 @@ KILL_LIMIT = 1.0
 async def drain(runtime: TaskRuntime, hurry: asyncio.Event | None = None) -> None:
     """Give running tools their time, or what is left of it until there is a `hurry`. What a run that only waits is
     waiting for may take days: it is let go at once, and so is one that comes to such a wait meanwhile."""
-    draining = asyncio.create_task(runtime.engine.drain(runtime.settings.drains_for))
+    draining = asyncio.create_task(runtime.engine.drain(_time_left(runtime)))
     try:
         while not (draining.done() or (hurry is not None and hurry.is_set())):
             await runtime.parking.park_all()
@@ -39,6 +40,14 @@ async def drain(runtime: TaskRuntime, hurry: asyncio.Event | None = None) -> Non
             await draining
     finally:
         draining.cancel()
+
+
+def _time_left(runtime: TaskRuntime) -> timedelta:
+    """How long tools may still run: less if the drain began before their server stopped."""
+    limit = runtime.settings.drains_for
+    if runtime.draining_since is None:
+        return limit
+    return max(timedelta(0), limit - timedelta(seconds=asyncio.get_running_loop().time() - runtime.draining_since))
 
 
 async def hand_over(runtime: TaskRuntime) -> None:

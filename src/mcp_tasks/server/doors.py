@@ -66,6 +66,8 @@ class Doors:
             protocol=protocol,
             offers=ServedOffers(catalogue, limits.ttl),
             stopping=lifecycle.stopping,
+            exiting=lifecycle.exiting,
+            open_calls=lifecycle.open_calls,
         )
         eras = older_eras(parts)
         tools = CalledTools(catalogue, augments=augment is not None)

@@ -132,6 +132,10 @@ class Lifecycle:
         """Return once the process is told to stop, or the last user of the runtime leaves."""
         await self._stopping.event.wait()
 
+    async def exiting(self) -> None:
+        """Return once the process has to exit. A stop waits for whoever awaits this, as long as for running tools."""
+        await self._stopping.exiting()
+
     def is_stopping(self) -> bool:
         """Whether that is so by now."""
         return self._stopping.event.is_set()
@@ -279,7 +283,8 @@ class Lifecycle:
             try:
                 if self._runtime is None:
                     self._runtime = await self._start(server.name, host)
-                    self._stopping = Stopping()
+                    patience = self._runtime.settings.drains_for.total_seconds()
+                    self._stopping = Stopping(patience, self._runtime.begin_drain)
                 # Each time: a web server may handle signals since the last.
                 self._stopping.watch()
             except BaseException:
@@ -318,8 +323,7 @@ class Lifecycle:
             try:
                 if len(self._states) == 1 and self._runtime is not None:
                     runtime, self._runtime = self._runtime, None
-                    self._stopping.event.set()
-                    self._stopping.unwatch()
+                    self._stopping.end()
                     try:
                         with hurried_by_sigterm() as hurry:
                             await runtime.stop(hurry)

@@ -5,20 +5,27 @@ never finishes, so it would keep the process for good; ASGI has no way to tell i
 handler for it is installed (as uvicorn does), this one goes before it and calls it: a moment later, because what serves
 streams of events looks from time to time whether it is to stop, and then cuts them off, with the last word that is on
 its way to a client.
+
+Requests that wait for the end of a task are kept until the process has to exit (`Stopping.exiting`). While there are
+any, the handler is called only when the drain is over: the web server would cut them off at once.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import threading
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Awaitable, Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from types import FrameType
 from typing import Final, Self, TypeAlias
 
+from mcp_tasks.quiet import quietly
 from mcp_tasks.runtime.child_process import kill_children
+
+logger: Final = logging.getLogger(__name__)
 
 Handler: TypeAlias = Callable[[int, FrameType | None], object]
 
@@ -29,10 +36,24 @@ _LAST_WORDS: Final = 0.1
 
 
 class Stopping:
-    """Whether the process is about to stop."""
+    """Whether the process is about to stop.
 
-    def __init__(self) -> None:
+    Args:
+        patience: Seconds for which a stop waits for requests that await `exiting`.
+        drain: Has tools end meanwhile, and no more of them start.
+
+    Attributes:
+        event: Set once the process is told to stop.
+    """
+
+    def __init__(self, patience: float = 0.0, drain: Callable[[], Awaitable[None]] | None = None) -> None:
         self.event: asyncio.Event = asyncio.Event()
+        self._patience = patience
+        self._drain = drain
+        self._exit = asyncio.Event()
+        self._waiting = 0
+        self._idle = asyncio.Event()
+        self._keeping: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._installed: list[tuple[signal.Signals, Handler, Handler]] = []
         self._held: list[Callable[[], object]] = []
@@ -54,6 +75,24 @@ class Stopping:
                 self._installed.append((number, ours, previous))
                 signal.signal(number, ours)
 
+    async def exiting(self) -> None:
+        """Return once the process has to exit. Until then a stop waits for whoever awaits this, for its patience."""
+        self._waiting += 1
+        try:
+            await self._exit.wait()
+        finally:
+            self._waiting -= 1
+            if not self._waiting:
+                self._idle.set()
+
+    def end(self) -> None:
+        """The last server of the process stops: nothing waits any more."""
+        self.event.set()
+        self._exit.set()
+        if self._keeping is not None:
+            self._keeping.cancel()
+        self.unwatch()
+
     def unwatch(self) -> None:
         """Put back what was there, unless somebody else has put something there meanwhile."""
         for number, ours, previous in reversed(self._installed):
@@ -66,7 +105,10 @@ class Stopping:
     def _before(self, previous: Handler, loop: asyncio.AbstractEventLoop) -> Handler:
         def begin() -> None:
             self.event.set()
-            loop.call_later(_LAST_WORDS, self._hand_on)
+            if self._waiting and self._patience:
+                self._keeping = loop.create_task(self._keep(loop), name="mcp-tasks-stopping")
+            else:
+                self._leave(loop)
 
         def handler(number: int, frame: FrameType | None) -> None:
             self._held.append(partial(previous, number, frame))
@@ -76,9 +118,31 @@ class Stopping:
                     loop.call_soon_threadsafe(begin)
                     return
             # Who says it twice means it, and the loop may be busy for long.
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(self._exit.set)
             self._hand_on()
 
         return handler
+
+    async def _keep(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Let requests wait for the end of their tasks while those are drained."""
+        try:
+            async with asyncio.timeout(self._patience):
+                if self._drain is not None:
+                    await self._drain()
+                # They may have left before, and come back.
+                while self._waiting:
+                    self._idle.clear()
+                    await self._idle.wait()
+        except TimeoutError:
+            pass
+        except Exception:
+            logger.error("a drain could not begin; the process stops at once", exc_info=quietly())
+        self._leave(loop)
+
+    def _leave(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._exit.set()
+        loop.call_later(_LAST_WORDS, self._hand_on)
 
     def _hand_on(self) -> None:
         while self._held:

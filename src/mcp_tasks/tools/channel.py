@@ -92,14 +92,14 @@ class TaskChannel:
             raise to_mcp_error(exc) from exc
 
     async def notify(self, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None = None) -> None:
-        """Send it on the calls that are open. SEP-2663 has no log or progress notifications for tasks, so it is dropped
-        where there is none."""
+        """Send it on the calls that are open, or to the sessions of 2025-11-25 that have the task. SEP-2663 has no log
+        or progress notifications for tasks, so it is dropped where there are none."""
         await self.notify_calls(method, params, related=True)
 
     async def notify_calls(self, method: str, params: Mapping[str, Any] | None, *, related: bool) -> None:
         """The same, on the streams of the calls or on those of their connections."""
         calls = () if self._calls is None else self._calls.of(self._run.record.id)
-        if self._calls is None or not calls:
+        if self._calls is None or not self._calls.reaches(self._run.record.id):
             logger.debug("dropped %s: not sent for a task", method)
         elif method == _PROGRESS:
             # The other way to report progress: with the token, as it came with the call.

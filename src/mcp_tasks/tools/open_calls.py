@@ -66,6 +66,14 @@ class OpenCall(Protocol):
         ...
 
 
+class Listener(Protocol):
+    """Takes the notifications that a tool sends while no call is open for its task."""
+
+    async def __call__(self, method: str, params: Mapping[str, Any] | None, *, related: bool) -> None:
+        """Take one: one that a plain call would send on its own stream, if it is `related`, or on its connection's."""
+        ...
+
+
 _Send: TypeAlias = Callable[[OpenCall], Coroutine[Any, Any, None]]
 
 
@@ -79,6 +87,7 @@ class OpenCalls:
     def __init__(self, patience: float = PATIENCE) -> None:
         self._patience = patience
         self._lines: dict[str, list[_Line]] = {}
+        self._listeners: dict[str, list[Listener]] = {}
 
     @contextmanager
     def open(self, task_id: str, call: OpenCall) -> Generator[None]:
@@ -98,6 +107,26 @@ class OpenCalls:
         """The open calls of a task, the one that was opened first in front."""
         return [line.call for line in self._lines.get(task_id, ())]
 
+    def listen(self, task_id: str, listener: Listener) -> None:
+        """Have a listener hear what the task's tool sends while no call is open for it, until `ignore`."""
+        self._listeners.setdefault(task_id, []).append(listener)
+
+    def hears(self, task_id: str, listener: Listener) -> bool:
+        """Whether it does."""
+        return listener in self._listeners.get(task_id, ())
+
+    def ignore(self, task_id: str, listener: Listener) -> None:
+        """Let a listener hear no more. Does nothing if it does not."""
+        listeners = self._listeners.get(task_id, [])
+        if listener in listeners:
+            listeners.remove(listener)
+            if not listeners:
+                del self._listeners[task_id]
+
+    def reaches(self, task_id: str) -> bool:
+        """Whether a notification of the task's tool reaches anybody."""
+        return task_id in self._lines or task_id in self._listeners
+
     async def progress(self, task_id: str, progress: float, total: float | None, message: str | None) -> None:
         """Send progress on the task's open calls."""
         await self._send(task_id, lambda call: call.progress(progress, total, message))
@@ -105,7 +134,11 @@ class OpenCalls:
     async def notify(
         self, task_id: str, method: str, params: Mapping[str, Any] | None, *, related: bool = True
     ) -> None:
-        """Send a notification on the task's open calls."""
+        """Send a notification on the task's open calls, or to those who listen if there are none."""
+        if task_id not in self._lines:
+            for listener in list(self._listeners.get(task_id, ())):
+                await listener(method, params, related=related)
+            return
         await self._send(task_id, lambda call: call.notify(method, params, related=related))
 
     def _close(self, task_id: str, line: _Line) -> None:

@@ -39,7 +39,7 @@ from mcp_tasks.failure import is_over_limit
 from mcp_tasks.legacy.client.connection import Box, Connection
 from mcp_tasks.legacy.client.reading import mapping, read_task
 from mcp_tasks.legacy.client.slots import Bounded, Slots
-from mcp_tasks.legacy.shapes import related_task
+from mcp_tasks.legacy.shapes import RESULT_INTERRUPTED, related_task
 from mcp_tasks.quiet import get_logger, short_id, what
 from mcp_tasks.wire.models import QUESTION_META_KEY
 from mcp_tasks.wire.parse import TaskSnapshot
@@ -67,8 +67,8 @@ LOOKS: Final = (0.1, 0.4)
 
 BY_SESSION: Final = "some servers of 2025-11-25 keep a task only for the session that made it"
 
-_CUT: Final = frozenset({CONNECTION_CLOSED, REQUEST_TIMEOUT, PARSE_ERROR})
-"""What a transport makes of an answer that did not come, or not as a whole."""
+_CUT: Final = frozenset({CONNECTION_CLOSED, REQUEST_TIMEOUT, PARSE_ERROR, RESULT_INTERRUPTED})
+"""What a transport makes of an answer that did not come, or not as a whole; and a server that could not wait for it."""
 
 _REFUSED: Final = frozenset({INVALID_REQUEST, METHOD_NOT_FOUND, INVALID_PARAMS, INTERNAL_ERROR})
 """Errors that say nothing of the task unless its state says that it failed: the request itself may be what failed."""

@@ -47,7 +47,7 @@ class Carrier(ClientStream):
         """
         return await self.put(question.method, related_params(task_id, key, question))
 
-    async def tell(self, method: str, params: dict[str, Any]) -> None:
+    async def tell(self, method: str, params: dict[str, Any] | None) -> None:
         """Send a notification; nobody knows whether it arrives."""
         await self._session.send_notification(
             cast(Any, PlainNotification(method=method, params=params)), self._request_id

@@ -18,10 +18,11 @@ from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.errors import StoreError
 from mcp_tasks.legacy.server.parse import check_task, parse_retention, progress_token
 from mcp_tasks.legacy.server.render import render_created
-from mcp_tasks.legacy.server.sessions import Sessions
+from mcp_tasks.legacy.server.sessions import Session, Sessions
 from mcp_tasks.protocol.errors import RpcError, discreet, refusing
 from mcp_tasks.protocol.idempotency import take_key
 from mcp_tasks.quiet import get_logger
+from mcp_tasks.runtime.launching import new_task_id
 from mcp_tasks.tools.creation import ANNOUNCE_AFTER
 
 logger: Final = get_logger(__name__)
@@ -98,7 +99,35 @@ class Creation:
     async def _launch(
         self, ctx: RequestContext, offer: Offer, request: TaskRequest, owner: str | None, task: Any
     ) -> TaskRecord:
-        session, runtime = self._sessions.of(ctx), self._parts.runtime()
+        session = self._sessions.of(ctx)
+        task_id = new_task_id()
+        if session is not None:
+            # Before there is a task: its tool may say something at once.
+            session.expect(task_id)
+        try:
+            record = await self._launched(request, offer, owner, task, session=session, task_id=task_id)
+        except BaseException:
+            if session is not None:
+                session.give_up(task_id)
+            raise
+        if session is not None:
+            if record.id != task_id:
+                # It stood under the key of the call.
+                session.give_up(task_id)
+            session.follow(record, progress_token(request_meta(ctx)), after=exchange_of(ctx))
+        return record
+
+    async def _launched(
+        self,
+        request: TaskRequest,
+        offer: Offer,
+        owner: str | None,
+        task: Any,
+        *,
+        session: Session | None,
+        task_id: str,
+    ) -> TaskRecord:
+        runtime = self._parts.runtime()
         with refusing():
             asked, own = take_key(request, owner)
             record = await runtime.launch(
@@ -109,11 +138,10 @@ class Creation:
                 session=None if session is None else session.id,
                 key=None if own is None else own.key,
                 fingerprint=None if own is None else own.fingerprint,
+                task_id=task_id,
             )
             if offer.may_refuse(request.arguments):
                 await self._refuse(record, offer, keep=own is not None)
-        if session is not None:
-            session.follow(record, progress_token(request_meta(ctx)), after=exchange_of(ctx))
         return record
 
     async def _refuse(self, record: TaskRecord, offer: Offer, *, keep: bool) -> None:

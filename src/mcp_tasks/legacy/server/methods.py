@@ -59,10 +59,8 @@ class Methods:
         """`tasks/result`: once the task has ended, what the request behind it would have been answered with."""
         # Whoever waits here is told all the while.
         record, session = await self._find(ctx, until_answered=False)
-        if not record.is_final:
-            with refusing():
-                record = await self._relay.until_final(ctx, record, session)
         with refusing():
+            record = await self._relay.until_final(ctx, record, session)
             outcome = await outcome_of(self._parts.runtime(), record)
         self._parts.protocol.saw(record, "tasks/result")
         if outcome is None:

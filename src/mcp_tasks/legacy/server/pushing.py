@@ -62,6 +62,10 @@ class Follower(Holder, Protocol):
         """A task has ended, or is gone: there is no more to tell of it."""
         ...
 
+    async def flush(self, task_id: str) -> None:
+        """Send what the tool of a task has said, as far as that can be sent now."""
+        ...
+
 
 class Pushes:
     """Tells one session of its tasks, for as long as it lives."""
@@ -104,6 +108,7 @@ class Pushes:
         followed.seen = record.version
         self._questions.look(record)
         if record.is_final:
+            await self._follower.flush(task_id)
             self._follower.ended(task_id, record)
         else:
             await self._tell_progress(record, followed)

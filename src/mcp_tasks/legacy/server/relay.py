@@ -1,14 +1,18 @@
-"""`tasks/result` of a task that has not ended: it waits, and what the task asks meanwhile goes out on its stream."""
+"""`tasks/result` of a task that has not ended: it waits, and what the task asks meanwhile goes out on its stream.
+
+It waits for as long as its connection lives. Where the server has to end it before that, a stream that can be resumed
+is closed without an answer: the client takes it up again, and the answer is kept for it. Any other is answered with an
+error of its own (`RESULT_INTERRUPTED`), which no tool has raised.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Final
 
 import anyio
-from mcp_types import INTERNAL_ERROR
 
 from mcp_tasks.adapters.era import EraParts, RequestContext
 from mcp_tasks.adapters.exchange import Exchange, exchange_of, is_pipe
@@ -17,18 +21,24 @@ from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.errors import StoreError, TaskUnreadable, UnknownTask
 from mcp_tasks.legacy.server.audience import OpenResult
 from mcp_tasks.legacy.server.carriers import Carrier
+from mcp_tasks.legacy.server.render import render_interrupted
 from mcp_tasks.legacy.server.sessions import Session, Sessions
-from mcp_tasks.protocol.errors import RpcError
 from mcp_tasks.protocol.stream_ends import expiry
 from mcp_tasks.quiet import get_logger
 from mcp_tasks.runtime import TaskRuntime
 
 logger: Final = get_logger(__name__)
 
-STOPPING: Final = "The server is stopping. The task goes on: ask for its result again, in a new session if need be"
-LEFT: Final = "The client left before the task ended"
-EXPIRED: Final = "The access token of this request has expired. The task goes on: ask again with a new one"
-TOO_LONG: Final = "This request has waited for as long as one may. The task goes on: ask again"
+STOPPING: Final = "server_stopping"
+LEFT: Final = "client_left"
+EXPIRED: Final = "token_expired"
+
+_WORDS: Final[Mapping[str, str]] = {
+    STOPPING: "The server is stopping. The task goes on: ask for its result again, in a new session if need be",
+    LEFT: "The client left before the task ended",
+    EXPIRED: "The access token of this request has expired. The task goes on: ask again with a new one",
+}
+"""Why a request ends before its task: `data.reason`, and what it says."""
 
 
 class Relay:
@@ -45,20 +55,25 @@ class Relay:
         Raises:
             UnknownTask: The task is gone.
             TaskUnreadable: It cannot be read.
-            RpcError: -32603, the server stops, the client has left for good, its token has expired, or
-                it has waited for as long as one may.
+            RpcError: -32802, the process has to exit, the client has left for good, or its token has expired.
         """
-        if record.is_final:
-            return record
         if not ctx.session.can_send_request:
             # The answer will be all there is room for.
-            return await self._wait(ctx, record, None)
+            return record if record.is_final else await self._wait(ctx, record, None)
+        if record.is_final and (session is None or not session.has_notices(record.id)):
+            return record
         carrier = Carrier(ctx.session, ctx.request_id)
         if not is_pipe(ctx) and exchange_of(ctx) is None:
             self._supersede(record.id, session)
         try:
             with self._audience.waiting(OpenResult(record.id, carrier, session)):
-                return await self._wait(ctx, record, carrier)
+                if session is not None:
+                    session.send_notices(record.id, known=True)
+                seen = record if record.is_final else await self._wait(ctx, record, carrier)
+                if session is not None:
+                    # After its answer, a stream carries nothing more.
+                    await session.flush(record.id)
+                return seen
         finally:
             await self._questions.leave(carrier, record.id)
 
@@ -74,25 +89,25 @@ class Relay:
         found: TaskRecord | Exception | None = None
         async with anyio.create_task_group() as group:
 
-            async def end_with(event: Callable[[], Awaitable[object]], why: str) -> None:
+            async def end_with(event: Callable[[], Awaitable[object]], reason: str) -> None:
                 nonlocal found
                 await event()
-                found = RpcError(INTERNAL_ERROR, why)
+                if ctx.close_sse_stream is not None:
+                    # The SDK gives this only where the client can take the stream up again.
+                    await ctx.close_sse_stream()
+                    return
+                found = render_interrupted(record.id, reason, _WORDS[reason])
                 group.cancel_scope.cancel()
 
-            group.start_soon(end_with, self._parts.stopping, STOPPING)
+            group.start_soon(end_with, self._parts.exiting, STOPPING)
             if exchange is not None and not exchange.can_resume:
                 group.start_soon(end_with, partial(_until_left, exchange, carrier), LEFT)
             elif exchange is not None and carrier is not None:
                 group.start_soon(self._cut_off, exchange.ended, carrier, record.id)
-            over, why = anyio.Event(), EXPIRED
-            second = expires = expiry(caller_of(ctx).identity)
-            if ctx.request is not None:
-                # A pipe is one user's own, who would only be told to ask again.
-                second = self._parts.protocol.stream_ends.after(caller_of(ctx))
-                why = EXPIRED if second == expires else TOO_LONG
-            group.start_soon(end_with, over.wait, why)
-            with self._ending_in(second, over.set):
+            expired = anyio.Event()
+            group.start_soon(end_with, expired.wait, EXPIRED)
+            # Not after `Limits.stream_life`. 2025-11-25: MUST block until the task reaches a terminal status.
+            with self._ending_in(expiry(caller_of(ctx).identity), expired.set):
                 found = await self._follow(self._parts.runtime(), record)
             group.cancel_scope.cancel()
         if isinstance(found, TaskRecord):

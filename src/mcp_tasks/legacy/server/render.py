@@ -14,7 +14,14 @@ from mcp_tasks.core.json import JsonObject
 from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.core.text import valid_text
-from mcp_tasks.legacy.shapes import REQUEST_CANCELLED, VERSION, related_data, related_task, task_fields
+from mcp_tasks.legacy.shapes import (
+    REQUEST_CANCELLED,
+    RESULT_INTERRUPTED,
+    VERSION,
+    related_data,
+    related_task,
+    task_fields,
+)
 from mcp_tasks.protocol.errors import RpcError
 from mcp_tasks.tools.channel import in_older_words
 from mcp_tasks.wire.render import progress_meta, status_message
@@ -71,6 +78,11 @@ def render_cancelled(record: TaskRecord) -> RpcError:
     """What there is to get of a cancelled task."""
     why = f": {record.status_message}" if record.status_message else ""
     return RpcError(REQUEST_CANCELLED, f"The task was cancelled{why}", related_data(record.id, None))
+
+
+def render_interrupted(task_id: str, reason: str, message: str) -> RpcError:
+    """Why a request for the result of a task is answered before there is one. The task goes on."""
+    return RpcError(RESULT_INTERRUPTED, message, related_data(task_id, {"reason": reason}))
 
 
 def _shaped(method: str, result: JsonObject) -> dict[str, Any]:

@@ -28,11 +28,13 @@ from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.legacy.server.asking import OpenQuestions
 from mcp_tasks.legacy.server.audience import Audience
 from mcp_tasks.legacy.server.carriers import Carrier
+from mcp_tasks.legacy.server.notices import Notices
 from mcp_tasks.legacy.server.pushing import Followed, Pushes
 from mcp_tasks.legacy.server.streams import Streams
 from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.stores.base import Hint
 from mcp_tasks.stores.hints import Inbox
+from mcp_tasks.tools.open_calls import OpenCalls
 
 _Key: TypeAlias = str | int
 """What tells connections apart: the HTTP session, or which object the handshake is."""
@@ -63,11 +65,13 @@ class Session:
         followed: The tasks that it is told of: those that it has and that have not ended.
     """
 
-    def __init__(self, audience: Audience) -> None:
+    def __init__(self, audience: Audience, calls: OpenCalls) -> None:
         self.id: str = secrets.token_urlsafe(16)
         self.own: Carrier | None = None
         self.resumed: Sequence[Carrier] = ()
         self._audience = audience
+        self._calls = calls
+        self._notices: dict[str, Notices] = {}
         self._followed: dict[str, Followed] = {}
         self._adopted: dict[str, _Adopted] = {}
         self._adoptions = 0
@@ -78,6 +82,31 @@ class Session:
     def followed(self) -> Mapping[str, Followed]:
         """The tasks that it is told of, with what it has been told."""
         return self._followed
+
+    def expect(self, task_id: str) -> None:
+        """A task of this id is about to be made here, and what its tool says from the first is for this client."""
+        if task_id not in self._notices:
+            self._notices[task_id] = Notices(task_id, self, self._audience, self._calls)
+
+    def give_up(self, task_id: str) -> None:
+        """That task was not made, or has ended."""
+        if (notices := self._notices.pop(task_id, None)) is not None:
+            notices.close()
+
+    def send_notices(self, task_id: str, *, known: bool = False) -> None:
+        """Send what the tool of a task has said, if a stream is there: one that just opened, or now that the client is
+        `known` to have the id of the task."""
+        if (notices := self._notices.get(task_id)) is not None:
+            notices.known() if known else notices.send()
+
+    def has_notices(self, task_id: str) -> bool:
+        """Whether the tool of a task may have said what the client has not been sent."""
+        return task_id in self._notices
+
+    async def flush(self, task_id: str) -> None:
+        """The client, which knows the task, is about to be told of its end: first, what its tool has said."""
+        if (notices := self._notices.get(task_id)) is not None:
+            await notices.flush()
 
     def follow(
         self, record: TaskRecord, progress_token: str | int | None = None, *, after: Exchange | None = None
@@ -118,6 +147,7 @@ class Session:
     def ended(self, task_id: str, record: TaskRecord | None) -> None:
         """A task has ended, or is gone: there is no more to tell of it."""
         self._followed.pop(task_id, None)
+        self.give_up(task_id)
         self._audience.leave(task_id, self)
         if self._listening is not None:
             runtime, inbox = self._listening
@@ -145,10 +175,13 @@ class Session:
         self._listening = None
         for task_id in list(self._followed):
             self.ended(task_id, None)
+        for task_id in list(self._notices):
+            self.give_up(task_id)
 
     def _follow(self, record: TaskRecord, followed: Followed, after: Exchange | None) -> None:
         self._followed[record.id] = followed
         self._audience.join(record.id, self)
+        self.expect(record.id)
         looking = self._look_after(record.id, after)
         self._starting[record.id] = asyncio.create_task(looking, name="mcp-tasks-head-start")
 
@@ -158,6 +191,7 @@ class Session:
                 await exchange.over.wait()
         await asyncio.sleep(HEAD_START)
         self._starting.pop(task_id, None)
+        self.send_notices(task_id, known=True)
         self._look_at(task_id)
 
     def _look_at(self, task_id: str) -> None:
@@ -196,7 +230,7 @@ class Sessions:
         key = _key(ctx)
         session = self._sessions.get(key)
         if session is None:
-            session = self._sessions[key] = Session(self.audience)
+            session = self._sessions[key] = Session(self.audience, self._parts.open_calls)
             # Of a client that never says that its handshake is complete, only this tells that it is gone.
             loop = asyncio.get_running_loop()
             weakref.finalize(params, self._forget, key, session.id, loop).atexit = False
@@ -252,6 +286,7 @@ class Sessions:
     def _send_questions(self, session: Session) -> None:
         for task_id in list(session.followed):
             self.questions.send(task_id)
+            session.send_notices(task_id)
 
     async def _tell(self, session: Session) -> None:
         runtime = self._parts.runtime()

@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from mcp_tasks.adapters.exchange import Exchange, watch_exchange
 from mcp_tasks.adapters.sdk import authenticated
 from mcp_tasks.legacy.server.polls import PollAnswer, may_poll
-from mcp_tasks.protocol.stream_ends import StreamEnds
+from mcp_tasks.protocol.stream_ends import StreamEnds, expiry
 
 
 class StreamWatcher(Protocol):
@@ -123,7 +123,7 @@ class _WatchedApp:
             return
         closing: list[Callable[[], None]] = []
         is_done = False
-        expiring = _Expiring(receive, self._streams.ends)
+        expiring = _Expiring(receive, self._streams.ends, resumed=resumed)
 
         async def watched(message: Message) -> None:
             nonlocal is_done
@@ -147,12 +147,13 @@ class _WatchedApp:
 
 class _Expiring:
     """The stream of a GET, which is over for the SDK when the token that opened it has expired, or when it has lasted
-    for as long as one may."""
+    for as long as one may. One that is resumed may be that of a `tasks/result`, and lasts as long as its token."""
 
-    def __init__(self, receive: Receive, ends: StreamEnds) -> None:
+    def __init__(self, receive: Receive, ends: StreamEnds, *, resumed: bool) -> None:
         self._receive = receive
         self._ends = ends
-        self._second = ends.after_token(authenticated()[1])
+        identity = authenticated()[1]
+        self._second = expiry(identity) if resumed else ends.after_token(identity)
         self._expired = asyncio.Event()
 
     @property
