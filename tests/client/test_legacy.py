@@ -47,7 +47,7 @@ from mcp_tasks.client import (
     start_task,
     with_tasks,
 )
-from mcp_tasks.errors import InvalidDuration, QuestionUnanswered, UsageError
+from mcp_tasks.errors import InvalidDuration, UsageError
 from tests.client.connecting import LONG, Person, accepted, begin, seen, text
 
 pytestmark = pytest.mark.anyio
@@ -351,18 +351,31 @@ async def test_an_answer_that_was_given_may_be_given_again(url: str) -> None:
         assert text(await handle.result(PATIENCE)) == "Hello, Ada!"
 
 
-async def test_a_callback_that_refuses_leaves_the_question_open(url: str) -> None:
-    async def refuse(context: ClientRequestContext, params: Any) -> ErrorData:
+@pytest.mark.parametrize("verb", ["plain", "call", "handle"])
+@pytest.mark.parametrize("failure", ["refuses", "raises"])
+async def test_a_callback_that_fails_answers_the_question_with_its_error_as_in_a_plain_call(
+    url: str, failure: str, verb: str
+) -> None:
+    async def person(context: ClientRequestContext, params: Any) -> ErrorData:
+        if failure == "raises":
+            raise ValueError("not today")
         return ErrorData(code=-1, message="not today")
 
-    async with connect(url, person=refuse) as client:
-        handle = await begin(client, "ask_name")
-        with pytest.raises(QuestionUnanswered, match="not today"):
-            await handle.result(PATIENCE)
-        assert (await handle.status()).status is TaskStatus.INPUT_REQUIRED
-        asking = await shown(handle, lambda snapshot: snapshot.input_requests)
-        await handle.answer(dict.fromkeys(asking.input_requests, ANSWER))
-        assert text(await handle.result(PATIENCE)) == "Hello, Ada!"
+    async with Client(reconnecting_http(url), mode="legacy", elicitation_callback=person) as plain:
+        with pytest.raises(MCPError) as expected:
+            await plain.call_tool("ask_name")
+    async with connect(url, person=person) as client:
+        with anyio.fail_after(PATIENCE), pytest.raises(MCPError) as raised:
+            match verb:
+                case "plain":
+                    await client.call_tool("ask_name")
+                case "call":
+                    await call_tool(client, "ask_name")
+                case _:
+                    await (await begin(client, "ask_name")).result()
+        [task] = await all_tasks(client)
+    assert (raised.value.code, raised.value.message) == (expected.value.code, expected.value.message)
+    assert task.status is TaskStatus.FAILED
 
 
 async def test_a_question_that_is_withdrawn_is_no_longer_shown(url: str, desk: Desk) -> None:

@@ -11,8 +11,9 @@ from typing import Any
 
 import anyio
 import pytest
+from mcp.client.session import ClientRequestContext
 from mcp.shared.exceptions import MCPError
-from mcp_types import CONNECTION_CLOSED, ErrorData, JSONRPCResponse
+from mcp_types import CONNECTION_CLOSED, ElicitResult, ErrorData, JSONRPCError, JSONRPCResponse
 
 from harness.rpc import PATIENCE
 from harness.waiting import eventually
@@ -589,3 +590,39 @@ async def test_a_connection_that_ends_ends_the_wait_with_it() -> None:
         for work in (waiting, calling):
             with anyio.fail_after(PATIENCE), pytest.raises(MCPError, match="Connection closed"):
                 await work
+
+
+@pytest.mark.parametrize("callback", ["none", "refuses", "raises", "unsendable"])
+async def test_a_question_that_no_callback_answers_gets_an_error_that_names_the_task(callback: str) -> None:
+    peer = OldPeer()
+    answered = asyncio.Event()
+
+    async def ask(params: Mapping[str, Any]) -> Answer:
+        await peer.ask("elicitation/create", {**FORM, "_meta": dict(RELATED)}, request_id=7)
+        await answered.wait()
+        peer.on("tasks/get", task("completed"))
+        return result("went on")
+
+    async def person(context: ClientRequestContext, params: Any) -> ElicitResult | ErrorData:
+        match callback:
+            case "refuses":
+                return ErrorData(code=-5, message="not today", data={"why": "holiday"})
+            case "raises":
+                raise ValueError("not today")
+            case _:
+                return ElicitResult(action="accept", content={"name": "\ud800"})
+
+    peer.on("tasks/get", task())
+    peer.on("tasks/result", ask)
+    async with connected(peer, elicitation_callback=None if callback == "none" else person) as client:
+        with anyio.fail_after(PATIENCE):
+            calling = asyncio.create_task(call_tool(client, "x"))
+            await eventually(lambda: peer.replies)
+            answered.set()
+            assert text(await calling) == "went on"
+    [reply] = peer.replies
+    assert isinstance(reply, JSONRPCError)
+    assert reply.id == 7
+    assert reply.error.data["_meta"] == RELATED
+    if callback == "refuses":
+        assert (reply.error.code, reply.error.message, reply.error.data["why"]) == (-5, "not today", "holiday")

@@ -12,6 +12,7 @@ from typing import Any
 
 import anyio
 from mcp.shared.exceptions import MCPError
+from mcp_types import INTERNAL_ERROR, ErrorData
 
 from mcp_tasks.client.callbacks import Callbacks
 from mcp_tasks.client.life import TaskLife
@@ -98,9 +99,7 @@ class Answerer:
             return
         exc = work.exception()
         unanswered = _unanswered(key, exc) if isinstance(exc, Exception) else None
-        if unanswered is None:
-            self._life.answered()
-        else:
+        if unanswered is not None:
             self._life.unanswered(unanswered)
         self._answered(unanswered)
 
@@ -108,22 +107,39 @@ class Answerer:
         answer = self._ledger.recorded_answer(key, request)
         if answer is None:
             answer = await self._ask(key, request)
+            if answer is None:
+                return
             self._ledger.record_answer(key, request, answer)
         try:
             await self._deliver(key, answer)
         except (MCPError, OSError) as exc:
             raise Unanswered(key, f"the answer could not be delivered: {exc}") from exc
         self._ledger.answer_sent(key)
+        self._life.answered()
 
-    async def _ask(self, key: str, request: JsonObject) -> Mapping[str, Any]:
+    async def _ask(self, key: str, request: JsonObject) -> Mapping[str, Any] | None:
+        """The callback's answer; None if it failed, and the server was told so in the question's response."""
         async with self._callbacks.wait_for_turn():
             self._life.asked(request)
             try:
                 answer = await self._port.ask(key, request)
                 check_answer({key: answer})
             except Exception as exc:
+                if await self._refused(key, exc):
+                    return None
                 raise Unanswered(key, _why(exc)) from exc
             return answer
+
+    async def _refused(self, key: str, exc: Exception) -> bool:
+        error = exc.error if isinstance(exc, MCPError) else ErrorData(code=INTERNAL_ERROR, message=_why(exc))
+        try:
+            refused = await self._port.refuse(key, error)
+        except MCPError:
+            # The connection has ended; the failure of the callback says that as well, or says more.
+            return False
+        if refused:
+            self._life.refused(exc)
+        return refused
 
     async def _deliver(self, key: str, answer: Mapping[str, Any]) -> None:
         retries = Poller(self._patience)

@@ -60,6 +60,10 @@ class ModernTask:
             raise MCPError.from_error_data(response)
         return response.model_dump(by_alias=True, mode="json", exclude_none=True)
 
+    async def refuse(self, key: str, error: ErrorData) -> bool:
+        """Never: an input response of 2026-07-28 is a result."""
+        return False
+
     @asynccontextmanager
     async def join(self, box: Mailbox, *, questions: bool) -> AsyncGenerator[None]:
         """Listen for changes, where the server pushes. Its questions come with every look, whoever looks."""

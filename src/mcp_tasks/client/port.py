@@ -11,7 +11,7 @@ from contextlib import AbstractAsyncContextManager
 from datetime import timedelta
 from typing import Any, Protocol, TypeAlias
 
-from mcp_types import JSONRPCMessage
+from mcp_types import ErrorData, JSONRPCMessage
 
 from mcp_tasks.client.mailbox import Mailbox
 from mcp_tasks.core.json import JsonObject
@@ -51,6 +51,14 @@ class TaskPort(Protocol):
         Raises:
             InvalidResponse: It is not a valid question.
             MCPError: The callback refuses.
+        """
+        ...
+
+    async def refuse(self, key: str, error: ErrorData) -> bool:
+        """Answer a question with an error, where the protocol version allows that. Whether it does.
+
+        Raises:
+            MCPError: The connection has ended.
         """
         ...
 

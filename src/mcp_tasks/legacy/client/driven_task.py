@@ -40,7 +40,7 @@ from mcp_tasks.failure import is_over_limit
 from mcp_tasks.legacy.client.connection import Box, Connection
 from mcp_tasks.legacy.client.reading import mapping, read_task
 from mcp_tasks.legacy.client.slots import Bounded, Slots
-from mcp_tasks.legacy.shapes import related_task
+from mcp_tasks.legacy.shapes import related_data, related_task
 from mcp_tasks.quiet import short_id, what
 from mcp_tasks.wire.models import QUESTION_META_KEY
 from mcp_tasks.wire.parse import TaskSnapshot
@@ -107,7 +107,7 @@ class DrivenTask:
         self._progress: Progress | None = None
         self._questions: dict[str, Question] = {}
         # The last ones are enough: a server that asks without end gets no more of our memory than that.
-        self._given: Bounded[Mapping[str, Any]] = Bounded(MAX_QUESTIONS)
+        self._given: Bounded[Mapping[str, Any] | ErrorData] = Bounded(MAX_QUESTIONS)
         self._asked: Bounded[bool] = Bounded(10 * MAX_QUESTIONS)
         self._keeper: asyncio.Task[None] | None = None
         self._outcome: JsonObject | ErrorData | None = None
@@ -162,11 +162,7 @@ class DrivenTask:
             question = self._questions.get(key)
             # One that was withdrawn, or answered before, is no longer anybody's business.
             if question is not None:
-                named = _named(response, self.id)
-                await self._wire.reply(question.request_id, named)
-                self._questions.pop(key, None)
-                self._given[key] = named
-                self._held_back = False
+                await self._reply(key, question, _named(response, self.id))
         # A reply is not acknowledged. What is sent after it is answered after the server has it, and whoever only came
         # to answer may leave then.
         await self._request("tasks/get")
@@ -178,6 +174,20 @@ class DrivenTask:
         if question is None:
             return await self._wire.ask(str(request.get("method")), mapping(request.get("params")))
         return await self._wire.ask(question.method, question.params)
+
+    async def refuse(self, key: str, error: ErrorData) -> bool:
+        """Answer a request that asks with an error, as the session does outside of tasks."""
+        question = self._questions.get(key)
+        if question is not None:
+            data = related_data(self.id, error.data)
+            await self._reply(key, question, ErrorData(code=error.code, message=error.message, data=data))
+        return True
+
+    async def _reply(self, key: str, question: Question, outcome: Mapping[str, Any] | ErrorData) -> None:
+        await self._wire.reply(question.request_id, outcome)
+        self._questions.pop(key, None)
+        self._given[key] = outcome
+        self._held_back = False
 
     async def cancel(self) -> None:
         """`tasks/cancel`. One that has ended is left as it is."""
