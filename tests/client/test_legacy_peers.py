@@ -295,7 +295,7 @@ async def test_the_first_state_that_asks_something_has_its_question() -> None:
 
     peer.on("tasks/result", ask)
     async with connected(peer) as client:
-        handle = await begin(client, "x")
+        handle = resume_task(client, TASK_ID)
         async with aclosing(handle.watch()) as states:
             with anyio.fail_after(PATIENCE):
                 first = await anext(states)
@@ -308,7 +308,7 @@ async def test_a_question_that_never_comes_holds_its_state_back_for_a_moment_onl
     peer.on("tasks/get", task("input_required"))
     peer.on("tasks/result", never)
     async with connected(peer) as client:
-        handle = await begin(client, "x")
+        handle = resume_task(client, TASK_ID)
         async with aclosing(handle.watch()) as states:
             with anyio.fail_after(PATIENCE):
                 first = await anext(states)
@@ -454,7 +454,8 @@ async def test_a_list_of_something_else_is_an_invalid_response(page: Mapping[str
 
 async def test_status_notifications_are_hints_and_not_believed() -> None:
     peer = OldPeer()
-    peer.on("tasks/get", task(pollInterval=60_000), task("completed"))
+    peer.on("tools/call", {"task": task(pollInterval=60_000)})
+    peer.on("tasks/get", task("completed"))
     peer.on("tasks/result", never, result())
     async with connected(peer) as client:
         handle = await begin(client, "x")

@@ -39,7 +39,8 @@ class Answerer:
     Args:
         busy_changed: Called with True when a callback begins to work on an answer and none did before, with False
             when the last one is done: between the two the wait is somebody else's.
-        answered: Called when the server has an answer, and with what went wrong if it could not be given.
+        answered: Called with the key of a question when the server has its answer, and with what went wrong if it could
+            not be given.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class Answerer:
         callbacks: Callbacks,
         patience: Patience | None = None,
         busy_changed: Callable[[bool], None],
-        answered: Callable[[Unanswered | None], None],
+        answered: Callable[[str, Unanswered | None], None],
     ) -> None:
         self._port = port
         self._task_id = task_id
@@ -74,7 +75,9 @@ class Answerer:
             self._seen.add(key)
             if not self._callbacks.admit(self._task_id):
                 most = self._callbacks.per_task
-                self._answered(Unanswered(key, f"a task may ask at most {most} questions (max_callbacks_per_task)"))
+                self._answered(
+                    key, Unanswered(key, f"a task may ask at most {most} questions (max_callbacks_per_task)")
+                )
                 return
             if not self._working:
                 self._busy_changed(True)
@@ -95,13 +98,13 @@ class Answerer:
         if work.cancelled():
             # By itself, if not by us: a callback may cancel the task it runs in. Nobody would ever answer then.
             if not self._closed:
-                self._answered(Unanswered(key, "the callback that answers it was cancelled"))
+                self._answered(key, Unanswered(key, "the callback that answers it was cancelled"))
             return
         exc = work.exception()
         unanswered = _unanswered(key, exc) if isinstance(exc, Exception) else None
         if unanswered is not None:
             self._life.unanswered(unanswered)
-        self._answered(unanswered)
+        self._answered(key, unanswered)
 
     async def _answer(self, key: str, request: JsonObject) -> None:
         answer = self._ledger.recorded_answer(key, request)

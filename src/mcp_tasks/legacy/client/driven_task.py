@@ -163,9 +163,13 @@ class DrivenTask:
             # One that was withdrawn, or answered before, is no longer anybody's business.
             if question is not None:
                 await self._reply(key, question, _named(response, self.id))
-        # A reply is not acknowledged. What is sent after it is answered after the server has it, and whoever only came
-        # to answer may leave then.
-        await self._request("tasks/get")
+        # A reply is not acknowledged. The server has it when it answers what is sent after it, and then a client that
+        # only came to answer may leave.
+        try:
+            await self._wire.request("ping", timeout=TIMEOUT)
+        except MCPError as exc:
+            if exc.code != METHOD_NOT_FOUND:
+                raise
         self._let_go()
 
     async def ask(self, key: str, request: JsonObject) -> dict[str, Any]:
@@ -206,6 +210,7 @@ class DrivenTask:
         self._boxes.add(box)
         self._waiting += questions
         self._keep()
+        self._show()
         try:
             yield
         finally:
@@ -247,10 +252,18 @@ class DrivenTask:
         self._progress = progress
         self._show()
 
-    def hinted(self) -> None:
-        """The server tells of a change. It need not, and what it says is looked at, not believed."""
-        for box in self._boxes:
-            box.hint()
+    def told(self, state: Mapping[str, Any]) -> None:
+        """The server tells of the task's state. Of one that has ended, a look tells the rest."""
+        try:
+            snapshot = read_task(state)
+        except InvalidResponse:
+            return
+        if snapshot.is_final:
+            self._tell()
+        elif self._last is None or not self._last.is_final:
+            self._last = snapshot
+            self._keep(asks=snapshot.status is TaskStatus.INPUT_REQUIRED)
+            self._show()
 
     # Looks
 
@@ -354,26 +367,26 @@ class DrivenTask:
             except MCPError as exc:
                 if is_over_limit(exc):
                     # It would be again. Whoever waits is told when the state says that this was the result.
-                    return self._tell(over=False)
+                    return self._tell()
                 if exc.code not in _CUT:
-                    # The task's own error, if the task has failed: the next look tells. Not at once, as a server may
-                    # answer like that for as long as it is asked.
+                    # The task's own error, if the task has failed: a look tells.
                     self._outcome = exc.error
                     if exc.code not in _REFUSED:
                         self._heard = exc.error
-                    return self._tell(over=False)
+                    return self._tell()
                 logger.debug("tasks/result of %s was cut off: %s", short_id(self.id), what(exc))
                 pause = backoff(failures, base=timedelta(milliseconds=250), limit=timedelta(seconds=10))
                 failures += 1
                 await anyio.sleep(pause.total_seconds())
             else:
                 break
-        return self._tell(over=True)
+        return self._tell()
 
-    def _tell(self, *, over: bool) -> None:
+    def _tell(self) -> None:
+        """The task seems to have ended: it is looked at ahead of its pace, a few times at most."""
         self._stirred.set()
         for box in self._boxes:
-            box.over() if over else box.hint()
+            box.over()
 
     # What becomes known
 

@@ -192,7 +192,7 @@ class LegacyTasks:
             case _:
                 task = self._tasks.get(str(params.get("taskId"))) if method == STATUS_NOTIFICATION else None
                 if task is not None:
-                    task.hinted()
+                    task.told(params)
                 return False
 
     def _kept_back(self, request: JSONRPCRequest) -> bool:
