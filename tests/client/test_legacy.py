@@ -13,6 +13,7 @@ import pytest
 from mcp import Client
 from mcp.client.session import ClientRequestContext
 from mcp.client.streamable_http import streamable_http_client
+from mcp.server import MCPServer
 from mcp.shared.exceptions import MCPError
 from mcp_types import (
     CallToolResult,
@@ -25,9 +26,11 @@ from mcp_types import (
 )
 from pydantic import FileUrl
 
+from harness.http import serving
 from harness.rpc import LEGACY, PATIENCE
-from harness.server import CUSTOM_ERROR, Desk
+from harness.server import CUSTOM_ERROR, QUICK, Desk, build
 from harness.waiting import eventually
+from mcp_tasks import Tasks
 from mcp_tasks.client import (
     Ledger,
     Progress,
@@ -175,6 +178,24 @@ async def test_a_time_to_live_that_cannot_be_is_refused_before_anything_is_sent(
         with pytest.raises(InvalidDuration):
             await call_tool(client, "echo", {"value": 1}, ttl=3600)  # pyright: ignore[reportArgumentType]
         assert await all_tasks(client) == []
+
+
+async def test_the_immediate_response_of_our_server_reaches_the_handle() -> None:
+    tasks = Tasks("memory://", settings=QUICK)
+    server: MCPServer[Any] = build(tasks)
+
+    @server.tool()
+    @tasks.task(immediate_response="Go on with something else.")
+    def slow() -> str:
+        """Slow."""
+        return "done"
+
+    async with serving(server) as wire:
+        async with connect(wire.url) as older:
+            assert (await begin(older, "slow")).immediate_response == "Go on with something else."
+            assert (await begin(older, "echo", value=1)).immediate_response is None
+        async with Client(wire.url, extensions=[TasksClient()]) as newer:
+            assert (await begin(newer, "slow")).immediate_response is None
 
 
 # Waiting

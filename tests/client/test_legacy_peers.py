@@ -627,3 +627,26 @@ async def test_a_question_that_no_callback_answers_gets_an_error_that_names_the_
     assert reply.error.data["_meta"] == RELATED
     if callback == "refuses":
         assert (reply.error.code, reply.error.message, reply.error.data["why"]) == (-5, "not today", "holiday")
+
+
+@pytest.mark.requirement("older-client/immediate-response")
+@pytest.mark.parametrize(
+    ("meta", "expected"),
+    [
+        ({"io.modelcontextprotocol/model-immediate-response": "Rendering has begun."}, "Rendering has begun."),
+        ({"io.modelcontextprotocol/model-immediate-response": 7}, None),
+        ({}, None),
+        ("odd", None),
+        (None, None),
+    ],
+)
+async def test_the_immediate_response_that_comes_with_a_task_is_on_its_handle(meta: Any, expected: str | None) -> None:
+    peer = OldPeer()
+    peer.on("tools/call", {"task": task(), **({} if meta is None else {"_meta": meta})})
+    peer.on("tasks/get", task("completed"))
+    peer.on("tasks/result", result())
+    async with connected(peer) as client:
+        handle = await begin(client, "x")
+        assert handle.immediate_response == expected
+        assert text(await handle.result(PATIENCE)) == "done"
+        assert handle.immediate_response == expected

@@ -113,6 +113,14 @@ class TaskHandle:
     def __repr__(self) -> str:
         return f"<TaskHandle {self.id}{f' of {self.tool!r}' if self.tool else ''}>"
 
+    @property
+    def immediate_response(self) -> str | None:
+        """A text that the server wants the model to read at once, as the tool's result, while the task runs.
+
+        Servers of 2025-11-25 may send one with the task. None if there is none, and for a task that is resumed.
+        """
+        return self._port.immediate_response
+
     async def status(self) -> TaskSnapshot:
         """The task as it is now: asks the server at once, whatever interval it suggests.
 

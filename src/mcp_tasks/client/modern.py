@@ -24,6 +24,8 @@ _requests: TypeAdapter[InputRequest] = TypeAdapter(InputRequest)
 class ModernTask:
     """One task of a server, as `TaskPort` has it."""
 
+    immediate_response: str | None = None
+
     def __init__(self, session: ClientSession, task_id: str, *, hub: PushHub | None = None) -> None:
         self._session = session
         self._id = task_id

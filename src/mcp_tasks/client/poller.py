@@ -25,8 +25,8 @@ BACKSTOP = 30.0
 """With push, poll this often: for lost notifications, and for a stream that died silently."""
 
 SOON = 0.2
-"""Before a look that a hint asks for, ahead of the server's pace. It doubles with each such look of a wait: a server that
-hints all the time is polled at the interval that it suggests."""
+"""Before a look that a hint asks for, ahead of the server's pace. It doubles with each such look of a wait: a server
+that hints all the time is polled at the interval that it suggests."""
 
 MOST_UNREADABLE = 5
 """Answers in a row that are no JSON-RPC. One may have been cut off on its way; so many are what the server sends."""

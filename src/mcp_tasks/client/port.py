@@ -19,7 +19,13 @@ from mcp_tasks.wire.parse import TaskSnapshot
 
 
 class TaskPort(Protocol):
-    """One task of a server, over one connection."""
+    """One task of a server, over one connection.
+
+    Attributes:
+        immediate_response: What a server of 2025-11-25 gave the model to read while the task runs.
+    """
+
+    immediate_response: str | None
 
     async def get(self) -> TaskSnapshot:
         """Look at the task, and at its outcome once it has one.

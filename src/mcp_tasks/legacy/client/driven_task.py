@@ -94,10 +94,14 @@ class DrivenTask:
 
     Args:
         can_cancel: Whether the server says that it cancels tasks.
+
+    Attributes:
+        immediate_response: What the server gave the model to read while the task runs.
     """
 
     def __init__(self, wire: Connection, task_id: str, *, slots: Slots, can_cancel: bool) -> None:
         self.id = task_id
+        self.immediate_response: str | None = None
         self._wire = wire
         self._slots = slots
         self._can_cancel = can_cancel

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any, Final, cast
+from typing import Any, cast
 
 from mcp_types import INTERNAL_ERROR
 from mcp_types import methods as mcp_methods
@@ -14,12 +14,17 @@ from mcp_tasks.core.json import JsonObject
 from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.core.text import valid_text
-from mcp_tasks.legacy.shapes import REQUEST_CANCELLED, VERSION, related_data, related_task, task_fields
+from mcp_tasks.legacy.shapes import (
+    IMMEDIATE_RESPONSE,
+    REQUEST_CANCELLED,
+    VERSION,
+    related_data,
+    related_task,
+    task_fields,
+)
 from mcp_tasks.protocol.errors import RpcError
 from mcp_tasks.tools.channel import in_older_words
 from mcp_tasks.wire.render import progress_meta, status_message
-
-IMMEDIATE_RESPONSE: Final = "io.modelcontextprotocol/model-immediate-response"
 
 
 def render_task(record: TaskRecord, now: datetime) -> dict[str, Any]:
