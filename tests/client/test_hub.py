@@ -301,7 +301,7 @@ async def test_watch_never_goes_back_to_an_older_state(
         with anyio.fail_after(PATIENCE):
             async for snapshot in handle.watch():
                 steps.append(snapshot.message)
-    assert steps == ["step 1", "step 2", None]
+    assert steps == [None, "step 1", "step 2", None]
 
 
 async def test_streams_that_fail_do_not_feed_patience(

@@ -13,6 +13,7 @@ import pytest
 from mcp import Client
 from mcp.client.session import ClientRequestContext
 from mcp.client.streamable_http import streamable_http_client
+from mcp.server import MCPServer
 from mcp.shared.exceptions import MCPError
 from mcp_types import (
     CallToolResult,
@@ -25,9 +26,11 @@ from mcp_types import (
 )
 from pydantic import FileUrl
 
+from harness.http import serving
 from harness.rpc import LEGACY, PATIENCE
-from harness.server import CUSTOM_ERROR, Desk
+from harness.server import CUSTOM_ERROR, QUICK, Desk, build
 from harness.waiting import eventually
+from mcp_tasks import Tasks
 from mcp_tasks.client import (
     Ledger,
     Progress,
@@ -47,7 +50,7 @@ from mcp_tasks.client import (
     start_task,
     with_tasks,
 )
-from mcp_tasks.errors import InvalidDuration, QuestionUnanswered, UsageError
+from mcp_tasks.errors import InvalidDuration, UsageError
 from tests.client.connecting import LONG, Person, accepted, begin, seen, text
 
 pytestmark = pytest.mark.anyio
@@ -175,6 +178,24 @@ async def test_a_time_to_live_that_cannot_be_is_refused_before_anything_is_sent(
         with pytest.raises(InvalidDuration):
             await call_tool(client, "echo", {"value": 1}, ttl=3600)  # pyright: ignore[reportArgumentType]
         assert await all_tasks(client) == []
+
+
+async def test_the_immediate_response_of_our_server_reaches_the_handle() -> None:
+    tasks = Tasks("memory://", settings=QUICK)
+    server: MCPServer[Any] = build(tasks)
+
+    @server.tool()
+    @tasks.task(immediate_response="Go on with something else.")
+    def slow() -> str:
+        """Slow."""
+        return "done"
+
+    async with serving(server) as wire:
+        async with connect(wire.url) as older:
+            assert (await begin(older, "slow")).immediate_response == "Go on with something else."
+            assert (await begin(older, "echo", value=1)).immediate_response is None
+        async with Client(wire.url, extensions=[TasksClient()]) as newer:
+            assert (await begin(newer, "slow")).immediate_response is None
 
 
 # Waiting
@@ -351,18 +372,25 @@ async def test_an_answer_that_was_given_may_be_given_again(url: str) -> None:
         assert text(await handle.result(PATIENCE)) == "Hello, Ada!"
 
 
-async def test_a_callback_that_refuses_leaves_the_question_open(url: str) -> None:
-    async def refuse(context: ClientRequestContext, params: Any) -> ErrorData:
+@pytest.mark.parametrize("verb", ["plain", "call"])
+@pytest.mark.parametrize("failure", ["refuses", "raises"])
+async def test_a_callback_that_fails_answers_the_question_with_its_error_as_in_a_plain_call(
+    url: str, failure: str, verb: str
+) -> None:
+    async def person(context: ClientRequestContext, params: Any) -> ErrorData:
+        if failure == "raises":
+            raise ValueError("not today")
         return ErrorData(code=-1, message="not today")
 
-    async with connect(url, person=refuse) as client:
-        handle = await begin(client, "ask_name")
-        with pytest.raises(QuestionUnanswered, match="not today"):
-            await handle.result(PATIENCE)
-        assert (await handle.status()).status is TaskStatus.INPUT_REQUIRED
-        asking = await shown(handle, lambda snapshot: snapshot.input_requests)
-        await handle.answer(dict.fromkeys(asking.input_requests, ANSWER))
-        assert text(await handle.result(PATIENCE)) == "Hello, Ada!"
+    async with Client(reconnecting_http(url), mode="legacy", elicitation_callback=person) as plain:
+        with pytest.raises(MCPError) as expected:
+            await plain.call_tool("ask_name")
+    async with connect(url, person=person) as client:
+        with anyio.fail_after(PATIENCE), pytest.raises(MCPError) as raised:
+            await (client.call_tool("ask_name") if verb == "plain" else call_tool(client, "ask_name"))
+        [task] = await all_tasks(client)
+    assert (raised.value.code, raised.value.message) == (expected.value.code, expected.value.message)
+    assert task.status is TaskStatus.FAILED
 
 
 async def test_a_question_that_is_withdrawn_is_no_longer_shown(url: str, desk: Desk) -> None:

@@ -11,8 +11,9 @@ from typing import Any
 
 import anyio
 import pytest
+from mcp.client.session import ClientRequestContext
 from mcp.shared.exceptions import MCPError
-from mcp_types import CONNECTION_CLOSED, ErrorData, JSONRPCResponse
+from mcp_types import CONNECTION_CLOSED, ElicitResult, ErrorData, JSONRPCError, JSONRPCResponse
 
 from harness.rpc import PATIENCE
 from harness.waiting import eventually
@@ -294,7 +295,7 @@ async def test_the_first_state_that_asks_something_has_its_question() -> None:
 
     peer.on("tasks/result", ask)
     async with connected(peer) as client:
-        handle = await begin(client, "x")
+        handle = resume_task(client, TASK_ID)
         async with aclosing(handle.watch()) as states:
             with anyio.fail_after(PATIENCE):
                 first = await anext(states)
@@ -307,7 +308,7 @@ async def test_a_question_that_never_comes_holds_its_state_back_for_a_moment_onl
     peer.on("tasks/get", task("input_required"))
     peer.on("tasks/result", never)
     async with connected(peer) as client:
-        handle = await begin(client, "x")
+        handle = resume_task(client, TASK_ID)
         async with aclosing(handle.watch()) as states:
             with anyio.fail_after(PATIENCE):
                 first = await anext(states)
@@ -453,7 +454,8 @@ async def test_a_list_of_something_else_is_an_invalid_response(page: Mapping[str
 
 async def test_status_notifications_are_hints_and_not_believed() -> None:
     peer = OldPeer()
-    peer.on("tasks/get", task(pollInterval=60_000), task("completed"))
+    peer.on("tools/call", {"task": task(pollInterval=60_000)})
+    peer.on("tasks/get", task("completed"))
     peer.on("tasks/result", never, result())
     async with connected(peer) as client:
         handle = await begin(client, "x")
@@ -589,3 +591,62 @@ async def test_a_connection_that_ends_ends_the_wait_with_it() -> None:
         for work in (waiting, calling):
             with anyio.fail_after(PATIENCE), pytest.raises(MCPError, match="Connection closed"):
                 await work
+
+
+@pytest.mark.parametrize("callback", ["none", "refuses", "raises", "unsendable"])
+async def test_a_question_that_no_callback_answers_gets_an_error_that_names_the_task(callback: str) -> None:
+    peer = OldPeer()
+    answered = asyncio.Event()
+
+    async def ask(params: Mapping[str, Any]) -> Answer:
+        await peer.ask("elicitation/create", {**FORM, "_meta": dict(RELATED)}, request_id=7)
+        await answered.wait()
+        peer.on("tasks/get", task("completed"))
+        return result("went on")
+
+    async def person(context: ClientRequestContext, params: Any) -> ElicitResult | ErrorData:
+        match callback:
+            case "refuses":
+                return ErrorData(code=-5, message="not today", data={"why": "holiday"})
+            case "raises":
+                raise ValueError("not today")
+            case _:
+                return ElicitResult(action="accept", content={"name": "\ud800"})
+
+    peer.on("tasks/get", task())
+    peer.on("tasks/result", ask)
+    async with connected(peer, elicitation_callback=None if callback == "none" else person) as client:
+        with anyio.fail_after(PATIENCE):
+            calling = asyncio.create_task(call_tool(client, "x"))
+            await eventually(lambda: peer.replies)
+            answered.set()
+            assert text(await calling) == "went on"
+    [reply] = peer.replies
+    assert isinstance(reply, JSONRPCError)
+    assert reply.id == 7
+    assert reply.error.data["_meta"] == RELATED
+    if callback == "refuses":
+        assert (reply.error.code, reply.error.message, reply.error.data["why"]) == (-5, "not today", "holiday")
+
+
+@pytest.mark.requirement("older-client/immediate-response")
+@pytest.mark.parametrize(
+    ("meta", "expected"),
+    [
+        ({"io.modelcontextprotocol/model-immediate-response": "Rendering has begun."}, "Rendering has begun."),
+        ({"io.modelcontextprotocol/model-immediate-response": 7}, None),
+        ({}, None),
+        ("odd", None),
+        (None, None),
+    ],
+)
+async def test_the_immediate_response_that_comes_with_a_task_is_on_its_handle(meta: Any, expected: str | None) -> None:
+    peer = OldPeer()
+    peer.on("tools/call", {"task": task(), **({} if meta is None else {"_meta": meta})})
+    peer.on("tasks/get", task("completed"))
+    peer.on("tasks/result", result())
+    async with connected(peer) as client:
+        handle = await begin(client, "x")
+        assert handle.immediate_response == expected
+        assert text(await handle.result(PATIENCE)) == "done"
+        assert handle.immediate_response == expected

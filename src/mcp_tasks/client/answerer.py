@@ -12,6 +12,7 @@ from typing import Any
 
 import anyio
 from mcp.shared.exceptions import MCPError
+from mcp_types import INTERNAL_ERROR, ErrorData
 
 from mcp_tasks.client.callbacks import Callbacks
 from mcp_tasks.client.life import TaskLife
@@ -38,7 +39,8 @@ class Answerer:
     Args:
         busy_changed: Called with True when a callback begins to work on an answer and none did before, with False
             when the last one is done: between the two the wait is somebody else's.
-        answered: Called when the server has an answer, and with what went wrong if it could not be given.
+        answered: Called with the key of a question when the server has its answer, and with what went wrong if it could
+            not be given.
     """
 
     def __init__(
@@ -51,7 +53,7 @@ class Answerer:
         callbacks: Callbacks,
         patience: Patience | None = None,
         busy_changed: Callable[[bool], None],
-        answered: Callable[[Unanswered | None], None],
+        answered: Callable[[str, Unanswered | None], None],
     ) -> None:
         self._port = port
         self._task_id = task_id
@@ -73,7 +75,9 @@ class Answerer:
             self._seen.add(key)
             if not self._callbacks.admit(self._task_id):
                 most = self._callbacks.per_task
-                self._answered(Unanswered(key, f"a task may ask at most {most} questions (max_callbacks_per_task)"))
+                self._answered(
+                    key, Unanswered(key, f"a task may ask at most {most} questions (max_callbacks_per_task)")
+                )
                 return
             if not self._working:
                 self._busy_changed(True)
@@ -94,36 +98,51 @@ class Answerer:
         if work.cancelled():
             # By itself, if not by us: a callback may cancel the task it runs in. Nobody would ever answer then.
             if not self._closed:
-                self._answered(Unanswered(key, "the callback that answers it was cancelled"))
+                self._answered(key, Unanswered(key, "the callback that answers it was cancelled"))
             return
         exc = work.exception()
         unanswered = _unanswered(key, exc) if isinstance(exc, Exception) else None
-        if unanswered is None:
-            self._life.answered()
-        else:
+        if unanswered is not None:
             self._life.unanswered(unanswered)
-        self._answered(unanswered)
+        self._answered(key, unanswered)
 
     async def _answer(self, key: str, request: JsonObject) -> None:
         answer = self._ledger.recorded_answer(key, request)
         if answer is None:
             answer = await self._ask(key, request)
+            if answer is None:
+                return
             self._ledger.record_answer(key, request, answer)
         try:
             await self._deliver(key, answer)
         except (MCPError, OSError) as exc:
             raise Unanswered(key, f"the answer could not be delivered: {exc}") from exc
         self._ledger.answer_sent(key)
+        self._life.answered()
 
-    async def _ask(self, key: str, request: JsonObject) -> Mapping[str, Any]:
+    async def _ask(self, key: str, request: JsonObject) -> Mapping[str, Any] | None:
+        """The callback's answer; None if it failed, and the server was told so in the question's response."""
         async with self._callbacks.wait_for_turn():
             self._life.asked(request)
             try:
                 answer = await self._port.ask(key, request)
                 check_answer({key: answer})
             except Exception as exc:
+                if await self._refused(key, exc):
+                    return None
                 raise Unanswered(key, _why(exc)) from exc
             return answer
+
+    async def _refused(self, key: str, exc: Exception) -> bool:
+        error = exc.error if isinstance(exc, MCPError) else ErrorData(code=INTERNAL_ERROR, message=_why(exc))
+        try:
+            refused = await self._port.refuse(key, error)
+        except MCPError:
+            # The connection has ended; the failure of the callback says that as well, or says more.
+            return False
+        if refused:
+            self._life.refused(exc)
+        return refused
 
     async def _deliver(self, key: str, answer: Mapping[str, Any]) -> None:
         retries = Poller(self._patience)

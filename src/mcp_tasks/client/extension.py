@@ -49,9 +49,9 @@ from mcp_tasks.client.transport import INTRODUCTION, TASK_NOTIFICATION, ServerTr
 from mcp_tasks.core.json import JsonObject
 from mcp_tasks.core.values import check_flag, check_instance, check_text
 from mcp_tasks.encryption import Cipher
-from mcp_tasks.errors import InvalidOption, UsageError
+from mcp_tasks.errors import InvalidOption, InvalidResponse, UsageError
 from mcp_tasks.wire.models import EXTENSION_ID
-from mcp_tasks.wire.parse import TaskSnapshot
+from mcp_tasks.wire.parse import TaskSnapshot, parse_task
 
 _NO_HOST = (
     "this TasksClient hosts tasks, and the transport of this client does not know of it: connect with "
@@ -337,7 +337,11 @@ class TasksClient(ClientExtension):
         options = options_of(ctx.tool_name)
         try:
             handle = self._handles.over_session(
-                ctx.session, created.task_id, tool=str(ctx.tool_name), transport=transport_in(created.meta)
+                ctx.session,
+                created.task_id,
+                tool=str(ctx.tool_name),
+                transport=transport_in(created.meta),
+                created=_state_of(created),
             )
         except UsageError as exc:
             raise UsageError(f"task {created.task_id} goes on, but is not in the ledger: {exc}") from None
@@ -362,12 +366,21 @@ class TasksClient(ClientExtension):
         server = "" if self.ledger is None else self._server or transport.address
         if transport.older is None or (self.ledger is not None and not server):
             raise UsageError(f"task {created.id} goes on, but is not in the ledger: {NO_ADDRESS}")
-        handle = self._handles.over(transport.older.task(created.id), created.id, tool=tool, server=server)
+        port = transport.older.task(created.id)
+        handle = self._handles.over(port, created.id, tool=tool, server=server, created=created)
         result = await self._finish(new(handle), CallOptions())
         return result.model_dump(by_alias=True, mode="json", exclude_none=True, exclude={"result_type"})
 
     async def _deliver(self, link: Link, params: _AnyParams) -> None:
         self._switchboard.deliver(link, params.model_extra or {})
+
+
+def _state_of(created: CreateTaskResult) -> TaskSnapshot | None:
+    """The task as the server made it; None if its outcome is missing, or other fields are: a look tells."""
+    try:
+        return parse_task(created.model_dump(by_alias=True, mode="json"))
+    except InvalidResponse:
+        return None
 
 
 class _AnyParams(BaseModel):

@@ -132,7 +132,7 @@ class Follower:
                     self.note(entry)
                     if not detach:
                         self._open[entry.key] = entry
-                        await self._follow(client, entry)
+                        await self._follow(handle, entry)
         return self.seen[entry.key]
 
     async def elicit(self, context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult | ErrorData:
@@ -270,7 +270,8 @@ class Follower:
         try:
             async with connect(group) as client, asyncio.TaskGroup() as waits:
                 for entry in group.entries:
-                    waits.create_task(self._follow(client, entry))
+                    handle = resume_task(client, entry.task_id, tool=entry.tool)
+                    waits.create_task(self._follow(handle, entry))
         except TasksError as exc:
             self._give_up(group.entries, exc)
         except BaseExceptionGroup as exceptions:
@@ -281,8 +282,7 @@ class Follower:
             what = f"the connection broke: {found[0]}"
             self._give_up(group.entries, ServerUnreachable(what, reason="connection"))
 
-    async def _follow(self, client: Client, entry: LedgerEntry) -> None:
-        handle = resume_task(client, entry.task_id, tool=entry.tool)
+    async def _follow(self, handle: TaskHandle, entry: LedgerEntry) -> None:
         self._handles[entry.key] = entry, handle
         try:
             if entry.is_final:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
 from contextlib import aclosing
 from dataclasses import replace
 from datetime import timedelta
@@ -91,6 +91,7 @@ class TaskHandle:
         patience: Patience | None = None,
         on_abandon: OnAbandon = "leave",
         callbacks: Callbacks | None = None,
+        created: TaskSnapshot | None = None,
     ) -> None:
         self.id = task_id
         self.tool = tool
@@ -101,19 +102,33 @@ class TaskHandle:
         self._patience = patience
         self._on_abandon: OnAbandon = on_abandon
         self._asked: Mapping[str, JsonObject] = {}
+        # The last state, and when it came: the next look is due an interval later, whichever wait makes it. A task that
+        # is not `working` when it is made has more to show than that: it is looked at without delay.
+        self._known: TaskSnapshot | None = None
+        self._known_at = 0.0
+        if created is not None and created.status is TaskStatus.WORKING:
+            self._learn(created)
 
     def __repr__(self) -> str:
         return f"<TaskHandle {self.id}{f' of {self.tool!r}' if self.tool else ''}>"
 
+    @property
+    def immediate_response(self) -> str | None:
+        """A text that the server wants the model to read at once, as the tool's result, while the task runs.
+
+        Servers of 2025-11-25 may send one with the task. None if there is none, and for a task that is resumed.
+        """
+        return self._port.immediate_response
+
     async def status(self) -> TaskSnapshot:
-        """The task as it is now.
+        """The task as it is now: asks the server at once, whatever interval it suggests.
 
         Of a 2025-11-25 server, a task that has ended comes without its result if that cannot be fetched now.
 
         Raises:
             UnknownTask: The server does not know the task (any more).
         """
-        snapshot = await self._get(self._port.state)
+        snapshot = self._learn(await self._get(self._port.state))
         has_outcome = snapshot.result is not None or snapshot.error is not None
         if snapshot.status in (TaskStatus.COMPLETED, TaskStatus.FAILED) and not has_outcome:
             # To the ledger it is still pending: somebody has to come back for its outcome.
@@ -123,7 +138,8 @@ class TaskHandle:
     async def watch(self, *, questions: bool = True, on_outage: OnOutage | None = None) -> AsyncGenerator[TaskSnapshot]:
         """The states of the task as they come, the present one first and the final one last.
 
-        Pushed where the server does that, polled at the server's pace otherwise. Questions are shown, not answered.
+        Pushed where the server does that, polled at the interval that it suggests otherwise, however long that is. The
+        first state is the last one that this handle has seen, if that is not final. Questions are shown, not answered.
         A state is given once: that the server has moved the task's expiry or its pace is no news.
 
         Args:
@@ -132,7 +148,7 @@ class TaskHandle:
             on_outage: Called after every look that failed because the server is out of reach, with how long it has been
                 so, and with None when it is back. The wait goes on meanwhile, for as long as `patience` says.
         """
-        poller = Poller(self._patience, on_outage=on_outage)
+        poller = self._poller(on_outage)
         async with aclosing(self._follow(poller, Wake(), questions=questions)) as states:
             async for snapshot in states:
                 yield snapshot
@@ -206,12 +222,15 @@ class TaskHandle:
             # Once it has an answer the question is not open, and the server ignores another.
             await past_outage(lambda: self._port.answer(responses), self._patience)
         except MCPError as exc:
+            # Whoever answers again looks at the task first.
+            self._known = None
             if not is_transient(exc):
                 for key in responses:
                     self._ledger.answer_refused(key)
             raise
         for key in responses:
             self._ledger.answer_sent(key)
+        self._have_answered(responses)
 
     async def cancel(self) -> None:
         """Ask for the task to be cancelled. It may still end in another way, if it was about to.
@@ -275,8 +294,31 @@ class TaskHandle:
         self.life.seen(snapshot)
         return snapshot
 
+    def _learn(self, snapshot: TaskSnapshot) -> TaskSnapshot:
+        self._known, self._known_at = snapshot, asyncio.get_running_loop().time()
+        return snapshot
+
+    def _have_answered(self, keys: Collection[str]) -> None:
+        """These questions are not shown again before the next look."""
+        if self._known is not None:
+            still = {key: request for key, request in self._known.input_requests.items() if key not in keys}
+            self._known = replace(self._known, input_requests=still)
+
+    def _poller(self, on_outage: OnOutage | None = None) -> Poller:
+        poller = Poller(self._patience, on_outage=on_outage)
+        if self._known is not None and not self._known.is_final:
+            poller.saw(self._known, self._known_at, pushed=False)
+        return poller
+
     async def _wait(self, budget: Budget, on_progress: OnProgress | None) -> TaskSnapshot:
         wake = Wake()
+
+        def answered(key: str, failure: Unanswered | None) -> None:
+            if failure is None:
+                self._have_answered([key])
+            else:
+                wake.fail(failure)
+
         answerer = Answerer(
             self._port,
             self.id,
@@ -285,11 +327,11 @@ class TaskHandle:
             callbacks=self._callbacks,
             patience=self._patience,
             busy_changed=budget.pause,
-            answered=wake.answered,
+            answered=answered,
         )
         reported: Progress | None = None
         try:
-            async with aclosing(self._follow(Poller(self._patience), wake, questions=True)) as states:
+            async with aclosing(self._follow(self._poller(), wake, questions=True)) as states:
                 async for snapshot in states:
                     answerer.look(snapshot)
                     if snapshot.is_final:
@@ -304,11 +346,15 @@ class TaskHandle:
     async def _follow(self, poller: Poller, wake: Wake, *, questions: bool) -> AsyncGenerator[TaskSnapshot]:
         """Every state that differs from the one before, until the final one."""
         box = Mailbox()
+        known = None if self._known is None or self._known.is_final else self._known
         async with self._port.join(box, questions=questions):
             shown: TaskSnapshot | None = None
             order = Order()
             while shown is None or not shown.is_final:
-                snapshot, looked = await self._next(poller, box, wake)
+                if shown is None and known is not None:
+                    snapshot, looked = box.take_shown() or known, False
+                else:
+                    snapshot, looked = await self._next(poller, box, wake)
                 if snapshot is not None and order.takes(snapshot, looked=looked):
                     is_news = shown is None or news_in(snapshot) != news_in(shown)
                     shown = snapshot
@@ -321,18 +367,15 @@ class TaskHandle:
         loop = asyncio.get_running_loop()
         if loop.time() < poller.next_look:
             await first_of(box.changed, wake.event, until=poller.next_look)
-        if wake.take():
-            poller.answered(loop.time())
+        wake.check()
         if box.changed.is_set():
-            if box.hinted:
-                poller.hinted(loop.time())
-            if box.is_over:
-                poller.ended(loop.time())
+            if box.hinted or box.is_over:
+                poller.hinted(loop.time(), ended=box.is_over)
             pushed = box.take()
             if not box.live:
                 poller.lost_push(loop.time())
             if pushed is not None:
-                poller.saw(pushed, loop.time(), pushed=box.live)
+                poller.saw(self._learn(pushed), loop.time(), pushed=box.live)
                 return pushed, False
         shown = box.take_shown()
         if loop.time() < poller.next_look:
@@ -355,7 +398,7 @@ class TaskHandle:
             self.life.out_of_reach(exc)
             return None
         self.life.reached()
-        poller.saw(snapshot, loop.time(), pushed=box.live)
+        poller.saw(self._learn(snapshot), loop.time(), pushed=box.live)
         return snapshot
 
     def _outcome(self, final: TaskSnapshot) -> CallToolResult:

@@ -19,6 +19,7 @@ from mcp_tasks.client.port import OlderTasks, TaskPort
 from mcp_tasks.client.task_ledger import TaskLedger
 from mcp_tasks.client.transport import ServerTransport
 from mcp_tasks.errors import UsageError
+from mcp_tasks.wire.parse import TaskSnapshot
 
 NO_ADDRESS: Final = (
     "the ledger keeps tasks by the address of their server, and the address of this server is not known: connect with "
@@ -40,7 +41,13 @@ class Handles:
     callbacks: Callbacks
 
     def over_session(
-        self, session: ClientSession, task_id: str, *, tool: str = "", transport: ServerTransport | None = None
+        self,
+        session: ClientSession,
+        task_id: str,
+        *,
+        tool: str = "",
+        transport: ServerTransport | None = None,
+        created: TaskSnapshot | None = None,
     ) -> TaskHandle:
         """The handle of a task that the SDK's session can speak of.
 
@@ -49,10 +56,13 @@ class Handles:
         """
         connection = self.switchboard.connection(session, transport)
         server = "" if self.ledger is None else self.address(session, transport)
-        return self.over(ModernTask(session, task_id, hub=connection.hub), task_id, tool=tool, server=server)
+        port = ModernTask(session, task_id, hub=connection.hub)
+        return self.over(port, task_id, tool=tool, server=server, created=created)
 
-    def over(self, port: TaskPort, task_id: str, *, tool: str, server: str) -> TaskHandle:
-        """The handle of a task of any era."""
+    def over(
+        self, port: TaskPort, task_id: str, *, tool: str, server: str, created: TaskSnapshot | None = None
+    ) -> TaskHandle:
+        """The handle of a task of any era; `created` is the task as the server made it, if it was made just now."""
         return TaskHandle(
             port,
             task_id,
@@ -61,9 +71,17 @@ class Handles:
             patience=self.patience,
             on_abandon=self.on_abandon,
             callbacks=self.callbacks,
+            created=created,
         )
 
-    def of_client(self, older: OlderTasks | None, client: ConnectedClient, task_id: str, tool: str) -> TaskHandle:
+    def of_client(
+        self,
+        older: OlderTasks | None,
+        client: ConnectedClient,
+        task_id: str,
+        tool: str,
+        created: TaskSnapshot | None = None,
+    ) -> TaskHandle:
         """The handle of a task of a client's server, whose tasks may be of an older era.
 
         Raises:
@@ -71,9 +89,9 @@ class Handles:
         """
         transport = transport_of(client)
         if older is None:
-            return self.over_session(client.session, task_id, tool=tool, transport=transport)
+            return self.over_session(client.session, task_id, tool=tool, transport=transport, created=created)
         server = "" if self.ledger is None else self.address(client.session, transport)
-        return self.over(older.task(task_id), task_id, tool=tool, server=server)
+        return self.over(older.task(task_id), task_id, tool=tool, server=server, created=created)
 
     def resumed(self, older: OlderTasks | None, client: ConnectedClient, task_id: str, tool: str) -> TaskHandle:
         """The same for one that somebody comes back to."""

@@ -49,6 +49,10 @@ class TaskLife:
         """The server has the answer."""
         logger.info("task %s has its answer", self._task)
 
+    def refused(self, exc: Exception) -> None:
+        """A callback failed, and the server has its error as the answer."""
+        logger.warning("task %s asks, and is answered with an error: %s", self._task, _kind(exc))
+
     def unanswered(self, exc: Exception) -> None:
         """A question got no answer."""
         logger.warning("task %s asks, and got no answer: %s", self._task, _kind(exc.__cause__ or exc))

@@ -143,10 +143,13 @@ async def fetch_questions(handle: TaskHandle, *, within: timedelta) -> TaskSnaps
     Returns:
         The task as soon as it asks something or has ended; None if neither is so within that time.
     """
-    with anyio.move_on_after(within.total_seconds()):
+    found: TaskSnapshot | None = None
+    with anyio.move_on_after(within.total_seconds()) as scope:
         async with aclosing(handle.watch()) as states:
             async for snapshot in states:
+                if found is None and (snapshot.is_final or snapshot.input_requests):
+                    # Further questions may come right behind the first one.
+                    scope.deadline = anyio.current_time() + _MORE
                 if snapshot.is_final or snapshot.input_requests:
-                    await anyio.sleep(_MORE)
-                    return await handle.status()
-    return None
+                    found = snapshot
+    return found

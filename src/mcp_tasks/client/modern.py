@@ -24,6 +24,8 @@ _requests: TypeAdapter[InputRequest] = TypeAdapter(InputRequest)
 class ModernTask:
     """One task of a server, as `TaskPort` has it."""
 
+    immediate_response: str | None = None
+
     def __init__(self, session: ClientSession, task_id: str, *, hub: PushHub | None = None) -> None:
         self._session = session
         self._id = task_id
@@ -59,6 +61,10 @@ class ModernTask:
         if isinstance(response, ErrorData):
             raise MCPError.from_error_data(response)
         return response.model_dump(by_alias=True, mode="json", exclude_none=True)
+
+    async def refuse(self, key: str, error: ErrorData) -> bool:
+        """Never: an input response of 2026-07-28 is a result."""
+        return False
 
     @asynccontextmanager
     async def join(self, box: Mailbox, *, questions: bool) -> AsyncGenerator[None]:

@@ -21,15 +21,12 @@ DEFAULT_INTERVAL = 1.0
 SHORTEST_INTERVAL = 0.05
 """The least, whatever a server suggests: polling is not a busy loop."""
 
-LONGEST_INTERVAL = 60.0
-"""The most: beyond it, a finished task would go unnoticed for longer than anybody meant."""
-
 BACKSTOP = 30.0
 """With push, poll this often: for lost notifications, and for a stream that died silently."""
 
 SOON = 0.2
-"""After an answer was given, the task goes on; no need to wait out an interval that was for idling. Not at once: a
-server that hints all the time is not looked at all the time."""
+"""Before a look that a hint asks for, ahead of the server's pace. It doubles with each such look of a wait: a server
+that hints all the time is polled at the interval that it suggests."""
 
 MOST_UNREADABLE = 5
 """Answers in a row that are no JSON-RPC. One may have been cut off on its way; so many are what the server sends."""
@@ -77,6 +74,7 @@ class Poller:
         self._jitter = jitter
         self._on_outage = on_outage
         self._interval = DEFAULT_INTERVAL
+        self._hints = 0
         self._pushed = False
         self._failures = 0
         self._failing_since = 0.0
@@ -90,20 +88,16 @@ class Poller:
         self._failures = self._unreadable = 0
         self._pushed = pushed
         suggested = DEFAULT_INTERVAL if snapshot.poll_interval is None else snapshot.poll_interval.total_seconds()
-        self._interval = min(max(suggested, SHORTEST_INTERVAL), LONGEST_INTERVAL)
+        # No upper limit: a client SHOULD respect the interval, however long it is.
+        self._interval = max(suggested, SHORTEST_INTERVAL)
         self.next_look = now + (max(self._interval, BACKSTOP) if pushed else self._interval)
 
-    def answered(self, now: float) -> None:
-        """An answer was given; something is about to happen."""
-        self.next_look = min(self.next_look, now + SOON)
-
-    def hinted(self, now: float) -> None:
-        """A notification came that may not be from the task's own server: have a look soon."""
-        self.next_look = min(self.next_look, now + SOON)
-
-    def ended(self, now: float) -> None:
-        """The task has ended, its server says: nothing is left to wait for."""
-        self.next_look = min(self.next_look, now)
+    def hinted(self, now: float, *, ended: bool = False) -> None:
+        """Something tells of a change of the task, or of its end, without saying which: look ahead of the pace."""
+        look = now + (0 if ended and not self._hints else SOON * 2 ** min(self._hints, 30))
+        if look < self.next_look:
+            self.next_look = look
+            self._hints += 1
 
     def lost_push(self, now: float) -> None:
         """Notifications stopped: go back to polling at the server's pace."""

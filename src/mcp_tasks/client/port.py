@@ -11,7 +11,7 @@ from contextlib import AbstractAsyncContextManager
 from datetime import timedelta
 from typing import Any, Protocol, TypeAlias
 
-from mcp_types import JSONRPCMessage
+from mcp_types import ErrorData, JSONRPCMessage
 
 from mcp_tasks.client.mailbox import Mailbox
 from mcp_tasks.core.json import JsonObject
@@ -19,7 +19,13 @@ from mcp_tasks.wire.parse import TaskSnapshot
 
 
 class TaskPort(Protocol):
-    """One task of a server, over one connection."""
+    """One task of a server, over one connection.
+
+    Attributes:
+        immediate_response: What a server of 2025-11-25 gave the model to read while the task runs.
+    """
+
+    immediate_response: str | None
 
     async def get(self) -> TaskSnapshot:
         """Look at the task, and at its outcome once it has one.
@@ -51,6 +57,14 @@ class TaskPort(Protocol):
         Raises:
             InvalidResponse: It is not a valid question.
             MCPError: The callback refuses.
+        """
+        ...
+
+    async def refuse(self, key: str, error: ErrorData) -> bool:
+        """Answer a question with an error, where the protocol version allows that. Whether it does.
+
+        Raises:
+            MCPError: The connection has ended.
         """
         ...
 

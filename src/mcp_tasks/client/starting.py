@@ -78,4 +78,4 @@ async def _start_older(
         return None
     if not isinstance(started, TaskSnapshot):
         return tool_result(started, f"the call of {str(tool)!r}")
-    return new(handles.of_client(older, client, started.id, str(tool)), arguments)
+    return new(handles.of_client(older, client, started.id, str(tool), started), arguments)

@@ -10,24 +10,21 @@ from mcp_tasks.client.answerer import Unanswered
 
 
 class Wake:
-    """Something of our own happened to the task: an answer was given, or could not be."""
+    """Ends a wait for a task when a question of the task could not be answered."""
 
     def __init__(self) -> None:
         self.event: asyncio.Event = asyncio.Event()
         self._failure: Unanswered | None = None
 
-    def answered(self, failure: Unanswered | None) -> None:
-        """An answer was given, or failed to be."""
+    def fail(self, failure: Unanswered) -> None:
+        """A question could not be answered."""
         self._failure = self._failure or failure
         self.event.set()
 
-    def take(self) -> bool:
-        """Whether something happened since the last time. Raises what went wrong."""
+    def check(self) -> None:
+        """Raise the failure, if there is one."""
         if self._failure is not None:
             raise self._failure
-        happened = self.event.is_set()
-        self.event.clear()
-        return happened
 
 
 class Budget:

@@ -21,6 +21,9 @@ VERSION: Final = "2025-11-25"
 RELATED_TASK: Final = "io.modelcontextprotocol/related-task"
 """The key of `_meta` that ties a message to its task."""
 
+IMMEDIATE_RESPONSE: Final = "io.modelcontextprotocol/model-immediate-response"
+"""The key of `_meta` in a `CreateTaskResult` with the text for the model to read while the task runs."""
+
 REQUEST_CANCELLED: Final = -32800
 """The error of a cancelled task. MCP gives a cancelled request no answer and so no code; this one is known from the
 Language Server Protocol, and outside of what JSON-RPC reserves."""

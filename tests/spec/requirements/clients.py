@@ -44,6 +44,8 @@ REQUIREMENTS = (
         tests=(
             "unit/client/test_poller::test_the_interval_that_the_server_suggests_is_kept",
             "unit/client/test_poller::test_an_interval_that_changes_is_followed_both_ways",
+            "unit/client/test_poller::test_an_interval_is_kept_however_long_it_is",
+            "client/test_poll_interval::test_polls_of_2026_07_28_keep_to_the_interval",
         ),
     ),
     Requirement(

@@ -76,6 +76,16 @@ REQUIREMENTS = (
         tests=("spec/legacy/test_requestor::test_a_ttl_is_asked_for_in_milliseconds",),
     ),
     Requirement(
+        id="older-client/immediate-response",
+        section="Creating Tasks",
+        says="A host may pass `io.modelcontextprotocol/model-immediate-response` on to its model.",
+        level="MAY",
+        source="2025-11-25",
+        party="client",
+        era="2025-11-25",
+        tests=("client/test_legacy_peers::test_the_immediate_response_that_comes_with_a_task_is_on_its_handle",),
+    ),
+    Requirement(
         id="older-client/poll-interval",
         section="Getting Tasks",
         says="`pollInterval` is respected.",
@@ -83,7 +93,10 @@ REQUIREMENTS = (
         source="2025-11-25",
         party="client",
         era="2025-11-25",
-        tests=("spec/legacy/test_requestor::test_the_poll_interval_is_kept",),
+        tests=(
+            "spec/legacy/test_requestor::test_the_poll_interval_is_kept",
+            "client/test_poll_interval::test_polls_of_2025_11_25_keep_to_the_interval_also_around_questions",
+        ),
     ),
     Requirement(
         id="older-client/polls-on",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from datetime import timedelta
 from typing import Any
 
@@ -12,7 +13,6 @@ from hypothesis import strategies as st
 from mcp_tasks.client.poller import (
     BACKSTOP,
     DEFAULT_INTERVAL,
-    LONGEST_INTERVAL,
     MOST_UNREADABLE,
     SHORTEST_INTERVAL,
     SOON,
@@ -65,18 +65,19 @@ def test_a_server_that_wants_to_be_asked_all_the_time_is_not(interval: int) -> N
     assert polls.next_look == START + SHORTEST_INTERVAL
 
 
-@pytest.mark.parametrize("interval", [60_001, 10**12, 1e15])
-def test_a_server_that_wants_never_to_be_asked_is_asked_within_a_minute(interval: float) -> None:
+@pytest.mark.requirement("client/poll-interval")
+@pytest.mark.parametrize("interval", [60_001, 300_000, 10**12])
+def test_an_interval_is_kept_however_long_it_is(interval: int) -> None:
     polls = poller()
     polls.saw(shown(interval), START, pushed=False)
-    assert polls.next_look == START + LONGEST_INTERVAL
+    assert polls.next_look == START + interval / 1_000
 
 
 @pytest.mark.parametrize("interval", [None, 10**400, 1e300])
 def test_without_a_usable_suggestion_there_is_one_of_our_own(interval: float | None) -> None:
     polls = poller()
     polls.saw(shown(interval), START, pushed=False)
-    assert START + DEFAULT_INTERVAL <= polls.next_look <= START + LONGEST_INTERVAL
+    assert polls.next_look == START + DEFAULT_INTERVAL
 
 
 def test_with_push_a_look_is_only_the_backstop() -> None:
@@ -112,18 +113,40 @@ def test_losing_push_never_puts_a_look_off() -> None:
     assert polls.next_look == START + 45
 
 
-def test_after_an_answer_the_task_is_looked_at_soon() -> None:
+def test_a_hint_brings_the_next_look_forward_and_each_further_one_less() -> None:
+    polls, pauses = poller(), list[float]()
+    for _ in range(5):
+        polls.saw(shown(2_000), START, pushed=False)
+        polls.hinted(START)
+        pauses.append(polls.next_look - START)
+    assert pauses == pytest.approx([SOON, 2 * SOON, 4 * SOON, 8 * SOON, 2])
+
+
+def test_hints_that_come_before_the_look_they_ask_for_count_once() -> None:
     polls = poller()
     polls.saw(shown(30_000), START, pushed=False)
-    polls.answered(START + 3)
-    assert polls.next_look == START + 3 + SOON
+    for _ in range(50):
+        polls.hinted(START)
+    polls.saw(shown(30_000), START, pushed=False)
+    polls.hinted(START)
+    assert polls.next_look == START + 2 * SOON
 
 
-def test_an_answer_never_puts_a_look_off() -> None:
+def test_a_hint_never_puts_a_look_off() -> None:
     polls = poller()
     polls.saw(shown(1_000), START, pushed=False)
-    polls.answered(START + 0.95)
+    polls.hinted(START + 0.95)
     assert polls.next_look == START + 1
+
+
+def test_a_task_that_is_said_to_have_ended_is_looked_at_at_once_and_only_the_first_time() -> None:
+    polls = poller()
+    polls.saw(shown(30_000), START, pushed=False)
+    polls.hinted(START + 3, ended=True)
+    assert polls.next_look == START + 3
+    polls.saw(shown(30_000), START + 3, pushed=False)
+    polls.hinted(START + 3, ended=True)
+    assert polls.next_look == START + 3 + 2 * SOON
 
 
 def test_pauses_after_failures_double_up_to_a_limit() -> None:
@@ -187,13 +210,11 @@ def test_without_patience_the_first_failure_ends_the_wait() -> None:
     pushed=st.booleans(),
     now=st.floats(0, 1e9),
 )
-def test_whatever_a_server_suggests_the_next_look_is_neither_now_nor_never(
-    interval: float | None, pushed: bool, now: float
-) -> None:
+def test_whatever_a_server_suggests_the_next_look_is_not_now(interval: float | None, pushed: bool, now: float) -> None:
     polls = Poller()
     polls.saw(shown(interval), now, pushed=pushed)
     # A float that is large has no room for a twentieth of a second exactly.
-    assert now + SHORTEST_INTERVAL * 0.99 <= polls.next_look <= now + LONGEST_INTERVAL + 1e-6
+    assert now + SHORTEST_INTERVAL * 0.99 <= polls.next_look < math.inf
 
 
 @given(jitter=st.floats(0, 1), failures=st.integers(1, 60), base=st.floats(0.001, 60), limit=st.floats(0.001, 600))

@@ -39,7 +39,7 @@ from mcp_tasks.failure import is_over_limit
 from mcp_tasks.legacy.client.connection import Box, Connection
 from mcp_tasks.legacy.client.reading import mapping, read_task
 from mcp_tasks.legacy.client.slots import Bounded, Slots
-from mcp_tasks.legacy.shapes import RESULT_INTERRUPTED, related_task
+from mcp_tasks.legacy.shapes import RESULT_INTERRUPTED, related_data, related_task
 from mcp_tasks.quiet import get_logger, short_id, what
 from mcp_tasks.wire.models import QUESTION_META_KEY
 from mcp_tasks.wire.parse import TaskSnapshot
@@ -93,10 +93,14 @@ class DrivenTask:
 
     Args:
         can_cancel: Whether the server says that it cancels tasks.
+
+    Attributes:
+        immediate_response: What the server gave the model to read while the task runs.
     """
 
     def __init__(self, wire: Connection, task_id: str, *, slots: Slots, can_cancel: bool) -> None:
         self.id = task_id
+        self.immediate_response: str | None = None
         self._wire = wire
         self._slots = slots
         self._can_cancel = can_cancel
@@ -106,7 +110,7 @@ class DrivenTask:
         self._progress: Progress | None = None
         self._questions: dict[str, Question] = {}
         # The last ones are enough: a server that asks without end gets no more of our memory than that.
-        self._given: Bounded[Mapping[str, Any]] = Bounded(MAX_QUESTIONS)
+        self._given: Bounded[Mapping[str, Any] | ErrorData] = Bounded(MAX_QUESTIONS)
         self._asked: Bounded[bool] = Bounded(10 * MAX_QUESTIONS)
         self._keeper: asyncio.Task[None] | None = None
         self._outcome: JsonObject | ErrorData | None = None
@@ -161,14 +165,14 @@ class DrivenTask:
             question = self._questions.get(key)
             # One that was withdrawn, or answered before, is no longer anybody's business.
             if question is not None:
-                named = _named(response, self.id)
-                await self._wire.reply(question.request_id, named)
-                self._questions.pop(key, None)
-                self._given[key] = named
-                self._held_back = False
-        # A reply is not acknowledged. What is sent after it is answered after the server has it, and whoever only came
-        # to answer may leave then.
-        await self._request("tasks/get")
+                await self._reply(key, question, _named(response, self.id))
+        # A reply is not acknowledged. The server has it when it answers what is sent after it, and then a client that
+        # only came to answer may leave.
+        try:
+            await self._wire.request("ping", timeout=TIMEOUT)
+        except MCPError as exc:
+            if exc.code != METHOD_NOT_FOUND:
+                raise
         self._let_go()
 
     async def ask(self, key: str, request: JsonObject) -> dict[str, Any]:
@@ -177,6 +181,20 @@ class DrivenTask:
         if question is None:
             return await self._wire.ask(str(request.get("method")), mapping(request.get("params")))
         return await self._wire.ask(question.method, question.params)
+
+    async def refuse(self, key: str, error: ErrorData) -> bool:
+        """Answer a request that asks with an error, as the session does outside of tasks."""
+        question = self._questions.get(key)
+        if question is not None:
+            data = related_data(self.id, error.data)
+            await self._reply(key, question, ErrorData(code=error.code, message=error.message, data=data))
+        return True
+
+    async def _reply(self, key: str, question: Question, outcome: Mapping[str, Any] | ErrorData) -> None:
+        await self._wire.reply(question.request_id, outcome)
+        self._questions.pop(key, None)
+        self._given[key] = outcome
+        self._held_back = False
 
     async def cancel(self) -> None:
         """`tasks/cancel`. One that has ended is left as it is."""
@@ -195,6 +213,7 @@ class DrivenTask:
         self._boxes.add(box)
         self._waiting += questions
         self._keep()
+        self._show()
         try:
             yield
         finally:
@@ -236,10 +255,18 @@ class DrivenTask:
         self._progress = progress
         self._show()
 
-    def hinted(self) -> None:
-        """The server tells of a change. It need not, and what it says is looked at, not believed."""
-        for box in self._boxes:
-            box.hint()
+    def told(self, state: Mapping[str, Any]) -> None:
+        """The server tells of the task's state. Of one that has ended, a look tells the rest."""
+        try:
+            snapshot = read_task(state)
+        except InvalidResponse:
+            return
+        if snapshot.is_final:
+            self._tell()
+        elif self._last is None or not self._last.is_final:
+            self._last = snapshot
+            self._keep(asks=snapshot.status is TaskStatus.INPUT_REQUIRED)
+            self._show()
 
     # Looks
 
@@ -343,26 +370,26 @@ class DrivenTask:
             except MCPError as exc:
                 if is_over_limit(exc):
                     # It would be again. Whoever waits is told when the state says that this was the result.
-                    return self._tell(over=False)
+                    return self._tell()
                 if exc.code not in _CUT:
-                    # The task's own error, if the task has failed: the next look tells. Not at once, as a server may
-                    # answer like that for as long as it is asked.
+                    # The task's own error, if the task has failed: a look tells.
                     self._outcome = exc.error
                     if exc.code not in _REFUSED:
                         self._heard = exc.error
-                    return self._tell(over=False)
+                    return self._tell()
                 logger.debug("tasks/result of %s was cut off: %s", short_id(self.id), what(exc))
                 pause = backoff(failures, base=timedelta(milliseconds=250), limit=timedelta(seconds=10))
                 failures += 1
                 await anyio.sleep(pause.total_seconds())
             else:
                 break
-        return self._tell(over=True)
+        return self._tell()
 
-    def _tell(self, *, over: bool) -> None:
+    def _tell(self) -> None:
+        """The task seems to have ended: it is looked at ahead of its pace, a few times at most."""
         self._stirred.set()
         for box in self._boxes:
-            box.over() if over else box.hint()
+            box.over()
 
     # What becomes known
 

@@ -33,7 +33,14 @@ from mcp_tasks.errors import InvalidResponse, TasksError, UsageError
 from mcp_tasks.legacy.client.connection import Connection
 from mcp_tasks.legacy.client.driven_calls import DrivenCalls
 from mcp_tasks.legacy.client.driven_task import TIMEOUT, DrivenTask
-from mcp_tasks.legacy.client.reading import mapping, read_created, read_progress, read_task, related_task_id
+from mcp_tasks.legacy.client.reading import (
+    mapping,
+    read_created,
+    read_immediate_response,
+    read_progress,
+    read_task,
+    related_task_id,
+)
 from mcp_tasks.legacy.client.slots import Slots
 from mcp_tasks.legacy.client.tool_support import ToolSupport
 from mcp_tasks.legacy.shapes import STATUS_NOTIFICATION, VERSION
@@ -191,7 +198,7 @@ class LegacyTasks:
             case _:
                 task = self._tasks.get(str(params.get("taskId"))) if method == STATUS_NOTIFICATION else None
                 if task is not None:
-                    task.hinted()
+                    task.told(params)
                 return False
 
     def _kept_back(self, request: JSONRPCRequest) -> bool:
@@ -276,7 +283,7 @@ class LegacyTasks:
             snapshot = read_created(result)
             if snapshot is not None:
                 made.append(snapshot)
-                self._begin(snapshot.id, token)
+                self._begin(snapshot.id, token).immediate_response = read_immediate_response(result)
 
         wanted = {} if ttl is None else {"ttl": milliseconds(ttl)}
         self._creating[token] = None
@@ -303,13 +310,14 @@ class LegacyTasks:
         except (TasksError, MCPError) as exc:
             logger.warning("task %s, whose caller has left, could not be cancelled: %s", short_id(task_id), what(exc))
 
-    def _begin(self, task_id: str, token: str | int) -> None:
+    def _begin(self, task_id: str, token: str | int) -> DrivenTask:
         task = self._tokens[token] = self.task(task_id)
         self._new.append(task)
         progress = self._creating.get(token)
         if progress is not None:
             task.progressed(progress)
         self._sort_early()
+        return task
 
     def _sort_early(self) -> None:
         """Hand early questions to their tasks; those of unknown tasks to the session, when no task is being made."""

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from mcp_tasks.core.json import JsonObject
 from mcp_tasks.core.record import Progress
-from mcp_tasks.legacy.shapes import RELATED_TASK, read_task
+from mcp_tasks.legacy.shapes import IMMEDIATE_RESPONSE, RELATED_TASK, read_task
 from mcp_tasks.wire.parse import TaskSnapshot
 
 
@@ -18,6 +18,12 @@ def read_created(result: Mapping[str, Any]) -> TaskSnapshot | None:
         InvalidResponse: There is a task, and it is not a valid one.
     """
     return read_task(result["task"]) if "task" in result else None
+
+
+def read_immediate_response(result: Mapping[str, Any]) -> str | None:
+    """The text for the model in the answer to a call that became a task, if there is one."""
+    text = mapping(result.get("_meta")).get(IMMEDIATE_RESPONSE)
+    return text if isinstance(text, str) else None
 
 
 def related_task_id(params: Mapping[str, Any] | None) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any, Final, cast
+from typing import Any, cast
 
 from mcp_types import INTERNAL_ERROR
 from mcp_types import methods as mcp_methods
@@ -15,6 +15,7 @@ from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.core.text import valid_text
 from mcp_tasks.legacy.shapes import (
+    IMMEDIATE_RESPONSE,
     REQUEST_CANCELLED,
     RESULT_INTERRUPTED,
     VERSION,
@@ -25,8 +26,6 @@ from mcp_tasks.legacy.shapes import (
 from mcp_tasks.protocol.errors import RpcError
 from mcp_tasks.tools.channel import in_older_words
 from mcp_tasks.wire.render import progress_meta, status_message
-
-IMMEDIATE_RESPONSE: Final = "io.modelcontextprotocol/model-immediate-response"
 
 
 def render_task(record: TaskRecord, now: datetime) -> dict[str, Any]:
