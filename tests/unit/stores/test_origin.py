@@ -185,12 +185,15 @@ def test_a_server_has_one_default_file_however_it_is_started(tmp_path: Path) -> 
         "if __name__ == '__main__':\n"
         "    server.run()\n",
     )
-    files: dict[str, str] = {}
-    for way, command in WAYS.items():
-        state = tmp_path / way.partition(" ")[0]
-        environment = processes.environment(XDG_STATE_HOME=str(state))
-        with processes.running(command, cwd=tmp_path, env=environment, stdin=processes.PIPE) as process:
-            processes.until_ready(process, lambda: any(state.glob("**/*.db")), what=way)
-        (files[way],) = (file.name for file in state.glob("**/*.db"))
-    assert set(files) == set(WAYS)
+    files = {way: file_of(way, tmp_path) for way in WAYS}
     assert len(set(files.values())) == 1, files
+
+
+def file_of(way: str, folder: Path) -> str:
+    """The default file of the server in `folder`, started in this way with a state folder of its own."""
+    state = folder / way.partition(" ")[0]
+    environment = processes.environment(XDG_STATE_HOME=str(state))
+    with processes.running(WAYS[way], cwd=folder, env=environment, stdin=processes.PIPE) as process:
+        processes.until_ready(process, lambda: any(state.glob("**/*.db")), what=way)
+    (file,) = state.glob("**/*.db")
+    return file.name
