@@ -125,7 +125,7 @@ async def test_after_sigkill_a_child_is_killed_before_the_next_run_starts_its_ow
                     while int(file.read_text()) == first["again"]:  # noqa: ASYNC110 - another process writes it
                         await anyio.sleep(0.02)
                 second = {"again": int(file.read_text())}
-                assert not Path(f"{file}.beside").exists(), "both were at work"
+                assert not await anyio.Path(f"{file}.beside").exists(), "both were at work"
                 worker.send(SIGTERM)
                 await worker.ends()
             assert await left(second) == []

@@ -194,32 +194,31 @@ class _Child:
             raise
 
     def _started(self, options: ProcessOptions) -> subprocess.Popen[bytes]:
-        """The command, or what becomes it when it is told to."""
-        streams = {
-            "stdin": subprocess.DEVNULL if options["input"] is None else subprocess.PIPE,
-            "stdout": options["stdout"],
-            "stderr": options["stderr"],
-            "cwd": options["cwd"],
-            "start_new_session": os.name == "posix",
-        }
-        if not _has_starter():
-            return subprocess.Popen(self._command, env=self._env, **streams)
-        with ExitStack() as ends:
-            reads, tells = os.pipe()
-            told = ends.enter_context(open(tells, "wb"))
-            ends.callback(os.close, reads)
-            reads_failure, fails = os.pipe()
-            failed = ends.enter_context(open(reads_failure, "rb"))
-            ends.callback(os.close, fails)
-            bound = sys.platform == "linux" and threading.current_thread() is threading.main_thread()
-            arguments = (reads, fails, os.getpid(), int(bound))
+        """The command, or the small program that becomes it when it is told to."""
+        command, env, given = self._command, self._env, ()
+        with ExitStack() as its_ends, ExitStack() as our_ends:
+            if _has_starter():
+                told, tells = os.pipe()
+                its_ends.callback(os.close, told)
+                self._told = our_ends.enter_context(open(tells, "wb"))
+                failed, fails = os.pipe()
+                its_ends.callback(os.close, fails)
+                self._failed = our_ends.enter_context(open(failed, "rb"))
+                bound = sys.platform == "linux" and threading.current_thread() is threading.main_thread()
+                given = (told, fails)
+                arguments = (told, fails, os.getpid(), int(bound))
+                command, env = [sys.executable, "-I", "-S", "-c", STARTER, *map(str, arguments)], None
             process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", STARTER, *map(str, arguments)], pass_fds=(reads, fails), **streams
+                command,
+                stdin=subprocess.DEVNULL if options["input"] is None else subprocess.PIPE,
+                stdout=options["stdout"],
+                stderr=options["stderr"],
+                cwd=options["cwd"],
+                env=env,
+                pass_fds=given,
+                start_new_session=os.name == "posix",
             )
-            os.close(reads)
-            os.close(fails)
-            ends.pop_all()
-            self._told, self._failed = told, failed
+            our_ends.pop_all()
         return process
 
     async def begin(self) -> None:

@@ -62,15 +62,15 @@ async def start_time(pid: int) -> str | None:
     return await asyncio.to_thread(_start_time, pid)
 
 
-async def end_orphans(record: TaskRecord) -> frozenset[ChildProcess]:
+async def end_orphans(record: TaskRecord, *, warn: bool = True) -> frozenset[ChildProcess]:
     """Kill the child processes of a task whose run is gone, where they are on this machine, and wait for their end.
 
-    Those of another machine may still run, and the log says so. Returns those that are known to be gone.
+    Those of another machine may still run; `warn` has the log say so. Returns those that are known to be gone.
     """
     here = [each for each in record.processes if each.boot == boot()]
     # One of this machine from before it, or its container, was started again is gone.
     elsewhere = {each for each in record.processes if each.boot != boot() and each.host != _host()}
-    for process in elsewhere:
+    for process in elsewhere if warn else ():
         logger.warning(
             "task %s (%s): run %d was lost on %s, and its child process may still run there (process group %d)",
             short_id(record.id),

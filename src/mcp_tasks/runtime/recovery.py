@@ -174,8 +174,8 @@ class Recovery:
             elif policy is not None:
                 changed = await self._change(make, record, self._verdict(record, policy, lost=lost))
                 if record.processes:
-                    # Only now is it certain that the run is lost. The next one looks for them, too.
-                    await end_orphans(record)
+                    # Only now is it certain that the run is lost. The next one looks for them, too, and warns.
+                    await end_orphans(record, warn=changed.is_final)
                 await self._submit(changed)
         except (UnknownTask, TransitionRefused, VersionConflict):
             # Another process recovered it first, or its worker was only slow.

@@ -5,10 +5,10 @@ instants are (`columns`).
 
 Format 6 may have the fingerprint of its call, the trace that it belongs to, the task that it is a rerun of, the
 pause of its run and the child processes of its runs, and is format 5 otherwise. Format 5 may have a queue, a priority
-and the version of its tool, and is format 4 otherwise. Format 4 may have a session, a parent, a result that is an error, and questions that the client
-holds as tasks of its own, and is format 3 otherwise: a record without its request and its result. Formats 1 and 2 had
-both in it; the one backend that ever wrote them brings them to format 3 when it migrates its file, so only 3 and up are
-read here.
+and the version of its tool, and is format 4 otherwise. Format 4 may have a session, a parent, a result that is an
+error, and questions that the client holds as tasks of its own, and is format 3 otherwise: a record without its request
+and its result. Formats 1 and 2 had both in it; the one backend that ever wrote them brings them to format 3 when it
+migrates its file, so only 3 and up are read here.
 
 Releases of two adjacent formats share a store while a fleet is rolled from one to the other. So a newer state is read
 here too, if it says so: `readable` is the first format whose releases may read and write it. What they do not know of
