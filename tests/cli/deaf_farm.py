@@ -34,6 +34,27 @@ time.sleep(60)
 """
 """Writes its process id down, and works on whatever it is told."""
 
+WRITER = """
+import os, signal, sys, time
+from pathlib import Path
+
+def is_there(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except OSError:
+        return False
+
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+file = Path(sys.argv[1])
+if file.exists() and is_there(int(file.read_text())):
+    Path(f"{file}.beside").touch()
+new = Path(f"{file}.{os.getpid()}")
+new.write_text(str(os.getpid()))
+new.rename(file)
+time.sleep(60)
+"""
+"""The same, and it notes whether the one before it is still at work."""
+
 PARENT = """
 import subprocess, sys, time
 subprocess.Popen([sys.executable, "-S", "-c", *sys.argv[1:]])
@@ -79,6 +100,16 @@ def build(tasks: Tasks) -> MCPServer[Any]:
     @tasks.task(recover="rerun")
     async def of_child(file: str) -> str:
         return str(await current_task().run_process([*PYTHON, PARENT, DEAF, file]))
+
+    @server.tool()
+    @tasks.task(recover="rerun")
+    async def again(file: str) -> str:
+        return str(await current_task().run_process([*PYTHON, PARENT, WRITER, file]))
+
+    @server.tool()
+    @tasks.task(recover="fail")
+    async def once(file: str) -> str:
+        return str(await current_task().run_process([*PYTHON, PARENT, WRITER, file]))
 
     @server.tool()
     @tasks.task(recover="rerun")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from signal import SIGINT, SIGTERM, Signals
+from signal import SIGINT, SIGKILL, SIGTERM, Signals
 
 import anyio
 import anyio.to_thread
@@ -107,6 +107,44 @@ async def test_beside_a_thread_that_does_not_stop_no_child_is_left(cli: Cli, url
             # It leaves at once, with `os._exit`: that thread would be waited for.
             assert await worker.ends() == 0
             assert "1 left behind in a thread that did not stop" in worker.said
+            assert await left(children) == []
+
+
+async def test_after_sigkill_a_child_is_killed_before_the_next_run_starts_its_own(
+    cli: Cli, url: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "again"
+    async with serving_only(url, build) as client:
+        with working(cli, spec=SPEC) as worker:
+            first = await started(client, tmp_path, "again")
+            worker.send(SIGKILL)
+            await worker.ends()
+        try:
+            with working(cli, spec=SPEC) as worker:
+                with anyio.fail_after(LIMIT):
+                    while int(file.read_text()) == first["again"]:  # noqa: ASYNC110 - another process writes it
+                        await anyio.sleep(0.02)
+                second = {"again": int(file.read_text())}
+                assert not await anyio.Path(f"{file}.beside").exists(), "both were at work"
+                worker.send(SIGTERM)
+                await worker.ends()
+            assert await left(second) == []
+        finally:
+            assert await left(first) == []
+
+
+async def test_after_sigkill_a_child_of_a_tool_that_may_not_run_again_is_killed(
+    cli: Cli, url: str, tmp_path: Path
+) -> None:
+    async with serving_only(url, build) as client:
+        with working(cli, spec=SPEC) as worker:
+            task = await client.create("once", file=str(tmp_path / "once"))
+            await is_there(tmp_path / "once")
+            children = {"once": int((tmp_path / "once").read_text())}
+            worker.send(SIGKILL)
+            await worker.ends()
+        with working(cli, spec=SPEC):
+            await client.until(task, "failed")
             assert await left(children) == []
 
 

@@ -15,12 +15,14 @@ from hypothesis import strategies as st
 from harness.thoroughness import examples
 from mcp_tasks.core import (
     FINAL_STATUSES,
+    ChildProcess,
     Event,
     InputAnswered,
     InputHosted,
     InputRequest,
     InputRequested,
     InputWithdrawn,
+    ProcessesChanged,
     Progress,
     ProgressReported,
     RunAskedOnCall,
@@ -169,6 +171,11 @@ def _event(kind: type[Event], move: Move, record: TaskRecord, now: datetime) -> 
         InputRequested: lambda: InputRequested(attempt=attempt, requests=asks),
         InputWithdrawn: lambda: InputWithdrawn(attempt=attempt, keys=answered),
         StepRecorded: lambda: StepRecorded(attempt=attempt),
+        ProcessesChanged: lambda: ProcessesChanged(
+            attempt=attempt,
+            started=make_process(attempt) if move.helpful else None,
+            ended=frozenset(record.processes[:1]),
+        ),
         InputAnswered: lambda: InputAnswered(keys=answered),
         InputHosted: lambda: InputHosted(key=next(iter(sorted(answered)), "none"), task_id="theirs"),
         RunCompleted: lambda: RunCompleted(attempt=attempt),
@@ -421,6 +428,11 @@ def test_the_same_event_on_the_same_record_gives_the_same(story: Sequence[Moment
 
 # All pairs, one by one
 
+
+def make_process(attempt: int) -> ChildProcess:
+    return ChildProcess(attempt=attempt, group=4711, started="12", boot="boot", host="host")
+
+
 QUESTION = {"open": InputRequest(method="roots/list", params={})}
 
 EVENTS: Sequence[Event] = (
@@ -437,6 +449,7 @@ EVENTS: Sequence[Event] = (
     InputRequested(attempt=1, requests={"another": InputRequest(method="roots/list", params={})}),
     InputWithdrawn(attempt=1, keys=frozenset({"open"})),
     StepRecorded(attempt=1),
+    ProcessesChanged(attempt=1, started=make_process(1)),
     InputAnswered(keys=frozenset({"open"})),
     InputHosted(key="open", task_id="theirs"),
     RunCompleted(attempt=1),

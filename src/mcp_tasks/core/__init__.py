@@ -20,6 +20,7 @@ from mcp_tasks.core.events import (
     InputHosted,
     InputRequested,
     InputWithdrawn,
+    ProcessesChanged,
     ProgressReported,
     RunAskedOnCall,
     RunCompleted,
@@ -43,11 +44,12 @@ from mcp_tasks.core.inputs import InputBook, InputRequest
 from mcp_tasks.core.journal import JournalEntry
 from mcp_tasks.core.json import JsonObject, JsonValue
 from mcp_tasks.core.machine import apply
-from mcp_tasks.core.record import Outcome, Progress, TaskRecord, TaskRequest
+from mcp_tasks.core.record import ChildProcess, Outcome, Progress, TaskRecord, TaskRequest
 from mcp_tasks.core.status import FINAL_STATUSES, TaskStatus
 
 __all__ = [
     "FINAL_STATUSES",
+    "ChildProcess",
     "Event",
     "InputAnswered",
     "InputBook",
@@ -59,6 +61,7 @@ __all__ = [
     "JsonObject",
     "JsonValue",
     "Outcome",
+    "ProcessesChanged",
     "Progress",
     "ProgressReported",
     "RunAskedOnCall",

@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import TypeAlias
 
 from mcp_tasks.core.inputs import InputRequest
-from mcp_tasks.core.record import Progress, Trial
+from mcp_tasks.core.record import ChildProcess, Progress, Trial
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,6 +123,15 @@ class StepRecorded:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ProcessesChanged:
+    """The run is about to start a command in a process group, or process groups of the task are gone."""
+
+    attempt: int
+    started: ChildProcess | None = None
+    ended: Set[ChildProcess] = frozenset()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class InputAnswered:
     """The client answered some of the open questions. The answers themselves go into the journal."""
 
@@ -205,6 +214,7 @@ Event: TypeAlias = (
     | InputRequested
     | InputWithdrawn
     | StepRecorded
+    | ProcessesChanged
     | InputAnswered
     | InputHosted
     | RunCompleted

@@ -24,6 +24,7 @@ from mcp_tasks.core.events import (
     InputHosted,
     InputRequested,
     InputWithdrawn,
+    ProcessesChanged,
     ProgressReported,
     RunAskedOnCall,
     RunCompleted,
@@ -66,6 +67,9 @@ class Rule:
     visible: bool = True
 
 
+MOST_PROCESSES_LEFT = 100
+"""Child processes of lost runs that a record keeps, the newest: it is read by every poll."""
+
 _BLAMELESS: Mapping[str, Any] = {"lost": 0, "trial": None}
 """What gets further is not what takes its process down."""
 
@@ -92,14 +96,19 @@ def _start_over(record: TaskRecord, event: RunStartedOver, now: datetime) -> Fie
 
 def _release(record: TaskRecord, event: RunReleased | RunParked, now: datetime) -> Fields:
     started = {"started_at": None} if isinstance(event, RunReleased) and not event.begun else {}
-    return {"worker": None, "pause": None, **started, **_queue(record)}
+    return {"worker": None, "pause": None, **started, **_queue(record), **_left_in_order(record)}
 
 
 def _park(record: TaskRecord, event: RunParked, now: datetime) -> Fields:
     if not record.inputs.outstanding.keys() >= event.keys:
         # An answer came while the run was leaving; one of several may be all that the tool waits for.
         return _release(record, event, now)
-    return {"worker": None, "pause": None, "wake_at": event.wake_at, **_BLAMELESS}
+    return {"worker": None, "pause": None, "wake_at": event.wake_at, **_BLAMELESS, **_left_in_order(record)}
+
+
+def _left_in_order(record: TaskRecord) -> Mapping[str, Any]:
+    """The child processes of the run have ended before it is given up. Those of a lost run may still be there."""
+    return {"processes": tuple(each for each in record.processes if each.attempt != record.attempt)}
 
 
 def _pause(record: TaskRecord, event: RunPaused, now: datetime) -> Fields:
@@ -116,7 +125,8 @@ def _resume(record: TaskRecord, event: RunResumed, now: datetime) -> Fields:
 
 def _lose(record: TaskRecord, event: RunLost, now: datetime) -> Fields:
     when = _queue(record) if event.wake_at is None else {"wake_at": event.wake_at}
-    return {"worker": None, "pause": None, "lost": record.lost + 1, **when}
+    processes = record.processes[-MOST_PROCESSES_LEFT:]
+    return {"worker": None, "pause": None, "lost": record.lost + 1, "processes": processes, **when}
 
 
 def _pass_trial(record: TaskRecord, event: TrialPassed, now: datetime) -> Fields:
@@ -139,6 +149,12 @@ def _journalled(record: TaskRecord, event: StepRecorded, now: datetime) -> Field
     # Nothing else of the record changes but its version, and that is the point: the entry is written only by the
     # run that still has the task. One that gets further is not what takes its process down.
     return _BLAMELESS if record.lost else {}
+
+
+def _change_processes(record: TaskRecord, event: ProcessesChanged, now: datetime) -> Fields:
+    left = tuple(each for each in record.processes if each not in event.ended)
+    processes = left if event.started is None or event.started in left else (*left, event.started)
+    return None if processes == record.processes else {"processes": processes}
 
 
 def _ask(record: TaskRecord, event: InputRequested, now: datetime) -> Fields:
@@ -205,6 +221,7 @@ def _end(record: TaskRecord, now: datetime, **outcome: Any) -> Fields:
         "wake_at": None,
         "finished_at": max(now, record.created_at),
         "inputs": record.inputs.withdraw(),
+        "processes": (),
         **outcome,
     }
 
@@ -230,6 +247,7 @@ TABLE: Mapping[TaskStatus, Mapping[type[Event], Rule]] = {
         TaskAnnounced: Rule(_announce, (WORKING,), visible=False),
         ProgressReported: Rule(_report, (WORKING,)),
         StepRecorded: Rule(_journalled, (WORKING,), visible=False),
+        ProcessesChanged: Rule(_change_processes, (WORKING,), visible=False),
         InputRequested: Rule(_ask, (INPUT_REQUIRED,)),
         # Nothing is outstanding while working: the answer is late, and late answers are ignored.
         InputAnswered: Rule(_answer, (WORKING,)),
@@ -251,6 +269,7 @@ TABLE: Mapping[TaskStatus, Mapping[type[Event], Rule]] = {
         TaskAnnounced: Rule(_announce, (INPUT_REQUIRED,), visible=False),
         ProgressReported: Rule(_report, (INPUT_REQUIRED,)),
         StepRecorded: Rule(_journalled, (INPUT_REQUIRED,), visible=False),
+        ProcessesChanged: Rule(_change_processes, (INPUT_REQUIRED,), visible=False),
         InputRequested: Rule(_ask, (INPUT_REQUIRED,)),
         InputAnswered: Rule(_answer, (INPUT_REQUIRED, WORKING)),
         InputHosted: Rule(_host, (INPUT_REQUIRED,), visible=False),

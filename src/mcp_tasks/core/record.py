@@ -100,6 +100,25 @@ class WriteId:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ChildProcess:
+    """A process group that a run started, so that a later run can tell whether it is still there.
+
+    Attributes:
+        attempt: The run that started it.
+        group: Its number, which is the process id of its leader.
+        started: When the leader started, as its system says it: another process of that number has another time.
+        boot: On which boot of which machine the number means something, and in which id space.
+        host: The name of the machine, for people.
+    """
+
+    attempt: int
+    group: int
+    started: str
+    boot: str
+    host: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class TaskRecord:
     """One task, as of `version`: all that a poll, a listing or a sweep needs, and small whatever the task is about.
 
@@ -135,6 +154,7 @@ class TaskRecord:
             the same key no other call may stand.
         trace: The trace context of the call that made the task, as W3C text (`traceparent`): its runs go on with it.
         rerun_of: The task that an operator had run again as this one.
+        processes: Child processes that its runs started, and that may still be there.
         writes: The ids of the writes that made it what it is, the newest first: the last one of the current (or last)
             run, and the last few of others.
         unknown: What a newer release keeps of the task and this one does not know. It is written back as it was.
@@ -170,6 +190,7 @@ class TaskRecord:
     fingerprint: str | None = None
     trace: str | None = None
     rerun_of: str | None = None
+    processes: tuple[ChildProcess, ...] = ()
     writes: tuple[WriteId, ...] = ()
     unknown: Mapping[str, JsonValue] = field(default_factory=lambda: _NOTHING)
     namespace: str = ""

@@ -4,6 +4,15 @@ A command leads a session and a process group of its own. When the task is cance
 order, the whole group is asked to end, and is killed after some seconds. Before this process ends itself, for any
 reason that our code controls, `kill_children` kills every group that is left.
 
+If this process is killed with SIGKILL, or by a signal that it does not handle, it can do nothing any more. Two things
+are prepared for that:
+
+- A command is started through a small program, which becomes the command only when it is told to. In between, what is
+  known of it is written down: the next run of the task kills what is left of it (`orphans`). If this process is killed
+  before it says so, the command never runs.
+- On Linux the kernel kills the command with this process, though not its children (PR_SET_PDEATHSIG). That signal comes
+  when the *thread* ends that started the command, so it is asked for only where that is the main thread.
+
 A group is signalled only while it is known to be ours. Its leader is not reaped before the last signal: as long as it
 is there, be it as a zombie, neither its process id nor its group can belong to another. So its end is learned without
 reaping it, the group is killed, and only then the leader is reaped, all by the code here. The subprocesses of asyncio
@@ -14,7 +23,8 @@ What remains:
 - A process that leaves its group (`setsid`, a daemon) is not reached.
 - If other code in this process reaps children that it did not start (`waitpid(-1)`), or has the kernel do it (SIGCHLD
   ignored), a leader may be gone before its group was killed. Then its group is not signalled any more.
-- If this process itself is killed with SIGKILL, or by a signal that it does not handle, its children live on.
+- A frozen program, or one that embeds Python, has no interpreter that could be the small program. There a command is
+  started first and written down then, and the kernel does not end it.
 - On Windows only the command itself is ended, not its children.
 """
 
@@ -22,27 +32,76 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import marshal
 import os
+import re
 import select
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
-from contextlib import closing, suppress
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
-from typing import IO, Any, TypedDict, Unpack
+from typing import IO, Any, Final, TypeAlias, TypedDict, Unpack
 
 import anyio
 
+from mcp_tasks.runtime.orphans import MARK, mark_of, start_time
+
 TERMINATE_GRACE = 5.0
 """Seconds between asking a process group to end and killing it. After a lost lease it is less: see `LeaseTimes`."""
+
+STARTER: Final = """
+import marshal, os, sys
+try:
+    import _signal as signal
+except ImportError:
+    import signal
+told, failed, parent, bound = map(int, sys.argv[1:])
+os.set_inheritable(told, False)
+os.set_inheritable(failed, False)
+if bound:
+    try:
+        import ctypes
+        ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)
+    except Exception:
+        pass
+    if os.getppid() != parent:
+        os._exit(1)
+data = b""
+while piece := os.read(told, 65536):
+    data += piece
+if len(data) < 8 or len(data) != 8 + int.from_bytes(data[:8], "big"):
+    os._exit(1)
+command, environment = marshal.loads(data[8:])
+for name in ("SIGPIPE", "SIGXFZ", "SIGXFSZ"):
+    if hasattr(signal, name):
+        signal.signal(getattr(signal, name), signal.SIG_DFL)
+try:
+    os.execvpe(command[0], command, environment)
+except OSError as exc:
+    os.write(failed, f"{exc.errno} {exc.strerror}".encode())
+except Exception as exc:
+    os.write(failed, f"0 {exc}".encode())
+os._exit(255)
+"""
+"""The small program that becomes the command.
+
+It asks for the signal (1 is PR_SET_PDEATHSIG, 9 is SIGKILL) before it looks whether its parent is still there, so that
+neither order of the two leaves it alone. It is told all of the command at once, and what is told in part is not
+followed. Signals that Python ignores are not ignored by the command. `_signal` starts faster than `signal`.
+"""
 
 _children: dict[int, _Child] = {}
 """Those whose leader is not reaped, by its process id."""
 
 # Reentrant: a signal handler may come here in the middle of something.
 _lock = threading.RLock()
+
+
+Begin: TypeAlias = Callable[[int], Awaitable[None]]
+"""Called with the number of a process group before the command runs in it."""
 
 
 class ProcessOptions(TypedDict):
@@ -75,12 +134,17 @@ async def run_process(
     *,
     stopped: asyncio.Event | None = None,
     owners: Sequence[object] = (),
+    begin: Begin | None = None,
     **options: Unpack[ProcessOptions],
 ) -> subprocess.CompletedProcess[bytes]:
     """Run a command to its end, or to the end of the task, whichever comes first."""
+    command = [command] if isinstance(command, str | bytes | os.PathLike) else list(command)
     child = _Child(command, owners, options)
     watcher = None if stopped is None else asyncio.create_task(_end_when(stopped, child))
     try:
+        if begin is not None:
+            await begin(child.process.pid)
+        await child.begin()
         out, err = await child.communicate(options["input"])
         await child.ended.wait()
     except BaseException:
@@ -107,25 +171,20 @@ async def _end_when(stopped: asyncio.Event, child: _Child) -> None:
 class _Child:
     """A command, and its process group."""
 
-    def __init__(self, command: Sequence[str], owners: Sequence[object], options: ProcessOptions) -> None:
+    def __init__(self, command: Sequence[Any], owners: Sequence[object], options: ProcessOptions) -> None:
         self.owners = owners
+        self._command = command
+        self._env = options["env"]
+        self._told: IO[bytes] | None = None
+        self._failed: IO[bytes] | None = None
         self.ended: asyncio.Event = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._is_left = False
         with _lock:
-            self.process: subprocess.Popen[bytes] = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL if options["input"] is None else subprocess.PIPE,
-                stdout=options["stdout"],
-                stderr=options["stderr"],
-                cwd=options["cwd"],
-                env=options["env"],
-                start_new_session=os.name == "posix",
-            )
+            self.process: subprocess.Popen[bytes] = self._started(options)
             _children[self.process.pid] = self
-        self._pipes: set[IO[bytes]] = {
-            pipe for pipe in (self.process.stdin, self.process.stdout, self.process.stderr) if pipe is not None
-        }
+        pipes = (self.process.stdin, self.process.stdout, self.process.stderr, self._told, self._failed)
+        self._pipes: set[IO[bytes]] = {pipe for pipe in pipes if pipe is not None}
         try:
             threading.Thread(target=self._wait, name=f"mcp-tasks-child-{self.process.pid}", daemon=True).start()
         except RuntimeError:
@@ -133,6 +192,57 @@ class _Child:
             self.kill()
             self._reap()
             raise
+
+    def _started(self, options: ProcessOptions) -> subprocess.Popen[bytes]:
+        """The command, or the small program that becomes it when it is told to."""
+        command, env, given = self._command, self._env, ()
+        with ExitStack() as its_ends, ExitStack() as our_ends:
+            if _has_starter():
+                told, tells = os.pipe()
+                its_ends.callback(os.close, told)
+                self._told = our_ends.enter_context(open(tells, "wb"))
+                failed, fails = os.pipe()
+                its_ends.callback(os.close, fails)
+                self._failed = our_ends.enter_context(open(failed, "rb"))
+                bound = sys.platform == "linux" and threading.current_thread() is threading.main_thread()
+                given = (told, fails)
+                arguments = (told, fails, os.getpid(), int(bound))
+                command, env = [sys.executable, "-I", "-S", "-c", STARTER, *map(str, arguments)], None
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL if options["input"] is None else subprocess.PIPE,
+                stdout=options["stdout"],
+                stderr=options["stderr"],
+                cwd=options["cwd"],
+                env=env,
+                pass_fds=given,
+                start_new_session=os.name == "posix",
+            )
+            our_ends.pop_all()
+        return process
+
+    async def begin(self) -> None:
+        """Have the command run.
+
+        Raises:
+            OSError: It cannot be run.
+        """
+        if self._told is None:
+            return
+        given = os.environb if self._env is None else self._env
+        environment = {os.fsencode(name): os.fsencode(value) for name, value in given.items()}
+        if sys.platform == "linux" and (started := await start_time(self.process.pid)) is not None:
+            environment[MARK.encode()] = mark_of(self.process.pid, started).encode()
+        command = [os.fsencode(argument) for argument in self._command]
+        data = marshal.dumps((command, environment))
+        _, failure = await asyncio.gather(
+            self._write(self._told, len(data).to_bytes(8, "big") + data), self._read(self._failed)
+        )
+        if failure:
+            number, _, text = failure.decode().partition(" ")
+            if number == "0":
+                raise ValueError(text)
+            raise OSError(int(number), text, self._command[0])
 
     async def communicate(self, given: bytes | None) -> tuple[bytes | None, bytes | None]:
         """Write what it is given, and read what it prints, to the end."""
@@ -226,6 +336,17 @@ class _Child:
             if _children.get(self.process.pid) is self:
                 del _children[self.process.pid]
                 self.process.wait()
+
+
+def _has_starter() -> bool:
+    """Whether this system has what `STARTER` needs, and `sys.executable` is a Python that can run it."""
+    executable = sys.executable or ""
+    return (
+        os.name == "posix"
+        and not getattr(sys, "frozen", False)
+        and re.match(r"(python|pypy)", os.path.basename(executable)) is not None
+        and os.access(executable, os.X_OK)
+    )
 
 
 def _wait_for_end(process: subprocess.Popen[bytes]) -> None:

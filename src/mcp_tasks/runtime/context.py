@@ -188,7 +188,8 @@ class TaskContext:
         """Run a command as a child process that ends with the task.
 
         Takes and returns what `subprocess.run` does. A sync tool calls it with `anyio.from_thread.run`. The command
-        leads a process group of its own: processes that it leaves running in it are killed when it has ended.
+        leads a process group of its own: processes that it leaves running in it are killed when it has ended. If this
+        process is killed itself, what is left of the group is killed before the next run of the task on this machine.
 
         Raises:
             subprocess.CalledProcessError: With `check`, if the command fails or was ended.

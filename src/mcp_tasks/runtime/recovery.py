@@ -21,6 +21,7 @@ from mcp_tasks.errors import (
 from mcp_tasks.quiet import get_logger
 from mcp_tasks.runtime.ending import failed
 from mcp_tasks.runtime.lease import Watch
+from mcp_tasks.runtime.orphans import end_orphans
 from mcp_tasks.runtime.policy import ToolPolicy
 from mcp_tasks.runtime.queue_sweep import BATCH
 from mcp_tasks.runtime.trials import is_guilty, tried_again_at
@@ -171,7 +172,11 @@ class Recovery:
             if self._runtime.claims.never_began(record):
                 await self._submit(await self._change(make, record, RunReleased(attempt=record.attempt, begun=False)))
             elif policy is not None:
-                await self._submit(await self._change(make, record, self._verdict(record, policy, lost=lost)))
+                changed = await self._change(make, record, self._verdict(record, policy, lost=lost))
+                if record.processes:
+                    # Only now is it certain that the run is lost. The next one looks for them, too, and warns.
+                    await end_orphans(record, warn=changed.is_final)
+                await self._submit(changed)
         except (UnknownTask, TransitionRefused, VersionConflict):
             # Another process recovered it first, or its worker was only slow.
             logger.debug("task %s… was changed by another process", record.id[:12])

@@ -18,7 +18,7 @@ from typing import Any, Final, NoReturn, TypeAlias, Unpack
 import anyio
 import anyio.lowlevel
 
-from mcp_tasks.core.events import Event, ProgressReported, RunAskedOnCall, RunReleased
+from mcp_tasks.core.events import Event, ProcessesChanged, ProgressReported, RunAskedOnCall, RunReleased
 from mcp_tasks.core.inputs import InputRequest
 from mcp_tasks.core.json import JsonObject, JsonValue
 from mcp_tasks.core.json_bytes import encode_json
@@ -46,6 +46,7 @@ from mcp_tasks.runtime.helpers import Helpers
 from mcp_tasks.runtime.host import Host
 from mcp_tasks.runtime.leaving import Leaving
 from mcp_tasks.runtime.life import Life, State, Turn
+from mcp_tasks.runtime.orphans import describe, end_orphans
 from mcp_tasks.runtime.place import Place as PlaceUnderLimits
 from mcp_tasks.runtime.policy import ToolPolicy
 from mcp_tasks.runtime.progress import ProgressThrottle
@@ -118,6 +119,8 @@ class Run:
         self._questions: Questions | None = None
         self._progress: ProgressThrottle | None = None
         self._helpers: Helpers | None = None
+        self._groups: set[int] = set()
+        """Process groups of commands that are running."""
 
     async def execute(self, body: Body) -> None:
         """Run the tool and write down how it ended."""
@@ -134,9 +137,11 @@ class Run:
         current_run.set(self)
         if self.record.pause is not None:
             await self.rest.begin()
-            if not self.life.counts:
-                self._clear_up()
-                return
+        if self.record.processes and self.life.counts:
+            await self._end_orphans()
+        if not self.life.counts:
+            self._clear_up()
+            return
         if self.policy.max_runtime is not None:
             self.help(TimeLimit(self.policy.max_runtime, self.rest, self.judge).watch(self.record.name))
         self.recording.write_task_soon(self)
@@ -324,7 +329,33 @@ class Run:
     async def run_process(self, command: Sequence[str], **options: Unpack[ProcessOptions]) -> CompletedProcess[bytes]:
         """Run a command as a child process that ends with this run."""
         await self.make_sure()
-        return await run_process(command, stopped=self.stopped, owners=(self, self._host), **options)
+        groups: list[int] = []
+
+        async def begin(group: int) -> None:
+            groups.append(group)
+            await self._note_process(group)
+
+        try:
+            return await run_process(command, stopped=self.stopped, owners=(self, self._host), begin=begin, **options)
+        finally:
+            self._groups.difference_update(groups)
+
+    async def _note_process(self, group: int) -> None:
+        """Write down a process group before its command runs, and which others have ended."""
+        self._groups.add(group)
+        process = await describe(group, self.attempt)
+        if process is not None:
+            own = [each for each in self.record.processes if each.attempt == self.attempt]
+            ended = frozenset(each for each in own if each.group not in self._groups)
+            await self.recording.record(ProcessesChanged(attempt=self.attempt, started=process, ended=ended))
+            # It may have taken long.
+            await self.make_sure()
+
+    async def _end_orphans(self) -> None:
+        """Kill what earlier runs left running, before the tool begins."""
+        gone = await end_orphans(self.record)
+        if gone and self.life.counts:
+            await self.recording.write_patiently(ProcessesChanged(attempt=self.attempt, ended=gone))
 
     async def give_up_again(self) -> NoReturn:
         """Wait to be cancelled by the tool, as in an earlier run."""

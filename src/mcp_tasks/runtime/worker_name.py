@@ -14,7 +14,7 @@ from pathlib import Path
 
 def new_worker_name() -> str:
     """A name for this process, unique to this call."""
-    return "/".join((_place(), str(os.getpid()), _start_time(os.getpid()) or "?", secrets.token_hex(4)))
+    return "/".join((boot(), str(os.getpid()), _start_time(os.getpid()) or "?", secrets.token_hex(4)))
 
 
 def is_gone(worker: str) -> bool:
@@ -34,7 +34,7 @@ def _process_here(worker: str) -> tuple[int | None, str]:
     place, _, rest = worker.partition("/")
     pid, _, rest = rest.partition("/")
     started, _, _ = rest.partition("/")
-    return (int(pid) if place == _place() and pid.isdecimal() else None), started
+    return (int(pid) if place == boot() and pid.isdecimal() else None), started
 
 
 def _is_running(pid: int, started: str) -> bool:
@@ -51,22 +51,29 @@ def _is_running(pid: int, started: str) -> bool:
     return started == "?" or now is None or now == started
 
 
-def _place() -> str:
+def boot() -> str:
     """What makes a process id meaningful: this boot of this machine, and this container's id space."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot}:{os.readlink('/proc/self/ns/pid')}"
     except OSError:
         # No /proc: a machine name is the best there is, and ids are taken at their word.
-        return os.uname().nodename.replace("/", "-") if hasattr(os, "uname") else "this-machine"
+        return "-".join(os.uname().nodename.replace("/", " ").split()) if hasattr(os, "uname") else "this-machine"
 
 
 def _start_time(pid: int) -> str | None:
     """When the process started, in the kernel's ticks; "dead" for one that only waits to be reaped."""
+    fields = stat_of(pid)
+    if fields is None:
+        return None
+    return "dead" if fields[0] in (b"Z", b"X") else fields[19].decode()
+
+
+def stat_of(pid: int) -> list[bytes] | None:
+    """What Linux says of a process, from its state on; None if it is not there, and on other systems."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
         return None
     # The name in parentheses may hold anything, so count from the last one.
-    fields = stat[stat.rindex(b")") + 2 :].split()
-    return "dead" if fields[0] in (b"Z", b"X") else fields[19].decode()
+    return stat[stat.rindex(b")") + 2 :].split()

@@ -3,12 +3,12 @@
 The *state* is a record but for its id and namespace, which a backend keeps beside it. Durations are microseconds, as
 instants are (`columns`).
 
-Format 6 may have the fingerprint of its call, the trace that it belongs to, the task that it is a rerun of and the
-pause of its run, and is format 5 otherwise. Format 5 may have a queue, a priority and the version of its tool, and is
-format 4 otherwise. Format 4 may have a session, a parent, a result that is an error, and questions that the client
-holds as tasks of its own, and is format 3 otherwise: a record without its request and its result. Formats 1 and 2 had
-both in it; the one backend that ever wrote them brings them to format 3 when it migrates its file, so only 3 and up are
-read here.
+Format 6 may have the fingerprint of its call, the trace that it belongs to, the task that it is a rerun of, the
+pause of its run and the child processes of its runs, and is format 5 otherwise. Format 5 may have a queue, a priority
+and the version of its tool, and is format 4 otherwise. Format 4 may have a session, a parent, a result that is an
+error, and questions that the client holds as tasks of its own, and is format 3 otherwise: a record without its request
+and its result. Formats 1 and 2 had both in it; the one backend that ever wrote them brings them to format 3 when it
+migrates its file, so only 3 and up are read here.
 
 Releases of two adjacent formats share a store while a fleet is rolled from one to the other. So a newer state is read
 here too, if it says so: `readable` is the first format whose releases may read and write it. What they do not know of
@@ -35,7 +35,7 @@ from typing import Any, TypeAlias, cast
 
 from mcp_tasks.core.inputs import InputBook, InputRequest
 from mcp_tasks.core.json import JsonObject, JsonValue
-from mcp_tasks.core.record import DEFAULT_QUEUE, Progress, TaskRecord, TaskRequest, WriteId
+from mcp_tasks.core.record import DEFAULT_QUEUE, ChildProcess, Progress, TaskRecord, TaskRequest, WriteId
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.stores.columns import MICROSECOND, from_micros, to_micros
 
@@ -64,6 +64,7 @@ _STATE_TYPES: _Types = {
     "fingerprint": str,
     "trace": str,
     "rerunOf": str,
+    "processes": str,
     "writes": str,
     "owner": (str, NoneType),
     "method": str,
@@ -187,6 +188,8 @@ def state_fields(record: TaskRecord) -> dict[str, Any]:
         state["trace"] = record.trace
     if record.rerun_of is not None:
         state["rerunOf"] = record.rerun_of
+    if record.processes:
+        state["processes"] = " ".join(map(_process, record.processes))
     if record.writes:
         state["writes"] = " ".join(map(_write, record.writes))
     _put_times(state, record)
@@ -236,6 +239,7 @@ def record_from(task_id: str, namespace: str, fields: JsonObject) -> TaskRecord:
         fingerprint=get("fingerprint"),
         trace=get("trace"),
         rerun_of=get("rerunOf"),
+        processes=tuple(map(_process_from, get("processes", "").split())),
         writes=tuple(map(_write_from, get("writes", "").split())),
         unknown=unknown if fields["format"] <= FORMAT else _of_newer(fields, unknown),
         version=fields["version"],
@@ -270,6 +274,16 @@ def _write(write: WriteId) -> str:
 def _write_from(text: str) -> WriteId:
     writer, _, number = text.partition(":")
     return WriteId(writer, int(number or 0))
+
+
+def _process(process: ChildProcess) -> str:
+    # None of these has a slash or a space in it: see `describe` in runtime/orphans.py.
+    return "/".join((str(process.attempt), str(process.group), process.started, process.boot, process.host))
+
+
+def _process_from(text: str) -> ChildProcess:
+    attempt, group, started, boot, host = text.split("/")
+    return ChildProcess(attempt=int(attempt), group=int(group), started=started, boot=boot, host=host)
 
 
 def _put_times(state: dict[str, Any], record: TaskRecord) -> None:

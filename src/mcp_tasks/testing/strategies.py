@@ -40,7 +40,7 @@ from mcp_tasks.core import (
 )
 from mcp_tasks.core.journal import ENTRY_KINDS
 from mcp_tasks.core.json_bytes import encode_json
-from mcp_tasks.core.record import ALWAYS
+from mcp_tasks.core.record import ALWAYS, ChildProcess
 
 WORKERS = {"worker-1": "demo", "worker-2": "demo", "worker-☃": "dëmo ☃"}
 """Workers and the namespace that each beats for. Few, so that tasks and beats meet."""
@@ -63,6 +63,15 @@ _names = st.text(max_size=12)
 _instants = st.datetimes(datetime(1950, 1, 1), datetime(2200, 1, 1), timezones=st.just(UTC))
 _durations = st.timedeltas(timedelta(0), timedelta(days=3650))
 _finite = st.floats(allow_nan=False, allow_infinity=False)
+_words = st.text("abc:[]_-.", min_size=1, max_size=8)
+_processes = st.builds(
+    ChildProcess,
+    attempt=st.integers(1, 9),
+    group=st.integers(2, 2**31),
+    started=_words,
+    boot=_words,
+    host=_words,
+)
 
 
 def json_values() -> st.SearchStrategy[Any]:
@@ -141,6 +150,7 @@ def records(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[TaskRecord]:
         "trial": st.sampled_from([None, "alone", "beside"]),
         "pause": st.sampled_from([None, "waiting", "resuming"]),
         "tool_version": st.none() | _names,
+        "processes": st.lists(_processes, max_size=2).map(tuple),
         "unknown": st.dictionaries(st.just("of a newer release"), json_values(), max_size=1),
         "announced": st.booleans(),
         "session": st.none() | _names,

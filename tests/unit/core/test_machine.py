@@ -7,12 +7,14 @@ from datetime import datetime, timedelta
 import pytest
 
 from mcp_tasks.core import (
+    ChildProcess,
     Event,
     InputAnswered,
     InputHosted,
     InputRequest,
     InputRequested,
     InputWithdrawn,
+    ProcessesChanged,
     Progress,
     ProgressReported,
     RunAskedOnCall,
@@ -167,6 +169,20 @@ def test_a_run_that_only_reports_or_is_released_does_not_end_the_count() -> None
     started = running(RunLost(attempt=1), RunStarted(worker="worker-2"))
     reported = after(ProgressReported(attempt=2, progress=Progress(progress=1)), record=started)
     assert after(RunReleased(attempt=2), record=reported).lost == 1
+
+
+def test_child_processes_of_a_lost_run_are_kept_for_the_next_ones_and_for_no_longer_than_the_task() -> None:
+    lost, next_one = (ChildProcess(attempt=n, group=40 + n, started="7", boot="b", host="h") for n in (1, 2))
+    first = running(ProcessesChanged(attempt=1, started=lost))
+    assert first.processes == (lost,)
+    again = [RunLost(attempt=1), RunStarted(worker="worker-2"), ProcessesChanged(attempt=2, started=next_one)]
+    both = after(*again, record=first)
+    assert both.processes == (lost, next_one)
+    # Those of a run that is given up in order have ended.
+    assert after(RunReleased(attempt=2), record=both).processes == (lost,)
+    assert after(RunParked(attempt=2, wake_at=LATER), record=both).processes == (lost,)
+    assert after(ProcessesChanged(attempt=2, ended=frozenset({lost})), record=both).processes == (next_one,)
+    assert after(RunFailed(attempt=2), record=both).processes == ()
 
 
 def test_a_sleeping_task_is_taken_when_its_time_has_come_and_not_before() -> None:

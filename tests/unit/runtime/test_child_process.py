@@ -115,6 +115,54 @@ async def test_a_command_that_is_not_there_raises_as_it_would_elsewhere() -> Non
         await current_task().run_process(["/no/such/command"])
 
 
+async def test_a_command_that_cannot_be_run_raises_as_it_would_elsewhere(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(PermissionError) as denied:
+        await current_task().run_process([str(tmp_path / "file")])
+    assert denied.value.filename == str(tmp_path / "file")
+    with pytest.raises(FileNotFoundError):
+        await current_task().run_process([sys.executable], cwd=tmp_path / "nowhere")
+    with pytest.raises(ValueError, match="null byte"):
+        await current_task().run_process([sys.executable, "\0"])
+    with pytest.raises(ValueError, match="environment variable name"):
+        await current_task().run_process([sys.executable], env={"A=B": "C"})
+
+
+async def test_a_command_is_looked_for_where_its_environment_says(tmp_path: Path) -> None:
+    tool = tmp_path / "our-tool"
+    tool.write_text("#!/bin/sh\necho found $1\n")
+    tool.chmod(0o700)
+    env = {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+    done = await current_task().run_process(["our-tool", "it"], env=env)
+    assert done.stdout == b"found it\n"
+    assert done.args == ["our-tool", "it"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows which signals a process ignores")
+async def test_a_command_begins_as_one_of_the_standard_library_does() -> None:
+    sh = ["/bin/sh", "-c", "env; grep SigIgn /proc/self/status; ls /proc/self/fd"]
+    env = {"WHO": "Ann", "with-dash": "kept", "PATH": os.environ["PATH"]}
+    ours = await current_task().run_process(sh, env=env)
+    theirs = await anyio.run_process(sh, env=env)
+    lines = [line for line in ours.stdout.splitlines() if not line.startswith(b"MCP_TASKS_CHILD=")]
+    assert sorted(lines) == sorted(theirs.stdout.splitlines())
+
+
+async def test_a_program_without_an_interpreter_runs_commands_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "frozen", True, raising=False)
+    numbers: list[int] = []
+
+    async def tool(run: Run) -> Ending:
+        done = await current_task().run_process([*PYTHON, "import os; print(os.getpid())"])
+        numbers.extend([int(done.stdout), *(process.group for process in run.record.processes)])
+        return ok()
+
+    async with running(tool) as runtime:
+        await until_final(runtime, await launch(runtime))
+    assert len(numbers) == 2
+    assert len(set(numbers)) == 1
+
+
 async def test_a_command_that_reads_nothing_gets_nothing_to_read() -> None:
     done = await current_task().run_process([*PYTHON, "import sys; print(repr(sys.stdin.read()))"])
     assert done.stdout == b"''\n"

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 from harness.cipher import AesCipher
 from mcp_tasks.core import (
+    ChildProcess,
     InputBook,
     InputRequest,
     JournalEntry,
@@ -177,6 +178,16 @@ STATE_6 = as_format_6(STATE_5).replace(
     b'"toolVersion":"2",', b'"toolVersion":"2","fingerprint":"f1","trace":"00-ab-cd-01","rerunOf":"r1",'
 )
 RECORD_6 = replace(RECORD_5, fingerprint="f1", trace="00-ab-cd-01", rerun_of="r1")
+PROCESSES_STATE_6 = STATE_6.replace(
+    b'"rerunOf":"r1",', b'"rerunOf":"r1","processes":"1/42/7/b:pid/farm 2/43/8/b/farm",'
+)
+PROCESSES_6 = replace(
+    RECORD_6,
+    processes=(
+        ChildProcess(attempt=1, group=42, started="7", boot="b:pid", host="farm"),
+        ChildProcess(attempt=2, group=43, started="8", boot="b", host="farm"),
+    ),
+)
 ENDED_STATE_6, ERROR_STATE_6, HOSTED_STATE_6 = map(as_format_6, (ENDED_STATE_5, ERROR_STATE_5, HOSTED_STATE_5))
 
 
@@ -204,6 +215,7 @@ def upgraded(state: bytes, request: bytes) -> bytes:
         (ENDED_REQUEST_1, ERROR_STATE_5, ERROR_4),
         (REQUEST_1, HOSTED_STATE_5, HOSTED_5),
         (REQUEST_1, STATE_6, RECORD_6),
+        (REQUEST_1, PROCESSES_STATE_6, PROCESSES_6),
         (ENDED_REQUEST_1, ENDED_STATE_6, ENDED_1),
         (ENDED_REQUEST_1, ERROR_STATE_6, ERROR_4),
         (REQUEST_1, HOSTED_STATE_6, HOSTED_5),
@@ -223,6 +235,7 @@ def upgraded(state: bytes, request: bytes) -> bytes:
         "error 5",
         "hosted 5",
         "running 6",
+        "with processes 6",
         "ended 6",
         "error 6",
         "hosted 6",
@@ -242,6 +255,7 @@ def test_requests_that_any_release_wrote_still_load(data: bytes, request_: TaskR
 def test_what_is_written_now_is_what_the_samples_say() -> None:
     # If this fails, either the change was a mistake, or it is a new format and needs a number and samples.
     assert CODEC.encode_state(RECORD_6) == STATE_6
+    assert CODEC.encode_state(PROCESSES_6) == PROCESSES_STATE_6
     assert CODEC.encode_state(ENDED_1) == ENDED_STATE_6
     assert CODEC.encode_state(ERROR_4) == ERROR_STATE_6
     assert CODEC.encode_state(HOSTED_5) == HOSTED_STATE_6

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from harness import processes
-from mcp_tasks.stores.origin import origin_of, short_hash
+from mcp_tasks.stores.origin import origin_of
 
 SERVER = """
 from mcp_tasks.stores.origin import origin_of
@@ -66,24 +66,26 @@ def test_a_program_without_a_file_is_known_by_where_it_runs(tmp_path: Path) -> N
 def test_a_module_is_the_same_run_by_name_and_imported(tmp_path: Path) -> None:
     write(tmp_path / "acme" / "server.py")
     write(tmp_path / "acme" / "__init__.py", "")
-    expected = f"acme.server-{short_hash(str(tmp_path))}"
+    expected = str(tmp_path / "acme" / "server.py")
+    assert run("acme/server.py", cwd=tmp_path) == expected
     assert run("-m", "acme.server", cwd=tmp_path) == expected
     assert run("-c", "import acme.server", cwd=tmp_path) == expected
     assert run("-c", "import acme.server", cwd=tmp_path.parent, path=[tmp_path]) == expected
+    assert run("-c", "import server", cwd=tmp_path / "acme") == expected
 
 
 @pytest.mark.slow
-def test_a_package_is_known_by_its_name(tmp_path: Path) -> None:
-    write(tmp_path / "acme" / "__init__.py")
-    expected = f"acme-{short_hash(str(tmp_path))}"
-    assert run("-c", "import acme", cwd=tmp_path) == expected
+def test_a_package_is_known_by_its_path(tmp_path: Path) -> None:
+    file = write(tmp_path / "acme" / "__init__.py")
+    assert run("-c", "import acme", cwd=tmp_path) == str(file)
 
 
 @pytest.mark.slow
 def test_a_package_that_is_run_is_known_by_its_main_module(tmp_path: Path) -> None:
     write(tmp_path / "acme" / "__init__.py", "")
-    write(tmp_path / "acme" / "__main__.py")
-    assert run("-m", "acme", cwd=tmp_path) == f"acme.__main__-{short_hash(str(tmp_path))}"
+    file = write(tmp_path / "acme" / "__main__.py")
+    assert run("-m", "acme", cwd=tmp_path) == str(file)
+    assert run("acme", cwd=tmp_path) == str(file)
 
 
 @pytest.mark.slow
@@ -92,8 +94,6 @@ def test_two_checkouts_with_a_module_of_one_name_are_two_programs(tmp_path: Path
         write(tmp_path / name / "server.py")
     one, two = (run("-c", "import server", cwd=tmp_path / name) for name in ("one", "two"))
     assert one != two
-    assert one.startswith("server-")
-    assert two.startswith("server-")
 
 
 @pytest.mark.parametrize("folder", ["site-packages", "dist-packages"])
@@ -102,8 +102,11 @@ def test_an_installed_module_is_the_same_wherever_its_environment_lies(tmp_path:
     for venv in ("venv-1", "venv-2"):
         place = tmp_path / venv / "lib" / "python3" / folder
         write(place / "acme" / "tasks" / "server.py")
-        for how in (("-c", "import acme.tasks.server"), ("-m", "acme.tasks.server")):
+        write(place / "acme" / "whole" / "__init__.py")
+        file = place / "acme" / "tasks" / "server.py"
+        for how in (("-c", "import acme.tasks.server"), ("-m", "acme.tasks.server"), (file,)):
             assert run(*how, cwd=tmp_path, path=[place]) == "acme.tasks.server"
+        assert run("-c", "import acme.whole", cwd=tmp_path, path=[place]) == "acme.whole"
 
 
 @pytest.mark.parametrize("known", [(), ("--known",)], ids=["unknown", "in sys.modules"])
@@ -143,15 +146,14 @@ def test_a_process_that_a_script_spawns_is_the_same_program(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_a_release_behind_a_link_is_the_same_program_after_an_upgrade(tmp_path: Path) -> None:
-    origins: list[str] = []
-    link = tmp_path / "current"
-    for release in ("releases/1", "releases/2"):
-        write(tmp_path / release / "acme" / "server.py")
-        link.unlink(missing_ok=True)
-        link.symlink_to(tmp_path / release)
-        origins.append(run("-c", "import acme.server", cwd=tmp_path, path=[link]))
-    assert origins == [f"acme.server-{short_hash(str(link))}"] * 2
+def test_a_program_that_is_reached_by_a_link_is_the_same_as_without_it(tmp_path: Path) -> None:
+    script = write(tmp_path / "project" / "server.py")
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "project")
+    assert run(link / "server.py", cwd=tmp_path) == str(script)
+    # Here Python sees the folder without the link.
+    assert run("server.py", cwd=link) == str(script)
+    assert run("-c", "import server", cwd=tmp_path, path=[link]) == str(script)
 
 
 def test_a_frozen_program_is_known_by_its_executable(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,4 +163,37 @@ def test_a_frozen_program_is_known_by_its_executable(monkeypatch: pytest.MonkeyP
 
 
 def test_the_module_of_this_test_is_found() -> None:
-    assert origin_of(globals()) == f"{__name__}-{short_hash(str(Path(__file__).parents[3]))}"
+    assert origin_of(globals()) == os.path.realpath(__file__)
+
+
+WAYS = {
+    "python x.py": (sys.executable, "x.py"),
+    "uvicorn x:app": processes.python("uvicorn", "x:app", "--port", "0"),
+    "mcp-tasks worker x:server": processes.python("mcp_tasks", "worker", "x:server"),
+}
+
+
+@pytest.mark.slow
+def test_a_server_has_one_default_file_however_it_is_started(tmp_path: Path) -> None:
+    write(
+        tmp_path / "x.py",
+        "from mcp.server import MCPServer\n"
+        "from mcp_tasks import Tasks\n"
+        "tasks = Tasks()\n"
+        "server = MCPServer('demo', **tasks.wiring())\n"
+        "app = server.streamable_http_app()\n"
+        "if __name__ == '__main__':\n"
+        "    server.run()\n",
+    )
+    files = {way: file_of(way, tmp_path) for way in WAYS}
+    assert len(set(files.values())) == 1, files
+
+
+def file_of(way: str, folder: Path) -> str:
+    """The default file of the server in `folder`, started in this way with a state folder of its own."""
+    state = folder / way.partition(" ")[0]
+    environment = processes.environment(XDG_STATE_HOME=str(state))
+    with processes.running(WAYS[way], cwd=folder, env=environment, stdin=processes.PIPE) as process:
+        processes.until_ready(process, lambda: any(state.glob("**/*.db")), what=way)
+    (file,) = state.glob("**/*.db")
+    return file.name
