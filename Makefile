@@ -46,10 +46,11 @@ $(UV):
 	$(PYTHON) -m venv .cache/uv
 	.cache/uv/bin/python -m pip --quiet --disable-pip-version-check install 'uv>=0.13'
 
+# A tag may have any signs in its name: the shell reads it from the environment, and never as a part of a command.
 release: $(STAMP) ## check, build and try VERSION=x.y.z; TAG=1 to tag it as well
 	test -x .cache/release/bin/python || $(PYTHON) -m venv .cache/release
 	.cache/release/bin/python -m pip --quiet --disable-pip-version-check install build twine -c $(CONSTRAINTS)
-	.cache/release/bin/python -m tools.release $(VERSION) $(if $(TAG),--tag)
+	.cache/release/bin/python -m tools.release $(if $(value VERSION),"$$VERSION") $(if $(TAG),--tag)
 
 demo: $(STAMP) ## kill a server in the middle of three tasks and watch them finish
 	@$(BIN)/python examples/demo.py
@@ -120,7 +121,7 @@ bench: $(STAMP) ## measure, beside a bare SDK server in the same run
 	$(BIN)/python -m bench
 
 docs: $(VENV)/.docs ## write generated parts of the docs again, and build the site into site/; VERSION=0.1.0 for a release, URL= for where it will be
-	$(BIN)/python -m docs.site $(if $(VERSION),--version $(VERSION)) $(if $(URL),--url $(URL))
+	$(BIN)/python -m docs.site $(if $(value VERSION),--version "$$VERSION") $(if $(URL),--url "$(URL)")
 
 $(VENV)/.docs: $(STAMP)
 	@# Not part of the set-up: tests need none of it.

@@ -53,9 +53,15 @@ def test_images_are_pinned(services: dict[str, dict[str, Any]]) -> None:
     images = [service["image"] for service in services.values() if service["image"] != "farm"]
     images += re.findall(r"^FROM (\S+)$", (DEPLOY / "compose" / "Dockerfile").read_text(), flags=re.MULTILINE)
     assert len(images) == 4
-    assert all(re.fullmatch(r"[\w/]+:\d+\.\d+[\w.-]*", image) for image in images), images
+    assert all(re.fullmatch(r"[\w/]+:\d+[\w.-]*@sha256:[0-9a-f]{64}", image) for image in images), images
     assert services["server"]["build"]["dockerfile"] == "deploy/compose/Dockerfile"
     assert services["worker"]["image"] == services["server"]["image"]
+
+
+def test_packages_of_the_image_are_those_of_the_lock_file() -> None:
+    installs = re.findall(r"^RUN pip install .*$", (DEPLOY / "compose" / "Dockerfile").read_text(), flags=re.MULTILINE)
+    assert len(installs) == 1
+    assert all(" -c /src/dev.txt " in line for line in installs)
 
 
 def test_every_service_says_when_it_is_well_and_is_started_again(services: dict[str, dict[str, Any]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import tomllib
@@ -15,6 +16,7 @@ from harness.processes import ROOT, run
 
 GITHUB = ROOT / ".github"
 WORKFLOWS = sorted((GITHUB / "workflows").glob("*.yml"))
+PUBLISHING = ("actions/attest-build-provenance", "pypa/gh-action-pypi-publish")
 FORMS = [GITHUB / "ISSUE_TEMPLATE" / name for name in ("bug.yml", "feature.yml")]
 TARGETS = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
 
@@ -46,6 +48,33 @@ def test_actions_are_pinned_by_commit_with_their_version_beside_it(workflow: Pat
     used = re.findall(r"uses: (?!\./)(.*)", workflow.read_text())
     assert used
     assert [line for line in used if not re.fullmatch(r"[\w./-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", line)] == []
+
+
+def _may_write(job: dict[str, Any]) -> bool:
+    return "write" in job["permissions"].values()
+
+
+@pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.name)
+def test_a_job_that_may_write_runs_nothing_but_git_and_gh_and_no_other_has_a_token(workflow: Path) -> None:
+    for name, job in _jobs(workflow).items():
+        if not _may_write(job):
+            assert not re.search(r"github\.token|secrets\.", str(job)), name
+            continue
+        for step in job["steps"]:
+            # No action but those that check out, fetch what an earlier job made, or publish it.
+            action = step.get("uses", "").partition("@")[0]
+            assert action in ("", "actions/checkout", "actions/download-artifact", *PUBLISHING), name
+            if action == "actions/checkout":
+                assert step["with"]["persist-credentials"] is False
+            assert {line.split()[0] for line in step.get("run", "").splitlines()} <= {"git", "gh"}, name
+
+
+@pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.name)
+def test_images_that_jobs_run_in_are_pinned_by_digest(workflow: Path) -> None:
+    for name, job in _jobs(workflow).items():
+        images = [job.get("container"), *job.get("services", {}).values()]
+        for image in [image if isinstance(image, str) else image["image"] for image in images if image]:
+            assert re.search(r"@sha256:[0-9a-f]{64}$", image), name
 
 
 @pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.name)
@@ -93,13 +122,76 @@ def test_a_workflow_that_another_one_calls_is_there_and_gets_what_it_asks_for() 
     # YAML 1.1 reads the key `on` as true.
     [docs] = [yaml.safe_load((ROOT / job["uses"]).read_text()) for job in calls]
     assert calls[0]["with"].keys() == docs[True]["workflow_call"]["inputs"].keys()
-    assert calls[0]["permissions"] == docs["jobs"]["site"]["permissions"]
+    assert calls[0]["permissions"] == docs["jobs"]["push"]["permissions"]
     assert "publish" in calls[0]["needs"]
 
 
 def test_the_site_is_published_where_the_package_says_it_is() -> None:
     [address] = re.findall(r'^Documentation = "(.*)"$', (ROOT / "pyproject.toml").read_text(), flags=re.MULTILINE)
     assert f"URL={address}\n" in (GITHUB / "workflows" / "docs.yml").read_text()
+
+
+def _git(*arguments: str, cwd: Path) -> str:
+    identity = ("-c", "user.name=test", "-c", "user.email=test@example.com")
+    done = run(["git", *identity, *arguments], cwd=cwd)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_site_that_was_built_is_what_is_pushed(tmp_path: Path) -> None:
+    remote, site, new = (tmp_path / name for name in ("mcp-tasks/mcp-tasks", "site", "new"))
+    remote.mkdir(parents=True)
+    _git("init", "--quiet", "--bare", "--initial-branch=gh-pages", cwd=remote)
+    _git("clone", "--quiet", str(remote), str(site), cwd=tmp_path)
+    (site / "old.html").write_text("old")
+    _git("add", "--all", cwd=site)
+    _git("commit", "--quiet", "--message", "before", cwd=site)
+    _git("push", "--quiet", "origin", "HEAD:gh-pages", cwd=site)
+    (new / ".git/hooks").mkdir(parents=True)
+    (new / ".git/config").write_text("[alias]\n\tpush = !touch owned\n")
+    (new / ".nojekyll").touch()
+    (new / "index.html").write_text("new")
+    job = yaml.safe_load((GITHUB / "workflows" / "docs.yml").read_text())["jobs"]["push"]
+    [step] = [step for step in job["steps"] if "run" in step]
+    environment = {
+        **os.environ,
+        **{name: str(value) for name, value in step["env"].items()},
+        "GH_TOKEN": "t0ken",
+        "NAME": "0.2.0",
+        "GITHUB_REPOSITORY": "mcp-tasks/mcp-tasks",
+        "GIT_CONFIG_COUNT": "1",
+        "GIT_CONFIG_KEY_0": f"url.{tmp_path}/.insteadOf",
+        "GIT_CONFIG_VALUE_0": "https://x-access-token:t0ken@github.com/",
+    }
+    for _ in range(2):
+        done = run(["bash", "-e", "-c", step["run"]], cwd=tmp_path / step["working-directory"], env=environment)
+        assert done.returncode == 0, done.stderr
+    assert _git("ls-tree", "-r", "--name-only", "gh-pages", cwd=remote).split() == [".nojekyll", "index.html"]
+    assert _git("log", "--format=%s", "gh-pages", cwd=remote).splitlines() == ["The docs of 0.2.0", "before"]
+
+
+@pytest.mark.parametrize(("target", "python"), [("release", ".cache/release/bin/python"), ("docs", ".venv/bin/python")])
+def test_a_tag_is_no_part_of_a_shells_text(tmp_path: Path, target: str, python: str) -> None:
+    evil = "0.2.0';touch${IFS}owned;$(touch${IFS}owned)\"`touch${IFS}owned`"
+    (tmp_path / "Makefile").write_bytes((ROOT / "Makefile").read_bytes())
+    given = tmp_path / python
+    given.parent.mkdir(parents=True)
+    given.write_text('#!/bin/sh\nprintf "%s\\n" "$@" >> given\n')
+    given.chmod(0o755)
+    # On the command line make would look for variables of its own in it, as for any other value that is typed there.
+    done = run(
+        ["make", "-o", ".venv/.installed", "-o", ".venv/.docs", target],
+        cwd=tmp_path,
+        env={**os.environ, "VERSION": evil},
+    )
+    assert done.returncode == 0, done.stderr
+    assert evil in (tmp_path / "given").read_text().splitlines()
+    assert not (tmp_path / "owned").exists()
+
+
+def test_a_workflow_hands_a_tag_to_make_in_the_environment() -> None:
+    for workflow in WORKFLOWS:
+        assert "VERSION=" not in workflow.read_text(), workflow.name
 
 
 def test_who_opens_an_issue_is_shown_where_vulnerabilities_go() -> None:
