@@ -62,12 +62,17 @@ class Offers(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EraParts:
-    """What an era is given of the server that it serves."""
+    """What an era is given of the server that it serves.
+
+    Attributes:
+        send_input: Whether callers may answer with `tasks/sendInput`, which is in no version of the protocol.
+    """
 
     runtime: Callable[[], TaskRuntime]
     protocol: TasksProtocol
     offers: Offers
     stopping: Callable[[], Awaitable[object]]
+    send_input: bool = False
 
 
 class Era(Protocol):

@@ -46,6 +46,7 @@ class Doors:
         *,
         owners: Owners,
         require_name_header: bool,
+        send_input: bool,
         limits: Limits,
         max_ttl: timedelta | None,
         augment: Augment | None,
@@ -68,6 +69,7 @@ class Doors:
             protocol=protocol,
             offers=ServedOffers(catalogue, max_ttl or limits.ttl),
             stopping=lifecycle.stopping,
+            send_input=send_input,
         )
         eras = older_eras(parts)
         tools = CalledTools(catalogue, augments=augment is not None)
