@@ -11,11 +11,12 @@ if TYPE_CHECKING:
     from mcp_tasks.core.limits import Limits
     from mcp_tasks.errors import TasksError
     from mcp_tasks.runtime import Retry, Settings, TaskChange, TaskContext, current_task
-    from mcp_tasks.server import Caller, Fallback, Host, TaskMode, Tasks
+    from mcp_tasks.server import Accepted, Caller, Fallback, Host, TaskMode, Tasks, elicit
 
     __version__: str
 
 __all__ = [
+    "Accepted",
     "Caller",
     "Fallback",
     "Host",
@@ -29,9 +30,11 @@ __all__ = [
     "TasksError",
     "__version__",
     "current_task",
+    "elicit",
 ]
 
 _HOMES = {
+    "Accepted": "mcp_tasks.server",
     "Caller": "mcp_tasks.server",
     "Fallback": "mcp_tasks.server",
     "Host": "mcp_tasks.server",
@@ -44,6 +47,7 @@ _HOMES = {
     "Tasks": "mcp_tasks.server",
     "TasksError": "mcp_tasks.errors",
     "current_task": "mcp_tasks.runtime",
+    "elicit": "mcp_tasks.server",
 }
 
 

@@ -124,6 +124,12 @@ def add_asking_tools(office: Office) -> None:
 
     @server.tool()
     @tasks.task()
+    async def asks_late(ctx: Context) -> str:
+        await office.gate.wait()
+        return (await ctx.elicit("Still there?", Confirmed)).action
+
+    @server.tool()
+    @tasks.task()
     async def two_questions(ctx: Context) -> list[str]:
         async def ask(what: str) -> str:
             return (await ctx.elicit(what, Confirmed)).action

@@ -33,6 +33,7 @@ class _Awaited:
         ({"queues": "gpu"}, "queues must be a list of names, got 'gpu'"),
         ({"queues": 3}, "queues must be a list of names, got 3"),
         ({"require_name_header": 1}, "require_name_header must be True or False, got 1"),
+        ({"send_input": 1}, "send_input must be True or False, got 1"),
         ({"observers": print}, r"observers must be a list of functions, got .*: write observers=\[function\]"),
         ({"observers": "x"}, "observers must be a list of functions, got 'x'"),
         ({"observers": ["x"]}, "an observer must be a function, such as .*; got 'x'"),

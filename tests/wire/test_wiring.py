@@ -408,7 +408,7 @@ async def test_without_a_store_tasks_go_to_a_file_named_after_the_server(
         await Tasking(wire).finish("echo", value=1)
     (name,) = _databases(tmp_path)
     assert name.startswith("My-server-2-")
-    assert "@tests.wire.test_wiring-" in name
+    assert "tests-wire-test_wiring.py-" in name
 
 
 async def test_the_environment_chooses_the_store_of_an_author_who_chose_none(

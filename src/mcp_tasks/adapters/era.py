@@ -70,6 +70,7 @@ class EraParts:
         exiting: Returns once the process has to exit. While a request awaits it, a stop waits for that request, as long
             as it waits for running tools.
         open_calls: How what a tool sends to its client reaches that.
+        send_input: Whether callers may answer with `tasks/sendInput`, which is in no version of the protocol.
     """
 
     runtime: Callable[[], TaskRuntime]
@@ -78,6 +79,7 @@ class EraParts:
     stopping: Callable[[], Awaitable[object]]
     exiting: Callable[[], Awaitable[object]]
     open_calls: OpenCalls
+    send_input: bool = False
 
 
 class Era(Protocol):

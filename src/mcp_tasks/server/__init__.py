@@ -12,12 +12,15 @@ from mcp_tasks.server.options import Recover, TaskMode, TaskOptions, ToolOptions
 from mcp_tasks.server.tasks import Tasks
 from mcp_tasks.server.wiring import Lifespan, Wiring
 from mcp_tasks.server.working import Worker
+from mcp_tasks.tools.elicitation import Accepted, Elicited, elicit
 
 __all__ = [
     "HOSTS",
+    "Accepted",
     "Caller",
     "ChangesWiring",
     "Counts",
+    "Elicited",
     "Fallback",
     "Handover",
     "Host",
@@ -37,5 +40,6 @@ __all__ = [
     "Ways",
     "Wiring",
     "Worker",
+    "elicit",
     "waiting_in",
 ]

@@ -45,6 +45,7 @@ class Doors:
         *,
         owners: Owners,
         require_name_header: bool,
+        send_input: bool,
         limits: Limits,
         augment: Augment | None,
         hosts: Mapping[str, Host],
@@ -68,6 +69,7 @@ class Doors:
             stopping=lifecycle.stopping,
             exiting=lifecycle.exiting,
             open_calls=lifecycle.open_calls,
+            send_input=send_input,
         )
         eras = older_eras(parts)
         tools = CalledTools(catalogue, augments=augment is not None)

@@ -6,13 +6,11 @@ other task ended is recorded in the tool's own, so that every run of the tool is
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Final, Generic, Literal, TypeAlias, TypeVar, get_args
+from typing import Any, Final, Generic, TypeAlias, TypeVar, get_args
 
-import anyio
 from mcp_types import CallToolResult, GetPromptResult, ReadResourceResult
 
 from mcp_tasks.core.actor import Actor
@@ -26,7 +24,7 @@ from mcp_tasks.core.values import check_choice, check_mapping, check_text
 from mcp_tasks.errors import ResultExpired, TaskWasCancelled, UnknownTask, UsageError, WaitTimedOut
 from mcp_tasks.failure import task_failed
 from mcp_tasks.protocol import RpcError
-from mcp_tasks.protocol.answers import check_answers
+from mcp_tasks.protocol.input import ASKED_WITHIN, Action, send_input, status_of, until
 from mcp_tasks.protocol.outcome import decoded, outcome_of
 from mcp_tasks.protocol.telling import tell_local_look
 from mcp_tasks.runtime import TaskRuntime
@@ -38,9 +36,6 @@ from mcp_tasks.tools.sdk_errors import to_mcp_error
 LocalResult: TypeAlias = CallToolResult | GetPromptResult | ReadResourceResult
 ResultT = TypeVar("ResultT", bound=LocalResult, covariant=True)
 
-Action: TypeAlias = Literal["accept", "decline", "cancel"]
-"""What a person does with a question."""
-
 RELATED_TASK: Final = "io.modelcontextprotocol/related-task"
 
 _RESULTS: Final[Mapping[str, type[LocalResult]]] = {
@@ -48,9 +43,6 @@ _RESULTS: Final[Mapping[str, type[LocalResult]]] = {
     "prompts/get": GetPromptResult,
     "resources/read": ReadResourceResult,
 }
-_LOOK_INTERVAL: Final = timedelta(seconds=3)
-"""How often a wait looks whether the server still runs."""
-
 _GOES_ON: Final = "The task goes on: come back with tasks.handle({task_id!r})."
 
 
@@ -90,11 +82,6 @@ class LocalSnapshot:
     def is_final(self) -> bool:
         """Whether the task has ended."""
         return self.status.is_final
-
-
-def status_of(record: TaskRecord) -> TaskStatus:
-    """How a task stands to those who count an `isError` result as a failure."""
-    return TaskStatus.FAILED if record.is_error else record.status
 
 
 def snapshot_of(record: TaskRecord, now: datetime) -> LocalSnapshot:
@@ -196,18 +183,23 @@ class LocalTask(Generic[ResultT]):
         *,
         key: str | None = None,
         response: Mapping[str, Any] | None = None,
+        timeout: timedelta | float | None = ASKED_WITHIN,
     ) -> None:
         """Answer an open question: the one under `key`, or the only one. Durable on return.
+
+        A task that has just been started may not have asked yet: then this waits for its question.
 
         Args:
             action: What the person does with a form.
             content: What the person enters into it.
             key: Which question, where there are several.
             response: The whole answer instead, for sampling and roots: the result of the request that was asked.
+            timeout: How long to wait for the question, as a `timedelta` or in seconds; None until the task ends.
 
         Raises:
-            UsageError: The task asks nothing, asks several things and no key is given, or not under this key.
-            InvalidOption: An argument has a value that it cannot have.
+            UsageError: The task asks nothing in time, asks several things and no key is given, or not under this key.
+            InvalidDuration: The timeout is not one.
+            InvalidOption: Another argument has a value that it cannot have.
             MCPError: -32602: the answer does not fit the question, which stays open.
             UnknownTask: There is no such task (any more).
         """
@@ -219,17 +211,9 @@ class LocalTask(Generic[ResultT]):
             check_text("key", key)
         if response is None:
             response = {"action": action} if content is None else {"action": action, "content": dict(content)}
-        runtime = self._runtime()
-        record = await self._find(runtime)
-        responses = {self._asked(record, key): dict(response)}
-
-        def check(task: TaskRecord) -> None:
-            if not task.inputs.answerable(responses, runtime.now()):
-                raise UsageError(f"task {self.id} does not ask {next(iter(responses))!r} any more")
-            check_answers(task, responses)
-
+        seconds = seconds_of(timeout)
         try:
-            await runtime.answer(record, responses, actor=Actor("client", record.owner), check=check)
+            await send_input(self._runtime, self._find, response, key=key, seconds=seconds)
         except RpcError as exc:
             raise to_mcp_error(exc) from exc
 
@@ -249,27 +233,8 @@ class LocalTask(Generic[ResultT]):
             return await runtime.find(self.id)
         return await runtime.get(self.id, owner=self._owner)
 
-    def _asked(self, record: TaskRecord, key: str | None) -> str:
-        open_keys = sorted(record.inputs.outstanding)
-        if not open_keys:
-            raise UsageError(f"task {self.id} asks nothing now: it is {status_of(record).value}; see until_asked()")
-        if key is None and len(open_keys) > 1:
-            raise UsageError(f"task {self.id} asks several things: say which with key=, one of {', '.join(open_keys)}")
-        if key is not None and key not in open_keys:
-            raise UsageError(f"task {self.id} does not ask {key!r}; it asks {', '.join(open_keys)}")
-        return key or open_keys[0]
-
     async def _until(self, condition: Callable[[TaskRecord], bool], seconds: float | None) -> TaskRecord:
-        """The task once the condition holds for it, or as it is when the time is over."""
-        deadline = anyio.current_time() + (math.inf if seconds is None else seconds)
-        while True:
-            # Each time anew: it raises when the server has stopped, and nothing of it will ever end any more.
-            runtime = self._runtime()
-            record = await self._find(runtime)
-            left = deadline - anyio.current_time()
-            if condition(record) or left <= 0:
-                return record
-            await runtime.wait_until(self.id, condition, min(_LOOK_INTERVAL, timedelta(seconds=min(left, 60))))
+        return await until(self._runtime, self._find, condition, seconds)
 
     async def _end(self, seconds: float | None) -> JsonObject:
         """How the task ended, as JSON, for the journal of a tool that waits for it; nothing if it has not in time."""

@@ -94,6 +94,8 @@ class Tasks(Marking, LocalCalls, Working, Extension):
         principal: Who is calling, for the rule that a task belongs to who created it. By default the identity in the
             SDK's access token.
         require_name_header: Refuse `tasks/*` over HTTP without the `Mcp-Name` header that SEP-2663 asks clients for.
+        send_input: Whether clients of 2025-11-25 may answer questions with `tasks/sendInput`, a method that is not part
+            of the protocol, as `LocalTask.send_input` does in this process.
         settings: Leases, sweeps and time limits of the runtime.
         namespace: Which servers are the same server, and run each other's tasks; by default the server's name.
         max_wait: How long a question of any tool may stay unanswered before its task fails. `Limits.question_wait` is
@@ -150,6 +152,7 @@ class Tasks(Marking, LocalCalls, Working, Extension):
         grace: timedelta | None = None,
         principal: Callable[[Caller], str | None] = authenticated,
         require_name_header: bool = False,
+        send_input: bool = False,
         settings: Settings | None = None,
         namespace: str | None = None,
         max_wait: timedelta | None = None,
@@ -182,6 +185,7 @@ class Tasks(Marking, LocalCalls, Working, Extension):
             check_text("namespace", namespace)
         check_flag("runs_tools", runs_tools)
         check_flag("require_name_header", require_name_header)
+        check_flag("send_input", send_input)
         if limits is not None:
             check_instance("limits", limits, Limits)
         if require_owner is not None:
@@ -229,6 +233,7 @@ class Tasks(Marking, LocalCalls, Working, Extension):
                 local=local_owner,
             ),
             require_name_header=require_name_header,
+            send_input=send_input,
             limits=limits or Limits(),
             augment=augment,
             hosts=hosts or {},

@@ -58,7 +58,7 @@ async def everywhere(request: pytest.FixtureRequest) -> AsyncGenerator[OlderClie
 @pytest.fixture(params=["stateful", "stateless"])
 async def guarded(request: pytest.FixtureRequest, desk: Desk) -> AsyncGenerator[HttpWire]:
     """A way to a server that lets nobody in without a token, with sessions and without."""
-    server = furnished(Tasks("memory://", settings=QUICK, limits=UNPACED), desk, guarded=True)
+    server = furnished(Tasks("memory://", settings=QUICK, limits=UNPACED, send_input=True), desk, guarded=True)
     async with serving(server, stateless=request.param == "stateless") as way:
         yield way
 

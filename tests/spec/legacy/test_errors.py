@@ -90,7 +90,7 @@ async def test_answers_about_a_task_do_not_name_it_twice(client: HttpClient) -> 
 
 
 @pytest.mark.requirement("older/reject-others")
-@pytest.mark.parametrize("method", BY_ID)
+@pytest.mark.parametrize("method", [*BY_ID, "tasks/sendInput"])
 async def test_somebody_elses_task_looks_exactly_like_no_task(guarded: HttpWire, method: str) -> None:
     async with http_session(guarded.as_user("alice")) as alice, http_session(guarded.as_user("bob")) as bob:
         task_id = await alice.start("gated")

@@ -191,6 +191,7 @@ REQUIREMENTS = (
             "local/test_input::test_of_several_questions_the_key_says_which",
             "local/test_input::test_the_one_open_question_is_answered",
             "local/test_input::test_what_is_asked_of_a_model_is_answered_with_a_whole_result",
+            "local/test_input::test_input_that_is_sent_right_after_the_start_waits_for_its_question",
         ),
     ),
     Requirement(
@@ -205,13 +206,36 @@ REQUIREMENTS = (
     Requirement(
         id="local/no-wire-method",
         section="Interactive Tasks",
-        says="`tasks/sendInput` is no method of the standard.",
+        says="`tasks/sendInput` is no method of the standard: it is there only where the author enables it.",
         level="FORM",
         source="guide",
         era="2025-11-25",
-        deviation="There is no such method on either wire: the standard ways to answer are `tasks/update` and the "
-        "requests that `tasks/result` relays; `LocalTask.send_input` is for code in the process.",
-        tests=("local/test_input::test_there_is_no_such_method_on_the_wire",),
+        tests=("local/test_input::test_there_is_no_such_method_on_the_wire_unless_it_is_enabled",),
+    ),
+    Requirement(
+        id="local/wire-method",
+        section="Interactive Tasks",
+        says="`tasks/sendInput` answers the question of a task over a connection.",
+        level="FORM",
+        source="guide",
+        era="2025-11-25",
+        tests=(
+            "local/test_input::test_a_client_of_2025_11_25_answers_where_the_author_enables_it",
+            "local/test_input::test_of_several_questions_a_client_says_which_by_its_key",
+            "local/test_input::test_what_a_client_sends_is_held_to_the_rules_of_any_answer",
+        ),
+    ),
+    Requirement(
+        id="local/plain-elicit",
+        section="Interactive Tasks",
+        says="A question may ask for a plain boolean.",
+        level="FORM",
+        source="guide",
+        era="2025-11-25",
+        tests=(
+            "local/test_input::test_a_question_may_ask_for_one_plain_value",
+            "local/test_input::test_a_plain_question_may_be_declined",
+        ),
     ),
     Requirement(
         id="local/outcome-error-result",

@@ -51,6 +51,7 @@ class LegacyEra:
             "tasks/list": _answering(methods.list),
             "tasks/cancel": _answering(methods.cancel),
             "notifications/initialized": self._sessions.serve,
+            **({"tasks/sendInput": _answering(methods.send_input)} if parts.send_input else {}),
         }
 
     def start(self, server: MCPServer[Any] | Server[Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from typing import Any
 
 from mcp_types import INVALID_PARAMS, METHOD_NOT_FOUND
@@ -11,8 +12,9 @@ from mcp_tasks.adapters.exchange import exchange_of
 from mcp_tasks.adapters.sdk import caller_of
 from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.core.status import TaskStatus
+from mcp_tasks.errors import UsageError
 from mcp_tasks.legacy.server.listing import tasks_in_session, tasks_of_owner
-from mcp_tasks.legacy.server.parse import parse_cursor, parse_task_id
+from mcp_tasks.legacy.server.parse import parse_cursor, parse_input, parse_task_id
 from mcp_tasks.legacy.server.relay import Relay
 from mcp_tasks.legacy.server.render import (
     render_cancelled,
@@ -24,8 +26,10 @@ from mcp_tasks.legacy.server.render import (
 )
 from mcp_tasks.legacy.server.sessions import Session, Sessions
 from mcp_tasks.protocol.errors import RpcError, refusing
+from mcp_tasks.protocol.input import ASKED_WITHIN, send_input
 from mcp_tasks.protocol.methods import CANCELLED_BY_CLIENT, actor_of
 from mcp_tasks.protocol.outcome import decoded, outcome_of
+from mcp_tasks.runtime import TaskRuntime
 
 
 class Methods:
@@ -54,6 +58,22 @@ class Methods:
             # The second is a race: it ended by itself before the store had it cancelled.
             raise RpcError(INVALID_PARAMS, f"Cannot cancel task: already in terminal status {status_of(ended)!r}")
         return render_task(ended, runtime.now())
+
+    async def send_input(self, ctx: RequestContext) -> dict[str, Any]:
+        """`tasks/sendInput`: answer an open question; the task as it is then. It waits a moment for the question."""
+        key, response = parse_input(ctx.params or {})
+        record, _ = await self._find(ctx)
+
+        def find(runtime: TaskRuntime) -> Awaitable[TaskRecord]:
+            return runtime.get(record.id, owner=record.owner)
+
+        runtime, limits = self._parts.runtime, self._parts.protocol.limiting.limits
+        with refusing():
+            try:
+                answered = await send_input(runtime, find, response, key=key, seconds=ASKED_WITHIN, limits=limits)
+            except UsageError as exc:
+                raise RpcError(INVALID_PARAMS, str(exc)) from exc
+        return render_detailed(answered, runtime().now())
 
     async def result(self, ctx: RequestContext) -> dict[str, Any]:
         """`tasks/result`: once the task has ended, what the request behind it would have been answered with."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 from mcp_types import INVALID_PARAMS
 
 from mcp_tasks.adapters.era import Offer
 from mcp_tasks.core.json import JsonObject
 from mcp_tasks.protocol.errors import RpcError
+from mcp_tasks.protocol.input import Action
 
 
 def parse_task_id(params: JsonObject) -> str:
@@ -24,6 +25,26 @@ def parse_task_id(params: JsonObject) -> str:
     if not isinstance(task_id, str):
         raise RpcError(INVALID_PARAMS, "params.taskId must be a string: the id of a task")
     return task_id
+
+
+def parse_input(params: JsonObject) -> tuple[str | None, Mapping[str, Any]]:
+    """The key of the question that `tasks/sendInput` answers, None for the only one; and the answer.
+
+    Raises:
+        RpcError: One of the params is not of its type.
+    """
+    action, content, key, response = (params.get(name) for name in ("action", "content", "key", "response"))
+    if key is not None and not isinstance(key, str):
+        raise RpcError(INVALID_PARAMS, "params.key must be a string: the key of a question")
+    for name, given in (("content", content), ("response", response)):
+        if given is not None and not isinstance(given, Mapping):
+            raise RpcError(INVALID_PARAMS, f"params.{name} must be an object")
+    if response is not None:
+        return key, cast("Mapping[str, Any]", response)
+    if action not in (None, *get_args(Action)):
+        raise RpcError(INVALID_PARAMS, f"params.action must be one of {', '.join(get_args(Action))}")
+    answer: dict[str, Any] = {"action": action or "accept"}
+    return key, answer if content is None else {**answer, "content": content}
 
 
 def parse_cursor(params: JsonObject) -> str | None:
