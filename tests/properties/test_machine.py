@@ -42,6 +42,7 @@ from mcp_tasks.core import (
     TaskRecord,
     TaskStatus,
     TrialPassed,
+    WorkerMissed,
     apply,
 )
 from mcp_tasks.core.machine import TABLE
@@ -182,6 +183,7 @@ def _event(kind: type[Event], move: Move, record: TaskRecord, now: datetime) -> 
         RunFailed: lambda: RunFailed(attempt=attempt, message=None if move.helpful else "failed \ud800"),
         RunAskedOnCall: lambda: RunAskedOnCall(attempt=attempt),
         TaskAnnounced: TaskAnnounced,
+        WorkerMissed: lambda: WorkerMissed(message="nobody is there"),
         TaskCancelled: lambda: TaskCancelled(reason="no more \ud800"),
     }
     return making[kind]()
@@ -456,6 +458,7 @@ EVENTS: Sequence[Event] = (
     RunFailed(attempt=1),
     RunAskedOnCall(attempt=1),
     TaskAnnounced(),
+    WorkerMissed(message="nobody is there"),
     TaskCancelled(reason="no more"),
 )
 

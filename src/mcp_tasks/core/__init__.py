@@ -39,6 +39,7 @@ from mcp_tasks.core.events import (
     TaskCreated,
     TaskDeleted,
     TrialPassed,
+    WorkerMissed,
 )
 from mcp_tasks.core.inputs import InputBook, InputRequest
 from mcp_tasks.core.journal import JournalEntry
@@ -84,5 +85,6 @@ __all__ = [
     "TaskRequest",
     "TaskStatus",
     "TrialPassed",
+    "WorkerMissed",
     "apply",
 ]

@@ -184,6 +184,13 @@ class TaskAnnounced:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerMissed:
+    """The task waits, and there is no worker. Its status says so until a run begins."""
+
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class TaskCancelled:
     """Somebody who may do so cancelled the task."""
 
@@ -221,6 +228,7 @@ Event: TypeAlias = (
     | RunFailed
     | RunAskedOnCall
     | TaskAnnounced
+    | WorkerMissed
     | TaskCancelled
 )
 """What can happen to a task that is there: what the machine decides."""

@@ -41,6 +41,7 @@ from mcp_tasks.core.events import (
     TaskAnnounced,
     TaskCancelled,
     TrialPassed,
+    WorkerMissed,
 )
 from mcp_tasks.core.record import ALWAYS, TaskRecord
 from mcp_tasks.core.status import FINAL_STATUSES, TaskStatus
@@ -59,7 +60,8 @@ Change: TypeAlias = Callable[[TaskRecord, Any, datetime], Fields]
 class Rule:
     """One cell of the table: how the record changes, and the statuses it may then have.
 
-    `visible` says whether a client can see the difference; only then does `updated_at` move.
+    `visible` says whether a client can see the difference; only then, and where the status message changes, does
+    `updated_at` move.
     """
 
     change: Change
@@ -79,7 +81,9 @@ def _start(record: TaskRecord, event: RunStarted, now: datetime) -> Fields:
         raise _refused(record, event, f"{record.worker} has it")
     if not record.is_queued(now):
         raise _refused(record, event, "it waits for an answer or a timer")
+    said = {} if record.status_message is None else {"status_message": None}
     return {
+        **said,
         "worker": event.worker,
         "attempt": record.attempt + 1,
         "started_at": now,
@@ -213,6 +217,13 @@ def _announce(record: TaskRecord, event: TaskAnnounced, now: datetime) -> Fields
     return None if record.announced else {"announced": True}
 
 
+def _miss_worker(record: TaskRecord, event: WorkerMissed, now: datetime) -> Fields:
+    # Of one that is parked, its questions say what it waits for.
+    if not record.is_queued(now) or record.status is not WORKING or record.status_message == event.message:
+        return None
+    return {"status_message": event.message}
+
+
 def _end(record: TaskRecord, now: datetime, **outcome: Any) -> Fields:
     # The end keeps the last progress (a person may like to see how far it came) and closes open questions.
     return {
@@ -245,6 +256,7 @@ TABLE: Mapping[TaskStatus, Mapping[type[Event], Rule]] = {
         RunLost: Rule(_lose, (WORKING,), visible=False),
         TrialPassed: Rule(_pass_trial, (WORKING,), visible=False),
         TaskAnnounced: Rule(_announce, (WORKING,), visible=False),
+        WorkerMissed: Rule(_miss_worker, (WORKING,)),
         ProgressReported: Rule(_report, (WORKING,)),
         StepRecorded: Rule(_journalled, (WORKING,), visible=False),
         ProcessesChanged: Rule(_change_processes, (WORKING,), visible=False),
@@ -267,6 +279,7 @@ TABLE: Mapping[TaskStatus, Mapping[type[Event], Rule]] = {
         RunLost: Rule(_lose, (INPUT_REQUIRED,), visible=False),
         TrialPassed: Rule(_pass_trial, (INPUT_REQUIRED,), visible=False),
         TaskAnnounced: Rule(_announce, (INPUT_REQUIRED,), visible=False),
+        WorkerMissed: Rule(_miss_worker, (INPUT_REQUIRED,)),
         ProgressReported: Rule(_report, (INPUT_REQUIRED,)),
         StepRecorded: Rule(_journalled, (INPUT_REQUIRED,), visible=False),
         ProcessesChanged: Rule(_change_processes, (INPUT_REQUIRED,), visible=False),
@@ -299,7 +312,8 @@ def apply(record: TaskRecord, event: Event, now: datetime) -> TaskRecord:
     fields = rule.change(record, event, now)
     if fields is None:
         return record
-    updated_at = max(now, record.updated_at) if rule.visible else record.updated_at
+    is_visible = rule.visible or "status_message" in fields
+    updated_at = max(now, record.updated_at) if is_visible else record.updated_at
     return record.but(version=record.version + 1, updated_at=updated_at, **fields)
 
 

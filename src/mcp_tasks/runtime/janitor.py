@@ -23,6 +23,7 @@ from mcp_tasks.runtime.expiry import Expiry
 from mcp_tasks.runtime.queue_sweep import QueueSweep
 from mcp_tasks.runtime.recovery import Recovery
 from mcp_tasks.runtime.troubles import Troubles
+from mcp_tasks.runtime.unattended import Unattended
 
 if TYPE_CHECKING:
     from mcp_tasks.runtime.runtime import TaskRuntime
@@ -64,7 +65,14 @@ class Janitor:
         self.expiry: Expiry = Expiry(runtime)
         self.ageing: Ageing = Ageing(runtime)
         # Expiry first: on a store that is full, it makes the room that all others need.
-        self._parts: tuple[Part, ...] = (self.expiry, self.recovery, runtime.dispatch, self.queue, self.ageing)
+        self._parts: tuple[Part, ...] = (
+            self.expiry,
+            self.recovery,
+            runtime.dispatch,
+            self.queue,
+            self.ageing,
+            Unattended(runtime),
+        )
 
     async def begin(self) -> None:
         """Look for what an earlier process left. A store that is full or read-only does not keep this one from

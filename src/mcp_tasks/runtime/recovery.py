@@ -52,6 +52,8 @@ class Recovery:
         self._ended_late: set[str] = set()
         self.is_behind: bool = False
         """Whether there is more to recover than one sweep does."""
+        self.has_workers: bool = True
+        """Whether other processes that run tools were there at the last sweep."""
 
     async def sweep(self) -> None:
         """Take tasks from processes that are dead: to be run again, or ended."""
@@ -64,6 +66,7 @@ class Recovery:
         workers = await runtime.store.workers(runtime.namespace)
         others = {name: beats for name, beats in workers.items() if name != runtime.worker}
         dead = self._watch.dead(others, asked=asked)
+        self.has_workers = len(dead) < len(others)
         # Tasks that cannot be recovered here stay where they are, so the next sweep goes on behind them.
         self._cursors = {worker: cursor for worker, cursor in self._cursors.items() if worker in dead}
         left = PER_SWEEP
