@@ -15,7 +15,6 @@ In any other case the number is free, or belongs to another by now, and nothing 
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import platform
 import signal
@@ -28,9 +27,10 @@ from typing import Final
 
 from mcp_tasks.core.record import ChildProcess, TaskRecord
 from mcp_tasks.errors import short_id
+from mcp_tasks.quiet import get_logger
 from mcp_tasks.runtime.worker_name import boot, stat_of
 
-logger: Final = logging.getLogger(__name__)
+logger: Final = get_logger(__name__)
 
 MARK: Final = "MCP_TASKS_CHILD"
 """A variable in the environment of commands, on Linux: by it the group of a command is known without its leader."""

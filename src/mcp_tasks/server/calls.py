@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import timedelta
 from functools import partial
@@ -24,6 +23,7 @@ from mcp_tasks.fallback.room import FallbackRoom
 from mcp_tasks.protocol import Caller, RpcError, TasksProtocol
 from mcp_tasks.protocol.answers import turns_of
 from mcp_tasks.protocol.idempotency import check_first, take_key
+from mcp_tasks.quiet import get_logger
 from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.server.catalogue import Catalogue
 from mcp_tasks.server.marks import Mark, ServedTool
@@ -33,7 +33,7 @@ from mcp_tasks.tools.before_body import settle_parameters
 from mcp_tasks.tools.creation import ANNOUNCE_AFTER, CallAnswer, answer_call
 from mcp_tasks.tools.sdk_errors import to_mcp_error
 
-logger: Final = logging.getLogger(__name__)
+logger: Final = get_logger(__name__)
 
 RequestContext: TypeAlias = ServerRequestContext[Any, Any]
 Settle: TypeAlias = Callable[[], Awaitable[HandlerResult | None]]

@@ -13,7 +13,6 @@ any, the handler is called only when the drain is over: the web server would cut
 from __future__ import annotations
 
 import asyncio
-import logging
 import signal
 import threading
 from collections.abc import Awaitable, Callable, Generator, Mapping
@@ -22,10 +21,10 @@ from functools import partial
 from types import FrameType
 from typing import Final, Self, TypeAlias
 
-from mcp_tasks.quiet import quietly
+from mcp_tasks.quiet import get_logger, quietly
 from mcp_tasks.runtime.child_process import kill_children
 
-logger: Final = logging.getLogger(__name__)
+logger: Final = get_logger(__name__)
 
 Handler: TypeAlias = Callable[[int, FrameType | None], object]
 

@@ -8,7 +8,6 @@ They are kept back until the client knows the task, and while it has no stream o
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import Mapping
 from contextvars import Context
@@ -21,10 +20,10 @@ from mcp_tasks.core.json_bytes import rough_size
 from mcp_tasks.legacy.server.audience import Audience, Holder
 from mcp_tasks.legacy.server.carriers import Carrier
 from mcp_tasks.legacy.shapes import related_task
-from mcp_tasks.quiet import what
+from mcp_tasks.quiet import get_logger, what
 from mcp_tasks.tools.open_calls import PATIENCE, OpenCalls
 
-logger: Final = logging.getLogger(__name__)
+logger: Final = get_logger(__name__)
 
 MAX_KEPT: Final = 100
 """Notifications of one task that wait to be sent to one session."""
