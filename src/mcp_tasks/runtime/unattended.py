@@ -6,17 +6,17 @@ message goes when a run begins.
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Final
 
 from mcp_tasks.core.actor import Actor
 from mcp_tasks.core.events import WorkerMissed
 from mcp_tasks.errors import StoreUnavailable, TasksError, TransitionRefused, VersionConflict
+from mcp_tasks.quiet import get_logger
 
 if TYPE_CHECKING:
     from mcp_tasks.runtime.runtime import TaskRuntime
 
-logger: Final = logging.getLogger(__name__)
+logger: Final = get_logger(__name__)
 
 PATIENCE: Final = 5.0
 """Seconds without a worker before anything is said: a worker that is replaced by a new one is not missed."""
