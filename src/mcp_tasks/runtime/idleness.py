@@ -81,6 +81,12 @@ class Idleness:
         self._submitted[task_id] = sighting
         return True
 
+    def is_still(self, task_id: str, version: int) -> None:
+        """The task has another version by now, and has been idle all the time."""
+        sighting = self._waiting.get(task_id) or self._submitted.get(task_id)
+        if sighting is not None:
+            sighting.version = version
+
     def end_round(self) -> None:
         """All tasks of the listing have been seen; those that were not are idle no more."""
         for known in (self._waiting, self._submitted):

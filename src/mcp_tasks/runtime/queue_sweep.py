@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import anyio.lowlevel
 
+from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.errors import TaskUnreadable
 from mcp_tasks.runtime.idleness import Idleness
 from mcp_tasks.stores.base import IdPage
@@ -74,6 +75,10 @@ class QueueSweep:
             await submit()
         self._due_first = not self._due_first
 
+    def still_waits(self, record: TaskRecord) -> None:
+        """The task was written, and has been idle all the time."""
+        self._queued.idleness.is_still(record.id, record.version)
+
     @property
     def is_behind(self) -> bool:
         """Whether there is more to submit than one sweep does, now or as soon as the engine has room."""
@@ -116,7 +121,7 @@ class _Listing:
     def __init__(self, runtime: TaskRuntime, page_from: _PageFrom) -> None:
         self._runtime = runtime
         self._page_from = page_from
-        self._idleness = Idleness(runtime.monotonic)
+        self.idleness: Idleness = Idleness(runtime.monotonic)
         self._cursor: str | None = None
         self.has_more = False
         """Whether tasks were submitted in the last look, and there are pages behind them."""
@@ -124,7 +129,7 @@ class _Listing:
     @property
     def any_waiting(self) -> bool:
         """Whether tasks were seen that have not been submitted."""
-        return self._idleness.any_waiting
+        return self.idleness.any_waiting
 
     async def submit_some(
         self, patience: timedelta, may_go_on: Callable[[], bool], *, first: Sequence[str] = ()
@@ -141,7 +146,7 @@ class _Listing:
             submitted += await self._submit_page(patience)
         # With more tasks than can be remembered it goes on at the pace of sweeps: most likely they cannot run here. So
         # it does if all were left alone.
-        self.has_more = submitted > 0 and self._cursor is not None and not self._idleness.was_crowded
+        self.has_more = submitted > 0 and self._cursor is not None and not self.idleness.was_crowded
 
     async def _submit_page(self, patience: timedelta) -> int:
         """Submit those tasks of the next page that have been idle for `patience`; how many."""
@@ -150,7 +155,7 @@ class _Listing:
         # From the start again after the end: what came before the cursor meanwhile has its turn too.
         self._cursor = page.cursor
         if page.cursor is None:
-            self._idleness.end_round()
+            self.idleness.end_round()
         return submitted
 
     async def _submit_these(self, task_ids: Sequence[str], patience: timedelta) -> int:
@@ -163,7 +168,7 @@ class _Listing:
             version = versions.get(task_id)
             if version is None or runtime.has(task_id):
                 continue
-            if self._idleness.is_over(task_id, version, patience):
+            if self.idleness.is_over(task_id, version, patience):
                 await self._submit(task_id)
                 submitted += 1
         return submitted

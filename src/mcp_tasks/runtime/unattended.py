@@ -81,7 +81,8 @@ class Unattended:
         try:
             record = await self._runtime.store.get(task_id)
             if record is not None:
-                await self._runtime.changes.swap(record, WorkerMissed(message=MESSAGE), actor=self._actor)
+                told = await self._runtime.changes.swap(record, WorkerMissed(message=MESSAGE), actor=self._actor)
+                self._runtime.janitor.queue.still_waits(told)
         except (VersionConflict, TransitionRefused):
             # Something happened to it: a worker may have come. If none has, it keeps what it says.
             self._told.discard(task_id)

@@ -53,6 +53,9 @@ def queued_since(record: TaskRecord) -> int:
     A run that is given back changes nothing that a client can see, and so not `updated_at`: then it is the instant at
     which the run began. A task waits for a little less than that says, never for longer.
     """
+    if not record.attempt:
+        # Its status may have said since that no worker is there.
+        return to_micros(record.created_at)
     return to_micros(max(record.updated_at, record.started_at or record.updated_at))
 
 

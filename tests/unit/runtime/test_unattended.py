@@ -10,6 +10,7 @@ from mcp_tasks.core import TaskRecord
 from mcp_tasks.runtime import Ending, Run, TaskRuntime
 from mcp_tasks.runtime.unattended import BATCH, MESSAGE, PATIENCE
 from mcp_tasks.stores import MemoryStore
+from mcp_tasks.stores.columns import queued_since
 from tests.unit.running import Seconds, create, launch, ok, running, until_final
 
 pytestmark = pytest.mark.anyio
@@ -41,6 +42,7 @@ async def test_a_task_that_waits_without_a_worker_says_so_until_one_takes_it(cap
         told = await serving.get(first.id, owner=None)
         assert told.status_message == MESSAGE
         assert told.updated_at > first.updated_at
+        assert queued_since(told) == queued_since(first), "the age of the backlog goes on"
         second = await launch(serving)
         await serving.janitor.sweep()
         assert await said_of(serving, second) == MESSAGE
