@@ -36,6 +36,8 @@ class Limits:
         owner_stored_bytes: Bytes that are kept of an owner's tasks, ended ones included. For the fleet.
         owner_streams: Streams of `subscriptions/listen` at a time, whatever they are about. For each process.
         owner_sessions: Sessions of versions before 2026-07-28 over HTTP, at a time. For each process.
+        owner_unread_bytes: Bytes of large responses over HTTP, of more than 64 KiB each, that were asked for and have
+            not been read yet. A single one may be larger. For each process.
         owner_creates: New tasks a second, with as many at once. For each process.
         owner_requests: Requests of `tasks/*` a second, with as many at once. Who asks more often is slowed first, and
             refused only if that does not help. For each process.
@@ -44,6 +46,7 @@ class Limits:
         open_tasks: Tasks that have not ended, whoever owns them; 100,000 at most, which is how far a store counts. For
             the fleet.
         creates: New tasks a second of callers without a name, all together. For each process.
+        unread_bytes: The same of all callers together. For each process.
         task_polls: Requests of `tasks/get` a second about one task, of callers without a name. For each process.
         argument_bytes: Arguments of one call, as JSON.
         answer_bytes: One answer to a question, as JSON.
@@ -58,6 +61,8 @@ class Limits:
         journal_entries: Entries in the journal of one task: steps, questions, answers, timers.
         stream_tasks: Tasks that one stream may name.
         stream_life: How long a stream lasts, if the token that opened it does not end before.
+        read_wait: How long a response over HTTP waits for a client that does not read, before the server closes the
+            connection. Holds for every response, streams included.
         json_depth: How deep the arguments of a call and an answer may be nested.
     """
 
@@ -65,11 +70,13 @@ class Limits:
     owner_stored_bytes: int | None = 256 * MIB
     owner_streams: int | None = 16
     owner_sessions: int | None = 100
+    owner_unread_bytes: int | None = 64 * MIB
     owner_creates: float | None = 10
     owner_requests: float | None = 50
     owner_share: float | None = 0.25
     open_tasks: int | None = 100_000
     creates: float | None = None
+    unread_bytes: int | None = 256 * MIB
     task_polls: float | None = None
     argument_bytes: int | None = 1 * MIB
     answer_bytes: int | None = 64 * KIB
@@ -83,6 +90,7 @@ class Limits:
     journal_entries: int | None = 10_000
     stream_tasks: int = 100
     stream_life: timedelta | None = timedelta(hours=1)
+    read_wait: timedelta | None = timedelta(seconds=30)
     json_depth: int = 64
 
     def __post_init__(self) -> None:

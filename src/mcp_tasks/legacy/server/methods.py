@@ -26,6 +26,7 @@ from mcp_tasks.legacy.server.sessions import Session, Sessions
 from mcp_tasks.protocol.errors import RpcError, refusing
 from mcp_tasks.protocol.methods import CANCELLED_BY_CLIENT, actor_of
 from mcp_tasks.protocol.outcome import decoded, outcome_of
+from mcp_tasks.protocol.unread import hold
 
 
 class Methods:
@@ -63,7 +64,8 @@ class Methods:
             with refusing():
                 record = await self._relay.until_final(ctx, record, session)
         with refusing():
-            outcome = await outcome_of(self._parts.runtime(), record)
+            async with self._parts.protocol.limiting.unread.turn(record.owner):
+                outcome = hold(record.owner, [await outcome_of(self._parts.runtime(), record)])
         self._parts.protocol.saw(record, "tasks/result")
         if outcome is None:
             raise render_cancelled(record)
