@@ -62,9 +62,9 @@ def _add_tools(server: MCPServer[Any], tasks: Tasks) -> None:
 
     @server.tool()
     @tasks.task()
-    async def ask(ctx: Context[Any, Any]) -> str:
-        """Ask who it is."""
-        return str(await ctx.elicit("Who?", Name))
+    async def ask(ctx: Context[Any, Any], size: int = 0) -> str:
+        """Ask who it is, with so many characters more."""
+        return str(await ctx.elicit("Who?" + "x" * size, Name))
 
     @server.tool()
     @tasks.task()

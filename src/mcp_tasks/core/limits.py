@@ -50,6 +50,8 @@ class Limits:
         owner_stored_bytes: Bytes that are kept of an owner's tasks, ended ones included. For the fleet.
         owner_streams: Streams of `subscriptions/listen` at a time, whatever they are about. For each process.
         owner_sessions: Sessions of versions before 2026-07-28 over HTTP, at a time. For each process.
+        owner_unread_bytes: Bytes of large responses over HTTP, of more than 64 KiB each, that were asked for and have
+            not been read yet. A single one may be larger. For each process.
         owner_creates: New tasks a second, with as many at once. For each process.
         owner_requests: Requests of `tasks/*` a second, with as many at once. Who asks more often is slowed first, and
             refused only if that does not help. For each process.
@@ -67,6 +69,7 @@ class Limits:
         creates: New tasks of all callers without a name together.
         cancels: Their requests to cancel.
         unknown: Their requests about tasks that are not there.
+        unread_bytes: The same of all callers together. For each process.
         task_polls: Requests of `tasks/get` a second about one task, of callers without a name. For each process.
         argument_bytes: Arguments of one call, as JSON.
         answer_bytes: One answer to a question, as JSON.
@@ -82,6 +85,8 @@ class Limits:
         stream_tasks: Tasks that one stream may name.
         stream_life: How long a stream lasts, if the token that opened it does not end before. A `tasks/result` of
             2025-11-25 lasts as long as its task.
+        read_wait: How long a response over HTTP waits for a client that does not read, before the server closes the
+            connection. Holds for every response, streams included.
         json_depth: How deep the arguments of a call and an answer may be nested.
     """
 
@@ -89,6 +94,7 @@ class Limits:
     owner_stored_bytes: int | None = 256 * MIB
     owner_streams: int | None = 16
     owner_sessions: int | None = 100
+    owner_unread_bytes: int | None = 64 * MIB
     owner_creates: float | None = 10
     owner_requests: float | None = 50
     owner_share: float | None = 0.25
@@ -100,6 +106,7 @@ class Limits:
     creates: float | None = 200
     cancels: float | None = 200
     unknown: float | None = 200
+    unread_bytes: int | None = 256 * MIB
     task_polls: float | None = None
     argument_bytes: int | None = 1 * MIB
     answer_bytes: int | None = 64 * KIB
@@ -113,6 +120,7 @@ class Limits:
     journal_entries: int | None = 10_000
     stream_tasks: int = 100
     stream_life: timedelta | None = timedelta(hours=1)
+    read_wait: timedelta | None = timedelta(seconds=30)
     json_depth: int = 64
 
     def __post_init__(self) -> None:

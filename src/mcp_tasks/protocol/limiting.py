@@ -23,6 +23,7 @@ from mcp_tasks.core.limits import Limits
 from mcp_tasks.core.measure import check_json
 from mcp_tasks.core.record import TaskRequest
 from mcp_tasks.errors import LimitExceeded
+from mcp_tasks.protocol.unread import Unread
 from mcp_tasks.wire.plain_json import encode_plain
 
 MOST_KNOWN: Final = 10_000
@@ -104,10 +105,12 @@ class Limiting:
 
     Attributes:
         limits: What callers may take.
+        unread: What clients have not read yet.
     """
 
     def __init__(self, limits: Limits, clock: Callable[[], float] = time.monotonic, *, free: str | None = None) -> None:
         self.limits: Limits = limits
+        self.unread: Unread = Unread(limits)
         self._free = free
         self._requests = _pace(limits.owner_requests, clock, PATIENCE)
         self._polls = _pace(limits.task_polls, clock, PATIENCE)

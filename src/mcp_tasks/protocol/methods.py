@@ -30,6 +30,7 @@ from mcp_tasks.protocol.owners import Owners
 from mcp_tasks.protocol.stream_ends import StreamEnds
 from mcp_tasks.protocol.telling import tell_listening, tell_listing, tell_look, tell_refusal
 from mcp_tasks.protocol.texts import Texts
+from mcp_tasks.protocol.unread import hold
 from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.wire.headers import NAME_HEADER, decode_header
 
@@ -200,12 +201,13 @@ class TasksProtocol:
         runtime = self._runtime()
         with refusing():
             try:
-                record, outcome = await runtime.reading.get_with_outcome(task_id, owner=owner)
-                _check_method(record, dialect)
+                async with self.limiting.unread.turn(owner):
+                    record, *read = await runtime.reading.get_with_outcome(task_id, owner=owner)
+                    _check_method(record, dialect)
+                    outcome = hold(owner, read if read[0] is not None else [await outcome_of(runtime, record)])
             except UnknownTask:
                 await self.limiting.unknown(owner, caller.connection)
                 raise
-            outcome = outcome or await outcome_of(runtime, record)
         tell_look(runtime, record, "tasks/get")
         return record, dialect.task(record, outcome, runtime.now())
 

@@ -11,6 +11,7 @@ from mcp.server.extension import Extension
 
 from mcp_tasks.adapters.asgi import ShortWay
 from mcp_tasks.adapters.era import EraParts
+from mcp_tasks.adapters.reading import Readers
 from mcp_tasks.adapters.sdk import SdkAdapter
 from mcp_tasks.core.limits import Limits
 from mcp_tasks.fallback.hosts import Host
@@ -96,6 +97,7 @@ class Doors:
             *(era.start for era in eras),
             self.fallback.start,
             *([self._put_short_way] if short_way else []),
+            Readers(protocol).put_before,
         ]
 
     def stand_beside(self, extensions: Sequence[Extension]) -> None:

@@ -11,6 +11,8 @@ from mcp_types import ErrorData
 from pydantic_core import from_json, to_json
 from starlette.types import Send
 
+from mcp_tasks.core.json_bytes import LARGE
+
 _MEMBERS: Final = frozenset({"jsonrpc", "id", "method", "params"})
 
 _SAFE: Final = 2**53
@@ -58,7 +60,15 @@ def _object(value: Any) -> dict[str, Any] | None:
 
 async def send_result(send: Send, request_id: str | int, result: bytes) -> None:
     """Answer with a result that is JSON already."""
-    await _send(send, 200, b'{"jsonrpc":"2.0","id":%b,"result":%b}' % (to_json(request_id), result))
+    head = b'{"jsonrpc":"2.0","id":%b,"result":' % to_json(request_id)
+    if len(result) <= LARGE:
+        await _send(send, 200, b"%b%b}" % (head, result))
+        return
+    # Not copied: it may take long until all of it has been read.
+    await _start(send, 200, len(head) + len(result) + 1)
+    await send({"type": "http.response.body", "body": head, "more_body": True})
+    await send({"type": "http.response.body", "body": result, "more_body": True})
+    await send({"type": "http.response.body", "body": b"}"})
 
 
 async def send_error(send: Send, request_id: str | int, error: ErrorData) -> None:
@@ -69,6 +79,10 @@ async def send_error(send: Send, request_id: str | int, error: ErrorData) -> Non
 
 
 async def _send(send: Send, status: int, body: bytes) -> None:
-    headers = [(b"content-length", b"%d" % len(body)), _JSON]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await _start(send, status, len(body))
     await send({"type": "http.response.body", "body": body})
+
+
+async def _start(send: Send, status: int, length: int) -> None:
+    headers = [(b"content-length", b"%d" % length), _JSON]
+    await send({"type": "http.response.start", "status": status, "headers": headers})

@@ -29,6 +29,7 @@ from mcp_tasks.protocol.errors import RpcError, refusing
 from mcp_tasks.protocol.input import ASKED_WITHIN, send_input
 from mcp_tasks.protocol.methods import CANCELLED_BY_CLIENT, actor_of
 from mcp_tasks.protocol.outcome import decoded, outcome_of
+from mcp_tasks.protocol.unread import hold
 from mcp_tasks.runtime import TaskRuntime
 
 
@@ -81,7 +82,8 @@ class Methods:
         record, session = await self._find(ctx, until_answered=False)
         with refusing():
             record = await self._relay.until_final(ctx, record, session)
-            outcome = await outcome_of(self._parts.runtime(), record)
+            async with self._parts.protocol.limiting.unread.turn(record.owner):
+                outcome = hold(record.owner, [await outcome_of(self._parts.runtime(), record)])
         self._parts.protocol.saw(record, "tasks/result")
         if outcome is None:
             raise render_cancelled(record)

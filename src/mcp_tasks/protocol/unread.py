@@ -1,0 +1,152 @@
+"""Bytes of large responses that their clients have not read yet: how many there may be of one owner, and in all.
+
+A client that asks for a result of 16 MB and does not read it costs the server 16 MB for as long as it is waited for. So
+what is large is counted from when it is read from the store until it has been sent, and refused before it is made into
+an answer. Small responses are not counted: each fits into the buffers of its connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
+from datetime import timedelta
+from typing import Final
+
+from mcp_tasks.core.json_bytes import LARGE
+from mcp_tasks.core.limits import Limits
+from mcp_tasks.core.record import Outcome
+from mcp_tasks.errors import LimitExceeded
+
+AT_A_TIME: Final = 4
+"""Outcomes of one owner that are read from the store at a time. Only then is known how large they are."""
+
+AT_A_TIME_OF_NOBODY: Final = 16
+"""The same of all callers without an owner together."""
+
+RETRY_AFTER: Final = timedelta(seconds=1)
+
+
+class Unread:
+    """Counts them for one server."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._of_owner: Counter[str] = Counter()
+        self._total = 0
+        self._turns: dict[str | None, _Turns] = {}
+
+    @asynccontextmanager
+    async def turn(self, owner: str | None) -> AsyncGenerator[None]:
+        """While the block lasts, an outcome may be read for an owner. Waits for a turn."""
+        turns = self._turns.get(owner)
+        if turns is None:
+            turns = self._turns[owner] = _Turns(AT_A_TIME_OF_NOBODY if owner is None else AT_A_TIME)
+        turns.users += 1
+        try:
+            async with turns.semaphore:
+                yield
+        finally:
+            turns.users -= 1
+            if not turns.users:
+                del self._turns[owner]
+
+    def take(self, owner: str | None, size: int) -> None:
+        """Count so many bytes more, until they are given back.
+
+        Raises:
+            LimitExceeded: They are too many, beside what is not read yet.
+        """
+        most, at_all = self._limits.owner_unread_bytes, self._limits.unread_bytes
+        of_owner = 0 if owner is None else self._of_owner[owner]
+        # A single one may be as large as it is.
+        if owner is not None and most is not None and of_owner and of_owner + size > most:
+            raise LimitExceeded(
+                "owner_unread_bytes",
+                f"You have not read {of_owner:,} bytes of earlier answers: read them, then ask again",
+                retry_after=RETRY_AFTER,
+            )
+        if at_all is not None and self._total and self._total + size > at_all:
+            raise LimitExceeded(
+                "unread_bytes",
+                "The server waits for clients to read as many bytes as it may keep for them: ask again",
+                retry_after=RETRY_AFTER,
+            )
+        self._total += size
+        if owner is not None:
+            self._of_owner[owner] += size
+
+    def give_back(self, owner: str | None, size: int) -> None:
+        """Count so many bytes less."""
+        self._total -= size
+        if owner is not None:
+            self._of_owner[owner] -= size
+            if not self._of_owner[owner]:
+                del self._of_owner[owner]
+
+
+class _Turns:
+    def __init__(self, at_a_time: int) -> None:
+        self.semaphore = asyncio.Semaphore(at_a_time)
+        self.users = 0
+
+
+class Held:
+    """What is counted for one response."""
+
+    __slots__ = ("_is_over", "_owner", "_unread", "size")
+
+    def __init__(self, unread: Unread) -> None:
+        self.size = 0
+        self._unread = unread
+        self._owner: str | None = None
+        self._is_over = False
+
+    def take(self, owner: str | None, size: int) -> None:
+        """Count a part of the response.
+
+        Raises:
+            LimitExceeded: There is no room for it.
+        """
+        if not self._is_over:
+            self.give_back()
+            self._unread.take(owner, size)
+            self._owner, self.size = owner, size
+
+    def give_back(self) -> None:
+        """That part has been sent."""
+        if self.size:
+            self._unread.give_back(self._owner, self.size)
+            self.size = 0
+
+    def close(self) -> None:
+        """The response is over, and nothing of it counts any more."""
+        self.give_back()
+        self._is_over = True
+
+
+current_held: ContextVar[Held | None] = ContextVar("mcp_tasks_held", default=None)
+"""What is counted for the response that is being made; None where responses are not counted."""
+
+
+def hold(owner: str | None, read: list[Outcome | None]) -> Outcome | None:
+    """Count an outcome that was read for the response that is being made. Gives the outcome.
+
+    Args:
+        read: The outcome, which is taken out: otherwise the exception, with the frames that it passes, would keep an
+            outcome that is refused for longer than one would think.
+
+    Raises:
+        LimitExceeded: There is no room for it.
+    """
+    held = current_held.get()
+    size = 0 if held is None or read[0] is None else len(read[0].body)
+    if held is not None and size > LARGE:
+        try:
+            held.take(owner, size)
+        except LimitExceeded:
+            read.clear()
+            raise
+    return read.pop()
