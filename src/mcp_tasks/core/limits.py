@@ -33,7 +33,8 @@ class Limits:
 
     Attributes:
         owner_open_tasks: Tasks that have not ended. For the fleet.
-        owner_stored_bytes: Bytes that are kept of an owner's tasks, ended ones included. For the fleet.
+        owner_stored_bytes: Bytes that are kept of an owner's tasks, ended ones included. A call that comes beyond it is
+            refused, and a task whose result would go beyond it fails. For the fleet.
         owner_streams: Streams of `subscriptions/listen` at a time. For each process.
         owner_creates: New tasks a second, with as many at once. For each process.
         owner_requests: Requests of `tasks/*` a second, with as many at once. Who asks more often is slowed first, and
@@ -41,6 +42,8 @@ class Limits:
         owner_share: The part of a process's slots that one owner's tasks have while tasks of others wait; all of them
             while nobody waits. For each process.
         open_tasks: Tasks that have not ended, whoever owns them; 100,000 at most, which is how far a store counts. For
+            the fleet.
+        stored_bytes: Bytes that are kept of tasks without an owner, ended ones included, as in `owner_stored_bytes`. For
             the fleet.
         creates: New tasks a second of callers without a name, all together. For each process.
         task_polls: Requests of `tasks/get` a second about one task, of callers without a name. For each process.
@@ -67,6 +70,7 @@ class Limits:
     owner_requests: float | None = 50
     owner_share: float | None = 0.25
     open_tasks: int | None = 100_000
+    stored_bytes: int | None = 1024 * MIB
     creates: float | None = None
     task_polls: float | None = None
     argument_bytes: int | None = 1 * MIB
