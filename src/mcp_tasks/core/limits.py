@@ -43,8 +43,8 @@ class Limits:
             while nobody waits. For each process.
         open_tasks: Tasks that have not ended, whoever owns them; 100,000 at most, which is how far a store counts. For
             the fleet.
-        stored_bytes: Bytes that are kept of tasks without an owner, ended ones included, as in `owner_stored_bytes`. For
-            the fleet.
+        stored_bytes: Bytes that are kept of tasks without an owner, ended ones included, as `owner_stored_bytes` is for
+            each owner. For the fleet.
         creates: New tasks a second of callers without a name, all together. For each process.
         task_polls: Requests of `tasks/get` a second about one task, of callers without a name. For each process.
         argument_bytes: Arguments of one call, as JSON.
