@@ -60,10 +60,10 @@ def build(tasks: Tasks, gate: asyncio.Event, *, auth: bool) -> MCPServer[Any]:
 
     @server.tool(annotations=repeatable)
     @tasks.task()
-    async def gated(note: Any = None) -> str:
-        """Wait for the test."""
+    async def gated(note: Any = None, size: int = 0) -> str:
+        """Wait for the test, and return so many characters."""
         await gate.wait()
-        return "through"
+        return "through" + "x" * size
 
     @server.tool(annotations=repeatable)
     @tasks.task()

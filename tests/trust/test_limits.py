@@ -13,11 +13,12 @@ from mcp import Client
 
 from harness.older import http_session
 from harness.rpc import TASKS, Reply, accept, request, text_of
+from harness.stored import all_tasks
 from mcp_tasks import Limits, Tasks
 from mcp_tasks.client import TaskHandle, TasksClient, start_task
 from mcp_tasks.client.requests import get_task
 from mcp_tasks.core.limits import KIB
-from mcp_tasks.stores.base import EVERYBODY
+from mcp_tasks.stores.base import EVERYBODY, UNOWNED, OwnedBy
 from mcp_tasks.stores.memory import MemoryStore
 from mcp_tasks.wire.models import IDEMPOTENCY_KEY
 from tests.trust.limited import QUICK, UNPACED, build, call, check_refused, limited, settled
@@ -94,6 +95,36 @@ async def test_an_owner_stores_so_many_bytes_ended_tasks_included() -> None:
                 await anyio.sleep(0.05)
         assert check_refused(reply, "owner_stored_bytes", come_back=True) > 1_000
         await server.as_user("bob").create("quick")
+
+
+@pytest.mark.parametrize("auth", [True, False], ids=["an owner", "nobody"])
+@pytest.mark.parametrize("size", [4_000, 45_000], ids=["of 8 KB", "of 90 KB"])
+async def test_results_that_end_at_once_are_kept_only_as_far_as_there_is_room(auth: bool, size: int) -> None:
+    store, most = MemoryStore(), 200_000
+    named = "owner_stored_bytes" if auth else "stored_bytes"
+    async with limited(Limits(**{named: most}, **UNPACED), auth=auth, store=store) as server:
+        alice = server.as_user("alice") if auth else server.anybody
+        ids = [await alice.create("gated", size=size) for _ in range(60)]
+        server.gate.set()
+        ends = [await settled(alice, task_id) for task_id in ids]
+        whose = OwnedBy((await all_tasks(store, "limited"))[0].owner or "") if auth else UNOWNED
+        kept = (await store.usage("limited", whose)).stored_bytes
+        failed = [end["error"] for end in ends if end["status"] == "failed"]
+        # What says that there was no room is kept, too, and is small.
+        assert most / 2 < kept < most + 1_000 * len(ends)
+        assert 0 < len(failed) < len(ends)
+        for error in failed:
+            assert error["data"] == {"reason": "limit", "limit": named}
+            assert "is not kept" in error["message"]
+        check_refused(await call(alice, "quick"), named, come_back=True)
+
+
+async def test_small_results_are_kept_however_much_there_is() -> None:
+    async with limited(Limits(owner_stored_bytes=10_000, **UNPACED)) as server:
+        alice = server.as_user("alice")
+        ids = [await alice.create("gated", size=1_000) for _ in range(30)]
+        server.gate.set()
+        assert {(await settled(alice, task_id))["status"] for task_id in ids} == {"completed"}
 
 
 async def test_code_of_the_server_is_held_to_the_numbers_and_its_children_to_the_total_alone() -> None:

@@ -47,7 +47,8 @@ class Limits:
 
     Attributes:
         owner_open_tasks: Tasks that have not ended. For the fleet.
-        owner_stored_bytes: Bytes that are kept of an owner's tasks, ended ones included. For the fleet.
+        owner_stored_bytes: Bytes that are kept of an owner's tasks, ended ones included. A call that comes beyond it is
+            refused, and a task whose result would go beyond it fails. For the fleet.
         owner_streams: Streams of `subscriptions/listen` at a time, whatever they are about. For each process.
         owner_sessions: Sessions of versions before 2026-07-28 over HTTP, at a time. For each process.
         owner_unread_bytes: Bytes of large responses over HTTP, of more than 64 KiB each, that were asked for and have
@@ -59,6 +60,8 @@ class Limits:
             while nobody waits. For each process.
         open_tasks: Tasks that have not ended, whoever owns them; 100,000 at most, which is how far a store counts. For
             the fleet.
+        stored_bytes: Bytes that are kept of tasks without an owner, ended ones included, as `owner_stored_bytes` is for
+            each owner. For the fleet.
         anonymous: Whether the next six hold. They are for callers without a name over a network: a pipe and code of the
             server's own are not limited. Each is a number a second, with as many at once. Who is over it is slowed
             first, and refused only if that does not help. For each process. A poll of a task that is there counts for
@@ -99,6 +102,7 @@ class Limits:
     owner_requests: float | None = 50
     owner_share: float | None = 0.25
     open_tasks: int | None = 100_000
+    stored_bytes: int | None = 1024 * MIB
     anonymous: bool = True
     connection_creates: float | None = 20
     connection_cancels: float | None = 20

@@ -16,6 +16,7 @@ from mcp_tasks.runtime.late_writes import LateWrites
 from mcp_tasks.runtime.lease import Lease
 from mcp_tasks.runtime.parking import Parking
 from mcp_tasks.runtime.policy import Settings
+from mcp_tasks.runtime.quota import Quota
 from mcp_tasks.stores.base import Store
 
 
@@ -63,6 +64,9 @@ class Host(Protocol):
 
     @property
     def changes(self) -> Changes: ...
+
+    @property
+    def quota(self) -> Quota: ...
 
     @property
     def late_writes(self) -> LateWrites: ...

@@ -11,19 +11,30 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractContextManager, suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import AbstractContextManager, asynccontextmanager, suppress
 from datetime import timedelta
+from functools import partial
 from typing import Final
 
 from mcp_tasks.core.limits import Limits
 from mcp_tasks.errors import LimitExceeded, StoreError
 from mcp_tasks.quiet import shielded
-from mcp_tasks.stores.base import EVERYBODY, OwnedBy, Owners
+from mcp_tasks.stores.base import EVERYBODY, UNOWNED, OwnedBy, Owners
 from mcp_tasks.stores.shares import Usage
 
 FRESH: Final = 5.0
 """Seconds for which an answer of the store is good enough to admit from."""
+
+LONGEST_FRESH: Final = 60.0
+LOOK_LESS: Final = 100
+"""A look that takes long is made again after so many times as long: a hundredth of the time is spent on it at most."""
+
+ALWAYS_KEPT: Final = 4_096
+"""Bytes that a task may end with in any case: about as many as the error that there is no room."""
+
+WAITS_FOR_A_LOOK: Final = 65_536
+"""Bytes from which on what a task ended with waits for a look at the store, where what is known is too old."""
 
 A_MOMENT: Final = 0.1
 """Seconds for which it is good enough to refuse from: those who are refused may come a thousand times a second."""
@@ -57,9 +68,8 @@ class Quota:
         self._clock = clock
         # Looks are made in it, and not in the context of a tool that starts a child: others may wait for the same look.
         self._context = contextvars.copy_context()
-        self._has_owner_limit = limits.owner_open_tasks is not None or limits.owner_stored_bytes is not None
         self._all = None if limits.open_tasks is None else _Account(EVERYBODY, usage, clock, self._context)
-        self._owners: OrderedDict[str, _Account] = OrderedDict()
+        self._owners: OrderedDict[str | None, _Account] = OrderedDict()
 
     async def admit(self, owner: str | None, *, inside: bool = False) -> Admission:
         """Let one more task be made, until what this gives is left.
@@ -74,8 +84,9 @@ class Quota:
         """
         admission = Admission()
         try:
-            if owner is not None and owner != self.free and self._has_owner_limit:
-                await admission.take(self._account(owner), None if inside else self._of_owner)
+            if self._is_limited(owner):
+                refusal = self._of_nobody if owner is None else self._of_owner
+                await admission.take(self._account(owner), None if inside else refusal)
             # Last, so that no call holds a place that others want while it waits for a look at its own.
             if self._all is not None:
                 await admission.take(self._all, self._total)
@@ -84,16 +95,50 @@ class Quota:
             raise
         return admission
 
+    @asynccontextmanager
+    async def room_for(self, owner: str | None, tool: str, size: int) -> AsyncGenerator[None]:
+        """Hold room for what a task ended with, while that is written.
+
+        The store is asked as for new tasks: at most every few seconds for each owner. Only what is large waits for it.
+
+        Raises:
+            LimitExceeded: There is none. Something as small as an error that says so always has room.
+        """
+        if size <= ALWAYS_KEPT or self._most_bytes(owner) is None:
+            yield
+            return
+        account, refusal = self._account(owner), partial(self._of_result, owner, tool, size)
+        with suppress(StoreError):
+            # If the store cannot say, the result is worth more than the limit.
+            await account.find_room(refusal, waits=size > WAITS_FOR_A_LOOK)
+        account.being_written += size
+        try:
+            yield
+        finally:
+            account.being_written -= size
+
     def grew(self, owner: str | None, size: int) -> None:
         """Take note that this process has written so many bytes more for one of an owner's tasks."""
-        account = None if owner is None else self._owners.get(owner)
+        account = self._owners.get(owner)
         if account is not None:
             account.written += size
 
-    def _account(self, owner: str) -> _Account:
+    def _is_limited(self, owner: str | None) -> bool:
+        """Whether there is a limit for this owner, or for tasks without one, beside the total."""
+        if owner is None:
+            return self._limits.stored_bytes is not None
+        return owner != self.free and (self._limits.owner_open_tasks, self._limits.owner_stored_bytes) != (None, None)
+
+    def _most_bytes(self, owner: str | None) -> int | None:
+        if owner is None:
+            return self._limits.stored_bytes
+        return None if owner == self.free else self._limits.owner_stored_bytes
+
+    def _account(self, owner: str | None) -> _Account:
         account = self._owners.get(owner)
         if account is None:
-            account = self._owners[owner] = _Account(OwnedBy(owner), self._usage, self._clock, self._context)
+            whose = UNOWNED if owner is None else OwnedBy(owner)
+            account = self._owners[owner] = _Account(whose, self._usage, self._clock, self._context)
             if len(self._owners) > MOST_OWNERS:
                 self._owners.popitem(last=False)
         else:
@@ -128,6 +173,29 @@ class Quota:
                 retry_after=COME_BACK_FOR_ROOM,
             )
         return None
+
+    def _of_nobody(self, _: int, stored: int) -> LimitExceeded | None:
+        limit = self._limits.stored_bytes
+        if limit is None or stored < limit:
+            return None
+        return LimitExceeded(
+            "stored_bytes",
+            f"The tasks of callers without a name take {stored:,} bytes, and may take {limit:,}; nothing was started. "
+            "Room comes as tasks that have ended expire",
+            retry_after=COME_BACK_FOR_ROOM,
+        )
+
+    def _of_result(self, owner: str | None, tool: str, size: int, _: int, stored: int) -> LimitExceeded | None:
+        limit = self._most_bytes(owner)
+        if limit is None or stored + size <= limit:
+            return None
+        whose = "tasks without an owner" if owner is None else "your tasks"
+        name = "stored_bytes" if owner is None else "owner_stored_bytes"
+        return LimitExceeded(
+            name,
+            f"What the tool {tool!r} ended with has {size:,} bytes and is not kept: with it, {whose} would take "
+            f"{stored + size:,} bytes, and may take {limit:,}. Room comes as tasks that have ended expire",
+        )
 
 
 class Admission(AbstractContextManager["Admission"]):
@@ -169,17 +237,20 @@ class _Account:
     Attributes:
         being_made: Tasks that are on their way to the store.
         made: Tasks that have arrived there since the store was last asked.
-        written: Bytes that have.
+        being_written: Bytes that are on their way.
+        written: Bytes that have arrived.
     """
 
     __slots__ = (
         "_asked_at",
         "_clock",
         "_context",
+        "_fresh",
         "_look",
         "_usage",
         "_whose",
         "being_made",
+        "being_written",
         "known",
         "made",
         "written",
@@ -196,19 +267,35 @@ class _Account:
         self._usage = usage
         self._clock = clock
         self._asked_at = float("-inf")
+        self._fresh = FRESH
         self._look: asyncio.Task[None] | None = None
         self._context = context
         self.known: Usage | None = None
         self.being_made: int = 0
         self.made: int = 0
+        self.being_written: int = 0
         self.written: int = 0
+
+    async def find_room(self, refusal: Callable[[int, int], LimitExceeded | None], *, waits: bool) -> None:
+        """See that there is room: from what is known if it need not wait for more.
+
+        Raises:
+            LimitExceeded: There is no room.
+            StoreError: The store cannot say.
+        """
+        if self.knows_room(refusal):
+            return
+        if waits or self._verdict(refusal) is not None:
+            await self.look_for_room(refusal)
+        else:
+            self._begin_look()
 
     def knows_room(self, refusal: Callable[[int, int], LimitExceeded | None]) -> bool:
         """Whether there is room for one more, as far as is known; False if that has to be looked up."""
         age = self._clock() - self._asked_at
-        if self.known is None or age >= FRESH:
+        if self.known is None or age >= self._fresh:
             return False
-        if age >= FRESH / 2:
+        if age >= self._fresh / 2:
             # In time, so that nobody has to wait for it.
             self._begin_look()
         return self._verdict(refusal) is None
@@ -229,7 +316,8 @@ class _Account:
 
     def _verdict(self, refusal: Callable[[int, int], LimitExceeded | None]) -> LimitExceeded | None:
         known = self.known or Usage(open_tasks=0, stored_bytes=0)
-        return refusal(known.open_tasks + self.made + self.being_made, known.stored_bytes + self.written)
+        stored = known.stored_bytes + self.written + self.being_written
+        return refusal(known.open_tasks + self.made + self.being_made, stored)
 
     def _begin_look(self) -> asyncio.Task[None]:
         if self._look is None or self._look.done():
@@ -246,6 +334,8 @@ class _Account:
         self.made -= before
         self.written -= written
         self._asked_at = asked_at
+        # A store that has to count for long, of very many tasks, is asked less often.
+        self._fresh = min(max(FRESH, (self._clock() - asked_at) * LOOK_LESS), LONGEST_FRESH)
 
 
 def _seen(look: asyncio.Task[None]) -> None:

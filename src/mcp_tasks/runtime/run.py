@@ -27,6 +27,7 @@ from mcp_tasks.core.record import Outcome, Progress, TaskRecord, TaskRequest
 from mcp_tasks.engines.base import Slot
 from mcp_tasks.errors import (
     Interrupted,
+    LimitExceeded,
     ReplayMismatch,
     RunStopped,
     TransitionRefused,
@@ -58,6 +59,7 @@ from mcp_tasks.runtime.steps import Retry, Steps
 from mcp_tasks.runtime.time_limit import TimeLimit
 from mcp_tasks.runtime.timers import Timers
 from mcp_tasks.runtime.uncancelled import uncancel
+from mcp_tasks.stores.encoding import size_of
 
 logger: Final = get_logger(__name__)
 
@@ -431,8 +433,12 @@ class Run:
                 ending, self.attempt, tool=tool, describe=host.describe, limits=self.limits
             )
             try:
-                await self.recording.write_patiently(*reported, event, outcome=outcome)
+                async with host.quota.room_for(self.record.owner, tool, size_of(outcome)):
+                    await self.recording.write_patiently(*reported, event, outcome=outcome)
                 return
+            except LimitExceeded as exc:
+                logger.error("task %s… fails, because what it ended with is not kept: %s", self.record.id[:12], exc)
+                ending = Failure(host.describe(exc), "result")
             except (TypeError, ValueError, RecursionError, ValueNotStorable) as exc:
                 logger.error("what task %s… ended with cannot be stored: %s", self.record.id[:12], what(exc))
                 if reported:

@@ -29,7 +29,7 @@ from mcp_tasks.errors import InvalidOption, LimitExceeded, StoreUnavailable
 from mcp_tasks.protocol.errors import describe
 from mcp_tasks.protocol.limiting import MOST_HELD_BACK, MOST_KNOWN, Limiting, Pace
 from mcp_tasks.runtime import Ending, Run, Success, TaskRuntime, ToolPolicy
-from mcp_tasks.runtime.quota import FRESH, MOST_OWNERS, Quota
+from mcp_tasks.runtime.quota import ALWAYS_KEPT, FRESH, MOST_OWNERS, WAITS_FOR_A_LOOK, Quota
 from mcp_tasks.stores.base import EVERYBODY
 from mcp_tasks.stores.memory import MemoryStore
 from mcp_tasks.stores.shares import Usage
@@ -221,7 +221,7 @@ async def test_an_owner_keeps_no_place_for_a_call_that_is_refused_or_goes_away()
 async def test_without_limits_the_store_is_not_asked() -> None:
     usage = Counted()
     await make(Quota(Limits(open_tasks=None, owner_open_tasks=None, owner_stored_bytes=None), usage, Ticking()))
-    await make(Quota(Limits(open_tasks=None), usage, Ticking()), owner=None)
+    await make(Quota(Limits(open_tasks=None, stored_bytes=None), usage, Ticking()), owner=None)
     assert usage.asked == 0
 
 
@@ -248,12 +248,92 @@ async def test_what_this_process_writes_counts_before_the_store_is_asked_again()
     await make(quota, "bob")
 
 
+@pytest.mark.parametrize("owner", ["alice", None])
+async def test_results_that_are_written_at_the_same_time_share_the_room(owner: str | None) -> None:
+    # A large one waits for a look; 30,000 bytes more fit three times.
+    quota = Quota(Limits(owner_stored_bytes=300_000, stored_bytes=300_000), Counted(), Ticking())
+    written, over = 0, asyncio.Event()
+
+    async def write() -> None:
+        nonlocal written
+        async with quota.room_for(owner, "tool", 90_000):
+            written += 1
+            await over.wait()
+            quota.grew(owner, 90_000)
+
+    calls = [asyncio.create_task(write()) for _ in range(20)]
+    await eventually(lambda: written + sum(call.done() for call in calls) == 20)
+    assert written == 3
+    over.set()
+    ends = await asyncio.gather(*calls, return_exceptions=True)
+    assert sum(isinstance(end, LimitExceeded) and "is not kept" in str(end) for end in ends) == 17
+    with pytest.raises(LimitExceeded):
+        async with quota.room_for(owner, "tool", 30_001):
+            raise AssertionError("there is no room")
+    async with quota.room_for(owner, "tool", 30_000):
+        pass
+
+
+async def test_a_result_does_not_ask_the_store_each_time_and_only_a_large_one_waits_for_it() -> None:
+    clock, usage = Ticking(), Counted(stored=99_000)
+    quota = Quota(Limits(owner_stored_bytes=100_000), usage, clock)
+    async with quota.room_for("alice", "tool", ALWAYS_KEPT):
+        assert usage.asked == 0
+    # Nothing is known yet: a look is under way, and this one does not wait for it.
+    async with quota.room_for("alice", "tool", ALWAYS_KEPT + 1):
+        assert usage.asked == 0
+    await eventually(lambda: usage.asked == 1)
+    await anyio.wait_all_tasks_blocked()
+    for _ in range(100):
+        with pytest.raises(LimitExceeded):
+            async with quota.room_for("alice", "tool", ALWAYS_KEPT + 1):
+                raise AssertionError("there is no room")
+    assert usage.asked == 1
+    clock.now += FRESH
+    usage.usage = Usage(open_tasks=0, stored_bytes=0)
+    async with quota.room_for("alice", "tool", WAITS_FOR_A_LOOK + 1):
+        assert usage.asked == 2
+    with pytest.raises(LimitExceeded):
+        async with quota.room_for("bob", "tool", 100_001):
+            raise AssertionError("there is no room")
+
+
+async def test_a_result_is_kept_if_the_store_cannot_say_how_much_there_is() -> None:
+    class Away(Counted):
+        async def __call__(self, _: object) -> Usage:
+            raise StoreUnavailable("away")
+
+    async with Quota(Limits(owner_stored_bytes=1), Away(), Ticking()).room_for("alice", "tool", 10**6):
+        pass
+
+
+async def test_a_look_that_takes_long_is_made_less_often() -> None:
+    clock = Ticking()
+
+    class Slow(Counted):
+        async def __call__(self, whose: object) -> Usage:
+            clock.now += 0.2
+            return await super().__call__(whose)
+
+    usage = Slow()
+    quota = Quota(Limits(open_tasks=None), usage, clock)
+    await make(quota, owner=None)
+    clock.now += 9
+    await make(quota, owner=None)
+    assert usage.asked == 1
+    clock.now += 20
+    await make(quota, owner=None)
+    assert usage.asked == 2
+
+
 async def test_the_user_of_a_pipe_is_held_to_the_total_alone() -> None:
     limits = Limits(owner_open_tasks=1, owner_stored_bytes=1, owner_creates=1, owner_requests=1, owner_streams=1)
     quota, limiting = Quota(limits, Counted(), Ticking()), Limiting(limits, Ticking(), free="me")
     quota.free = "me"
     for _ in range(10):
         await make(quota, "me")
+        async with quota.room_for("me", "tool", 10**6):
+            pass
         await limiting.request("me")
         await limiting.create("me", TaskRequest(method="tools/call", name="t", arguments={}, protocol_version="1"))
         limiting.open_stream("me")
