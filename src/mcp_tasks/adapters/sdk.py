@@ -36,6 +36,7 @@ RequestHandler: TypeAlias = Callable[[RequestContext, Any], Awaitable[HandlerRes
 
 _MODERN = frozenset(MODERN_PROTOCOL_VERSIONS)
 _RESERVED = "io.modelcontextprotocol/"
+_EXTENSION: Final = repr(EXTENSION_ID)
 
 
 def caller_of(ctx: RequestContext) -> Caller:
@@ -189,7 +190,9 @@ class SdkAdapter:
         mark = result.get("resultType") if isinstance(result, dict) else getattr(result, "result_type", None)
         if mark == "task" and not self._protocol.takes_tasks(caller_of(ctx)):
             name = short_message(str((ctx.params or {}).get("name")))
-            message = f"Tool {name!r} returned a CreateTaskResult, and the client did not declare the extension {EXTENSION_ID!r}"
+            message = (
+                f"Tool {name!r} returned a CreateTaskResult, and the client did not declare the extension {_EXTENSION}"
+            )
             logger.error("%s. Mark the tool with @tasks.task() instead, and return its result", message)
             raise MCPError(INTERNAL_ERROR, message)
         return result

@@ -221,8 +221,8 @@ def _neutral_result(request: TaskRequest, result: Any) -> JsonObject:
         returned = _as_object(result)
         if is_created_task(returned):
             raise UsageError(
-                f"{request.name!r} returned a CreateTaskResult. A marked tool returns its own result, and becomes a task "
-                "by its mark"
+                f"{request.name!r} returned a CreateTaskResult. A marked tool returns its own result, and becomes a "
+                "task by its mark"
             )
         dumped = _marked(request, returned)
         # Structured content may be nearly all of a result, and no schema says anything about it. That of a model is
