@@ -68,6 +68,16 @@ def build_asking(tasks: Tasks, desk: Desk | None = None) -> MCPServer[Any]:
 
     @server.tool()
     @tasks.task()
+    async def count(reports: int, ctx: Context) -> str:
+        """Report progress many times, and wait."""
+        for number in range(1, reports + 1):
+            await ctx.report_progress(number, reports)
+            await anyio.sleep(0.001)  # sleep: the work between two reports
+        await place.gate.wait()
+        return "counted"
+
+    @server.tool()
+    @tasks.task()
     async def delegate() -> str:
         """Have a child ask."""
         return (await tasks.start("ask_name")).id

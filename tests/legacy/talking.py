@@ -42,6 +42,14 @@ def build(gate: asyncio.Event) -> MCPServer[Any]:
         await gate.wait()
         return "enough"
 
+    @server.tool()
+    @tasks.task()
+    async def ping(ctx: Context[Any, Any]) -> str:
+        """Ping the client when the test lets it."""
+        await gate.wait()
+        await ctx.session.send_ping()
+        return "pinged"
+
     return server
 
 

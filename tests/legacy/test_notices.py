@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import anyio
 import pytest
+from mcp import Client
+from mcp_types import TextContent
 
 from harness.http import serving
 from harness.older import pipe_session
 from harness.rpc import PATIENCE
 from harness.stdio import stdio_process
+from mcp_tasks.client import TasksClient
 from tests.legacy.http_session import RELATED, HttpSession, Message, open_session
 from tests.legacy.talking import build
 
@@ -112,3 +116,38 @@ async def test_over_pipes_it_arrives_before_the_end_of_the_task_is_told() -> Non
         assert [each.method for each in client.arrived if each.method in ALL] == ALL
         assert client.arrived[-1].method == "notifications/tasks/status"
         assert [each.related for each in client.arrived if each.method in (MESSAGE, COMPLETE)] == [task_id] * 3
+
+
+# A ping asks nothing, but is a request
+
+
+async def test_a_tool_in_a_task_pings_the_client_that_waits_for_its_result() -> None:
+    async with talking() as (client, gate):
+        task_id = await client.create("ping")
+        async with client.open_result(task_id) as result:
+            gate.set()
+            asked = await result.request("ping")
+            assert related(asked) == task_id
+            await client.reply(asked, {})
+            assert (await result.answer())["result"]["content"][0]["text"] == "pinged"
+
+
+async def test_where_no_stream_is_open_the_task_stands_in_for_the_client() -> None:
+    async with talking(held=False) as (client, _):
+        assert await client.result(await client.create("ping")) == "pinged"
+
+
+async def test_in_a_plain_call_the_caller_is_pinged() -> None:
+    async with talking(held=False) as (client, _), client.open("tools/call", name="ping", arguments={}) as call:
+        await client.reply(await call.request("ping"), {})
+        assert (await call.answer())["result"]["content"][0]["text"] == "pinged"
+
+
+@pytest.mark.parametrize("extensions", [[], [TasksClient()]], ids=["plain", "task"])
+async def test_in_the_newest_era_a_ping_is_no_error_either(extensions: list[Any]) -> None:
+    gate = asyncio.Event()
+    gate.set()
+    async with Client(build(gate), mode="2026-07-28", extensions=extensions) as client:
+        result = await client.call_tool("ping", {})
+    assert isinstance(result.content[0], TextContent)
+    assert result.content[0].text == "pinged"

@@ -13,6 +13,7 @@ from harness.http import HttpWire, serving
 from harness.rpc import EVERYTHING, Tasking
 from harness.server import QUICK, Desk
 from mcp_tasks import Tasks
+from mcp_tasks.legacy.server.pushing import pause_between
 from mcp_tasks.legacy.server.sessions import HEAD_START
 from tests.legacy.asking_server import build_asking
 from tests.legacy.http_session import RELATED, HttpSession, Stream, open_session
@@ -200,6 +201,46 @@ async def test_without_a_token_no_progress_is_told() -> None:
             await go_on(desk)
             await told(own, task_id, "completed")
             assert own.sent(PROGRESS) == []
+
+
+async def test_progress_reaches_the_status_of_a_task_also_without_a_token() -> None:
+    desk = Desk()
+    async with served(desk) as wire:
+        client = await open_session(wire)
+        async with client.listen() as own:
+            task_id = await client.create("steps", {"values": [5]})
+            await go_on(desk)
+            status = await told(own, task_id, "working")
+            assert status["statusMessage"] == "at 5.0"
+            # The task ID stands in it.
+            assert RELATED not in status["_meta"]
+            await go_on(desk)
+            assert "_meta" not in await told(own, task_id, "completed")
+
+
+async def test_two_thousand_reports_give_at_most_a_hundred_statuses_and_the_last_is_told() -> None:
+    desk = Desk()
+    async with served(desk) as wire:
+        client = await open_session(wire)
+        async with client.listen() as own:
+            task_id = await client.create("count", {"reports": 2_000})
+            message = "2000 of 2000"
+            await own.until(lambda each: each.get("params", {}).get("statusMessage") == message)
+            told_of = own.sent(STATUS)
+            desk.gate.set()
+            await told(own, task_id, "completed")
+            assert 1 < len(told_of) <= 100
+            assert {each["params"]["status"] for each in told_of} == {"working"}
+
+
+@pytest.mark.parametrize("apart", [0.001, 0.1, 1.0, 60.0, 3600.0])
+def test_that_holds_however_far_apart_the_reports_are(apart: float) -> None:
+    statuses, free_at = 0, 0.0
+    for report in range(1, 2_001):
+        now = report * apart
+        if now >= free_at:
+            statuses, free_at = statuses + 1, now + pause_between(now)
+    assert 1 < statuses <= 100
 
 
 async def test_in_json_mode_progress_goes_to_the_sessions_own_stream() -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias, cast
+from typing import Any, Final, TypeAlias, cast
 
 from mcp.server import ServerRequestContext
 from mcp.server.auth.middleware.auth_context import get_access_token
@@ -12,7 +13,8 @@ from mcp.server.auth.provider import principal_components
 from mcp.server.context import CallNext, HandlerResult
 from mcp.server.extension import MethodBinding
 from mcp.server.request_state import compact_json
-from mcp_types import CLIENT_CAPABILITIES_META_KEY, CLIENT_INFO_META_KEY, CallToolRequestParams
+from mcp.shared.exceptions import MCPError
+from mcp_types import CLIENT_CAPABILITIES_META_KEY, CLIENT_INFO_META_KEY, INTERNAL_ERROR, CallToolRequestParams
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import BaseModel
 
@@ -20,17 +22,21 @@ from mcp_tasks.adapters.era import Era
 from mcp_tasks.adapters.sdk_listen import serve_listening, serve_other
 from mcp_tasks.core.json import JsonObject
 from mcp_tasks.core.record import TaskRecord, TaskRequest
+from mcp_tasks.core.text import short_message
 from mcp_tasks.protocol import Caller, Identity, Message, RpcError, TasksProtocol
 from mcp_tasks.protocol.outcome import decoded
 from mcp_tasks.tools.creation import CallAnswer, InlineResult, Question
 from mcp_tasks.tools.sdk_errors import to_mcp_error
-from mcp_tasks.wire import IDEMPOTENCY_CAPABILITY, AnyParams
+from mcp_tasks.wire import EXTENSION_ID, IDEMPOTENCY_CAPABILITY, AnyParams
+
+logger: Final = logging.getLogger(__name__)
 
 RequestContext: TypeAlias = ServerRequestContext[Any, Any]
 RequestHandler: TypeAlias = Callable[[RequestContext, Any], Awaitable[HandlerResult]]
 
 _MODERN = frozenset(MODERN_PROTOCOL_VERSIONS)
 _RESERVED = "io.modelcontextprotocol/"
+_EXTENSION: Final = repr(EXTENSION_ID)
 
 
 def caller_of(ctx: RequestContext) -> Caller:
@@ -180,13 +186,29 @@ class SdkAdapter:
             era = self._eras.get(ctx.protocol_version)
             return await call_next(ctx) if era is None else await era.serve(ctx, call_next)
         if ctx.method == "tools/call":
-            if ctx.params is not None and "task" in ctx.params:
-                return await call_next(_without_task(ctx))
-        elif ctx.method == "subscriptions/listen":
+            has_task = ctx.params is not None and "task" in ctx.params
+            return self._checked(ctx, await call_next(_without_task(ctx) if has_task else ctx))
+        if ctx.method == "subscriptions/listen":
             return await self._listen(ctx, call_next)
-        elif ctx.method == "server/discover":
+        if ctx.method == "server/discover":
             return _honouring_keys(await call_next(ctx))
         return await call_next(ctx)
+
+    def _checked(self, ctx: RequestContext, result: HandlerResult) -> HandlerResult:
+        """The answer to a call, unless it is a task and the client did not declare the extension.
+
+        SEP-2663: servers MUST NOT return one then. The SDK lets whatever a handler returns with that mark pass, and the
+        client cannot parse it.
+        """
+        mark = result.get("resultType") if isinstance(result, dict) else getattr(result, "result_type", None)
+        if mark == "task" and not self._protocol.takes_tasks(caller_of(ctx)):
+            name = short_message(str((ctx.params or {}).get("name")))
+            message = (
+                f"Tool {name!r} returned a CreateTaskResult, and the client did not declare the extension {_EXTENSION}"
+            )
+            logger.error("%s. Mark the tool with @tasks.task() instead, and return its result", message)
+            raise MCPError(INTERNAL_ERROR, message)
+        return result
 
     async def answer(self, caller: Caller, answer: CallAnswer) -> HandlerResult:
         """The answer to a `tools/call`, as the SDK wants it."""

@@ -72,7 +72,7 @@ class Limits:
         creates: New tasks of all callers without a name together.
         cancels: Their requests to cancel.
         unknown: Their requests about tasks that are not there.
-        unread_bytes: The same of all callers together. For each process.
+        unread_bytes: Such bytes as for `owner_unread_bytes`, of all callers together. For each process.
         task_polls: Requests of `tasks/get` a second about one task, of callers without a name. For each process.
         argument_bytes: Arguments of one call, as JSON.
         answer_bytes: One answer to a question, as JSON.

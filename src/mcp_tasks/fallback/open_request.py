@@ -7,12 +7,14 @@ from typing import Any, cast
 
 from mcp.server.auth.middleware.auth_context import auth_context_var
 from mcp.server.connection import allowed_log_levels
+from mcp.shared.exceptions import NoBackChannelError
 from pydantic import BaseModel
 
 from mcp_tasks.adapters.sdk import RequestContext
 from mcp_tasks.fallback.relay import ProgressRelay
 from mcp_tasks.protocol.idempotency import without_key
 from mcp_tasks.tools.open_calls import CloseStream
+from mcp_tasks.tools.raw import raw_request
 
 
 class OpenRequest:
@@ -43,6 +45,16 @@ class OpenRequest:
             return
         notification = _Notification(method=method, params=None if params is None else dict(params))
         await self._ctx.session.send_notification(cast(Any, notification), self._ctx.request_id if related else None)
+
+    async def ping(self, timeout: float | None) -> bool:
+        """Ping the client on the stream of the call, if its era can be asked there."""
+        if not self._ctx.session.can_send_request:
+            return False
+        try:
+            await raw_request(self._ctx.session, "ping", {}, request_id=self._ctx.request_id, timeout=timeout)
+        except NoBackChannelError:
+            return False
+        return True
 
     def _wants(self, entry: Mapping[str, Any]) -> bool:
         return entry.get("level") in allowed_log_levels(self._ctx.protocol_version, self._ctx.meta)

@@ -6,7 +6,7 @@ resources are run in the same way; where nothing else is said, a tool here is an
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
@@ -217,7 +217,13 @@ def _params(request: TaskRequest, responses: JsonObject | None, state: str | Non
 def _neutral_result(request: TaskRequest, result: Any) -> JsonObject:
     """The result as the newest era has it, which is the one that can say most, without its mark."""
     with _returned_by(request.name):
-        dumped = _marked(request, _as_object(result))
+        returned = _as_object(result)
+        if is_created_task(returned):
+            raise UsageError(
+                f"{request.name!r} returned a CreateTaskResult. A marked tool returns its own result, and becomes a "
+                "task by its mark"
+            )
+        dumped = _marked(request, returned)
         # Structured content may be nearly all of a result, and no schema says anything about it. That of a model is
         # plain JSON by now, and there is nothing to gain from another pass over it.
         structured = dumped.pop("structuredContent", None) if isinstance(result, BaseModel) else None
@@ -254,6 +260,14 @@ def _as_object(result: Any) -> dict[str, Any]:
     if result is None or isinstance(result, dict):
         return dict(cast("dict[str, Any]", result or {}))
     raise TypeError(f"a tool returned {type(result).__name__}; expected a model, a dict or None")
+
+
+def is_created_task(result: Mapping[str, Any]) -> bool:
+    """Whether a result is the answer to a call that became a task, in the words of any era."""
+    task = result.get("task")
+    if result.get("resultType") == "task":
+        return True
+    return isinstance(task, Mapping) and "taskId" in task and not any(needed in result for needed in _NEEDED.values())
 
 
 def _marked(request: TaskRequest, dumped: dict[str, Any]) -> dict[str, Any]:

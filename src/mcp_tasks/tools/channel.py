@@ -80,6 +80,11 @@ class TaskChannel:
         self, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None = None
     ) -> dict[str, Any]:
         """Put a question to the client and wait for its answer."""
+        if method == "ping":
+            # Where no client can be reached, the task stands in for it: it takes whatever the tool has to say.
+            if self._calls is not None:
+                await self._calls.ping(self._run.record.id, None if opts is None else opts.get("timeout"))
+            return {}
         if method not in _NEEDED:
             raise NoBackChannelError(method)
         question = InputRequest(method=method, params=valid_json(params or {}))

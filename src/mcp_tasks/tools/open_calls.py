@@ -65,12 +65,25 @@ class OpenCall(Protocol):
         """Send a notification on the call's own stream, or with `related=False` on that of its connection."""
         ...
 
+    async def ping(self, timeout: float | None) -> bool:
+        """Ping the client, and wait for its answer; whether it could be asked.
+
+        Raises:
+            MCPError: It answered with this error, or not in time.
+        """
+        ...
+
 
 class Listener(Protocol):
-    """Takes the notifications that a tool sends while no call is open for its task."""
+    """A client that hears the tool of a task while no call is open for it."""
 
-    async def __call__(self, method: str, params: Mapping[str, Any] | None, *, related: bool) -> None:
-        """Take one: one that a plain call would send on its own stream, if it is `related`, or on its connection's."""
+    async def take(self, method: str, params: Mapping[str, Any] | None, *, related: bool) -> None:
+        """Take a notification: one that a plain call would send on its own stream, if it is `related`, or on its
+        connection's."""
+        ...
+
+    async def ping(self, timeout: float | None) -> bool:
+        """As for an open call."""
         ...
 
 
@@ -137,9 +150,20 @@ class OpenCalls:
         """Send a notification on the task's open calls, or to those who listen if there are none."""
         if task_id not in self._lines:
             for listener in list(self._listeners.get(task_id, ())):
-                await listener(method, params, related=related)
+                await listener.take(method, params, related=related)
             return
         await self._send(task_id, lambda call: call.notify(method, params, related=related))
+
+    async def ping(self, task_id: str, timeout: float | None) -> bool:
+        """Ping the client of the task, and wait for its answer; False if there is none that could be asked.
+
+        Raises:
+            MCPError: It answered with this error, or not in time.
+        """
+        for peer in (*self.of(task_id), *self._listeners.get(task_id, ())):
+            if await peer.ping(timeout):
+                return True
+        return False
 
     def _close(self, task_id: str, line: _Line) -> None:
         lines = self._lines[task_id]

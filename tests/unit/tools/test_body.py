@@ -209,6 +209,15 @@ async def test_a_result_of_another_extension_is_not_passed_off_as_complete() -> 
     assert error["message"] == "The result of tool 'any' has the resultType 'zork', and a task ends with 'complete'"
 
 
+@pytest.mark.parametrize("version", [LATEST_MODERN_VERSION, LATEST_HANDSHAKE_VERSION])
+@pytest.mark.parametrize("returned", [{"resultType": "task", "taskId": "x"}, {"task": {"taskId": "x"}}])
+async def test_a_task_is_no_result_of_a_tool_and_the_error_says_so(returned: Any, version: str) -> None:
+    async with running_tools(_low_level(lambda _: returned)) as runtime:
+        error, _ = await outcome_of(runtime, (await finish(runtime, call_of("any", version=version))).id)
+    assert error["code"] == -32603
+    assert error["message"].startswith("'any' returned a CreateTaskResult. A marked tool returns its own result")
+
+
 async def test_an_error_that_a_handler_returns_is_the_error_of_the_task() -> None:
     returned = ErrorData(code=-32001, message="mine", data={"a": 1})
     async with running_tools(_low_level(lambda _: returned)) as runtime:

@@ -60,6 +60,9 @@ class Call:
     async def notify(self, method: str, params: Mapping[str, Any] | None, *, related: bool = True) -> None:
         self.notices.append((method, params, related))
 
+    async def ping(self, timeout: float | None) -> bool:
+        return True
+
 
 @dataclass(eq=False)
 class StuckCall(Call):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextvars import Context
 from dataclasses import dataclass
 from typing import Any, Final
@@ -21,6 +21,7 @@ from mcp_tasks.legacy.server.audience import Audience, Holder
 from mcp_tasks.legacy.server.carriers import Carrier
 from mcp_tasks.legacy.shapes import related_task
 from mcp_tasks.quiet import get_logger, what
+from mcp_tasks.tools.client_stream import StreamLost
 from mcp_tasks.tools.open_calls import PATIENCE, OpenCalls
 
 logger: Final = get_logger(__name__)
@@ -57,7 +58,7 @@ class Notices:
         self._is_known = False
         self._sending: asyncio.Task[None] | None = None
         self._sent = asyncio.Event()
-        calls.listen(task_id, self.take)
+        calls.listen(task_id, self)
 
     async def take(self, method: str, params: Mapping[str, Any] | None, *, related: bool) -> None:
         """Send it, now or as soon as that can be done. Waits for a client that is slow, though not for long."""
@@ -68,6 +69,17 @@ class Notices:
         own = None if params is None else dict(params)
         self._keep(_Notice(method, own, related, rough_size(own)))
         self.send()
+
+    async def ping(self, timeout: float | None) -> bool:
+        """Ping the client, if it has a stream open."""
+        carrier = next(self._open_carriers(related=True), None)
+        if carrier is None:
+            return False
+        try:
+            await carrier.request("ping", {"_meta": related_task(self._task_id)}, timeout)
+        except StreamLost:
+            return False
+        return True
 
     def known(self) -> None:
         """The client knows the task from now on."""
@@ -89,7 +101,7 @@ class Notices:
 
     def close(self) -> None:
         """The task has ended, or its session has. What is on its way is still sent."""
-        self._calls.ignore(self._task_id, self.take)
+        self._calls.ignore(self._task_id, self)
         if self._sending is None:
             self._report()
 
@@ -108,17 +120,16 @@ class Notices:
             self._size -= self._kept.popleft().size
             self._lost += 1
 
-    def _carrier(self, notice: _Notice) -> Carrier | None:
-        carriers: list[Carrier | None] = [self._holder.own]
-        if notice.related:
-            results = self._audience.results_of(self._holder, self._task_id)
-            carriers = [*(result.carrier for result in results), *carriers]
-        return next((each for each in carriers if each is not None and each.is_open), None)
+    def _open_carriers(self, *, related: bool) -> Iterator[Carrier]:
+        results = self._audience.results_of(self._holder, self._task_id) if related else ()
+        for carrier in (*(result.carrier for result in results), self._holder.own):
+            if carrier is not None and carrier.is_open:
+                yield carrier
 
     def _next(self) -> tuple[_Notice, Carrier] | None:
         """The first that there is a stream for."""
         for notice in self._kept:
-            if (carrier := self._carrier(notice)) is not None:
+            for carrier in self._open_carriers(related=notice.related):
                 return notice, carrier
         return None
 
@@ -147,7 +158,7 @@ class Notices:
     def _done(self, _: asyncio.Task[None]) -> None:
         self._sending = None
         self._sent.set()
-        if not self._calls.hears(self._task_id, self.take):
+        if not self._calls.hears(self._task_id, self):
             self._report()
         else:
             # Something may have come after its last look.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from contextvars import Context
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -20,7 +21,7 @@ from mcp_tasks.errors import StoreError
 from mcp_tasks.legacy.server.asking import OpenQuestions
 from mcp_tasks.legacy.server.audience import Audience, Holder
 from mcp_tasks.legacy.server.carriers import Carrier
-from mcp_tasks.legacy.server.render import render_task
+from mcp_tasks.legacy.server.render import render_detailed, render_task
 from mcp_tasks.legacy.shapes import related_task
 from mcp_tasks.quiet import get_logger, quietly
 from mcp_tasks.runtime import TaskRuntime
@@ -32,6 +33,16 @@ logger: Final = get_logger(__name__)
 STATUS: Final = "notifications/tasks/status"
 PROGRESS: Final = "notifications/progress"
 
+LEAST_PAUSE: Final = 1.0
+SHARE_OF_AGE: Final = 16
+"""Between two statuses that only tell of progress are a second and a sixteenth of the task's age. So 2,000 reports give
+fewer than 100 of them, however far apart they are. Whoever wants each report sends a progress token."""
+
+
+def pause_between(age: float) -> float:
+    """The least seconds between two statuses that tell of progress, for a task of so many seconds."""
+    return max(LEAST_PAUSE, age / SHARE_OF_AGE)
+
 
 @dataclass(eq=False, slots=True)
 class Followed:
@@ -42,12 +53,18 @@ class Followed:
         token: Under what it asked for progress, if it did.
         progress: The progress that it was last told: the next must be more, whatever a run that was started again says.
         seen: The version of the task that was last looked at.
+        shown: The progress that it was last told with the status.
+        next_status: The earliest time, on the event loop's clock, at which it is told of progress alone.
+        is_waiting: Whether it is looked at again then.
     """
 
     told: TaskStatus
     token: str | int | None = None
     progress: float | None = None
     seen: int = 0
+    shown: Progress | None = None
+    next_status: float = 0.0
+    is_waiting: bool = False
 
 
 class Follower(Holder, Protocol):
@@ -112,9 +129,29 @@ class Pushes:
             self._follower.ended(task_id, record)
         else:
             await self._tell_progress(record, followed)
-        if record.status is not followed.told:
-            followed.told = record.status
-            await self._tell(self._follower.own, STATUS, render_task(record, self._runtime.now()))
+        if record.status is not followed.told or self._shows_progress(record, followed):
+            now = self._runtime.now()
+            followed.told, followed.shown = record.status, record.progress
+            pause = pause_between((now - record.created_at).total_seconds())
+            followed.next_status = asyncio.get_running_loop().time() + pause
+            status = render_task(record, now) if record.is_final else render_detailed(record, now)
+            await self._tell(self._follower.own, STATUS, status)
+
+    def _shows_progress(self, record: TaskRecord, followed: Followed) -> bool:
+        """Whether a status is to be sent for its progress now. If it is too early, the task is looked at again."""
+        if record.is_final or record.progress in (None, followed.shown):
+            return False
+        loop = asyncio.get_running_loop()
+        early = followed.next_status - loop.time()
+        if early > 0 and not followed.is_waiting:
+            followed.is_waiting = True
+            loop.call_later(early, self._look_again, record.id, followed, context=Context())
+        return early <= 0
+
+    def _look_again(self, task_id: str, followed: Followed) -> None:
+        followed.is_waiting = False
+        if self._follower.followed.get(task_id) is followed:
+            self._inbox.put(Hint(task_id, followed.seen + 1))
 
     async def _tell_progress(self, record: TaskRecord, followed: Followed) -> None:
         progress = record.progress
