@@ -19,6 +19,7 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import ToolAnnotations
 from pydantic import BaseModel
 
+from harness.server import UNPACED
 from mcp_tasks import Tasks, current_task
 
 REPEATABLE = ToolAnnotations(idempotent_hint=True)
@@ -130,7 +131,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--concurrency", type=int, default=None)
     options = parser.parse_args()
-    tasks = Tasks(f"sqlite:///{options.db}", concurrency=options.concurrency)
+    tasks = Tasks(f"sqlite:///{options.db}", concurrency=options.concurrency, limits=UNPACED)
     server = build(tasks)
     if options.port is None:
         server.run("stdio")

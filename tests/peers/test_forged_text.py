@@ -85,7 +85,7 @@ async def _once_told(page: Metrics, words: str) -> str:
 
 async def test_the_uri_of_a_resource_forges_no_line_of_the_log(log: io.StringIO) -> None:
     async with _with_pages() as old:
-        params = {"uri": f"page://{FORGED}{CLEAR}", "task": {}}
+        params: dict[str, Any] = {"uri": f"page://{FORGED}{CLEAR}", "task": {}}
         task_id = (await old.ask("resources/read", params)).result["task"]["taskId"]
         await old.result(task_id)
         await _in_log(log, "completed after")

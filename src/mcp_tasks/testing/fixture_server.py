@@ -31,7 +31,7 @@ from mcp_types import (
 )
 from pydantic import BaseModel
 
-from mcp_tasks import Tasks
+from mcp_tasks import Limits, Tasks
 
 REPEATABLE = ToolAnnotations(idempotent_hint=True)
 
@@ -179,7 +179,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--concurrency", type=int, default=None, help="how many tools run at a time")
     parser.add_argument("--max-lost-runs", type=int, default=3, help="how often a task may be lost with its process")
     options = parser.parse_args(argv)
-    tasks = Tasks(f"sqlite:///{options.db}", concurrency=options.concurrency, max_lost_runs=options.max_lost_runs)
+    tasks = Tasks(
+        f"sqlite:///{options.db}",
+        concurrency=options.concurrency,
+        max_lost_runs=options.max_lost_runs,
+        # Tests ask as quickly as they can.
+        limits=Limits(anonymous=False),
+    )
     build(tasks).run("streamable-http", host="127.0.0.1", port=options.port, json_response=options.json)
 
 

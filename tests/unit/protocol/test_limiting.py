@@ -376,6 +376,57 @@ async def test_a_request_that_is_handed_to_another_door_does_not_count() -> None
             limiting.not_asked(owner)
 
 
+@pytest.mark.parametrize("verb", ["cancel", "unknown"])
+async def test_what_connections_and_all_of_them_may_is_counted_apart(verb: str) -> None:
+    kind = {"cancel": "cancels", "unknown": "unknown"}[verb]
+    limits = replace(Limits(), **{f"connection_{kind}": 0.001, kind: 0.001})
+    ask = getattr(Limiting(limits, Ticking()), verb)
+    with anyio.fail_after(20):
+        # A pipe, and who has a name.
+        for _ in range(3):
+            await ask(None, None)
+            await ask("ada", "192.0.2.1 1")
+        await ask(None, "192.0.2.1 1")
+        for connection, limit in (("192.0.2.1 1", f"connection_{kind}"), ("192.0.2.1 2", kind), ("", kind)):
+            with pytest.raises(LimitExceeded, match="callers without a name") as refused:
+                await ask(None, connection)
+            assert refused.value.limit == limit
+
+
+async def test_what_the_total_refuses_does_not_count_for_the_connection() -> None:
+    clock = Ticking()
+    limiting = Limiting(Limits(connection_cancels=0.5, cancels=1), clock)
+    with anyio.fail_after(20):
+        await limiting.cancel(None, "a")
+        await limiting.cancel(None, "b")
+        with pytest.raises(LimitExceeded):
+            await limiting.cancel(None, "c")
+        clock.now += 1
+        await limiting.cancel(None, "c")
+
+
+@pytest.mark.parametrize("off", ["connection_unknown", "unknown"])
+async def test_either_of_the_two_can_be_switched_off(off: str) -> None:
+    on = ({"connection_unknown", "unknown"} - {off}).pop()
+    limiting = Limiting(replace(Limits(), **{off: None, on: 0.001}), Ticking())
+    with anyio.fail_after(20):
+        for _ in range(3):
+            await limiting.unknown(None, "a")
+            limiting.not_counted("unknown", None, "a")
+        await limiting.unknown(None, "a")
+        with pytest.raises(LimitExceeded) as refused:
+            await limiting.unknown(None, "a")
+    assert refused.value.limit == on
+
+
+async def test_without_these_limits_nothing_of_callers_without_a_name_is_counted() -> None:
+    limiting = Limiting(Limits(anonymous=False, connection_unknown=0.001, unknown=0.001), Ticking())
+    with anyio.fail_after(20):
+        for _ in range(100):
+            await limiting.unknown(None, "a")
+            limiting.not_counted("unknown", None, "a")
+
+
 async def test_without_a_limit_any_number_of_polls_is_let_through() -> None:
     limiting = Limiting(Limits(task_polls=None), Ticking())
     assert not limiting.counts_polls

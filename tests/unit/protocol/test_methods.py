@@ -524,6 +524,24 @@ async def test_a_request_that_is_handed_over_counts_at_the_other_door(house: Hou
             await protocol.admit(caller())
 
 
+@pytest.mark.parametrize("method", ["tasks/get", "tasks/cancel"])
+async def test_an_unknown_task_that_is_handed_over_counts_at_the_other_door(house: House, method: str) -> None:
+    limits = Limits(connection_unknown=0.001, connection_cancels=0.001)
+    protocol = house.protocol(limiting=Limiting(limits, lambda: 0.0))
+    nameless, ask = caller(None, connection="192.0.2.1 1"), getattr(protocol, method.removeprefix("tasks/"))
+    with anyio.fail_after(10):
+        for _ in range(3):
+            with pytest.raises(RpcError) as unknown:
+                await ask(nameless, {"taskId": "task_none"})
+            assert unknown.value.code == INVALID_PARAMS
+            protocol.hands_over(nameless, method, unknown.value)
+        with pytest.raises(RpcError):
+            await ask(nameless, {"taskId": "task_none"})
+        with pytest.raises(RpcError, match="On this connection") as refused:
+            await ask(nameless, {"taskId": "task_none"})
+    assert refused.value.code == LIMIT_EXCEEDED
+
+
 async def test_a_stream_that_could_not_be_opened_makes_room_for_another(house: House) -> None:
     protocol = house.protocol(limiting=Limiting(Limits(owner_streams=1)))
     task_id = await house.create("wait")
