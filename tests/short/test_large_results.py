@@ -26,6 +26,8 @@ from tests.conformance.everything_server import MemoryEvents
 pytestmark = pytest.mark.anyio
 
 ITEMS = 5_000
+MANY = 40_000
+"""So many that whatever else belongs to a request takes next to nothing."""
 
 
 def _items(count: int) -> list[dict[str, Any]]:
@@ -47,7 +49,11 @@ class Large:
 
 @asynccontextmanager
 async def large(
-    *, json_response: bool, events: EventStore | None = None, watch: Callable[[Any], None] | None = None
+    *,
+    json_response: bool,
+    items: int = ITEMS,
+    events: EventStore | None = None,
+    watch: Callable[[Any], None] | None = None,
 ) -> AsyncGenerator[Large]:
     """Such a server behind a port."""
     tasks = Tasks(settings=QUICK)
@@ -71,8 +77,8 @@ async def large(
     app = server.streamable_http_app(json_response=json_response, event_store=events)
     async with serving_app(app) as base, http_client() as client:
         wire = HttpWire(f"{base}/mcp", client)
-        ended = await Tasking(wire).finish("rows", count=ITEMS)
-        assert ended["result"]["structuredContent"] == {"result": _items(ITEMS)}
+        ended = await Tasking(wire).finish("rows", count=items)
+        assert ended["result"]["structuredContent"] == {"result": _items(items)}
         yield Large(wire, tasks, ended["taskId"])
 
 
@@ -140,7 +146,7 @@ async def _work_on_the_loop(do: Callable[[], Awaitable[Any]]) -> float:
 
 @pytest.mark.parametrize("wire", ["the newest", "the older"])
 async def test_the_event_loop_writes_no_large_result(wire: str) -> None:
-    async with large(json_response=True) as server:
+    async with large(json_response=True, items=MANY) as server:
         kept = (await server.wire.send(server.poll())).result["result"]
         session, _ = await initialize(server.wire, NOTHING)
 
@@ -155,7 +161,6 @@ async def test_the_event_loop_writes_no_large_result(wire: str) -> None:
                     await own.raw_post(json.dumps(older), session.headers)
 
         began = time.thread_time()
-        for _ in range(3):
-            json.loads(json.dumps(kept))
+        json.loads(json.dumps(kept))
         by_hand = time.thread_time() - began
-        assert await _work_on_the_loop(ask) < by_hand
+        assert await _work_on_the_loop(ask) < 0.6 * by_hand
