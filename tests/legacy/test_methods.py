@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
@@ -15,7 +16,7 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import CallToolResult, ImageContent, TextContent
 
 from harness.http import HttpWire, initialize, serving
-from harness.rpc import INVALID_PARAMS, INVALID_REQUEST, PATIENCE, Reply, text_of
+from harness.rpc import INVALID_PARAMS, INVALID_REQUEST, PATIENCE, Reply, legacy_request, text_of
 from harness.schema import check_legacy_result
 from harness.server import CUSTOM_ERROR, QUICK, Desk, build
 from mcp_tasks import Tasks
@@ -28,6 +29,7 @@ from tests.legacy.tasking import RELATED, OldTasks, over_http
 pytestmark = pytest.mark.anyio
 
 REQUEST_CANCELLED = -32800
+ACCEPTED = "application/json, text/event-stream"
 
 
 def add_odd_tools(server: MCPServer[Any], tasks: Tasks) -> None:
@@ -306,3 +308,35 @@ async def test_a_question_that_the_client_cannot_be_asked_fails_in_the_words_of_
         assert "elicitation capability" in (await shy.until(task_id, "failed"))["statusMessage"]
         reply = await shy.ask("tasks/result", {"taskId": task_id})
         assert (reply.code, reply.error["data"]) == (INVALID_REQUEST, {"_meta": {RELATED: {"taskId": task_id}}})
+
+
+async def test_a_request_for_a_result_that_is_cancelled_is_told_from_a_task_that_is() -> None:
+    async with served() as wire:
+        session, _ = await initialize(wire, {"elicitation": {}})
+        old = OldTasks(session)
+        task_id = (await old.create("ask_name"))["taskId"]
+        wanted = legacy_request("tasks/result", {"taskId": task_id})
+
+        async def cancel() -> None:
+            params = {"requestId": wanted["id"]}
+            withdrawn = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params}
+            await wire.raw_post(json.dumps(withdrawn), session.headers)
+
+        async with (
+            anyio.create_task_group() as group,
+            wire.client.stream(
+                "POST",
+                wire.url,
+                content=json.dumps(wanted),
+                headers=[*session.headers, ("content-type", "application/json"), ("accept", ACCEPTED)],
+            ) as response,
+        ):
+            lines = response.aiter_lines()
+            group.start_soon(cancel)
+            with anyio.fail_after(PATIENCE):
+                told = [json.loads(line[5:]) async for line in lines if line.startswith("data: {")][-1]
+        assert told["error"] == {"code": REQUEST_CANCELLED, "message": "Request cancelled"}
+        assert (await old.get(task_id))["status"] != "cancelled"
+        await old.cancel(task_id)
+        error = (await old.ask("tasks/result", {"taskId": task_id})).error
+        assert (error["code"], error["data"]) == (REQUEST_CANCELLED, {"_meta": {RELATED: {"taskId": task_id}}})

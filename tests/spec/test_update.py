@@ -142,20 +142,21 @@ async def test_an_answer_that_is_no_answer_at_all_is_refused_and_the_question_st
 
 @pytest.mark.requirement("update/only-declared-kinds")
 @pytest.mark.parametrize(
-    ("tool", "declared", "missing"),
+    ("tool", "declared", "missing", "name"),
     [
-        ("ask_name", {}, {"elicitation": {}}),
-        ("ask_name", {"sampling": {}, "roots": {}}, {"elicitation": {}}),
-        ("ask_name", {"elicitation": {"url": {}}}, {"elicitation": {"form": {}}}),
-        ("ask_model", {"elicitation": {}, "roots": {}}, {"sampling": {}}),
-        ("ask_roots", {"elicitation": {}, "sampling": {}}, {"roots": {}}),
+        ("ask_name", {}, {"elicitation": {}}, "elicitation"),
+        ("ask_name", {"sampling": {}, "roots": {}}, {"elicitation": {}}, "elicitation"),
+        ("ask_name", {"elicitation": {"url": {}}}, {"elicitation": {"form": {}}}, "elicitation.form"),
+        ("ask_model", {"elicitation": {}, "roots": {}}, {"sampling": {}}, "sampling"),
+        ("ask_roots", {"elicitation": {}, "sampling": {}}, {"roots": {}}, "roots"),
     ],
     ids=["nothing", "others", "another mode", "no sampling", "no roots"],
 )
 async def test_a_client_is_never_asked_what_it_did_not_declare(
-    client: Tasking, tool: str, declared: dict[str, Any], missing: dict[str, Any]
+    client: Tasking, tool: str, declared: dict[str, Any], missing: dict[str, Any], name: str
 ) -> None:
     careful = client.declaring({**TASKS, **declared})
     task = await careful.until(await careful.create(tool), "failed")
     assert task["error"]["code"] == MISSING_CAPABILITY
     assert task["error"]["data"] == {"requiredCapabilities": missing}
+    assert f"did not declare the {name} capability" in task["error"]["message"]

@@ -24,9 +24,9 @@ from mcp_types import (
 )
 from pydantic import BaseModel, Field
 
-from harness.http import HttpWire, serving
+from harness.http import HttpWire, initialize, serving
 from harness.processes import ENVIRONMENT
-from harness.rpc import EVERYTHING, Tasking, accept, text_of
+from harness.rpc import EVERYTHING, Tasking, accept, legacy_request, text_of
 from harness.server import CUSTOM_ERROR, QUICK
 from mcp_tasks import Tasks
 from mcp_tasks.client import TasksClient
@@ -102,6 +102,10 @@ def build(tasks: Tasks) -> MCPServer[Any]:
     async def returns() -> str:
         return NAME
 
+    @server.tool()
+    async def returns_in_a_plain_call() -> str:
+        return NAME
+
     return server
 
 
@@ -173,6 +177,17 @@ async def test_a_result_is_not_touched_and_the_task_fails_and_says_why(client: T
     task = await client.until(await client.create("returns"), "failed")
     assert "not valid Unicode" in task["error"]["message"]
     assert _sent(task)
+
+
+async def test_the_sdk_sends_such_a_result_to_some_clients_and_not_to_others(client: Tasking, wire: HttpWire) -> None:
+    newest = await client.call("returns_in_a_plain_call")
+    assert text_of(newest) == NAME
+    with pytest.raises(UnicodeEncodeError):
+        _sent(newest)
+    session, _ = await initialize(wire, {})
+    called = legacy_request("tools/call", {"name": "returns_in_a_plain_call", "arguments": {}})
+    older = await wire.raw_post(json.dumps(called), session.headers)
+    assert '"result"' not in older.text
 
 
 async def test_over_stdio_nothing_of_it_disturbs_the_connection() -> None:

@@ -20,6 +20,7 @@ from pydantic import BaseModel
 
 from mcp_tasks.adapters.era import Era
 from mcp_tasks.adapters.sdk_listen import serve_listening, serve_other
+from mcp_tasks.adapters.spliced import is_part, parts_of
 from mcp_tasks.core.json import JsonObject
 from mcp_tasks.core.record import TaskRecord, TaskRequest
 from mcp_tasks.core.text import short_message
@@ -129,12 +130,17 @@ def request_of(
     )
 
 
-async def to_result(message: Message) -> dict[str, Any]:
-    """The message as the SDK wants it: a dict."""
+async def to_result(message: Message, ctx: RequestContext | None = None) -> dict[str, Any]:
+    """The message as the SDK wants it: a dict.
+
+    Args:
+        ctx: The request that is answered with it, if it is one.
+    """
     if message.large is None:
         return message.fields
     name, data = message.large
-    return {**message.fields, name: await decoded(data)}
+    parts = None if ctx is None or not is_part(data) else parts_of(ctx)
+    return {**message.fields, name: await decoded(data) if parts is None else parts.put(data)}
 
 
 class SdkAdapter:
@@ -254,7 +260,7 @@ class SdkAdapter:
         async def handler(ctx: RequestContext, _: AnyParams) -> HandlerResult:
             caller, params = caller_of(ctx), ctx.params or {}
             try:
-                return await to_result(await method(caller, params))
+                return await to_result(await method(caller, params), ctx)
             except RpcError as exc:
                 self._protocol.refused(caller, name, exc, task_id=params.get("taskId"))
                 raise to_mcp_error(exc) from exc

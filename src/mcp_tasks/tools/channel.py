@@ -192,10 +192,10 @@ def require_capability(question: InputRequest, declared: JsonObject) -> None:
     """
     name = _NEEDED[question.method]
     capability = declared.get(name)
-    required: dict[str, Any] = {name: {}}
+    required, missing = dict[str, Any]({name: {}}), name
     if name == "elicitation" and isinstance(capability, Mapping):
         mode = question.params.get("mode", "form")
-        required = {name: {mode: {}}}
+        required, missing = {name: {mode: {}}}, f"{name}.{mode}"
         # An empty object stands for form mode, which came first.
         if mode in capability or (mode == "form" and "url" not in capability):
             return
@@ -203,7 +203,7 @@ def require_capability(question: InputRequest, declared: JsonObject) -> None:
         return
     raise RpcError(
         MISSING_REQUIRED_CLIENT_CAPABILITY,
-        f"{_ASKS_WITH}{question.method}, and the client did not declare the {name} capability. "
+        f"{_ASKS_WITH}{question.method}, and the client did not declare the {missing} capability. "
         "Only a client that declares it can be asked.",
         {"requiredCapabilities": required},
     )

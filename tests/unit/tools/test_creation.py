@@ -17,7 +17,7 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import INVALID_PARAMS, MISSING_REQUIRED_CLIENT_CAPABILITY, InputRequiredResult
 
 from harness.waiting import eventually
-from mcp_tasks.core import JsonObject, TaskRecord, TaskStatus
+from mcp_tasks.core import InputRequest, JsonObject, TaskRecord, TaskStatus
 from mcp_tasks.core.actor import NOBODY
 from mcp_tasks.core.json_bytes import decode_json
 from mcp_tasks.core.record import Outcome
@@ -27,6 +27,7 @@ from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.stores.sqlite import SqliteStore
 from mcp_tasks.tools import CallAnswer, InlineResult, Question, answer_call
+from mcp_tasks.tools.channel import require_capability
 from tests.unit.tooling import (
     CAN_BE_ASKED,
     LIMIT,
@@ -383,3 +384,11 @@ async def test_a_task_is_announced_however_long_the_store_takes_to_be_there_agai
         created = await calling
         assert isinstance(created, TaskRecord)
         assert (await runtime.get(created.id, owner="ada")).announced
+
+
+@pytest.mark.parametrize(("mode", "declared"), [("url", {"form": {}}), ("form", {"url": {}}), ("url", {})])
+def test_what_is_said_to_be_missing_is_the_mode_where_others_are_declared(mode: str, declared: dict[str, Any]) -> None:
+    question = InputRequest(method="elicitation/create", params={"mode": mode, "message": "?"})
+    with pytest.raises(RpcError, match=rf"did not declare the elicitation\.{mode} capability") as refused:
+        require_capability(question, {"elicitation": declared})
+    assert refused.value.data == {"requiredCapabilities": {"elicitation": {mode: {}}}}

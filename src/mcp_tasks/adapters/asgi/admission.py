@@ -56,18 +56,20 @@ class Sifted(NamedTuple):
         name: What is named in `Mcp-Name`, if anything.
         is_plain: Whether there is none that is rare, none twice that readers would disagree about, and none that says
             that the body is large.
+        has_params: Whether there are arguments of a tool, which the SDK compares on calls of tools and on nothing else.
     """
 
     judged: Judged
     name: bytes | None
     is_plain: bool
+    has_params: bool
 
 
 def sift(headers: Iterable[Sequence[bytes]], largest: int) -> Sifted:
     """Go through the headers of a request, whose body may have so many bytes."""
     judged: list[tuple[bytes, bytes]] = []
     name: bytes | None = None
-    is_plain = True
+    is_plain, has_params = True, False
     for header, value in headers:
         if header in _JUDGED:
             judged.append((header, value))
@@ -76,9 +78,11 @@ def sift(headers: Iterable[Sequence[bytes]], largest: int) -> Sifted:
             name = value
         elif header == b"content-length":
             is_plain = is_plain and value.isdigit() and len(value) <= _DIGITS and int(value) <= largest
-        elif header == b"transfer-encoding" or header.startswith(_PARAM):
+        elif header == b"transfer-encoding":
             is_plain = False
-    return Sifted(tuple(judged), name, is_plain)
+        elif header.startswith(_PARAM):
+            has_params = True
+    return Sifted(tuple(judged), name, is_plain, has_params)
 
 
 class Remembered(Generic[VerdictT]):

@@ -21,6 +21,7 @@ from mcp_tasks.adapters.asgi.standing import Standing
 from mcp_tasks.adapters.asgi.tracing import note_failure, traced
 from mcp_tasks.adapters.asgi.wire import RpcRequest, parse_request
 from mcp_tasks.adapters.sdk import RequestHandler, connection_of, modern_caller
+from mcp_tasks.adapters.spliced import take_parts
 from mcp_tasks.protocol import Caller, TasksProtocol
 from mcp_tasks.telemetry.provider import is_traced
 
@@ -134,8 +135,13 @@ class _App:
             handed_over = False
         if handed_over:
             # Out of the block above: what goes wrong in there has nothing to do with what was looked at here.
-            await self._app(scope, receive, send)
+            await self._app(scope, receive, self._send_with_parts(scope, send))
         return stream
+
+    def _send_with_parts(self, scope: Scope, send: Send) -> Send:
+        """What the SDK answers a request with. Whoever else looks at answers is to see all of them."""
+        is_post = scope["type"] == "http" and scope["method"] == "POST"
+        return take_parts(scope, send) if is_post and self._standing.serves("tasks/get") else send
 
     async def _admit(self, scope: Scope) -> Admitted:
         """See from the headers alone whether the request may be answered here."""
@@ -154,7 +160,7 @@ class _App:
         if not sifted.is_plain or (admitted.method == "subscriptions/listen" and not admitted.takes_streams):
             raise HandedOver(Handover.HEADERS)
         if admitted.method == "tools/call":
-            if sifted.name is None:
+            if sifted.name is None or sifted.has_params:
                 raise HandedOver(Handover.HEADERS)
             if self._way.is_plain(sifted.name.decode("latin-1")):
                 raise HandedOver(Handover.OTHER_METHOD)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable
 from typing import Any
 
@@ -10,6 +11,8 @@ from mcp_types import INVALID_PARAMS, METHOD_NOT_FOUND
 from mcp_tasks.adapters.era import EraParts, RequestContext
 from mcp_tasks.adapters.exchange import exchange_of
 from mcp_tasks.adapters.sdk import caller_of
+from mcp_tasks.adapters.spliced import with_parts
+from mcp_tasks.core.json_bytes import is_large
 from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.errors import UsageError
@@ -92,7 +95,9 @@ class Methods:
             raise render_error(record, body)
         if outcome.meta is not None:
             body["_meta"] = await decoded(outcome.meta)
-        return render_result(record, body)
+        if not is_large(body):
+            return render_result(record, body)
+        return await with_parts(ctx, await asyncio.to_thread(render_result, record, body))
 
     async def list(self, ctx: RequestContext) -> dict[str, Any]:
         """`tasks/list`: the caller's tasks, a page at a time."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from mcp_types import INTERNAL_ERROR
 from mcp_types import methods as mcp_methods
@@ -26,6 +26,11 @@ from mcp_tasks.legacy.shapes import (
 from mcp_tasks.protocol.errors import RpcError
 from mcp_tasks.tools.channel import in_older_words
 from mcp_tasks.wire.render import progress_meta, status_message
+
+_LISTS: Final = ("content", "messages", "contents")
+"""What may be long in a result, and is validated part by part: in between, other threads have their turn."""
+
+_BATCH: Final = 500
 
 
 def render_task(record: TaskRecord, now: datetime) -> dict[str, Any]:
@@ -89,8 +94,15 @@ def _shaped(method: str, result: JsonObject) -> dict[str, Any]:
     fields = dict(result)
     # It may be nearly all of a result, and in this era it is an object of which the schema says no more.
     structured = fields.pop("structuredContent", None) if isinstance(fields.get("structuredContent"), dict) else None
+    long = [name for name in _LISTS if isinstance(fields.get(name), list) and len(fields[name]) > _BATCH]
+    rest = {**fields, **{name: list[Any]() for name in long}}
     try:
-        shaped = mcp_methods.serialize_server_result(method, VERSION, fields)
+        shaped = mcp_methods.serialize_server_result(method, VERSION, rest)
+        for name in long:
+            items = cast("list[Any]", fields[name])
+            batches = [items[start : start + _BATCH] for start in range(0, len(items), _BATCH)]
+            parts = [mcp_methods.serialize_server_result(method, VERSION, {**rest, name: batch}) for batch in batches]
+            shaped[name] = [item for part in parts for item in part[name]]
     except ValidationError:
         raise RpcError(INTERNAL_ERROR, "Handler returned an invalid result") from None
     return shaped if structured is None else {**shaped, "structuredContent": structured}
