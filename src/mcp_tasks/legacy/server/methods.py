@@ -61,7 +61,7 @@ class Methods:
         # Whoever waits here is told all the while.
         record, session = await self._find(ctx, until_answered=False)
         if not record.is_final:
-            with refusing():
+            with refusing(), self._parts.protocol.limiting.waiting(record.owner):
                 record = await self._relay.until_final(ctx, record, session)
         with refusing():
             async with self._parts.protocol.limiting.unread.turn(record.owner):
