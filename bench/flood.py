@@ -40,6 +40,7 @@ OPEN: Final = Limits(
     owner_stored_bytes=None,
     owner_streams=None,
     owner_sessions=None,
+    owner_waits=None,
     owner_unread_bytes=None,
     owner_creates=None,
     owner_requests=None,

@@ -303,6 +303,38 @@ async def test_a_question_stays_open_for_so_long() -> None:
         assert failed["error"]["data"] == {"reason": "max_wait"}
 
 
+# Waiting
+
+
+async def test_an_owner_has_so_many_requests_that_wait() -> None:
+    store = MemoryStore()
+    async with (
+        limited(Limits(owner_waits=2, **UNPACED), store=store, companions="always") as server,
+        http_session(server.wire.as_user("alice")) as alice,
+        http_session(server.wire.as_user("bob")) as bob,
+    ):
+        task_id = await alice.start("gated")
+        waiting = [alice.begin("tools/call", {"name": "gated", "arguments": {"note": n}}) for n in range(2)]
+        with anyio.fail_after(30):
+            while (await store.usage("limited", EVERYBODY)).open_tasks < 3:  # noqa: ASYNC110
+                await anyio.sleep(0.02)
+        # Refused is whatever would wait, and nothing is started.
+        refused = (await alice.call("gated", {"note": 3})).result
+        assert refused["isError"]
+        assert text_of(refused).startswith(
+            'The tool "gated" was not called: You have 2 requests waiting for tasks here'
+        )
+        assert (await store.usage("limited", EVERYBODY)).open_tasks == 3
+        assert (await alice.call("task_status", {"task_id": task_id})).result["isError"]
+        check_refused(await alice.result(task_id), "owner_waits", come_back=True)
+        assert (await alice.get(task_id))["status"] == "working"
+        his = bob.begin("tools/call", {"name": "gated", "arguments": {}})
+        server.gate.set()
+        for each in (*waiting, his):
+            assert text_of((await each.reply()).result) == "through"
+        assert text_of((await alice.result(task_id)).result) == "through"
+
+
 # Streams
 
 

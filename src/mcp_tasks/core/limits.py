@@ -51,6 +51,8 @@ class Limits:
             refused, and a task whose result would go beyond it fails. For the fleet.
         owner_streams: Streams of `subscriptions/listen` at a time, whatever they are about. For each process.
         owner_sessions: Sessions of versions before 2026-07-28 over HTTP, at a time. For each process.
+        owner_waits: Requests that wait for tasks at a time: calls by callers without tasks, `task_status`, and
+            `tasks/result` of 2025-11-25. For each process.
         owner_unread_bytes: Bytes of large responses over HTTP, of more than 64 KiB each, that were asked for and have
             not been read yet. A single one may be larger. For each process.
         owner_creates: New tasks a second, with as many at once. For each process.
@@ -97,6 +99,7 @@ class Limits:
     owner_stored_bytes: int | None = 256 * MIB
     owner_streams: int | None = 16
     owner_sessions: int | None = 100
+    owner_waits: int | None = 200
     owner_unread_bytes: int | None = 64 * MIB
     owner_creates: float | None = 10
     owner_requests: float | None = 50

@@ -26,6 +26,7 @@ from mcp_tasks.fallback.mine import session_of
 from mcp_tasks.fallback.serving import ServingParts, WaitingRequest
 from mcp_tasks.fallback.ways import Fallback
 from mcp_tasks.protocol import Caller
+from mcp_tasks.protocol.errors import refusing
 from mcp_tasks.protocol.idempotency import CallKey
 from mcp_tasks.runtime.launching import new_task_id
 from mcp_tasks.tools.channel import UNKNOWN_CLIENT
@@ -80,14 +81,19 @@ class FallbackCalls:
         waiting = WaitingRequest(self._parts, call.ctx, call.caller, call.ways, at_end=plain_answer, joins=joins)
         brought = None if waiting.leg is None else waiting.leg.brought
         if brought is not None and brought.task_id is not None:
-            return await self._resume(call, waiting, brought.task_id)
+            # Refused with an error of the protocol: to a model, it would sound as if the tool had not been called.
+            with ExitStack() as waits:
+                with refusing():
+                    waits.enter_context(self._parts.limiting.waiting(call.owner, again=True))
+                return await self._resume(call, waiting, brought.task_id)
         if call.settle is not None and waiting.leg is not None:
             settled = await call.settle()
             if isinstance(settled, InputRequiredResult):
                 return await waiting.ask_before(settled.model_dump(by_alias=True, mode="json", exclude_none=True))
             if settled is not None:
                 return settled
-        return await self._begin(call, waiting)
+        with self._parts.limiting.waiting(call.owner):
+            return await self._begin(call, waiting)
 
     async def wait_for(
         self,
@@ -105,9 +111,11 @@ class FallbackCalls:
 
         Raises:
             UnknownTask: The task is gone.
+            LimitExceeded: As many requests of its owner wait as may.
         """
         waiting = WaitingRequest(self._parts, ctx, caller, ways, at_end=told_answer, at_most=at_most, since=since)
-        return await waiting.go_on(record)
+        with self._parts.limiting.waiting(record.owner):
+            return await waiting.go_on(record)
 
     async def _begin(self, call: ToolCall, waiting: WaitingRequest) -> HandlerResult:
         task_id = new_task_id()

@@ -77,6 +77,7 @@ class FallbackRoom:
             ServingParts(
                 runtime=parts.runtime,
                 open_calls=open_calls,
+                limiting=parts.protocol.limiting,
                 hosts=KnownHosts(by_name=known, unknown=unknown),
                 stopping=parts.stopping,
                 is_stopping=is_stopping,

@@ -32,6 +32,7 @@ from mcp_tasks.fallback.waiting import wait_for
 from mcp_tasks.fallback.ways import Fallback
 from mcp_tasks.fallback.words import CompanionNames, handle_result
 from mcp_tasks.protocol import Caller, RpcError
+from mcp_tasks.protocol.limiting import Limiting
 from mcp_tasks.quiet import get_logger
 from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.tools.channel import require_capability
@@ -54,6 +55,7 @@ class ServingParts:
     """What requests that wait are given of their server.
 
     Attributes:
+        limiting: How many requests may wait.
         hosts: What is known of hosts.
         stopping: Returns when the process is told to stop.
         is_stopping: Whether it has been.
@@ -67,6 +69,7 @@ class ServingParts:
 
     runtime: Callable[[], TaskRuntime]
     open_calls: OpenCalls
+    limiting: Limiting
     hosts: KnownHosts
     stopping: Callable[[], Awaitable[object]]
     is_stopping: Callable[[], bool]

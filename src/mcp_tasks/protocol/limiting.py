@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Final, Literal, TypeAlias
 
@@ -314,17 +315,35 @@ class Limiting:
         advice = "end one with DELETE, or wait until one that is not used has expired"
         return self._hold("owner_sessions", owner, "sessions open here", advice, retry_after=60.0)
 
+    @contextmanager
+    def waiting(self, owner: str | None, *, again: bool = False) -> Generator[None]:
+        """While the block lasts, let a request of an owner wait for a task.
+
+        Args:
+            again: Whether it goes on with a call that was let in before. Twice as many may wait then: a refusal would
+                lose the call's result, and others may have begun meanwhile.
+
+        Raises:
+            LimitExceeded: As many wait as may.
+        """
+        advice = "wait until one of them is answered"
+        close = self._hold("owner_waits", owner, "requests waiting for tasks here", advice, times=2 if again else 1)
+        try:
+            yield
+        finally:
+            close()
+
     def _hold(
-        self, limit: str, owner: str | None, what: str, advice: str, retry_after: float = PATIENCE
+        self, limit: str, owner: str | None, what: str, advice: str, *, retry_after: float = PATIENCE, times: int = 1
     ) -> Callable[[], None]:
         most: int | None = getattr(self.limits, limit)
         if owner is None or most is None or owner == self._free:
             return _nothing
         held = self._held[limit]
-        if held[owner] >= most:
+        if held[owner] >= most * times:
             raise LimitExceeded(
                 limit,
-                f"You have {most} {what}, as many as you may have: {advice}",
+                f"You have {held[owner]} {what}, as many as you may have: {advice}",
                 retry_after=timedelta(seconds=retry_after),
             )
         held[owner] += 1

@@ -192,7 +192,8 @@ def require_capability(question: InputRequest, declared: JsonObject) -> None:
     """
     name = _NEEDED[question.method]
     capability = declared.get(name)
-    required, missing = dict[str, Any]({name: {}}), name
+    required: dict[str, Any] = {name: {}}
+    missing = name
     if name == "elicitation" and isinstance(capability, Mapping):
         mode = question.params.get("mode", "form")
         required, missing = {name: {mode: {}}}, f"{name}.{mode}"

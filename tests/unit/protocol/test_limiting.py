@@ -326,6 +326,22 @@ async def test_a_look_that_takes_long_is_made_less_often() -> None:
     assert usage.asked == 2
 
 
+async def test_a_call_that_goes_on_may_wait_where_no_new_one_may() -> None:
+    limiting = Limiting(Limits(owner_waits=1), free="me")
+    with limiting.waiting("alice"), limiting.waiting("bob"), limiting.waiting("me"), limiting.waiting("me"):
+        with pytest.raises(LimitExceeded, match="You have 1 requests waiting"), limiting.waiting("alice"):
+            pass
+        # Also this has an end.
+        with (
+            limiting.waiting("alice", again=True),
+            pytest.raises(LimitExceeded),
+            limiting.waiting("alice", again=True),
+        ):
+            pass
+    with limiting.waiting("alice"):
+        pass
+
+
 async def test_the_user_of_a_pipe_is_held_to_the_total_alone() -> None:
     limits = Limits(owner_open_tasks=1, owner_stored_bytes=1, owner_creates=1, owner_requests=1, owner_streams=1)
     quota, limiting = Quota(limits, Counted(), Ticking()), Limiting(limits, Ticking(), free="me")

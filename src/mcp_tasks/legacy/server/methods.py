@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
+from contextlib import nullcontext
 from typing import Any
 
 from mcp_types import INVALID_PARAMS, METHOD_NOT_FOUND
@@ -84,7 +85,9 @@ class Methods:
         # Whoever waits here is told all the while.
         record, session = await self._find(ctx, until_answered=False)
         with refusing():
-            record = await self._relay.until_final(ctx, record, session)
+            waits = nullcontext() if record.is_final else self._parts.protocol.limiting.waiting(record.owner)
+            with waits:
+                record = await self._relay.until_final(ctx, record, session)
             async with self._parts.protocol.limiting.unread.turn(record.owner):
                 outcome = hold(record.owner, [await outcome_of(self._parts.runtime(), record)])
         self._parts.protocol.saw(record, "tasks/result")
