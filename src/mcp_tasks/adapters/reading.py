@@ -9,7 +9,6 @@ and all that was held for it is free. One clock watches all responses; one that 
 from __future__ import annotations
 
 import asyncio
-import logging
 from contextvars import Context
 from typing import Any, Final, cast
 from weakref import WeakSet
@@ -27,8 +26,9 @@ from mcp_tasks.errors import LimitExceeded
 from mcp_tasks.protocol import Caller, TasksProtocol
 from mcp_tasks.protocol.errors import to_error_data
 from mcp_tasks.protocol.unread import Held, Unread, current_held
+from mcp_tasks.quiet import get_logger
 
-logger: Final = logging.getLogger(__name__)
+logger: Final = get_logger(__name__)
 
 PIECE: Final = 128 * 1024
 """Bytes of a large body that are handed to the server at a time."""

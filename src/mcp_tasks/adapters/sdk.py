@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, TypeAlias, cast
@@ -26,11 +25,12 @@ from mcp_tasks.core.record import TaskRecord, TaskRequest
 from mcp_tasks.core.text import short_message
 from mcp_tasks.protocol import Caller, Identity, Message, RpcError, TasksProtocol
 from mcp_tasks.protocol.outcome import decoded
+from mcp_tasks.quiet import get_logger
 from mcp_tasks.tools.creation import CallAnswer, InlineResult, Question
 from mcp_tasks.tools.sdk_errors import to_mcp_error
 from mcp_tasks.wire import EXTENSION_ID, IDEMPOTENCY_CAPABILITY, AnyParams
 
-logger: Final = logging.getLogger(__name__)
+logger: Final = get_logger(__name__)
 
 RequestContext: TypeAlias = ServerRequestContext[Any, Any]
 RequestHandler: TypeAlias = Callable[[RequestContext, Any], Awaitable[HandlerResult]]

@@ -196,7 +196,8 @@ def require_capability(question: InputRequest, declared: JsonObject) -> None:
     missing = name
     if name == "elicitation" and isinstance(capability, Mapping):
         mode = question.params.get("mode", "form")
-        required, missing = {name: {mode: {}}}, f"{name}.{mode}"
+        required = {name: {mode: {}}}
+        missing = f"{name}.{mode}"
         # An empty object stands for form mode, which came first.
         if mode in capability or (mode == "form" and "url" not in capability):
             return
