@@ -11,8 +11,8 @@ That logger is asked for its own level: a root logger at DEBUG shows no secrets.
 Names of tools, URIs of resources, ids and keys are the caller's, and are in log lines. So every module gets its logger
 from `get_logger`: a line has no line breaks, no control characters and no escape sequences of a terminal, and is cut.
 
-The SDK logs ids of sessions at INFO, and an id is enough to use a session that has no owner. A filter on its loggers leaves the
-beginning of it.
+The SDK logs ids of sessions at INFO, and an id is enough to use a session that has no owner. A filter on its loggers
+leaves the beginning of it.
 """
 
 from __future__ import annotations
