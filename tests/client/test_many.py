@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from harness.http import serving
-from harness.server import QUICK
+from harness.server import QUICK, UNPACED
 from mcp_tasks import Tasks
 from mcp_tasks.client import resume_task
 from mcp_tasks.testing import fixture_server
@@ -22,7 +22,7 @@ MANY = 200
 @pytest.mark.parametrize("push", [True, False], ids=["push", "polls"])
 async def test_two_hundred_calls_on_one_connection_all_get_their_result(push: bool) -> None:
     results: list[str] = []
-    server = fixture_server.build(Tasks("memory://", settings=QUICK, concurrency=MANY))
+    server = fixture_server.build(Tasks("memory://", settings=QUICK, limits=UNPACED, concurrency=MANY))
     async with serving(server) as wire, connect(wire.url, push=push) as client:
 
         async def call() -> None:
@@ -41,7 +41,7 @@ async def test_two_hundred_calls_on_one_connection_all_get_their_result(push: bo
 
 async def test_two_hundred_finished_tasks_are_collected_at_once() -> None:
     results: list[str] = []
-    server = fixture_server.build(Tasks("memory://", settings=QUICK))
+    server = fixture_server.build(Tasks("memory://", settings=QUICK, limits=UNPACED))
     async with serving(server) as wire, connect(wire.url) as client:
         ids = [(await begin(client, "noop")).id for _ in range(MANY)]
 
