@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
+import pickle
 import re
 import signal
 import weakref
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextvars import ContextVar
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -359,3 +361,70 @@ async def test_a_user_needs_no_more_than_the_page_says(server: Valkey, prefix: s
         await engine.submit("b", delay=timedelta(milliseconds=10))
         await work.until("end a", "end b")
         await engine.stop(LONG)
+
+
+class Planted:
+    """What runs code where it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self._path),)
+
+
+@pytest.mark.parametrize("part", ["args", "kwargs", "strike"])
+async def test_what_others_write_to_the_server_runs_no_code_here(
+    server: Valkey, prefix: str, redis: Redis, tmp_path: Path, part: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    planted, nothing = pickle.dumps(Planted(tmp_path / "ran")), pickle.dumps(())
+    sender = make_engine(server.url, prefix)
+    await sender.start(None)
+    await sender.submit("first")
+    [stream] = [str(key) for key in await redis.keys(f"{{{prefix}}}*") if str(key).endswith(":stream")]
+    message: dict[Any, Any] = {
+        "key": "no key of ours",
+        "when": datetime.now(UTC).isoformat(),
+        "function": "run",
+        "args": planted if part == "args" else nothing,
+        "kwargs": planted if part == "kwargs" else pickle.dumps({}),
+        "attempt": "1",
+        "generation": "0",
+    }
+    strike: dict[Any, Any] = {"direction": "strike", "function": "another", "operator": "==", "value": planted}
+    if part == "strike":
+        await redis.xadd(stream.removesuffix(":stream") + ":strikes", strike)
+    else:
+        await redis.xadd(stream, message)
+    try:
+        async with at_work(make_engine(server.url, prefix)) as work:
+            work.end("first", "second")
+            await work.until("end first")
+            await sender.submit("second")
+            await work.until("end second")
+            if part != "strike":
+                await eventually(lambda: "is passed over" in caplog.text, WAIT)
+                # It is not read again and again.
+                await eventually_empty(redis, stream)
+        assert sorted(work.started) == ["first", "second"]
+    finally:
+        assert not (tmp_path / "ran").exists()
+        await sender.stop(LONG)
+
+
+async def eventually_empty(redis: Redis, stream: str) -> None:
+    with anyio.fail_after(WAIT):
+        while await redis.xlen(stream):  # noqa: ASYNC110 - another process empties it
+            await anyio.sleep(0.01)
+
+
+async def test_any_id_is_carried(server: Valkey, prefix: str) -> None:
+    ids = ["task/with/slashes", "per%cent", "☃", "lone \ud800", " ", "x" * 300]
+    async with at_work(make_engine(server.url, prefix)) as work:
+        work.end(*ids)
+        sender = make_engine(server.url, prefix)
+        await sender.start(None)
+        for task_id in ids:
+            await sender.submit(task_id)
+        await work.until(*(f"end {task_id}" for task_id in ids))
+        await sender.stop(LONG)

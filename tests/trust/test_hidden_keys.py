@@ -98,7 +98,7 @@ async def opened_store(url: str, cipher: Cipher | None) -> Store:
     return store
 
 
-async def make_tasks(url: str, cipher: Cipher) -> list[str]:
+async def make_tasks(url: str, cipher: Cipher | None) -> list[str]:
     """The ids of tasks under keys of every kind: those that a second process is to find."""
     async with opened("sdk", store=store_from_url(url, cipher)) as (scene, caller):
 
@@ -145,10 +145,19 @@ async def test_no_key_says_anything_of_a_call_in_an_encrypted_store(url: str) ->
     assert [guess for guess in guesses if guess in found] == []
 
 
-async def test_calls_come_to_the_same_tasks_when_encryption_is_turned_on_and_keys_change(url: str) -> None:
+@pytest.mark.parametrize("encrypted", [False, True], ids=["turned on", "another key"])
+async def test_calls_come_to_the_same_tasks_when_encryption_is_turned_on_and_keys_change(
+    url: str, encrypted: bool
+) -> None:
     old, new = new_key(), new_key()
-    found = await make_tasks(url, Keyring(old))
+    found = await make_tasks(url, Keyring(old) if encrypted else None)
+    before = store_from_url(url, Keyring(old) if encrypted else None)
+    await before.open("keyed")
+    secret = await before.note("keyed", NOTE)
+    await before.close()
     await encrypt_store(url, Keyring([new, old]), watch=0.1)
+    assert secret is not None
+    assert secret not in kept(url), "it is sealed with the rest"
     async with opened("sdk", store=store_from_url(url, Keyring(new))) as (scene, caller):
         assert await ids_of(scene, caller) == found
         assert not scene.runs

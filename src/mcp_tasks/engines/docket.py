@@ -33,6 +33,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from mcp_tasks.core.values import check_number
 from mcp_tasks.engines.base import Abilities, Lane, Route, Serves
+from mcp_tasks.engines.docket_plain import PlainDocket, key_of
 from mcp_tasks.engines.docket_quiet import quiet_context
 from mcp_tasks.engines.docket_reader import BUSY, REST, Deliveries, Handler, Reader
 from mcp_tasks.engines.docket_server import FAULTS, Server
@@ -296,8 +297,7 @@ class DocketCarrier:
 
     async def _add(self, name: str, task_id: str) -> None:
         async def add(docket: Docket) -> None:
-            # A key of its own for each: Docket drops what has the key of something that still runs.
-            await docket.add(RUN, key=uuid4().hex)(task_id)
+            await docket.add(RUN, key=key_of(task_id))()
 
         await self._write(name, add)
 
@@ -323,7 +323,7 @@ class DocketCarrier:
             if self._is_stale:
                 await self._let_go()
             if name not in self._dockets:
-                docket = Docket(
+                docket = PlainDocket(
                     name=name,
                     url=self._server.url_for_docket,
                     # Who reads is nobody's business; by itself Docket would tell every two seconds.

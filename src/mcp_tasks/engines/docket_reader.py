@@ -51,7 +51,9 @@ class Reader:
             self.pause()
 
     async def handle(self, *args: str) -> None:
-        """Handle what has arrived."""
+        """Handle what has arrived; nothing that is none of ours."""
+        if not args:
+            return
         self._at_work += 1
         try:
             await self._handler(*args)
