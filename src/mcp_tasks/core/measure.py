@@ -39,14 +39,15 @@ def is_deeper(value: JsonValue, most: int) -> bool:
 
 def count_values(value: JsonValue, most: int) -> int:
     """How many values there are in the value, itself included; counted no further than to `most` and one more."""
-    count, waiting = 1, [cast("Any", value)]
+    count = 1
+    waiting: list[Any] = [value]
     while waiting and count <= most:
         item = waiting.pop()
         if isinstance(item, _CONTAINERS):
             container = cast("dict[Any, Any] | list[Any]", item)
             count += len(container)
             if count <= most:
-                waiting += _items(container)
+                waiting.extend(_items(container))
     return min(count, most + 1)
 
 

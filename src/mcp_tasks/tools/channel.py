@@ -187,10 +187,12 @@ def require_capability(question: InputRequest, declared: JsonObject) -> None:
     """
     name = _NEEDED[question.method]
     capability = declared.get(name)
-    required, missing = dict[str, Any]({name: {}}), name
+    required: dict[str, Any] = {name: {}}
+    missing = name
     if name == "elicitation" and isinstance(capability, Mapping):
         mode = question.params.get("mode", "form")
-        required, missing = {name: {mode: {}}}, f"{name}.{mode}"
+        required = {name: {mode: {}}}
+        missing = f"{name}.{mode}"
         # An empty object stands for form mode, which came first.
         if mode in capability or (mode == "form" and "url" not in capability):
             return
