@@ -315,7 +315,7 @@ async def test_a_request_for_a_result_that_is_cancelled_is_told_from_a_task_that
         session, _ = await initialize(wire, {"elicitation": {}})
         old = OldTasks(session)
         task_id = (await old.create("ask_name"))["taskId"]
-        wanted = legacy_request("tasks/result", {"taskId": task_id})
+        wanted, told = legacy_request("tasks/result", {"taskId": task_id}), list[Any]()
 
         async def cancel() -> None:
             params = {"requestId": wanted["id"]}
@@ -334,8 +334,8 @@ async def test_a_request_for_a_result_that_is_cancelled_is_told_from_a_task_that
             lines = response.aiter_lines()
             group.start_soon(cancel)
             with anyio.fail_after(PATIENCE):
-                told = [json.loads(line[5:]) async for line in lines if line.startswith("data: {")][-1]
-        assert told["error"] == {"code": REQUEST_CANCELLED, "message": "Request cancelled"}
+                told += [json.loads(line[5:]) async for line in lines if line.startswith("data: {")]
+        assert told[-1]["error"] == {"code": REQUEST_CANCELLED, "message": "Request cancelled"}
         assert (await old.get(task_id))["status"] != "cancelled"
         await old.cancel(task_id)
         error = (await old.ask("tasks/result", {"taskId": task_id})).error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -137,7 +137,7 @@ async def test_middleware_of_the_author_sees_all_of_a_result() -> None:
         assert seen[1]["structuredContent"] == older["structuredContent"]
 
 
-async def _work_on_the_loop(do: Callable[[], Awaitable[Any]]) -> float:
+async def _work_on_the_loop(do: Callable[[], Coroutine[Any, Any, None]]) -> float:
     """Processor seconds that the event loop's thread takes for it, its client in another one."""
     began = time.thread_time()
     await asyncio.create_task(asyncio.to_thread(asyncio.run, do()))

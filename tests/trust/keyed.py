@@ -168,11 +168,11 @@ class ModernDoor:
 
 @dataclass
 class LegacyDoor:
-    """Calls of the wire of 2025-11-25, as tasks or not."""
+    """Calls of the wire of 2025-11-25, as tasks or not. Each user has a session."""
 
     wire: HttpWire
-    session: LegacyHttpWire
     as_tasks: bool
+    sessions: dict[str | None, LegacyHttpWire] = field(default_factory=dict)
 
     async def call(self, tool: str, key: object = None, *, user: str | None = None, **arguments: Any) -> Reply:
         params: dict[str, Any] = {"name": tool, "arguments": arguments}
@@ -183,7 +183,9 @@ class LegacyDoor:
         self.wire.client.headers["x-user"] = user or ""
         if user is None:
             del self.wire.client.headers["x-user"]
-        return await self.session.ask("tools/call", params)
+        if user not in self.sessions:
+            self.sessions[user], _ = await initialize(self.wire, {"elicitation": {}})
+        return await self.sessions[user].ask("tools/call", params)
 
 
 DOORS: Final = ("short", "sdk", "without tasks", "older tasks", "older, without tasks")
@@ -196,8 +198,7 @@ async def opened(door: str, **options: Any) -> AsyncGenerator[tuple[Scene, Any]]
     scene = build(short_way=door == "short", **options)
     async with serving(scene.server, json_response=True) as wire:
         if door.startswith("older"):
-            session, _ = await initialize(wire, {"elicitation": {}})
-            yield scene, LegacyDoor(wire, session, as_tasks=door == "older tasks")
+            yield scene, LegacyDoor(wire, as_tasks=door == "older tasks")
         else:
             yield scene, ModernDoor(wire, {"elicitation": {}} if door == "without tasks" else EVERYTHING)
 

@@ -47,7 +47,7 @@ def count_values(value: JsonValue, most: int) -> int:
             container = cast("dict[Any, Any] | list[Any]", item)
             count += len(container)
             if count <= most:
-                waiting += _items(container)
+                waiting.extend(_items(container))
     return min(count, most + 1)
 
 

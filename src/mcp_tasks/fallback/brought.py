@@ -17,9 +17,10 @@ import anyio
 from mcp_tasks.core.json import JsonObject
 from mcp_tasks.core.pacing import backoff
 from mcp_tasks.core.record import TaskRecord
-from mcp_tasks.errors import StoreUnavailable
+from mcp_tasks.errors import AnswerRefused, StoreUnavailable
 from mcp_tasks.fallback.later import Later
-from mcp_tasks.protocol.taking import misfit, take_answer
+from mcp_tasks.protocol.answers import answers_to
+from mcp_tasks.protocol.taking import misfits, take_answer
 from mcp_tasks.quiet import get_logger
 from mcp_tasks.runtime import TaskRuntime
 
@@ -64,8 +65,10 @@ class BroughtAnswers:
         """
         brought = params.get("inputResponses")
         answers: Mapping[str, Any] = cast("Mapping[str, Any]", brought) if isinstance(brought, Mapping) else {}
-        for key in record.inputs.outstanding.keys() & answers.keys():
-            self._write(record, key, answers[key])
+        # One that is being written is there already: the first counts.
+        new = {key: each for key, each in answers_to(record, answers).items() if (record.id, key) not in self._writing}
+        for key, refused in misfits(record, new, self._runtime().limits).items():
+            self._write(record, key, refused or new[key])
         outstanding = ((record.id, key) for key in record.inputs.outstanding)
         writing = [self._writing[which] for which in outstanding if which in self._writing]
         if not writing:
@@ -73,11 +76,8 @@ class BroughtAnswers:
         _, unwritten = await asyncio.wait(writing, timeout=None if limit is None else limit.total_seconds())
         return not unwritten
 
-    def _write(self, record: TaskRecord, key: str, answer: Any) -> None:
-        """Begin to write an answer down, unless one is being written: the first counts."""
+    def _write(self, record: TaskRecord, key: str, answer: dict[str, Any] | AnswerRefused) -> None:
+        """Begin to write an answer down."""
         which = (record.id, key)
-        if which in self._writing:
-            return
-        taken = take_answer(self._runtime, record, key, misfit(record, key, answer, self._runtime().limits) or answer)
-        self._writing[which] = self._later.do(taken)
+        self._writing[which] = self._later.do(take_answer(self._runtime, record, key, answer))
         self._writing[which].add_done_callback(lambda _: self._writing.pop(which))

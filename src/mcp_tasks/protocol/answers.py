@@ -83,8 +83,8 @@ class AnswerCheck:
             LimitExceeded: An answer is too large, or nested too deeply.
         """
         answers = answers_to(record, self._answers)
-        if self._limits is not None and _value_count(answers) > MOST_VALUES:
-            raise AnswerMisfit(f"The answers of an update may have {MOST_VALUES:,} values in all, and these have more")
+        if self._limits is not None:
+            check_count(answers)
         for key in sorted(answers):
             request = record.inputs.outstanding[key]
             if self._fitting.get(key) != request:
@@ -110,6 +110,16 @@ def answers_to(record: TaskRecord, answers: Mapping[str, Any]) -> dict[str, Any]
     """Those of the answers that are to open questions. The others are not even gone through: there may be hundreds of
     thousands."""
     return {key: answers[key] for key in record.inputs.outstanding if key in answers}
+
+
+def check_count(answers: Mapping[str, Any]) -> None:
+    """See that answers that came together are not too many values.
+
+    Raises:
+        AnswerMisfit: They are.
+    """
+    if _value_count(answers) > MOST_VALUES:
+        raise AnswerMisfit(f"The answers of a request may have {MOST_VALUES:,} values in all, and these have more")
 
 
 def turns_of(answers: Mapping[str, Any]) -> int:

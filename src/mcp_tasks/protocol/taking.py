@@ -7,7 +7,7 @@ see, as in a plain call, and a store that is away is waited for.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any, Final
 
@@ -19,7 +19,7 @@ from mcp_tasks.core.pacing import backoff
 from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.core.text import short_message
 from mcp_tasks.errors import AnswerRefused, LimitExceeded, StoreError, TasksError, ValueNotStorable
-from mcp_tasks.protocol.answers import check_answers
+from mcp_tasks.protocol.answers import AnswerMisfit, check_answers, check_count
 from mcp_tasks.protocol.errors import RpcError
 from mcp_tasks.quiet import get_logger
 from mcp_tasks.runtime import TaskRuntime
@@ -27,6 +27,15 @@ from mcp_tasks.runtime import TaskRuntime
 logger: Final = get_logger(__name__)
 
 _NOT_STORABLE: Final = AnswerRefused(INTERNAL_ERROR, "The client's answer cannot be stored")
+
+
+def misfits(record: TaskRecord, answers: Mapping[str, Any], limits: Limits) -> dict[str, AnswerRefused | None]:
+    """What is wrong with each of the answers that came together to open questions, by their keys."""
+    try:
+        check_count(answers)
+    except AnswerMisfit as exc:
+        return dict.fromkeys(answers, AnswerRefused(INVALID_PARAMS, exc.message))
+    return {key: misfit(record, key, answer, limits) for key, answer in answers.items()}
 
 
 def misfit(record: TaskRecord, key: str, answer: Any, limits: Limits) -> AnswerRefused | None:

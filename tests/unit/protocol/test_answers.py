@@ -166,7 +166,7 @@ def test_answers_with_too_many_values_are_refused_before_they_are_looked_at() ->
 
 
 def test_of_many_problems_no_more_is_told_than_how_many_there_are() -> None:
-    roots = {"roots": [{} for _ in range(1_000)]}
+    roots: dict[str, list[dict[str, Any]]] = {"roots": [{} for _ in range(1_000)]}
     with pytest.raises(RpcError, match=r"does not fit: it has 1,000 problems"):
         check_answers(_asks({}, "roots/list"), {"q": roots}, Limits())
     with pytest.raises(RpcError, match=r"does not fit: roots\.0\.uri: Field required"):

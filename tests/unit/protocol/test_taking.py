@@ -10,7 +10,7 @@ from mcp_types import INVALID_PARAMS
 from mcp_tasks.core import InputBook
 from mcp_tasks.core.limits import Limits
 from mcp_tasks.errors import AnswerRefused
-from mcp_tasks.protocol.taking import misfit, take_answer
+from mcp_tasks.protocol.taking import misfit, misfits, take_answer
 from mcp_tasks.runtime import Ending, Run
 from mcp_tasks.testing import make_record
 from tests.unit.running import FailingStore, launch, ok, question, running, until_asking, until_final
@@ -64,3 +64,11 @@ def test_what_is_wrong_with_an_answer_is_for_its_tool_to_see() -> None:
     large = misfit(record, "q", {"action": "decline", "_meta": {"a": "x" * 100}}, Limits(answer_bytes=50))
     assert large is not None
     assert (large.code, "50" in large.message) == (INVALID_PARAMS, True)
+
+
+def test_answers_that_came_together_are_refused_together_where_they_are_too_many_values() -> None:
+    asked = InputBook().ask({"p": question("Sure?"), "q": question("Sure?")})
+    record, long = make_record(inputs=asked), {"action": "accept", "content": {"more": ["x"] * 1_500}}
+    assert misfits(record, {"p": long, "q": {"action": "decline"}}, Limits()) == {"p": None, "q": None}
+    refused = misfits(record, {"p": long, "q": long}, Limits())
+    assert all(each is not None and "2,000 values in all" in str(each) for each in refused.values())

@@ -103,7 +103,7 @@ def _checked(values: list[Annotated[str, AfterValidator(_short)]]) -> None: ...
 def _nested(values: list[list[int]]) -> None: ...
 
 
-TREE = {"name": "a", "kids": [{"name": "b", "kids": []}]}
+TREE: dict[str, Any] = {"name": "a", "kids": [{"name": "b", "kids": []}]}
 CASES: list[tuple[Callable[..., None], Any, Any]] = [
     (_points, {"x": 1}, {"x": "one"}),
     (_points, {"x": "1", "y": 2}, {"x": 1, "z": 1}),
