@@ -246,3 +246,16 @@ async def can_listen(wire: HttpWire, headers: Mapping[str, str]) -> bool:
     """Whether the session may have a stream of its own now."""
     async with wire.client.stream("GET", wire.url, headers=headers, timeout=PATIENCE) as response:
         return response.status_code == 200
+
+
+async def test_a_session_goes_on_when_one_of_its_responses_was_given_up() -> None:
+    wanted = limits(owner_unread_bytes=3 * SIZE, read_wait=QUICK)
+    async with guarded(limits=wanted) as (wire, _), http_session(wire.as_user("ada")) as session:
+        ada, task_id = await large(wire)
+        message = json.dumps(legacy_request("tasks/result", {"taskId": task_id}))
+        async with deaf(wire.as_user("ada"), "POST", dict(session.headers()), message) as connection:
+            await connection.begun()
+            await until_refused(ada, task_id)
+            await until_answered(ada, task_id)
+            assert len(await connection.rest()) < BUFFERS
+        assert (await session.result(task_id)).result["content"] == [{"type": "text", "text": "x" * SIZE}]

@@ -87,10 +87,12 @@ class _ReadApp:
         response = _Response(self._readers, scope, send)
         token = current_held.set(response.held)
         try:
-            with response.scope:
-                await self._app(scope, receive, response.send)
+            await self._app(scope, receive, response.send)
+        except asyncio.CancelledError:
+            if not response.is_given_up or response.is_cancelled_by_others():
+                raise
         finally:
-            response.held.close()
+            response.close()
             current_held.reset(token)
         if response.refused is not None:
             # Nothing of the answer has been sent.
@@ -100,15 +102,16 @@ class _ReadApp:
 class _Response:
     """One response on its way."""
 
-    __slots__ = ("_clock", "_http", "_readers", "_send", "_start", "held", "refused", "scope")
+    __slots__ = ("_clock", "_http", "_readers", "_request", "_send", "_start", "held", "is_given_up", "refused")
 
     def __init__(self, readers: Readers, http: Scope, send: Send) -> None:
         self.held = Held(readers.unread)
-        self.scope = anyio.CancelScope()
         self.refused: LimitExceeded | None = None
+        self.is_given_up = False
         self._readers = readers
         self._clock = readers.clock
         self._http = http
+        self._request = asyncio.current_task()
         self._send = send
         self._start: Message | None = None
 
@@ -120,9 +123,11 @@ class _Response:
             return
         body = message.get("body", b"")
         if len(body) <= LARGE:
-            await self._send_start()
             await self._send_in_time(message)
-            return
+        else:
+            await self._send_large(message, body)
+
+    async def _send_large(self, message: Message, body: bytes) -> None:
         try:
             if not self.held.size:
                 self.held.take(self._readers.owner(self._http), len(body))
@@ -130,40 +135,46 @@ class _Response:
             if self._start is not None:
                 self.refused = exc
             logger.info("a response of %d bytes is not sent: %s", len(body), exc)
-            await self._give_up()
-        await self._send_start()
+            self.give_up()
+            # Until that arrives: the app may send from a task of its own.
+            await anyio.sleep_forever()
+        began = asyncio.get_running_loop().time()
         try:
-            await self._send_pieces(message, body)
+            for at in range(0, len(body), PIECE):
+                piece = {**message, "body": body[at : at + PIECE]}
+                if at + PIECE < len(body):
+                    piece["more_body"] = True
+                await self._send_in_time(piece, began + at / SLOWEST)
         finally:
             self.held.give_back()
 
-    async def _send_start(self) -> None:
-        if self._start is not None:
-            start, self._start = self._start, None
-            await self._send_in_time(start)
-
-    async def _send_pieces(self, message: Message, body: bytes) -> None:
-        began = asyncio.get_running_loop().time()
-        for at in range(0, len(body), PIECE):
-            piece = {**message, "body": body[at : at + PIECE]}
-            if at + PIECE < len(body):
-                piece["more_body"] = True
-            await self._send_in_time(piece, began + at / SLOWEST)
-
     async def _send_in_time(self, message: Message, since: float | None = None) -> None:
-        if self._clock is None:
-            await self._send(message)
-            return
-        self._clock.watch(self, since)
+        start, self._start = self._start, None
+        if self._clock is not None:
+            self._clock.watch(self, since)
         try:
+            if start is not None:
+                await self._send(start)
             await self._send(message)
         finally:
-            self._clock.leave(self)
+            if self._clock is not None:
+                self._clock.leave(self)
 
-    async def _give_up(self) -> None:
-        self.scope.cancel()
-        # Also where the app sends from a task of its own.
-        await anyio.sleep_forever()
+    def close(self) -> None:
+        """The response is over."""
+        self._request = None
+        self.held.close()
+
+    def give_up(self) -> None:
+        """Cancel the request."""
+        # Not by a cancel scope around every request: that takes as long as the answer to a poll.
+        if not self.is_given_up and self._request is not None:
+            self.is_given_up = True
+            self._request.cancel()
+
+    def is_cancelled_by_others(self) -> bool:
+        """Whether the request was cancelled for another reason as well."""
+        return self._request is not None and self._request.uncancel() > 0
 
 
 class _Clock:
@@ -207,7 +218,7 @@ class _Clock:
         for response in [each for each, since in self._since.items() if since <= late]:
             del self._since[response]
             logger.info("a client has not read its response for %g s: its connection is closed", self._wait)
-            response.scope.cancel()
+            response.give_up()
         if self._since:
             self._schedule(loop)
 
