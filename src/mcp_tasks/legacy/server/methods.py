@@ -15,6 +15,7 @@ from mcp_tasks.legacy.server.listing import tasks_in_session, tasks_of_owner
 from mcp_tasks.legacy.server.parse import parse_cursor, parse_task_id
 from mcp_tasks.legacy.server.relay import Relay
 from mcp_tasks.legacy.server.render import (
+    related,
     render_cancelled,
     render_detailed,
     render_error,
@@ -59,7 +60,7 @@ class Methods:
         """`tasks/result`: once the task has ended, what the request behind it would have been answered with."""
         # Whoever waits here is told all the while.
         record, session = await self._find(ctx, until_answered=False)
-        with refusing():
+        with related(record.id), refusing():
             record = await self._relay.until_final(ctx, record, session)
             outcome = await outcome_of(self._parts.runtime(), record)
         self._parts.protocol.saw(record, "tasks/result")
@@ -70,7 +71,8 @@ class Methods:
             raise render_error(record, body)
         if outcome.meta is not None:
             body["_meta"] = await decoded(outcome.meta)
-        return render_result(record, body)
+        with related(record.id):
+            return render_result(record, body)
 
     async def list(self, ctx: RequestContext) -> dict[str, Any]:
         """`tasks/list`: the caller's tasks, a page at a time."""
