@@ -22,6 +22,7 @@ from harness.server import CUSTOM_ERROR, QUICK, Desk, build
 from mcp_tasks import Tasks
 from mcp_tasks.core import TaskStatus
 from mcp_tasks.core.json_bytes import LARGE
+from mcp_tasks.legacy.shapes import unrelated_data
 from mcp_tasks.stores.memory import MemoryStore
 from mcp_tasks.testing import FakeClock
 from tests.legacy.tasking import RELATED, OldTasks, over_http
@@ -72,7 +73,8 @@ def add_odd_tools(server: MCPServer[Any], tasks: Tasks) -> None:
         """Say of another client what is said of this one where a question cannot be asked."""
         raise MCPError(-32021, "the other server's client cannot", {"requiredCapabilities": {"sampling": {}}})
 
-    for name, data in {"bare": None, "listed": [1, 2], "texted": "text", "odd_meta": {"_meta": 7, "a": 1}}.items():
+    odd: dict[str, Any] = {"texted": "text", "numbered": 0, "falsy": False, "odd_meta": {"_meta": 7, "a": 1}}
+    for name, data in {"bare": None, "listed": [1, 2], **odd}.items():
         server.add_tool(tasks.task(name=name)(_raising(data)), name=name)
 
 
@@ -129,19 +131,22 @@ async def test_the_result_is_that_of_the_plain_call_and_says_whose_it_is(tool: s
         ("breaks", {"hint": "ask again", "_meta": ...}),
         ("bare", {"_meta": ...}),
         ("lacks", {"requiredCapabilities": {"sampling": {}}, "_meta": ...}),
-        ("listed", [1, 2]),
-        ("texted", "text"),
-        ("odd_meta", {"_meta": 7, "a": 1}),
+        ("listed", {"data": [1, 2], "_meta": ...}),
+        ("texted", {"data": "text", "_meta": ...}),
+        ("numbered", {"data": 0, "_meta": ...}),
+        ("falsy", {"data": False, "_meta": ...}),
+        ("odd_meta", {"data": {"_meta": 7, "a": 1}, "_meta": ...}),
     ],
 )
-async def test_the_error_is_that_of_the_plain_call_and_its_data_says_whose_it_is_if_it_can(
-    tool: str, data: Any
+async def test_the_error_is_that_of_the_plain_call_and_its_data_says_whose_it_is(
+    tool: str, data: dict[str, Any]
 ) -> None:
     async with served() as wire:
         plain, task_id, result = await both_ways(await over_http(wire), tool, {})
-    if isinstance(data, dict) and data["_meta"] is ...:
-        data["_meta"] = {RELATED: {"taskId": task_id}}
-    assert result.error == {**plain.error, "data": data}
+    assert result.error == {**plain.error, "data": {**data, "_meta": {RELATED: {"taskId": task_id}}}}
+    # Our client gives its caller the data of the tool.
+    if "data" in data:
+        assert unrelated_data(result.error["data"]) == plain.error["data"]
 
 
 async def test_a_result_is_waited_for_and_can_be_had_again() -> None:

@@ -41,7 +41,11 @@ async def asks_nothing(*streams: Stream) -> None:
 
 
 def cancels(stream: Stream, request: dict[str, Any]) -> bool:
-    return any(message["params"]["requestId"] == request["id"] for message in stream.sent(CANCELLED))
+    """Whether a request of a task is cancelled, in a notification that names the task."""
+    related = {RELATED: request["params"]["_meta"][RELATED]}
+    told = [message["params"] for message in stream.sent(CANCELLED) if message["params"]["requestId"] == request["id"]]
+    assert all(params["_meta"] == related for params in told)
+    return bool(told)
 
 
 @asynccontextmanager

@@ -34,6 +34,8 @@ Language Server Protocol; no other error of a task has it, and `data.reason` say
 
 STATUS_NOTIFICATION: Final = "notifications/tasks/status"
 
+_WRAPPED: Final = "data"
+
 _INSTANTS: Final = ("createdAt", "lastUpdatedAt")
 
 
@@ -43,17 +45,25 @@ def related_task(task_id: str) -> dict[str, Any]:
 
 
 def related_data(task_id: str, data: Any) -> Any:
-    """The `data` of an error that ended a task, with the task in its `_meta` if there is room for one.
+    """The `data` of an error that ended a task, with the task in its `_meta`.
 
-    An error has no `_meta` of its own; and what its author put there arrives as it is.
+    An error has no `_meta` of its own. Data that has no room for one (a list, a text, a number, true or false, or an
+    object whose `_meta` is none) stands in `data.data`.
     """
-    if data is not None and not isinstance(data, Mapping):
-        return data
-    fields = cast("Mapping[str, Any]", data or {})
-    own: object = fields.get("_meta", {})
-    if not isinstance(own, Mapping):
-        return fields
+    given: object = {} if data is None else data
+    fields = cast("Mapping[str, Any]", given) if isinstance(given, Mapping) else None
+    own: object = None if fields is None else fields.get("_meta", {})
+    if fields is None or not isinstance(own, Mapping):
+        return {_WRAPPED: data, "_meta": related_task(task_id)}
     return {**fields, "_meta": {**cast("Mapping[str, Any]", own), **related_task(task_id)}}
+
+
+def unrelated_data(data: Any) -> Any:
+    """The data as the author of an error gave it, if it stands in `data.data`; any other as it is."""
+    fields = cast("Mapping[str, Any]", data if isinstance(data, Mapping) else {})
+    meta: object = fields.get("_meta")
+    is_wrapped = set(fields) == {_WRAPPED, "_meta"} and isinstance(meta, Mapping) and RELATED_TASK in meta
+    return fields[_WRAPPED] if is_wrapped else cast(object, data)
 
 
 def task_fields(record: TaskRecord, now: datetime, *, status: str, message: str | None) -> dict[str, Any]:

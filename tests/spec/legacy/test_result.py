@@ -31,13 +31,13 @@ def _without_related(message: dict[str, Any], task_id: str) -> dict[str, Any]:
 
 
 def _error_without_related(error: dict[str, Any], task_id: str) -> dict[str, Any]:
-    if isinstance(error.get("data"), list | str):
-        # There is no `_meta` in those, and what the tool said comes first.
-        return error
     meta = dict(error["data"]["_meta"])
     assert meta.pop(RELATED) == {"taskId": task_id}
-    data = {key: value for key, value in error["data"].items() if key != "_meta"} | ({"_meta": meta} if meta else {})
     rest = {key: value for key, value in error.items() if key != "data"}
+    if error["data"].keys() == {"data", "_meta"}:
+        # What has no `_meta` stands beside it.
+        return rest | {"data": error["data"]["data"]}
+    data = {key: value for key, value in error["data"].items() if key != "_meta"} | ({"_meta": meta} if meta else {})
     return rest | ({"data": data} if data else {})
 
 
@@ -60,9 +60,11 @@ async def test_the_result_is_what_the_plain_call_gives_on_every_transport(everyw
 
 
 @pytest.mark.requirement("older/related-task-on-errors", "older/same-error")
-async def test_an_error_whose_data_is_no_object_is_left_as_it_is(client: HttpClient) -> None:
+async def test_an_error_whose_data_is_no_object_names_its_task_beside_it(client: HttpClient) -> None:
     plain = (await client.call("breaks_with_list")).error
-    assert (await client.result(await client.start("breaks_with_list"))).error == plain
+    task_id = await client.start("breaks_with_list")
+    error = (await client.result(task_id)).error
+    assert error == {**plain, "data": {"data": ["first", 2], "_meta": {RELATED: {"taskId": task_id}}}}
     assert plain["data"] == ["first", 2]
 
 

@@ -39,7 +39,7 @@ from mcp_tasks.failure import is_over_limit
 from mcp_tasks.legacy.client.connection import Box, Connection
 from mcp_tasks.legacy.client.reading import mapping, read_task
 from mcp_tasks.legacy.client.slots import Bounded, Slots
-from mcp_tasks.legacy.shapes import RESULT_INTERRUPTED, related_data, related_task
+from mcp_tasks.legacy.shapes import RESULT_INTERRUPTED, related_data, related_task, unrelated_data
 from mcp_tasks.quiet import get_logger, short_id, what
 from mcp_tasks.wire.models import QUESTION_META_KEY
 from mcp_tasks.wire.parse import TaskSnapshot
@@ -317,7 +317,8 @@ class DrivenTask:
             outcome = await self._request("tasks/result")
             self._outcome = outcome
         if isinstance(outcome, ErrorData):
-            return replace(snapshot, error=outcome.model_dump(by_alias=True, mode="json", exclude_none=True))
+            error = outcome.model_copy(update={"data": unrelated_data(outcome.data)})
+            return replace(snapshot, error=error.model_dump(by_alias=True, mode="json", exclude_none=True))
         if snapshot.status is TaskStatus.FAILED and "content" not in outcome:
             # Some servers have nothing more to say of a failure than the state says.
             return replace(snapshot, error={"code": INTERNAL_ERROR, "message": snapshot.message or "The task failed"})

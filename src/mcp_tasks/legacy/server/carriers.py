@@ -10,7 +10,8 @@ from mcp_types import RequestId
 from mcp_tasks.adapters.sdk_listen import PlainNotification
 from mcp_tasks.core.inputs import InputRequest
 from mcp_tasks.core.text import valid_json
-from mcp_tasks.legacy.shapes import VERSION, related_task
+from mcp_tasks.errors import AnswerRefused
+from mcp_tasks.legacy.shapes import VERSION, related_task, unrelated_data
 from mcp_tasks.tools.client_stream import ClientStream
 from mcp_tasks.wire.models import QUESTION_META_KEY
 
@@ -45,7 +46,10 @@ class Carrier(ClientStream):
             AnswerRefused: The client answered with an error.
             StreamLost: It did not answer, and cannot any more.
         """
-        return await self.put(question.method, related_params(task_id, key, question))
+        try:
+            return await self.put(question.method, related_params(task_id, key, question))
+        except AnswerRefused as exc:
+            raise AnswerRefused(exc.code, exc.message, unrelated_data(exc.data)) from exc
 
     async def tell(self, method: str, params: dict[str, Any] | None) -> None:
         """Send a notification; nobody knows whether it arrives."""

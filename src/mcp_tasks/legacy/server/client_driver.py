@@ -1,6 +1,7 @@
 """Driving a task that a client hosts: create it, poll it, fetch its result. The requestor's side of 2025-11-25.
 
-A client is a stranger: what it says of its task is checked, and how often it wants to be asked has limits.
+A client is a stranger: what it says of its task is checked. It is polled at the interval that it suggests, however long
+that is, and from the first time on: the answer to the creation says how the task is.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from mcp_types import INVALID_PARAMS, REQUEST_TIMEOUT
 
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.errors import InvalidResponse, TaskWasCancelled, UnknownTask
-from mcp_tasks.legacy.shapes import read_task
+from mcp_tasks.legacy.shapes import read_task, unrelated_data
 from mcp_tasks.wire.parse import TaskSnapshot
 from mcp_tasks.wire.render import milliseconds
 
@@ -27,8 +28,7 @@ MAX_SILENCES: Final = 3
 
 DEFAULT_POLL: Final = timedelta(seconds=1)
 FASTEST_POLL: Final = timedelta(milliseconds=50)
-SLOWEST_POLL: Final = timedelta(minutes=1)
-"""What a client may suggest: neither a busy loop, nor a look that never comes."""
+"""Whatever a client suggests, this is no busy loop."""
 
 MAX_PAGES: Final = 1000
 """Pages of a listing: a client that never stops turning them is not followed further."""
@@ -45,6 +45,7 @@ class Driver:
 
     def __init__(self, send: Send) -> None:
         self._send = send
+        self._seen: dict[str, tuple[TaskSnapshot, float]] = {}
 
     async def create(self, method: str, params: Mapping[str, Any], ttl: timedelta | None) -> TaskSnapshot:
         """Have the client take a request as a task.
@@ -57,7 +58,7 @@ class Driver:
         created = result.get("task")
         if not isinstance(created, Mapping):
             raise InvalidResponse(f"the client declared tasks for {method}, and answered with something else")
-        return _checked(result["task"])
+        return self._saw(_checked(result["task"]))
 
     async def get(self, task_id: str) -> TaskSnapshot:
         """The task as it is now.
@@ -65,7 +66,7 @@ class Driver:
         Raises:
             UnknownTask: The client does not have it.
         """
-        return _same(task_id, await self._about(task_id, "tasks/get"))
+        return self._saw(_same(task_id, await self._about(task_id, "tasks/get")))
 
     async def cancel(self, task_id: str) -> TaskSnapshot:
         """Cancel the task.
@@ -75,7 +76,7 @@ class Driver:
             MCPError: The client refused, for one because it has ended.
         """
         try:
-            return _same(task_id, await self._send("tasks/cancel", {"taskId": task_id}, ANSWER_LIMIT))
+            return self._saw(_same(task_id, await self._send("tasks/cancel", {"taskId": task_id}, ANSWER_LIMIT)))
         except MCPError as exc:
             if exc.error.code != INVALID_PARAMS:
                 raise
@@ -97,7 +98,7 @@ class Driver:
             if not isinstance(cursor, str):
                 return
 
-    async def result(self, task_id: str, seen: TaskSnapshot | None = None) -> dict[str, Any]:
+    async def result(self, task_id: str) -> dict[str, Any]:
         """The result of the request, once the task has ended.
 
         Raises:
@@ -105,13 +106,23 @@ class Driver:
             TaskWasCancelled: It was cancelled.
             MCPError: The request ended in this error; or the client is gone.
         """
-        state = seen or await self.get(task_id)
+        if task_id not in self._seen:
+            await self.get(task_id)
+        state, at = self._seen[task_id]
         while not state.is_final:
-            await anyio.sleep(pause(state).total_seconds())
-            state = await self._look(task_id)
+            await anyio.sleep(at + pause(state).total_seconds() - anyio.current_time())
+            await self._look(task_id)
+            state, at = self._seen[task_id]
         if state.status is TaskStatus.CANCELLED:
             raise TaskWasCancelled(task_id, state.message)
-        return await self._send("tasks/result", {"taskId": task_id}, ANSWER_LIMIT)
+        try:
+            return await self._send("tasks/result", {"taskId": task_id}, ANSWER_LIMIT)
+        except MCPError as exc:
+            raise MCPError(exc.error.code, exc.error.message, unrelated_data(exc.error.data)) from exc
+
+    def _saw(self, state: TaskSnapshot) -> TaskSnapshot:
+        self._seen[state.id] = (state, anyio.current_time())
+        return state
 
     async def _look(self, task_id: str) -> TaskSnapshot:
         """Look at the task; one lost answer is not the end."""
@@ -153,5 +164,5 @@ def _checked(data: object) -> TaskSnapshot:
 
 
 def pause(state: TaskSnapshot) -> timedelta:
-    """How long to wait until the next look: what the client suggests, within reason."""
-    return min(max(state.poll_interval or DEFAULT_POLL, FASTEST_POLL), SLOWEST_POLL)
+    """How long to wait until the next look: as the client suggests."""
+    return max(state.poll_interval or DEFAULT_POLL, FASTEST_POLL)

@@ -258,9 +258,10 @@ async def _create(
         is_hosted = _why_not(ctx.session, *needed) is None
         return _in_task(ctx, method, {**asked, "task": task_params(ttl)} if is_hosted else asked, parse)
     _require(ctx.session, *needed)
+    driver = _driver(ctx)
     with for_tools():
-        created = await _driver(ctx).create(method, asked, ttl)
-    return _handle(ctx, created.id, parse)
+        created = await driver.create(method, asked, ttl)
+    return _handle(ctx, created.id, parse, driver)
 
 
 def _in_task(ctx: AnyContext, method: str, params: Mapping[str, Any], parse: Parse[T]) -> ClientTask[T]:
@@ -270,8 +271,8 @@ def _in_task(ctx: AnyContext, method: str, params: Mapping[str, Any], parse: Par
     return AskedInTask(ask, parse)
 
 
-def _handle(ctx: AnyContext, task_id: str, parse: Parse[T]) -> ClientTask[T]:
-    return ClientTask(_driver(ctx), task_id, parse, check_cancel=lambda: _require(ctx.session, "cancel"))
+def _handle(ctx: AnyContext, task_id: str, parse: Parse[T], driver: Driver | None = None) -> ClientTask[T]:
+    return ClientTask(driver or _driver(ctx), task_id, parse, check_cancel=lambda: _require(ctx.session, "cancel"))
 
 
 def _driver(ctx: AnyContext) -> Driver:

@@ -21,6 +21,7 @@ from mcp_tasks.legacy.server.listing import tasks_in_session, tasks_of_owner
 from mcp_tasks.legacy.server.parse import parse_cursor, parse_input, parse_task_id
 from mcp_tasks.legacy.server.relay import Relay
 from mcp_tasks.legacy.server.render import (
+    related,
     render_cancelled,
     render_detailed,
     render_error,
@@ -84,7 +85,7 @@ class Methods:
         """`tasks/result`: once the task has ended, what the request behind it would have been answered with."""
         # Whoever waits here is told all the while.
         record, session = await self._find(ctx, until_answered=False)
-        with refusing():
+        with related(record.id), refusing():
             waits = nullcontext() if record.is_final else self._parts.protocol.limiting.waiting(record.owner)
             with waits:
                 record = await self._relay.until_final(ctx, record, session)
@@ -98,9 +99,10 @@ class Methods:
             raise render_error(record, body)
         if outcome.meta is not None:
             body["_meta"] = await decoded(outcome.meta)
-        if not is_large(body):
-            return render_result(record, body)
-        return await with_parts(ctx, await asyncio.to_thread(render_result, record, body))
+        with related(record.id):
+            if not is_large(body):
+                return render_result(record, body)
+            return await with_parts(ctx, await asyncio.to_thread(render_result, record, body))
 
     async def list(self, ctx: RequestContext) -> dict[str, Any]:
         """`tasks/list`: the caller's tasks, a page at a time."""

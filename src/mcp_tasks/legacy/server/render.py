@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from datetime import datetime
 from typing import Any, Final, cast
 
-from mcp_types import INTERNAL_ERROR
+from mcp_types import INTERNAL_ERROR, INVALID_PARAMS
 from mcp_types import methods as mcp_methods
 from pydantic import ValidationError
 
@@ -76,6 +78,18 @@ def render_error(record: TaskRecord, error: JsonObject) -> RpcError:
     """The error of the request behind a task. Whose it is stands in `data._meta`, where `data` can take it."""
     error = in_older_words(error)
     return RpcError(error["code"], error["message"], related_data(record.id, error.get("data")))
+
+
+@contextmanager
+def related(task_id: str) -> Generator[None]:
+    """In here, the refusal of a request for a result names its task."""
+    try:
+        yield
+    except RpcError as exc:
+        if exc.code == INVALID_PARAMS:
+            # The task is gone, and that is said in the same words of every id.
+            raise
+        raise RpcError(exc.code, exc.message, related_data(task_id, exc.data)) from exc
 
 
 def render_cancelled(record: TaskRecord) -> RpcError:

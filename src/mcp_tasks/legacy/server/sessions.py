@@ -27,6 +27,7 @@ from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.legacy.server.asking import OpenQuestions
 from mcp_tasks.legacy.server.audience import Audience
+from mcp_tasks.legacy.server.cancels import AskedTasks
 from mcp_tasks.legacy.server.carriers import Carrier
 from mcp_tasks.legacy.server.notices import Notices
 from mcp_tasks.legacy.server.pushing import Followed, Pushes
@@ -62,6 +63,7 @@ class Session:
         id: What its tasks have as their session.
         own: Its own stream; None before its handshake is complete.
         resumed: The streams that its client has taken up again, as far as is known.
+        asked: Which questions it was sent over Streamable HTTP.
         followed: The tasks that it is told of: those that it has and that have not ended.
     """
 
@@ -69,6 +71,7 @@ class Session:
         self.id: str = secrets.token_urlsafe(16)
         self.own: Carrier | None = None
         self.resumed: Sequence[Carrier] = ()
+        self.asked: AskedTasks = AskedTasks()
         self._audience = audience
         self._calls = calls
         self._notices: dict[str, Notices] = {}
@@ -273,6 +276,11 @@ class Sessions:
         session.resumed = [carrier for carrier in results if not carrier.is_open] or [own]
         for carrier in session.resumed:
             carrier.is_open = True
+
+    def asked(self, http_session: str) -> AskedTasks | None:
+        """Which questions a session was sent."""
+        session = self._sessions.get(http_session)
+        return None if session is None else session.asked
 
     def stream_closed(self, http_session: str) -> None:
         """A session has no stream of its own any more."""

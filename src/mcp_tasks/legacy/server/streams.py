@@ -22,6 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mcp_tasks.adapters.exchange import Exchange, watch_exchange
 from mcp_tasks.adapters.sdk import authenticated
+from mcp_tasks.legacy.server.cancels import AskedTasks, naming_tasks
 from mcp_tasks.legacy.server.polls import PollAnswer, may_poll
 from mcp_tasks.protocol.stream_ends import StreamEnds, expiry
 
@@ -35,6 +36,10 @@ class StreamWatcher(Protocol):
 
     def stream_closed(self, http_session: str) -> None:
         """A session has no stream of its own any more."""
+        ...
+
+    def asked(self, http_session: str) -> AskedTasks | None:
+        """Which questions a session was sent; None for one that is not known."""
         ...
 
 
@@ -67,6 +72,10 @@ class Streams:
         """Whether the session has a stream of its own now."""
         return self._open[http_session] > 0
 
+    def asked(self, http_session: str) -> AskedTasks | None:
+        """Which questions the session was sent."""
+        return self._watcher.asked(http_session)
+
     def opened(self, http_session: str, *, resumed: bool) -> None:
         """A GET is being answered with a stream."""
         self._open[http_session] += 1
@@ -89,6 +98,9 @@ class _WatchedApp:
         self._streams = streams
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        session = Headers(scope=scope).get(MCP_SESSION_ID_HEADER) if scope["type"] == "http" else None
+        if session is not None:
+            send = naming_tasks(send, lambda: self._streams.asked(session))
         match scope.get("method"):
             case "POST":
                 await self._post(scope, receive, send)

@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
+import anyio
 import pytest
 from mcp.shared.exceptions import MCPError
 from mcp_types import REQUEST_TIMEOUT
 
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.errors import InvalidResponse, TaskWasCancelled, UnknownTask
-from mcp_tasks.legacy.server.client_driver import FASTEST_POLL, MAX_PAGES, MAX_SILENCES, SLOWEST_POLL, Driver, pause
+from mcp_tasks.legacy.server.client_driver import FASTEST_POLL, MAX_PAGES, MAX_SILENCES, Driver, pause
 from mcp_tasks.legacy.shapes import read_task
 
 pytestmark = pytest.mark.anyio
@@ -96,12 +97,29 @@ async def test_a_look_that_is_not_answered_is_tried_again_and_not_for_ever() -> 
 
 
 @pytest.mark.requirement("hosted-requestor/poll-interval")
-def test_the_interval_that_the_client_suggests_is_kept_within_reason() -> None:
-    assert pause(read_task(task(pollInterval=2500))) == timedelta(seconds=2.5)
-    for interval, kept in ((-5, FASTEST_POLL), (1, FASTEST_POLL), (10**12, SLOWEST_POLL)):
-        assert pause(read_task(task(pollInterval=interval))) == kept
+def test_the_interval_that_the_client_suggests_is_kept_however_long_it_is() -> None:
+    for interval in (2_500, 300_000, 10**12):
+        assert pause(read_task(task(pollInterval=interval))) == timedelta(milliseconds=interval)
+    for interval in (-5, 1):
+        assert pause(read_task(task(pollInterval=interval))) == FASTEST_POLL
     for interval in (0, 10**300, "soon", None):
-        assert FASTEST_POLL <= pause(read_task(task(pollInterval=interval))) <= SLOWEST_POLL
+        assert pause(read_task(task(pollInterval=interval))) >= FASTEST_POLL
+
+
+async def test_a_task_is_first_looked_at_when_the_interval_of_its_creation_is_over() -> None:
+    looks: list[tuple[str, float]] = []
+
+    async def send(method: str, params: Mapping[str, Any], timeout: float | None) -> dict[str, Any]:
+        looks.append((method, anyio.current_time()))
+        if method == "elicitation/create":
+            return {"task": task(pollInterval=400)}
+        return task("completed") if method == "tasks/get" else {"action": "accept"}
+
+    driver = Driver(send)
+    created = await driver.create("elicitation/create", {}, None)
+    assert await driver.result(created.id) == {"action": "accept"}
+    assert [method for method, _ in looks] == ["elicitation/create", "tasks/get", "tasks/result"]
+    assert looks[1][1] - looks[0][1] >= 0.4
 
 
 @pytest.mark.requirement("hosted-requestor/cursors")
