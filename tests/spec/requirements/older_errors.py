@@ -90,7 +90,7 @@ REQUIREMENTS = (
         source="2025-11-25",
         era="2025-11-25",
         tests=(
-            "spec/legacy/test_result::test_an_error_whose_data_is_no_object_is_left_as_it_is",
+            "spec/legacy/test_result::test_an_error_whose_data_is_no_object_names_the_task_beside_the_data",
             "spec/legacy/test_result::test_the_result_is_what_the_plain_call_gives_and_names_its_task",
         ),
     ),

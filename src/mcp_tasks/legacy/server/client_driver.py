@@ -15,7 +15,7 @@ from mcp_types import INVALID_PARAMS, REQUEST_TIMEOUT
 
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.errors import InvalidResponse, TaskWasCancelled, UnknownTask
-from mcp_tasks.legacy.shapes import read_task
+from mcp_tasks.legacy.shapes import plain_data, read_task
 from mcp_tasks.wire.parse import TaskSnapshot
 from mcp_tasks.wire.render import milliseconds
 
@@ -111,7 +111,10 @@ class Driver:
             state = await self._look(task_id)
         if state.status is TaskStatus.CANCELLED:
             raise TaskWasCancelled(task_id, state.message)
-        return await self._send("tasks/result", {"taskId": task_id}, ANSWER_LIMIT)
+        try:
+            return await self._send("tasks/result", {"taskId": task_id}, ANSWER_LIMIT)
+        except MCPError as exc:
+            raise MCPError(exc.error.code, exc.error.message, plain_data(exc.error.data)) from exc
 
     async def _look(self, task_id: str) -> TaskSnapshot:
         """Look at the task; one lost answer is not the end."""
