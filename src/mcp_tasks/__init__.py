@@ -9,23 +9,29 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mcp_tasks.core.limits import Limits
+    from mcp_tasks.core.status import TaskStatus
     from mcp_tasks.errors import TasksError
     from mcp_tasks.runtime import Retry, Settings, TaskChange, TaskContext, current_task
     from mcp_tasks.server import Accepted, Caller, Fallback, Host, TaskMode, Tasks, elicit
+    from mcp_tasks.wire.models import EXTENSION_ID, CreateTaskResult, Task
 
     __version__: str
 
 __all__ = [
+    "EXTENSION_ID",
     "Accepted",
     "Caller",
+    "CreateTaskResult",
     "Fallback",
     "Host",
     "Limits",
     "Retry",
     "Settings",
+    "Task",
     "TaskChange",
     "TaskContext",
     "TaskMode",
+    "TaskStatus",
     "Tasks",
     "TasksError",
     "__version__",
@@ -34,16 +40,20 @@ __all__ = [
 ]
 
 _HOMES = {
+    "EXTENSION_ID": "mcp_tasks.wire.models",
     "Accepted": "mcp_tasks.server",
     "Caller": "mcp_tasks.server",
+    "CreateTaskResult": "mcp_tasks.wire.models",
     "Fallback": "mcp_tasks.server",
     "Host": "mcp_tasks.server",
     "Limits": "mcp_tasks.core.limits",
     "Retry": "mcp_tasks.runtime",
     "Settings": "mcp_tasks.runtime",
+    "Task": "mcp_tasks.wire.models",
     "TaskChange": "mcp_tasks.runtime",
     "TaskContext": "mcp_tasks.runtime",
     "TaskMode": "mcp_tasks.server",
+    "TaskStatus": "mcp_tasks.core.status",
     "Tasks": "mcp_tasks.server",
     "TasksError": "mcp_tasks.errors",
     "current_task": "mcp_tasks.runtime",

@@ -650,3 +650,47 @@ async def test_the_immediate_response_that_comes_with_a_task_is_on_its_handle(me
         assert handle.immediate_response == expected
         assert text(await handle.result(PATIENCE)) == "done"
         assert handle.immediate_response == expected
+
+
+@pytest.mark.requirement("older-client/related-task-on-answers")
+@pytest.mark.parametrize("asks_for", ["another's task", "a task of its own"])
+@pytest.mark.parametrize("data", [..., None, {"why": "no"}, ["no"], "no"], ids=repr)
+async def test_an_answer_of_the_session_names_the_task_that_its_question_names(data: Any, asks_for: str) -> None:
+    peer = OldPeer()
+    related = {"io.modelcontextprotocol/related-task": {"taskId": "somebody-elses"}}
+    augmented: dict[str, Any] = {"task": {}} if asks_for == "a task of its own" else {}
+
+    async def person(context: ClientRequestContext, params: Any) -> ElicitResult | ErrorData:
+        if data is ...:
+            return ElicitResult(action="decline", _meta={"own": 1})
+        return ErrorData(code=-5, message="not today", data=data)
+
+    async with connected(peer, elicitation_callback=person) as client:
+        await client.list_tools()
+        await peer.ask("elicitation/create", {**FORM, **augmented, "_meta": related}, request_id="q")
+        await eventually(lambda: peer.replies)
+        await peer.ask("elicitation/create", FORM, request_id="q")
+        await eventually(lambda: len(peer.replies) == 2)
+    named, plain = peer.replies
+    if isinstance(named, JSONRPCError) and isinstance(plain, JSONRPCError):
+        assert named.error.data["_meta"] == related
+        own = {key: value for key, value in named.error.data.items() if key != "_meta"}
+        assert own == (data if isinstance(data, dict) else {} if data is None else {"mcp-tasks/data": data})
+        assert plain.error.data == data
+    else:
+        assert isinstance(named, JSONRPCResponse)
+        assert isinstance(plain, JSONRPCResponse)
+        assert named.result == {"action": "decline", "_meta": {"own": 1, **related}}
+        assert plain.result == {"action": "decline", "_meta": {"own": 1}}
+
+
+@pytest.mark.parametrize("data", [["no"], "no", 7, True], ids=repr)
+async def test_data_that_a_server_moved_beside_the_name_of_the_task_is_given_as_it_was(data: Any) -> None:
+    peer = OldPeer()
+    peer.on("tasks/get", task("failed"))
+    moved = {"mcp-tasks/data": data, "_meta": dict(RELATED)}
+    peer.on("tasks/result", ErrorData(code=-5, message="it broke", data=moved))
+    async with connected(peer) as client:
+        with pytest.raises(TaskFailed) as failed:
+            await (await begin(client, "x")).result(PATIENCE)
+    assert failed.value.data == data

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Collection, Mapping
 from contextlib import aclosing, asynccontextmanager
 from itertools import pairwise
 from typing import Any
@@ -12,7 +12,7 @@ import pytest
 from mcp import Client
 
 from harness.rpc import PATIENCE
-from mcp_tasks.client import Followed, Follower, Hooks, Question, call_tool
+from mcp_tasks.client import Followed, Follower, Hooks, Question, TaskHandle, call_tool
 from tests.client import old_peer
 from tests.client.connecting import Person, accepted, begin, connect
 from tests.client.old_peer import RELATED, OldPeer
@@ -51,17 +51,20 @@ async def wait(client: Client, way: str) -> None:
             async for _ in (await begin(client, "x")).watch():
                 pass
         case "by hand":
-            handle, final = await begin(client, "x"), False
-            while not final:
-                async with aclosing(handle.watch()) as states:
-                    async for snapshot in states:
-                        final = snapshot.is_final
-                        if snapshot.input_requests:
-                            break
-                if not final:
-                    await handle.answer(dict.fromkeys(snapshot.input_requests, accepted()))
+            handle = await begin(client, "x")
+            while asked := await next_questions(handle):
+                await handle.answer(dict.fromkeys(asked, accepted()))
         case _:
             assert (await Follower(Clerk()).call(client, "x", server="peer")).status == "completed"
+
+
+async def next_questions(handle: TaskHandle) -> Collection[str]:
+    """The keys of what the task asks next; none if it ends."""
+    async with aclosing(handle.watch()) as states:
+        async for snapshot in states:
+            if snapshot.input_requests:
+                return snapshot.input_requests.keys()
+    return ()
 
 
 def check(began: float, looks: list[float], *, at_once: int = 0) -> None:
@@ -107,7 +110,7 @@ async def test_polls_of_2026_07_28_keep_to_the_interval(peer: Peer, peer_url: st
 async def slow_old_peer(looks: list[float], *, asks: bool) -> AsyncGenerator[tuple[OldPeer, list[float]]]:
     peer, ended = OldPeer(), anyio.Event()
     began: list[float] = []
-    pace = {"pollInterval": INTERVAL}
+    pace: dict[str, Any] = {"pollInterval": INTERVAL}
 
     async def create(params: Mapping[str, Any]) -> Any:
         began.append(anyio.current_time())
@@ -123,7 +126,8 @@ async def slow_old_peer(looks: list[float], *, asks: bool) -> AsyncGenerator[tup
 
     async def result(params: Mapping[str, Any]) -> Any:
         if asks:
-            form = {"mode": "form", "message": "Name?", "requestedSchema": {"type": "object", "properties": {}}}
+            empty: dict[str, Any] = {"type": "object", "properties": {}}
+            form: dict[str, Any] = {"mode": "form", "message": "Name?", "requestedSchema": empty}
             for number in range(LOOKS):
                 await peer.tell("notifications/tasks/status", old_peer.task("input_required", **pace))
                 await peer.ask("elicitation/create", {**form, "_meta": dict(RELATED)}, request_id=100 + number)

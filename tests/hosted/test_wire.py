@@ -111,6 +111,18 @@ async def test_an_error_of_the_callback_is_the_error_of_the_result(host: Host) -
         assert refused.value.data == {"why": "no", "_meta": {RELATED: {"taskId": task["taskId"]}}}
 
 
+@pytest.mark.requirement("hosted/error-related-task")
+@pytest.mark.parametrize("data", [["first", 2], "text", 7, True, False, {"_meta": "odd", "why": "no"}], ids=repr)
+async def test_an_error_of_the_callback_names_its_task_whatever_its_data_is(host: Host, data: Any) -> None:
+    host.answer = ErrorData(code=-1, message="User rejected", data=data)
+    host.ready.set()
+    async with connected(host) as server:
+        task = await server.create()
+        with pytest.raises(Refused) as refused:
+            await server.ask("tasks/result", {"taskId": task["taskId"]})
+        assert refused.value.data == {"mcp-tasks/data": data, "_meta": {RELATED: {"taskId": task["taskId"]}}}
+
+
 @pytest.mark.requirement("hosted/failed-message")
 async def test_an_answer_that_is_none_fails_the_task(host: Host) -> None:
     host.answer = ElicitResult.model_construct(action="maybe")  # pyright: ignore[reportArgumentType]

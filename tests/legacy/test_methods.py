@@ -22,7 +22,7 @@ from harness.server import CUSTOM_ERROR, QUICK, Desk, build
 from mcp_tasks import Tasks
 from mcp_tasks.core import TaskStatus
 from mcp_tasks.core.json_bytes import LARGE
-from mcp_tasks.legacy.shapes import unrelated_data
+from mcp_tasks.legacy.shapes import plain_data
 from mcp_tasks.stores.memory import MemoryStore
 from mcp_tasks.testing import FakeClock
 from tests.legacy.tasking import RELATED, OldTasks, over_http
@@ -146,7 +146,7 @@ async def test_the_error_is_that_of_the_plain_call_and_its_data_says_whose_it_is
     assert result.error == {**plain.error, "data": {**data, "_meta": {RELATED: {"taskId": task_id}}}}
     # Our client gives its caller the data of the tool.
     if "data" in data:
-        assert unrelated_data(result.error["data"]) == plain.error["data"]
+        assert plain_data(result.error["data"]) == plain.error["data"]
 
 
 async def test_a_result_is_waited_for_and_can_be_had_again() -> None:

@@ -42,7 +42,7 @@ from mcp_tasks.client.links import Link, Switchboard
 from mcp_tasks.client.poller import Patience
 from mcp_tasks.client.port import OlderTasks
 from mcp_tasks.client.repeating import honours_keys
-from mcp_tasks.client.requests import CreateTaskResult
+from mcp_tasks.client.requests import CreatedTask
 from mcp_tasks.client.starting import start_call
 from mcp_tasks.client.tool_name import CallOptions, HandleWanted, ToolName, options_of
 from mcp_tasks.client.transport import INTRODUCTION, TASK_NOTIFICATION, ServerTransport, transport_in
@@ -173,7 +173,7 @@ class TasksClient(ClientExtension):
             raise UsageError(NO_ADDRESS)
         self._begun = self._switchboard.begin()
         resolve = partial(self._resolve, self._begun)
-        return [ResultClaim(result_type="task", model=CreateTaskResult, resolve=resolve)]
+        return [ResultClaim(result_type="task", model=CreatedTask, resolve=resolve)]
 
     def notifications(self) -> Sequence[NotificationBinding[Any]]:
         """Binds the states of tasks that a server pushes, and the introduction of our own transports."""
@@ -332,7 +332,7 @@ class TasksClient(ClientExtension):
             raise UsageError(_NO_WIRE.format(version=client.session.protocol_version))
         return transport.older
 
-    async def _resolve(self, link: Link, created: CreateTaskResult, ctx: ClaimContext) -> CallToolResult:
+    async def _resolve(self, link: Link, created: CreatedTask, ctx: ClaimContext) -> CallToolResult:
         link.prove(ctx.session)
         options = options_of(ctx.tool_name)
         try:
@@ -375,7 +375,7 @@ class TasksClient(ClientExtension):
         self._switchboard.deliver(link, params.model_extra or {})
 
 
-def _state_of(created: CreateTaskResult) -> TaskSnapshot | None:
+def _state_of(created: CreatedTask) -> TaskSnapshot | None:
     """The task as the server made it; None if its outcome is missing, or other fields are: a look tells."""
     try:
         return parse_task(created.model_dump(by_alias=True, mode="json"))

@@ -59,8 +59,8 @@ class AnyResult(Result):
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="allow")
 
 
-class CreateTaskResult(Result):
-    """A task in place of a tool's result."""
+class CreatedTask(Result):
+    """A task in place of a tool's result, as far as a call needs it."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="allow")
 

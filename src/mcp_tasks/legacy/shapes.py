@@ -24,6 +24,9 @@ RELATED_TASK: Final = "io.modelcontextprotocol/related-task"
 IMMEDIATE_RESPONSE: Final = "io.modelcontextprotocol/model-immediate-response"
 """The key of `_meta` in a `CreateTaskResult` with the text for the model to read while the task runs."""
 
+WRAPPED_DATA: Final = "mcp-tasks/data"
+"""The key for the `data` of an error that is not an object, beside the `_meta` that names the task."""
+
 REQUEST_CANCELLED: Final = -32800
 """The error of a cancelled task. MCP gives a cancelled request no answer and so no code; this one is known from the
 Language Server Protocol, and outside of what JSON-RPC reserves."""
@@ -34,8 +37,6 @@ Language Server Protocol; no other error of a task has it, and `data.reason` say
 
 STATUS_NOTIFICATION: Final = "notifications/tasks/status"
 
-_WRAPPED: Final = "data"
-
 _INSTANTS: Final = ("createdAt", "lastUpdatedAt")
 
 
@@ -44,26 +45,29 @@ def related_task(task_id: str) -> dict[str, Any]:
     return {RELATED_TASK: {"taskId": task_id}}
 
 
-def related_data(task_id: str, data: Any) -> Any:
-    """The `data` of an error that ended a task, with the task in its `_meta`.
+def named_result(result: Mapping[str, Any], task_id: str) -> dict[str, Any]:
+    """A result with the task it belongs to. 2025-11-25: every response that belongs to a task MUST name it."""
+    own: Any = result.get("_meta")
+    meta = dict(cast("Mapping[str, Any]", own)) if isinstance(own, Mapping) else dict[str, Any]()
+    return {**result, "_meta": {**meta, **related_task(task_id)}}
 
-    An error has no `_meta` of its own. Data that has no room for one (a list, a text, a number, true or false, or an
-    object whose `_meta` is none) stands in `data.data`.
+
+def related_data(task_id: str, data: Any) -> dict[str, Any]:
+    """The `data` of an error that belongs to a task, with the task in its `_meta`.
+
+    2025-11-25: every response that belongs to a task MUST name it, and an error has no `_meta` of its own. Data that is
+    not an object, or has something else as its `_meta`, goes under a key of ours; `plain_data` takes it out again.
     """
-    given: object = {} if data is None else data
-    fields = cast("Mapping[str, Any]", given) if isinstance(given, Mapping) else None
-    own: object = None if fields is None else fields.get("_meta", {})
-    if fields is None or not isinstance(own, Mapping):
-        return {_WRAPPED: data, "_meta": related_task(task_id)}
-    return {**fields, "_meta": {**cast("Mapping[str, Any]", own), **related_task(task_id)}}
+    fields: Any = {} if data is None else data
+    if not isinstance(fields, Mapping) or not isinstance(fields.get("_meta", {}), Mapping):
+        return {WRAPPED_DATA: data, "_meta": related_task(task_id)}
+    return {**fields, "_meta": {**fields.get("_meta", {}), **related_task(task_id)}}
 
 
-def unrelated_data(data: Any) -> Any:
-    """The data as the author of an error gave it, if it stands in `data.data`; any other as it is."""
-    fields = cast("Mapping[str, Any]", data if isinstance(data, Mapping) else {})
-    meta: object = fields.get("_meta")
-    is_wrapped = set(fields) == {_WRAPPED, "_meta"} and isinstance(meta, Mapping) and RELATED_TASK in meta
-    return fields[_WRAPPED] if is_wrapped else cast(object, data)
+def plain_data(data: Any) -> Any:
+    """The `data` of an error as its author gave it, where `related_data` had no room for the task in it."""
+    fields = cast("Mapping[str, Any]", data) if isinstance(data, Mapping) else dict[str, Any]()
+    return fields.get(WRAPPED_DATA, data)
 
 
 def task_fields(record: TaskRecord, now: datetime, *, status: str, message: str | None) -> dict[str, Any]:

@@ -1,15 +1,18 @@
-"""Params of the tasks methods, and the names this extension reserves.
+"""Params of the tasks methods, the models of a task, and the names this extension reserves.
 
 Results are rendered as plain dicts (see `render`): the SDK drops nulls from models, and a null `ttlMs` must
-reach the wire.
+reach the wire. `Task` and `CreateTaskResult` are for code that reads or writes messages itself.
 """
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Literal
 
-from mcp_types import RequestParams
-from pydantic import ConfigDict, Field
+from mcp_types import RequestParams, Result
+from pydantic import BaseModel, ConfigDict, Field, SerializationInfo, SerializerFunctionWrapHandler, model_serializer
+from pydantic.alias_generators import to_camel
+
+from mcp_tasks.core.status import TaskStatus
 
 EXTENSION_ID: Final = "io.modelcontextprotocol/tasks"
 """SEP-2663, "Extension Identifier"."""
@@ -79,3 +82,38 @@ class UpdateTaskParams(TaskParams):
     """
 
     input_responses: dict[str, Any] = Field(alias="inputResponses")
+
+
+class _TaskFields(BaseModel):
+    """The fields of a task on the wire."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(alias_generator=to_camel, populate_by_name=True)
+
+    task_id: str
+    status: TaskStatus
+    status_message: str | None = None
+    created_at: str
+    last_updated_at: str
+    ttl_ms: int | None = None
+    poll_interval_ms: int | None = None
+
+    @model_serializer(mode="wrap")
+    def _with_ttl(self, handler: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
+        # SEP-2663: a null ttlMs means that the task is kept for good, so `exclude_none` must not drop it.
+        return {**handler(self), "ttlMs" if info.by_alias else "ttl_ms": self.ttl_ms}
+
+
+class Task(_TaskFields):
+    """A task of 2026-07-28 (SEP-2663), without its outcome.
+
+    Attributes:
+        created_at: ISO 8601 text, and so is `last_updated_at`.
+        ttl_ms: How long the task is kept, in milliseconds from its creation; None for good.
+        poll_interval_ms: How long to wait between polls, in milliseconds.
+    """
+
+
+class CreateTaskResult(_TaskFields, Result):
+    """The answer to a call that became a task (SEP-2663): the fields of the task, and `resultType`."""
+
+    result_type: Literal["task"] = "task"

@@ -188,6 +188,16 @@ REQUIREMENTS = (
         ),
     ),
     Requirement(
+        id="hosted/error-related-task",
+        section="Associating Task-Related Messages",
+        says="So does its error.",
+        level="MUST",
+        source="2025-11-25",
+        party="client",
+        era="2025-11-25",
+        tests=("hosted/test_wire::test_an_error_of_the_callback_names_its_task_whatever_its_data_is",),
+    ),
+    Requirement(
         id="hosted/no-related-task",
         section="Associating Task-Related Messages",
         says="`get`, `list`, `cancel` and status notifications neither carry nor heed `related-task`.",

@@ -175,7 +175,10 @@ REQUIREMENTS = (
         source="2025-11-25",
         party="client",
         era="2025-11-25",
-        tests=("spec/legacy/test_requestor::test_an_answer_names_the_task_it_belongs_to",),
+        tests=(
+            "spec/legacy/test_requestor::test_an_answer_names_the_task_it_belongs_to",
+            "client/test_legacy_peers::test_an_answer_of_the_session_names_the_task_that_its_question_names",
+        ),
     ),
     Requirement(
         id="older-client/opaque-cursors",

@@ -90,11 +90,11 @@ REQUIREMENTS = (
         source="2025-11-25",
         era="2025-11-25",
         tests=(
-            "spec/legacy/test_result::test_an_error_whose_data_is_no_object_names_its_task_beside_it",
+            "spec/legacy/test_result::test_an_error_whose_data_is_no_object_names_the_task_beside_the_data",
             "spec/legacy/test_result::test_the_result_is_what_the_plain_call_gives_and_names_its_task",
         ),
-        deviation="data that has no place for the id of the task, such as a list, stands in `data.data`: to name the "
-        "task is a MUST too",
+        deviation="data that has no place for the id of the task, such as a list, stands under `mcp-tasks/data`: to "
+        "name the task is a MUST too",
     ),
     Requirement(
         id="older/result-is-a-response",

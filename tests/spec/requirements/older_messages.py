@@ -49,7 +49,9 @@ REQUIREMENTS = (
         level="MUST",
         source="2025-11-25",
         era="2025-11-25",
-        tests=("spec/legacy/test_result::test_an_error_whose_data_is_no_object_names_its_task_beside_it",),
+        tests=("spec/legacy/test_result::test_an_error_whose_data_is_no_object_names_the_task_beside_the_data",),
+        deviation="data that is neither absent nor an object is moved under a key of ours, `mcp-tasks/data`: to return "
+        "exactly what the request would have returned is a MUST too, and a list has no place for a name",
     ),
     Requirement(
         id="older/task-id-is-the-truth",

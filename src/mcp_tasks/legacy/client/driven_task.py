@@ -39,7 +39,7 @@ from mcp_tasks.failure import is_over_limit
 from mcp_tasks.legacy.client.connection import Box, Connection
 from mcp_tasks.legacy.client.reading import mapping, read_task
 from mcp_tasks.legacy.client.slots import Bounded, Slots
-from mcp_tasks.legacy.shapes import RESULT_INTERRUPTED, related_data, related_task, unrelated_data
+from mcp_tasks.legacy.shapes import RESULT_INTERRUPTED, named_result, plain_data, related_data
 from mcp_tasks.quiet import get_logger, short_id, what
 from mcp_tasks.wire.models import QUESTION_META_KEY
 from mcp_tasks.wire.parse import TaskSnapshot
@@ -110,8 +110,8 @@ class DrivenTask:
         self._progress: Progress | None = None
         self._questions: dict[str, Question] = {}
         # The last ones are enough: a server that asks without end gets no more of our memory than that.
-        self._given: Bounded[Mapping[str, Any] | ErrorData] = Bounded(MAX_QUESTIONS)
-        self._asked: Bounded[bool] = Bounded(10 * MAX_QUESTIONS)
+        self._given: Bounded[str, Mapping[str, Any] | ErrorData] = Bounded(MAX_QUESTIONS)
+        self._asked: Bounded[str, bool] = Bounded(10 * MAX_QUESTIONS)
         self._keeper: asyncio.Task[None] | None = None
         self._outcome: JsonObject | ErrorData | None = None
         # What `tasks/result` last gave; it counts when the server has forgotten the task meanwhile.
@@ -165,7 +165,7 @@ class DrivenTask:
             question = self._questions.get(key)
             # One that was withdrawn, or answered before, is no longer anybody's business.
             if question is not None:
-                await self._reply(key, question, _named(response, self.id))
+                await self._reply(key, question, named_result(response, self.id))
         # A reply is not acknowledged. The server has it when it answers what is sent after it, and then a client that
         # only came to answer may leave.
         try:
@@ -186,8 +186,8 @@ class DrivenTask:
         """Answer a request that asks with an error, as the session does outside of tasks."""
         question = self._questions.get(key)
         if question is not None:
-            data = related_data(self.id, error.data)
-            await self._reply(key, question, ErrorData(code=error.code, message=error.message, data=data))
+            named = error.model_copy(update={"data": related_data(self.id, error.data)})
+            await self._reply(key, question, named)
         return True
 
     async def _reply(self, key: str, question: Question, outcome: Mapping[str, Any] | ErrorData) -> None:
@@ -317,7 +317,7 @@ class DrivenTask:
             outcome = await self._request("tasks/result")
             self._outcome = outcome
         if isinstance(outcome, ErrorData):
-            error = outcome.model_copy(update={"data": unrelated_data(outcome.data)})
+            error = outcome.model_copy(update={"data": plain_data(outcome.data)})
             return replace(snapshot, error=error.model_dump(by_alias=True, mode="json", exclude_none=True))
         if snapshot.status is TaskStatus.FAILED and "content" not in outcome:
             # Some servers have nothing more to say of a failure than the state says.
@@ -429,11 +429,6 @@ class DrivenTask:
                     raise UnknownTask(self.id, f"Task {self.id} not found", hint=BY_SESSION) from exc
                 await anyio.sleep(pause)
         raise AssertionError("unreachable: the last look ends it")
-
-
-def _named(response: Mapping[str, Any], task_id: str) -> dict[str, Any]:
-    """An answer with the task it belongs to. 2025-11-25: every response that belongs to a task MUST name it."""
-    return {**response, "_meta": {**mapping(response.get("_meta")), **related_task(task_id)}}
 
 
 def _says_unknown(exc: MCPError) -> bool:

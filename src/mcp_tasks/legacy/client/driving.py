@@ -41,9 +41,9 @@ from mcp_tasks.legacy.client.reading import (
     read_task,
     related_task_id,
 )
-from mcp_tasks.legacy.client.slots import Slots
+from mcp_tasks.legacy.client.slots import Bounded, Slots
 from mcp_tasks.legacy.client.tool_support import ToolSupport
-from mcp_tasks.legacy.shapes import STATUS_NOTIFICATION, VERSION
+from mcp_tasks.legacy.shapes import STATUS_NOTIFICATION, VERSION, named_result, related_data
 from mcp_tasks.quiet import get_logger, shielded, short_id, what
 from mcp_tasks.wire.parse import TaskSnapshot
 from mcp_tasks.wire.render import milliseconds
@@ -52,6 +52,9 @@ logger: Final = get_logger(__name__)
 
 MAX_PAGES: Final = 10_000
 """Pages of tasks that a server may list; more is a list that never ends."""
+
+MAX_ANSWERED_THERE: Final = 1_000
+"""Requests of tasks that are not driven here which the session may be answering; only the last ones are remembered."""
 
 MAX_EARLY: Final = 100
 """Questions that may be there before the tasks that ask them."""
@@ -84,6 +87,8 @@ class LegacyTasks:
         self._creating: dict[str | int, Progress | None] = {}
         self._creations: set[asyncio.Task[TaskSnapshot | JsonObject]] = set()
         self._early: list[JSONRPCRequest] = []
+        # The tasks of requests that the session answers: those of tasks that are not driven here.
+        self._answered_there: Bounded[RequestId, str] = Bounded(MAX_ANSWERED_THERE)
 
     @property
     def is_spoken(self) -> bool:
@@ -158,6 +163,8 @@ class LegacyTasks:
                 return None
             case JSONRPCNotification(method="notifications/cancelled") if self._calls.cancelled(message):
                 return None
+            case JSONRPCResponse() | JSONRPCError() if message.id is not None and message.id in self._answered_there:
+                return _naming(message, self._answered_there.pop(message.id))
             case _:
                 pass
         return message
@@ -176,8 +183,10 @@ class LegacyTasks:
                 self._tools.forget()
             case JSONRPCNotification():
                 return None if self._noticed(message.method, message.params or {}) else message
-            case JSONRPCRequest() if "task" not in (message.params or {}):
-                return None if self._kept_back(message) else message
+            case JSONRPCRequest():
+                if "task" not in (message.params or {}) and self._kept_back(message):
+                    return None
+                self._passes_on(message)
             case _:
                 pass
         return message
@@ -211,6 +220,12 @@ class LegacyTasks:
             return False
         self._early.append(request)
         return True
+
+    def _passes_on(self, request: JSONRPCRequest) -> None:
+        """The session answers a request of the server. Its response has to name the task that the request names."""
+        task_id = related_task_id(request.params)
+        if task_id is not None:
+            self._answered_there[request.id] = task_id
 
     def _progressed(self, params: Mapping[str, Any]) -> bool:
         token = params.get("progressToken")
@@ -324,4 +339,12 @@ class LegacyTasks:
         early, self._early = self._early, []
         for request in early:
             if not self._kept_back(request):
+                self._passes_on(request)
                 self._wire.spawn(self._wire.deliver(request))
+
+
+def _naming(message: JSONRPCResponse | JSONRPCError, task_id: str) -> JSONRPCMessage:
+    if isinstance(message, JSONRPCResponse):
+        return message.model_copy(update={"result": named_result(message.result, task_id)})
+    error = message.error.model_copy(update={"data": related_data(task_id, message.error.data)})
+    return message.model_copy(update={"error": error})

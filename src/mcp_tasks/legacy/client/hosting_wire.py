@@ -23,7 +23,7 @@ from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.errors import StoreError, TasksError, UnknownTask
 from mcp_tasks.legacy.client.hosting_tasks import HostingFull, TaskHasEnded
-from mcp_tasks.legacy.shapes import RELATED_TASK, REQUEST_CANCELLED, VERSION, related_data, related_task
+from mcp_tasks.legacy.shapes import RELATED_TASK, REQUEST_CANCELLED, VERSION, named_result, related_data
 from mcp_tasks.wire.models import QUESTION_META_KEY
 
 AUGMENTABLE: Final[Mapping[str, tuple[str, str]]] = {
@@ -113,8 +113,7 @@ def render_end(record: TaskRecord, outcome: Mapping[str, Any]) -> dict[str, Any]
         MCPError: The request ended in this very error; or the task was cancelled, and there is no result.
     """
     if record.status is TaskStatus.COMPLETED:
-        result = dict(outcome.get("result") or {})
-        return {**result, "_meta": {**(result.get("_meta") or {}), **related_task(record.id)}}
+        return named_result(outcome.get("result") or {}, record.id)
     if record.status is TaskStatus.FAILED and "error" in outcome:
         error = outcome["error"]
         raise MCPError(error["code"], error["message"], related_data(record.id, error.get("data")))

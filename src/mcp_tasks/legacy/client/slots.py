@@ -11,6 +11,7 @@ from typing import Final, TypeVar
 
 MOST: Final = 20
 
+K = TypeVar("K")
 V = TypeVar("V")
 
 
@@ -33,14 +34,14 @@ class Slots:
         self._taken.discard(who)
 
 
-class Bounded(OrderedDict[str, V]):
+class Bounded(OrderedDict[K, V]):
     """A dictionary of the last entries."""
 
     def __init__(self, most: int) -> None:
         super().__init__()
         self._most = most
 
-    def __setitem__(self, key: str, value: V) -> None:
+    def __setitem__(self, key: K, value: V) -> None:
         super().__setitem__(key, value)
         while len(self) > self._most:
             self.popitem(last=False)

@@ -24,6 +24,7 @@ from mcp_tasks.errors import AnswerRefused
 from mcp_tasks.legacy.server.audience import Audience
 from mcp_tasks.legacy.server.carriers import Carrier
 from mcp_tasks.legacy.server.hosted_questions import Asked, HostedQuestions
+from mcp_tasks.legacy.shapes import plain_data
 from mcp_tasks.protocol.taking import misfit, take_answer
 from mcp_tasks.quiet import get_logger, quietly
 from mcp_tasks.runtime import TaskRuntime
@@ -195,7 +196,8 @@ class OpenQuestions:
             answer = await self._hosted.ask(asked, sent.carrier)
         except AnswerRefused as refused:
             sent.is_answered = True
-            await take_answer(self._runtime, record, key, refused)
+            plain = AnswerRefused(refused.code, refused.message, plain_data(refused.data))
+            await take_answer(self._runtime, record, key, plain)
         except StreamLost:
             sent.carrier.is_open = False
             self._drop(record.id, key, sent)

@@ -11,7 +11,7 @@ from mcp_tasks.adapters.sdk_listen import PlainNotification
 from mcp_tasks.core.inputs import InputRequest
 from mcp_tasks.core.text import valid_json
 from mcp_tasks.errors import AnswerRefused
-from mcp_tasks.legacy.shapes import VERSION, related_task, unrelated_data
+from mcp_tasks.legacy.shapes import VERSION, related_task, plain_data
 from mcp_tasks.tools.client_stream import ClientStream
 from mcp_tasks.wire.models import QUESTION_META_KEY
 
@@ -49,7 +49,7 @@ class Carrier(ClientStream):
         try:
             return await self.put(question.method, related_params(task_id, key, question))
         except AnswerRefused as exc:
-            raise AnswerRefused(exc.code, exc.message, unrelated_data(exc.data)) from exc
+            raise AnswerRefused(exc.code, exc.message, plain_data(exc.data)) from exc
 
     async def tell(self, method: str, params: dict[str, Any] | None) -> None:
         """Send a notification; nobody knows whether it arrives."""

@@ -16,7 +16,7 @@ from mcp_types import INVALID_PARAMS, REQUEST_TIMEOUT
 
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.errors import InvalidResponse, TaskWasCancelled, UnknownTask
-from mcp_tasks.legacy.shapes import read_task, unrelated_data
+from mcp_tasks.legacy.shapes import plain_data, read_task
 from mcp_tasks.wire.parse import TaskSnapshot
 from mcp_tasks.wire.render import milliseconds
 
@@ -118,7 +118,7 @@ class Driver:
         try:
             return await self._send("tasks/result", {"taskId": task_id}, ANSWER_LIMIT)
         except MCPError as exc:
-            raise MCPError(exc.error.code, exc.error.message, unrelated_data(exc.error.data)) from exc
+            raise MCPError(exc.error.code, exc.error.message, plain_data(exc.error.data)) from exc
 
     def _saw(self, state: TaskSnapshot) -> TaskSnapshot:
         self._seen[state.id] = (state, anyio.current_time())
