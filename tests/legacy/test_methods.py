@@ -131,11 +131,11 @@ async def test_the_result_is_that_of_the_plain_call_and_says_whose_it_is(tool: s
         ("breaks", {"hint": "ask again", "_meta": ...}),
         ("bare", {"_meta": ...}),
         ("lacks", {"requiredCapabilities": {"sampling": {}}, "_meta": ...}),
-        ("listed", {"data": [1, 2], "_meta": ...}),
-        ("texted", {"data": "text", "_meta": ...}),
-        ("numbered", {"data": 0, "_meta": ...}),
-        ("falsy", {"data": False, "_meta": ...}),
-        ("odd_meta", {"data": {"_meta": 7, "a": 1}, "_meta": ...}),
+        ("listed", {"mcp-tasks/data": [1, 2], "_meta": ...}),
+        ("texted", {"mcp-tasks/data": "text", "_meta": ...}),
+        ("numbered", {"mcp-tasks/data": 0, "_meta": ...}),
+        ("falsy", {"mcp-tasks/data": False, "_meta": ...}),
+        ("odd_meta", {"mcp-tasks/data": {"_meta": 7, "a": 1}, "_meta": ...}),
     ],
 )
 async def test_the_error_is_that_of_the_plain_call_and_its_data_says_whose_it_is(

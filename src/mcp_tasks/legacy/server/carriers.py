@@ -11,7 +11,7 @@ from mcp_tasks.adapters.sdk_listen import PlainNotification
 from mcp_tasks.core.inputs import InputRequest
 from mcp_tasks.core.text import valid_json
 from mcp_tasks.errors import AnswerRefused
-from mcp_tasks.legacy.shapes import VERSION, related_task, plain_data
+from mcp_tasks.legacy.shapes import VERSION, plain_data, related_task
 from mcp_tasks.tools.client_stream import ClientStream
 from mcp_tasks.wire.models import QUESTION_META_KEY
 
