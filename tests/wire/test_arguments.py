@@ -16,7 +16,7 @@ from mcp_types import CallToolRequestParams
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
 
 from harness.auth import USERS, server_with
-from harness.http import HttpWire, serving
+from harness.http import HttpWire, initialize, serving
 from harness.rpc import NOTHING, TASKS, Reply, Tasking, text_of
 from harness.server import CUSTOM_ERROR, QUICK
 from harness.stored import all_tasks
@@ -240,3 +240,17 @@ async def test_of_a_few_values_that_do_not_fit_each_is_told_up_to_ten() -> None:
         assert "values.9\n" in told
         assert "values.10\n" not in told
         assert told.endswith("and 2 more")
+
+
+async def test_an_older_client_that_asks_for_a_task_is_told_the_same() -> None:
+    async with counting(Limits(owner_creates=1)) as server:
+        session, _ = await initialize(server.wire.as_user("alice"), NOTHING)
+        asked = {"name": "total", "arguments": {"values": ["x"] * MANY}, "task": {}}
+        error = (await session.ask("tools/call", asked)).error
+        assert error["code"] == -32602
+        assert "1 validation error for totalArguments\nvalues.0\n" in error["message"]
+        assert len(error["message"]) < 1_000
+        assert len(server.looked_at) == 1
+        # The one that was refused has counted.
+        assert (await session.ask("tools/call", asked)).error["data"]["limit"] == "owner_creates"
+        assert len(server.looked_at) == 1
