@@ -184,8 +184,10 @@ async def test_a_client_that_does_not_read_its_answer_is_given_up(short_way: boo
             assert len(await connection.rest()) < BUFFERS
 
 
-async def test_a_client_that_reads_gets_all_of_it() -> None:
-    async with guarded(limits=limits(owner_unread_bytes=1, unread_bytes=1, read_wait=QUICK)) as (wire, _):
+@pytest.mark.parametrize("most", [1, None])
+async def test_a_client_that_reads_gets_all_of_it(most: int | None) -> None:
+    wanted = limits(owner_unread_bytes=most, unread_bytes=most, read_wait=None if most is None else QUICK)
+    async with guarded(limits=wanted) as (wire, _):
         ada, task_id = await large(wire)
         result = (await ada.ask("tasks/get", {"taskId": task_id})).result["result"]
         assert result["content"] == [{"type": "text", "text": "x" * SIZE}]
