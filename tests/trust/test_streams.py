@@ -53,7 +53,6 @@ async def test_a_stream_ends_with_the_token_that_opened_it(short_way: bool) -> N
         assert (await until_ended_token(wire, expires)) == 401
 
 
-@pytest.mark.requirement("security/every-request-is-checked")
 async def test_a_stream_about_other_things_than_tasks_ends_with_its_token() -> None:
     async with guarded() as (wire, _):
         expires = soon()

@@ -79,7 +79,8 @@ async def deaf(wire: HttpWire, method: str, headers: Mapping[str, str], body: st
 
 def limits(**wanted: Any) -> Limits:
     """Limits that let large results be made at any pace."""
-    return Limits(**{"result_bytes": 4 * SIZE, "owner_creates": None, "owner_requests": None, **wanted})
+    usual: dict[str, Any] = {"result_bytes": 4 * SIZE, "owner_creates": None, "owner_requests": None}
+    return Limits(**(usual | wanted))
 
 
 def deaf_post(wire: HttpWire, message: Mapping[str, Any]) -> Any:
@@ -184,8 +185,10 @@ async def test_a_client_that_does_not_read_its_answer_is_given_up(short_way: boo
             assert len(await connection.rest()) < BUFFERS
 
 
-async def test_a_client_that_reads_gets_all_of_it() -> None:
-    async with guarded(limits=limits(owner_unread_bytes=1, unread_bytes=1, read_wait=QUICK)) as (wire, _):
+@pytest.mark.parametrize("most", [1, None])
+async def test_a_client_that_reads_gets_all_of_it(most: int | None) -> None:
+    wanted = limits(owner_unread_bytes=most, unread_bytes=most, read_wait=None if most is None else QUICK)
+    async with guarded(limits=wanted) as (wire, _):
         ada, task_id = await large(wire)
         result = (await ada.ask("tasks/get", {"taskId": task_id})).result["result"]
         assert result["content"] == [{"type": "text", "text": "x" * SIZE}]
