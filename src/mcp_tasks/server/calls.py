@@ -83,27 +83,25 @@ class Calls:
             return _refusal(mark.problem_with(params.arguments or {}), params.name) or await _plain_call(ctx, call_next)
         try:
             # Before anything is done with its arguments, which are the caller's, and may be many.
-            request = await self._admit(params, ctx, caller)
+            request, owner = task_request(params, ctx, caller), self._protocol.owner(caller)
+            await self._protocol.limiting.create(owner, request, connection=caller.connection)
             problem = mark.problem_with(request.arguments)
             if problem is not None:
                 # The plain call's answer, at once, and no task.
                 return _refusal(problem, params.name) or await call_next(ctx)
             settle = partial(settle_parameters, partial(call_next, ctx), params.name) if mark.resolves else None
             if not takes_tasks:
-                return await self._without_tasks(mark, request, ctx, caller, settle)
+                return await self._without_tasks(mark, request, owner, ctx, caller, settle)
             settled = None if settle is None else await settle()
-            return await self._answer_with_task(mark, request, caller) if settled is None else settled
+            if settled is not None:
+                return settled
+            answer = await self._launch(mark, owner, request, self._grace(mark, request.arguments))
+            return await self._adapter.answer(caller, answer)
         except (RpcError, TasksError) as exc:
             if isinstance(exc, LimitExceeded) and not takes_tasks:
                 return self._fallback.beyond_limit(exc, params.name, ctx, caller)
             self._protocol.refused(caller, ctx.method, exc)
             raise to_mcp_error(exc) from exc
-
-    async def _admit(self, params: CallToolRequestParams, ctx: RequestContext, caller: Caller) -> TaskRequest:
-        """Let a call become a task, at the pace and of the size that it may. Gives what its run needs of it."""
-        request = task_request(params, ctx, caller)
-        await self._protocol.limiting.create(self._protocol.owner(caller), request, connection=caller.connection)
-        return request
 
     def is_plain(self, name: str) -> bool:
         """Whether calls of the tool are known not to become tasks."""
@@ -128,19 +126,16 @@ class Calls:
         """Whether any call of a tool with this mark can become a task."""
         return self._augment is not None if mark is None else mark.options.mode != "forbidden"
 
-    async def _answer_with_task(self, mark: Mark, request: TaskRequest, caller: Caller) -> HandlerResult:
-        answer = await self._launch(mark, caller, request, self._grace(mark, request.arguments))
-        return await self._adapter.answer(caller, answer)
-
     async def _make_task(self, mark: Mark, caller: Caller, request: TaskRequest) -> TaskRecord:
-        await self._protocol.limiting.create(self._protocol.owner(caller), request, connection=caller.connection)
-        answer = await self._launch(mark, caller, request, None)
+        owner = self._protocol.owner(caller)
+        await self._protocol.limiting.create(owner, request, connection=caller.connection)
+        answer = await self._launch(mark, owner, request, None)
         if not isinstance(answer, TaskRecord):
             raise TypeError(f"a call that is answered with its task at once came to {type(answer).__name__}")
         return answer
 
-    async def _launch(self, mark: Mark, caller: Caller, request: TaskRequest, grace: timedelta | None) -> CallAnswer:
-        options, owner = mark.options, self._protocol.owner(caller)
+    async def _launch(self, mark: Mark, owner: str | None, request: TaskRequest, grace: timedelta | None) -> CallAnswer:
+        options = mark.options
         request, key = take_key(request, owner, asks_first=mark.asks_first)
         return await answer_call(
             self._runtime(),
@@ -166,16 +161,21 @@ class Calls:
     ) -> HandlerResult:
         try:
             # As whoever asks about a task: it may bring answers, and come back as often as it likes.
-            await self._protocol.admit(caller, turns_of(_brought(ctx)))
-            return await self._without_tasks(mark, task_request(params, ctx, caller), ctx, caller)
+            owner = await self._protocol.admit(caller, turns_of(_brought(ctx)))
+            return await self._without_tasks(mark, task_request(params, ctx, caller), owner, ctx, caller)
         except (RpcError, TasksError) as exc:
             self._protocol.refused(caller, ctx.method, exc)
             raise to_mcp_error(exc) from exc
 
     async def _without_tasks(
-        self, mark: Mark, request: TaskRequest, ctx: RequestContext, caller: Caller, settle: Settle | None = None
+        self,
+        mark: Mark,
+        request: TaskRequest,
+        owner: str | None,
+        ctx: RequestContext,
+        caller: Caller,
+        settle: Settle | None = None,
     ) -> HandlerResult:
-        owner = self._protocol.owner(caller)
         request, key = take_key(request, owner, asks_first=mark.asks_first)
         call = ToolCall(
             ctx=ctx,
