@@ -31,6 +31,7 @@ from mcp_tasks.client import (
     start_task,
 )
 from mcp_tasks.errors import UsageError
+from mcp_tasks.legacy.shapes import RESULT_INTERRUPTED
 from tests.client.connecting import LONG, SHORT, Person, begin, text
 from tests.client.old_peer import EVERYTHING, RELATED, TASK_ID, Answer, OldPeer, connected, result, task
 
@@ -179,6 +180,17 @@ async def test_a_result_that_is_cut_off_is_asked_for_again() -> None:
     cut = ErrorData(code=CONNECTION_CLOSED, message="SSE stream ended without a response")
     peer.on("tasks/result", cut, cut, result())
     peer.on("tasks/get", task(), task(), task(), task("completed"))
+    async with connected(peer, patience=LONG) as client:
+        handle = await begin(client, "x")
+        assert text(await handle.result(PATIENCE)) == "done"
+
+
+async def test_a_server_that_cannot_wait_any_longer_is_asked_for_the_result_again() -> None:
+    peer = OldPeer()
+    stopping = ErrorData(code=RESULT_INTERRUPTED, message="The server is stopping", data={"reason": "server_stopping"})
+    peer.on("tasks/result", stopping, result())
+    # Forgotten as soon as it has ended: only what `tasks/result` gave tells how.
+    peer.on("tasks/get", task(), ErrorData(code=-32602, message="Task not found"))
     async with connected(peer, patience=LONG) as client:
         handle = await begin(client, "x")
         assert text(await handle.result(PATIENCE)) == "done"

@@ -146,10 +146,8 @@ async def test_a_result_on_a_stream_that_can_be_resumed_outlasts_the_token_that_
             with anyio.fail_after(PATIENCE):
                 async with http.stream("GET", wire.url, headers=headers, timeout=PATIENCE) as resumed:
                     await ada.cancel(task_id)
-                    async for line in resumed.aiter_lines():
-                        if line.startswith("data:") and line[5:].strip():
-                            answer = json.loads(line[5:])
-                            break
+                    said = (line[5:] async for line in resumed.aiter_lines() if line.startswith("data:"))
+                    answer = json.loads(await anext(data async for data in said if data.strip()))
             assert answer["id"] == message["id"]
             assert answer["error"]["code"] == REQUEST_CANCELLED
 

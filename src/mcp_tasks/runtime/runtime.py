@@ -189,7 +189,7 @@ class TaskRuntime:
             StoreError: The store cannot be used; the message says why.
         """
         await self.open()
-        self._open = True
+        self._open, self.draining_since = True, None
         try:
             if self.runs_tools:
                 await self.lease.renew()
