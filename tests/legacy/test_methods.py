@@ -132,13 +132,14 @@ async def test_the_result_is_that_of_the_plain_call_and_says_whose_it_is(tool: s
         ("odd_meta", {"_meta": 7, "a": 1}),
     ],
 )
-async def test_the_error_is_that_of_the_plain_call_and_its_data_says_whose_it_is_if_it_can(
-    tool: str, data: Any
-) -> None:
+async def test_the_error_is_that_of_the_plain_call_and_its_data_says_whose_it_is(tool: str, data: Any) -> None:
     async with served() as wire:
         plain, task_id, result = await both_ways(await over_http(wire), tool, {})
+    related = {RELATED: {"taskId": task_id}}
     if isinstance(data, dict) and data["_meta"] is ...:
-        data["_meta"] = {RELATED: {"taskId": task_id}}
+        data["_meta"] = related
+    else:
+        data = {"mcp-tasks/data": data, "_meta": related}
     assert result.error == {**plain.error, "data": data}
 
 
