@@ -122,7 +122,7 @@ def test_a_line_per_request_over_stdio_and_in_the_older_era(cli: Cli, asking_url
         ("call", stdio, "echo", "text=t", "-v"),
     )
     for done, methods in (
-        (newer, ["server/discover", "tools/list", "tools/call slow", "tasks/get task_"]),
+        (newer, ["server/discover", "tools/list", "tools/call slow", "subscriptions/listen"]),
         (older, ["initialize", "tools/list", "tools/call slow", "tasks/get task_", "tasks/result task_"]),
         (piped, ["server/discover", "tools/list", "tools/call echo"]),
     ):

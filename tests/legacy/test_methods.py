@@ -145,7 +145,7 @@ async def test_the_error_is_that_of_the_plain_call_and_its_data_says_whose_it_is
         plain, task_id, result = await both_ways(await over_http(wire), tool, {})
     assert result.error == {**plain.error, "data": {**data, "_meta": {RELATED: {"taskId": task_id}}}}
     # Our client gives its caller the data of the tool.
-    if "data" in data:
+    if "mcp-tasks/data" in data:
         assert plain_data(result.error["data"]) == plain.error["data"]
 
 
