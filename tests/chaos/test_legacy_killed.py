@@ -143,7 +143,8 @@ def test_a_result_that_is_waited_for_ends_with_a_word_when_the_server_stops() ->
         until(lambda: "at asking" in _log(folder), 15, what="the tool is at work")
         server.terminate(limit=20)
         error = result.answer_to(number)["error"]
-        assert error["code"] == -32603
+        assert error["code"] == -32802
+        assert error["data"]["reason"] == "server_stopping"
         assert "ask for its result again" in error["message"]
         for gate in ("asking", "finishing", "ending"):
             (folder / gate).touch()

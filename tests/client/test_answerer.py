@@ -174,7 +174,7 @@ async def test_busy_is_told_at_the_first_question_and_at_the_end_of_the_last(pee
             life=TaskLife(TASK_ID, "x"),
             callbacks=Callbacks(),
             busy_changed=changes.append,
-            answered=lambda *outcome: outcomes.append(outcome),
+            answered=lambda key, failure: outcomes.append((key, failure)),
         )
         answerer.look(parse_task(asking("a")))
         answerer.look(parse_task(asking("a", "b")))

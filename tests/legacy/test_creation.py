@@ -242,7 +242,8 @@ async def test_no_call_is_granted_more_than_the_authors_maximum(options: dict[st
     async with serving(server) as wire:
         old = await over_http(wire)
         for tool in ("for_good", "gated"):
-            for wish in ({}, {"ttl": None}, {"ttl": 90_000}, {"ttl": 10**9}):
+            wishes: list[dict[str, Any]] = [{}, {"ttl": None}, {"ttl": 90_000}, {"ttl": 10**9}]
+            for wish in wishes:
                 assert (await old.create(tool, **wish))["ttl"] == 60_000
             assert (await old.create(tool, ttl=2000))["ttl"] == 2000
         assert (await old.create("briefly"))["ttl"] == 5000

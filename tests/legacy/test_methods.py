@@ -16,7 +16,7 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import CallToolResult, ImageContent, TextContent
 
 from harness.http import HttpWire, initialize, serving
-from harness.rpc import INVALID_PARAMS, INVALID_REQUEST, PATIENCE, Reply, legacy_request, text_of
+from harness.rpc import INVALID_PARAMS, INVALID_REQUEST, PATIENCE, Reply, legacy_request, notification, text_of
 from harness.schema import check_legacy_result
 from harness.server import CUSTOM_ERROR, QUICK, Desk, build
 from mcp_tasks import Tasks
@@ -324,7 +324,7 @@ async def test_a_request_for_a_result_that_is_cancelled_is_told_from_a_task_that
 
         async def cancel() -> None:
             params = {"requestId": wanted["id"]}
-            withdrawn = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params}
+            withdrawn = notification("notifications/cancelled", params)
             await wire.raw_post(json.dumps(withdrawn), session.headers)
 
         async with (

@@ -6,8 +6,6 @@ import io
 import json
 import logging
 import re
-import subprocess
-import sys
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager
 from typing import Any, Final
@@ -16,6 +14,7 @@ import anyio
 import pytest
 
 from harness.http import serving
+from harness.processes import python, run
 from harness.rpc import PATIENCE
 from harness.server import QUICK, build
 from mcp_tasks import Tasks
@@ -118,9 +117,7 @@ async def test_invented_names_of_tools_are_one_label_of_metrics(log: io.StringIO
 
 
 def test_invented_names_of_tools_do_not_fill_spans() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.peers.forged_spans"], capture_output=True, check=True, timeout=60
-    )
+    done = run(python("tests.peers.forged_spans"), check=True)
     spans: list[dict[str, Any]] = json.loads(done.stdout)
     assert {"tasks.run"} <= {span["name"] for span in spans}
     for span in spans:

@@ -16,7 +16,7 @@ from mcp.server.context import CallNext, HandlerResult
 from mcp.server.streamable_http import EventStore
 
 from harness.http import HttpWire, http_client, initialize, modern_headers, serving_app
-from harness.rpc import NOTHING, TASKS, Tasking, request
+from harness.rpc import NOTHING, TASKS, Tasking, legacy_request, request
 from harness.server import QUICK
 from mcp_tasks import Tasks
 from mcp_tasks.adapters.asgi.body import LARGEST
@@ -157,7 +157,7 @@ async def test_the_event_loop_writes_no_large_result(wire: str) -> None:
                     message = SLOW["a member that nobody knows"](server.poll())
                     await own.raw_post(json.dumps(message), modern_headers(message))
                 else:
-                    older = {"jsonrpc": "2.0", "id": 1, "method": "tasks/result", "params": {"taskId": server.task_id}}
+                    older = legacy_request("tasks/result", {"taskId": server.task_id})
                     await own.raw_post(json.dumps(older), session.headers)
 
         began = time.thread_time()

@@ -139,8 +139,9 @@ class TaskHandle:
         """The states of the task as they come, the present one first and the final one last.
 
         Pushed where the server does that, polled at the interval that it suggests otherwise, however long that is. The
-        first state is the last one that this handle has seen, if that is not final. Questions are shown, not answered.
-        A state is given once: that the server has moved the task's expiry or its pace is no news.
+        first state is the last one that this handle has seen, if that is not older than the interval and asks nothing.
+        Questions are shown, not answered. A state is given once: that the server has moved the task's expiry or its
+        pace is no news.
 
         Args:
             questions: Whether to fetch questions from a server that sends them only to one who waits, as those of
@@ -346,7 +347,10 @@ class TaskHandle:
     async def _follow(self, poller: Poller, wake: Wake, *, questions: bool) -> AsyncGenerator[TaskSnapshot]:
         """Every state that differs from the one before, until the final one."""
         box = Mailbox()
-        known = None if self._known is None or self._known.is_final else self._known
+        known = self._known if asyncio.get_running_loop().time() < poller.next_look else None
+        if known is not None and known.input_requests:
+            # Somebody else may have answered meanwhile, and nobody is to be asked in vain.
+            known = None
         async with self._port.join(box, questions=questions):
             shown: TaskSnapshot | None = None
             order = Order()

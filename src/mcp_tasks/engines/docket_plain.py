@@ -8,7 +8,6 @@ which are not used here, are not read.
 
 from __future__ import annotations
 
-import logging
 import pickle
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
@@ -21,7 +20,9 @@ from docket import Docket
 from docket.strikelist import StrikeList
 from redis.asyncio import Redis
 
-logger: Final = logging.getLogger(__name__)
+from mcp_tasks.quiet import get_logger
+
+logger: Final = get_logger(__name__)
 
 READS: Final = ("XREADGROUP", "XAUTOCLAIM", "XCLAIM")
 """The commands that give messages."""
