@@ -160,7 +160,7 @@ async def test_a_result_of_the_older_era_counts_as_well() -> None:
 
 async def test_a_large_answer_of_any_tool_counts() -> None:
     wanted = limits(owner_unread_bytes=3 * SIZE)
-    async with guarded(limits=wanted) as (wire, _):
+    async with guarded(limits=wanted, fallback="inline") as (wire, _):
         ada, task_id = await large(wire)
         call = request("tools/call", {"name": "echo", "arguments": {"size": SIZE}}, capabilities={})
         async with deaf_post(wire.as_user("ada"), call) as connection:
@@ -169,6 +169,38 @@ async def test_a_large_answer_of_any_tool_counts() -> None:
             refused = await wire.as_user("ada").raw_post(json.dumps(call), modern_headers(call))
             assert refused.status_code == 503
             assert refused.json()["error"]["data"]["limit"] == "owner_unread_bytes"
+
+
+@pytest.mark.parametrize("tool", ["task_status", "echo"])
+async def test_a_result_for_a_caller_without_tasks_is_not_made_until_there_is_room(tool: str) -> None:
+    wanted = limits(owner_unread_bytes=3 * SIZE)
+    async with guarded(limits=wanted) as (wire, _):
+        ada, task_id = await large(wire)
+        arguments = {"task_status": {"task_id": task_id}, "echo": {"size": SIZE}}[tool]
+        call = request("tools/call", {"name": tool, "arguments": arguments}, capabilities={})
+        async with deaf_post(wire.as_user("ada"), call) as connection:
+            await connection.begun()
+            await until_refused(ada, task_id)
+            # The tool has run: its caller is told to come back, and not that the call failed.
+            told = (await Tasking(wire.as_user("ada"), {}).ask("tools/call", call["params"])).result
+            if tool == "task_status":
+                assert "cannot be read right now" in json.dumps(told)
+            else:
+                assert told["resultType"] == "input_required"
+                assert "inputRequests" not in told
+        await until_answered(ada, task_id)
+
+
+async def test_an_answer_waits_a_moment_for_room() -> None:
+    wanted = limits(owner_unread_bytes=3 * SIZE, read_wait=QUICK)
+    async with guarded(limits=wanted) as (wire, _), http_session(wire.as_user("ada")) as session:
+        ada, task_id = await large(wire)
+        message = json.dumps(legacy_request("tasks/result", {"taskId": task_id}))
+        async with deaf(wire.as_user("ada"), "POST", dict(session.headers()), message) as connection:
+            await connection.begun()
+            await until_refused(ada, task_id)
+            told = (await session.ask("tools/call", {"name": "echo", "arguments": {"size": SIZE}})).result
+            assert told["content"] == [{"type": "text", "text": "x" * SIZE}]
 
 
 @pytest.mark.parametrize("short_way", [True, False])

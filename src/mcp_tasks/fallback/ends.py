@@ -12,19 +12,21 @@ from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.fallback.words import STOPPED, failed_result
 from mcp_tasks.protocol import RpcError
-from mcp_tasks.protocol.outcome import decoded, outcome_of
+from mcp_tasks.protocol.outcome import decoded, outcome_to_send
+from mcp_tasks.protocol.unread import Unread
 from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.tools.channel import in_older_words
 
 
-async def plain_answer(runtime: TaskRuntime, record: TaskRecord, version: str) -> dict[str, Any]:
+async def plain_answer(runtime: TaskRuntime, record: TaskRecord, version: str, unread: Unread) -> dict[str, Any]:
     """What a plain call of that version would have answered. A tool that was stopped is a tool error that says so.
 
     Raises:
         RpcError: What the tool raised, or what it could not be given.
         UnknownTask: The task is gone.
+        LimitExceeded: Its caller has not read what it was sent before.
     """
-    result, error = await _end_of(runtime, record)
+    result, error = await _end_of(runtime, record, unread)
     if result is not None:
         return result
     if error is None or _was_stopped(error):
@@ -33,19 +35,22 @@ async def plain_answer(runtime: TaskRuntime, record: TaskRecord, version: str) -
     raise RpcError(told["code"], told["message"], told.get("data"))
 
 
-async def told_answer(runtime: TaskRuntime, record: TaskRecord, version: str) -> dict[str, Any]:
+async def told_answer(runtime: TaskRuntime, record: TaskRecord, version: str, unread: Unread) -> dict[str, Any]:
     """The same for a caller that asks how the task ended: whatever happened is a result.
 
     Raises:
         UnknownTask: The task is gone.
+        LimitExceeded: Its caller has not read what it was sent before.
     """
-    result, error = await _end_of(runtime, record)
+    result, error = await _end_of(runtime, record, unread)
     return failed_result(record, error) if result is None else result
 
 
-async def _end_of(runtime: TaskRuntime, record: TaskRecord) -> tuple[dict[str, Any] | None, JsonObject | None]:
+async def _end_of(
+    runtime: TaskRuntime, record: TaskRecord, unread: Unread
+) -> tuple[dict[str, Any] | None, JsonObject | None]:
     """What the task ended with: a result, or an error, or neither for one that was cancelled."""
-    outcome = await outcome_of(runtime, record)
+    outcome = await outcome_to_send(runtime, record, unread)
     if outcome is None:
         return None, None
     told: dict[str, Any] = await decoded(outcome.body)

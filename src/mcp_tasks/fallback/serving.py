@@ -17,7 +17,7 @@ from mcp_tasks.adapters.exchange import exchange_of
 from mcp_tasks.core.json import JsonObject
 from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.core.status import TaskStatus
-from mcp_tasks.errors import StoreError, StoreUnavailable
+from mcp_tasks.errors import LimitExceeded, StoreError, StoreUnavailable
 from mcp_tasks.fallback.asking import CallQuestions
 from mcp_tasks.fallback.brought import BroughtAnswers, find_patiently
 from mcp_tasks.fallback.gone import GoneCallers
@@ -33,6 +33,7 @@ from mcp_tasks.fallback.ways import Fallback
 from mcp_tasks.fallback.words import CompanionNames, handle_result
 from mcp_tasks.protocol import Caller, RpcError
 from mcp_tasks.protocol.limiting import Limiting
+from mcp_tasks.protocol.unread import Unread
 from mcp_tasks.quiet import get_logger
 from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.tools.channel import require_capability
@@ -43,10 +44,14 @@ logger: Final = get_logger(__name__)
 
 UNREADABLE: Final = "it has ended, and its result cannot be read right now"
 
+ROOM_WITHIN: Final = timedelta(seconds=5)
+LOOK_FOR_ROOM: Final = timedelta(seconds=0.5)
+"""For how long, and how often, an answer waits until its caller has read those that were sent before."""
+
 PLACEHOLDER: Final = ""
 """A state where the SDK wants one. The real one is put in its place outside (see `legs`)."""
 
-AnswerAtEnd: TypeAlias = Callable[[TaskRuntime, TaskRecord, str], Awaitable[dict[str, Any]]]
+AnswerAtEnd: TypeAlias = Callable[[TaskRuntime, TaskRecord, str, Unread], Awaitable[dict[str, Any]]]
 """What is answered for a task that has ended, in a version of the protocol."""
 
 
@@ -218,17 +223,32 @@ class WaitingRequest:
     async def _answer_at_end(self, ended: TaskRecord) -> dict[str, Any]:
         await self._relay.finish()
         try:
-            result = await self._at_end(self._runtime, ended, self._ctx.protocol_version)
+            result = await self._at_end_with_room(ended)
         except RpcError:
             self.given = None if self._has_left else ended
             raise
-        except StoreUnavailable as exc:
-            # What it ended with is there, and cannot be read now.
+        except (StoreUnavailable, LimitExceeded) as exc:
+            # What it ended with is there, and cannot be read or sent now.
             logger.warning("how task %s… ended cannot be told now: %s", ended.id[:12], exc)
             return await self.give_word(replace(ended, status=TaskStatus.WORKING, status_message=UNREADABLE))
         if ended.status is TaskStatus.COMPLETED and not self._has_left:
             self.given = ended
         return result
+
+    async def _at_end_with_room(self, ended: TaskRecord) -> dict[str, Any]:
+        unread, most = self._parts.limiting.unread, self.time.remaining
+        patience = ROOM_WITHIN if most is None else min(most, ROOM_WITHIN)
+        deadline = anyio.current_time() + patience.total_seconds()
+        while True:
+            before = unread.given_back
+            try:
+                return await self._at_end(self._runtime, ended, self._ctx.protocol_version, unread)
+            except LimitExceeded:
+                # To try is to read all of it.
+                while unread.given_back == before:
+                    if anyio.current_time() >= deadline:
+                        raise
+                    await anyio.sleep(LOOK_FOR_ROOM.total_seconds())
 
     async def _wait(self, record: TaskRecord, limit: timedelta | None) -> TaskRecord:
         return await wait_for(

@@ -9,6 +9,7 @@ from mcp_tasks.core.json_bytes import LARGE, decode_in_pieces, decode_json
 from mcp_tasks.core.record import Outcome, TaskRecord
 from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.errors import UnknownTask
+from mcp_tasks.protocol.unread import Unread, hold
 from mcp_tasks.runtime import TaskRuntime
 
 _WITH_OUTCOME = frozenset({TaskStatus.COMPLETED, TaskStatus.FAILED})
@@ -26,6 +27,17 @@ async def outcome_of(runtime: TaskRuntime, record: TaskRecord) -> Outcome | None
     if outcome is None:
         raise UnknownTask(record.id)
     return outcome
+
+
+async def outcome_to_send(runtime: TaskRuntime, record: TaskRecord, unread: Unread) -> Outcome | None:
+    """The same for the response that is being made, where it counts until its client has read it.
+
+    Raises:
+        UnknownTask: As above.
+        LimitExceeded: There is no room for it.
+    """
+    async with unread.turn(record.owner):
+        return hold(record.owner, [await outcome_of(runtime, record)])
 
 
 async def decoded(data: bytes) -> Any:

@@ -30,9 +30,14 @@ RETRY_AFTER: Final = timedelta(seconds=1)
 
 
 class Unread:
-    """Counts them for one server."""
+    """Counts them for one server.
+
+    Attributes:
+        given_back: How often something was given back. As long as it is the same, there is no more room than before.
+    """
 
     def __init__(self, limits: Limits) -> None:
+        self.given_back = 0
         self._limits = limits
         self._of_owner: Counter[str] = Counter()
         self._total = 0
@@ -80,6 +85,7 @@ class Unread:
 
     def give_back(self, owner: str | None, size: int) -> None:
         """Count so many bytes less."""
+        self.given_back += 1
         self._total -= size
         if owner is not None:
             self._of_owner[owner] -= size

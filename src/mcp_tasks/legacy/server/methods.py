@@ -33,8 +33,7 @@ from mcp_tasks.legacy.server.sessions import Session, Sessions
 from mcp_tasks.protocol.errors import RpcError, refusing
 from mcp_tasks.protocol.input import ASKED_WITHIN, send_input
 from mcp_tasks.protocol.methods import CANCELLED_BY_CLIENT, actor_of
-from mcp_tasks.protocol.outcome import decoded, outcome_of
-from mcp_tasks.protocol.unread import hold
+from mcp_tasks.protocol.outcome import decoded, outcome_to_send
 from mcp_tasks.runtime import TaskRuntime
 
 
@@ -89,8 +88,8 @@ class Methods:
             waits = nullcontext() if record.is_final else self._parts.protocol.limiting.waiting(record.owner)
             with waits:
                 record = await self._relay.until_final(ctx, record, session)
-            async with self._parts.protocol.limiting.unread.turn(record.owner):
-                outcome = hold(record.owner, [await outcome_of(self._parts.runtime(), record)])
+            unread = self._parts.protocol.limiting.unread
+            outcome = await outcome_to_send(self._parts.runtime(), record, unread)
         self._parts.protocol.saw(record, "tasks/result")
         if outcome is None:
             raise render_cancelled(record)
