@@ -190,7 +190,10 @@ def _place_of(config: Path) -> Path:
 
 
 def _read(path: Path) -> Mapping[str, Any] | None:
-    """The servers of a file, None if it has no place for them. There may be comments in it, and a comma too many: editors let that pass."""
+    """The servers of a file; None if it has no place for them.
+
+    There may be comments in it, and a comma too many: editors let that pass.
+    """
     text = read_trusted(path).decode("utf-8-sig")
     for unwanted in (_COMMENTS, _LAST_COMMAS):
         text = unwanted.sub(lambda found: found[1] or "", text)
