@@ -86,6 +86,9 @@ def test_files_of_other_programs_and_of_the_folder_are_not_read_unless_one_is_gi
         assert came
         came.clear()
     assert cli("tools", "farm", "--config", "no-such-file").returncode == 2
+    files[0].write_text('{"name": "project"}')
+    other = cli("tools", "farm", "--config", str(files[0]))
+    assert (other.returncode, "mcpServers" in other.stderr) == (2, True)
     files[0].write_text("{nonsense")
     broken = cli("tools", "farm", "--config", str(files[0]))
     assert (broken.returncode, f"the servers in {files[0]} cannot be read" in broken.stderr) == (2, True)
@@ -266,3 +269,9 @@ def test_who_comes_back_to_a_task_sends_what_the_call_sent(cli: Cli, recorder: t
     came.clear()
     cli("show", "of_url")
     assert set(came) == {"Bearer of-the-environment"}
+    came.clear()
+    # An address that is typed now is an answer: nothing is looked for under the name of the call.
+    assert "farm" not in cli("show", "of_farm", "--server", url).stderr
+    assert set(came) == {"Bearer of-the-environment"}
+    keep(cli, {})
+    assert "'farm' is not the name of this server any more" in cli("show", "of_farm").stderr

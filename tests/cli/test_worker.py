@@ -53,7 +53,7 @@ async def test_a_task_says_that_no_worker_is_there_until_one_takes_it(
             while "statusMessage" not in (seen := await client.get(task)):  # noqa: ASYNC110 - as a client sees it
                 await anyio.sleep(0.05)
         assert (seen["status"], seen["statusMessage"]) == ("working", unattended.MESSAGE)
-        assert caplog.text.count("no worker is there") == 1
+        assert caplog.text.count("no worker is running") == 1
         with working(cli):
             await is_there(tmp_path / "held.started")
             assert "statusMessage" not in await client.get(task)

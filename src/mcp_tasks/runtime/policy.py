@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final, Literal, TypeAlias
 
 from mcp_tasks.core.durations import check_duration
-from mcp_tasks.core.limits import Limits
 from mcp_tasks.core.record import DEFAULT_QUEUE
 from mcp_tasks.core.values import check_number
 
@@ -72,7 +71,6 @@ class Settings:
         trial_duration: How long a run is watched by itself after too many were lost. It doubles with every further
             loss.
         max_waiting_runs: How many runs may wait in memory without a slot. Those beyond it keep theirs.
-        max_result_size: Stands above `Limits.result_bytes`, where that is said here.
         max_handed_out: How many queued tasks of one owner, queue and tool may be in the hands of a remote engine at a
             time. The rest waits in the store, so that one owner with many tasks does not keep the others back.
         max_at_work_per_owner: How many tasks of one owner may be at work at a time, over all processes; None for any
@@ -87,7 +85,6 @@ class Settings:
     progress_interval: timedelta = timedelta(milliseconds=200)
     trial_duration: timedelta = timedelta(seconds=10)
     max_waiting_runs: int = 1_000
-    max_result_size: int | None = None
     max_handed_out: int = 100
     max_at_work_per_owner: int | None = None
 
@@ -95,10 +92,6 @@ class Settings:
     def drains_for(self) -> timedelta:
         """How long a shutdown waits for running tools."""
         return DEFAULT_DRAIN if self.drain_timeout is None else self.drain_timeout
-
-    def within(self, limits: Limits) -> Limits:
-        """The limits that are in force: the size of a result was a setting before there were any."""
-        return limits if self.max_result_size is None else replace(limits, result_bytes=self.max_result_size)
 
     def sweeps_every(self, *, remote: bool) -> timedelta:
         """How often to sweep, beside an engine that carries tasks to other processes or one that does not."""
@@ -123,6 +116,5 @@ class Settings:
                 check_duration(name, value, zero=name not in ("lease_duration", "sweep_interval", "look_interval"))
         for name, least in (("max_waiting_runs", 0), ("max_handed_out", 1)):
             check_number(name, getattr(self, name), least)
-        for name in ("max_result_size", "max_at_work_per_owner"):
-            if getattr(self, name) is not None:
-                check_number(name, getattr(self, name), 1)
+        if self.max_at_work_per_owner is not None:
+            check_number("max_at_work_per_owner", self.max_at_work_per_owner, 1)

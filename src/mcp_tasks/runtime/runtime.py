@@ -111,7 +111,7 @@ class TaskRuntime:
         self.store: Store = patient(store)
         self.engine = engine
         self.settings: Settings = settings or Settings()
-        self.limits: Limits = self.settings.within(limits or Limits())
+        self.limits: Limits = limits or Limits()
         self.requires_owner = requires_owner
         self.sweep_interval: timedelta = self.settings.sweeps_every(remote=engine.abilities.remote)
         self.lease_times: LeaseTimes = LeaseTimes.of(self.settings.lease_duration, self.sweep_interval)

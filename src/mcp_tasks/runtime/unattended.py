@@ -27,7 +27,7 @@ BATCH: Final = 100
 MAX_KNOWN: Final = 10_000
 """Tasks that are remembered as told."""
 
-MESSAGE: Final = "Waiting for a worker: no process that runs tools is there"
+MESSAGE: Final = "Waiting for a worker: none is running"
 
 
 class Unattended:
@@ -68,8 +68,8 @@ class Unattended:
         if page.ids and not self._is_logged:
             self._is_logged = True
             logger.warning(
-                "tasks of %r wait, and no worker is there: this process only serves (runs_tools=False). Start one with "
-                "`mcp-tasks worker MODULE:SERVER`, on the same store",
+                "tasks of %r wait, and no worker is running: this process only serves (runs_tools=False). Start one "
+                "with `mcp-tasks worker MODULE:SERVER`, on the same store",
                 self._runtime.namespace,
             )
         for task_id in page.ids:

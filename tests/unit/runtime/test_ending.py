@@ -13,7 +13,7 @@ from mcp_tasks.core.json_bytes import LARGE
 from mcp_tasks.core.limits import Limits
 from mcp_tasks.core.text import LONGEST_MESSAGE
 from mcp_tasks.errors import InvalidOption, ResultTooLarge, UsageError
-from mcp_tasks.runtime import AskedOnCall, Ending, Failure, Run, Settings, Success
+from mcp_tasks.runtime import AskedOnCall, Ending, Failure, Run, Success
 from mcp_tasks.runtime.ending import completed, failed, last_words
 from tests.unit.running import launch, ok, running, until_final
 
@@ -86,7 +86,7 @@ async def test_a_task_with_too_large_a_result_fails_and_says_what_the_limit_is()
     async def body(run: Run) -> Ending:
         return ok("x" * 2_000)
 
-    async with running(body, max_result_size=1_000) as runtime:
+    async with running(body, limits=Limits(result_bytes=1_000)) as runtime:
         task = await until_final(runtime, await launch(runtime))
         assert task.status is TaskStatus.FAILED
         assert task.error is not None
@@ -98,8 +98,8 @@ async def test_a_task_with_too_large_a_result_fails_and_says_what_the_limit_is()
 
 @pytest.mark.parametrize("size", [0, -1, True, 1.5, "16 MB"])
 def test_a_limit_that_is_not_a_number_of_bytes_is_refused(size: Any) -> None:
-    with pytest.raises(InvalidOption, match="max_result_size"):
-        Settings(max_result_size=size)
+    with pytest.raises(InvalidOption, match="result_bytes"):
+        Limits(result_bytes=size)
 
 
 def test_the_message_of_an_error_is_what_the_task_says() -> None:
@@ -126,7 +126,7 @@ async def test_a_task_with_too_large_an_error_fails_with_one_that_says_so(error:
     async def body(run: Run) -> Ending:
         return Failure({"code": -1, **error})
 
-    async with running(body, max_result_size=1_000) as runtime:
+    async with running(body, limits=Limits(result_bytes=1_000)) as runtime:
         task = await until_final(runtime, await launch(runtime))
         assert task.status is TaskStatus.FAILED
         assert task.error is not None

@@ -48,7 +48,7 @@ async def test_a_task_that_waits_without_a_worker_says_so_until_one_takes_it(cap
         assert await said_of(serving, second) == MESSAGE
         await serving.janitor.sweep()
         assert (await serving.get(first.id, owner=None)).version == told.version, "once"
-        assert caplog.text.count("no worker is there") == 1
+        assert caplog.text.count("no worker is running") == 1
         async with running(at_once, store=store):
             for task in (first, second):
                 assert (await until_final(serving, task)).status_message is None

@@ -54,7 +54,10 @@ class KnownServers:
         self._servers: dict[str, KnownServer] = {}
         if config is not None:
             try:
-                self._take(config, _read(config), _place_of(config))
+                servers = _read(config)
+                if servers is None:
+                    raise ValueError('it has neither "mcpServers" nor "servers"')
+                self._take(config, servers, _place_of(config))
             except (OSError, ValueError, UntrustedFile) as exc:
                 raise InvalidServerFile(f"the servers in {config} cannot be read: {exc}") from exc
         self._take(self.kept_in, self._entries(), Path.home())
@@ -145,7 +148,7 @@ class KnownServers:
     def _entries(self) -> Mapping[str, Any]:
         self.problem = ""
         try:
-            return _read(self.kept_in)
+            return _read(self.kept_in) or {}
         except (FileNotFoundError, NotADirectoryError):
             return {}
         except (OSError, ValueError, UntrustedFile) as exc:
@@ -186,8 +189,11 @@ def _place_of(config: Path) -> Path:
     return folder.parent if folder.name in (".cursor", ".vscode") else folder
 
 
-def _read(path: Path) -> Mapping[str, Any]:
-    """The servers of a file. There may be comments in it, and a comma too many: editors let that pass."""
+def _read(path: Path) -> Mapping[str, Any] | None:
+    """The servers of a file; None if it has no place for them.
+
+    There may be comments in it, and a comma too many: editors let that pass.
+    """
     text = read_trusted(path).decode("utf-8-sig")
     for unwanted in (_COMMENTS, _LAST_COMMAS):
         text = unwanted.sub(lambda found: found[1] or "", text)
@@ -196,4 +202,4 @@ def _read(path: Path) -> Mapping[str, Any]:
         raise ValueError("it is no JSON object")
     values = cast("dict[str, Any]", value)
     servers: Any = next((values[key] for key in _KEYS if isinstance(values.get(key), dict)), None)
-    return cast("Mapping[str, Any]", servers or {})
+    return cast("Mapping[str, Any] | None", servers)

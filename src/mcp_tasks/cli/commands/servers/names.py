@@ -97,8 +97,9 @@ def way_to(
         added = _add(known.headers, headers)
         server, environment = known.address, environment | known.environment
         _announce(known, with_headers=added)
-    elif named:
-        _say(f"No file has a server {named!r} at this address any more. Use --config FILE if it was in another file.")
+    elif named and server.spec not in _named():
+        _say(f"{named!r} is not the name of this server any more, so no headers or variables of a file are used.")
+        _say("If it is in another mcp.json, name that file: --config FILE.")
     if server.url is not None:
         if is_users:
             _add(access.of_environment, headers)

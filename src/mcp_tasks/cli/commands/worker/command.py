@@ -159,12 +159,6 @@ def _check_shared(worker: Worker) -> None:
             hint='Name a store that processes share: Tasks("sqlite:///tasks.db") on one machine, '
             'Tasks("postgresql://…") or Tasks("redis://…") on several, or MCP_TASKS_URL.',
         )
-    if worker.store is None:
-        say(
-            "No store is named, so tasks are kept in a file that is named after the module of the server. A server "
-            "that is started as a script has another: name one with Tasks(URL) or MCP_TASKS_URL.",
-            "yellow",
-        )
 
 
 @asynccontextmanager
