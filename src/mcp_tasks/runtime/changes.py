@@ -20,6 +20,8 @@ from mcp_tasks.core.record import Outcome, TaskRecord, TaskRequest, WriteId
 from mcp_tasks.errors import KeyTaken, StaleRun, StoreUnavailable, TaskUnreadable, UnknownTask, VersionConflict
 from mcp_tasks.quiet import get_logger
 from mcp_tasks.runtime.observing import Observed, Observers, TaskChange
+from mcp_tasks.runtime.orphans import end_orphans
+from mcp_tasks.runtime.worker_name import is_gone
 from mcp_tasks.stores.base import Hint, Store
 from mcp_tasks.stores.hints import HintFan, Inbox
 from mcp_tasks.stores.repeats import new_write_id
@@ -188,6 +190,9 @@ class Changes:
             hint = Hint(changed.id, changed.version)
             self.hints.put(hint)
             await self._store.notifier().publish(hint, origin=self._origin)
+            if changed.is_final and record.processes and (record.worker is None or is_gone(record.worker)):
+                # There is no run that could end them, and none will come.
+                await end_orphans(record)
         return changed
 
     async def change(

@@ -279,16 +279,26 @@ class _Account:
     async def find_room(self, refusal: Callable[[int, int], LimitExceeded | None], *, waits: bool) -> None:
         """See that there is room: from what is known if it need not wait for more.
 
+        A look may have counted what is on its way, which then counts twice. A call can be made again; what is refused
+        here is lost. So it is refused only for what the store has, and otherwise waits until the rest has arrived.
+
         Raises:
             LimitExceeded: There is no room.
             StoreError: The store cannot say.
         """
         if self.knows_room(refusal):
             return
-        if waits or self._verdict(refusal) is not None:
-            await self.look_for_room(refusal)
-        else:
+        if not waits and self._verdict(refusal) is None:
             self._begin_look()
+            return
+        try:
+            await self.look_for_room(refusal)
+        except LimitExceeded:
+            while (refused := self._verdict(refusal)) is not None:
+                if self.known is None or refusal(self.known.open_tasks, self.known.stored_bytes) is not None:
+                    raise refused from None
+                await asyncio.sleep(A_MOMENT)
+                await shielded(self._begin_look())
 
     def knows_room(self, refusal: Callable[[int, int], LimitExceeded | None]) -> bool:
         """Whether there is room for one more, as far as is known; False if that has to be looked up."""

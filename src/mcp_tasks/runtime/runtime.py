@@ -42,7 +42,6 @@ from mcp_tasks.runtime.life import State
 from mcp_tasks.runtime.lookout import Lookout
 from mcp_tasks.runtime.narration import Narration
 from mcp_tasks.runtime.observing import Observer, Observers
-from mcp_tasks.runtime.orphans import end_orphans
 from mcp_tasks.runtime.parking import Parking
 from mcp_tasks.runtime.patience import patient
 from mcp_tasks.runtime.policy import Settings, ToolPolicy
@@ -53,7 +52,7 @@ from mcp_tasks.runtime.run import Body, Run
 from mcp_tasks.runtime.shutdown import drain, hand_over
 from mcp_tasks.runtime.store_clock import StoreClock
 from mcp_tasks.runtime.tracing import Tracing
-from mcp_tasks.runtime.worker_name import is_gone, new_worker_name
+from mcp_tasks.runtime.worker_name import new_worker_name
 from mcp_tasks.stores.base import Page, Store, Whose
 from mcp_tasks.stores.hints import HintFan
 from mcp_tasks.stores.paging import full_page
@@ -406,11 +405,7 @@ class TaskRuntime:
 
     async def cancel(self, record: TaskRecord, reason: str, *, actor: Actor) -> TaskRecord:
         """End the task as cancelled, and stop its run. A finished task stays as it is."""
-        cancelled = await self.changes.change(record, TaskCancelled(reason=reason), actor=actor)
-        if record.processes and (record.worker is None or is_gone(record.worker)):
-            # There is no run that could end them, and none will come.
-            await end_orphans(record)
-        return cancelled
+        return await self.changes.change(record, TaskCancelled(reason=reason), actor=actor)
 
     async def discard(self, record: TaskRecord) -> None:
         """Forget a finished task that nobody was told of."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
+from datetime import timedelta
+from itertools import product
 from pathlib import Path
 from subprocess import Popen
 from typing import Any
@@ -16,11 +18,14 @@ import anyio
 import pytest
 
 from harness import processes
-from mcp_tasks.core import ChildProcess, ProcessesChanged, RunLost, RunStarted
-from mcp_tasks.runtime import Ending, Run, current_task
+from mcp_tasks.core import ChildProcess, ProcessesChanged, RunLost, RunStarted, TaskRecord
+from mcp_tasks.core.limits import Limits
+from mcp_tasks.runtime import Ending, Run, TaskRuntime, ToolPolicy, current_task
+from mcp_tasks.runtime.operator import Operator
 from mcp_tasks.runtime.orphans import MARK, describe, end_orphans
 from mcp_tasks.testing import make_record, make_request
-from tests.unit.running import CLIENT, RERUN, create, launch, ok, running, until_final
+from tests.unit.processes import dead_worker, other_process
+from tests.unit.running import CLIENT, RERUN, Tool, create, launch, ok, running, until_final
 
 pytestmark = [
     pytest.mark.anyio,
@@ -31,6 +36,9 @@ LINUX = pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows the
 
 PYTHON = (sys.executable, "-S", "-c")
 SLEEPS = "import time; time.sleep(60)"
+
+DAY = timedelta(days=1)
+NEWER = ToolPolicy(rerun=True, version="2", on_other_version="fail")
 
 # Leads a group, and leaves it to its child when it is told to.
 LEAVES = """
@@ -156,12 +164,55 @@ async def test_the_next_run_kills_what_was_left_before_its_tool_begins() -> None
         assert seen == [(-signal.SIGKILL, (elsewhere,))]
 
 
-async def test_a_task_that_no_worker_has_takes_its_child_with_it_when_it_is_cancelled() -> None:
+async def at_once(run: Run) -> Ending:
+    return ok()
+
+
+async def by_a_client(runtime: TaskRuntime, record: TaskRecord) -> None:
+    await runtime.cancel(record, "enough", actor=CLIENT)
+
+
+async def by_an_operator(runtime: TaskRuntime, record: TaskRecord) -> None:
+    async with Operator(runtime.store, name="ops").opened() as operator:
+        await operator.cancel(record, "enough")
+
+
+async def by_its_age(runtime: TaskRuntime, record: TaskRecord) -> None:
+    await runtime.janitor.ageing.look()
+
+
+async def by_a_claim(runtime: TaskRuntime, record: TaskRecord) -> None:
+    await runtime.engine.submit(record.id)
+
+
+@pytest.mark.parametrize(
+    ("end", "is_claimed"),
+    [*product([by_a_client, by_an_operator, by_its_age], [True, False]), (by_a_claim, False)],
+)
+async def test_the_children_of_a_lost_run_are_killed_when_its_task_is_ended_from_outside(
+    end: Callable[[TaskRuntime, TaskRecord], Awaitable[None]], is_claimed: bool
+) -> None:
     with leading() as leader:
-        async with running({}) as runtime:
-            record = make_record(attempt=1, processes=(await described(leader.pid),))
-            await runtime.cancel(await runtime.store.create(record, make_request()), "enough", actor=CLIENT)
+        async with running({"render": Tool(at_once, NEWER)}, limits=Limits(task_age=DAY)) as runtime:
+            created = runtime.now() - DAY
+            record = make_record(
+                attempt=1,
+                worker=dead_worker() if is_claimed else None,
+                created_at=created,
+                started_at=created,
+                processes=(await described(leader.pid),),
+            )
+            await end(runtime, await runtime.store.create(record, make_request()))
+            await until_final(runtime, record)
             assert leader.wait(5) == -signal.SIGKILL
+
+
+async def test_the_children_of_a_run_that_is_there_are_left_to_it() -> None:
+    with leading() as leader, other_process() as (worker, _):
+        async with running({}) as runtime:
+            record = make_record(attempt=1, worker=worker, processes=(await described(leader.pid),))
+            await by_an_operator(runtime, await runtime.store.create(record, make_request()))
+            assert leader.poll() is None
 
 
 # A process that is killed

@@ -80,6 +80,7 @@ class Session:
         self._adoptions = 0
         self._listening: tuple[TaskRuntime, Inbox] | None = None
         self._starting: dict[str, asyncio.Task[None]] = {}
+        self._is_closed = False
 
     @property
     def followed(self) -> Mapping[str, Followed]:
@@ -88,7 +89,7 @@ class Session:
 
     def expect(self, task_id: str) -> None:
         """A task of this id is about to be made here, and what its tool says from the first is for this client."""
-        if task_id not in self._notices:
+        if task_id not in self._notices and not self._is_closed:
             self._notices[task_id] = Notices(task_id, self, self._audience, self._calls)
 
     def give_up(self, task_id: str) -> None:
@@ -175,13 +176,16 @@ class Session:
 
     def close(self) -> None:
         """The connection is gone, and nobody is told of anything any more."""
-        self._listening = None
+        self._is_closed, self._listening = True, None
         for task_id in list(self._followed):
             self.ended(task_id, None)
         for task_id in list(self._notices):
             self.give_up(task_id)
 
     def _follow(self, record: TaskRecord, followed: Followed, after: Exchange | None) -> None:
+        if self._is_closed:
+            # Its connection was lost while the task was being made. Nothing would ever let go of it.
+            return
         self._followed[record.id] = followed
         self._audience.join(record.id, self)
         self.expect(record.id)
