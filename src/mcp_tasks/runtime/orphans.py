@@ -110,8 +110,8 @@ def _kill_all(record: TaskRecord, processes: Iterable[ChildProcess]) -> set[Chil
 
 
 def _kill(process: ChildProcess) -> bool:
-    """Kill a process group, if it is known to be the one that was started; whether it was."""
-    if not _is_same(process):
+    """Kill a process group, if it is known to be the one that was started; whether it was. Zombies are left alone."""
+    if not _is_same(process) or not _is_at_work(process.group):
         return False
     try:
         os.killpg(process.group, signal.SIGKILL)

@@ -26,6 +26,7 @@ from mcp_tasks.runtime.policy import ToolPolicy
 from mcp_tasks.runtime.queue_sweep import BATCH
 from mcp_tasks.runtime.trials import is_guilty, tried_again_at
 from mcp_tasks.runtime.troubles import Troubles
+from mcp_tasks.runtime.worker_name import is_gone
 
 if TYPE_CHECKING:
     from mcp_tasks.runtime.runtime import TaskRuntime
@@ -176,7 +177,7 @@ class Recovery:
                 await self._submit(await self._change(make, record, RunReleased(attempt=record.attempt, begun=False)))
             elif policy is not None:
                 changed = await self._change(make, record, self._verdict(record, policy, lost=lost))
-                if record.processes:
+                if record.processes and not (changed.is_final and record.worker and is_gone(record.worker)):
                     # Only now is it certain that the run is lost. The next one looks for them, too, and warns.
                     await end_orphans(record, warn=changed.is_final)
                 await self._submit(changed)
