@@ -21,7 +21,7 @@ from mcp_tasks.errors import (
 from mcp_tasks.quiet import get_logger
 from mcp_tasks.runtime.ending import failed
 from mcp_tasks.runtime.lease import Watch
-from mcp_tasks.runtime.orphans import end_orphans
+from mcp_tasks.runtime.orphans import end_children_of, end_orphans
 from mcp_tasks.runtime.policy import ToolPolicy
 from mcp_tasks.runtime.queue_sweep import BATCH
 from mcp_tasks.runtime.trials import is_guilty, tried_again_at
@@ -137,6 +137,7 @@ class Recovery:
     async def _retire(self, worker: str) -> None:
         """Forget a dead process. It stays known for as long as it has a task that could not be recovered."""
         if not (await self._runtime.store.claimed(worker, limit=1)).ids:
+            await end_children_of(worker)
             await self._runtime.store.retire(worker)
 
     async def _claimed_by_us(self) -> list[str]:
