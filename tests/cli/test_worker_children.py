@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +23,7 @@ pytestmark = pytest.mark.anyio
 
 SPEC = "tests.cli.deaf_farm:make()"
 PATIENT = "tests.cli.deaf_farm:make_patient()"
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows the environment of a process")
 KINDS = ("in_async", "in_thread", "in_step", "of_child")
 
 
@@ -146,6 +148,27 @@ async def test_after_sigkill_a_child_of_a_tool_that_may_not_run_again_is_killed(
         with working(cli, spec=SPEC):
             await client.until(task, "failed")
             assert await left(children) == []
+
+
+@LINUX
+async def test_after_sigkill_a_child_of_a_task_that_has_just_been_cancelled_is_killed(
+    cli: Cli, url: str, tmp_path: Path
+) -> None:
+    async with serving_only(url, build) as client:
+        with working(cli, spec=SPEC) as worker:
+            task = await client.create("of_child", file=str(tmp_path / "of_child"))
+            await is_there(tmp_path / "of_child")
+            child = int((tmp_path / "of_child").read_text())
+            await client.cancel(task)
+            # The child does not listen to SIGTERM, and the worker has no time for more.
+            worker.send(SIGKILL)
+            await worker.ends()
+        try:
+            with anyio.fail_after(LIMIT):
+                while _is_there(child):  # noqa: ASYNC110 - the next sweep of any process on the machine ends it
+                    await anyio.sleep(0.02)
+        finally:
+            send(child)
 
 
 @pytest.mark.parametrize(("how", "code"), [("ends", 0), ("raises", 1)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import Any, Literal
@@ -19,6 +20,7 @@ from harness.http import serving
 from mcp_tasks.core.record import Progress, TaskRecord
 from mcp_tasks.fallback.progress_values import ALIVE
 from mcp_tasks.fallback.relay import ProgressRelay
+from mcp_tasks.runtime.unattended import MESSAGE as NO_WORKER
 from tests.unit.virtual_time import simulated, time_passes
 
 pytestmark = pytest.mark.anyio
@@ -66,6 +68,19 @@ def record(progress: Progress | None) -> TaskRecord:
 def values(got: list[Any]) -> list[Any]:
     """The reports without their times."""
     return [report[1:] for report in got]
+
+
+@simulated
+async def test_a_caller_who_waits_hears_that_there_is_no_worker_until_one_is_there() -> None:
+    async def script(relay: ProgressRelay) -> None:
+        await relay.look(record(Progress(progress=1, total=4, message="one")))
+        await relay.look(replace(record(Progress(progress=1, total=4, message="one")), status_message=NO_WORKER))
+        await time_passes(9)
+        await relay.look(record(Progress(progress=1, total=4, message="one")))
+        await time_passes(9)
+
+    got, _ = await called(relaying(script), LATEST_MODERN_VERSION)
+    assert [message for _, _, _, message in got] == ["one", NO_WORKER, "one"]
 
 
 @simulated

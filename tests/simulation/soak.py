@@ -9,6 +9,7 @@ import argparse
 import gc
 import os
 import random
+import signal
 import sys
 import time
 from collections import Counter
@@ -79,7 +80,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _simulated(seed: int) -> tuple[int, tuple[str, str] | None, Tally]:
     tally = Tally()
-    return seed, simulate(seed, tally), tally
+    try:
+        return seed, simulate(seed, tally), tally
+    finally:
+        # A process of the world that was killed has left its handler, and the pool ends this one with the signal.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def always_the_same() -> None:

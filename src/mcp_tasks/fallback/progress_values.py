@@ -35,10 +35,14 @@ class ProgressValues:
 
     Args:
         last: The last value that the caller has seen; None if it has seen none.
+
+    Attributes:
+        instead: Signs of life say this, and not what the tool said last; None if there is no reason to.
     """
 
     def __init__(self, last: float | None = None) -> None:
         self.last = last
+        self.instead: str | None = None
         self._total: float | None = None
         self._message: str = ALIVE
         self._held: Report | None = None
@@ -60,7 +64,7 @@ class ProgressValues:
 
     def sign_of_life(self) -> Iterator[Report]:
         """What to send where the tool says nothing."""
-        yield from self._next(Report(self.last or 0, self._total, self._message))
+        yield from self._next(Report(self.last or 0, self._total, self.instead or self._message))
 
     def finish(self) -> Iterator[Report]:
         """What to send when the tool has ended."""

@@ -13,6 +13,7 @@ from mcp_tasks.adapters.sdk import RequestContext
 from mcp_tasks.core.record import Progress, TaskRecord
 from mcp_tasks.fallback.progress_values import ProgressValues, Report
 from mcp_tasks.quiet import get_logger, what
+from mcp_tasks.runtime.unattended import MESSAGE as NO_WORKER
 from mcp_tasks.tools.open_calls import PATIENCE
 
 logger: Final = get_logger(__name__)
@@ -58,6 +59,7 @@ class ProgressRelay:
 
     async def look(self, record: TaskRecord) -> None:
         """What the record says, where the tool runs in another process. Also of one that has ended, before `finish`."""
+        self._values.instead = NO_WORKER if record.status_message == NO_WORKER else None
         said, seen = record.progress, self._seen
         self._seen = said
         if said is None or said == seen or self._runs_here:

@@ -47,7 +47,7 @@ from typing import IO, Any, Final, TypeAlias, TypedDict, Unpack
 
 import anyio
 
-from mcp_tasks.runtime.orphans import MARK, mark_of, start_time
+from mcp_tasks.runtime.orphans import marks_of, start_time
 
 TERMINATE_GRACE = 5.0
 """Seconds between asking a process group to end and killing it. After a lost lease it is less: see `LeaseTimes`."""
@@ -232,7 +232,8 @@ class _Child:
         given = os.environb if self._env is None else self._env
         environment = {os.fsencode(name): os.fsencode(value) for name, value in given.items()}
         if sys.platform == "linux" and (started := await start_time(self.process.pid)) is not None:
-            environment[MARK.encode()] = mark_of(self.process.pid, started).encode()
+            marks = marks_of(self.process.pid, started)
+            environment |= {name.encode(): value.encode() for name, value in marks.items()}
         command = [os.fsencode(argument) for argument in self._command]
         data = marshal.dumps((command, environment))
         _, failure = await asyncio.gather(

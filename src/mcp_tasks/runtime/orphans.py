@@ -10,6 +10,10 @@ A group is signalled only if it is known to be the one that was started:
   shows that. The kernel does not give the number of a group again that still has a process.
 
 In any other case the number is free, or belongs to another by now, and nothing is signalled.
+
+A task that has ended keeps no record of its commands. A worker may be killed while it still ends those, for one of a
+task that was cancelled a moment ago. On Linux they are found by `WORKER` in their environment, when the next process on
+the machine finds that worker dead.
 """
 
 from __future__ import annotations
@@ -22,18 +26,22 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from mcp_tasks.core.record import ChildProcess, TaskRecord
 from mcp_tasks.errors import short_id
 from mcp_tasks.quiet import get_logger
-from mcp_tasks.runtime.worker_name import boot, stat_of
+from mcp_tasks.runtime.worker_name import boot, is_gone, process_here, stat_of
 
 logger: Final = get_logger(__name__)
 
 MARK: Final = "MCP_TASKS_CHILD"
 """A variable in the environment of commands, on Linux: by it the group of a command is known without its leader."""
+
+WORKER: Final = "MCP_TASKS_WORKER"
+"""Beside `MARK`: the process id and the start time of the process that started the command."""
 
 PATIENCE: Final = 5.0
 """Seconds to wait for the end of what was killed. It comes at once, but for a process that the kernel keeps busy."""
@@ -53,6 +61,11 @@ async def describe(group: int, attempt: int) -> ChildProcess | None:
 def mark_of(group: int, started: str) -> str:
     """The value of `MARK` for a group."""
     return f"{group}:{started}"
+
+
+def marks_of(group: int, started: str) -> dict[str, str]:
+    """What the commands of this process have in their environment, on Linux."""
+    return {MARK: mark_of(group, started), WORKER: f"{os.getpid()}:{_start_time(os.getpid())}"}
 
 
 async def start_time(pid: int) -> str | None:
@@ -83,6 +96,29 @@ async def end_orphans(record: TaskRecord, *, warn: bool = True) -> frozenset[Chi
     return frozenset(record.processes) - elsewhere - left
 
 
+async def end_children_of(worker: str) -> None:
+    """Kill what is left of the commands of a process that is gone, whatever became of their tasks. Only on Linux, and
+    for a process of this machine."""
+    pid, started = process_here(worker)
+    if sys.platform == "linux" and pid is not None and is_gone(worker):
+        await asyncio.to_thread(_kill_children_of, f"{WORKER}={pid}:{started}".encode())
+
+
+def _kill_children_of(worker: bytes) -> None:
+    groups: set[int] = set()
+    for pid in (int(name) for name in os.listdir("/proc") if name.isdecimal()):
+        environment = _environment(pid)
+        if worker in environment and (stat := stat_of(pid)) is not None:
+            group = int(stat[2])
+            # One that has left its group is not ours to kill.
+            if any(each.startswith(f"{MARK}={group}:".encode()) for each in environment):
+                groups.add(group)
+    for group in groups:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(group, signal.SIGKILL)
+            logger.warning("a child process outlived its worker, and was killed (process group %d)", group)
+
+
 def _kill_all(record: TaskRecord, processes: Iterable[ChildProcess]) -> set[ChildProcess]:
     """Kill process groups; those that are still there after a while."""
     left = {process for process in processes if _kill(process)}
@@ -110,8 +146,8 @@ def _kill_all(record: TaskRecord, processes: Iterable[ChildProcess]) -> set[Chil
 
 
 def _kill(process: ChildProcess) -> bool:
-    """Kill a process group, if it is known to be the one that was started; whether it was."""
-    if not _is_same(process):
+    """Kill a process group, if it is known to be the one that was started; whether it was. Zombies are left alone."""
+    if not _is_same(process) or not _is_at_work(process.group):
         return False
     try:
         os.killpg(process.group, signal.SIGKILL)

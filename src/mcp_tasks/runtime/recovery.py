@@ -21,11 +21,12 @@ from mcp_tasks.errors import (
 from mcp_tasks.quiet import get_logger
 from mcp_tasks.runtime.ending import failed
 from mcp_tasks.runtime.lease import Watch
-from mcp_tasks.runtime.orphans import end_orphans
+from mcp_tasks.runtime.orphans import end_children_of, end_orphans
 from mcp_tasks.runtime.policy import ToolPolicy
 from mcp_tasks.runtime.queue_sweep import BATCH
 from mcp_tasks.runtime.trials import is_guilty, tried_again_at
 from mcp_tasks.runtime.troubles import Troubles
+from mcp_tasks.runtime.worker_name import is_gone
 
 if TYPE_CHECKING:
     from mcp_tasks.runtime.runtime import TaskRuntime
@@ -136,6 +137,7 @@ class Recovery:
     async def _retire(self, worker: str) -> None:
         """Forget a dead process. It stays known for as long as it has a task that could not be recovered."""
         if not (await self._runtime.store.claimed(worker, limit=1)).ids:
+            await end_children_of(worker)
             await self._runtime.store.retire(worker)
 
     async def _claimed_by_us(self) -> list[str]:
@@ -176,7 +178,7 @@ class Recovery:
                 await self._submit(await self._change(make, record, RunReleased(attempt=record.attempt, begun=False)))
             elif policy is not None:
                 changed = await self._change(make, record, self._verdict(record, policy, lost=lost))
-                if record.processes:
+                if record.processes and not (changed.is_final and record.worker and is_gone(record.worker)):
                     # Only now is it certain that the run is lost. The next one looks for them, too, and warns.
                     await end_orphans(record, warn=changed.is_final)
                 await self._submit(changed)

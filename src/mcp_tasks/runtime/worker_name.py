@@ -19,7 +19,7 @@ def new_worker_name() -> str:
 
 def is_gone(worker: str) -> bool:
     """Whether the process of that name is known to have ended. False when that cannot be told."""
-    pid, started = _process_here(worker)
+    pid, started = process_here(worker)
     if pid is None:
         return False
     if pid == os.getpid():
@@ -29,7 +29,7 @@ def is_gone(worker: str) -> bool:
     return not _is_running(pid, started)
 
 
-def _process_here(worker: str) -> tuple[int | None, str]:
+def process_here(worker: str) -> tuple[int | None, str]:
     """Process id and start time in a name that was given on this boot and in this id space; no id for any other."""
     place, _, rest = worker.partition("/")
     pid, _, rest = rest.partition("/")

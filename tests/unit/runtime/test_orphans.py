@@ -22,7 +22,8 @@ from mcp_tasks.core import ChildProcess, ProcessesChanged, RunLost, RunStarted, 
 from mcp_tasks.core.limits import Limits
 from mcp_tasks.runtime import Ending, Run, TaskRuntime, ToolPolicy, current_task
 from mcp_tasks.runtime.operator import Operator
-from mcp_tasks.runtime.orphans import MARK, describe, end_orphans
+from mcp_tasks.runtime.orphans import MARK, describe, end_children_of, end_orphans
+from mcp_tasks.runtime.worker_name import process_here
 from mcp_tasks.testing import make_record, make_request
 from tests.unit.processes import dead_worker, other_process
 from tests.unit.running import CLIENT, RERUN, Tool, create, launch, ok, running, until_final
@@ -65,9 +66,11 @@ async def described(group: int) -> ChildProcess:
 async def test_the_group_that_was_started_is_killed(caplog: pytest.LogCaptureFixture) -> None:
     with leading() as leader:
         process = await described(leader.pid)
-        assert await end_orphans(make_record(processes=(process,))) == {process}
+        for _ in range(2):
+            # The second time, what is left of it only waits to be reaped.
+            assert await end_orphans(make_record(processes=(process,))) == {process}
         assert leader.wait(5) == -signal.SIGKILL
-    assert "outlived its worker, and was killed" in caplog.text
+    assert caplog.text.count("outlived its worker, and was killed") == 1
     assert await end_orphans(make_record(processes=(process,))) == {process}
 
 
@@ -126,6 +129,39 @@ async def test_of_this_machine_before_it_was_started_again_nothing_is_left(caplo
         assert await end_orphans(make_record(processes=(process,))) == {process}
         assert leader.poll() is None
     assert caplog.text == ""
+
+
+# Marked for its worker: sets its environment from its own number, as the small program that starts commands does.
+MARKED = """
+import os, sys, time
+os.environ["MCP_TASKS_CHILD"] = f"{os.getpid() + int(sys.argv[2])}:1"
+os.environ["MCP_TASKS_WORKER"] = sys.argv[1]
+os.execv(sys.executable, [sys.executable, "-S", "-c", "print(flush=True); import time; time.sleep(60)"])
+"""
+
+
+@LINUX
+@pytest.mark.parametrize(
+    ("is_dead", "off", "is_killed"),
+    [(True, 0, True), (False, 0, False), (True, 1, False)],
+    ids=["of a dead worker", "of one that is there", "that left its group"],
+)
+async def test_what_a_dead_worker_started_is_killed_whatever_became_of_its_task(
+    is_dead: bool, off: int, is_killed: bool
+) -> None:
+    with other_process() as (worker, process):
+        pid, started = process_here(worker)
+        command = [*PYTHON, MARKED, f"{pid}:{started}", str(off)]
+        with processes.running(command, text=True, group=True, stdout=processes.PIPE) as leader:
+            processes.read_line(leader)
+            if is_dead:
+                process.kill()
+                process.wait()
+            await end_children_of(worker)
+            if is_killed:
+                assert leader.wait(5) == -signal.SIGKILL
+            else:
+                assert leader.poll() is None
 
 
 # In a run
