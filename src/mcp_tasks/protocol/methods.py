@@ -253,6 +253,7 @@ class TasksProtocol:
                 ends=self.stream_ends,
                 ends_in=self.stream_ends.after(caller),
                 closed=closed,
+                unread=self.limiting.unread,
             )
 
     async def open_stream(self, caller: Caller) -> Callable[[], None]:
