@@ -514,7 +514,7 @@ async def test_an_answer_that_comes_second_changes_nothing() -> None:
         await runtime.answer(before, {key: {"action": "accept", "content": {"ok": True}}}, actor=NOBODY)
         # As another call saw the task a moment ago.
         with pytest.raises(BadArguments, match="answered or withdrawn meanwhile"):
-            await answer_for_person(runtime, before, Given({"action": "decline"}), names)
+            await answer_for_person(runtime, before, {"action": "decline"}, None, names)
         await until_status(runtime, created.id, TaskStatus.COMPLETED)
         assert "accept" in str(await outcome_of(runtime, created.id))
 

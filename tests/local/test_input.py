@@ -172,6 +172,9 @@ async def test_of_several_questions_a_client_says_which_by_its_key() -> None:
             with pytest.raises(MCPError) as refused:
                 await send(taskId=task.id, action="decline", **params)
             assert refused.value.code == INVALID_PARAMS
+        with pytest.raises(MCPError) as refused:
+            await send(taskId=task.id, action="decline", key="k" * 100_000)
+        assert len(refused.value.message) < 500
         for key in seen.questions:
             await send(taskId=task.id, action="decline", key=key)
         assert (await task.wait(LIMIT)).structured_content == {"result": ["decline", "decline"]}

@@ -4,6 +4,7 @@ refused with an error that names it, and leaves nothing behind."""
 from __future__ import annotations
 
 import asyncio
+import json
 from datetime import timedelta
 from typing import Any, cast
 
@@ -12,7 +13,7 @@ import pytest
 from mcp import Client
 
 from harness.older import http_session
-from harness.rpc import TASKS, Reply, accept, request, text_of
+from harness.rpc import EVERYTHING, TASKS, Reply, Tasking, accept, request, text_of
 from harness.stored import all_tasks
 from mcp_tasks import Limits, Tasks
 from mcp_tasks.client import TaskHandle, TasksClient, start_task
@@ -21,6 +22,7 @@ from mcp_tasks.core.limits import KIB
 from mcp_tasks.stores.base import EVERYBODY, UNOWNED, OwnedBy
 from mcp_tasks.stores.memory import MemoryStore
 from mcp_tasks.wire.models import IDEMPOTENCY_KEY
+from tests.trust.guarded import guarded
 from tests.trust.limited import QUICK, UNPACED, build, call, check_refused, limited, settled
 
 pytestmark = pytest.mark.anyio
@@ -433,6 +435,26 @@ async def test_a_call_that_comes_back_counts_as_a_request_about_a_task() -> None
 
 
 # One user over a pipe, or in this process
+
+
+@pytest.mark.parametrize("way", ["tasks/sendInput", "task_answer"])
+async def test_the_values_of_an_answer_count_whichever_way_it_comes(way: str) -> None:
+    wanted = Limits(owner_requests=50, owner_creates=None)
+    async with guarded(limits=wanted, send_input=True) as (wire, _), http_session(wire.as_user("ada")) as session:
+        task_id = await Tasking(wire.as_user("ada"), EVERYTHING).create("ask")
+        await Tasking(wire.as_user("ada"), EVERYTHING).until(task_id, "input_required")
+        # It does not fit, and the question stays open.
+        content = {"name": 7, "more": [0] * 1_000}
+
+        async def answer() -> str:
+            if way == "task_answer":
+                given = {"task_id": task_id, "action": "accept", "content": content}
+                return json.dumps((await session.call(way, given)).message)
+            return json.dumps((await session.ask(way, {"taskId": task_id, "content": content})).message)
+
+        said = await asyncio.gather(*(answer() for _ in range(8)))
+        assert any("does not fit" in each for each in said)
+        assert any("You ask about tasks more often" in each for each in said)
 
 
 @pytest.mark.parametrize("auth", [False, True], ids=["open", "authenticated elsewhere"])

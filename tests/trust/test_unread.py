@@ -243,6 +243,37 @@ async def test_a_stream_that_is_not_read_keeps_no_slot(short_way: bool) -> None:
             assert len(await connection.rest()) < BUFFERS
 
 
+@pytest.mark.parametrize("short_way", [True, False])
+async def test_a_state_for_which_there_is_no_room_ends_its_stream(short_way: bool) -> None:
+    wanted = limits(owner_unread_bytes=3 * SIZE)
+    async with guarded(short_way=short_way, limits=wanted) as (wire, _):
+        ada, task_id = await large(wire)
+        listen = request("subscriptions/listen", {"notifications": {"taskIds": [task_id]}})
+        poll = request("tasks/get", {"taskId": task_id}, capabilities=EVERYTHING)
+        async with deaf_post(wire.as_user("ada"), poll) as connection:
+            await connection.begun()
+            await until_refused(ada, task_id)
+            with anyio.fail_after(PATIENCE):
+                async with wire.as_user("ada").stream(listen) as messages:
+                    told = [each async for each in messages]
+            # As when the server stops: its client opens another, and is told then.
+            assert [each.get("method") for each in told] == ["notifications/subscriptions/acknowledged", None]
+            assert told[-1]["result"]["resultType"] == "complete"
+        await until_answered(ada, task_id)
+        async with wire.as_user("ada").stream(listen) as messages:
+            with anyio.fail_after(PATIENCE):
+                states = [each async for each in first_states(messages)]
+        assert states[0]["params"]["status"] == "completed"
+
+
+async def first_states(messages: AsyncGenerator[dict[str, Any]]) -> AsyncGenerator[dict[str, Any]]:
+    """The first state of a task."""
+    async for message in messages:
+        if message.get("method") == "notifications/tasks":
+            yield message
+            return
+
+
 async def first_of(messages: AsyncGenerator[dict[str, Any]]) -> AsyncGenerator[dict[str, Any]]:
     """The first message, if there is one."""
     async for message in messages:

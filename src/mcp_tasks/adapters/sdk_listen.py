@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Any, TypeAlias, cast
+from typing import Any, Final, TypeAlias, cast
 
 import anyio
 from anyio.abc import TaskGroup
@@ -20,8 +20,12 @@ from mcp.shared.subscriptions import SUBSCRIPTION_ID_META_KEY
 from mcp_types import RequestId, ServerNotification, SubscriptionFilter, SubscriptionsAcknowledgedNotification
 from pydantic import BaseModel
 
+from mcp_tasks.errors import LimitExceeded
 from mcp_tasks.protocol import Listening, Message
 from mcp_tasks.protocol.stream_ends import End, StreamEnds
+from mcp_tasks.quiet import get_logger
+
+logger: Final = get_logger(__name__)
 
 RequestContext: TypeAlias = ServerRequestContext[Any, Any]
 
@@ -99,9 +103,13 @@ async def _send_states(
     end: End,
 ) -> None:
     await stream.acknowledged.wait()
-    async with aclosing(listening.states(end)) as states:
-        async for state in states:
-            await stream.send_state(await to_params(state))
+    try:
+        async with aclosing(listening.states(end)) as states:
+            async for state in states:
+                await stream.send_state(await to_params(state))
+    except LimitExceeded as exc:
+        logger.info("a listen stream ends: %s", exc)
+        end()
 
 
 class _Stream:

@@ -212,7 +212,9 @@ class Companions:
                 f"What the tool {tool_name(record.name)} asks is for the user alone, and you may not answer it. Tell "
                 "the user about the question."
             )
-        return await answer_for_person(self._runtime(), record, given, names)
+        answer = given.answer()
+        await self._protocol.count_answers(record.owner, answer)
+        return await answer_for_person(self._runtime(), record, answer, given.question(), names)
 
     async def _find(self, given: Given, caller: Caller) -> TaskRecord:
         task_id = given.task_id()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import Any, Final, cast
 
 from mcp_tasks.core.inputs import InputRequest
 from mcp_tasks.core.json import list_in, object_in
-from mcp_tasks.core.text import valid_json, valid_text
+from mcp_tasks.core.text import valid_text
 
 LONGEST_TEXT: Final = 500
 """Characters of a message or a question: enough for a paragraph, and little beside what a model reads in one turn."""
@@ -45,13 +46,22 @@ def tool_name(name: str) -> str:
     return quoted(name, LONGEST_NAME)
 
 
+def _plain(value: Any) -> Any:
+    return dict(cast("Mapping[Any, Any]", value)) if isinstance(value, Mapping) else str(value)
+
+
+_encoder: Final = json.JSONEncoder(ensure_ascii=False, default=_plain)
+
+
 def as_json(value: Any, longest: int = LONGEST_FIELD) -> str:
     """A value as JSON on one line."""
-    try:
-        return line(json.dumps(valid_json(value), ensure_ascii=False, default=str), longest)
-    except RecursionError:
-        # Newer versions of Python read what is nested deeper than they can walk through.
-        return "nested too deeply to be shown"
+    text = ""
+    # Part by part, up to where it is cut: a caller's may have a million values, or be nested as deeply.
+    for part in _encoder.iterencode(value):
+        text += part
+        if len(text) > 2 * longest:
+            break
+    return line(text, longest)
 
 
 def is_form(request: InputRequest) -> bool:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from mcp_tasks.core.inputs import InputRequest
+from mcp_tasks.core.json import JsonObject
 from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.errors import LimitExceeded, ValueNotStorable
-from mcp_tasks.fallback.arguments import BadArguments, Given
+from mcp_tasks.fallback.arguments import BadArguments
 from mcp_tasks.fallback.phrases import is_form, line, quoted, tool_name
 from mcp_tasks.fallback.words import CompanionNames, facts, text_result, with_id
 from mcp_tasks.protocol.answers import check_answers
@@ -17,15 +18,17 @@ from mcp_tasks.runtime import TaskRuntime
 
 
 async def answer_for_person(
-    runtime: TaskRuntime, record: TaskRecord, given: Given, names: CompanionNames
+    runtime: TaskRuntime, record: TaskRecord, answer: JsonObject, question: str | None, names: CompanionNames
 ) -> dict[str, Any]:
     """Write the answer down, and say what to do next.
+
+    Args:
+        question: The key of the question; None if it is not said.
 
     Raises:
         BadArguments: It is not an answer to an open question of the task. The question stays open.
     """
-    key = key_of(record, given.question(), names)
-    answer = given.answer()
+    key = key_of(record, question, names)
 
     def check(task: TaskRecord) -> None:
         # Each time before it is written: the person, or a second call, may be first.

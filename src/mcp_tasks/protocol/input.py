@@ -30,6 +30,9 @@ ASKED_WITHIN: Final = 5.0
 _LOOK_INTERVAL: Final = timedelta(seconds=3)
 """How often a wait looks whether the server still runs."""
 
+LONGEST_KEY: Final = 100
+"""Characters of a key that is not one of an open question, where an error names it."""
+
 Find: TypeAlias = Callable[[TaskRuntime], Awaitable[TaskRecord]]
 """Finds the task for its caller, or raises."""
 
@@ -93,5 +96,5 @@ def _asked(record: TaskRecord, key: str | None) -> str:
     if key is None and len(open_keys) > 1:
         raise UsageError(f"task {record.id} asks several things: say which with key, one of {', '.join(open_keys)}")
     if key is not None and key not in open_keys:
-        raise UsageError(f"task {record.id} does not ask {key!r}; it asks {', '.join(open_keys)}")
+        raise UsageError(f"task {record.id} does not ask {key[:LONGEST_KEY]!r}; it asks {', '.join(open_keys)}")
     return key or open_keys[0]

@@ -14,8 +14,9 @@ import anyio.lowlevel
 from mcp_tasks.errors import StoreError, TaskUnreadable, UnknownTask
 from mcp_tasks.protocol.dialect import Dialect
 from mcp_tasks.protocol.message import Message
-from mcp_tasks.protocol.outcome import outcome_of
+from mcp_tasks.protocol.outcome import outcome_of, outcome_to_send
 from mcp_tasks.protocol.stream_ends import End, StreamEnds
+from mcp_tasks.protocol.unread import Unread
 from mcp_tasks.quiet import get_logger
 from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.stores.base import Hint
@@ -42,7 +43,7 @@ class Listening:
         ends_in: and in which second this one; None for one that lasts.
     """
 
-    __slots__ = ("_dialect", "_ends", "_ends_in", "_runtime", "close", "method", "owner", "task_ids")
+    __slots__ = ("_dialect", "_ends", "_ends_in", "_runtime", "_unread", "close", "method", "owner", "task_ids")
 
     def __init__(
         self,
@@ -54,12 +55,14 @@ class Listening:
         ends: StreamEnds | None = None,
         ends_in: int | None = None,
         closed: Callable[[], None] = lambda: None,
+        unread: Unread | None = None,
     ) -> None:
         self.close: Callable[[], None] = closed
         self._runtime = runtime
         self._dialect = dialect
         self._ends = ends
         self._ends_in = ends_in
+        self._unread = unread
         self.task_ids: Sequence[str] = task_ids
         self.owner: str | None = owner
         self.method: str = dialect.notification_method
@@ -72,14 +75,18 @@ class Listening:
             end: Called when the stream's time is over: the token that opened it has expired, or it has lasted for as
                 long as any may.
         """
-        following = Following(self._runtime, self._dialect, self.task_ids, wake)
+        following = Following(self._runtime, self._dialect, self.task_ids, wake, self._unread)
         if end is not None and self._ends is not None and self._ends_in is not None:
             following.end_in(self._ends, self._ends_in, end)
         return following
 
     async def states(self, end: End | None = None) -> AsyncGenerator[Message]:
         """The state of each task at once, and then whenever it changed. Never ends by itself; close it when done, and
-        when `end` is called."""
+        when `end` is called.
+
+        Raises:
+            LimitExceeded: As `Following.next`.
+        """
         following = self.follow(end=end)
         try:
             while True:
@@ -95,13 +102,20 @@ class Following:
 
     Args:
         wake: Called whenever there may be something to tell.
+        unread: What large states count in, if they do.
     """
 
-    __slots__ = ("_dialect", "_ending", "_inbox", "_runtime", "_sent")
+    __slots__ = ("_dialect", "_ending", "_inbox", "_runtime", "_sent", "_unread")
 
     def __init__(
-        self, runtime: TaskRuntime, dialect: Dialect, task_ids: Sequence[str], wake: Callable[[], None] | None
+        self,
+        runtime: TaskRuntime,
+        dialect: Dialect,
+        task_ids: Sequence[str],
+        wake: Callable[[], None] | None,
+        unread: Unread | None = None,
     ) -> None:
+        self._unread = unread
         self._runtime = runtime
         self._dialect = dialect
         self._sent = dict.fromkeys(task_ids, 0)
@@ -113,7 +127,12 @@ class Following:
             self._inbox.put(Hint(task_id, 1))
 
     async def next(self) -> Message | None:
-        """A state that is newer than what was told of its task; None if there is none now."""
+        """A state that is newer than what was told of its task; None if there is none now.
+
+        Raises:
+            LimitExceeded: There is one, and no room for it beside what its client has not read. The stream is to end,
+                and the client to open another.
+        """
         while (hint := self._inbox.pop()) is not None:
             told = self._sent[hint.task_id]
             if hint.version > told:
@@ -145,7 +164,10 @@ class Following:
             record = await runtime.store.get(task_id)
             if record is None or record.version <= than:
                 return None, than
-            outcome = await outcome_of(runtime, record)
+            if self._unread is None:
+                outcome = await outcome_of(runtime, record)
+            else:
+                outcome = await outcome_to_send(runtime, record, self._unread)
         except (StoreError, UnknownTask):
             # The client polls as well; the next change is told again.
             return None, than

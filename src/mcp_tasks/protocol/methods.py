@@ -157,12 +157,19 @@ class TasksProtocol:
         record = await self._find(caller, owner, dialect, task_id)
         answers = answers_to(record, answers)
         with refusing():
-            turns = turns_of(answers)
-            if turns > 1:
-                await self.limiting.request(owner, turns - 1)
+            await self.count_answers(owner, answers)
             check = AnswerCheck(answers, self.limiting.limits)
             await self._runtime().answer(record, answers, actor=actor_of(record), check=check)
         return dialect.acknowledgement()
+
+    async def count_answers(self, owner: str | None, answers: JsonObject) -> None:
+        """Let answers be checked, which takes time for each value in them: as more requests, where they have many.
+
+        Raises:
+            LimitExceeded: Their caller asks far too often.
+        """
+        if (turns := turns_of(answers)) > 1:
+            await self.limiting.request(owner, turns - 1)
 
     async def cancel(self, caller: Caller, params: JsonObject) -> Message:
         """`tasks/cancel`. A task that has ended is acknowledged too, and stays as it is."""
@@ -246,6 +253,7 @@ class TasksProtocol:
                 ends=self.stream_ends,
                 ends_in=self.stream_ends.after(caller),
                 closed=closed,
+                unread=self.limiting.unread,
             )
 
     async def open_stream(self, caller: Caller) -> Callable[[], None]:

@@ -23,6 +23,7 @@ from starlette.types import Receive, Send
 from mcp_tasks.adapters.asgi.counts import Counts, HandedOver, Handover
 from mcp_tasks.adapters.asgi.sse import PING, escaped, event, notification
 from mcp_tasks.core.json_bytes import encode_json
+from mcp_tasks.errors import LimitExceeded
 from mcp_tasks.protocol import Listening, Message
 from mcp_tasks.quiet import get_logger, quietly
 
@@ -295,9 +296,13 @@ class Listener:
     async def _to_be_said(self, room: int) -> bytes:
         """What there is to say now, up to about so many bytes; nothing if there is nothing, or nothing any more."""
         frames: list[bytes] = []
-        while not self._is_ending and room > 0 and (state := await self._following.next()) is not None:
-            frames.append(await self._state(state))
-            room -= len(frames[-1])
+        try:
+            while not self._is_ending and room > 0 and (state := await self._following.next()) is not None:
+                frames.append(await self._state(state))
+                room -= len(frames[-1])
+        except LimitExceeded as exc:
+            logger.info("a listen stream ends: %s", exc)
+            self._is_ending = True
         if frames or self._has_ended:
             return b"".join(frames)
         if self._is_ending:

@@ -74,6 +74,7 @@ class Methods:
 
         runtime, limits = self._parts.runtime, self._parts.protocol.limiting.limits
         with refusing():
+            await self._parts.protocol.count_answers(record.owner, response)
             try:
                 answered = await send_input(runtime, find, response, key=key, seconds=ASKED_WITHIN, limits=limits)
             except UsageError as exc:
