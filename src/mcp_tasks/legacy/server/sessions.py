@@ -197,7 +197,10 @@ class Session:
         self._starting[record.id] = asyncio.create_task(looking, name="mcp-tasks-head-start")
 
     def _unfollow(self, task_id: str) -> None:
-        self._followed.pop(task_id, None)
+        followed = self._followed.pop(task_id, None)
+        if followed is not None and followed.later is not None:
+            # Of an old task it may be hours away, and has hold of the session.
+            followed.later.cancel()
         self.give_up(task_id)
         self._audience.leave(task_id, self)
 

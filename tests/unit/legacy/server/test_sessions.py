@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
+import weakref
+
 import anyio
 import pytest
 
@@ -36,3 +40,15 @@ async def test_of_a_client_that_never_completes_its_handshake_only_the_last_task
     await anyio.sleep(2 * HEAD_START)  # sleep: for what follows each of them
     session.close()
     assert not any(calls.reaches(record.id) for record in records)
+
+
+async def test_a_session_that_ends_is_not_held_by_the_next_look_at_an_old_task() -> None:
+    session, record = Session(Audience(), OpenCalls()), make_record()
+    session.follow(record)
+    held = weakref.ref(session)
+    session.followed[record.id].later = asyncio.get_running_loop().call_later(3600, session.send_notices, record.id)
+    session.close()
+    del session
+    await anyio.sleep(2 * HEAD_START)  # sleep: the head start of the answer has hold of it, too
+    gc.collect()
+    assert held() is None
