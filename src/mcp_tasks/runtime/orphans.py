@@ -18,22 +18,27 @@ the machine finds that worker dead.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import platform
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar, TypeVarTuple
+
+import anyio
+import anyio.to_thread
 
 from mcp_tasks.core.record import ChildProcess, TaskRecord
 from mcp_tasks.errors import short_id
 from mcp_tasks.quiet import get_logger
 from mcp_tasks.runtime.worker_name import boot, is_gone, process_here, stat_of
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 logger: Final = get_logger(__name__)
 
@@ -72,7 +77,7 @@ async def start_time(pid: int) -> str | None:
     """When a process started, as its system says it; None if it is not there, or that cannot be told."""
     if sys.platform == "linux":
         return _start_time(pid)
-    return await asyncio.to_thread(_start_time, pid)
+    return await _in_thread(_start_time, pid)
 
 
 async def end_orphans(record: TaskRecord, *, warn: bool = True) -> frozenset[ChildProcess]:
@@ -92,7 +97,7 @@ async def end_orphans(record: TaskRecord, *, warn: bool = True) -> frozenset[Chi
             process.host,
             process.group,
         )
-    left = await asyncio.to_thread(_kill_all, record, here)
+    left = await _in_thread(_kill_all, record, here)
     return frozenset(record.processes) - elsewhere - left
 
 
@@ -101,7 +106,12 @@ async def end_children_of(worker: str) -> None:
     for a process of this machine."""
     pid, started = process_here(worker)
     if sys.platform == "linux" and pid is not None and is_gone(worker):
-        await asyncio.to_thread(_kill_children_of, f"{WORKER}={pid}:{started}".encode())
+        await _in_thread(_kill_children_of, f"{WORKER}={pid}:{started}".encode())
+
+
+async def _in_thread(function: Callable[[*Ts], T], *args: *Ts) -> T:
+    # Not one of the threads that tools use: those may be busy for as long as the tools like.
+    return await anyio.to_thread.run_sync(function, *args, limiter=anyio.CapacityLimiter(1))
 
 
 def _kill_children_of(worker: bytes) -> None:

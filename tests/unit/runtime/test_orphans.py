@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import sys
+import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
@@ -15,6 +17,7 @@ from subprocess import Popen
 from typing import Any
 
 import anyio
+import anyio.to_thread
 import pytest
 
 from harness import processes
@@ -80,6 +83,20 @@ async def test_a_number_that_another_process_has_by_now_is_not_killed(caplog: py
         assert await end_orphans(make_record(processes=(process,))) == {process}
         assert leader.poll() is None
     assert "killed" not in caplog.text
+
+
+async def test_an_orphan_is_killed_although_all_threads_for_tools_are_busy() -> None:
+    over = threading.Event()
+    with leading() as leader:
+        process = await described(leader.pid)
+        busy = [asyncio.create_task(asyncio.to_thread(over.wait)) for _ in range(100)]
+        await anyio.wait_all_tasks_blocked()
+        try:
+            with anyio.fail_after(5):
+                assert await end_orphans(make_record(processes=(process,))) == {process}
+        finally:
+            over.set()
+            await asyncio.gather(*busy)
 
 
 @asynccontextmanager
@@ -240,7 +257,7 @@ async def test_the_children_of_a_lost_run_are_killed_when_its_task_is_ended_from
             )
             await end(runtime, await runtime.store.create(record, make_request()))
             await until_final(runtime, record)
-            assert leader.wait(5) == -signal.SIGKILL
+            assert await anyio.to_thread.run_sync(leader.wait, 5) == -signal.SIGKILL
 
 
 async def test_the_children_of_a_run_that_is_there_are_left_to_it() -> None:

@@ -55,7 +55,7 @@ class Followed:
         seen: The version of the task that was last looked at.
         shown: The progress that it was last told with the status.
         next_status: The earliest time, on the event loop's clock, at which it is told of progress alone.
-        is_waiting: Whether it is looked at again then.
+        later: The look at it then, if there is to be one.
     """
 
     told: TaskStatus
@@ -64,7 +64,7 @@ class Followed:
     seen: int = 0
     shown: Progress | None = None
     next_status: float = 0.0
-    is_waiting: bool = False
+    later: asyncio.TimerHandle | None = None
 
 
 class Follower(Holder, Protocol):
@@ -143,15 +143,13 @@ class Pushes:
             return False
         loop = asyncio.get_running_loop()
         early = followed.next_status - loop.time()
-        if early > 0 and not followed.is_waiting:
-            followed.is_waiting = True
-            loop.call_later(early, self._look_again, record.id, followed, context=Context())
+        if early > 0 and followed.later is None:
+            followed.later = loop.call_later(early, self._look_again, record.id, followed, context=Context())
         return early <= 0
 
     def _look_again(self, task_id: str, followed: Followed) -> None:
-        followed.is_waiting = False
-        if self._follower.followed.get(task_id) is followed:
-            self._inbox.put(Hint(task_id, followed.seen + 1))
+        followed.later = None
+        self._inbox.put(Hint(task_id, followed.seen + 1))
 
     async def _tell_progress(self, record: TaskRecord, followed: Followed) -> None:
         progress = record.progress

@@ -47,6 +47,9 @@ on two streams, and nothing orders those: ext-tasks refuses a question about a t
 ANSWER_LIMIT: Final = 5.0
 """Seconds to wait until that answer has been sent: a client may read as slowly as it likes."""
 
+MAX_BEFORE_HANDSHAKE: Final = 100
+"""Tasks that are followed for a client that has not said that its handshake is complete. It may never say so."""
+
 
 @dataclass(slots=True)
 class _Adopted:
@@ -150,9 +153,7 @@ class Session:
 
     def ended(self, task_id: str, record: TaskRecord | None) -> None:
         """A task has ended, or is gone: there is no more to tell of it."""
-        self._followed.pop(task_id, None)
-        self.give_up(task_id)
-        self._audience.leave(task_id, self)
+        self._unfollow(task_id)
         if self._listening is not None:
             runtime, inbox = self._listening
             runtime.hints.remove(inbox, task_id)
@@ -186,11 +187,22 @@ class Session:
         if self._is_closed:
             # Its connection was lost while the task was being made. Nothing would ever let go of it.
             return
+        if self._listening is None and len(self._followed) >= MAX_BEFORE_HANDSHAKE:
+            # Nothing tells of their ends yet.
+            self._unfollow(next(iter(self._followed)))
         self._followed[record.id] = followed
         self._audience.join(record.id, self)
         self.expect(record.id)
         looking = self._look_after(record.id, after)
         self._starting[record.id] = asyncio.create_task(looking, name="mcp-tasks-head-start")
+
+    def _unfollow(self, task_id: str) -> None:
+        followed = self._followed.pop(task_id, None)
+        if followed is not None and followed.later is not None:
+            # Of an old task it may be hours away, and has hold of the session.
+            followed.later.cancel()
+        self.give_up(task_id)
+        self._audience.leave(task_id, self)
 
     async def _look_after(self, task_id: str, exchange: Exchange | None) -> None:
         if exchange is not None:
