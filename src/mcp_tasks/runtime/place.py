@@ -42,7 +42,8 @@ class Lines:
 
     def __init__(self) -> None:
         self._first: WeakValueDictionary[tuple[str, str, str | None], asyncio.Lock] = WeakValueDictionary()
-        self._waiting: set[asyncio.Future[None]] = set()
+        # Ordered: who has waited longest is first.
+        self._waiting: dict[asyncio.Future[None], None] = {}
 
     def of(self, record: TaskRecord) -> asyncio.Lock:
         """The line of the tasks of the same tool and owner: who has the lock is the first."""
@@ -57,11 +58,11 @@ class Lines:
     async def wait(self, seconds: float) -> None:
         """Return when there may be a free place."""
         waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.add(waiting)
+        self._waiting[waiting] = None
         try:
             await asyncio.wait({waiting}, timeout=seconds)
         finally:
-            self._waiting.discard(waiting)
+            del self._waiting[waiting]
 
 
 class Place:
