@@ -37,7 +37,7 @@ class Unread:
     """
 
     def __init__(self, limits: Limits) -> None:
-        self.given_back = 0
+        self.given_back: int = 0
         self._limits = limits
         self._of_owner: Counter[str] = Counter()
         self._total = 0
