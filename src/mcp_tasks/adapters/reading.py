@@ -105,9 +105,9 @@ class _Response:
     __slots__ = ("_clock", "_http", "_readers", "_request", "_send", "_start", "held", "is_given_up", "refused")
 
     def __init__(self, readers: Readers, http: Scope, send: Send) -> None:
-        self.held = Held(readers.unread)
+        self.held: Held = Held(readers.unread)
         self.refused: LimitExceeded | None = None
-        self.is_given_up = False
+        self.is_given_up: bool = False
         self._readers = readers
         self._clock = readers.clock
         self._http = http

@@ -105,7 +105,7 @@ class Held:
     __slots__ = ("_is_over", "_owner", "_unread", "size")
 
     def __init__(self, unread: Unread) -> None:
-        self.size = 0
+        self.size: int = 0
         self._unread = unread
         self._owner: str | None = None
         self._is_over = False
