@@ -14,6 +14,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 from weakref import proxy
 
+import anyio
+
 from mcp_tasks.core.actor import Actor
 from mcp_tasks.core.events import Event, RunReleased, StepRecorded
 from mcp_tasks.core.journal import JournalEntry
@@ -216,10 +218,14 @@ class Recording:
                 return await self._write(write, repeats=True)
             except StoreUnavailable as exc:
                 logger.debug("task %s… cannot be written yet: %s", self._run.record.id[:12], exc)
-            if not self._run.life.counts and self._run.life.state is not State.JUDGED:
+            is_judged = self._run.life.state is State.JUDGED
+            if not self._run.life.counts and not is_judged:
                 return False
             failures += 1
-            await asyncio.sleep(pause_after(failures))
+            # A run that is stopped tries once more, at once: a process that stops waits for less than a pause. One that
+            # is judged is over already, and its verdict is still to be written.
+            with anyio.move_on_after(pause_after(failures)):
+                await (anyio.sleep_forever() if is_judged else self._run.life.over.wait())
 
     async def _write(self, write: Write, *, repeats: bool = False) -> bool:
         """One attempt to write it; with `repeats`, another follows if the store is not available.

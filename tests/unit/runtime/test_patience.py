@@ -11,9 +11,9 @@ from typing import Any
 import anyio
 import pytest
 
-from mcp_tasks.core import TaskRecord, TaskRequest
+from mcp_tasks.core import TaskRecord, TaskRequest, TaskStatus
 from mcp_tasks.core.limits import Limits
-from mcp_tasks.errors import StoreUnavailable, UnknownTask
+from mcp_tasks.errors import RanTooLong, StoreUnavailable, UnknownTask
 from mcp_tasks.runtime import Ending, Run, TaskRuntime
 from mcp_tasks.runtime.context import current_run
 from mcp_tasks.runtime.patience import SETTLED
@@ -238,6 +238,42 @@ async def test_the_wait_ends_with_the_lease() -> None:
         await here.run(act)
         assert ended == [pytest.approx(lease.total_seconds() * 2 / 3, abs=1)]
         assert here.gave == []
+
+
+@pytest.mark.parametrize("writes", ["step", "result"])
+async def test_a_process_that_stops_does_not_wait_until_a_run_would_write_again(writes: str) -> None:
+    # Less than what is left of the pause between two attempts when the store is back.
+    async with world(stop_timeout=timedelta(seconds=1)) as here:
+
+        async def act() -> None:
+            run = current_run.get()
+            assert run is not None
+            if writes == "step":
+                await run.step("step", lambda: asyncio.sleep(0))
+
+        task = await here.run(act)
+        here.store.is_away = False
+        began = loop_time()
+        await here.runtime.stop()
+        assert loop_time() - began < 0.5
+        assert not here.runtime.runs()
+        record = await here.store.get(task.id)
+        assert record is not None
+        assert record.status is (TaskStatus.FAILED if writes == "step" else TaskStatus.COMPLETED)
+
+
+async def test_the_verdict_over_a_run_is_written_after_an_outage_though_the_run_is_over() -> None:
+    async with world() as here:
+
+        async def act() -> None:
+            run = current_run.get()
+            assert run is not None
+            run.help(run.judge(RanTooLong("parent", timedelta(0))))
+            await asyncio.sleep(3600)  # sleep: virtual time, until the verdict
+
+        task = await here.run(act)
+        here.store.is_away = False
+        assert (await until_final(here.runtime, task, limit=10)).status is TaskStatus.FAILED
 
 
 async def test_a_run_that_was_stopped_is_not_told_of_an_outage_when_it_reads_its_journal() -> None:
