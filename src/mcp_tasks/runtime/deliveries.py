@@ -182,9 +182,13 @@ class Deliveries:
             await self._hand(head)
         elif head is None and not self._passed and not self._begun:
             self._let_new_begin()
-        elif not await self._somebody_came():
-            if self._branches.can_advance() and asyncio.get_running_loop().time() - since <= PATIENCE:
-                return False
+        else:
+            # Twice: those that wait for a task which ended just now have not been told, and seem to wait for us.
+            for _ in range(2):
+                if await self._somebody_came():
+                    return True
+                if self._branches.can_advance() and asyncio.get_running_loop().time() - since <= PATIENCE:
+                    return False
             await self._go_past()
         return True
 

@@ -140,6 +140,24 @@ async def test_a_branch_that_is_busy_elsewhere_is_waited_for() -> None:
     assert await run.to_the_end(lambda: asyncio.gather(run.begin("b"), busy())) == ["a", "new b"]
 
 
+@pytest.mark.parametrize("turns", range(1, 3 * SETTLE))
+async def test_a_branch_is_waited_for_in_whatever_turn_its_own_tasks_end(turns: int) -> None:
+    """When they have ended, and until it is told, it seems to wait for ever."""
+    run = Run(["a", "b"], in_branches=True)
+
+    async def work() -> None:
+        for _ in range(turns):
+            await asyncio.sleep(0)
+
+    async def busy() -> None:
+        await run.get("a")
+        await asyncio.gather(asyncio.gather(work()))
+        await run.get("b")
+
+    assert await run.to_the_end(lambda: asyncio.gather(busy(), run.begin("c"))) == ["a", "b", "new c"]
+    assert run.refused == []
+
+
 async def test_a_branch_that_is_busy_for_too_long_is_not_waited_for_for_ever() -> None:
     run = Run(["a"], in_branches=True)
 
