@@ -134,7 +134,7 @@ def test_a_metric_does_not_grow_with_what_is_called() -> None:
 
 async def test_a_store_that_is_away_is_counted_and_still_the_same_store() -> None:
     class Away(MemoryStore):
-        async def heartbeat(self, worker: str, *, namespace: str) -> None:
+        async def heartbeat(self, worker: str, *, namespace: str, beats: int | None = None) -> None:
             raise StoreUnavailable("away")
 
     numbers, store = Numbers(), Away()

@@ -16,11 +16,11 @@ The contract, once for all verbs:
   with `may_have_happened` (`stores/repeats.py`). A repeated `set_note` finds its own value there and says that it was
   kept. If another has written since, it says that it was not: its caller reads the note and decides anew.
 - *Other writes may be repeated without an id.* A repeated `delete` names the same version, and a task that is gone is
-  what was wanted. `forget_expired` takes only what is still there. `heartbeat` adds one beat more, and only growth
-  counts. `retire` removes a row that is gone already: a process does not beat any more when it retires. `hand_back` has
-  the task offered once more, and only one claim of it succeeds. The tasks of a `hand_out` without an answer stay marked
-  until a sweep finds them idle: after a lease or half a minute, whichever is shorter. Observers and the audit log miss
-  deletions and expirations without an answer; the other verbs here are not observed.
+  what was wanted. `forget_expired` takes only what is still there. `heartbeat` never makes a count smaller, and only
+  growth counts. `retire` removes a row that is gone already: a process does not beat any more when it retires.
+  `hand_back` has the task offered once more, and only one claim of it succeeds. The tasks of a `hand_out` without an
+  answer stay marked until a sweep finds them idle: after a lease or half a minute, whichever is shorter. Observers and
+  the audit log miss deletions and expirations without an answer; the other verbs here are not observed.
 - *Errors.* A driver's exception never escapes: it becomes `StoreUnavailable` (try again later), `StoreCorrupt` (do
   not) or `ValueNotStorable` (never with this value), with the cause kept.
 - *Small rows.* A record is one small row. Request, outcome and journal are kept beside it, and nothing but `request`,
@@ -350,10 +350,14 @@ class Store(Protocol):
         """The version of each of these tasks, in one look; those that are gone are left out."""
         ...
 
-    async def heartbeat(self, worker: str, *, namespace: str) -> None:
+    async def heartbeat(self, worker: str, *, namespace: str, beats: int | None = None) -> None:
         """Renew the lease of `worker`: its count goes up by one, from 1. It beats for one namespace, the last it named.
 
         One row per process instead of one per task: a lease costs the same with one running task or 10,000.
+
+        Args:
+            beats: What the worker has counted itself: the count becomes that, unless it is more already. A worker that
+                was retired and is back would else repeat counts, and look silent to a process that missed that.
         """
         ...
 

@@ -70,6 +70,15 @@ class HeartbeatTests(StoreTests):
         await store.heartbeat("worker", namespace="demo")
         assert await store.workers("demo") == {"worker": 1}
 
+    async def test_a_worker_may_count_its_heartbeats_itself(self, store: Store) -> None:
+        # An earlier beat may come late, and a repeated one twice.
+        for beats, expected in ((2, 2), (2, 2), (7, 7), (6, 7), (None, 8)):
+            await store.heartbeat("worker", namespace="demo", beats=beats)
+            assert await store.workers("demo") == {"worker": expected}
+        await store.retire("worker")
+        await store.heartbeat("worker", namespace="demo", beats=9)
+        assert await store.workers("demo") == {"worker": 9}
+
     async def test_beats_at_the_same_time_are_all_counted(self, store: Store) -> None:
         async with anyio.create_task_group() as group:
             for _ in range(30):

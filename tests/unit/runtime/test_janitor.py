@@ -263,11 +263,11 @@ class MuteStore(MemoryStore):
             self._beaten = anyio.Event()
             await self._beaten.wait()
 
-    async def heartbeat(self, worker: str, *, namespace: str) -> None:
+    async def heartbeat(self, worker: str, *, namespace: str, beats: int | None = None) -> None:
         if self.refusals:
             self.refusals -= 1
             raise StoreUnavailable("the disk is full")
-        await super().heartbeat(worker, namespace=namespace)
+        await super().heartbeat(worker, namespace=namespace, beats=beats)
         self._beaten.set()
 
 
@@ -498,9 +498,9 @@ class HalfAStore(MemoryStore):
         self._fail()
         return await super().hand_out(namespace, share, **options)
 
-    async def heartbeat(self, worker: str, *, namespace: str) -> None:
+    async def heartbeat(self, worker: str, *, namespace: str, beats: int | None = None) -> None:
         self._fail()
-        await super().heartbeat(worker, namespace=namespace)
+        await super().heartbeat(worker, namespace=namespace, beats=beats)
 
     def _fail(self) -> None:
         if self.is_broken:

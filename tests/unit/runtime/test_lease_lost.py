@@ -54,11 +54,11 @@ class Net(MemoryStore):
         """If there is one, the next write of a step hangs until it is set, and fails then if `fails`."""
         self.fails = True
 
-    async def heartbeat(self, worker: str, *, namespace: str) -> None:
+    async def heartbeat(self, worker: str, *, namespace: str, beats: int | None = None) -> None:
         self._pass()
         if worker in self.cut:
             raise StoreUnavailable("the network is down")
-        await super().heartbeat(worker, namespace=namespace)
+        await super().heartbeat(worker, namespace=namespace, beats=beats)
 
     async def get(self, task_id: str) -> TaskRecord | None:
         self._pass()

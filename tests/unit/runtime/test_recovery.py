@@ -269,6 +269,25 @@ async def test_what_a_worker_claims_when_it_is_back_is_not_taken_from_it() -> No
         assert (record.worker, record.attempt, record.lost) == ("elsewhere", 2, 0)
 
 
+async def test_a_worker_that_was_forgotten_and_is_back_does_not_look_silent_to_who_missed_that() -> None:
+    monotonic, store = Seconds(), MemoryStore()
+    async with (
+        running(never_ending, store=store, policy=RERUN, monotonic=monotonic, runs_tools=False) as observer,
+        running(never_ending, store=store, policy=RERUN) as worker,
+    ):
+        lease = observer.settings.lease_duration
+        await sweep_for(observer, monotonic, lease * 2 / 3)
+        # Another process finds it dead and forgets it. It is back before the observer looks again.
+        await store.retire(worker.worker)
+        await worker.lease.renew()
+        task = await launch(worker)
+        await until(worker, task, lambda record: record.worker == worker.worker)
+        monotonic.advance(lease / 3)
+        await observer.janitor.sweep()
+        record = await as_of_now(observer, task)
+        assert (record.worker, record.attempt, record.lost) == (worker.worker, 1, 0)
+
+
 class WakingStore(MemoryStore):
     """A worker that was paused wakes up and writes, just when its task is being taken over."""
 

@@ -234,10 +234,10 @@ class ClosedStore(MemoryStore):
     async def close(self) -> None:
         self.opened -= 1
 
-    async def heartbeat(self, worker: str, *, namespace: str) -> None:
+    async def heartbeat(self, worker: str, *, namespace: str, beats: int | None = None) -> None:
         if self.refuse_beat:
             raise StoreUnavailable("the disk is full")
-        await super().heartbeat(worker, namespace=namespace)
+        await super().heartbeat(worker, namespace=namespace, beats=beats)
 
 
 async def test_a_start_that_fails_leaves_nothing_behind() -> None:

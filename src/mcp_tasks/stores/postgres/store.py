@@ -337,9 +337,9 @@ class PostgresStore(Inspecting):
         rows = await self._database.rows(queries.VERSIONS, {"ids": [to_text(task_id) for task_id in task_ids]})
         return {from_text(task_id): version for task_id, version in rows}
 
-    async def heartbeat(self, worker: str, *, namespace: str) -> None:
+    async def heartbeat(self, worker: str, *, namespace: str, beats: int | None = None) -> None:
         """Renew the lease of `worker`."""
-        values = {"worker": to_text(worker), "namespace": to_text(namespace)}
+        values = {"worker": to_text(worker), "namespace": to_text(namespace), "beats": beats}
         await self._pulse.rows(writes.BEAT, values, writes=True)
 
     async def workers(self, namespace: str) -> dict[str, int]:

@@ -134,8 +134,8 @@ WHERE id = ? AND version = ? AND key_outlives IS NOT NULL AND idempotency_key IS
 SPEND = "UPDATE spent_keys SET until = ? WHERE idempotency_key = ? AND namespace = ? AND owner = ifnull(?, 0)"
 _FINAL = frozenset(status.value for status in TaskStatus if status.is_final)
 _BEAT = """
-INSERT INTO heartbeats (worker, namespace, beats) VALUES (?, ?, 1)
-ON CONFLICT (worker) DO UPDATE SET namespace = excluded.namespace, beats = beats + 1
+INSERT INTO heartbeats (worker, namespace, beats) VALUES (?1, ?2, ifnull(?3, 1))
+ON CONFLICT (worker) DO UPDATE SET namespace = excluded.namespace, beats = max(beats, ifnull(?3, beats + 1))
 """
 _DELETE_HEARTBEAT = "DELETE FROM heartbeats WHERE worker = ?"
 _SET_NOTE = "INSERT OR REPLACE INTO notes (namespace, name, value) VALUES (?, ?, ?)"
@@ -326,9 +326,9 @@ def delete(task_id: str, *, expected: int, now: datetime | None = None) -> Opera
     return run
 
 
-def heartbeat(worker: str, *, namespace: str) -> Operation[None]:
-    """Count one heartbeat more."""
-    row = (to_text(worker), to_text(namespace))
+def heartbeat(worker: str, *, namespace: str, beats: int | None) -> Operation[None]:
+    """Count one heartbeat more, or as many as the worker has counted."""
+    row = (to_text(worker), to_text(namespace), beats)
 
     def run(cursor: sqlite3.Cursor) -> None:
         cursor.execute(_BEAT, row)

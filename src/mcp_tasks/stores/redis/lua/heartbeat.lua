@@ -1,6 +1,7 @@
--- Count one heartbeat more. A worker beats for one namespace: its count moves with it.
+-- Count one heartbeat more, or as many as the worker has counted.
+-- A worker beats for one namespace: its count moves with it.
 
-local worker, beats = take(), take()
+local worker, beats, counted = take(), take(), optional(take())
 -- A server without memory refuses a script at its first write, unless that one only frees memory; what follows is taken.
 -- No worker has this name.
 call('HDEL', P .. 'beating', '')
@@ -11,4 +12,5 @@ if before and before ~= beats then
   call('HDEL', P .. before, worker)
 end
 call('HSET', P .. 'beating', worker, beats)
-return call('HINCRBY', P .. beats, worker, 1)
+local count = tonumber(call('HGET', P .. beats, worker) or 0)
+return call('HSET', P .. beats, worker, math.max(count, tonumber(counted) or count + 1))
