@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from mcp_tasks.core import JournalEntry, TaskRecord, TaskStatus
 from mcp_tasks.core.json_bytes import decode_json
 from mcp_tasks.core.record import Outcome
-from mcp_tasks.runtime import Run
+from mcp_tasks.runtime import Run, Settings
 from mcp_tasks.runtime.replay import GIVEN_UP
 from tests.properties.tools.model import allows, may_fail
 from tests.properties.tools.tree import Ask, MoveOn, Node, Sleep, Twice, children_of
@@ -28,6 +28,9 @@ LONGEST_WRITE = 200.0
 
 NOTICED_WITHIN = 2.0
 """Leases after which no limit stays exceeded because of a failover."""
+
+MOST_LOOKS = 2
+"""Looks at the store after which a process has heard of a cancellation: a fault may strike the first one."""
 
 MOST_RUNS = 150
 """Runs of one task after which it runs in a circle."""
@@ -198,6 +201,7 @@ class Oracle:
             for task, visits in self._visits.items()
             if task not in unsure and visits[-1].working > 0 and visits[-1].is_at_work
             if not visits[-1].process.halted_since(self._now - 2 * self._world.plan.lease)
+            if not self._is_unheard(visits[-1])
         ]
         limits = self._world.plan
         of_owner = sum(each.owner == plan.owner for each in at_work)
@@ -206,6 +210,19 @@ class Oracle:
         of_tool = sum(each.tool == plan.tool for each in at_work)
         if plan.limited and limits.per_tool is not None and of_tool > limits.per_tool:
             self.wrong("limit exceeded", f"{of_tool} tasks of {plan.tool} are at work")
+
+    def _is_unheard(self, visit: Visit) -> bool:
+        """Whether a client has cancelled the task of a run, and its process may not have heard of it.
+
+        A cancellation ends the task at once and frees its place, and no store can stop a run of another process: where
+        hints are lost, the run goes on until its process looks at the store, or stops for want of a lease.
+        """
+        cancelled_at = self.ended.get(visit.task) if visit.task in self.cancelled else None
+        if cancelled_at is None or visit.run.record.is_final:
+            return False
+        plan = self._world.plan
+        looks = MOST_LOOKS * (Settings().look_interval.total_seconds() + plan.call_timeout)
+        return self._now < cancelled_at + looks + plan.lease
 
     def steps_of(self, task: str) -> set[str]:
         """The recorded steps of a task; none is known for one that lost a write."""

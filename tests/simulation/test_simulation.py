@@ -8,13 +8,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
+from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
 
 from harness.processes import python, run
 from harness.thoroughness import TIMES, examples
+from mcp_tasks.runtime.lookout import Lookout
+from tests.properties.tools.tree import Step
 from tests.simulation.clockwork import Clockwork, SimulatedLoop, burial
-from tests.simulation.plans import plan_for
+from tests.simulation.plans import MachinePlan, TaskPlan, plan_for
 from tests.simulation.soak import simulate
 from tests.simulation.world import World
 
@@ -110,3 +114,52 @@ def test_a_task_fails_no_promise_in_a_world_without_faults() -> None:
         world = World(plan_for(seed))
         assert world.live() is None
         assert world.oracle.tasks
+
+
+def _world_of_one_place(*steps: float) -> World:
+    """Tools that each do one step, of one owner, of whom one may be at work. All hints are lost, and the first tool,
+    which works for a minute, is cancelled through a process that does not run it."""
+    tasks = [
+        TaskPlan(
+            at=10.0 + number,
+            tool="again",
+            tree=Step(seconds),
+            ttl=3600.0,
+            owner="ann",
+            key=True,
+            answers_after=0.0,
+            cancels_at=None if number else 3.0,
+        )
+        for number, seconds in enumerate((60.0, *steps))
+    ]
+    machines = [MachinePlan(serves=not number, runs_tools=number > 0) for number in range(3)]
+    return World(
+        replace(
+            plan_for(0),
+            machines=machines,
+            tasks=tasks,
+            happenings=(),
+            call_faults={},
+            hint_losses=1.0,
+            lease=3.0,
+            call_timeout=2.0,
+            slots=10,
+            per_owner=1,
+            per_tool=None,
+            healthy_from=100.0,
+            wire=False,
+        )
+    )
+
+
+def test_the_place_of_a_cancelled_task_is_free_before_its_run_hears_of_it() -> None:
+    with burial():
+        assert _world_of_one_place(0.0).live() is None
+
+
+def test_a_run_that_never_hears_of_its_cancellation_is_found() -> None:
+    async def look(_: Lookout) -> None:
+        """See nothing."""
+
+    with burial(), patch.object(Lookout, "look", look):
+        assert _world_of_one_place(20.0, 0.0).live() == ("limit exceeded", "2 tasks of ann are at work")
