@@ -104,7 +104,7 @@ class Process:
         self._runtimes = 0
         self._calls = 0
         self._counts_from = 0.0
-        self.halted_until = -1.0
+        self.halted_until: float = float("-inf")
         self._reach_changes = 0
         self.connection = connect(world, self, together=world.plan.together)
         self.witness = FleetWitness(self, world.plan.slots)
