@@ -276,7 +276,8 @@ class Claims:
                         raise
                     await asyncio.sleep(backoff(failures, base=FIRST_PAUSE, limit=LONGEST_PAUSE).total_seconds())
                     failures += 1
-                except (VersionConflict, TransitionRefused, LimitReached):
+                except (VersionConflict, TransitionRefused):
+                    # Now an earlier attempt conflicts as well. Where a limit was reached, it may still come.
                     self._unconfirmed.pop(task_id, None)
                     raise
                 else:

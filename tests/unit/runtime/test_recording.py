@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from copy import deepcopy
 from datetime import timedelta
 from functools import partial
@@ -190,6 +190,37 @@ async def test_a_claim_that_is_not_confirmed_while_the_lease_lasts_is_released_a
         await runtime.janitor.sweep()
         done = await until_final(runtime, task)
         assert (done.result, done.attempt) == ({"value": 2}, 2)
+
+
+async def test_a_claim_that_arrives_after_a_limit_refused_its_repeat_is_released_as_not_started() -> None:
+    let_go = anyio.Event()
+
+    class LateStore(MemoryStore):
+        late: Callable[[], Awaitable[TaskRecord]] | None = None
+
+        async def save(self, record: TaskRecord, **options: Any) -> TaskRecord:
+            if record.id == "second" and self.late is None:
+                self.late = partial(super().save, record, **{**options, "limits": None})
+                raise StoreUnavailable("no answer", may_have_happened=True)
+            return await super().save(record, **options)
+
+    async def body(run: Run) -> Ending:
+        await let_go.wait()
+        return ok(run.attempt)
+
+    store = LateStore()
+    async with running(body, store=store, policy=ToolPolicy(max_at_work=1)) as runtime:
+        await runtime.launch(TaskRequest(name="tool", arguments={}), owner=None, retention=None, task_id="first")
+        task = await runtime.launch(
+            TaskRequest(name="tool", arguments={}), owner=None, retention=None, task_id="second"
+        )
+        await time_passes(2)
+        assert store.late is not None
+        assert (await store.late()).worker == runtime.worker
+        await runtime.janitor.sweep()
+        assert (await runtime.get(task.id, owner=None)).worker is None
+        let_go.set()
+        assert (await until_final(runtime, task)).result == {"value": 2}
 
 
 async def test_a_start_that_is_cancelled_while_its_task_is_created_leaves_a_task_that_runs() -> None:
