@@ -18,7 +18,7 @@ from harness.thoroughness import TIMES, examples
 from mcp_tasks.runtime.lookout import Lookout
 from tests.properties.tools.tree import Step
 from tests.simulation.clockwork import Clockwork, SimulatedLoop, burial
-from tests.simulation.plans import MachinePlan, TaskPlan, plan_for
+from tests.simulation.plans import Happening, MachinePlan, Mishap, TaskPlan, plan_for
 from tests.simulation.soak import simulate
 from tests.simulation.world import World
 
@@ -114,6 +114,28 @@ def test_a_task_fails_no_promise_in_a_world_without_faults() -> None:
         world = World(plan_for(seed))
         assert world.live() is None
         assert world.oracle.tasks
+
+
+@pytest.mark.parametrize(
+    "happenings",
+    [
+        [Happening(0.0, Mishap.CUT, 1, 120.0)],
+        [
+            Happening(0.5, Mishap.PAUSE, 1, 30.0),
+            Happening(0.5, Mishap.PAUSE, 2, 60.0),
+            Happening(0.7, Mishap.DRAIN, 1, 0.0),
+            Happening(0.7, Mishap.DRAIN, 2, 0.0),
+        ],
+    ],
+    ids=["cut off", "paused before it makes way"],
+)
+def test_a_process_that_starts_after_the_last_task_has_ended_is_stopped_too(happenings: list[Happening]) -> None:
+    calm = replace(plan_for(0), tasks=(), call_faults={}, carrier_faults=False, healthy_from=1.0, wire=False)
+    machines = [MachinePlan(serves=not number, runs_tools=number > 0) for number in range(3)]
+    with burial():
+        world = World(replace(calm, machines=machines, happenings=happenings))
+        assert world.live() is None
+    assert not world.processes
 
 
 def _world_of_one_place(*steps: float) -> World:

@@ -206,6 +206,16 @@ class World:
     def _stop_all(self) -> None:
         # Branches that tools left behind end as well.
         self._pass(15.0)
+        # Only a process that has started is told to stop: one may still be cut off, or stopping to make way for the
+        # next of its machine. One that never starts is found below, as it does not stop either.
+        until = self.clockwork.now + LONG_ENOUGH
+        self.clockwork.run(
+            lambda: (
+                all(machine.process.is_serving for machine in self.machines)
+                or self.clockwork.now > until
+                or self._is_over()
+            )
+        )
         for process in tuple(self.processes):
             process.drain(restart=False)
         # One may be paused or asleep.
