@@ -26,6 +26,10 @@ NOTE: Final = "key-secret"
 READ_AGAIN: Final = timedelta(minutes=5)
 """How long a process goes by what it knows. A store without a disk may have lost all it had, the note included."""
 
+SURE_AFTER: Final = timedelta(minutes=1)
+"""How long a secret has to be there until a process goes by what it knows. A failover loses the last notes as well, and
+the tasks under a secret that is lost are not found under the next: so it is far longer than a replica lags behind."""
+
 _SIZE: Final = 32
 """Random bytes of the secret, which is kept as hexadecimal digits."""
 
@@ -38,24 +42,30 @@ class HiddenKeys:
         self._namespace = namespace
         self._monotonic = monotonic
         self._secret: bytes | None = None
+        self._found_at = 0.0
+        """Since when the secret is known to be there."""
         self._read_at = 0.0
+        """When it was asked for last."""
 
     async def hide(self, key: str) -> str:
         """The key as the store keeps it: in every process the same, and it tells nothing of what it was made of.
 
         Raises:
-            StoreUnavailable: The secret is not known here yet, and cannot be read or kept. Nothing was done.
+            StoreUnavailable: The secret is not known for sure here yet, and cannot be read or kept. Nothing was done.
             StoreCorrupt: The secret cannot be read.
         """
-        secret = self._secret
-        if secret is None or self._monotonic() - self._read_at > READ_AGAIN.total_seconds():
+        secret, asked_at = self._secret, self._monotonic()
+        is_sure = self._read_at - self._found_at >= SURE_AFTER.total_seconds()
+        if secret is None or not is_sure or asked_at - self._read_at > READ_AGAIN.total_seconds():
             try:
                 secret = await self._agreed()
             except StoreUnavailable as exc:
-                if secret is None:
+                if secret is None or not is_sure:
                     # No task was made, whatever became of the note.
                     raise StoreUnavailable(str(exc)) from exc
-            self._secret, self._read_at = secret, self._monotonic()
+            if secret != self._secret:
+                self._found_at = self._monotonic()
+            self._secret, self._read_at = secret, asked_at
         return f"key/{hmac.digest(secret, key.encode('utf-8', 'surrogatepass'), 'sha256').hex()}"
 
     async def _agreed(self) -> bytes:
@@ -63,6 +73,7 @@ class HiddenKeys:
         while (kept := await self._store.note(self._namespace, NOTE)) is None:
             mine = self._secret or secrets.token_hex(_SIZE).encode()
             if await self._store.set_note(self._namespace, NOTE, mine, expected=None):
+                self._found_at = self._monotonic()
                 return mine
         if len(kept) < _SIZE:
             raise StoreCorrupt(
