@@ -65,9 +65,11 @@ async def until_available(work: Callable[[], Awaitable[T]], run: Run | None = No
             return await work()
         except StoreUnavailable:
             failures += 1
+        if run.life.in_body:
+            await asyncio.sleep(pause_after(failures))
+        # The pause of a branch that its tool started on its own does not end with the run.
         if not run.life.in_body:
             await run.go_no_further()
-        await asyncio.sleep(pause_after(failures))
 
 
 def patient(store: Store) -> Store:

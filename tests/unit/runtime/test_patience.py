@@ -16,7 +16,7 @@ from mcp_tasks.core.limits import Limits
 from mcp_tasks.errors import RanTooLong, StoreUnavailable, UnknownTask
 from mcp_tasks.runtime import Ending, Run, TaskRuntime
 from mcp_tasks.runtime.context import current_run
-from mcp_tasks.runtime.patience import SETTLED
+from mcp_tasks.runtime.patience import SETTLED, until_available
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.stores.base import EVERYBODY, Store
 from tests.unit.running import CLIENT, Tool, launch, make_runtime, ok, until_final
@@ -238,6 +238,28 @@ async def test_the_wait_ends_with_the_lease() -> None:
         await here.run(act)
         assert ended == [pytest.approx(lease.total_seconds() * 2 / 3, abs=1)]
         assert here.gave == []
+
+
+async def test_a_branch_that_its_tool_started_on_its_own_asks_for_nothing_once_the_run_is_over() -> None:
+    lease = timedelta(seconds=15)
+    async with world(lease_duration=lease) as here:
+        asked: list[float] = []
+
+        async def ask() -> None:
+            asked.append(loop_time())
+            raise StoreUnavailable("the store is away")
+
+        async def act() -> None:
+            # Cancelling the tool does not reach it.
+            branches.append(asyncio.create_task(until_available(ask)))
+            await anyio.sleep_forever()
+
+        branches: list[asyncio.Task[None]] = []
+        began = loop_time()
+        await here.run(act)
+        assert len(asked) > 3
+        assert max(asked) - began <= lease.total_seconds() * 2 / 3
+        assert branches[0].cancelled()
 
 
 @pytest.mark.parametrize("writes", ["step", "result"])
