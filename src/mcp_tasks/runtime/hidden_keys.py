@@ -6,6 +6,9 @@ server (`Store.note`): made once, the same for all processes, and encrypted wher
 seals the same secret again, so calls come to the same tasks as before.
 
 Stores that are not encrypted do the same, so that encryption can be turned on without changing a key.
+
+One gap is left: a failover that loses a new note between the read of it and the `create` after it. If that process dies
+before its next call with a key, another makes a new secret, and a call that is repeated then makes a second task.
 """
 
 from __future__ import annotations
@@ -24,11 +27,13 @@ NOTE: Final = "key-secret"
 """The name of the note."""
 
 READ_AGAIN: Final = timedelta(minutes=5)
-"""How long a process goes by what it knows. A store without a disk may have lost all it had, the note included."""
+"""How long a process uses the secret without reading it again. A store without a disk may have lost all it had, with the
+note."""
 
 SURE_AFTER: Final = timedelta(minutes=1)
-"""How long a secret has to be there until a process goes by what it knows. A failover loses the last notes as well, and
-the tasks under a secret that is lost are not found under the next: so it is far longer than a replica lags behind."""
+"""How long a secret has to be there before a process stops reading it each time. A failover loses the last notes as
+well, and the tasks under a secret that is lost are not found under the next: so it is far longer than a replica lags
+behind."""
 
 _SIZE: Final = 32
 """Random bytes of the secret, which is kept as hexadecimal digits."""
