@@ -27,8 +27,7 @@ NOTE: Final = "key-secret"
 """The name of the note."""
 
 READ_AGAIN: Final = timedelta(minutes=5)
-"""How long a process uses the secret without reading it again. A store without a disk may have lost all it had, with the
-note."""
+"""How long a process uses the secret without reading it again. A store without a disk may have lost it."""
 
 SURE_AFTER: Final = timedelta(minutes=1)
 """How long a secret has to be there before a process stops reading it each time. A failover loses the last notes as
