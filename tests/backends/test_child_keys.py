@@ -17,6 +17,7 @@ from redis.asyncio import Redis
 from harness.databases import Postgres, Valkey
 from harness.stored import opened
 from mcp_tasks.core.status import TaskStatus
+from mcp_tasks.errors import KeySpent
 from mcp_tasks.stores.base import Store
 from mcp_tasks.stores.postgres import PostgresStore
 from mcp_tasks.stores.redis import RedisStore
@@ -78,5 +79,6 @@ async def test_nothing_is_left_of_the_keys_of_children(kept: Kept, end: str) -> 
         await store.save(ended, expected=parent.version)
     assert await count() == 0
     # Nor does a run that does not know it yet have any kept.
-    await store.create(make_record(parent=parent.id), make_request(), key="key")
+    with pytest.raises(KeySpent):
+        await store.create(make_record(parent=parent.id), make_request(), key="key")
     assert await count() == 0

@@ -100,11 +100,11 @@ def ended(record: TaskRecord, **fields: Any) -> TaskRecord:
 async def live_through_everything(store: RedisStore) -> None:
     """Tasks that are in every index there is, a note and a heartbeat."""
     share = Share(owner=1, tools={"render": 5}, owner_at_work=5)
-    for number in range(3):
-        record = make_record(id=f"queued {number}", namespace="a:b", session="s", parent="p", queue="gpu")
-        await store.create(record, REQUEST, key=f"key {number}", handing=Handing(share=share))
     claimed = make_record(id="claimed")
     await store.create(claimed, REQUEST)
+    for number in range(3):
+        record = make_record(id=f"queued {number}", namespace="a:b", session="s", parent="claimed", queue="gpu")
+        await store.create(record, REQUEST, key=f"key {number}", handing=Handing(share=share))
     await store.save(
         replace(claimed, version=2, worker="worker", attempt=1), expected=1, entries=[STEP], limits=WorkLimits(tool=9)
     )
@@ -232,6 +232,7 @@ async def test_what_the_server_removed_leaves_the_indexes_with_the_next_sweep(
 ) -> None:
     kept = make_record(id="kept", session="s", status=TaskStatus.COMPLETED, finished_at=NOON)
     await store.create(kept, REQUEST)
+    await store.create(make_record(id="p", namespace="open"), REQUEST)
     for number in range(5):
         record = make_record(id=f"{number}", session="s", parent="p", retention=timedelta(seconds=number))
         await store.create(record, REQUEST, key=f"{number}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -20,9 +21,10 @@ from mcp_tasks import Tasks, current_task
 from mcp_tasks.client import TaskFailed
 from mcp_tasks.core.record import TaskRecord, TaskRequest
 from mcp_tasks.core.status import TaskStatus
-from mcp_tasks.errors import WaitTimedOut
+from mcp_tasks.errors import TaskWasCancelled, WaitTimedOut
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.testing import TaskTester
+from mcp_tasks.testing.clock import NOON
 from tests.local.serving import LIMIT, QUICK, Confirmed, open_office
 
 pytestmark = pytest.mark.anyio
@@ -32,7 +34,8 @@ class Family:
     """A server with a parent, and children that are counted."""
 
     def __init__(self, body: Callable[[Family, Context], Awaitable[Any]], **options: Any) -> None:
-        self.tasks = tasks = Tasks("memory://", settings=QUICK, **options)
+        self.store = MemoryStore()
+        self.tasks = tasks = Tasks(self.store, settings=QUICK, **options)
         self.server = server = MCPServer("family", **tasks.wiring())
         self.born: list[str] = []
         self.seen: list[tuple[str | None, str | None]] = []
@@ -92,6 +95,29 @@ async def test_a_child_has_its_parent_its_own_ttl_and_the_parents_owner_and_sess
         assert set(family.seen) == {(parent.id, "s1"), (parent.id, "s2")}
         assert (await parent.fetch()).parent is None
         assert (await family.tasks.list(parent=ann.id)).tasks == []
+
+
+async def test_a_run_that_has_not_heard_that_its_task_was_cancelled_starts_no_child() -> None:
+    stopped: list[str] = []
+
+    async def body(family: Family, ctx: Context) -> Any:
+        record = await family.store.get(current_task().id)
+        assert record is not None
+        cancelled = replace(record, version=record.version + 1, status=TaskStatus.CANCELLED, finished_at=NOON)
+        await family.store.save(cancelled, expected=record.version)
+        try:
+            await family.tasks.start("child", {"name": "Ann"})
+        except asyncio.CancelledError:
+            stopped.append(record.id)
+            raise
+
+    family = Family(body)
+    async with family.tasks.running(family.server):
+        parent = await family.tasks.start("parent", ttl=None)
+        with pytest.raises(TaskWasCancelled):
+            await parent.wait(LIMIT)
+        assert (stopped, family.born) == ([parent.id], [])
+        assert (await family.tasks.list(parent=parent.id)).tasks == []
 
 
 @pytest.mark.requirement("local/child-once")

@@ -99,7 +99,11 @@ class LocalStart:
             )
         except KeySpent as exc:
             if exc.task_id is None:
-                raise
+                if run is None:
+                    raise
+                # The task that this run belongs to has ended, and the run has not heard of it yet.
+                run.stop()
+                await run.go_no_further()
             # An earlier run started it, and its result has expired by now. Who waits for it is told so.
             return exc.task_id
         if self.key is not None:

@@ -162,12 +162,14 @@ class Store(Protocol):
 
         If the record has a parent that has not ended, the key stays with the task's id until the parent has ended or
         is gone, whatever becomes of the task itself. If the task has expired or is gone, whoever creates under the key
-        with the same parent is refused, and told the id; not with `key_until_end`, which takes the key over.
+        with the same parent is refused, and told the id. Once the parent has ended or is gone, no task is created for
+        it under a key: a creation that was on its way for so long would start the child again. Neither rule holds with
+        `key_until_end`, which takes the key over.
 
         Raises:
             TaskExists: The id is taken.
             KeySpent: The task of the key has expired or is gone, and the key outlives it, or its parent is
-                open. Nothing was written.
+                open; or the parent has ended or is gone. Nothing was written.
             TaskUnreadable: There is a task under the key, but not in a state that can be read.
             ValueNotStorable: The record or the request is too large, or not JSON. Nobody else's write fails with it.
         """

@@ -109,8 +109,11 @@ class MemoryStore:
         if standing is not None and not loses_key and not is_expired(standing, record.created_at):
             return standing
         parent = self._open_parent(record)
-        if under is not None and not key_until_end and under in self._children.get(parent, {}):
-            raise KeySpent(self._children[parent][under])
+        if under is not None and record.parent is not None and not key_until_end:
+            if not parent:
+                raise KeySpent
+            if under in self._children.get(parent, {}):
+                raise KeySpent(self._children[parent][under])
         if under is not None and not key_until_end and self._is_spent(under, standing, sort_key(record)):
             raise KeySpent
         if record.id in self._records:

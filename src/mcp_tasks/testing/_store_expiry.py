@@ -74,10 +74,10 @@ class ExpiryTests(StoreTests):
         assert await forget_all(store, limit=1_000_000) == ["a"]
 
     async def test_all_that_is_kept_beside_a_task_goes_with_it(self, store: Store) -> None:
-        record = make_record(id="task", namespace="demo", owner="alice", session="s", parent="p", retention=SECOND)
+        record = make_record(id="task", namespace="demo", owner="alice", session="s", parent="kept", retention=SECOND)
         kept = make_record(id="kept", namespace="demo", owner="alice")
-        await store.create(record, REQUEST, key="key")
         await store.create(kept, REQUEST)
+        await store.create(record, REQUEST, key="key")
         over = replace(record, version=2, status=TaskStatus.COMPLETED, finished_at=NOON - MINUTE, worker="worker")
         entries = [JournalEntry(kind="step", key="done", value=1)]
         await store.save(over, expected=1, entries=entries, outcome=Outcome(body=b'{"x":1}', meta=b"{}"))
@@ -91,7 +91,8 @@ class ExpiryTests(StoreTests):
         early = NOON - timedelta(days=1)
         assert ids((await store.list("demo", EVERYBODY, now=early)).records) == ["kept"]
         # Neither the id nor the key is taken any more, and nothing of the old task is found under them.
-        assert await store.create(record, REQUEST, key="key") == record
+        again = replace(record, parent=None)
+        assert await store.create(again, REQUEST, key="key") == again
         assert await store.journal("task") == []
 
     async def test_the_records_are_given_to_who_wants_them(self, store: Store) -> None:

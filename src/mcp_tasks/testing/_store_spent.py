@@ -236,26 +236,43 @@ class SpentKeyTests(StoreTests):
             replace(parent, version=2, status=TaskStatus.FAILED, finished_at=NOON), expected=parent.version
         )
         for key in children:
-            assert not await is_spent(peer, late, key, parent=parent.id)
+            assert not await is_spent(peer, late, key)
+
+    async def test_no_child_is_created_under_a_key_once_its_parent_has_ended_or_is_gone(self, store: Store) -> None:
+        ended = await store.create(make_record(status=TaskStatus.CANCELLED, finished_at=NOON), REQUEST)
+        gone = await store.create(make_record(), REQUEST)
+        await store.delete(gone.id, expected=1)
+        for parent in (ended.id, gone.id, "never there"):
+            assert await is_spent(store, NOON, parent=parent)
+            # Without a key, or by who takes the key over, it is.
+            for options in ({}, {"key": f"of {parent}", "key_until_end": True}):
+                record = make_record(parent=parent)
+                assert await store.create(record, REQUEST, **options) == record
+        # A child that is there is found, whatever became of its parent.
+        parent = await store.create(make_record(), REQUEST)
+        child = await store.create(make_record(parent=parent.id), REQUEST, key="found")
+        expired = await make_ended(store, "expired", outlives=None, parent=parent.id)
+        await store.save(replace(parent, version=2, status=TaskStatus.FAILED, finished_at=NOON), expected=1)
+        assert await store.create(make_record(parent=parent.id), REQUEST, key="found") == child
+        with pytest.raises(KeySpent) as spent:
+            await store.create(make_record(created_at=EXPIRES, parent=parent.id), REQUEST, key="expired")
+        assert spent.value.task_id is None
+        assert await store.get(expired.id) == expired
 
     async def test_the_key_of_a_child_goes_with_its_parent(self, store: Store) -> None:
-        for end in ("deleted", "expired", "ended before", "never there"):
-            parent = make_record(retention=HOUR)
-            if end == "ended before":
-                parent = replace(parent, status=TaskStatus.COMPLETED, finished_at=NOON)
-            if end != "never there":
-                await store.create(parent, REQUEST)
+        for end in ("deleted", "expired"):
+            parent = await store.create(make_record(retention=HOUR), REQUEST)
             child = await make_ended(store, end, outlives=None, parent=parent.id)
             await store.delete(child.id, expected=child.version, now=NOON)
             if end == "deleted":
                 assert await is_spent(store, NOON, end, parent=parent.id)
                 await store.delete(parent.id, expected=1, now=NOON)
-            elif end == "expired":
+            else:
                 ended = replace(parent, version=2, status=TaskStatus.COMPLETED, finished_at=NOON)
                 await store.save(ended, expected=1)
                 await store.forget_expired(EXPIRES, limit=9)
-            assert not await is_spent(store, NOON, end, parent=parent.id)
-            # Nor if a task of the same id were made again.
+            assert not await is_spent(store, NOON, end)
+            # It is free for a task of the same id, if one were made again.
             if end == "deleted":
                 await store.create(replace(parent, version=1_000), REQUEST)
                 assert not await is_spent(store, NOON, end, parent=parent.id)

@@ -74,11 +74,13 @@ class World:
         self.entered = asyncio.Event()
         self.gave: list[Any] = []
         self.children = 0
+        self.parent: str | None = None
         tools = {"parent": Tool(self._parent), "child": Tool(self._child)}
         options = {"lease_duration": timedelta(minutes=5), "monotonic": loop_time, "uptime": loop_time} | options
         self.runtime: TaskRuntime = make_runtime(tools, store=wrap(self.store) if wrap else self.store, **options)
 
     async def _parent(self, run: Run) -> Ending:
+        self.parent = run.record.id
         self.entered.set()
         self.gave.append(await self.act())
         return ok()
@@ -89,7 +91,7 @@ class World:
 
     async def start_child(self) -> TaskRecord:
         request = TaskRequest(name="child", arguments={})
-        return await self.runtime.launch(request, owner="Ann", retention=None, key="its key", parent="parent")
+        return await self.runtime.launch(request, owner="Ann", retention=None, key="its key", parent=self.parent)
 
     async def run(self, act: Callable[[], Awaitable[Any]]) -> TaskRecord:
         """A task whose tool does this, and comes to it only while the store is away."""

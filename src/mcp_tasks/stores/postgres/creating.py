@@ -79,11 +79,12 @@ WHERE NOT EXISTS (SELECT FROM standing) AND NOT EXISTS (SELECT FROM child) AND N
 """
 _OPEN_PARENT = "p.id = %(parent)s AND p.status NOT IN ('completed', 'failed', 'cancelled')"
 _NO_CHILD = "SELECT NULL::text AS id WHERE false"
-# The child that the key stands for as long as its parent is open, whatever became of it.
+# The child that the key stands for as long as its parent is open, whatever became of it; NULL if the parent is not open.
 _CHILD = f"""
-SELECT c.task AS id FROM mcp_tasks_child_keys c JOIN mcp_tasks_tasks p ON p.id = c.parent
-WHERE c.parent = %(parent)s AND c.idempotency_key = %(key)s AND c.namespace = %(namespace)s AND c.owner = %(owner)s
-    AND NOT %(until_end)s AND {_OPEN_PARENT}
+SELECT c.task AS id FROM (SELECT) one LEFT JOIN mcp_tasks_tasks p ON {_OPEN_PARENT}
+LEFT JOIN mcp_tasks_child_keys c ON c.parent = p.id AND c.idempotency_key = %(key)s
+    AND c.namespace = %(namespace)s AND c.owner = %(owner)s
+WHERE NOT %(until_end)s AND (p.id IS NULL OR c.task IS NOT NULL)
 """
 # With a lock: a parent that ends at the same time either waits, and removes the key, or was first, and none is kept.
 _KEPT_CHILD = f"""
@@ -117,7 +118,7 @@ class Create:
     Attributes:
         standing: Id, owner, namespace and state of the task that stands under the key instead, if one does.
         is_spent: Whether the key is taken though its task is gone; then nothing was made.
-        child: Which task that was, if its parent is open.
+        child: Which task that was, if its parent is open. None as well if the parent has ended or is gone.
         exists: Whether there is a task of this id already; then nothing was made.
     """
 

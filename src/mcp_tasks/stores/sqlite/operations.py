@@ -57,7 +57,7 @@ class Created:
         standing: The row (id, owner, namespace, state) that stands under the key; None if the task was made.
         handed: Whether the new task is handed out.
         spent: Whether the key is taken though its task is gone; then nothing was made.
-        child: Which task that was, if its parent is open.
+        child: Which task that was, if its parent is open. None as well if the parent has ended or is gone.
         exists: Whether there is a task of this id already; then nothing was made.
     """
 
@@ -118,9 +118,9 @@ _DELETE_STANDING = "DELETE FROM tasks WHERE key = ?"
 _FREE_KEY = "UPDATE tasks SET idempotency_key = NULL, key_outlives = NULL WHERE key = ?"
 SPENT = "SELECT until FROM spent_keys WHERE idempotency_key = ? AND namespace = ? AND owner = ifnull(?, 0)"
 CHILD = """
-SELECT c.task FROM child_keys c JOIN tasks p ON p.id = c.parent
-WHERE c.parent = ? AND c.idempotency_key = ? AND c.namespace = ? AND c.owner = ifnull(?, 0)
-    AND p.status NOT IN ('completed', 'failed', 'cancelled')
+SELECT c.task FROM tasks p LEFT JOIN child_keys c
+    ON c.parent = p.id AND c.idempotency_key = ?2 AND c.namespace = ?3 AND c.owner = ifnull(?4, 0)
+WHERE p.id = ?1 AND p.status NOT IN ('completed', 'failed', 'cancelled')
 """
 _KEEP_CHILD = """
 INSERT OR REPLACE INTO child_keys
@@ -177,12 +177,12 @@ def create(
     )
     now, parent = sort_key(record), _optional_text(record.parent)
 
-    def child_of(cursor: sqlite3.Cursor) -> str | bytes | None:
-        """The task that the key stands for as long as its parent is open, though it has expired or is gone."""
+    def spent_for(cursor: sqlite3.Cursor) -> Created | None:
+        """What the parent keeps from being made: its child under this key, or any, if it is not open."""
         if parent is None or key_until_end:
             return None
         rows = cursor.execute(CHILD, (parent, *place)).fetchall()
-        return rows[0][0] if rows else None
+        return Created(spent=True, child=rows[0][0] if rows else None) if rows != [(None,)] else None
 
     def find(cursor: sqlite3.Cursor) -> Created | StoreError | None:
         """What is in the way of a task under this key; what need not be is taken out of it."""
@@ -191,16 +191,16 @@ def create(
             loses_key = key_until_end and status in _FINAL
             if not loses_key and (expires is None or expires > now):
                 return Created(standing=found)
-            if (child := child_of(cursor)) is not None:
-                return Created(spent=True, child=child)
+            if (spent := spent_for(cursor)) is not None:
+                return spent
             if not loses_key and until is not None and until > now:
                 return Created(spent=True)
             if cursor.execute(_FIND, row[:1]).fetchall():
                 return Created(exists=True)
             cursor.execute(_FREE_KEY if loses_key else _DELETE_STANDING, (standing,))
             return None
-        if (child := child_of(cursor)) is not None:
-            return Created(spent=True, child=child)
+        if (spent := spent_for(cursor)) is not None:
+            return spent
         for (until,) in cursor.execute(SPENT, place).fetchall():
             if until > now and not key_until_end:
                 return Created(spent=True)
