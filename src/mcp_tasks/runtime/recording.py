@@ -297,6 +297,9 @@ class Recording:
             self._replay.length += len(write.entries)
             # A task that has ended passes over all that comes after its end.
             write.made = not record.is_final or record.has(write.id)
+            if not write.made and self._run.life.counts:
+                # The run has read as many versions of the task, from before a failover, and took no note of this one.
+                self._run.stop()
             self._wrote_at = self._host.monotonic()
             self._keep(write)
         return write.made

@@ -373,6 +373,23 @@ class RewindingStore(MemoryStore):
         vars(self).update(_copied(to))
 
 
+class CancellingStore(RewindingStore):
+    """Has a task cancelled by another process, which makes it as many versions as it is told, while one reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cancels_as: int | None = None
+
+    async def journal(self, task_id: str, *, after: int = 0) -> Sequence[JournalEntry]:
+        version, self.cancels_as = self.cancels_as, None
+        if version is not None:
+            record = await self.get(task_id)
+            assert record is not None
+            cancelled = record.but(version=version, status=TaskStatus.CANCELLED, worker=None).written(new_write_id())
+            await self.save(cancelled, expected=record.version)
+        return await super().journal(task_id, after=after)
+
+
 def _copied(kept: dict[str, Any]) -> dict[str, Any]:
     # Records are values, and hold mappings that cannot be copied.
     return deepcopy(kept, {id(record): record for record in kept["_records"].values()})
@@ -607,3 +624,28 @@ async def test_a_run_whose_task_has_ended_in_the_store_that_went_back_is_stopped
         await runtime.lookout.look()
         await until(runtime, task, lambda record: not runtime.has(record.id) or record.is_final)
         assert run.stopped.is_set()
+
+
+async def test_a_run_whose_task_is_cancelled_while_it_writes_again_what_was_lost_is_stopped() -> None:
+    """The cancelled task has as many versions as the run knows of."""
+    store, may_begin, may_go_on = CancellingStore(), anyio.Event(), anyio.Event()
+
+    async def body(run: Run) -> Ending:
+        await may_begin.wait()
+        await run.step("first", nothing)
+        await run.step("second", may_go_on.wait)
+        return ok()
+
+    async with running(body, store=store, policy=ONCE) as runtime:
+        task = await launch(runtime)
+        await time_passes(1)
+        before = store.remember()
+        may_begin.set()
+        await time_passes(1)
+        (run,) = runtime.runs()
+        store.go_back(before)
+        store.cancels_as = run.record.version
+        may_go_on.set()
+        await time_passes(1)
+        assert run.stopped.is_set()
+        assert (await until_final(runtime, task)).status is TaskStatus.CANCELLED
