@@ -361,10 +361,9 @@ class Questions:
             if each.result is not None
         ]
         withdrawn = [InputWithdrawn(attempt=run.attempt, keys=overdue)] if overdue else []
-        await run.recording.record_in_turn(StepRecorded(attempt=run.attempt), *withdrawn, entries=entries)
-        if overdue:
-            # An answer may have been taken between the last look and the write; none is from now on.
-            await self._fetch()
+        # An answer may have been taken between the last look and the write that withdraws; none is after that.
+        then = self._fetch if overdue else None
+        await run.recording.record_in_turn(StepRecorded(attempt=run.attempt), *withdrawn, entries=entries, then=then)
 
     async def _outcome(self, each: _Open) -> JsonValue:
         """The answer, or the exception that the tool gets in its place."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 from weakref import proxy
@@ -116,9 +116,31 @@ class Recording:
         tool may not say such things any more, it goes no further."""
         await self._finish(self._write_whatever_happens(self._by_tool(events, entries, outcome)))
 
-    async def record_in_turn(self, *events: Event, entries: Sequence[JournalEntry] = ()) -> None:
-        """The same for what the tool is handed now: one thing at a time."""
-        await self._finish(self._write_in_turn(self._by_tool(events, entries)))
+    async def record_in_turn(
+        self,
+        *events: Event,
+        entries: Sequence[JournalEntry] = (),
+        then: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        """The same for what the tool is handed now: one thing at a time. What it still takes to hand it over is done
+        `then`, before anything else is recorded.
+
+        A branch that the tool cancels while it stands in line ends at once, and is handed nothing. If it waited for its
+        turn, those in front of it could win a race that they lose in the next run, in which nobody stands in line."""
+        begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        writing = self._write_in_turn(self._by_tool(events, entries), begun, then)
+        turn = asyncio.get_running_loop().create_task(writing, context=self._run.outside())
+        try:
+            await asyncio.wait({begun})
+        except asyncio.CancelledError:
+            if self._run.life.counts and not begun.done():
+                turn.cancel()
+                raise
+            # What a stopped run did is written all the same: its task may still be its own.
+            with suppress(Exception):
+                await uncancelled(turn)
+            raise
+        await self._finish(turn)
 
     async def write_patiently(
         self, *events: Event, outcome: Outcome | None = None, limits: WorkLimits | None = None
@@ -190,13 +212,19 @@ class Recording:
         actor = Actor("run", self._host.worker)
         return Write(events=events, actor=actor, entries=entries, outcome=outcome, limits=limits)
 
-    async def _finish(self, writing: Coroutine[Any, Any, bool]) -> None:
+    async def _finish(self, writing: Coroutine[Any, Any, bool] | asyncio.Task[bool]) -> None:
         if not await uncancelled(writing, context=self._run.outside()):
             await self._run.go_no_further()
 
-    async def _write_in_turn(self, write: Write) -> bool:
+    async def _write_in_turn(
+        self, write: Write, begun: asyncio.Future[None], then: Callable[[], Awaitable[None]] | None
+    ) -> bool:
         async with self._run.deliveries.turn():
-            return await self._write_whatever_happens(write)
+            begun.set_result(None)
+            written = await self._write_whatever_happens(write)
+            if written and then is not None:
+                await then()
+            return written
 
     async def _write_whatever_happens(self, write: Write) -> bool:
         # Kept from here on, as an attempt may hang: if the process loses touch with the store, what was done is done,
@@ -269,6 +297,9 @@ class Recording:
             self._replay.length += len(write.entries)
             # A task that has ended passes over all that comes after its end.
             write.made = not record.is_final or record.has(write.id)
+            if not write.made and self._run.life.counts:
+                # The run has read as many versions of the task, from before a failover, and took no note of this one.
+                self._run.stop()
             self._wrote_at = self._host.monotonic()
             self._keep(write)
         return write.made

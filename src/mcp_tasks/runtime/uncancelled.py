@@ -12,7 +12,9 @@ import anyio
 T = TypeVar("T")
 
 
-async def uncancelled(work: Coroutine[Any, Any, T], *, context: contextvars.Context | None = None) -> T:
+async def uncancelled(
+    work: Coroutine[Any, Any, T] | asyncio.Task[T], *, context: contextvars.Context | None = None
+) -> T:
     """The result of `work`, which runs to its end. A cancellation that comes meanwhile is raised after that.
 
     A shield of anyio's holds off the cancellation of a scope and not `Task.cancel()`; this holds off both.
@@ -27,10 +29,10 @@ async def uncancelled(work: Coroutine[Any, Any, T], *, context: contextvars.Cont
 
 
 async def to_the_end(
-    work: Coroutine[Any, Any, T], *, context: contextvars.Context | None = None
+    work: Coroutine[Any, Any, T] | asyncio.Task[T], *, context: contextvars.Context | None = None
 ) -> tuple[asyncio.Task[T], asyncio.CancelledError | None]:
     """`work` once it has ended, and the cancellation that came meanwhile and is the caller's to raise."""
-    inner = asyncio.get_running_loop().create_task(work, context=context)
+    inner = work if isinstance(work, asyncio.Task) else asyncio.get_running_loop().create_task(work, context=context)
     cancelled: asyncio.CancelledError | None = None
     with anyio.CancelScope(shield=True):
         while not inner.done():

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import anyio
@@ -247,6 +248,31 @@ async def test_a_step_whose_write_hangs_until_the_lease_is_renewed_is_done_once(
         answers.set()
         ended = await until_final(one, task, LONG)
         assert (ended.status, ended.attempt, paid) == (TaskStatus.COMPLETED, 2, [1])
+
+
+async def test_steps_that_wait_to_be_recorded_one_after_the_other_when_the_lease_is_lost_are_done_once() -> None:
+    net, done = Net(), list[str]()
+
+    async def work(run: Run) -> Ending:
+        async def pay(what: str) -> None:
+            await asyncio.sleep(1)  # sleep: the time is simulated
+            done.append(what)
+
+        async with anyio.create_task_group() as group:
+            for what in ("rent", "power", "water"):
+                group.start_soon(run.step, what, partial(pay, what))
+        return ok()
+
+    async with process(work, net) as one:
+        task = await at_work(one)
+        net.down = True
+        with anyio.fail_after(LONG):
+            while one.lease.is_valid:
+                await time_passes(0.1)
+        net.down = False
+        ended = await until_final(one, task, LONG)
+        assert (ended.status, ended.attempt) == (TaskStatus.COMPLETED, 2)
+        assert sorted(done) == ["power", "rent", "water"]
 
 
 @pytest.mark.parametrize("is_down", [False, True], ids=["store available", "store down for a moment"])

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from copy import deepcopy
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 
@@ -157,6 +157,96 @@ async def test_a_step_that_is_given_up_is_recorded_once_and_every_run_sees_the_s
         assert set((await journal(runtime, task)).values()) == {1}
 
 
+class SlowStore(MemoryStore):
+    """Takes a second for each save, and three to give a journal."""
+
+    async def save(self, record: TaskRecord, **options: Any) -> TaskRecord:
+        await time_passes(1)
+        return await super().save(record, **options)
+
+    async def journal(self, task_id: str, *, after: int = 0) -> Sequence[JournalEntry]:
+        await time_passes(3)
+        return await super().journal(task_id, after=after)
+
+
+async def winners(*racers: Callable[[Run], Awaitable[object]]) -> list[int]:
+    """Who wins the race of a tool that runs twice, with a store that is slow."""
+    won: list[int] = []
+    loop = asyncio.get_running_loop()
+
+    def clock() -> datetime:
+        return datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=loop.time())
+
+    async def body(run: Run) -> Ending:
+        running_ones = [asyncio.ensure_future(racer(run)) for racer in racers]
+        await asyncio.wait(running_ones, return_when=asyncio.FIRST_COMPLETED)
+        won.append(next(place for place, racer in enumerate(running_ones) if racer.done()))
+        await asyncio.wait(running_ones)
+        for each in running_ones:
+            each.exception()
+        # Long enough for the run to leave memory.
+        await run.sleep(timedelta(minutes=1))
+        return ok()
+
+    policy = ToolPolicy(rerun=True, park_after=timedelta(0))
+    async with running(body, store=SlowStore(), policy=policy, clock=clock) as runtime:
+        task = await launch(runtime)
+        await time_passes(40)
+        assert not runtime.runs()
+        await time_passes(60)
+        await runtime.janitor.sweep()
+        assert (await until_final(runtime, task, limit=60)).result == {"value": "ok"}
+    return won
+
+
+async def fails_in_a_group(run: Run) -> None:
+    """Ends when its first branch has failed, which cancels the other one."""
+
+    async def fails() -> None:
+        await run.step("fails", nothing)
+        raise ValueError
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(fails)
+        group.start_soon(run.step, "other", after_a_moment)
+
+
+async def cancels_the_other(run: Run) -> None:
+    """The same without a group."""
+    other = asyncio.ensure_future(run.step("other", after_a_moment))
+    await run.step("fails", nothing)
+    other.cancel()
+    await asyncio.wait({other})
+
+
+async def nothing() -> None:
+    pass
+
+
+async def after_a_moment() -> None:
+    await time_passes(0.2)
+
+
+@pytest.mark.parametrize("racer", [fails_in_a_group, cancels_the_other])
+async def test_a_branch_that_is_cancelled_in_line_for_its_turn_ends_at_the_same_time_in_every_run(
+    racer: Callable[[Run], Awaitable[object]],
+) -> None:
+    async def between(run: Run) -> None:
+        await run.step("between", partial(time_passes, 0.1))
+
+    assert await winners(racer, between) == [0, 0]
+
+
+async def test_that_a_question_timed_out_is_learned_before_anything_that_is_recorded_after_it() -> None:
+    async def times_out(run: Run) -> None:
+        await run.ask(question("Sure?"), Asking(timeout=timedelta(seconds=5)))
+
+    async def is_done_then(run: Run) -> None:
+        await run.step("done then", partial(time_passes, 10.5))
+
+    assert await winners(times_out, is_done_then) == [0, 0]
+
+
 @pytest.mark.parametrize("policy", [ONCE, RERUN])
 async def test_a_claim_whose_answer_was_lost_runs_the_tool_once(policy: ToolPolicy) -> None:
     store = LossyStore()
@@ -281,6 +371,23 @@ class RewindingStore(MemoryStore):
 
     def go_back(self, to: dict[str, Any]) -> None:
         vars(self).update(_copied(to))
+
+
+class CancellingStore(RewindingStore):
+    """Has a task cancelled by another process, which makes it as many versions as it is told, while one reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cancels_as: int | None = None
+
+    async def journal(self, task_id: str, *, after: int = 0) -> Sequence[JournalEntry]:
+        version, self.cancels_as = self.cancels_as, None
+        if version is not None:
+            record = await self.get(task_id)
+            assert record is not None
+            cancelled = record.but(version=version, status=TaskStatus.CANCELLED, worker=None).written(new_write_id())
+            await self.save(cancelled, expected=record.version)
+        return await super().journal(task_id, after=after)
 
 
 def _copied(kept: dict[str, Any]) -> dict[str, Any]:
@@ -517,3 +624,28 @@ async def test_a_run_whose_task_has_ended_in_the_store_that_went_back_is_stopped
         await runtime.lookout.look()
         await until(runtime, task, lambda record: not runtime.has(record.id) or record.is_final)
         assert run.stopped.is_set()
+
+
+async def test_a_run_whose_task_is_cancelled_while_it_writes_again_what_was_lost_is_stopped() -> None:
+    """The cancelled task has as many versions as the run knows of."""
+    store, may_begin, may_go_on = CancellingStore(), anyio.Event(), anyio.Event()
+
+    async def body(run: Run) -> Ending:
+        await may_begin.wait()
+        await run.step("first", nothing)
+        await run.step("second", may_go_on.wait)
+        return ok()
+
+    async with running(body, store=store, policy=ONCE) as runtime:
+        task = await launch(runtime)
+        await time_passes(1)
+        before = store.remember()
+        may_begin.set()
+        await time_passes(1)
+        (run,) = runtime.runs()
+        store.go_back(before)
+        store.cancels_as = run.record.version
+        may_go_on.set()
+        await time_passes(1)
+        assert run.stopped.is_set()
+        assert (await until_final(runtime, task)).status is TaskStatus.CANCELLED
