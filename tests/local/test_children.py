@@ -101,7 +101,7 @@ async def test_a_run_that_has_not_heard_that_its_task_was_cancelled_starts_no_ch
     stopped: list[str] = []
 
     async def body(family: Family, ctx: Context) -> Any:
-        record = await family.store.get(current_task().id)
+        record = await family.store.get(str(current_task().id))
         assert record is not None
         cancelled = replace(record, version=record.version + 1, status=TaskStatus.CANCELLED, finished_at=NOON)
         await family.store.save(cancelled, expected=record.version)

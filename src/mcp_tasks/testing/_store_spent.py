@@ -244,10 +244,10 @@ class SpentKeyTests(StoreTests):
         await store.delete(gone.id, expected=1)
         for parent in (ended.id, gone.id, "never there"):
             assert await is_spent(store, NOON, parent=parent)
-            # Without a key, or by who takes the key over, it is.
-            for options in ({}, {"key": f"of {parent}", "key_until_end": True}):
+            # Without a key, or by one that takes the key over, it is.
+            for key in (None, f"of {parent}"):
                 record = make_record(parent=parent)
-                assert await store.create(record, REQUEST, **options) == record
+                assert await store.create(record, REQUEST, key=key, key_until_end=True) == record
         # A child that is there is found, whatever became of its parent.
         parent = await store.create(make_record(), REQUEST)
         child = await store.create(make_record(parent=parent.id), REQUEST, key="found")

@@ -301,7 +301,10 @@ class Reference:
             elif (record := await self.store.get(name)) and (request := await self.store.request(name)):
                 handing = Handing(share=PLENTY) if await _is_handed(self.store, record) else None
                 key, outlives = self.keys.get(name), self.outlives.get(name)
-                await scratch.create(record, request, key=key, key_outlives=outlives, handing=handing)
+                # The key is its own already, also if its parent has ended since.
+                await scratch.create(
+                    record, request, key=key, key_until_end=True, key_outlives=outlives, handing=handing
+                )
                 entries, outcome = await self.store.journal(name), await self.store.outcome(name)
                 await scratch.save(record, expected=record.version, entries=entries, outcome=outcome)
         scratch.spend_keys_of(self.store)

@@ -130,6 +130,9 @@ def _creations(
 
         def plan(machine: World) -> Operation:
             machine.lives += 1
+            its_parent = parent if families or key is None else None
+            if its_parent is not None and families and number % 2:
+                its_parent = machine.record(number).id
             return Create(
                 make_record(
                     id=machine.new_id(number),
@@ -139,7 +142,7 @@ def _creations(
                     retention=None if retention is None else timedelta(seconds=retention),
                     announced=announced,
                     session=session,
-                    parent=machine.record(number).id if parent is not None and families and number % 2 else parent,
+                    parent=its_parent,
                     version=machine.lives * MANY,
                     name=name,
                     queue=queue,

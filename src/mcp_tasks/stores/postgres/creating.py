@@ -79,7 +79,7 @@ WHERE NOT EXISTS (SELECT FROM standing) AND NOT EXISTS (SELECT FROM child) AND N
 """
 _OPEN_PARENT = "p.id = %(parent)s AND p.status NOT IN ('completed', 'failed', 'cancelled')"
 _NO_CHILD = "SELECT NULL::text AS id WHERE false"
-# The child that the key stands for as long as its parent is open, whatever became of it; NULL if the parent is not open.
+# The child that the key stands for while its parent is open, whatever became of it; NULL if the parent is not open.
 _CHILD = f"""
 SELECT c.task AS id FROM (SELECT) one LEFT JOIN mcp_tasks_tasks p ON {_OPEN_PARENT}
 LEFT JOIN mcp_tasks_child_keys c ON c.parent = p.id AND c.idempotency_key = %(key)s
