@@ -29,7 +29,7 @@ from bench.options import at_least
 from bench.report import print_facts
 from bench.stored import REQUEST, copy_in_sqlite, new_record, new_runtime
 from bench.ticker import TICK
-from mcp_tasks.core import Outcome, TaskStatus
+from mcp_tasks.model import Outcome, TaskStatus
 from mcp_tasks.stores import Store
 from mcp_tasks.stores.sqlite import SqliteStore
 

@@ -16,10 +16,9 @@ from datetime import UTC, datetime
 
 from bench.servers import environment
 from harness.processes import python, running
-from mcp_tasks.core.record import TaskRequest
-from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.engines.local import DEFAULT_CONCURRENCY
-from mcp_tasks.engines.url import engine_from_url
+from mcp_tasks.engines.remote import engine_from_url
+from mcp_tasks.model.record import TaskRequest, TaskStatus
 from mcp_tasks.runtime import Ending, Run, Settings, Success, TaskRuntime, ToolPolicy
 from mcp_tasks.stores.base import EVERYBODY
 from mcp_tasks.stores.url import store_from_url

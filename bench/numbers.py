@@ -18,7 +18,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 ROOT = Path(__file__).parents[1]
-ROOMS = ("core", "runtime", "protocol")
+ROOMS = ("model", "runtime", "protocol")
 """The rooms whose coverage is measured."""
 
 MOST_LINES = 400

@@ -28,8 +28,7 @@ from bench.servers import environment
 from harness.databases import Postgres, postgres
 from harness.processes import python, running
 from mcp_tasks.engines import Serves, Slot
-from mcp_tasks.engines.procrastinate import ProcrastinateEngine
-from mcp_tasks.engines.procrastinate_worker import HANDLERS
+from mcp_tasks.engines.procrastinate import HANDLERS, ProcrastinateEngine
 
 JOBS = 500
 ROUNDS = 3

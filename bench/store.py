@@ -21,7 +21,7 @@ from pathlib import Path
 import anyio
 
 from bench.options import at_least
-from mcp_tasks.core import Progress, TaskRecord, TaskRequest
+from mcp_tasks.model import Progress, TaskRecord, TaskRequest
 from mcp_tasks.stores import MemoryStore, Store
 from mcp_tasks.stores.sqlite import SqliteStore
 

@@ -35,12 +35,12 @@ from bench.report import print_facts
 from bench.store import make_request
 from harness.databases import Postgres, postgres
 from mcp_tasks import Tasks
-from mcp_tasks.core import TaskRecord, TaskStatus
 from mcp_tasks.engines import LocalEngine
+from mcp_tasks.model import TaskRecord, TaskStatus
 from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.stores import EVERYBODY, UNOWNED, InSession, OwnedBy, Store, Whose
+from mcp_tasks.stores.base import Handing, Share, WorkLimits
 from mcp_tasks.stores.postgres import PostgresStore
-from mcp_tasks.stores.shares import Handing, Share, WorkLimits
 from mcp_tasks.stores.sqlite import SqliteStore
 
 KINDS = ("sqlite", "postgres")

@@ -42,8 +42,8 @@ from bench.report import print_facts
 from harness.http import modern_headers
 from harness.rpc import LEGACY, NOTHING, TASKS, hello, legacy_request, notification, request
 from mcp_tasks import Fallback, Limits, Tasks
-from mcp_tasks.core import TaskRecord
-from mcp_tasks.runtime.launching import new_task_id
+from mcp_tasks.model import TaskRecord
+from mcp_tasks.runtime.launch import new_task_id
 from mcp_tasks.stores import Store
 from mcp_tasks.stores.sqlite import SqliteStore
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from bench.client import BenchError
 from bench.compat import list_tasks
 from bench.serve import NAME
-from mcp_tasks.core import TaskStatus
+from mcp_tasks.model import TaskStatus
 from mcp_tasks.stores.sqlite import SqliteStore
 
 LIMIT = 60.0

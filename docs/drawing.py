@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import textwrap
 
-from mcp_tasks.core.machine import TABLE
-from mcp_tasks.core.status import TaskStatus
+from mcp_tasks.model.machine import TABLE
+from mcp_tasks.model.record import TaskStatus
 
 WIDTH, LINE = 900, 16
 PLACES = {

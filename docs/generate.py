@@ -8,8 +8,8 @@ from pathlib import Path
 
 from docs.api.pages import reference_pages
 from docs.drawing import state_picture
-from mcp_tasks.core.machine import TABLE
-from mcp_tasks.core.status import TaskStatus
+from mcp_tasks.model.machine import TABLE
+from mcp_tasks.model.record import TaskStatus
 
 DOCS = Path(__file__).parent
 LIFECYCLE = DOCS / "lifecycle.md"

@@ -30,7 +30,7 @@ from hashlib import sha1
 from typing import Final, Protocol
 from urllib.parse import urlsplit
 
-from mcp_tasks.stores.redis.scripts import script
+from mcp_tasks.stores.redis.connection import script
 
 _CHUNK: Final = 65_536
 _REDIS_WRITES: Final = (

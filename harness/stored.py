@@ -7,10 +7,10 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
-from mcp_tasks.core import TaskRecord
+from mcp_tasks.model import TaskRecord
 from mcp_tasks.stores import Store
 from mcp_tasks.stores.base import EVERYBODY
-from mcp_tasks.stores.repeats import new_write_id
+from mcp_tasks.stores.codec import new_write_id
 
 S = TypeVar("S", bound=Store)
 

@@ -1,7 +1,9 @@
 """The dependency direction of the package, read from its imports.
 
-    errors · core → wire · stores · engines → runtime → protocol → tools → adapters → fallback → server · client
+    errors · model → wire · stores · engines → runtime → protocol → tools → adapters → fallback → server · client
         → doctor → cli
+
+`wire` is `protocol.shapes` and `protocol.schema`; `tools` and `adapters` are modules of `server` (see `AREAS`).
 
 `server` stands above `adapters` because the author's object is an extension of the SDK and hands its hooks on to one.
 `legacy` has a side in each of `server` and `client`, and is passed in by one module of each: nothing else imports it.
@@ -27,24 +29,24 @@ from harness.processes import run
 PACKAGE = "mcp_tasks"
 SOURCE = Path(mcp_tasks.__file__).parent
 
-_BELOW_RUNTIME = ("errors", "quiet", "files", "encryption", "core", "stores", "engines")
+_BELOW_RUNTIME = ("errors", "quiet", "files", "encryption", "model", "stores", "engines")
 _BELOW_PROTOCOL = (*_BELOW_RUNTIME, "wire", "runtime")
 _BELOW_SERVER = (*_BELOW_PROTOCOL, "protocol", "tools", "telemetry", "adapters", "failure")
 _EVERYTHING_SHIPPED = (*_BELOW_SERVER, "fallback", "server", "client")
 
 PARTS: Mapping[str, Sequence[str]] = {
     "errors": (),
-    "core": ("errors",),
+    "model": ("errors",),
     # Files that hold secrets, and their keys: for whoever keeps something.
     "files": ("errors",),
     "encryption": ("errors", "files"),
     # What goes into a log.
-    "quiet": ("errors", "core"),
+    "quiet": ("errors", "model"),
     # An error of ours that is one of the SDK's as well: for those who raise it.
     "failure": ("errors",),
-    "wire": ("errors", "core"),
-    "stores": ("errors", "quiet", "core", "files", "encryption"),
-    "engines": ("errors", "quiet", "core"),
+    "wire": ("errors", "model"),
+    "stores": ("errors", "quiet", "model", "files", "encryption"),
+    "engines": ("errors", "quiet", "model"),
     # Not `wire`: the runtime knows no dialect.
     "runtime": _BELOW_RUNTIME,
     "protocol": _BELOW_PROTOCOL,
@@ -56,14 +58,14 @@ PARTS: Mapping[str, Sequence[str]] = {
     "fallback": _BELOW_SERVER,
     "server": (*_BELOW_SERVER, "fallback", "legacy.server"),
     # Needs no database driver, and never meets the server.
-    "client": ("errors", "quiet", "files", "encryption", "core", "wire", "failure", "legacy.client"),
+    "client": ("errors", "quiet", "files", "encryption", "model", "wire", "failure", "legacy.client"),
     # The older era. Imported by the two modules that pass it in, and by nothing else (see `PASSED_IN_BY`).
     # What both sides of it say alike; the sides never meet.
-    "legacy": ("errors", "core", "wire"),
+    "legacy": ("errors", "model", "wire"),
     "legacy.server": (*_BELOW_SERVER, "legacy"),
-    "legacy.client": ("errors", "quiet", "files", "encryption", "core", "wire", "failure", "client", "legacy"),
+    "legacy.client": ("errors", "quiet", "files", "encryption", "model", "wire", "failure", "client", "legacy"),
     # Looks at servers from outside. Used by the command, and by whoever tests a server of their own.
-    "doctor": ("errors", "core", "wire", "client"),
+    "doctor": ("errors", "model", "wire", "client"),
     "cli": (*_EVERYTHING_SHIPPED, "doctor", PACKAGE),
     # `python -m mcp_tasks`: the command.
     "__main__": ("cli",),
@@ -73,11 +75,29 @@ PARTS: Mapping[str, Sequence[str]] = {
     PACKAGE: _EVERYTHING_SHIPPED,
 }
 """Each part of the package, and the other parts it may import."""
+AREAS: Mapping[str, str] = {
+    "protocol.shapes": "wire",
+    "protocol.schema": "wire",
+    "server.tool_runner": "tools",
+    "server.tool_host": "tools",
+    "server.creation": "tools",
+    "server.sdk": "adapters",
+    "server.fast_path": "adapters",
+    "legacy.server": "legacy.server",
+    "legacy.sessions": "legacy.server",
+    "legacy.questions": "legacy.server",
+    "legacy.streams": "legacy.server",
+    "legacy.client_tasks": "legacy.server",
+    "legacy.client": "legacy.client",
+    "legacy.hosting": "legacy.client",
+    "legacy.hosting_file": "legacy.client",
+}
+"""Modules that are a part of their own inside of a package."""
 
-PASSED_IN_BY: Mapping[str, str] = {"legacy.server": "server.eras", "legacy.client": "client.eras"}
+PASSED_IN_BY: Mapping[str, str] = {"legacy.server": "server.calls", "legacy.client": "client.eras"}
 """The sides of the older era, and the one module that imports each: without those lines the room can be deleted."""
 
-STDLIB_ONLY = frozenset({"errors", "core"})
+STDLIB_ONLY = frozenset({"errors", "model"})
 IMPURE = frozenset({"asyncio", "logging", "os", "random", "secrets", "socket", "sqlite3", "threading", "time", "uuid"})
 """What of the standard library `core` has no use for: no waiting, clock, chance, disk or log."""
 
@@ -123,9 +143,7 @@ class Import:
     def part(self) -> str:
         """The part of our package that is imported; the package itself for one of its first-hour names."""
         name = self.path[1] if len(self.path) > 1 else PACKAGE
-        if name == "legacy":
-            return _side_of_legacy(self.path)
-        return name if name in PARTS or _is_module(name) else PACKAGE
+        return _area_of(self.path) or (name if name in PARTS or _is_module(name) else PACKAGE)
 
 
 def _is_module(name: str) -> bool:
@@ -145,15 +163,13 @@ def imports_of(module: Sequence[str], source: str) -> Iterator[Import]:
                 yield Import((*base, alias.name), node.lineno)
 
 
-def _side_of_legacy(path: Sequence[str]) -> str:
-    return f"legacy.{path[2]}" if len(path) > 2 and path[2] in ("server", "client") else "legacy"
+def _area_of(path: Sequence[str]) -> str | None:
+    return AREAS.get(".".join(path[1:3]))
 
 
 def part_of(module: Sequence[str]) -> str:
     """The part of the package that a module belongs to."""
-    if module[1:2] == ["legacy"]:
-        return _side_of_legacy(module)
-    return module[1] if len(module) > 1 and module[1] != "__init__" else PACKAGE
+    return _area_of(module) or (module[1] if len(module) > 1 and module[1] != "__init__" else PACKAGE)
 
 
 def problems(module: Sequence[str], source: str) -> list[str]:
@@ -180,7 +196,7 @@ def _objection(part: str, module: Sequence[str], imported: Import) -> str | None
     root = imported.path[0]
     if part in STDLIB_ONLY and root not in sys.stdlib_module_names:
         return "has only the standard library"
-    if part == "core" and root in IMPURE:
+    if part == "model" and root in IMPURE:
         return "is pure"
     if part not in LIMITED.get(root, (part,)):
         return f"{root} is for {', '.join(sorted(LIMITED[root]))}"
@@ -205,20 +221,16 @@ def test_every_import_follows_the_direction() -> None:
 
 
 MAPPED = (
-    "core",
-    "wire",
+    "model",
     "stores",
     "engines",
     "runtime",
     "protocol",
-    "tools",
-    "adapters",
-    "telemetry",
     "server",
-    "client",
+    "fallback",
     "legacy",
-    "legacy/server",
-    "legacy/client",
+    "client",
+    "telemetry",
     "doctor",
 )
 """Rooms whose modules ARCHITECTURE.md lists one by one."""
@@ -243,36 +255,36 @@ def test_the_map_in_the_architecture_names_every_module_of_a_room(room: str) -> 
 
 
 def test_a_module_that_the_map_lacks_is_noticed() -> None:
-    page = "### Room by room\ncore/   one · two\n        three\nwire/   four\n## A call"
-    assert mapped(page)["core"] == {"core", "one", "two", "three"}
+    page = "### Room by room\nmodel/   one · two\n        three\nwire/   four\n## A call"
+    assert mapped(page)["model"] == {"model", "one", "two", "three"}
 
 
 def test_the_modules_that_are_there_are_looked_at() -> None:
     seen = {".".join(module) for module, _ in modules()}
-    assert {"mcp_tasks.core.machine", "mcp_tasks.stores.memory", "mcp_tasks.runtime.run"} <= seen
-    assert any(imported.part == "core" for module, source in modules() for imported in imports_of(module, source))
+    assert {"mcp_tasks.model.machine", "mcp_tasks.stores.memory", "mcp_tasks.runtime.run"} <= seen
+    assert any(imported.part == "model" for module, source in modules() for imported in imports_of(module, source))
 
 
 @pytest.mark.parametrize(
     ("module", "line"),
     [
-        ("core.machine", "import anyio"),
-        ("core.machine", "import time"),
-        ("core.machine", "from mcp_tasks.stores.base import Store"),
-        ("core.machine", "from ..stores import base"),
-        ("core.machine", "def later():\n    import mcp_types"),
-        ("errors", "from mcp_tasks.core import TaskRecord"),
-        ("wire.render", "from mcp.shared.exceptions import MCPError"),
-        ("wire.render", "from mcp_tasks.runtime import Settings"),
-        ("stores.sqlite.store", "from mcp_tasks.wire import render_task"),
+        ("model.machine", "import anyio"),
+        ("model.machine", "import time"),
+        ("model.machine", "from mcp_tasks.stores.base import Store"),
+        ("model.machine", "from ..stores import base"),
+        ("model.machine", "def later():\n    import mcp_types"),
+        ("errors", "from mcp_tasks.model import TaskRecord"),
+        ("protocol.shapes", "from mcp.shared.exceptions import MCPError"),
+        ("protocol.shapes", "from mcp_tasks.runtime import Settings"),
+        ("stores.sqlite.store", "from mcp_tasks.protocol.shapes import render_task"),
         ("stores.sqlite.store", "from mcp_tasks.engines import LocalEngine"),
         ("stores.sqlite.store", "from mcp_tasks.stores.memory import MemoryStore"),
         ("stores.codec", "import pydantic"),
         ("engines.local", "from mcp_tasks import stores"),
         ("engines.local", "from mcp_tasks.runtime import TaskRuntime"),
-        ("runtime.run", "from mcp_tasks.wire import render_task"),
+        ("runtime.run", "from mcp_tasks.protocol.shapes import render_task"),
         ("runtime.run", "import mcp.server"),
-        ("runtime.step_values", "import mcp_types"),
+        ("runtime.steps", "import mcp_types"),
         ("runtime.run", "from mcp_tasks.server import Tasks"),
         ("runtime.run", "from mcp_tasks import Tasks"),
         ("client.handle", "from mcp_tasks.stores import Store"),
@@ -280,26 +292,26 @@ def test_the_modules_that_are_there_are_looked_at() -> None:
         ("protocol.methods", "from mcp.server import ServerRequestContext"),
         ("protocol.methods", "from mcp.shared.exceptions import MCPError"),
         ("protocol.methods", "import starlette"),
-        ("protocol.methods", "from mcp_tasks.adapters.sdk import caller_of"),
-        ("protocol.methods", "from mcp_tasks.tools.body import ToolBody"),
-        ("tools.body", "from mcp_tasks.adapters.sdk import caller_of"),
-        ("tools.body", "from mcp_tasks.server.options import TaskOptions"),
-        ("adapters.sdk", "from mcp_tasks.server.marks import Mark"),
+        ("protocol.methods", "from mcp_tasks.server.sdk import caller_of"),
+        ("protocol.methods", "from mcp_tasks.server.tool_runner import ToolBody"),
+        ("server.tool_runner", "from mcp_tasks.server.sdk import caller_of"),
+        ("server.tool_runner", "from mcp_tasks.server.options import TaskOptions"),
+        ("server.sdk", "from mcp_tasks.server.catalog import Mark"),
         ("server.tasks", "from mcp_tasks.client import TasksClient"),
         ("server.tasks", "from mcp_tasks.testing import FakeClock"),
         ("__init__", "from mcp_tasks.testing import FakeClock"),
         ("newcomer", "import os"),
         ("server.tasks", "from mcp_tasks.legacy.server import LegacyEra"),
-        ("server.eras", "from mcp_tasks.legacy.client import Anything"),
+        ("server.calls", "from mcp_tasks.legacy.client import Anything"),
         ("client.extension", "from mcp_tasks.legacy.client import Anything"),
-        ("adapters.sdk", "from mcp_tasks.legacy.server.render import VERSION"),
+        ("server.sdk", "from mcp_tasks.legacy.sessions import VERSION"),
         ("cli.app", "from mcp_tasks.legacy.server import LegacyEra"),
         ("__init__", "from mcp_tasks import legacy"),
-        ("server.eras", "from mcp_tasks.legacy.shapes import VERSION"),
+        ("server.calls", "from mcp_tasks.legacy.shapes import VERSION"),
         ("legacy.__init__", "from mcp_tasks.legacy.server import LegacyEra"),
-        ("legacy.client.driver", "from mcp_tasks.legacy.server.render import VERSION"),
+        ("legacy.client.driver", "from mcp_tasks.legacy.sessions import VERSION"),
         ("legacy.client.driver", "from mcp_tasks.stores import Store"),
-        ("legacy.server.era", "from mcp_tasks.server.tasks import Tasks"),
+        ("legacy.server", "from mcp_tasks.server.tasks import Tasks"),
     ],
 )
 def test_an_import_against_the_direction_is_found(module: str, line: str) -> None:
@@ -310,23 +322,23 @@ def test_an_import_against_the_direction_is_found(module: str, line: str) -> Non
     ("module", "line"),
     [
         (
-            "core.machine",
-            "from mcp_tasks.core.record import TaskRecord\nfrom mcp_tasks.errors import StaleRun\nimport re",
+            "model.machine",
+            "from mcp_tasks.model.record import TaskRecord\nfrom mcp_tasks.errors import StaleRun\nimport re",
         ),
-        ("wire.models", "import pydantic\nfrom mcp_types import RequestParams"),
+        ("protocol.shapes", "import pydantic\nfrom mcp_types import RequestParams"),
         ("stores.sqlite.store", "import anyio\nfrom mcp_tasks.stores.codec import Codec"),
         ("stores.url", "from mcp_tasks.stores.memory import MemoryStore"),
-        ("runtime.run", "from mcp_tasks.engines.base import Slot\nfrom mcp_tasks.stores.columns import to_micros"),
-        ("runtime.step_values", "from pydantic import TypeAdapter"),
-        ("protocol.modern", "from mcp_types import INVALID_PARAMS\nfrom mcp_tasks.wire import ACK"),
-        ("tools.body", "from mcp.server import MCPServer\nfrom mcp_tasks.protocol.errors import describe"),
-        ("adapters.sdk", "import mcp\nfrom mcp_tasks.tools.sdk_errors import to_mcp_error"),
-        ("server.lifecycle", "from mcp.server import MCPServer\nfrom mcp_tasks.adapters.sdk import caller_of"),
+        ("runtime.run", "from mcp_tasks.engines.base import Slot\nfrom mcp_tasks.stores.codec import to_micros"),
+        ("runtime.steps", "from pydantic import TypeAdapter"),
+        ("protocol.dialect", "from mcp_types import INVALID_PARAMS\nfrom mcp_tasks.protocol.shapes import ACK"),
+        ("server.tool_runner", "from mcp.server import MCPServer\nfrom mcp_tasks.protocol.errors import describe"),
+        ("server.sdk", "import mcp\nfrom mcp_tasks.server.tool_runner import to_mcp_error"),
+        ("server.lifecycle", "from mcp.server import MCPServer\nfrom mcp_tasks.server.sdk import caller_of"),
         ("testing.fixture_server", "from mcp_tasks import Tasks\nimport mcp"),
-        ("server.eras", "from mcp_tasks.legacy.server import LegacyEra"),
+        ("server.calls", "from mcp_tasks.legacy.server import LegacyEra"),
         ("client.eras", "from mcp_tasks.legacy.client import Anything"),
         ("legacy.client.driver", "from mcp_tasks.legacy.shapes import VERSION"),
-        ("legacy.server.era", "import mcp\nfrom mcp_tasks.adapters.era import Era"),
+        ("legacy.server", "import mcp\nfrom mcp_tasks.server.sdk import Era"),
         ("legacy.client.driver", "import mcp\nfrom mcp_tasks.client.handle import TaskHandle"),
     ],
 )
@@ -346,7 +358,7 @@ def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
         _ = mcp_tasks.Job  # pyright: ignore[reportAttributeAccessIssue]
 
 
-@pytest.mark.parametrize("part", ["core", "stores", "engines", "runtime", "wire", "protocol", "adapters", "server"])
+@pytest.mark.parametrize("part", ["model", "stores", "engines", "runtime", "server"])
 def test_the_names_of_each_part_are_there(part: str) -> None:
     module = importlib.import_module(f"{PACKAGE}.{part}")
     names: Sequence[str] = module.__all__
@@ -376,11 +388,11 @@ for path in sorted(pathlib.Path(sys.argv[1]).rglob("*.py")):
 @pytest.mark.parametrize(
     ("missing", "parts"),
     [
-        ("mcp,starlette", "errors,core,stores,engines,runtime,wire,protocol"),
-        ("mcp,mcp_types", "errors,core,stores,engines,runtime"),
-        ("mcp,mcp_types,pydantic", "errors,core,stores,engines"),
+        ("mcp,starlette", "errors,model,stores,engines,runtime,protocol"),
+        ("mcp,mcp_types", "errors,model,stores,engines,runtime"),
+        ("mcp,mcp_types,pydantic", "errors,model,stores,engines"),
         # What only the extra of the command line brings.
-        ("click,rich", "errors,core,wire,client,doctor"),
+        ("click,rich", "errors,model,protocol,client,doctor"),
     ],
     ids=["up to the protocol", "up to the runtime", "below the runtime", "doctor"],
 )

@@ -40,8 +40,8 @@ def test_tests_and_their_time_are_read_from_the_report(tmp_path: Path) -> None:
 def test_coverage_is_told_by_room(tmp_path: Path) -> None:
     report = tmp_path / "coverage.json"
     summary = {"num_statements": 6, "num_branches": 2, "missing_lines": 1, "missing_branches": 1}
-    report.write_text(json.dumps({"files": {"src/mcp_tasks/core/a.py": {"summary": summary}}}))
-    assert numbers.coverage_of(report)["core"] == "75.0 %, 2 lines and branches not covered"
+    report.write_text(json.dumps({"files": {"src/mcp_tasks/model/a.py": {"summary": summary}}}))
+    assert numbers.coverage_of(report)["model"] == "75.0 %, 2 lines and branches not covered"
 
 
 @pytest.mark.parametrize(("code", "told"), [(0, "0 s, green"), (3, "0 s, red")])

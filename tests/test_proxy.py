@@ -15,12 +15,12 @@ import pytest
 from harness.databases import postgres, valkey
 from harness.proxy import Proxy, proxy_to
 from harness.stored import opened
-from mcp_tasks.core import JournalEntry
 from mcp_tasks.errors import StoreUnavailable, VersionConflict
+from mcp_tasks.model import JournalEntry
 from mcp_tasks.stores.base import Store
+from mcp_tasks.stores.codec import new_write_id
 from mcp_tasks.stores.postgres import PostgresStore
 from mcp_tasks.stores.redis import RedisStore
-from mcp_tasks.stores.repeats import new_write_id
 from mcp_tasks.testing import make_record, make_request
 
 pytestmark = pytest.mark.anyio

@@ -21,7 +21,7 @@ def option_defaults() -> dict[str, str]:
     return {
         **chosen,
         "ttl": _value_of("mcp_tasks.server.options", "DEFAULT_TTL"),
-        "queue": _value_of("mcp_tasks.core.record", "DEFAULT_QUEUE"),
+        "queue": _value_of("mcp_tasks.model.record", "DEFAULT_QUEUE"),
     }
 
 

@@ -8,12 +8,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mcp_tasks.core.limits import Limits
-    from mcp_tasks.core.status import TaskStatus
     from mcp_tasks.errors import TasksError
+    from mcp_tasks.model.limits import Limits
+    from mcp_tasks.model.record import TaskStatus
+    from mcp_tasks.protocol.shapes import EXTENSION_ID, CreateTaskResult, Task
     from mcp_tasks.runtime import Retry, Settings, TaskChange, TaskContext, current_task
     from mcp_tasks.server import Accepted, Caller, Fallback, Host, TaskMode, Tasks, elicit
-    from mcp_tasks.wire.models import EXTENSION_ID, CreateTaskResult, Task
 
     __version__: str
 
@@ -40,20 +40,20 @@ __all__ = [
 ]
 
 _HOMES = {
-    "EXTENSION_ID": "mcp_tasks.wire.models",
+    "EXTENSION_ID": "mcp_tasks.protocol.shapes",
     "Accepted": "mcp_tasks.server",
     "Caller": "mcp_tasks.server",
-    "CreateTaskResult": "mcp_tasks.wire.models",
+    "CreateTaskResult": "mcp_tasks.protocol.shapes",
     "Fallback": "mcp_tasks.server",
     "Host": "mcp_tasks.server",
-    "Limits": "mcp_tasks.core.limits",
+    "Limits": "mcp_tasks.model.limits",
     "Retry": "mcp_tasks.runtime",
     "Settings": "mcp_tasks.runtime",
-    "Task": "mcp_tasks.wire.models",
+    "Task": "mcp_tasks.protocol.shapes",
     "TaskChange": "mcp_tasks.runtime",
     "TaskContext": "mcp_tasks.runtime",
     "TaskMode": "mcp_tasks.server",
-    "TaskStatus": "mcp_tasks.core.status",
+    "TaskStatus": "mcp_tasks.model.record",
     "Tasks": "mcp_tasks.server",
     "TasksError": "mcp_tasks.errors",
     "current_task": "mcp_tasks.runtime",

@@ -24,8 +24,8 @@ import sys
 from types import TracebackType
 from typing import Any, Final, TypeAlias, TypeVar, cast
 
-from mcp_tasks.core.text import legible
 from mcp_tasks.errors import TasksError, short_id
+from mcp_tasks.model.json import legible
 
 __all__ = ["SECRETS", "get_logger", "quietly", "shielded", "short_id", "what"]
 

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Awaitable
 from dataclasses import replace
 
-from mcp_tasks.core import JournalEntry, Outcome, TaskRequest
+from mcp_tasks.model import JournalEntry, Outcome, TaskRequest
 from mcp_tasks.stores import Store
 from mcp_tasks.testing import make_record, make_request
 

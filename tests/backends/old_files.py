@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 
 import anyio
 
-from mcp_tasks.core import InputBook, InputRequest, JournalEntry, JsonObject, Progress, TaskRequest, TaskStatus
+from mcp_tasks.model import InputBook, InputRequest, JournalEntry, JsonObject, Progress, TaskRequest, TaskStatus
 from mcp_tasks.stores.sqlite import SqliteStore
 from mcp_tasks.testing import make_record
 from mcp_tasks.testing.clock import NOON
@@ -259,8 +259,8 @@ async def write(file: OldFile) -> None:
 async def write_parts(store: Any, file: OldFile) -> None:
     """As from schema 3 on: request and outcome beside the record."""
     # Releases before it have neither.
-    from mcp_tasks.core import Outcome
-    from mcp_tasks.core.json_bytes import encode_json
+    from mcp_tasks.model import Outcome
+    from mcp_tasks.model.json import encode_json
 
     for whole in file.tasks:
         fields = dict(whole)

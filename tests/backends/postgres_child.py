@@ -6,7 +6,7 @@ import asyncio
 import sys
 from datetime import UTC, datetime
 
-from mcp_tasks.core.record import TaskRecord, TaskRequest
+from mcp_tasks.model.record import TaskRecord, TaskRequest
 from mcp_tasks.stores.base import Hint
 from mcp_tasks.stores.postgres import PostgresStore
 

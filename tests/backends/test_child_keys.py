@@ -16,8 +16,8 @@ from redis.asyncio import Redis
 
 from harness.databases import Postgres, Valkey
 from harness.stored import opened
-from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.errors import KeySpent
+from mcp_tasks.model.record import TaskStatus
 from mcp_tasks.stores.base import Store
 from mcp_tasks.stores.postgres import PostgresStore
 from mcp_tasks.stores.redis import RedisStore

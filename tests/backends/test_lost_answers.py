@@ -17,7 +17,7 @@ from redis.asyncio import Redis
 from harness.databases import postgres, valkey
 from harness.proxy import Proxy, proxy_to
 from harness.waiting import eventually
-from mcp_tasks.core import TaskRecord
+from mcp_tasks.model import TaskRecord
 from mcp_tasks.runtime import Ending, Run, TaskRuntime, ToolPolicy
 from mcp_tasks.stores.base import Store
 from mcp_tasks.stores.postgres import PostgresStore

@@ -27,15 +27,14 @@ from harness.databases import Postgres, Valkey, postgres, valkey
 from harness.proxy import Proxy, proxy_to
 from harness.stored import opened
 from mcp_tasks import Settings, Tasks, current_task
-from mcp_tasks.core.record import Outcome
-from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.errors import StoreUnavailable
+from mcp_tasks.model.record import Outcome, TaskStatus
 from mcp_tasks.server import LocalTask
 from mcp_tasks.stores.base import Store
 from mcp_tasks.stores.postgres import PostgresStore
 from mcp_tasks.stores.redis import RedisStore
 from mcp_tasks.stores.sqlite import SqliteStore
-from mcp_tasks.stores.sqlite.connection import connect
+from mcp_tasks.stores.sqlite.file import connect
 from mcp_tasks.testing import make_record, make_request
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]

@@ -19,14 +19,13 @@ from harness.postgres_store import execute, new_store_url
 from harness.proxy import Proxy, proxy_to
 from harness.stored import changed
 from harness.waiting import eventually
-from mcp_tasks.core import JournalEntry, Outcome, TaskRecord, TaskStatus
-from mcp_tasks.core.statement import Statement
 from mcp_tasks.errors import LimitReached, StoreUnavailable, TaskExists, VersionConflict
-from mcp_tasks.stores.base import Hint
+from mcp_tasks.model import JournalEntry, Outcome, TaskRecord, TaskStatus
+from mcp_tasks.model.values import Statement
+from mcp_tasks.stores.base import Handing, Hint, Share, WorkLimits
+from mcp_tasks.stores.codec import new_write_id
 from mcp_tasks.stores.postgres import PostgresStore
-from mcp_tasks.stores.postgres.failures import is_unanswered
-from mcp_tasks.stores.repeats import new_write_id
-from mcp_tasks.stores.shares import Handing, Share, WorkLimits
+from mcp_tasks.stores.postgres.database import is_unanswered
 from mcp_tasks.testing import make_record, make_request
 from mcp_tasks.testing.clock import NOON
 

@@ -14,12 +14,11 @@ from harness.cipher import AesCipher
 from harness.databases import Postgres
 from harness.postgres_store import empty, execute, new_store_url
 from harness.stored import opened
-from mcp_tasks.core import JournalEntry, Outcome, TaskStatus
 from mcp_tasks.errors import StoreCorrupt, TaskUnreadable
-from mcp_tasks.stores.base import EVERYBODY
+from mcp_tasks.model import JournalEntry, Outcome, TaskStatus
+from mcp_tasks.stores.base import EVERYBODY, Share
 from mcp_tasks.stores.codec import Codec
 from mcp_tasks.stores.postgres import PostgresStore
-from mcp_tasks.stores.shares import Share
 from mcp_tasks.testing import make_record, make_request
 from mcp_tasks.testing.clock import NOON
 from tests.backends.large import WatchedCipher, check_threads

@@ -14,13 +14,12 @@ import pytest
 from harness.databases import Postgres, postgres
 from harness.postgres_store import execute, new_store_url
 from harness.processes import PIPE, read_line, running, tell
-from mcp_tasks.core.statement import Statement, database_place
 from mcp_tasks.errors import StoreCorrupt, StoreUnavailable, UsageError, ValueNotStorable
-from mcp_tasks.stores.base import Hint
+from mcp_tasks.model.values import Statement, database_place
+from mcp_tasks.stores.base import Handing, Hint, Share
 from mcp_tasks.stores.codec import Codec
 from mcp_tasks.stores.postgres import PostgresStore
-from mcp_tasks.stores.postgres.schema import migrations
-from mcp_tasks.stores.shares import Handing, Share
+from mcp_tasks.stores.postgres.database import migrations
 from mcp_tasks.stores.url import store_from_url
 from mcp_tasks.testing import make_record, make_request
 

@@ -14,10 +14,11 @@ import pytest
 
 from harness.databases import Postgres
 from harness.postgres_store import new_store_url
-from mcp_tasks.core import TaskStatus
-from mcp_tasks.stores.base import EVERYBODY, UNOWNED, ChildrenOf, InSession, OwnedBy, Whose
-from mcp_tasks.stores.postgres import PostgresStore, creating, database, handing, queries, writes
-from mcp_tasks.stores.shares import Share
+from mcp_tasks.model import TaskStatus
+from mcp_tasks.stores.base import EVERYBODY, UNOWNED, ChildrenOf, InSession, OwnedBy, Share, Whose
+from mcp_tasks.stores.postgres import PostgresStore, database, queries, writes
+from mcp_tasks.stores.postgres import writes as creating
+from mcp_tasks.stores.postgres import writes as handing
 from mcp_tasks.testing import make_record
 from mcp_tasks.testing.clock import NOON
 

@@ -16,14 +16,12 @@ import pytest
 from procrastinate.schema import SchemaManager
 
 from harness.databases import Postgres, postgres
-from mcp_tasks.core.statement import Statement, database_place
 from mcp_tasks.engines import Route, Serves
 from mcp_tasks.engines.base import WritesJobs
-from mcp_tasks.engines.procrastinate import Pace, ProcrastinateCarrier, ProcrastinateEngine
-from mcp_tasks.engines.procrastinate_jobs import TRIES, queue_of
-from mcp_tasks.engines.procrastinate_schema import prepare
+from mcp_tasks.engines.procrastinate import TRIES, Pace, ProcrastinateCarrier, ProcrastinateEngine, prepare, queue_of
 from mcp_tasks.engines.remote import SETTLED
 from mcp_tasks.errors import InvalidOption, StoreUnavailable, UsageError
+from mcp_tasks.model.values import Statement, database_place
 from mcp_tasks.testing._engine_work import LONG, WAIT, Work, at_work, serving
 from tests.backends.procrastinate_child import QUICK
 

@@ -13,12 +13,12 @@ import psycopg
 import pytest
 
 from harness.databases import Postgres
-from mcp_tasks.core import TaskRecord, TaskRequest, TaskStatus
 from mcp_tasks.engines.procrastinate import ProcrastinateEngine
+from mcp_tasks.model import TaskRecord, TaskRequest, TaskStatus
 from mcp_tasks.runtime import Ending, Run, TaskRuntime, ToolPolicy
-from mcp_tasks.runtime.queue_sweep import IDLE_FOR_LONG
+from mcp_tasks.runtime.sweeps import IDLE_FOR_LONG
 from mcp_tasks.stores.postgres import PostgresStore
-from mcp_tasks.testing._engine_arrivals import other_process, said
+from mcp_tasks.testing._engine_runs import other_process, said
 from tests.backends.procrastinate_child import SLOW
 from tests.unit.losing import sweep_for
 from tests.unit.running import RERUN, Seconds, Tool, cancel, ok, running, until, until_final

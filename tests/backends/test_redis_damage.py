@@ -17,12 +17,11 @@ from redis.asyncio import Redis
 
 from harness.cipher import AesCipher
 from harness.databases import Valkey, valkey
-from mcp_tasks.core import JournalEntry, Outcome, TaskRecord, TaskStatus
 from mcp_tasks.errors import StoreCorrupt, TaskUnreadable
-from mcp_tasks.stores.base import EVERYBODY, OwnedBy, Whose
+from mcp_tasks.model import JournalEntry, Outcome, TaskRecord, TaskStatus
+from mcp_tasks.stores.base import EVERYBODY, OwnedBy, Share, Whose
 from mcp_tasks.stores.codec import Codec
 from mcp_tasks.stores.redis import RedisStore
-from mcp_tasks.stores.shares import Share
 from mcp_tasks.testing import make_record, make_request
 from mcp_tasks.testing.clock import NOON
 

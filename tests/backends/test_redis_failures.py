@@ -21,13 +21,12 @@ from harness.databases import Valkey, valkey
 from harness.processes import PIPE, start_async
 from harness.proxy import ANY, Proxy, proxy_to
 from harness.stored import changed, opened
-from mcp_tasks.core import JournalEntry, TaskRecord
 from mcp_tasks.errors import StoreCorrupt, StoreUnavailable, VersionConflict
-from mcp_tasks.stores.base import Hint
+from mcp_tasks.model import JournalEntry, TaskRecord
+from mcp_tasks.stores.base import Handing, Hint, Share
+from mcp_tasks.stores.codec import new_write_id
 from mcp_tasks.stores.redis import RedisStore
-from mcp_tasks.stores.redis.errors import NotConnected, is_unanswered
-from mcp_tasks.stores.repeats import new_write_id
-from mcp_tasks.stores.shares import Handing, Share
+from mcp_tasks.stores.redis.connection import NotConnected, is_unanswered
 from mcp_tasks.testing import make_record, make_request
 
 pytestmark = pytest.mark.anyio

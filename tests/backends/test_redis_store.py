@@ -17,14 +17,13 @@ from redis.crc import key_slot
 from harness.databases import Valkey
 from harness.proxy import proxy_to
 from harness.stored import opened
-from mcp_tasks.core import JournalEntry, Outcome, TaskRecord, TaskStatus
 from mcp_tasks.errors import InvalidOption, UsageError
+from mcp_tasks.model import JournalEntry, Outcome, TaskRecord, TaskStatus
 from mcp_tasks.stores import Store
-from mcp_tasks.stores.base import EVERYBODY, Forgotten, Hint, InSession, OwnedBy
+from mcp_tasks.stores.base import EVERYBODY, Forgotten, Handing, Hint, InSession, OwnedBy, Share, WorkLimits
 from mcp_tasks.stores.codec import Codec
 from mcp_tasks.stores.redis import RedisStore
 from mcp_tasks.stores.redis.writes import KEYS_AT_ONCE, LOOKS
-from mcp_tasks.stores.shares import Handing, Share, WorkLimits
 from mcp_tasks.stores.url import store_from_url
 from mcp_tasks.testing import make_record, make_request
 from mcp_tasks.testing.clock import NOON

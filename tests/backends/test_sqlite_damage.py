@@ -14,10 +14,9 @@ from typing import Any
 
 import pytest
 
-from mcp_tasks.core import InputBook, InputRequest, JournalEntry, Outcome, Progress, TaskRecord, TaskStatus
 from mcp_tasks.errors import StoreCorrupt, TaskUnreadable
-from mcp_tasks.stores.base import EVERYBODY, Forgotten, OwnedBy, Whose
-from mcp_tasks.stores.shares import Share
+from mcp_tasks.model import InputBook, InputRequest, JournalEntry, Outcome, Progress, TaskRecord, TaskStatus
+from mcp_tasks.stores.base import EVERYBODY, Forgotten, OwnedBy, Share, Whose
 from mcp_tasks.stores.sqlite import SqliteStore
 from mcp_tasks.testing import make_record, make_request
 from mcp_tasks.testing.clock import NOON

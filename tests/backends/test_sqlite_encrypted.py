@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from harness.cipher import AesCipher
-from mcp_tasks.core import InputBook, InputRequest, JournalEntry, Outcome, Progress, TaskStatus
 from mcp_tasks.errors import StoreCorrupt, TaskUnreadable
+from mcp_tasks.model import InputBook, InputRequest, JournalEntry, Outcome, Progress, TaskStatus
 from mcp_tasks.stores import Store
 from mcp_tasks.stores.base import EVERYBODY
 from mcp_tasks.stores.codec import Codec

@@ -15,7 +15,7 @@ import pytest
 from mcp_tasks.errors import StoreCorrupt, StoreUnavailable, UsageError
 from mcp_tasks.stores.migrations import compatible_from
 from mcp_tasks.stores.sqlite import SqliteStore
-from mcp_tasks.stores.sqlite.connection import connect
+from mcp_tasks.stores.sqlite.file import connect
 from mcp_tasks.stores.sqlite.schema import APPLICATION_ID, migrations
 from mcp_tasks.testing import make_record, make_request
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from harness.stored import opened
-from mcp_tasks.core import JournalEntry, Outcome
+from mcp_tasks.model import JournalEntry, Outcome
 from mcp_tasks.stores.codec import Codec
 from mcp_tasks.stores.sqlite import SqliteStore
 from mcp_tasks.testing import make_record, make_request

@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from mcp_tasks.core import TaskRecord, TaskStatus
-from mcp_tasks.fallback.mine import STDIO_SESSION, Mine, my_tasks
-from mcp_tasks.server.local_listing import page_of
-from mcp_tasks.stores import paging
-from mcp_tasks.stores.base import EVERYBODY, InSession
-from mcp_tasks.stores.paging import full_page
+from mcp_tasks.fallback.companions import STDIO_SESSION, Mine, my_tasks
+from mcp_tasks.model import TaskRecord, TaskStatus
+from mcp_tasks.server.local import page_of
+from mcp_tasks.stores import base as paging
+from mcp_tasks.stores.base import EVERYBODY, InSession, full_page
 from mcp_tasks.stores.sqlite import SqliteStore, queries
 from mcp_tasks.testing import make_record, make_request
 from tests.unit.tooling import NAMESPACE, new_server, running_tools

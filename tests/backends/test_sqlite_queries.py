@@ -15,11 +15,14 @@ from typing import Any
 import anyio
 import pytest
 
-from mcp_tasks.core import JournalEntry, Outcome, TaskStatus
+from mcp_tasks.model import JournalEntry, Outcome, TaskStatus
 from mcp_tasks.stores import Hint
 from mcp_tasks.stores.base import EVERYBODY, UNOWNED, ChildrenOf, InSession, OwnedBy, Owners, Whose
-from mcp_tasks.stores.sqlite import SqliteStore, expiring, operations, queries, reader, waiting
-from mcp_tasks.stores.sqlite.connection import Values, fetch
+from mcp_tasks.stores.sqlite import SqliteStore, operations, queries
+from mcp_tasks.stores.sqlite import file as reader
+from mcp_tasks.stores.sqlite import operations as expiring
+from mcp_tasks.stores.sqlite import operations as waiting
+from mcp_tasks.stores.sqlite.file import Values, fetch
 from mcp_tasks.testing import make_record, make_request
 
 REQUEST = make_request()

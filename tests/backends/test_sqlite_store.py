@@ -15,14 +15,13 @@ from typing import Any, cast
 import anyio
 import pytest
 
-from mcp_tasks.core import JournalEntry, TaskRecord, TaskRequest
 from mcp_tasks.errors import StoreError, StoreUnavailable, ValueNotStorable
+from mcp_tasks.model import JournalEntry, TaskRecord, TaskRequest
 from mcp_tasks.stores import Hint, Store
 from mcp_tasks.stores.base import EVERYBODY, OwnedBy
 from mcp_tasks.stores.codec import Codec
 from mcp_tasks.stores.sqlite import SqliteStore, operations, queries
-from mcp_tasks.stores.sqlite.connection import connect, fetch
-from mcp_tasks.stores.sqlite.writer import Writer
+from mcp_tasks.stores.sqlite.file import Writer, connect, fetch
 from mcp_tasks.testing import make_record, make_request
 from mcp_tasks.testing.store_suite import StoreSuite
 

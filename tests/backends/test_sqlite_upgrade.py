@@ -16,13 +16,12 @@ from typing import Any
 import anyio
 import pytest
 
-from mcp_tasks.core import JournalEntry, Outcome, TaskRecord, TaskRequest
-from mcp_tasks.core.json_bytes import encode_json
 from mcp_tasks.errors import KeySpent, LimitReached, StoreUnavailable, TaskUnreadable
-from mcp_tasks.stores.base import EVERYBODY, ChildrenOf, InSession, owned_by
-from mcp_tasks.stores.shares import Backlog, Share, WorkLimits
+from mcp_tasks.model import JournalEntry, Outcome, TaskRecord, TaskRequest
+from mcp_tasks.model.json import encode_json
+from mcp_tasks.stores.base import EVERYBODY, Backlog, ChildrenOf, InSession, Share, WorkLimits, owned_by
 from mcp_tasks.stores.sqlite import SqliteStore
-from mcp_tasks.stores.sqlite.connection import from_text
+from mcp_tasks.stores.sqlite.file import from_text
 from mcp_tasks.stores.sqlite.schema import migrations, prepare
 from mcp_tasks.testing import make_record
 from mcp_tasks.testing.clock import NOON

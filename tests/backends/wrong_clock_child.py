@@ -28,7 +28,7 @@ from pydantic import BaseModel
 
 from harness.serving import serving_until_told
 from mcp_tasks import Settings, Tasks, current_task
-from mcp_tasks.engines.url import engine_from_url
+from mcp_tasks.engines.remote import engine_from_url
 
 HOUR = timedelta(hours=1)
 

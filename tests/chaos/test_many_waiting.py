@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from mcp_tasks.core import (
+from mcp_tasks.model import (
     InputRequest,
     InputRequested,
     JournalEntry,

@@ -6,8 +6,8 @@ from typing import Any
 
 import anyio
 
-from mcp_tasks.core import TaskRecord, TaskStatus
-from mcp_tasks.core.json_bytes import decode_json
+from mcp_tasks.model import TaskRecord, TaskStatus
+from mcp_tasks.model.json import decode_json
 from mcp_tasks.stores.sqlite import SqliteStore
 from tests.chaos.serving import Site, site, until
 

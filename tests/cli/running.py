@@ -120,7 +120,7 @@ def _imported() -> tuple[str, ...]:
     commands = [f"mcp_tasks.cli.commands.{place.partition(':')[0]}" for place, _ in COMMANDS.values()]
     drawing = ["rich.live", "rich.panel", "rich.progress"]
     backends = ["stores.postgres", "engines.procrastinate", "stores.redis", "engines.docket"]
-    return ("mcp_tasks.cli.running", *commands, *drawing, *(f"mcp_tasks.{name}" for name in backends))
+    return ("mcp_tasks.cli.app", *commands, *drawing, *(f"mcp_tasks.{name}" for name in backends))
 
 
 @contextmanager

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from mcp_tasks.cli.terminal import boards
-from mcp_tasks.cli.terminal.boards import LineBoard
+from mcp_tasks.cli import terminal as boards
+from mcp_tasks.cli.terminal import LineBoard
 from mcp_tasks.client import Followed, LedgerEntry
-from mcp_tasks.wire.parse import parse_task
+from mcp_tasks.protocol.shapes import parse_task
 from tests.client.peer import TASK_ID, completed, working
 
 pytestmark = pytest.mark.anyio
@@ -33,7 +33,7 @@ def board(monkeypatch: pytest.MonkeyPatch) -> tuple[LineBoard, list[str]]:
     def keep(line: str, style: str = "") -> None:
         said.append(line)
 
-    monkeypatch.setattr(boards.views, "say", keep)
+    monkeypatch.setattr(boards, "say", keep)
     return new, said
 
 

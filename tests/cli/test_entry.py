@@ -14,7 +14,7 @@ import pytest
 
 from harness.processes import run
 from mcp_tasks.cli.app import COMMANDS
-from mcp_tasks.cli.terminal.exits import Exit
+from mcp_tasks.cli.terminal import Exit
 from mcp_tasks.client import Ledger
 from tests.cli.running import Cli
 
@@ -52,7 +52,7 @@ def test_a_missing_extra_says_what_to_install(missing: str) -> None:
 
 def test_what_is_said_without_a_server_does_not_wait_for_the_sdk_to_be_imported() -> None:
     """It takes most of a second, and somebody has pressed TAB."""
-    look = "import sys; from mcp_tasks.cli.running import run_app; run_app(['--help']); print('mcp' in sys.modules)"
+    look = "import sys; from mcp_tasks.cli.app import run_app; run_app(['--help']); print('mcp' in sys.modules)"
     assert _python("-c", look).stdout.endswith("\nFalse\n")
 
 
@@ -69,7 +69,7 @@ def test_every_command_explains_itself_with_examples(cli: Cli) -> None:
 def test_commands_on_tasks_of_a_store_take_the_same_and_one_thing_of_their_own() -> None:
     own = {"cancel": "reason", "delete": "force", "rerun": "yes"}
     taken: dict[str, set[str]] = {
-        name: {param.name for param in import_module(f"{STORE}.{name}").command.params} for name in own
+        name: {param.name for param in getattr(import_module(STORE), f"{name}_command").params} for name in own
     }
     shared = set[str].intersection(*taken.values())
     assert {"ids", "url", "namespaces", "name", "audit", "output", "verbose"} <= shared

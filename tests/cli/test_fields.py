@@ -6,13 +6,10 @@ from typing import Any
 
 import pytest
 
-from mcp_tasks.cli.forms.arguments import read_arguments
-from mcp_tasks.cli.terminal.exits import Problem
-from mcp_tasks.cli.terminal.text import clean, one_line
-from mcp_tasks.client.examples import example_of
-from mcp_tasks.client.fields import field_of, fields_of
-from mcp_tasks.client.servers.address import ServerAddress, looks_like_address
-from mcp_tasks.client.words import example_words, read_words
+from mcp_tasks.cli.forms import read_arguments
+from mcp_tasks.cli.terminal import Problem, clean, one_line
+from mcp_tasks.client.forms import example_of, example_words, field_of, fields_of, read_words
+from mcp_tasks.client.servers import ServerAddress, looks_like_address
 from mcp_tasks.errors import BadValue
 from tests.cli.asking_server import SURVEY
 

@@ -8,9 +8,8 @@ from http import HTTPStatus
 
 import pytest
 
-from mcp_tasks.cli.commands.worker import health_http
-from mcp_tasks.cli.commands.worker.health import Recent
-from mcp_tasks.cli.commands.worker.health_http import Answer, Page, serving
+from mcp_tasks.cli.commands import worker as health_http
+from mcp_tasks.cli.commands.worker import Answer, Page, Recent, serving
 
 pytestmark = pytest.mark.anyio
 

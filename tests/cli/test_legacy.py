@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from mcp_tasks.client.short_ids import short_id
+from mcp_tasks.client.ledger import short_id
 from tests.cli.running import Cli, stdio_command
 from tests.cli.terminal import on_terminal
 

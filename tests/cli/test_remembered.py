@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from mcp_tasks.cli.terminal.exits import Exit, problem_of
+from mcp_tasks.cli.terminal import Exit, problem_of
 from mcp_tasks.client import Ledger, user_ledger
-from mcp_tasks.client.servers.grouping import by_server
-from mcp_tasks.client.short_ids import short_id, short_ids
+from mcp_tasks.client.ledger import short_id, short_ids
+from mcp_tasks.client.servers import by_server
 from mcp_tasks.errors import CredentialsForOne, MissingExtra, TasksError
 from tests.cli.running import Cli
 

@@ -17,17 +17,13 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from mcp_tasks.cli import credentials
-from mcp_tasks.cli.forms.arguments import how_to_answer
-from mcp_tasks.cli.forms.form import ask
-from mcp_tasks.cli.terminal.keyboard import Keyboard
-from mcp_tasks.cli.terminal.outcomes import print_result
-from mcp_tasks.cli.terminal.text import clean, command_line, json_text, one_line
-from mcp_tasks.cli.terminal.views import Log
-from mcp_tasks.client.fields import fields_of
-from mcp_tasks.client.pages import link_to
-from mcp_tasks.client.questions import Question
-from mcp_tasks.client.short_ids import short_id
+from mcp_tasks.cli import options as credentials
+from mcp_tasks.cli.forms import ask, how_to_answer
+from mcp_tasks.cli.interactive import print_result
+from mcp_tasks.cli.terminal import Keyboard, Log, clean, command_line, json_text, one_line
+from mcp_tasks.client.forms import fields_of
+from mcp_tasks.client.ledger import short_id
+from mcp_tasks.client.questions import Question, link_to
 from tests.cli import hostile_server
 from tests.cli.hostile_server import EVIL
 from tests.cli.running import Cli, Done

@@ -12,8 +12,8 @@ import anyio
 import pytest
 
 from harness.rpc import text_of
-from mcp_tasks.core import TaskStatus
-from mcp_tasks.runtime import unattended
+from mcp_tasks.model import TaskStatus
+from mcp_tasks.runtime import sweeps
 from mcp_tasks.stores.sqlite import SqliteStore
 from mcp_tasks.stores.sqlite.queries import LOOKS
 from mcp_tasks.testing import make_record, make_request
@@ -45,14 +45,14 @@ async def test_a_worker_runs_what_another_process_serves_and_stops_when_told_to(
 async def test_a_task_says_that_no_worker_is_there_until_one_takes_it(
     cli: Cli, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(unattended, "PATIENCE", 0.3)
+    monkeypatch.setattr(sweeps, "PATIENCE", 0.3)
     file = tmp_path / "held"
     async with serving_only(url) as client:
         task = await client.create("hold", file=str(file))
         with anyio.fail_after(LIMIT):
             while "statusMessage" not in (seen := await client.get(task)):  # noqa: ASYNC110 - as a client sees it
                 await anyio.sleep(0.05)
-        assert (seen["status"], seen["statusMessage"]) == ("working", unattended.MESSAGE)
+        assert (seen["status"], seen["statusMessage"]) == ("working", sweeps.MESSAGE)
         assert caplog.text.count("no worker is running") == 1
         with working(cli):
             await is_there(tmp_path / "held.started")

@@ -16,8 +16,8 @@ from mcp_types import CallToolResult, ElicitRequestParams, ElicitResult, ErrorDa
 from harness.rpc import INVALID_PARAMS, PATIENCE
 from harness.server import Desk
 from mcp_tasks.client import Ledger, TaskHandle, TasksClient, call_tool, pending_tasks, resume_task, start_task
-from mcp_tasks.core import TaskStatus
 from mcp_tasks.errors import QuestionUnanswered, StoreError, TasksError, UsageError, WaitAbandoned, short_id
+from mcp_tasks.model import TaskStatus
 from tests.client.connecting import SHORT, Person, accepted, begin, connect, text
 from tests.client.peer import OUT_OF_ORDER, TASK_ID, Peer, Refusal, asking, completed, task
 

@@ -18,14 +18,13 @@ from pydantic import FileUrl
 from harness.rpc import INVALID_PARAMS, PATIENCE
 from harness.waiting import eventually
 from mcp_tasks.client import Ledger, TasksClient, pending_tasks, resume_task
-from mcp_tasks.client.answerer import Answerer
-from mcp_tasks.client.callbacks import Callbacks
-from mcp_tasks.client.life import TaskLife
-from mcp_tasks.client.modern import ModernTask
-from mcp_tasks.client.task_ledger import TaskLedger
-from mcp_tasks.core import TaskStatus
+from mcp_tasks.client.answers import Answerer, Callbacks
+from mcp_tasks.client.backend import ModernTask
+from mcp_tasks.client.ledger import TaskLedger
+from mcp_tasks.client.poller import TaskLife
 from mcp_tasks.errors import InvalidResponse, QuestionUnanswered, UnknownTask
-from mcp_tasks.wire.parse import parse_task
+from mcp_tasks.model import TaskStatus
+from mcp_tasks.protocol.shapes import parse_task
 from tests.client.connecting import LONG, SHORT, Person, accepted, begin, connect, seen, text
 from tests.client.peer import OUT_OF_ORDER, TASK_ID, Answer, Peer, Refusal, asking, completed, task
 

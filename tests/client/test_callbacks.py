@@ -16,8 +16,7 @@ from mcp_types import ElicitRequestParams, ElicitResult, JSONRPCNotification, JS
 from harness.rpc import PATIENCE
 from harness.waiting import eventually
 from mcp_tasks.client import InvalidOption, QuestionUnanswered, TasksClient, reconnecting_http, resume_task
-from mcp_tasks.client.question_limit import QuestionLimit
-from mcp_tasks.client.wire import Wire
+from mcp_tasks.client.wire import QuestionLimit, Wire
 from tests.client.connecting import connect
 from tests.client.peer import TASK_ID, Peer, asking, completed
 

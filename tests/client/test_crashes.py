@@ -23,7 +23,7 @@ from harness.server import QUICK
 from harness.waiting import eventually
 from mcp_tasks import Tasks
 from mcp_tasks.client import Ledger, reconnecting_http
-from mcp_tasks.core import TaskStatus
+from mcp_tasks.model import TaskStatus
 from mcp_tasks.testing import fixture_server
 from tests.client.connecting import Person, begin, connect, seen, text
 from tests.client.peer import TASK_ID, Answer, Peer, asking, completed

@@ -19,7 +19,7 @@ from harness.http import serving
 from harness.rpc import PATIENCE
 from harness.server import CUSTOM_ERROR, Desk
 from mcp_tasks.client import Followed, Follower, Hooks, Ledger, Question, WaitTimedOut, connect, follow
-from mcp_tasks.client.servers.connecting import connector
+from mcp_tasks.client.servers import connector
 from mcp_tasks.errors import Fate, ServerUnreachable
 
 pytestmark = pytest.mark.anyio

@@ -23,8 +23,8 @@ from harness.server import CUSTOM_ERROR, Desk
 from harness.waiting import eventually
 from mcp_tasks.client import TaskFailed, TaskHandle, TaskSnapshot, call_tool, resume_task, start_task
 from mcp_tasks.client import handle as handle_module
-from mcp_tasks.core import Progress, TaskStatus
 from mcp_tasks.errors import TasksError, TaskWasCancelled, UnknownTask, WaitTimedOut
+from mcp_tasks.model import Progress, TaskStatus
 from tests.client.connecting import LONG, SHORT, Person, accepted, begin, connect, seen, text
 from tests.client.peer import OUT_OF_ORDER, TASK_ID, Answer, Peer, asking, completed, task
 

@@ -21,11 +21,11 @@ from harness.rpc import PATIENCE, notification
 from harness.server import Desk
 from harness.waiting import eventually
 from mcp_tasks.client import TasksClient, resume_task
-from mcp_tasks.client import push as push_module
-from mcp_tasks.client.mailbox import Mailbox
+from mcp_tasks.client import backend as push_module
+from mcp_tasks.client.backend import Mailbox
 from mcp_tasks.client.poller import BACKSTOP
-from mcp_tasks.core import TaskStatus
-from mcp_tasks.wire.parse import parse_task
+from mcp_tasks.model import TaskStatus
+from mcp_tasks.protocol.shapes import parse_task
 from tests.client.connecting import LONG, SHORT, begin, connect, seen, text
 from tests.client.peer import (
     OUT_OF_ORDER,

@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from mcp_tasks.client.servers.address import ServerAddress
-from mcp_tasks.client.servers.entry import KnownServer
-from mcp_tasks.client.servers.known import KnownServers
+from mcp_tasks.client.known_servers import KnownServer, KnownServers
+from mcp_tasks.client.servers import ServerAddress
 from mcp_tasks.errors import InvalidServerFile, UnknownServer
 from mcp_tasks.files import alone
 

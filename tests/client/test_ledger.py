@@ -22,7 +22,7 @@ from harness.rpc import PATIENCE
 from mcp_tasks.client import Ledger
 from mcp_tasks.encryption import Keyring, new_key
 from mcp_tasks.errors import AmbiguousTask, StoreCorrupt, StoreError, StoreUnavailable
-from mcp_tasks.wire.parse import parse_task
+from mcp_tasks.protocol.shapes import parse_task
 from tests.client.peer import TASK_ID, completed, task, working
 
 SERVER = "peer"

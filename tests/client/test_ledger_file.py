@@ -11,8 +11,8 @@ import pytest
 
 from mcp_tasks.client import Ledger
 from mcp_tasks.errors import StoreCorrupt
+from mcp_tasks.protocol.shapes import parse_task
 from mcp_tasks.stores.sqlite import SqliteStore
-from mcp_tasks.wire.parse import parse_task
 from tests.client.peer import TASK_ID, completed, working
 
 FIRST_FORMAT = """

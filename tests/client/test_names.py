@@ -12,7 +12,7 @@ import mcp_types
 import mcp_tasks.client
 from harness.processes import ROOT
 from mcp_tasks import errors
-from mcp_tasks.client import TaskHandle, TasksClient, calls
+from mcp_tasks.client import TaskHandle, TasksClient, extension
 
 
 def test_the_names_of_the_client_are_there_and_each_is_listed_once() -> None:
@@ -39,7 +39,7 @@ def test_the_functions_take_what_the_methods_take() -> None:
     pairs = {"call": "call_tool", "start": "start_task", "resume": "resume_task", "pending": "pending_tasks"}
     for method, function in pairs.items():
         _, *parameters = inspect.signature(getattr(TasksClient, method)).parameters.values()
-        assert list(inspect.signature(getattr(calls, function)).parameters.values()) == parameters
+        assert list(inspect.signature(getattr(extension, function)).parameters.values()) == parameters
 
 
 def test_no_verb_takes_options_that_nobody_declared() -> None:

@@ -15,7 +15,7 @@ from harness.server import Desk
 from harness.waiting import eventually
 from mcp_tasks.client import poller as poller_module
 from mcp_tasks.client import reconnecting_http
-from mcp_tasks.client.servers.unreachable import leaves
+from mcp_tasks.client.servers import leaves
 from tests.client.connecting import LONG, SHORT, Person, begin, connect, text
 from tests.client.peer import Frames, Peer, completed, pushed, stream_of, working
 from tests.client.relay import Relay, relaying

@@ -15,7 +15,7 @@ import pytest
 from harness.ports import free_port
 from harness.processes import ENVIRONMENT, python, run
 from mcp_tasks import Settings
-from mcp_tasks.cli.commands.worker.command import DRAIN
+from mcp_tasks.cli.commands.worker import DRAIN
 from tests.deploy.fleet import DEPLOY, compose, nginx_binary, nginx_command, nginx_folder
 
 UNITS = sorted((DEPLOY / "systemd").glob("*.service"))

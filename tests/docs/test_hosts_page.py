@@ -18,8 +18,7 @@ from harness.processes import ROOT
 from harness.server import QUICK
 from mcp_tasks import Fallback, Host, Tasks
 from mcp_tasks.client import TasksClient
-from mcp_tasks.fallback.hosts import UNKNOWN_HOST
-from mcp_tasks.fallback.patience import patience_of_call, patience_of_leg
+from mcp_tasks.fallback.options import UNKNOWN_HOST, patience_of_call, patience_of_leg
 
 pytestmark = pytest.mark.anyio
 

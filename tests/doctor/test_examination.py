@@ -20,12 +20,12 @@ from mcp_types import CLIENT_CAPABILITIES_META_KEY, JSONRPCRequest
 from harness.forking import piped
 from harness.rpc import response
 from mcp_tasks.client.raw import LISTENING, HttpConnection, RawConnection, Reply, Silence
-from mcp_tasks.core.json import JsonObject, object_in
 from mcp_tasks.doctor import Report, examine
 from mcp_tasks.doctor.examination import examine_over
 from mcp_tasks.doctor.report import Exam
 from mcp_tasks.errors import InvalidAddress, ServerHasFaults, ServerUnreachable, UnknownTool
-from mcp_tasks.wire.models import EXTENSION_ID
+from mcp_tasks.model.json import JsonObject, object_in
+from mcp_tasks.protocol.shapes import EXTENSION_ID
 from tests.doctor.test_shapes import TASK
 from tests.unit.virtual_time import SIMULATED
 

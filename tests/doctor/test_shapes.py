@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from mcp_tasks.core.json import JsonObject
-from mcp_tasks.doctor.shapes import flaws_of_ack, flaws_of_created, flaws_of_detailed, flaws_of_id, flaws_of_time
+from mcp_tasks.doctor.report import flaws_of_ack, flaws_of_created, flaws_of_detailed, flaws_of_id, flaws_of_time
+from mcp_tasks.model.json import JsonObject
 
 NOW = "2026-07-28T12:00:00Z"
 TASK: JsonObject = {

@@ -26,7 +26,7 @@ from pydantic import BaseModel, FileUrl
 
 from harness.forking import piped
 from harness.processes import ENVIRONMENT, ROOT
-from mcp_tasks.fallback.schema import HANDLE_SCHEMA
+from mcp_tasks.fallback.service import HANDLE_SCHEMA
 
 ERAS: Final = {"older": "legacy", "newer": "auto"}
 TRANSPORTS: Final = ("stdio", "stateful", "json", "stateless", "stateless-json", "old")

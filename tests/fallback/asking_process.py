@@ -15,8 +15,7 @@ from mcp.server import MCPServer
 from harness.server import QUICK, Desk
 from harness.serving import serve_stdio
 from mcp_tasks import Tasks
-from mcp_tasks.fallback.hosts import Host
-from mcp_tasks.fallback.ways import Fallback
+from mcp_tasks.fallback.options import Fallback, Host
 from tests.legacy.asking_server import build_asking
 
 WAIT = timedelta(seconds=0.5)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import anyio
 
-from mcp_tasks.fallback.keys import StateKeys
+from mcp_tasks.fallback.request_state import StateKeys
 from mcp_tasks.stores.sqlite import SqliteStore
 from tests.unit.running import make_runtime
 

@@ -17,8 +17,8 @@ from harness.http import serving
 from harness.rpc import PATIENCE, Tasking
 from harness.server import QUICK
 from mcp_tasks import Tasks
-from mcp_tasks.core.record import Outcome, TaskRecord
 from mcp_tasks.errors import StoreUnavailable
+from mcp_tasks.model.record import Outcome, TaskRecord
 from mcp_tasks.stores import MemoryStore
 from tests.fallback.matrix.legs import ASKABLE
 

@@ -25,7 +25,7 @@ from pydantic import BaseModel
 from harness.server import QUICK
 from harness.serving import serve_stdio
 from mcp_tasks import Tasks
-from mcp_tasks.fallback.ways import Fallback
+from mcp_tasks.fallback.options import Fallback
 
 MODERN = LATEST_MODERN_VERSION
 MODES = [MODERN, "legacy"]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 
 from mcp_tasks.errors import StoreUnavailable
-from mcp_tasks.fallback.keys import KEPT_FOR, StateKeys
+from mcp_tasks.fallback.request_state import KEPT_FOR, StateKeys
 from mcp_tasks.stores import MemoryStore, Store
 from mcp_tasks.testing import FakeClock
 from tests.unit.running import Seconds, make_runtime

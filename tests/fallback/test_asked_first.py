@@ -16,7 +16,7 @@ from mcp_types import ElicitRequest, ElicitRequestFormParams, InputRequiredResul
 from harness.rpc import Tasking, accept, text_of
 from harness.server import Name, resolve_name
 from mcp_tasks import Tasks
-from mcp_tasks.fallback.ways import Fallback
+from mcp_tasks.fallback.options import Fallback
 from tests.fallback.matrix.legs import Call
 from tests.fallback.moods import Jobs, client_of, quick_tasks, server_of
 

@@ -25,7 +25,7 @@ from harness.rpc import Tasking, accept, text_of
 from harness.server import Name
 from harness.stdio import stdio_process
 from mcp_tasks import Fallback, current_task
-from mcp_tasks.fallback import asked
+from mcp_tasks.fallback import questions
 from tests.fallback.asking_process import asking_server
 from tests.fallback.matrix.legs import ASKABLE, Call
 from tests.fallback.moods import quick_tasks, server_of
@@ -156,7 +156,7 @@ async def test_over_a_pipe_a_person_is_asked_again_a_while_after_the_call_is_ove
         task_id = task_of(await told(client, "ask_name"))
         await told(client, "task_status", task_id=task_id, wait_seconds=0.1)
         assert len(person.asked) == 1
-        monkeypatch.setattr(asked, "AGAIN_AFTER", 0.0)
+        monkeypatch.setattr(questions, "AGAIN_AFTER", 0.0)
         await told(client, "task_status", task_id=task_id, wait_seconds=0.1)
         assert len(person.asked) == 2
         person.ready.set()

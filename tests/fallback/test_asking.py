@@ -29,8 +29,8 @@ from harness.processes import ROOT
 from harness.rpc import PATIENCE
 from harness.server import Desk
 from harness.stdio import stdio_process
-from mcp_tasks.fallback import asked
-from mcp_tasks.fallback.asked import asked_by
+from mcp_tasks.fallback import questions as asked
+from mcp_tasks.fallback.questions import asked_by
 from tests.fallback.waiting_server import waiting_server
 
 pytestmark = pytest.mark.anyio

@@ -16,8 +16,7 @@ from harness.http import serving
 from harness.older import http_session
 from harness.rpc import PATIENCE
 from harness.waiting import eventually
-from mcp_tasks.fallback.hosts import Host
-from mcp_tasks.fallback.ways import Fallback
+from mcp_tasks.fallback.options import Fallback, Host
 from tests.fallback.rendering import MODES, SOON, Farm, chat, facts_of, text_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]

@@ -19,16 +19,23 @@ from harness.forking import piped
 from harness.http import serving
 from harness.processes import ENVIRONMENT, ROOT
 from harness.waiting import eventually
-from mcp_tasks.core import InputRequest, TaskRecord, TaskRequest, TaskStatus
-from mcp_tasks.core.actor import NOBODY
-from mcp_tasks.core.inputs import InputBook
 from mcp_tasks.errors import InvalidOption, UsageError
-from mcp_tasks.fallback.arguments import BadArguments, Given
-from mcp_tasks.fallback.companion_tools import names_with
-from mcp_tasks.fallback.mine import MOST_TASKS, PAGE_SIZE, STDIO_SESSION, Mine, my_tasks
-from mcp_tasks.fallback.standing_in import answer_for_person, key_of
-from mcp_tasks.fallback.ways import Fallback
-from mcp_tasks.protocol import Caller
+from mcp_tasks.fallback.companions import (
+    MOST_TASKS,
+    PAGE_SIZE,
+    STDIO_SESSION,
+    BadArguments,
+    Given,
+    Mine,
+    answer_for_person,
+    key_of,
+    my_tasks,
+    names_with,
+)
+from mcp_tasks.fallback.options import Fallback
+from mcp_tasks.model import InputRequest, TaskRecord, TaskRequest, TaskStatus
+from mcp_tasks.model.record import NOBODY, InputBook
+from mcp_tasks.protocol.owners import Caller
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.stores.base import InSession, OwnedBy, Page
 from tests.fallback.rendering import MODERN, MODES, SOON, Farm, Publish, chat, facts_of, handle_of, text_of

@@ -14,7 +14,7 @@ from mcp.server import MCPServer
 
 from harness.rpc import text_of
 from mcp_tasks import Tasks
-from mcp_tasks.fallback.ways import Fallback
+from mcp_tasks.fallback.options import Fallback
 from tests.fallback.matrix.legs import Call
 from tests.fallback.moods import Jobs, client_of, quick_tasks, server_of
 

@@ -21,8 +21,7 @@ from mcp import Client
 from mcp_types import CallToolResult, Implementation
 
 from harness.rpc import MODERN, PATIENCE
-from mcp_tasks.fallback.hosts import HOSTS, UNKNOWN_HOST, Host
-from mcp_tasks.fallback.ways import Fallback
+from mcp_tasks.fallback.options import HOSTS, UNKNOWN_HOST, Fallback, Host
 from tests.client.connecting import Person
 from tests.fallback.matrix.clients import text_of
 from tests.fallback.matrix.serving import HttpServers, Place, place

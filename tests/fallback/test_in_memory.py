@@ -16,7 +16,7 @@ from mcp_types import CallToolResult, Implementation
 from harness.rpc import MODERN, PATIENCE
 from harness.server import QUICK, Name
 from mcp_tasks import Tasks
-from mcp_tasks.fallback.ways import Fallback
+from mcp_tasks.fallback.options import Fallback
 from tests.client.connecting import Person, text
 
 pytestmark = pytest.mark.anyio

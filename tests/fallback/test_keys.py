@@ -17,7 +17,7 @@ from harness.cipher import AesCipher
 from harness.forking import Forked, forked
 from harness.processes import PIPE, kill
 from mcp_tasks.errors import StoreCorrupt, StoreUnavailable
-from mcp_tasks.fallback.keys import KEPT_FOR, MOST_KEYS, NOTE, READ_AGAIN, InvalidState, StateKeys
+from mcp_tasks.fallback.request_state import KEPT_FOR, MOST_KEYS, NOTE, READ_AGAIN, InvalidState, StateKeys
 from mcp_tasks.stores import MemoryStore, Store
 from mcp_tasks.stores.codec import Codec
 from mcp_tasks.stores.sqlite import SqliteStore

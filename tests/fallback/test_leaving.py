@@ -16,7 +16,7 @@ from harness.http import HttpWire, http_client
 from harness.older import HttpClient, OlderClient, Pending, http_session, pipe_session
 from harness.rpc import NOTHING, Tasking, request, text_of
 from harness.stdio import StdioWire, stdio_process
-from mcp_tasks.protocol import Caller
+from mcp_tasks.protocol.owners import Caller
 from tests.fallback.matrix.legs import Call, legs
 from tests.fallback.matrix.serving import MODULE, HttpServers, Place, place
 from tests.fallback.moods import Jobs, client_of, quick_tasks, server_of

@@ -19,9 +19,8 @@ from harness.http import initialize, serving
 from harness.rpc import TASKS, request
 from harness.server import QUICK
 from mcp_tasks import Tasks
-from mcp_tasks.fallback.hosts import Host
-from mcp_tasks.fallback.schema import widened
-from mcp_tasks.fallback.ways import Fallback
+from mcp_tasks.fallback.options import Fallback, Host
+from mcp_tasks.fallback.service import widened
 from tests.fallback.rendering import MODERN, MODES, SOON, Farm, chat, handle_of, text_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]

@@ -13,7 +13,7 @@ from harness.older import http_session
 from harness.rpc import TASKS, accept, text_of
 from harness.server import QUICK
 from mcp_tasks import Tasks
-from mcp_tasks.fallback.ways import Fallback
+from mcp_tasks.fallback.options import Fallback
 from tests.fallback.matrix.legs import ASKABLE, Call, legs
 
 pytestmark = pytest.mark.anyio

@@ -23,9 +23,8 @@ from harness.rpc import PATIENCE, text_of
 from harness.server import QUICK, Name
 from harness.waiting import eventually
 from mcp_tasks import Fallback, Host, Tasks, current_task
-from mcp_tasks.core.record import TaskRecord
-from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.errors import StoreUnavailable
+from mcp_tasks.model.record import TaskRecord, TaskStatus
 from mcp_tasks.stores.memory import MemoryStore
 from tests.fallback.live_server import REPEATABLE
 from tests.fallback.rendering import Farm

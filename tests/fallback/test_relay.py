@@ -17,10 +17,9 @@ from mcp.server.mcpserver import Context
 from mcp_types.version import LATEST_MODERN_VERSION
 
 from harness.http import serving
-from mcp_tasks.core.record import Progress, TaskRecord
-from mcp_tasks.fallback.progress_values import ALIVE
-from mcp_tasks.fallback.relay import ProgressRelay
-from mcp_tasks.runtime.unattended import MESSAGE as NO_WORKER
+from mcp_tasks.fallback.progress import ALIVE, ProgressRelay
+from mcp_tasks.model.record import Progress, TaskRecord
+from mcp_tasks.runtime.sweeps import MESSAGE as NO_WORKER
 from tests.unit.virtual_time import simulated, time_passes
 
 pytestmark = pytest.mark.anyio

@@ -15,10 +15,17 @@ import pytest
 from mcp.server import MCPServer
 
 from mcp_tasks import Tasks
-from mcp_tasks.core.json_bytes import encode_json, is_large
 from mcp_tasks.errors import StoreUnavailable, UsageError
-from mcp_tasks.fallback.keys import StateKeys
-from mcp_tasks.fallback.state import LARGEST_STATE, PREFIX, CallState, InvalidState, open_state, seal_state
+from mcp_tasks.fallback.request_state import (
+    LARGEST_STATE,
+    PREFIX,
+    CallState,
+    InvalidState,
+    StateKeys,
+    open_state,
+    seal_state,
+)
+from mcp_tasks.model.json import encode_json, is_large
 from mcp_tasks.stores.sqlite import SqliteStore
 from mcp_tasks.testing import TaskTester
 from mcp_tasks.testing.clock import NOON

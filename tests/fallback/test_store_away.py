@@ -15,8 +15,7 @@ from mcp.server.mcpserver import Context
 from harness.rpc import PATIENCE, Tasking, accept, text_of
 from harness.server import Name
 from mcp_tasks import Tasks
-from mcp_tasks.fallback.hosts import Host
-from mcp_tasks.fallback.ways import Fallback
+from mcp_tasks.fallback.options import Fallback, Host
 from mcp_tasks.stores.base import EVERYBODY
 from tests.fallback.matrix.legs import Call
 from tests.fallback.moods import Jobs, MoodyStore, client_of, quick_tasks, server_of

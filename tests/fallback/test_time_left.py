@@ -13,8 +13,7 @@ from mcp.server.mcpserver import Context
 from harness.rpc import PATIENCE, accept, text_of
 from harness.server import Name
 from mcp_tasks import Tasks
-from mcp_tasks.fallback.hosts import Host
-from mcp_tasks.fallback.ways import Fallback
+from mcp_tasks.fallback.options import Fallback, Host
 from mcp_tasks.testing import FakeClock
 from tests.fallback.matrix.legs import Call
 from tests.fallback.moods import Jobs, client_of, quick_tasks, server_of

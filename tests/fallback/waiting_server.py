@@ -24,17 +24,13 @@ from harness.rpc import PATIENCE
 from harness.server import QUICK, Desk, Name
 from harness.serving import serve_stdio
 from mcp_tasks import Tasks
-from mcp_tasks.adapters.era import RequestContext
-from mcp_tasks.adapters.sdk import caller_of, task_request
-from mcp_tasks.core.actor import Actor
-from mcp_tasks.core.json_bytes import decode_json
-from mcp_tasks.core.record import TaskRecord
-from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.engines import LocalEngine
-from mcp_tasks.fallback.asked import asked_by
-from mcp_tasks.fallback.asking import CallQuestions
-from mcp_tasks.legacy.server import elicit_as_task
+from mcp_tasks.fallback.questions import CallQuestions, asked_by
+from mcp_tasks.legacy.client_tasks import elicit_as_task
+from mcp_tasks.model.json import decode_json
+from mcp_tasks.model.record import Actor, TaskRecord, TaskStatus
 from mcp_tasks.runtime import TaskRuntime
+from mcp_tasks.server.sdk import RequestContext, caller_of, task_request
 from mcp_tasks.stores.memory import MemoryStore
 from tests.legacy.asking_server import build_asking
 

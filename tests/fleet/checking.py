@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
-from mcp_tasks.core.journal import JournalEntry
+from mcp_tasks.model.record import JournalEntry
 from tests.fleet.driving import Acknowledged, View
 from tests.fleet.fleet import Pause
 from tests.fleet.notes import Note

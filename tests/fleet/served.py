@@ -18,7 +18,7 @@ from mcp.server import MCPServer
 from harness.server import UNPACED
 from harness.serving import serving_until_told
 from mcp_tasks import Settings, Tasks
-from mcp_tasks.protocol import Caller
+from mcp_tasks.protocol.owners import Caller
 from mcp_tasks.stores.url import store_from_url
 from tests.fleet.notes import Notes
 from tests.fleet.tools import Tools, add_chaos_tools, add_pool_tools

@@ -12,11 +12,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal, TypeAlias, cast
 
-from mcp_tasks.core.journal import JournalEntry
-from mcp_tasks.core.record import Outcome, TaskRecord
 from mcp_tasks.errors import VersionConflict
+from mcp_tasks.model.record import JournalEntry, Outcome, TaskRecord
 from mcp_tasks.stores import Store
-from mcp_tasks.stores.shares import WorkLimits
+from mcp_tasks.stores.base import WorkLimits
 
 Fence: TypeAlias = Literal["kept", "slow", "removed"]
 

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 
 from harness.server import QUICK
 from mcp_tasks import Tasks
-from mcp_tasks.legacy.server import (
+from mcp_tasks.legacy.client_tasks import (
     ClientTasksUnsupported,
     client_task,
     elicit_as_task,

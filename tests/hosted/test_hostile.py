@@ -13,7 +13,7 @@ from harness.rpc import PATIENCE, notification
 from harness.waiting import eventually
 from mcp_tasks.client import Hosting, TasksClient, with_tasks
 from mcp_tasks.errors import InvalidOption, UsageError
-from mcp_tasks.legacy.client.hosting_peer import MAX_OPEN, MAX_UNREAD
+from mcp_tasks.legacy.hosting import MAX_OPEN, MAX_UNREAD
 from tests.hosted.raw_server import ELICIT, SAMPLE, Host, RawServer, Refused, connected
 
 pytestmark = pytest.mark.anyio

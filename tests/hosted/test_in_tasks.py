@@ -14,8 +14,8 @@ from mcp_types import ElicitResult, ErrorData
 from harness.rpc import PATIENCE
 from harness.waiting import eventually
 from mcp_tasks.client import Hosting, ServerTransport, TaskHandle, TasksClient, reconnecting_http
-from mcp_tasks.core import TaskRecord
-from mcp_tasks.legacy.client.hosting_file import HostedFile
+from mcp_tasks.legacy.hosting_file import HostedFile
+from mcp_tasks.model import TaskRecord
 from mcp_tasks.stores.sqlite import SqliteStore
 from tests.client.connecting import text
 from tests.hosted.processes import http_server, over_stdio

@@ -18,9 +18,9 @@ from harness.rpc import PATIENCE
 from harness.waiting import eventually
 from mcp_tasks.client import Hosting, TasksClient
 from mcp_tasks.errors import StoreCorrupt, StoreUnavailable
-from mcp_tasks.legacy.client.hosting_file import HostedFile
-from mcp_tasks.legacy.client.hosting_runs import MAX_LOST
-from mcp_tasks.wire.models import QUESTION_META_KEY
+from mcp_tasks.legacy.hosting import MAX_LOST
+from mcp_tasks.legacy.hosting_file import HostedFile
+from mcp_tasks.protocol.shapes import QUESTION_META_KEY
 from tests.hosted.processes import http_server
 from tests.hosted.raw_server import RELATED, Host, Refused, connected
 

@@ -13,8 +13,8 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import ElicitRequestParams, ElicitResult
 
 from mcp_tasks.client import TasksClient, call_tool, resume_task
-from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.errors import TaskWasCancelled, UnknownTask, WaitTimedOut
+from mcp_tasks.model.record import TaskStatus
 from tests.client.connecting import begin, text
 
 pytestmark = pytest.mark.anyio

@@ -34,8 +34,8 @@ from mcp_tasks.client import (
     resume_task,
     stdio_transport,
 )
-from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.errors import TaskWasCancelled, UnknownTask, WaitTimedOut
+from mcp_tasks.model.record import TaskStatus
 from tests.cli.running import Cli
 from tests.cli.terminal import on_terminal
 from tests.client.connecting import begin, text

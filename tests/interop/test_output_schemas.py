@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mcp_tasks.fallback.schema import widened
+from mcp_tasks.fallback.service import widened
 from tests.fallback.schemas import HANDLE, SHAPES
 
 from .conftest import Installs

@@ -20,7 +20,7 @@ from harness.server import QUICK, Desk, build
 from harness.stdio import stdio_process
 from harness.stored import all_tasks
 from mcp_tasks import Tasks
-from mcp_tasks.core import TaskRequest
+from mcp_tasks.model import TaskRequest
 from mcp_tasks.stores.memory import MemoryStore
 from tests.legacy.tasking import ASKABLE, OldTasks, StdioSession, over_http, over_stdio
 

@@ -16,7 +16,7 @@ from harness.rpc import EVERYTHING, INVALID_PARAMS, Tasking
 from harness.server import QUICK, UNPACED, Desk, build
 from harness.stored import all_tasks
 from mcp_tasks import Tasks
-from mcp_tasks.legacy.server.listing import PAGE_SIZE
+from mcp_tasks.legacy.server import PAGE_SIZE
 from mcp_tasks.stores.memory import MemoryStore
 from mcp_tasks.testing import FakeClock
 from tests.legacy.tasking import over_http

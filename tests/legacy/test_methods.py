@@ -20,9 +20,9 @@ from harness.rpc import INVALID_PARAMS, INVALID_REQUEST, PATIENCE, Reply, legacy
 from harness.schema import check_legacy_result
 from harness.server import CUSTOM_ERROR, QUICK, Desk, build
 from mcp_tasks import Tasks
-from mcp_tasks.core import TaskStatus
-from mcp_tasks.core.json_bytes import LARGE
 from mcp_tasks.legacy.shapes import plain_data
+from mcp_tasks.model import TaskStatus
+from mcp_tasks.model.json import LARGE
 from mcp_tasks.stores.memory import MemoryStore
 from mcp_tasks.testing import FakeClock
 from tests.legacy.tasking import RELATED, OldTasks, over_http

@@ -12,7 +12,7 @@ from harness.http import HttpWire, http_client, initialize, serving, serving_app
 from harness.rpc import INVALID_PARAMS, notification, response, text_of
 from harness.server import QUICK, Desk, build
 from mcp_tasks import Tasks
-from mcp_tasks.legacy.server.polls import PollAnswer
+from mcp_tasks.legacy.streams import PollAnswer
 from tests.legacy.tasking import ASKABLE, OldTasks, over_http
 
 pytestmark = pytest.mark.anyio

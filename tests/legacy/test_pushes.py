@@ -13,8 +13,7 @@ from harness.http import HttpWire, serving
 from harness.rpc import EVERYTHING, Tasking
 from harness.server import QUICK, Desk
 from mcp_tasks import Tasks
-from mcp_tasks.legacy.server.pushing import pause_between
-from mcp_tasks.legacy.server.sessions import HEAD_START
+from mcp_tasks.legacy.sessions import HEAD_START, pause_between
 from tests.legacy.asking_server import build_asking
 from tests.legacy.http_session import RELATED, HttpSession, Stream, open_session
 

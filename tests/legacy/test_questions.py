@@ -14,8 +14,8 @@ from harness.rpc import EVERYTHING, INVALID_PARAMS, NOTHING, PATIENCE, Tasking
 from harness.server import QUICK, Desk
 from harness.waiting import eventually
 from mcp_tasks import Tasks
-from mcp_tasks.legacy.server.asking import MAX_MISFITS
-from mcp_tasks.wire.models import QUESTION_META_KEY
+from mcp_tasks.legacy.questions import MAX_MISFITS
+from mcp_tasks.protocol.shapes import QUESTION_META_KEY
 from tests.legacy.asking_server import build_asking
 from tests.legacy.http_session import RELATED, HttpSession, Stream, open_session
 

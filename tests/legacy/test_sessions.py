@@ -17,8 +17,8 @@ from harness.http import HttpWire, initialize, serving
 from harness.rpc import EVERYTHING, PATIENCE, hello, legacy_request
 from harness.server import QUICK, Desk
 from mcp_tasks import Tasks
-from mcp_tasks.legacy.server.asking import OpenQuestions
-from mcp_tasks.legacy.server.sessions import Session
+from mcp_tasks.legacy.questions import OpenQuestions
+from mcp_tasks.legacy.sessions import Session
 from mcp_tasks.stores.memory import MemoryStore
 from tests.legacy.asking_server import build_asking
 from tests.legacy.http_session import HttpSession, open_session

@@ -19,8 +19,8 @@ from mcp.server import MCPServer
 
 from harness.processes import crash
 from mcp_tasks import Settings, Tasks, current_task
-from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.errors import ResultExpired
+from mcp_tasks.model.record import TaskRecord
 from mcp_tasks.stores.url import store_from_url
 
 STORE, FOLDER, QUEUES, *WANTED = sys.argv[1:]

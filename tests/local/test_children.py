@@ -19,9 +19,8 @@ from mcp_types import CallToolResult, TextContent
 
 from mcp_tasks import Tasks, current_task
 from mcp_tasks.client import TaskFailed
-from mcp_tasks.core.record import TaskRecord, TaskRequest
-from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.errors import TaskWasCancelled, WaitTimedOut
+from mcp_tasks.model.record import TaskRecord, TaskRequest, TaskStatus
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.testing import TaskTester
 from mcp_tasks.testing.clock import NOON

@@ -12,8 +12,6 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import TextContent
 
 from mcp_tasks.client import TaskFailed, TaskHandle, TasksClient, resume_task, start_task
-from mcp_tasks.core.record import Progress, TaskRequest
-from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.errors import (
     InvalidDuration,
     InvalidOption,
@@ -25,6 +23,7 @@ from mcp_tasks.errors import (
     WaitTimedOut,
     WiringError,
 )
+from mcp_tasks.model.record import Progress, TaskRequest, TaskStatus
 from mcp_tasks.stores import MemoryStore
 from tests.local.serving import LIMIT, open_office, until
 

@@ -15,10 +15,10 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import INVALID_PARAMS, METHOD_NOT_FOUND, ElicitResult, Request, TextContent
 
 from mcp_tasks import Accepted, Limits, elicit
-from mcp_tasks.client.requests import AnyResult
-from mcp_tasks.core.status import TaskStatus
+from mcp_tasks.client.backend import AnyResult
 from mcp_tasks.errors import InvalidDuration, InvalidOption, UsageError, WaitTimedOut
-from mcp_tasks.wire.models import LIMIT_EXCEEDED
+from mcp_tasks.model.record import TaskStatus
+from mcp_tasks.protocol.shapes import LIMIT_EXCEEDED
 from tests.local.serving import LIMIT, Confirmed, Office, new_office, open_office, until
 
 pytestmark = pytest.mark.anyio

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.errors import InvalidOption, UsageError
+from mcp_tasks.model.record import TaskStatus
 from mcp_tasks.server import TaskPage
 from tests.local.serving import LIMIT, Office, open_office
 

@@ -25,11 +25,9 @@ from mcp_types import (
 
 from mcp_tasks import Tasks
 from mcp_tasks.client import TaskFailed, TasksClient, resume_task
-from mcp_tasks.core.record import Progress
-from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.errors import InvalidMark, InvalidOption, UnknownTask
-from mcp_tasks.server.catalogue import Catalogue
-from mcp_tasks.server.offers import ServedOffers
+from mcp_tasks.model.record import Progress, TaskStatus
+from mcp_tasks.server.catalog import Catalogue, ServedOffers
 from mcp_tasks.server.options import TaskOptions
 from tests.local.serving import LIMIT, new_office, open_office
 

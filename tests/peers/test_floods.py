@@ -13,7 +13,7 @@ import pytest
 
 from harness.rpc import EVERYTHING, NOTHING, PATIENCE, request
 from harness.thoroughness import examples
-from mcp_tasks.wire import PROGRESS_META_KEY
+from mcp_tasks.protocol.shapes import PROGRESS_META_KEY
 from tests.peers.firing import Line, Target, as_bytes, is_served, line, target
 from tests.peers.nasty import spoilt
 from tests.push.raw import allow_open_files

@@ -18,7 +18,7 @@ from harness.processes import python, run
 from harness.rpc import PATIENCE
 from harness.server import QUICK, build
 from mcp_tasks import Tasks
-from mcp_tasks.telemetry.room import Metrics
+from mcp_tasks.telemetry.telemetry import Metrics
 from tests.legacy.tasking import OldTasks, over_http
 from tests.peers.inventing import call, low_level
 

@@ -12,9 +12,9 @@ import pytest
 from mcp.shared.exceptions import MCPError
 
 from harness.rpc import NOTHING, PATIENCE, request
-from mcp_tasks.core import InputBook, InputRequest
-from mcp_tasks.core.limits import Limits
-from mcp_tasks.protocol.taking import misfit
+from mcp_tasks.model import InputBook, InputRequest
+from mcp_tasks.model.limits import Limits
+from mcp_tasks.protocol.answers import misfit
 from mcp_tasks.testing import make_record
 from tests.peers.stage import FORM, Stage, call, messages_of, result_of, stage
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from harness.rpc import NOTHING, notification, request
-from mcp_tasks.core import TaskStatus
+from mcp_tasks.model import TaskStatus
 from tests.peers.stage import Stage, call, older_call, stage
 
 pytestmark = pytest.mark.anyio

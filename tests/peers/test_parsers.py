@@ -15,17 +15,17 @@ import pytest
 from mcp.shared.exceptions import MCPError
 
 from harness.thoroughness import examples
-from mcp_tasks.adapters.era import Offer
 from mcp_tasks.client import Ledger
 from mcp_tasks.errors import InvalidResponse, StoreError
-from mcp_tasks.fallback.arguments import BadArguments, Given
-from mcp_tasks.legacy.client import hosting_wire, reading
-from mcp_tasks.legacy.server import parse as older
+from mcp_tasks.fallback.companions import BadArguments, Given
+from mcp_tasks.legacy import hosting
+from mcp_tasks.legacy import server as older
+from mcp_tasks.legacy import shapes as reading
 from mcp_tasks.legacy.shapes import read_task
+from mcp_tasks.protocol.dialect import ModernDialect
 from mcp_tasks.protocol.errors import RpcError
-from mcp_tasks.protocol.modern import ModernDialect
-from mcp_tasks.wire.headers import decode_header
-from mcp_tasks.wire.parse import parse_created, parse_task
+from mcp_tasks.protocol.shapes import decode_header, parse_created, parse_task
+from mcp_tasks.server.sdk import Offer
 from tests.peers.nasty import NASTY, spoilt
 
 TASK: Mapping[str, Any] = {
@@ -96,7 +96,7 @@ def retention(params: dict[str, Any]) -> object:
 
 
 def elicitation(params: dict[str, Any]) -> object:
-    return hosting_wire.plain_request("elicitation/create", params)
+    return hosting.plain_request("elicitation/create", params)
 
 
 def given(value: dict[str, Any]) -> None:
@@ -119,10 +119,10 @@ def given(value: dict[str, Any]) -> None:
         (older.parse_cursor, PARAMS, RpcError),
         (retention, PARAMS, RpcError),
         (older.progress_token, PARAMS, ()),
-        (hosting_wire.task_id_of, PARAMS, MCPError),
-        (hosting_wire.ttl_of, PARAMS, MCPError),
-        (hosting_wire.position_of, PARAMS, MCPError),
-        (hosting_wire.question_of, PARAMS, ()),
+        (hosting.task_id_of, PARAMS, MCPError),
+        (hosting.ttl_of, PARAMS, MCPError),
+        (hosting.position_of, PARAMS, MCPError),
+        (hosting.question_of, PARAMS, ()),
         (elicitation, PARAMS, MCPError),
         (DIALECT.parse_task_id, PARAMS, RpcError),
         (DIALECT.parse_answers, PARAMS, RpcError),

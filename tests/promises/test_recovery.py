@@ -19,9 +19,9 @@ from mcp.server.mcpserver import Context
 from harness.waiting import eventually
 from mcp_tasks import Settings, Tasks, current_task
 from mcp_tasks.client import TaskHandle, TasksClient, resume_task
-from mcp_tasks.core import TaskRecord, TaskRequest, TaskStatus
+from mcp_tasks.model import TaskRecord, TaskRequest, TaskStatus
 from mcp_tasks.stores import MemoryStore, Store
-from mcp_tasks.stores.hints import LocalNotifier
+from mcp_tasks.stores.base import LocalNotifier
 from mcp_tasks.stores.sqlite import SqliteStore
 from mcp_tasks.testing import TaskTester
 from tests.chaos.serving import Server, Site, site, until

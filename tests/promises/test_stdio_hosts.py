@@ -10,7 +10,7 @@ import pytest
 
 from harness.processes import ENVIRONMENT
 from mcp_tasks.client import ServerAddress, TaskHandle, connect, start_task
-from mcp_tasks.core import TaskStatus
+from mcp_tasks.model import TaskStatus
 from mcp_tasks.stores.sqlite import SqliteStore
 
 pytestmark = pytest.mark.anyio

@@ -19,8 +19,8 @@ from pydantic import BaseModel
 
 from harness.waiting import eventually
 from mcp_tasks import Retry, Tasks, current_task
-from mcp_tasks.core.actor import NOBODY
 from mcp_tasks.errors import StepError
+from mcp_tasks.model.record import NOBODY
 from mcp_tasks.server.options import ToolOptions
 from mcp_tasks.testing import TaskTester
 

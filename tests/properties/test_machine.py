@@ -13,7 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from harness.thoroughness import examples
-from mcp_tasks.core import (
+from mcp_tasks.errors import StaleRun, TransitionRefused
+from mcp_tasks.model import (
     FINAL_STATUSES,
     ChildProcess,
     Event,
@@ -45,15 +46,14 @@ from mcp_tasks.core import (
     WorkerMissed,
     apply,
 )
-from mcp_tasks.core.machine import TABLE
-from mcp_tasks.core.pacing import expires_at, is_expired, lifetime
-from mcp_tasks.core.record import ALWAYS
-from mcp_tasks.errors import StaleRun, TransitionRefused
+from mcp_tasks.model.limits import expires_at, is_expired, lifetime
+from mcp_tasks.model.machine import TABLE
+from mcp_tasks.model.record import ALWAYS
+from mcp_tasks.protocol.shapes import render_created, render_task
 from mcp_tasks.stores.codec import Codec
 from mcp_tasks.testing import make_record
 from mcp_tasks.testing.clock import NOON
 from mcp_tasks.testing.strategies import json_objects
-from mcp_tasks.wire import render_created, render_task
 
 LAW = settings(
     max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]

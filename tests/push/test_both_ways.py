@@ -25,8 +25,8 @@ from harness.rpc import EVERYTHING, NOTHING, PATIENCE, Reply, Tasking, accept, l
 from harness.server import QUICK, Desk, build
 from harness.waiting import eventually
 from mcp_tasks import Tasks
-from mcp_tasks.adapters.asgi import Handover
 from mcp_tasks.errors import InvalidOption
+from mcp_tasks.server.fast_path.requests import Handover
 from mcp_tasks.stores.memory import MemoryStore
 from mcp_tasks.testing.clock import FakeClock
 from tests.push.asgi import Peer, app_of, at

@@ -14,8 +14,8 @@ from harness.server import QUICK, Desk, build
 from harness.waiting import eventually
 from mcp_tasks import Tasks
 from mcp_tasks.client import resume_task
-from mcp_tasks.core import TaskRecord
 from mcp_tasks.errors import StoreUnavailable
+from mcp_tasks.model import TaskRecord
 from mcp_tasks.stores.memory import MemoryStore
 from tests.client.connecting import LONG, connect, text
 from tests.push.listening import listen, listening

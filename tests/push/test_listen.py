@@ -12,8 +12,8 @@ from harness.http import HttpWire, serving
 from harness.rpc import EVERYTHING, PATIENCE, Tasking, accept, text_of
 from harness.server import QUICK, Desk, build
 from mcp_tasks import Tasks
+from mcp_tasks.protocol.shapes import PROGRESS_META_KEY
 from mcp_tasks.stores.memory import MemoryStore
-from mcp_tasks.wire import PROGRESS_META_KEY
 from tests.push.listening import TASKS, Stream, as_pushed, listen, listening, timeless
 
 pytestmark = pytest.mark.anyio

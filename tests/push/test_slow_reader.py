@@ -8,7 +8,7 @@ import pytest
 from harness.http import HttpWire
 from harness.rpc import PATIENCE, Tasking
 from harness.server import Desk
-from mcp_tasks.wire import PROGRESS_META_KEY
+from mcp_tasks.protocol.shapes import PROGRESS_META_KEY
 from tests.push.listening import listen, listening
 from tests.push.raw import raw_listening
 

@@ -10,9 +10,9 @@ import shutil
 from pathlib import Path
 
 import mcp_tasks
-from mcp_tasks.stores.fields import FORMAT, READABLE
-from mcp_tasks.stores.postgres import schema as postgres
-from mcp_tasks.stores.redis.checkup import COMPATIBLE_FROM, LAYOUT
+from mcp_tasks.stores.codec import FORMAT, READABLE
+from mcp_tasks.stores.postgres import database as postgres
+from mcp_tasks.stores.redis.connection import COMPATIBLE_FROM, LAYOUT
 from mcp_tasks.stores.sqlite import schema as sqlite
 
 PACKAGE = Path(mcp_tasks.__file__).parent
@@ -33,10 +33,10 @@ def build_next_release(folder: Path) -> Path:
 
 
 def _add_fields(package: Path) -> None:
-    record = package / "core/record.py"
+    record = package / "model/record.py"
     _edit(record, r"(    tool_version: str \| None = None\n)", rf'\1    colour: str | None = "{COLOUR}"\n')
     _edit(record, r"(    max_wait: timedelta \| None = None\n)", r"\1    shade: str | None = None\n")
-    fields = package / "stores/fields.py"
+    fields = package / "stores/codec.py"
     _edit(fields, rf"FORMAT = {FORMAT}\n", f"FORMAT = {FORMAT + 1}\n")
     _edit(fields, rf"READABLE = {READABLE}\n", f"READABLE = {FORMAT}\n")
     _edit(fields, r"(_STATE_TYPES: _Types = \{\n)", r'\1    "colour": str,\n')
@@ -66,9 +66,11 @@ def _add_script(store: Path, schema: int, table: str) -> None:
 
 def _add_field_to_redis(package: Path) -> None:
     folder = package / "stores/redis"
-    _edit(folder / "checkup.py", rf"LAYOUT: Final = {LAYOUT}\n", f"LAYOUT: Final = {LAYOUT + 1}\n")
+    _edit(folder / "connection.py", rf"LAYOUT: Final = {LAYOUT}\n", f"LAYOUT: Final = {LAYOUT + 1}\n")
     _edit(
-        folder / "checkup.py", rf"COMPATIBLE_FROM: Final = {COMPATIBLE_FROM}\n", f"COMPATIBLE_FROM: Final = {LAYOUT}\n"
+        folder / "connection.py",
+        rf"COMPATIBLE_FROM: Final = {COMPATIBLE_FROM}\n",
+        f"COMPATIBLE_FROM: Final = {LAYOUT}\n",
     )
     _edit(folder / "lua/save.lua", r"(call\('HSET', row, )('v', version)", rf"\1'colour', '{COLOUR}', \2")
 

@@ -14,13 +14,13 @@ import sys
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
-from mcp_tasks.core import InputRequest, TaskRecord, TaskRequest
-from mcp_tasks.core.actor import Actor
-from mcp_tasks.core.json_bytes import decode_json
 from mcp_tasks.engines import LocalEngine
+from mcp_tasks.model import InputRequest, TaskRecord, TaskRequest
+from mcp_tasks.model.json import decode_json
+from mcp_tasks.model.record import Actor
 from mcp_tasks.runtime import Ending, Run, Settings, Success, TaskRuntime, ToolPolicy, current_task
-from mcp_tasks.runtime.launching import new_task_id
-from mcp_tasks.stores.fields import FORMAT
+from mcp_tasks.runtime.launch import new_task_id
+from mcp_tasks.stores.codec import FORMAT
 from mcp_tasks.stores.url import store_from_url
 
 QUICK = Settings(

@@ -21,7 +21,7 @@ from redis import Redis
 from harness.backends import Backend, BackendName
 from harness.processes import PIPE, environment, python, read_line, start, tell
 from mcp_tasks.errors import StoreCorrupt
-from mcp_tasks.stores.fields import FORMAT
+from mcp_tasks.stores.codec import FORMAT
 from mcp_tasks.stores.url import store_from_url
 from tests.rolling.next_release import COLOUR, PACKAGE, SHADE, build_next_release
 

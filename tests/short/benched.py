@@ -19,8 +19,8 @@ from harness.auth import USERS, server_with
 from harness.server import UNPACED
 from harness.serving import serve_app
 from mcp_tasks import Tasks
-from mcp_tasks.core.record import TaskRecord, TaskRequest
 from mcp_tasks.errors import StoreUnavailable
+from mcp_tasks.model.record import TaskRecord, TaskRequest
 from mcp_tasks.stores.sqlite import SqliteStore
 from tests.short.collecting import Collector
 

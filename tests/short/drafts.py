@@ -9,7 +9,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Final
 
-from mcp_tasks.wire import EXTENSION_ID
+from mcp_tasks.protocol.shapes import EXTENSION_ID
 from tests.short.raw import Sent
 from tests.short.standing import for_side
 

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeAlias
 
 from hypothesis import strategies as st
 
-from mcp_tasks.wire import EXTENSION_ID
+from mcp_tasks.protocol.shapes import EXTENSION_ID
 from tests.short.drafts import CAPABILITIES_KEY, INFO_KEY, RAW_EDITS, VERSION_KEY, WITH_TASKS, Flaw, Step
 from tests.short.standing import STAND_IN, STATES
 

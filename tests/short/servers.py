@@ -27,8 +27,7 @@ from starlette.types import ASGIApp
 from harness.auth import USERS, server_with
 from harness.server import UNPACED, Name, resolve_name
 from mcp_tasks import Settings, Tasks
-from mcp_tasks.core.journal import JournalEntry
-from mcp_tasks.core.record import TaskRecord, TaskRequest
+from mcp_tasks.model.record import JournalEntry, TaskRecord, TaskRequest
 from mcp_tasks.server.options import TaskMode
 from mcp_tasks.stores.memory import MemoryStore
 from mcp_tasks.testing import FakeClock

@@ -8,10 +8,8 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from harness.auth import owner_of
-from mcp_tasks.core.inputs import InputBook, InputRequest
-from mcp_tasks.core.json_bytes import encode_json
-from mcp_tasks.core.record import Outcome, Progress, TaskRecord, TaskRequest
-from mcp_tasks.core.status import TaskStatus
+from mcp_tasks.model.json import encode_json
+from mcp_tasks.model.record import InputBook, InputRequest, Outcome, Progress, TaskRecord, TaskRequest, TaskStatus
 from tests.short.servers import NAME, Twins
 
 STAND_IN: Final = "twin-_______-"

@@ -24,11 +24,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from harness.server import QUICK
 from mcp_tasks import Tasks
-from mcp_tasks.adapters.asgi import Handover
-from mcp_tasks.core.record import TaskRecord, TaskRequest
 from mcp_tasks.errors import StoreUnavailable, TaskUnreadable
+from mcp_tasks.model.record import TaskRecord, TaskRequest
+from mcp_tasks.protocol.shapes import AnyParams
+from mcp_tasks.server.fast_path.requests import Handover
 from mcp_tasks.stores.memory import MemoryStore
-from mcp_tasks.wire import AnyParams
 from tests.short.comparing import go
 from tests.short.drafts import CAPABILITIES_KEY, Flaw, Step
 from tests.short.raw import Answer, exchange
@@ -558,13 +558,13 @@ async def test_a_task_that_cannot_be_made_is_tried_once_and_answered_in_the_same
 async def test_a_defect_is_handed_over_and_counted_and_the_log_tells_of_it_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    caplog.set_level(logging.DEBUG, logger="mcp_tasks.adapters.asgi")
+    caplog.set_level(logging.DEBUG, logger="mcp_tasks.server.fast_path")
     async with _served() as served:
         served.store.failure = FAILURES["a defect"]()
         await served.ask(GET)
         await served.ask(GET)
         served.store.failure = None
         assert served.tasks.short_way.handed_over == {Handover.FAILED: 2}
-    told = [record for record in caplog.records if record.name.startswith("mcp_tasks.adapters.asgi")]
+    told = [record for record in caplog.records if record.name.startswith("mcp_tasks.server.fast_path")]
     assert [record.levelno for record in told] == [logging.WARNING, logging.DEBUG]
     assert [type(record.exc_info[1]).__name__ for record in told if record.exc_info] == ["ZeroDivisionError"] * 2

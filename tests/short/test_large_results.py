@@ -19,8 +19,8 @@ from harness.http import HttpWire, http_client, initialize, modern_headers, serv
 from harness.rpc import NOTHING, TASKS, Tasking, legacy_request, request
 from harness.server import QUICK
 from mcp_tasks import Tasks
-from mcp_tasks.adapters.asgi.body import LARGEST
-from mcp_tasks.adapters.era import RequestContext
+from mcp_tasks.server.fast_path.requests import LARGEST
+from mcp_tasks.server.sdk import RequestContext
 from tests.conformance.everything_server import MemoryEvents
 
 pytestmark = pytest.mark.anyio

@@ -17,13 +17,12 @@ from mcp.server import Server
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 
 from mcp_tasks import Tasks
-from mcp_tasks.adapters.asgi.admission import Admitted, EnvelopeCheck, HeaderCheck, Remembered, sift
-from mcp_tasks.core.inputs import InputBook, InputRequest
-from mcp_tasks.core.json_bytes import encode_json
-from mcp_tasks.core.pacing import is_expired
-from mcp_tasks.core.record import Outcome, Progress, TaskRecord
-from mcp_tasks.core.status import TaskStatus
-from mcp_tasks.protocol import Message, ModernDialect, Texts
+from mcp_tasks.model.json import encode_json
+from mcp_tasks.model.limits import is_expired
+from mcp_tasks.model.record import InputBook, InputRequest, Outcome, Progress, TaskRecord, TaskStatus
+from mcp_tasks.protocol.cache import Texts
+from mcp_tasks.protocol.dialect import Message, ModernDialect
+from mcp_tasks.server.fast_path.admission import Admitted, EnvelopeCheck, HeaderCheck, Remembered, sift
 from mcp_tasks.stores.sqlite import SqliteStore
 from mcp_tasks.testing import FakeClock
 from mcp_tasks.testing.clock import NOON

@@ -27,10 +27,10 @@ from multiprocessing.connection import wait
 from typing import Any, Final, cast
 from unittest.mock import patch
 
-from mcp_tasks.core.record import TaskRecord, WriteId
 from mcp_tasks.errors import KeySpent, StoreUnavailable
+from mcp_tasks.model.record import TaskRecord, WriteId
 from mcp_tasks.runtime.lease import LeaseTimes
-from mcp_tasks.runtime.recording import Recording
+from mcp_tasks.runtime.run import Recording
 from mcp_tasks.stores import Store
 from tests.simulation.soak import always_the_same, simulate
 from tests.simulation.store import Connection as StoreConnection
@@ -146,7 +146,7 @@ def _waits_count() -> Any:
     def is_at_work(record: TaskRecord) -> bool:
         return record.worker is not None and not record.is_final
 
-    return patch("mcp_tasks.stores.places.is_at_work", is_at_work)
+    return patch("mcp_tasks.stores.codec.is_at_work", is_at_work)
 
 
 def _impatient() -> Any:

@@ -7,9 +7,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mcp_tasks.core import JournalEntry, TaskRecord, TaskStatus
-from mcp_tasks.core.json_bytes import decode_json
-from mcp_tasks.core.record import Outcome
+from mcp_tasks.model import JournalEntry, TaskRecord, TaskStatus
+from mcp_tasks.model.json import decode_json
+from mcp_tasks.model.record import Outcome
 from mcp_tasks.runtime import Run, Settings
 from mcp_tasks.runtime.replay import GIVEN_UP
 from tests.properties.tools.model import allows, may_fail

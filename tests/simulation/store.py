@@ -14,12 +14,10 @@ from datetime import UTC, datetime, timedelta
 from enum import Enum
 from typing import TYPE_CHECKING, Any, cast
 
-from mcp_tasks.core.record import Outcome, TaskRecord, TaskRequest
 from mcp_tasks.errors import StoreUnavailable
+from mcp_tasks.model.record import Outcome, TaskRecord, TaskRequest
 from mcp_tasks.stores import MemoryStore, Store
-from mcp_tasks.stores.base import Hint
-from mcp_tasks.stores.hints import HintFan
-from mcp_tasks.stores.shares import Handing
+from mcp_tasks.stores.base import Handing, Hint, HintFan
 
 if TYPE_CHECKING:
     from tests.simulation.processes import Process

@@ -15,7 +15,7 @@ import pytest
 
 from harness.processes import python, run
 from harness.thoroughness import TIMES, examples
-from mcp_tasks.runtime.lookout import Lookout
+from mcp_tasks.runtime.dispatch import Lookout
 from tests.properties.tools.tree import Step
 from tests.simulation.clockwork import Clockwork, SimulatedLoop, burial
 from tests.simulation.plans import Happening, MachinePlan, Mishap, TaskPlan, plan_for

@@ -7,11 +7,10 @@ from collections.abc import Collection
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from mcp_tasks.core.record import TaskRequest
 from mcp_tasks.errors import TasksError, UnknownTask
+from mcp_tasks.model.record import TaskRequest
 from mcp_tasks.runtime import Ending, Run, Success, TaskRuntime
-from mcp_tasks.server.local_handle import LocalTask
-from mcp_tasks.server.local_start import LocalStart
+from mcp_tasks.server.local import LocalStart, LocalTask
 from mcp_tasks.server.options import UNSET, TaskOptions
 from tests.properties.tools.body import TreeError, TreeRun, Witness
 from tests.properties.tools.tree import Child

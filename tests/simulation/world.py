@@ -19,9 +19,9 @@ from itertools import count
 from typing import Any, cast
 from unittest.mock import patch
 
-from mcp_tasks.core import TaskRecord
-from mcp_tasks.core.actor import NOBODY
 from mcp_tasks.errors import KeySpent, StoreUnavailable, TasksError, UnknownTask
+from mcp_tasks.model import TaskRecord
+from mcp_tasks.model.record import NOBODY
 from mcp_tasks.runtime import TaskRuntime, ToolPolicy
 from mcp_tasks.runtime.store_clock import StoreClock
 from tests.properties.tools.tree import Child

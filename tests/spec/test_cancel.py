@@ -15,7 +15,7 @@ from harness.rpc import MODERN, PATIENCE, Tasking, notification, request, text_o
 from harness.server import QUICK, Desk, build
 from harness.stored import all_tasks
 from mcp_tasks import Tasks
-from mcp_tasks.core import TaskStatus
+from mcp_tasks.model import TaskStatus
 from mcp_tasks.stores.memory import MemoryStore
 
 pytestmark = pytest.mark.anyio

@@ -15,8 +15,8 @@ from harness.rpc import EVERYTHING, INTERNAL_ERROR, TASKS, Tasking, accept, text
 from harness.server import QUICK, Desk, build
 from harness.stored import all_tasks
 from mcp_tasks import Tasks
-from mcp_tasks.core import TaskRecord, TaskRequest
 from mcp_tasks.errors import StoreUnavailable
+from mcp_tasks.model import TaskRecord, TaskRequest
 from mcp_tasks.stores.memory import MemoryStore
 
 pytestmark = pytest.mark.anyio

@@ -16,7 +16,7 @@ WHOLLY = {"": HERE, "spec/legacy/": HERE / "legacy"}
 """Folders of which every test checks some entry, by the prefix of their tests in the manifest."""
 
 PARTLY = {f"{name}/": HERE.parent / name for name in ("client", "legacy", "local", "hosted", "trust", "peers")} | {
-    f"unit/{room}/": HERE.parent / "unit" / room for room in ("client", "legacy/server")
+    f"unit/{room}/": HERE.parent / "unit" / room for room in ("client", "legacy")
 }
 """Folders of which those tests count that are marked."""
 

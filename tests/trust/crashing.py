@@ -18,7 +18,7 @@ from harness.processes import crash
 from harness.server import QUICK
 from harness.serving import serve_app
 from mcp_tasks import Tasks
-from mcp_tasks.core.record import TaskRecord
+from mcp_tasks.model.record import TaskRecord
 from mcp_tasks.stores.postgres import PostgresStore
 from mcp_tasks.stores.sqlite import SqliteStore
 

@@ -18,7 +18,7 @@ from mcp_types import ElicitRequest, ElicitRequestFormParams, InputRequiredResul
 from harness.http import HttpWire, LegacyHttpWire, initialize, serving
 from harness.rpc import EVERYTHING, PATIENCE, Reply, Tasking
 from mcp_tasks import Tasks
-from mcp_tasks.core.record import TaskRecord
+from mcp_tasks.model.record import TaskRecord
 from mcp_tasks.stores import MemoryStore, Store
 from mcp_tasks.stores.base import EVERYBODY
 

@@ -19,8 +19,8 @@ from harness.auth import USERS, server_with
 from harness.http import HttpWire, serving
 from harness.rpc import Reply, Tasking
 from mcp_tasks import Limits, Settings, Tasks, current_task
+from mcp_tasks.protocol.shapes import LIMIT_EXCEEDED
 from mcp_tasks.stores.memory import MemoryStore
-from mcp_tasks.wire.models import LIMIT_EXCEEDED
 
 QUICK: Final = Settings(stop_timeout=timedelta(milliseconds=50), drain_timeout=timedelta(0))
 UNPACED: Final[dict[str, Any]] = {"owner_creates": None, "owner_requests": None}

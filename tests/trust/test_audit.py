@@ -22,13 +22,11 @@ from harness.http import initialize, serving
 from harness.rpc import EVERYTHING, PATIENCE, Tasking, accept, request
 from harness.server import QUICK, Desk, build
 from mcp_tasks import Limits, Tasks
-from mcp_tasks.core.actor import Actor
-from mcp_tasks.core.events import TaskDeleted
 from mcp_tasks.errors import InvalidOption, TasksError
-from mcp_tasks.runtime.accesses import Refusal, TaskAccess
-from mcp_tasks.runtime.observing import TaskChange
-from mcp_tasks.telemetry.audit import TOGETHER_FOR, Audit
-from mcp_tasks.telemetry.audit_log import AuditEntry, AuditLog, digest_of
+from mcp_tasks.model.machine import TaskDeleted
+from mcp_tasks.model.record import Actor
+from mcp_tasks.runtime.observers import Refusal, TaskAccess, TaskChange
+from mcp_tasks.telemetry.audit import TOGETHER_FOR, Audit, AuditEntry, AuditLog, digest_of
 from mcp_tasks.testing import make_record
 from tests.trust.watched import entries, events, guarded, scrape, user
 
@@ -373,7 +371,7 @@ async def test_a_console_at_info_has_none_of_it_unless_its_logger_was_set_up(
     with caplog.at_level(logging.INFO):
         async with serving(build(Tasks("memory://", settings=QUICK))) as wire:
             await Tasking(wire, EVERYTHING).create("echo", value=1)
-    assert {record.name for record in caplog.records} >= {"mcp_tasks.runtime.narration"}
+    assert {record.name for record in caplog.records} >= {"mcp_tasks.runtime.observers"}
     assert "mcp_tasks.audit" not in {record.name for record in caplog.records}
 
 

@@ -14,9 +14,8 @@ from mcp.shared.exceptions import MCPError
 from harness.http import http_client
 from mcp_tasks import Limits
 from mcp_tasks.client import TaskHandle, TasksClient, start_task
-from mcp_tasks.client.push import MAX_IDS_PER_STREAM
-from mcp_tasks.client.requests import get_task, is_transient, retry_after
-from mcp_tasks.wire.models import LIMIT_EXCEEDED
+from mcp_tasks.client.backend import MAX_IDS_PER_STREAM, get_task, is_transient, retry_after
+from mcp_tasks.protocol.shapes import LIMIT_EXCEEDED
 from tests.trust.limited import limited
 
 pytestmark = pytest.mark.anyio

@@ -17,15 +17,15 @@ from redis.asyncio import Redis
 
 from harness.databases import Postgres, Valkey, postgres, valkey
 from harness.postgres_store import new_store_url
-from mcp_tasks.core import JournalEntry, Outcome, Progress, TaskStatus
 from mcp_tasks.encryption import Cipher, Keyring, new_key
 from mcp_tasks.errors import EncryptionMismatch, StoreUnavailable, TaskUnreadable, UsageError
+from mcp_tasks.model import JournalEntry, Outcome, Progress, TaskStatus
 from mcp_tasks.stores import Store
+from mcp_tasks.stores.base import OwnedBy
 from mcp_tasks.stores.codec import Codec
-from mcp_tasks.stores.encrypted import BEGUN, NAME, NAMESPACE
-from mcp_tasks.stores.encrypting import encrypt_store
+from mcp_tasks.stores.encryption import BEGUN, NAME, NAMESPACE
+from mcp_tasks.stores.reencrypt import encrypt_store
 from mcp_tasks.stores.url import store_from_url
-from mcp_tasks.stores.whose import OwnedBy
 from mcp_tasks.testing import make_record, make_request
 from mcp_tasks.testing.clock import NOON
 

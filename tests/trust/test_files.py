@@ -16,7 +16,7 @@ from mcp_tasks import files
 from mcp_tasks.client import Ledger
 from mcp_tasks.errors import UntrustedFile
 from mcp_tasks.files import check_still, make_folder, make_private_file, make_private_folder, open_private, read_secret
-from mcp_tasks.legacy.client.hosting_file import HostedFile
+from mcp_tasks.legacy.hosting_file import HostedFile
 from mcp_tasks.stores.sqlite import SqliteStore
 from mcp_tasks.stores.url import default_store
 

@@ -20,9 +20,9 @@ from harness.databases import Postgres, Valkey, postgres, valkey
 from harness.postgres_store import new_store_url
 from mcp_tasks.encryption import Cipher, Keyring, new_key
 from mcp_tasks.errors import StoreCorrupt, StoreUnavailable
-from mcp_tasks.runtime.hidden_keys import NOTE, READ_AGAIN, SURE_AFTER, HiddenKeys
+from mcp_tasks.runtime.launch import NOTE, READ_AGAIN, SURE_AFTER, HiddenKeys
 from mcp_tasks.stores import MemoryStore, Store
-from mcp_tasks.stores.encrypting import encrypt_store
+from mcp_tasks.stores.reencrypt import encrypt_store
 from mcp_tasks.stores.url import store_from_url
 from tests.trust.keyed import LONG_KEY, opened, told
 

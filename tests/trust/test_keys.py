@@ -14,9 +14,9 @@ import pytest
 from harness.http import initialize, serving
 from harness.rpc import EVERYTHING, INVALID_PARAMS, PATIENCE, Tasking
 from mcp_tasks import Limits
-from mcp_tasks.core import TaskRecord, TaskStatus
-from mcp_tasks.core.record import WriteId
 from mcp_tasks.errors import StoreUnavailable
+from mcp_tasks.model import TaskRecord, TaskStatus
+from mcp_tasks.model.record import WriteId
 from mcp_tasks.stores import MemoryStore
 from tests.trust.keyed import DOORS, KEY, LONG_KEY, TASK_DOORS, build, opened, told
 

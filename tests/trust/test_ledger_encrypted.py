@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 
 from mcp_tasks.client import Ledger, TasksClient
-from mcp_tasks.core.record import TaskRecord
-from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.encryption import Cipher, Keyring, new_key
 from mcp_tasks.errors import EncryptionMismatch, InvalidOption, StoreUnavailable
-from mcp_tasks.legacy.client.hosting_file import HostedFile
-from mcp_tasks.wire.parse import TaskSnapshot
+from mcp_tasks.legacy.hosting_file import HostedFile
+from mcp_tasks.model.record import TaskRecord, TaskStatus
+from mcp_tasks.protocol.shapes import TaskSnapshot
 
 SECRET = "the-secret-of-the-task"
 NOON = datetime(2026, 5, 1, 12, tzinfo=UTC)

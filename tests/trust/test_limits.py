@@ -17,11 +17,11 @@ from harness.rpc import EVERYTHING, TASKS, Reply, Tasking, accept, request, text
 from harness.stored import all_tasks
 from mcp_tasks import Limits, Tasks
 from mcp_tasks.client import TaskHandle, TasksClient, start_task
-from mcp_tasks.client.requests import get_task
-from mcp_tasks.core.limits import KIB
+from mcp_tasks.client.backend import get_task
+from mcp_tasks.model.limits import KIB
+from mcp_tasks.protocol.shapes import IDEMPOTENCY_KEY
 from mcp_tasks.stores.base import EVERYBODY, UNOWNED, OwnedBy
 from mcp_tasks.stores.memory import MemoryStore
-from mcp_tasks.wire.models import IDEMPOTENCY_KEY
 from tests.trust.guarded import guarded
 from tests.trust.limited import QUICK, UNPACED, build, call, check_refused, limited, settled
 

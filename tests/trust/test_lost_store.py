@@ -19,8 +19,8 @@ from harness.proxy import Proxy, proxy_to
 from harness.rpc import INTERNAL_ERROR, PATIENCE
 from harness.serving import ServerProcess
 from mcp_tasks.client import CallLost, TasksClient, call_tool, reconnecting_http
-from mcp_tasks.core import TaskRecord, TaskRequest
 from mcp_tasks.errors import StoreUnavailable
+from mcp_tasks.model import TaskRecord, TaskRequest
 from mcp_tasks.stores import MemoryStore
 from tests.client.connecting import text
 from tests.trust.keyed import DOORS, opened

@@ -17,7 +17,7 @@ from harness.rpc import NOTHING, TASKS, Reply, Tasking, request, text_of
 from harness.stdio import stdio_process
 from mcp_tasks import Limits
 from mcp_tasks.errors import InvalidOption
-from mcp_tasks.wire.models import LIMIT_EXCEEDED
+from mcp_tasks.protocol.shapes import LIMIT_EXCEEDED
 from tests.legacy.tasking import OldTasks, over_http
 from tests.trust.limited import call, check_refused, limited
 

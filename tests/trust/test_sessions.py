@@ -14,7 +14,7 @@ from harness.http import HttpWire, initialize, serving
 from harness.older import HttpClient, http_session
 from harness.rpc import PATIENCE, hello, legacy_request
 from mcp_tasks import Limits
-from mcp_tasks.wire.models import LIMIT_EXCEEDED
+from mcp_tasks.protocol.shapes import LIMIT_EXCEEDED
 from tests.trust.guarded import build, by_header, guarded, new_tasks
 
 pytestmark = pytest.mark.anyio

@@ -17,13 +17,23 @@ from harness.rpc import EVERYTHING, PATIENCE, Tasking, accept
 from harness.server import QUICK, Desk, build
 from mcp_tasks import Tasks
 from mcp_tasks.errors import StoreUnavailable
-from mcp_tasks.runtime.accesses import Refusal, TaskAccess
+from mcp_tasks.runtime.observers import Refusal, TaskAccess
 from mcp_tasks.stores.memory import MemoryStore
-from mcp_tasks.telemetry.audit_log import AuditLog
-from mcp_tasks.telemetry.contract import CREATED, METRICS, STORE, STORE_FAILURES, SUSPICIOUS
-from mcp_tasks.telemetry.numbers import MOST_SERIES, Numbers
-from mcp_tasks.telemetry.suspicion import MINUTE, MOST_CALLERS, THRESHOLDS, Suspicion
-from mcp_tasks.telemetry.timed_store import timed
+from mcp_tasks.telemetry.audit import AuditLog
+from mcp_tasks.telemetry.metrics import (
+    CREATED,
+    METRICS,
+    MINUTE,
+    MOST_CALLERS,
+    MOST_SERIES,
+    STORE,
+    STORE_FAILURES,
+    SUSPICIOUS,
+    THRESHOLDS,
+    Numbers,
+    Suspicion,
+    timed,
+)
 from tests.trust.watched import guarded, scrape, user
 
 pytestmark = pytest.mark.anyio
@@ -153,7 +163,7 @@ async def test_a_store_that_is_away_is_counted_and_still_the_same_store() -> Non
 async def test_many_failed_look_ups_are_told_with_the_principal(caplog: pytest.LogCaptureFixture) -> None:
     """Also of a server where nobody asked for metrics or an audit."""
     times = THRESHOLDS["failed_lookups"]
-    with caplog.at_level(logging.WARNING, logger="mcp_tasks.telemetry.suspicion"):
+    with caplog.at_level(logging.WARNING, logger="mcp_tasks.telemetry.metrics"):
         async with guarded(Tasks("memory://", settings=QUICK)) as wire:
             alice, bob = user(wire, "alice"), user(wire, "bob")
             task_id = await alice.create("gated")

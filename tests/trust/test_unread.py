@@ -19,7 +19,7 @@ from harness.http import HttpWire, modern_headers
 from harness.older import http_session
 from harness.rpc import EVERYTHING, PATIENCE, Tasking, legacy_request, request
 from mcp_tasks import Limits
-from mcp_tasks.wire.models import LIMIT_EXCEEDED
+from mcp_tasks.protocol.shapes import LIMIT_EXCEEDED
 from tests.trust.guarded import MIB, guarded
 
 pytestmark = pytest.mark.anyio

@@ -15,7 +15,7 @@ from harness.http import HttpWire, serving
 from harness.rpc import EVERYTHING, Tasking
 from harness.server import Desk, build
 from mcp_tasks import Tasks
-from mcp_tasks.telemetry.audit_log import digest_of
+from mcp_tasks.telemetry.audit import digest_of
 
 
 @asynccontextmanager

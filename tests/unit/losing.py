@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import timedelta
 
-from mcp_tasks.core import RunLost, RunStarted, TaskRecord
-from mcp_tasks.core.actor import Actor
+from mcp_tasks.model import RunLost, RunStarted, TaskRecord
+from mcp_tasks.model.record import Actor
 from mcp_tasks.runtime import TaskRuntime
 from tests.unit.running import Seconds, create
 

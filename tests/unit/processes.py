@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from harness.processes import PIPE, running
-from mcp_tasks.runtime.worker_name import new_worker_name
+from mcp_tasks.runtime.lease import new_worker_name
 
 
 def renamed(worker: str, **parts: str) -> str:

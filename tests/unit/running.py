@@ -13,20 +13,17 @@ from typing import Any, cast
 import anyio
 import anyio.lowlevel
 
-from mcp_tasks.core import InputRequest, JournalEntry, TaskRecord, TaskRequest, TaskStatus
-from mcp_tasks.core.actor import Actor
-from mcp_tasks.core.json_bytes import decode_json
-from mcp_tasks.core.limits import Limits
-from mcp_tasks.core.record import Outcome
 from mcp_tasks.engines import Engine, LocalEngine
 from mcp_tasks.errors import StoreUnavailable, TaskUnreadable
+from mcp_tasks.model import InputRequest, JournalEntry, TaskRecord, TaskRequest, TaskStatus
+from mcp_tasks.model.json import decode_json
+from mcp_tasks.model.limits import Limits
+from mcp_tasks.model.record import Actor, Outcome
 from mcp_tasks.runtime import Body, Ending, Observer, Run, Settings, Success, TaskRuntime, ToolPolicy
-from mcp_tasks.runtime.launching import new_task_id
+from mcp_tasks.runtime.launch import new_task_id
 from mcp_tasks.runtime.lease import uptime
 from mcp_tasks.stores import MemoryStore, Store
-from mcp_tasks.stores.base import Hint
-from mcp_tasks.stores.hints import LocalNotifier
-from mcp_tasks.stores.shares import Ready, Share, WorkLimits
+from mcp_tasks.stores.base import Hint, LocalNotifier, Ready, Share, WorkLimits
 
 LIMIT = 5.0
 """Seconds after which a test that waits has failed."""

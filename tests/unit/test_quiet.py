@@ -137,7 +137,7 @@ def test_lines_of_the_sdk_have_the_beginning_of_a_session(log: io.StringIO, said
 def test_every_logger_of_ours_writes_such_lines() -> None:
     package = Path(mcp_tasks.__file__).parent
     # The audit log is JSON: it has escapes of its own, and is not to be cut.
-    own = {"quiet.py", "telemetry/audit_log.py"}
+    own = {"quiet.py", "telemetry/audit.py"}
     found = [
         f"{path.relative_to(package)}: {line.strip()}"
         for path in package.rglob("*.py")

@@ -13,16 +13,16 @@ from mcp_types import ElicitRequest, ElicitRequestFormParams, InputRequiredResul
 from mcp_types.version import LATEST_MODERN_VERSION
 
 from harness import stored
-from mcp_tasks.core import JsonObject, TaskRecord, TaskRequest, TaskStatus
-from mcp_tasks.core.actor import NOBODY
-from mcp_tasks.core.json_bytes import decode_json
 from mcp_tasks.engines import LocalEngine
+from mcp_tasks.model import JsonObject, TaskRecord, TaskRequest, TaskStatus
+from mcp_tasks.model.json import decode_json
+from mcp_tasks.model.record import NOBODY
 from mcp_tasks.protocol.errors import describe
 from mcp_tasks.runtime import Settings, TaskRuntime, ToolPolicy
-from mcp_tasks.runtime.launching import new_task_id
+from mcp_tasks.runtime.launch import new_task_id
+from mcp_tasks.server.tool_host import MCPServerHost, ToolHost
+from mcp_tasks.server.tool_runner import OpenCalls, ToolBody
 from mcp_tasks.stores import MemoryStore, Store
-from mcp_tasks.tools import MCPServerHost, ToolBody, ToolHost
-from mcp_tasks.tools.open_calls import OpenCalls
 
 LIMIT = 5.0
 """Seconds after which a test that waits has failed."""

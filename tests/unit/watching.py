@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from contextlib import nullcontext
 
-from mcp_tasks.core import TaskRecord, TaskRequest
+from mcp_tasks.model import TaskRecord, TaskRequest
 from mcp_tasks.runtime import Run, TaskChange
-from mcp_tasks.runtime.accesses import Refusal, TaskAccess
-from mcp_tasks.runtime.observing import Wanted, Watcher
+from mcp_tasks.runtime.observers import Refusal, TaskAccess, Wanted, Watcher
 
 
 class Watching(Watcher):

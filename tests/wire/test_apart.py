@@ -21,9 +21,9 @@ from harness.processes import start_async
 from harness.rpc import PATIENCE, Tasking, text_of
 from harness.server import QUICK, Desk, build
 from mcp_tasks import Tasks
-from mcp_tasks.core.events import TaskCancelled, TaskCreated
 from mcp_tasks.engines import LocalEngine
 from mcp_tasks.errors import InvalidOption, UsageError, WiringError
+from mcp_tasks.model.machine import TaskCancelled, TaskCreated
 from mcp_tasks.runtime import TaskChange
 
 pytestmark = pytest.mark.anyio

@@ -24,7 +24,7 @@ from harness.rpc import (
     text_of,
 )
 from harness.stdio import StdioWire, stdio_process
-from mcp_tasks.wire.models import LIMIT_EXCEEDED
+from mcp_tasks.protocol.shapes import LIMIT_EXCEEDED
 from tests.wire.conftest import HttpProcesses
 
 pytestmark = pytest.mark.anyio

@@ -14,8 +14,8 @@ from harness.http import serving
 from harness.rpc import EVERYTHING, Tasking, accept, text_of
 from harness.server import QUICK, Name
 from mcp_tasks import Tasks
-from mcp_tasks.core import TaskRecord
 from mcp_tasks.errors import StoreUnavailable
+from mcp_tasks.model import TaskRecord
 from mcp_tasks.stores.memory import MemoryStore
 
 pytestmark = pytest.mark.anyio

@@ -10,8 +10,8 @@ from harness.http import serving
 from harness.rpc import EVERYTHING, INTERNAL_ERROR, INVALID_PARAMS, Tasking
 from harness.server import QUICK, Desk, build
 from mcp_tasks import Tasks
-from mcp_tasks.core import TaskRecord
 from mcp_tasks.errors import TaskUnreadable
+from mcp_tasks.model import TaskRecord
 from mcp_tasks.stores.memory import MemoryStore
 from tests.push.listening import listening
 

@@ -25,9 +25,9 @@ from harness.official import in_memory
 from harness.rpc import EXTENSION, PATIENCE, Tasking, text_of
 from harness.server import QUICK, Desk, Name, build
 from mcp_tasks import Settings, Tasks, TasksError
-from mcp_tasks.core import TaskRecord
 from mcp_tasks.engines import InlineEngine, LocalEngine
 from mcp_tasks.errors import InvalidOption, UsageError, WiringError
+from mcp_tasks.model import TaskRecord
 from mcp_tasks.stores.memory import MemoryStore
 from mcp_tasks.stores.sqlite import SqliteStore
 from mcp_tasks.testing.clock import FakeClock

@@ -21,7 +21,7 @@ def main() -> None:
         # Now, and not in the middle of a command: most of it is imported when it is used.
         for name in NEEDED:
             import_module(name)
-        from mcp_tasks.cli.running import run_app
+        from mcp_tasks.cli.app import run_app
     except ModuleNotFoundError as exc:
         if exc.name is None or exc.name.partition(".")[0] not in NEEDED:
             raise

@@ -2,40 +2,149 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
+import os
+import sys
+from collections.abc import Coroutine, Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from importlib import import_module
 from inspect import cleandoc, iscoroutine
-from typing import Any, Final
+from typing import Any, Final, TextIO, cast
 
 import click
 from click.shell_completion import CompletionItem
 
 from mcp_tasks import __version__
-from mcp_tasks.cli.running import run
-from mcp_tasks.errors import DOCS
+from mcp_tasks.errors import DOCS, TasksError
+from mcp_tasks.quiet import get_logger
+
+# ---- running
+# From the command line to an exit code: nothing that goes wrong ends in a traceback, unless one is asked for.
+
+
+logger: Final = get_logger(__name__)
+
+_NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""What a file says that takes no more."""
+
+
+def run_app(arguments: Sequence[str] | None = None) -> int:
+    """Run the command that `arguments` (or the process's own) name; gives the exit code."""
+
+    _open_what_is_closed()
+    try:
+        code = app.main(args=arguments, prog_name="mcp-tasks", standalone_mode=False)
+        sys.stdout.flush()
+        return int(code or 0)
+    except click.ClickException as exc:
+        exc.show()
+        return exc.exit_code
+    except (BrokenPipeError, SystemExit):
+        # Whoever read our output has seen enough; click and rich end the process for that.
+        _drop_output()
+        return 0
+    except (click.Abort, KeyboardInterrupt, Exception) as exc:
+        return _explained(exc)
+
+
+def _explained(exc: BaseException) -> int:
+    """Say what has gone wrong; gives the exit code."""
+    from mcp.shared.exceptions import MCPError
+
+    from mcp_tasks.cli.terminal import Exit, Problem, problem_of
+    from mcp_tasks.client.servers import leaves
+
+    if isinstance(exc, click.Abort | KeyboardInterrupt):
+        click.echo(err=True)
+        return Exit.INTERRUPTED
+    if isinstance(exc, Problem | TasksError | MCPError):
+        problem = problem_of(exc)
+    elif isinstance(exc, OSError) and exc.errno in _NO_ROOM:
+        _drop_output()
+        problem = Problem(f"what there is to print cannot be written: {exc.strerror}", Exit.OUTPUT)
+    else:
+        logger.debug("an exception that nobody expected", exc_info=exc)
+        root = next(leaves(exc), exc)
+        problem = Problem(repr(root), Exit.DEFECT, hint="This is a bug in mcp-tasks. -vv shows where it comes from.")
+    problem.show()
+    return problem.code
+
+
+def _drop_output() -> None:
+    """Print no more: Python would complain once more when it flushes at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _open_what_is_closed() -> None:
+    """Have something to read, and somewhere to write to, where we were started without (`<&-`, `>&-`)."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - as long as the process lasts
+    sys.stderr = cast("TextIO", _Aside(sys.stderr))
+
+
+class _Aside:
+    """What is said on the side: that there is no room for it keeps nobody from a result."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write, if that can be done."""
+        with suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """The same of what has been written."""
+        with suppress(OSError):
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def run(work: Coroutine[Any, Any, int]) -> int:
+    """Run an asynchronous command.
+
+    The SDK's task groups wrap what is raised inside them; what was meant for the person is taken out again.
+    """
+    from mcp_tasks.cli.terminal import Problem
+    from mcp_tasks.client.servers import leaves
+
+    try:
+        return asyncio.run(work)
+    except BaseExceptionGroup as group:
+        for exc in leaves(group):
+            if isinstance(exc, Problem | TasksError | click.ClickException | KeyboardInterrupt):
+                raise exc from None
+        raise
+
 
 COMMANDS: Final = {
-    "call": ("call", "Call a tool and wait for it, however long it takes."),
-    "ls": ("ls", "List the tasks that were started from here."),
-    "show": ("show", "Show everything about one task."),
-    "wait": ("wait", "Wait for tasks and print their results."),
-    "watch": ("watch", "Watch several tasks in one table."),
-    "answer": ("answer", "Answer what a task asks."),
-    "cancel": ("cancel", "Cancel tasks."),
-    "forget": ("forget:forget", "Remove tasks from the ledger, and leave them running."),
-    "prune": ("forget:prune", "Remove ended tasks from the ledger."),
-    "tools": ("tools", "List a server's tools, and which can be tasks."),
-    "servers": ("servers.command", "List the servers that have names, and give names."),
-    "worker": ("worker.command", "Run the tools of a server, and serve nobody."),
-    "backlog": ("worker.backlog", "Count what waits to be run, by queue."),
-    "workers": ("store.workers", "List the workers of a store."),
-    "drain": ("store.drain", "Have workers take nothing more, and finish what they have."),
-    "rerun": ("store.rerun", "Run ended tasks of a store again, as new ones."),
-    "delete": ("store.delete", "Delete ended tasks of a store."),
-    "key": ("key", "Make a key to encrypt tasks with."),
-    "encrypt": ("encrypt", "Encrypt all that a store keeps, or change the key."),
+    "call": ("call:call_command", "Call a tool and wait for it, however long it takes."),
+    "ls": ("tasks:ls_command", "List the tasks that were started from here."),
+    "show": ("tasks:show_command", "Show everything about one task."),
+    "wait": ("tasks:wait_command", "Wait for tasks and print their results."),
+    "watch": ("tasks:watch_command", "Watch several tasks in one table."),
+    "answer": ("call:answer_command", "Answer what a task asks."),
+    "cancel": ("tasks:cancel_command", "Cancel tasks."),
+    "forget": ("tasks:forget", "Remove tasks from the ledger, and leave them running."),
+    "prune": ("tasks:prune", "Remove ended tasks from the ledger."),
+    "tools": ("call:tools_command", "List a server's tools, and which can be tasks."),
+    "servers": ("servers", "List the servers that have names, and give names."),
+    "worker": ("worker:worker_command", "Run the tools of a server, and serve nobody."),
+    "backlog": ("worker:backlog_command", "Count what waits to be run, by queue."),
+    "workers": ("store:workers_command", "List the workers of a store."),
+    "drain": ("store:drain_command", "Have workers take nothing more, and finish what they have."),
+    "rerun": ("store:rerun_command", "Run ended tasks of a store again, as new ones."),
+    "delete": ("store:delete_command", "Delete ended tasks of a store."),
+    "key": ("encryption:key_command", "Make a key to encrypt tasks with."),
+    "encrypt": ("encryption:encrypt_command", "Encrypt all that a store keeps, or change the key."),
     "doctor": ("doctor", "Check a server's support for tasks, probe by probe."),
-    "completion": ("completion.command", "Have the shell complete words."),
+    "completion": ("completion", "Have the shell complete words."),
 }
 """Each command: its module in `commands` (and its name there, if that is not `command`), and one line about it."""
 
@@ -84,7 +193,7 @@ class Table(click.Group):
         """The command that was named, and which of the two of its name if there are two."""
         name, *rest = args
         if name in ON_A_STORE and any(word == "--store" or word.startswith("--store=") for word in rest):
-            return name, _imported(f"store.{name}"), rest
+            return name, _imported(f"store:{name}_command"), rest
         if name not in COMMANDS and (near := get_close_matches(name, COMMANDS, n=1)):
             ctx.fail(f"No such command {name!r}; did you mean {near[0]}?")
         return super().resolve_command(ctx, args)

@@ -4,17 +4,173 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, replace
+from functools import partial, wraps
+from pathlib import Path
+from typing import Any, Final, TypeVar
 
+import click
+from click.shell_completion import CompletionItem
 from mcp import Client
 from mcp.client.session import ElicitationFnT
 from mcp_types import Implementation
 
 from mcp_tasks import __version__
-from mcp_tasks.cli.commands.servers.names import way_to
-from mcp_tasks.cli.options import Access
-from mcp_tasks.client import Ledger, ServerAddress
+from mcp_tasks.cli.options import (
+    CONFIG,
+    SECRETS,
+    TOKEN,
+    Access,
+    Command,
+    Options,
+    Takes,
+    environment_for_servers,
+    guard,
+    takes_options,
+    warn,
+)
+from mcp_tasks.cli.terminal import one_line, problem_of
+from mcp_tasks.client import KnownServer, KnownServers, Ledger, LedgerEntry, ServerTasks, TaskHandle, user_ledger
 from mcp_tasks.client import connect as connect_to
+from mcp_tasks.client.follow import Seen, at_each
+from mcp_tasks.client.servers import ServerAddress, ask_through_the_task
+from mcp_tasks.errors import Explained, InvalidServerFile
+
+# ---- names
+# Servers by name: what SERVER may be on the command line, and what goes with a server that is named in a file.
+
+
+_NAMED: Final = __name__
+"""Where a command keeps the servers that were given to it, by how the ledger has them: two names may be of one address,
+and one that was typed as an address is none of a file."""
+
+
+class ServerName(click.ParamType[ServerAddress]):
+    """A URL, a command, or the name of a known server; what a command gets is its address."""
+
+    name = "server"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> ServerAddress:
+        """The address: of a server that has a name, as the ledger has it."""
+        try:
+            found = known_servers(ctx).resolve(str(value))
+            address = ServerAddress.parse(found.spec) if isinstance(found, KnownServer) else found
+        except Explained as exc:
+            raise problem_of(exc) from None
+        if ctx is not None:
+            ctx.meta.setdefault(_NAMED, {})[address.spec] = found if isinstance(found, KnownServer) else None
+        return address
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """The names."""
+        servers = [known for known in known_servers(ctx) if known.name.startswith(incomplete)]
+        return [CompletionItem(known.name, help=where(known)) for known in servers]
+
+
+SERVER: Final = ServerName()
+
+
+def known_servers(ctx: click.Context | None = None) -> KnownServers:
+    """The servers that have names: in the file of `--config`, and in the user's own.
+
+    Raises:
+        InvalidServerFile: The file of `--config` cannot be read.
+    """
+    ctx = ctx or click.get_current_context(silent=True)
+    return KnownServers(None if ctx is None else ctx.meta.get(CONFIG))
+
+
+def known_as(server: ServerAddress, named: str | None = None) -> KnownServer | None:
+    """The server of a file at this address: the one that was named on the command line; of a task that the user comes
+    back to, the one that the call named (`named`, of the ledger's entry). An address that was typed, now or for the
+    call, takes nothing of a file."""
+    if server.spec in _named():
+        return _named()[server.spec]
+    if named == "":
+        return None
+    servers = known_servers()
+    known = servers.get(named or "")
+    return known if known is not None and known.is_at(server) else servers.at(server)
+
+
+def name_of(server: ServerAddress) -> str:
+    """The name by which a server was given to this command; empty if its address was typed."""
+    known = _named().get(server.spec)
+    return "" if known is None else known.name
+
+
+def way_to(
+    server: ServerAddress, access: Access, named: str | None = None
+) -> tuple[ServerAddress, Access, dict[str, str]]:
+    """How a server is reached, with what the file says in which it has a name: its address, with variables filled in,
+    its headers, and the environment variables of its process. What is on the command line goes before that, and that
+    before the token of the environment. That is only sent to a server that the user named or typed: now, or when they
+    made the call whose task this is about. Secrets are hidden, and credentials in the clear warned of.
+
+    Raises:
+        InvalidServerFile: A variable is not set.
+    """
+    # Nearly all of it, as for any other command that is typed here; the SDK's own choice is for hosts.
+    environment, headers = environment_for_servers(), dict(access.headers)
+    known = known_as(server, named)
+    is_users = named is not None or server.spec in _named()
+    if known is not None:
+        SECRETS.hide(*known.secrets)
+        added = _add(known.headers, headers)
+        server, environment = known.address, environment | known.environment
+        _announce(known, with_headers=added)
+    elif named and server.spec not in _named():
+        _say(f"{named!r} is not the name of this server any more, so no headers or variables of a file are used.")
+        _say("If it is in another mcp.json, name that file: --config FILE.")
+    if server.url is not None:
+        if is_users:
+            _add(access.of_environment, headers)
+        elif _add(access.of_environment, dict(headers)):
+            why = "the ledger does not say that you named or typed this server. Give --server SERVER if it is yours"
+            warn(f"{TOKEN} is not sent to {one_line(server.label)}: {why}")
+        guard(server.url, with_credentials=bool(headers))
+    return server, replace(access, headers=headers), environment
+
+
+def _add(more: Mapping[str, str], headers: dict[str, str]) -> bool:
+    """Add headers that are not there yet; whether there were any."""
+    given = {name.lower() for name in headers}
+    added = {name: value for name, value in more.items() if name.lower() not in given}
+    headers.update(added)
+    return bool(added)
+
+
+def _announce(server: KnownServer, *, with_headers: bool) -> None:
+    """Say what is started from which file; and what a file adds to requests, where nobody named its server."""
+    source = f"{server.name} in {short_path(server.source)}"
+    if server.is_command:
+        _say(f"Starting {where(server)} ({source})")
+    elif with_headers and server not in _named().values():
+        _say(f"Sending the headers of {source}")
+
+
+def _say(text: str) -> None:
+    click.secho(one_line(text), fg="bright_black", err=True)
+
+
+def _named() -> dict[str, KnownServer | None]:
+    context = click.get_current_context(silent=True)
+    return {} if context is None else context.meta.get(_NAMED, {})
+
+
+def where(server: KnownServer) -> str:
+    """How a known server is reached, as it is written in its file."""
+    try:
+        return one_line(server.spec.rpartition(" && ")[2])
+    except InvalidServerFile as exc:
+        return one_line(f"cannot be used: {exc.what}")
+
+
+def short_path(path: Path) -> str:
+    """A path with the home folder cut short."""
+    return f"~/{path.relative_to(Path.home())}" if path.is_relative_to(Path.home()) else str(path)
 
 
 def connect(
@@ -39,3 +195,57 @@ def connect(
         # Otherwise the server's log goes where it does not run through a progress bar.
         errlog=sys.stderr if logging.getLogger().isEnabledFor(logging.INFO) else None,
     )
+
+
+# ---- remembered
+# The tasks that a command is given, out of those that were started from here.
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Chosen:
+    """The tasks that a command is given, with the ledger that has them, and what else every such command takes.
+
+    Attributes:
+        several: Whether more than one was named, be it the same one.
+    """
+
+    ledger: Ledger
+    entries: Sequence[LedgerEntry]
+    options: Options
+    several: bool
+
+    def connect(self, tasks: ServerTasks, *, asks: bool = True) -> AbstractAsyncContextManager[Client]:
+        """A client for some of them, as the user that they are of; what is seen goes into the ledger. With `asks`, the
+        server is told that there is somebody to ask."""
+        access = replace(self.options.access, identity=tasks.identity)
+        elicit = ask_through_the_task if asks else None
+        return connect(tasks.server, access, named=tasks.named, ledger=self.ledger, elicit=elicit)
+
+    async def at_each(self, act: Callable[[TaskHandle], Awaitable[T]], *, asks: bool = False) -> Seen[T]:
+        """Do something with each of them: see `mcp_tasks.client.follow.at_each`."""
+        credentials = self.options.access.credentials
+        return await at_each(self.entries, partial(self.connect, asks=asks), act, headers=credentials)
+
+
+def takes_server(about: str) -> Takes:
+    """`--server`, as the address `server`."""
+    return click.option("--server", type=SERVER, metavar="SERVER", help=about)
+
+
+def takes_tasks(command: Callable[..., Coroutine[Any, Any, int]]) -> Command:
+    """A decorator for commands that have an argument `ids`: they are given the tasks that it names, as `chosen`."""
+
+    @takes_server("The task's server, if the ledger does not know it. Needs the whole id.")
+    @takes_options
+    @wraps(command)
+    async def wrapper(*, ids: str | Sequence[str], server: ServerAddress | None, options: Options, **given: Any) -> int:
+        names, spec = [ids] if isinstance(ids, str) else ids, server and server.spec
+        with user_ledger(options.ledger_path) as ledger:
+            entries = ledger.find_all(names, server=spec, identity=options.access.identity)
+            chosen = Chosen(ledger=ledger, entries=entries, options=options, several=len(names) > 1)
+            return await command(chosen=chosen, **given)
+
+    return wrapper

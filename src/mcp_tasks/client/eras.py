@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING
 
 from mcp.client.session import ClientSession
 
-from mcp_tasks.client.port import OlderTasks
+from mcp_tasks.client.backend import OlderTasks
 from mcp_tasks.client.wire import Wire
-from mcp_tasks.legacy.client.driving import LegacyTasks
-from mcp_tasks.legacy.client.hosting import Hosting
-from mcp_tasks.legacy.client.hosting_peer import HostedPeer
-from mcp_tasks.legacy.client.hosting_tasks import HostedTasks
+from mcp_tasks.legacy.client import LegacyTasks
+from mcp_tasks.legacy.hosting import HostedPeer, HostedTasks, Hosting
 
 if TYPE_CHECKING:
     from mcp_tasks.client.transport import ServerTransport

@@ -10,48 +10,440 @@ The verbs take the client, because one `TasksClient` may be given to several.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any
-from weakref import WeakSet
+from typing import Any, Final, Protocol, Self, cast, runtime_checkable
+from weakref import WeakKeyDictionary, WeakSet, ref
 
+from mcp import Client
 from mcp.client.extension import ClaimContext, ClientExtension, NotificationBinding, ResultClaim
+from mcp.client.session import ClientSession
 from mcp.shared.dispatcher import ProgressFnT
-from mcp_types import CallToolResult
+from mcp_types import CallToolResult, RequestParamsMeta
 from pydantic import BaseModel, ConfigDict
 
-from mcp_tasks.client.callbacks import AT_ONCE, PER_TASK, Callbacks
-from mcp_tasks.client.connected import (
-    ConnectedClient,
-    extensions_of,
-    transport_of,
+from mcp_tasks.client.answers import AT_ONCE, PER_TASK, Callbacks
+from mcp_tasks.client.backend import (
+    LONGEST_PAUSE,
+    CreatedTask,
+    ModernTask,
+    OlderTasks,
+    PushHub,
+    TaskPort,
+    check_key,
+    honours_keys,
+    in_time,
+    make_once,
 )
 from mcp_tasks.client.eras import HostedTasks, Hosting, has_older_tasks, host_over
-from mcp_tasks.client.handle import (
-    OnAbandon,
-    OnProgress,
-    TaskHandle,
-    check_on_abandon,
-    check_on_progress,
-)
-from mcp_tasks.client.handles import NO_ADDRESS, Handles, new
-from mcp_tasks.client.ledger import Ledger
-from mcp_tasks.client.links import Link, Switchboard
+from mcp_tasks.client.handle import OnAbandon, OnProgress, TaskHandle, check_on_abandon, check_on_progress, tool_result
+from mcp_tasks.client.ledger import Ledger, TaskLedger
 from mcp_tasks.client.poller import Patience
-from mcp_tasks.client.port import OlderTasks
-from mcp_tasks.client.repeating import honours_keys
-from mcp_tasks.client.requests import CreatedTask
-from mcp_tasks.client.starting import start_call
-from mcp_tasks.client.tool_name import CallOptions, HandleWanted, ToolName, options_of
 from mcp_tasks.client.transport import INTRODUCTION, TASK_NOTIFICATION, ServerTransport, transport_in
-from mcp_tasks.core.json import JsonObject
-from mcp_tasks.core.values import check_flag, check_instance, check_text
 from mcp_tasks.encryption import Cipher
 from mcp_tasks.errors import InvalidOption, InvalidResponse, UsageError
-from mcp_tasks.wire.models import EXTENSION_ID
-from mcp_tasks.wire.parse import TaskSnapshot, parse_task
+from mcp_tasks.model.json import JsonObject
+from mcp_tasks.model.values import check_duration, check_flag, check_instance, check_text, seconds_of
+from mcp_tasks.protocol.shapes import EXTENSION_ID, TaskSnapshot, parse_task
+
+# ---- tool name
+# What one call wants of the task that it may become, on its way through the SDK and back.
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CallOptions:
+    """How one call treats the task that it may become. None means as the `TasksClient` was made.
+
+    Attributes:
+        arguments: What the tool is called with, for the ledger: a claim is not told.
+    """
+
+    timeout: timedelta | float | None = None
+    on_progress: OnProgress | None = None
+    on_abandon: OnAbandon | None = None
+    want_handle: bool = False
+    ttl: timedelta | None = None
+    idempotency_key: str | None = None
+    arguments: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        # Here, because here nothing has been sent yet.
+        seconds_of(self.timeout)
+        check_on_abandon(self.on_abandon)
+        check_on_progress(self.on_progress)
+        check_key(self.idempotency_key)
+        if self.ttl is not None:
+            check_duration("ttl", self.ttl, zero=True)
+
+
+class ToolName(str):
+    """A tool's name that carries the options of the one call it is given to.
+
+    Anything kept beside the call (a context variable, the running asyncio task) would be found by calls that are made
+    inside its callbacks as well.
+    """
+
+    options: CallOptions
+
+    def __new__(cls, name: str, options: CallOptions) -> Self:
+        tool = super().__new__(cls, name)
+        tool.options = options
+        return tool
+
+
+def options_of(name: str) -> CallOptions:
+    """The options that ride on a tool's name; the defaults for a plain name."""
+    return name.options if isinstance(name, ToolName) else CallOptions()
+
+
+class HandleWanted(Exception):
+    """The call became a task, and its caller wants the handle."""
+
+    def __init__(self, handle: TaskHandle) -> None:
+        self.handle = handle
+        super().__init__(f"the caller of {handle!r} wants the handle")
+
+
+# ---- connected
+# What the verbs of `TasksClient` need of a client: the SDK's own, or one that others have built on the SDK's session.
+
+
+@runtime_checkable
+class ConnectedClient(Protocol):
+    """A client with a session of the SDK's: the SDK's `Client`, or FastMCP's."""
+
+    @property
+    def session(self) -> ClientSession:
+        """The session, while the client is connected."""
+        ...
+
+
+@runtime_checkable
+class _RawCalls(Protocol):
+    """A client that gives the SDK's results by a method beside its `call_tool`, as FastMCP's does."""
+
+    async def call_tool_mcp(
+        self,
+        name: str,
+        arguments: dict[str, Any],
+        progress_handler: ProgressFnT | None = None,
+        timeout: float | None = None,
+    ) -> CallToolResult: ...
+
+
+def extensions_of(client: ConnectedClient) -> Sequence[ClientExtension] | None:
+    """The extensions that a client was given; None if it does not say."""
+    return client.extensions or () if isinstance(client, Client) else None
+
+
+def timeout_of(client: ConnectedClient) -> float | None:
+    """How many seconds a client waits for the answer to a request; None for no limit, or one that is not shown."""
+    return client.read_timeout_seconds if isinstance(client, Client) else None
+
+
+def takes_meta(client: ConnectedClient) -> bool:
+    """Whether a call of the client can be given a `_meta`."""
+    return isinstance(client, Client)
+
+
+def transport_of(client: ConnectedClient) -> ServerTransport | None:
+    """The transport of a client, if it is one of ours and the client shows it."""
+    server: object = client.server if isinstance(client, Client) else None
+    return server if isinstance(server, ServerTransport) else None
+
+
+async def call_over(
+    client: ConnectedClient,
+    tool: ToolName,
+    arguments: dict[str, Any] | None,
+    timeout: float | None = None,
+    progress: ProgressFnT | None = None,
+    meta: Mapping[str, Any] | None = None,
+) -> CallToolResult:
+    """Call a tool in the client's own way, questions before the task included.
+
+    Args:
+        meta: What goes into the `_meta` of the call, where the client takes some.
+
+    Raises:
+        UsageError: It is no client that is known here.
+    """
+    if isinstance(client, Client):
+        return await client.call_tool(tool, arguments, timeout, progress, meta=cast("RequestParamsMeta | None", meta))
+    if isinstance(client, _RawCalls):
+        return await client.call_tool_mcp(tool, arguments or {}, progress_handler=progress, timeout=timeout)
+    raise UsageError(f"tools can be called by the SDK's Client and by FastMCP's, not by {type(client).__name__}")
+
+
+# ---- links
+# Which session a notification came on.
+
+
+class Link:
+    """One client that has the extension, and its session once that is proven."""
+
+    def __init__(self) -> None:
+        self._session: ref[ClientSession] | None = None
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether the session is known, be it gone by now."""
+        return self._session is not None
+
+    @property
+    def session(self) -> ClientSession | None:
+        """The client's session, if it is known and still there."""
+        return None if self._session is None else self._session()
+
+    def prove(self, session: ClientSession) -> None:
+        """What comes through this link comes on this session: the client's only one, or its newest."""
+        self._session = ref(session)
+
+
+class Connection:
+    """What is known of one session."""
+
+    def __init__(self, hub: PushHub | None) -> None:
+        self.hub = hub
+        self.transport: ServerTransport | None = None
+
+
+class Switchboard:
+    """Hands what is pushed to the sessions it came on."""
+
+    def __init__(self, *, push: bool) -> None:
+        self._push = push
+        self._sessions_change = False
+        self._links: WeakSet[Link] = WeakSet()
+        self._connections: WeakKeyDictionary[ClientSession, Connection] = WeakKeyDictionary()
+
+    def begin(self) -> Link:
+        """The link of another client."""
+        link = Link()
+        self._links.add(link)
+        return link
+
+    def expect_new_sessions(self) -> None:
+        """Among the clients is one that may be entered again."""
+        self._sessions_change = True
+
+    @property
+    def is_used(self) -> bool:
+        """Whether there is a client that has the extension."""
+        return bool(self._links)
+
+    def connection(self, session: ClientSession, transport: ServerTransport | None = None) -> Connection:
+        """What is known of a session; `transport` adds to it."""
+        if session not in self._connections:
+            self._connections[session] = Connection(PushHub(session) if self._push else None)
+        connection = self._connections[session]
+        connection.transport = connection.transport or transport
+        return connection
+
+    def deliver(self, link: Link, params: Mapping[str, Any]) -> None:
+        """Hand on a notification that came through a link."""
+        self._try_to_prove(link, transport_in(params.get("_meta")))
+        connection = None if link.session is None else self._connections.get(link.session)
+        if connection is not None and connection.hub is not None and connection.hub.awaits(params):
+            connection.hub.deliver(params)
+            return
+        if link.is_proven and not self._sessions_change:
+            return
+        for _, connection in self._unproven():
+            if connection.hub is not None:
+                connection.hub.hint(params)
+
+    def _try_to_prove(self, link: Link, transport: ServerTransport | None) -> None:
+        if link.is_proven:
+            return
+        unproven = self._unproven()
+        over_it = [session for session, known in unproven if transport is not None and known.transport is transport]
+        # With no other client left whose session is unknown, a session of an unknown client is this one's.
+        others = [other for other in self._links if other is not link]
+        is_last = not others if self._sessions_change else all(other.is_proven for other in others)
+        candidates = over_it or ([session for session, _ in unproven] if is_last else [])
+        if len(candidates) == 1:
+            link.prove(candidates[0])
+
+    def _unproven(self) -> list[tuple[ClientSession, Connection]]:
+        """The sessions that no link is known to have."""
+        taken = [link.session for link in self._links]
+        return [(session, known) for session, known in self._connections.items() if session not in taken]
+
+
+# ---- handles
+# The handles that one `TasksClient` gives out: each over the connection of its task, with what the ledger needs.
+
+
+NO_ADDRESS: Final = (
+    "the ledger keeps tasks by the address of their server, and the address of this server is not known: connect with "
+    "Client(reconnecting_http(url), ...) or Client(stdio_transport(parameters), ...), or give it as "
+    "TasksClient(ledger=..., server='https://...')"
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Handles:
+    """Makes them. Its attributes are what the author said, and hold for all."""
+
+    switchboard: Switchboard
+    ledger: Ledger | None
+    server: str | None
+    identity: str
+    patience: Patience | None
+    on_abandon: OnAbandon
+    callbacks: Callbacks
+
+    def over_session(
+        self,
+        session: ClientSession,
+        task_id: str,
+        *,
+        tool: str = "",
+        transport: ServerTransport | None = None,
+        created: TaskSnapshot | None = None,
+    ) -> TaskHandle:
+        """The handle of a task that the SDK's session can speak of.
+
+        Raises:
+            UsageError: There is a ledger, and the server's address is not known.
+        """
+        connection = self.switchboard.connection(session, transport)
+        server = "" if self.ledger is None else self.address(session, transport)
+        port = ModernTask(session, task_id, hub=connection.hub)
+        return self.over(port, task_id, tool=tool, server=server, created=created)
+
+    def over(
+        self, port: TaskPort, task_id: str, *, tool: str, server: str, created: TaskSnapshot | None = None
+    ) -> TaskHandle:
+        """The handle of a task of any era; `created` is the task as the server made it, if it was made just now."""
+        return TaskHandle(
+            port,
+            task_id,
+            tool=tool,
+            ledger=TaskLedger(self.ledger, task_id, server=server, identity=self.identity),
+            patience=self.patience,
+            on_abandon=self.on_abandon,
+            callbacks=self.callbacks,
+            created=created,
+        )
+
+    def of_client(
+        self,
+        older: OlderTasks | None,
+        client: ConnectedClient,
+        task_id: str,
+        tool: str,
+        created: TaskSnapshot | None = None,
+    ) -> TaskHandle:
+        """The handle of a task of a client's server, whose tasks may be of an older era.
+
+        Raises:
+            UsageError: There is a ledger, and the server's address is not known.
+        """
+        transport = transport_of(client)
+        if older is None:
+            return self.over_session(client.session, task_id, tool=tool, transport=transport, created=created)
+        server = "" if self.ledger is None else self.address(client.session, transport)
+        return self.over(older.task(task_id), task_id, tool=tool, server=server, created=created)
+
+    def resumed(self, older: OlderTasks | None, client: ConnectedClient, task_id: str, tool: str) -> TaskHandle:
+        """The same for one that somebody comes back to."""
+        handle = self.of_client(older, client, task_id, tool)
+        handle.life.resumed()
+        return handle
+
+    def address(self, session: ClientSession, transport: ServerTransport | None) -> str:
+        """The address by which the ledger knows the server of this session.
+
+        Raises:
+            UsageError: It is not known.
+        """
+        if self.server is not None:
+            return self.server
+        known = self.switchboard.connection(session, transport).transport
+        if known is None or not known.address:
+            raise UsageError(NO_ADDRESS)
+        return known.address
+
+
+def new(handle: TaskHandle, arguments: Mapping[str, Any] | None = None) -> TaskHandle:
+    """The handle of a task that a call with these arguments has just become."""
+    handle.life.created()
+    handle.remember(arguments)
+    return handle
+
+
+# ---- starting
+# Calling a tool, up to the task that the call becomes: in the way of the server's era, and made once.
+
+
+async def start_call(
+    handles: Handles,
+    client: ConnectedClient,
+    older: OlderTasks | None,
+    tool: ToolName,
+    arguments: dict[str, Any] | None,
+    timeout: float | None = None,
+    progress: ProgressFnT | None = None,
+) -> TaskHandle | CallToolResult:
+    """The handle of the task that a call becomes, or the result if the server answers inline.
+
+    Args:
+        older: The tasks of an older era, if that is what the server has.
+        tool: The tool's name, with the options of the call.
+        timeout: Seconds for the server to answer; None for as long as the client waits otherwise.
+
+    Raises:
+        CallLost: The call got no answer.
+        MCPError: The call failed.
+    """
+
+    async def send(meta: dict[str, Any] | None) -> TaskHandle | CallToolResult:
+        if older is not None:
+            started = await _start_older(handles, client, older, tool, arguments, timeout, meta)
+            if started is not None:
+                return started
+        try:
+            return await call_over(client, tool, arguments, timeout, progress, meta)
+        except HandleWanted as signal:
+            return signal.handle
+
+    async def send_in_time(meta: dict[str, Any] | None) -> TaskHandle | CallToolResult:
+        # Who gives a call some seconds has no more of them for waiting until it may be made.
+        longest = LONGEST_PAUSE if timeout is None else min(timeout, LONGEST_PAUSE)
+        return await in_time(lambda: send(meta), longest)
+
+    return await make_once(
+        send_in_time,
+        tool=str(tool),
+        key=tool.options.idempotency_key,
+        is_honoured=takes_meta(client) and honours_keys(client.session),
+        patience=handles.patience,
+    )
+
+
+async def _start_older(
+    handles: Handles,
+    client: ConnectedClient,
+    older: OlderTasks,
+    tool: ToolName,
+    arguments: dict[str, Any] | None,
+    timeout: float | None,
+    meta: dict[str, Any] | None,
+) -> TaskHandle | CallToolResult | None:
+    """The same in an older era; None if the tool is not offered as a task."""
+    timeout = timeout_of(client) if timeout is None else timeout
+    started = await older.start(str(tool), arguments, ttl=tool.options.ttl, timeout=timeout, meta=meta)
+    if started is None:
+        return None
+    if not isinstance(started, TaskSnapshot):
+        return tool_result(started, f"the call of {str(tool)!r}")
+    return new(handles.of_client(older, client, started.id, str(tool), started), arguments)
+
 
 _NO_HOST = (
     "this TasksClient hosts tasks, and the transport of this client does not know of it: connect with "
@@ -385,3 +777,86 @@ def _state_of(created: CreatedTask) -> TaskSnapshot | None:
 
 class _AnyParams(BaseModel):
     model_config = ConfigDict(extra="allow")
+
+
+# ---- calls
+# The verbs of `TasksClient` as functions, for code that has only the `Client` at hand.
+
+
+async def call_tool(
+    client: ConnectedClient,
+    name: str,
+    arguments: dict[str, Any] | None = None,
+    *,
+    timeout: timedelta | float | None = None,
+    on_progress: OnProgress | None = None,
+    on_abandon: OnAbandon | None = None,
+    ttl: timedelta | None = None,
+    idempotency_key: str | None = None,
+) -> CallToolResult:
+    """`TasksClient.call` of the client's own `TasksClient`."""
+    return await tasks_of(client).call(
+        client,
+        name,
+        arguments,
+        timeout=timeout,
+        on_progress=on_progress,
+        on_abandon=on_abandon,
+        ttl=ttl,
+        idempotency_key=idempotency_key,
+    )
+
+
+async def start_task(
+    client: ConnectedClient,
+    name: str,
+    arguments: dict[str, Any] | None = None,
+    *,
+    read_timeout_seconds: float | None = None,
+    progress_callback: ProgressFnT | None = None,
+    ttl: timedelta | None = None,
+    idempotency_key: str | None = None,
+) -> TaskHandle | CallToolResult:
+    """`TasksClient.start` of the client's own `TasksClient`."""
+    return await tasks_of(client).start(
+        client,
+        name,
+        arguments,
+        read_timeout_seconds=read_timeout_seconds,
+        progress_callback=progress_callback,
+        ttl=ttl,
+        idempotency_key=idempotency_key,
+    )
+
+
+def resume_task(client: ConnectedClient, task_id: str, *, tool: str = "") -> TaskHandle:
+    """`TasksClient.resume` of the client's own `TasksClient`."""
+    return tasks_of(client).resume(client, task_id, tool=tool)
+
+
+def pending_tasks(client: ConnectedClient) -> list[TaskHandle]:
+    """`TasksClient.pending` of the client's own `TasksClient`."""
+    return tasks_of(client).pending(client)
+
+
+def list_tasks(client: ConnectedClient) -> AsyncIterator[TaskSnapshot]:
+    """`TasksClient.list` of the client's own `TasksClient`."""
+    return tasks_of(client).list(client)
+
+
+def tasks_of(client: ConnectedClient) -> TasksClient:
+    """The client's own `TasksClient`.
+
+    Raises:
+        UsageError: It has none, or does not show its extensions.
+    """
+    extensions = extensions_of(client)
+    if extensions is None:
+        kind = f"{type(client).__module__}.{type(client).__qualname__}"
+        raise UsageError(
+            f"a {kind} does not show its extensions; use the methods of its TasksClient: tasks.call(client)"
+        )
+    for extension in extensions:
+        if isinstance(extension, TasksClient):
+            return extension
+    raise UsageError("this client has no TasksClient; make it with Client(..., extensions=[TasksClient()])")

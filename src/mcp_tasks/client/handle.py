@@ -7,7 +7,7 @@ import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
 from contextlib import aclosing
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, Final, Literal, TypeAlias, get_args
 
 import anyio
@@ -15,22 +15,10 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import CallToolResult
 from pydantic import ValidationError
 
-from mcp_tasks.client.answerer import Answerer, Unanswered
-from mcp_tasks.client.callbacks import Callbacks
-from mcp_tasks.client.failure import task_failed
-from mcp_tasks.client.life import TaskLife
-from mcp_tasks.client.mailbox import Mailbox
-from mcp_tasks.client.order import Order
-from mcp_tasks.client.poller import OnOutage, Patience, Poller
-from mcp_tasks.client.port import TaskPort
-from mcp_tasks.client.requests import is_transient, is_unreadable, past_outage, plain_answers
-from mcp_tasks.client.task_ledger import TaskLedger
-from mcp_tasks.client.waiting import Budget, Wake, first_of
-from mcp_tasks.core.durations import seconds_of
-from mcp_tasks.core.json import JsonObject
-from mcp_tasks.core.record import Progress
-from mcp_tasks.core.status import TaskStatus
-from mcp_tasks.core.values import check_choice
+from mcp_tasks.client.answers import Answerer, Budget, Callbacks, Unanswered, Wake, first_of
+from mcp_tasks.client.backend import Mailbox, TaskPort, is_transient, is_unreadable, past_outage, plain_answers
+from mcp_tasks.client.ledger import TaskLedger
+from mcp_tasks.client.poller import OnOutage, Patience, Poller, TaskLife
 from mcp_tasks.errors import (
     Fate,
     InvalidOption,
@@ -42,8 +30,41 @@ from mcp_tasks.errors import (
     WaitAbandoned,
     WaitTimedOut,
 )
+from mcp_tasks.failure import task_failed
+from mcp_tasks.model.json import JsonObject
+from mcp_tasks.model.record import Progress, TaskStatus
+from mcp_tasks.model.values import check_choice, seconds_of
+from mcp_tasks.protocol.shapes import TaskSnapshot
 from mcp_tasks.quiet import get_logger, short_id, what
-from mcp_tasks.wire.parse import TaskSnapshot
+
+# ---- order
+# Which of the states that come of a task is later than the one before: by its own time, as far as that can be.
+
+
+class Order:
+    """Decides which states of one task follow each other."""
+
+    def __init__(self) -> None:
+        self._last: datetime | None = None
+        self._is_doubted = False
+
+    def takes(self, snapshot: TaskSnapshot, *, looked: bool) -> bool:
+        """Whether a state follows those that were taken before.
+
+        A look and a notification may cross, so what is older than the last does not. But a server's machines may not
+        agree about the time, and clocks go back: the end of a task always follows, and so does what a second look in a
+        row has found, as it was sent after the first had come back and crossed nothing.
+
+        Args:
+            looked: Whether it was looked for, and not pushed.
+        """
+        is_older = self._last is not None and snapshot.updated_at < self._last
+        if is_older and not snapshot.is_final and not (looked and self._is_doubted):
+            self._is_doubted = looked or self._is_doubted
+            return False
+        self._last, self._is_doubted = snapshot.updated_at, False
+        return True
+
 
 logger: Final = get_logger(__name__)
 

@@ -12,29 +12,209 @@ import itertools
 import json
 import re
 import sqlite3
+import unicodedata
+from collections import Counter
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final, Self
 from weakref import finalize
 
-from mcp_tasks.client.ledger_entry import UNKNOWN, LedgerEntry
-from mcp_tasks.client.ledger_file import open_ledger
-from mcp_tasks.client.sealing import Sealer, bound_to
-from mcp_tasks.client.short_ids import begins
-from mcp_tasks.core.json import JsonObject
-from mcp_tasks.core.status import TaskStatus
-from mcp_tasks.encryption import Cipher
+from mcp_tasks.client.ledger_file import Sealer, bound_to, open_ledger
+from mcp_tasks.encryption import LEDGER_KEYS_VARIABLE, Cipher, keyring_from_environment
 from mcp_tasks.errors import (
     AmbiguousTask,
     CannotDecrypt,
     EncryptionMismatch,
+    InvalidOption,
     StoreCorrupt,
+    StoreError,
     StoreUnavailable,
     TaskNotRemembered,
+    UntrustedFile,
 )
-from mcp_tasks.wire.parse import TaskSnapshot
+from mcp_tasks.files import private_state_folder, state_folder
+from mcp_tasks.model.json import JsonObject
+from mcp_tasks.model.record import FINAL_STATUSES, TaskStatus
+from mcp_tasks.protocol.shapes import TaskSnapshot
+
+# ---- ledger entry
+# One task of a ledger: what is kept of it, and what that says of the task.
+
+
+UNKNOWN: Final = "unknown"
+"""The status of a task that its server did not know when it was last asked. It is kept: the server may have been asked
+with the wrong credentials, or may get its tasks back from a backup."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LedgerEntry:
+    """One task that this client started.
+
+    Attributes:
+        server: The server's address.
+        identity: Who we are to the server, where that was said.
+        arguments: What the tool was called with, in short (`in_short`), if results are kept.
+        status: As it was last seen; `unknown` if the server did not know the task when it was last asked.
+        attributed: False for a task of the first release's ledger, which did not note addresses: `server` is then
+            whatever name it had for the server, and no recorded answer goes there.
+        named: How the user said which server is called, if that is known (`Ledger.called`): the name that it has in a
+            file; empty if the address was typed.
+    """
+
+    task_id: str
+    server: str
+    tool: str
+    started_at: datetime
+    status: str
+    message: str | None = None
+    result: dict[str, Any] | None = None
+    error: dict[str, Any] | None = None
+    finished_at: datetime | None = None
+    identity: str = ""
+    attributed: bool = True
+    arguments: str | None = None
+    named: str | None = None
+
+    @classmethod
+    def begun(cls, task_id: str = "", *, server: str, tool: str = "", identity: str = "") -> LedgerEntry:
+        """A task, or a call that is none yet, of which no more is known than that it works now."""
+        now, status = datetime.now(UTC), TaskStatus.WORKING.value
+        return cls(task_id=task_id, server=server, tool=tool, identity=identity, started_at=now, status=status)
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """What tells the task from all others: its server, who we are there, and its id."""
+        return self.server, self.identity, self.task_id
+
+    @property
+    def age(self) -> timedelta:
+        """How long ago it was started."""
+        return datetime.now(UTC) - self.started_at
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the task was seen to have ended."""
+        return self.status in FINAL_STATUSES
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more is to be expected of it: it has ended, or its server did not know it."""
+        return self.is_final or self.status == UNKNOWN
+
+    @property
+    def is_error(self) -> bool:
+        """Whether the tool says that it failed: its task has completed with that for a result."""
+        return bool((self.result or {}).get("isError"))
+
+    @property
+    def server_label(self) -> str:
+        """How its server is shown: a command without its folder."""
+        return self.server.rpartition(" && ")[2]
+
+    def has_text(self, text: str) -> bool:
+        """Whether a text is in its id, tool, arguments, message or server, in letters of whatever case."""
+        parts = (self.task_id, self.tool, self.arguments or "", self.message or "", self.server)
+        return text.casefold() in " ".join(parts).casefold()
+
+    def to_json(self) -> dict[str, Any]:
+        """The task as JSON, in the protocol's words: what has a value."""
+        values = {
+            "taskId": self.task_id,
+            "server": self.server,
+            "identity": self.identity or None,
+            "tool": self.tool,
+            "arguments": self.arguments,
+            "status": self.status,
+            "isError": self.is_error or None,
+            "statusMessage": self.message,
+            "startedAt": self.started_at.isoformat(),
+            "finishedAt": self.finished_at and self.finished_at.isoformat(),
+            "result": self.result,
+            "error": self.error,
+        }
+        return {name: value for name, value in values.items() if value is not None}
+
+
+# ---- printable
+# Text that somebody else wrote, made fit for a terminal.
+
+
+_SPELLING: Final = frozenset("\u200c\u200d")
+"""Marks that have no width and belong to the spelling of words and emoji."""
+
+_DROPPED: Final = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+"""Categories of what a terminal obeys or does not show: controls, marks that reorder or hide, halves of characters,
+separators that some terminals take for the end of a line."""
+
+
+def printable(text: str) -> str:
+    """Text without what a terminal would obey, on its lines."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(char for char in text if char in "\n\t" or not is_dropped(char))
+
+
+def on_one_line(text: str) -> str:
+    """The same on one line."""
+    return " ".join(printable(text).split())
+
+
+def is_dropped(char: str) -> bool:
+    """Whether a character is one of those."""
+    return char not in _SPELLING and unicodedata.category(char) in _DROPPED
+
+
+# All that `json.dumps` leaves as it is: it escapes the controls below the space by itself.
+_UNPRINTED: Final = re.compile(r"[^ -~\n]")
+
+
+def printable_json(value: Any, *, indent: int | None = None) -> str:
+    """A JSON value as text: what a terminal would obey is escaped in it, and the value is the same."""
+    text = json.dumps(value, indent=indent, ensure_ascii=False)
+    return text if text.isascii() else _UNPRINTED.sub(_escaped, text)
+
+
+def _escaped(found: re.Match[str]) -> str:
+    char = found[0]
+    return json.dumps(char)[1:-1] if is_dropped(char) else char
+
+
+# ---- short ids
+# Tasks by the beginnings of their ids, which are long, as people see and type them.
+
+
+SHORT: Final = 8
+"""Characters of an id's random part that are shown and asked for: 48 bits, more than a ledger can mix up."""
+
+
+def short_id(task_id: str) -> str:
+    """As much of an id as tells tasks apart, fit to be shown: an id is what a server says it is."""
+    kind, random = _split(on_one_line(task_id))
+    return kind + random[:SHORT]
+
+
+def short_ids(task_ids: Iterable[str]) -> dict[str, str]:
+    """Short forms of ids by which `Ledger.find` finds each of these again; whole ones where ids are alike."""
+    short = {task_id: short_id(task_id) for task_id in task_ids}
+    taken = Counter(short.values())
+    return {task_id: name if taken[name] == 1 else task_id for task_id, name in short.items()}
+
+
+def begins(task_id: str, start: str) -> bool:
+    """Whether an id begins like that, with or without the part before `_`."""
+    # As it is, and as it is shown.
+    names = (task_id, shown := on_one_line(task_id), _split(task_id)[1], _split(shown)[1])
+    return bool(start) and any(name.startswith(start) for name in names)
+
+
+def _split(task_id: str) -> tuple[str, str]:
+    """The part of an id that all of a server's ids share (`task_`), and the rest."""
+    kind, separator, random = task_id.partition("_")
+    return (kind + separator, random) if kind.isalpha() and random else ("", task_id)
+
 
 _LONGEST: Final = 200
 _LONGEST_VALUE: Final = 60
@@ -405,3 +585,113 @@ def _bound(text: str | bytes | None) -> str | bytes | None:
 
 def _text(value: str | bytes) -> str:
     return value.decode(errors="surrogatepass") if isinstance(value, bytes) else value
+
+
+# ---- task ledger
+# The ledger, for one task. Where there is none, nothing is kept, and callers need not care.
+
+
+class TaskLedger:
+    """The ledger as far as it concerns one task: of one server, by its address, and of one identity there."""
+
+    def __init__(self, ledger: Ledger | None, task_id: str, *, server: str = "", identity: str = "") -> None:
+        self._ledger = ledger
+        self._task_id = task_id
+        self._server = server
+        self._identity = identity
+
+    @property
+    def exists(self) -> bool:
+        """Whether there is a ledger."""
+        return self._ledger is not None
+
+    def add(self, tool: str, arguments: Mapping[str, Any] | None = None) -> None:
+        """Add the task, and what its tool was called with.
+
+        Raises:
+            StoreError: It cannot be kept. A note of the exception has its id, which would be known to nobody.
+        """
+        if self._ledger is None:
+            return
+        try:
+            self._ledger.add(
+                self._task_id, server=self._server, tool=tool, identity=self._identity, arguments=arguments
+            )
+        except StoreError as exc:
+            exc.add_note(f"The task goes on, and is not in the ledger: {self._task_id}")
+            raise
+
+    def saw(self, snapshot: TaskSnapshot) -> None:
+        """Record a state of the task."""
+        if self._ledger is not None:
+            self._ledger.saw(self._server, snapshot, identity=self._identity)
+
+    def lost(self) -> None:
+        """Record that the server does not know the task (any more)."""
+        if self._ledger is not None:
+            self._ledger.lost(self._task_id, server=self._server, identity=self._identity)
+
+    def cancelled(self) -> None:
+        """Record that the server acknowledged our cancelling the task."""
+        if self._ledger is not None:
+            self._ledger.cancelled(self._task_id, server=self._server, identity=self._identity)
+
+    def forget(self) -> None:
+        """Remove the task."""
+        if self._ledger is not None:
+            self._ledger.forget(self._task_id, server=self._server, identity=self._identity)
+
+    def recorded_answer(self, key: str, question: JsonObject) -> Mapping[str, Any] | None:
+        """The recorded answer to this very question."""
+        if self._ledger is None:
+            return None
+        return self._ledger.recorded_answer(
+            self._server, self._task_id, key, question=question, identity=self._identity
+        )
+
+    def record_answer(self, key: str, question: JsonObject | None, answer: Mapping[str, Any]) -> None:
+        """Record an answer, before it is sent."""
+        if self._ledger is not None:
+            self._ledger.record_answer(
+                self._server, self._task_id, key, answer, question=question, identity=self._identity
+            )
+
+    def answer_sent(self, key: str) -> None:
+        """Record that the server acknowledged the answer."""
+        if self._ledger is not None:
+            self._ledger.answer_sent(self._server, self._task_id, key, identity=self._identity)
+
+    def answer_refused(self, key: str) -> None:
+        """Remove an answer that the server refused."""
+        if self._ledger is not None:
+            self._ledger.answer_refused(self._server, self._task_id, key, identity=self._identity)
+
+
+# ---- user ledger
+# The ledger of whoever runs a program: the one of the `mcp-tasks` command, which can come back to what it has.
+
+
+def user_ledger_path() -> Path:
+    """Where it is: in the user's state folder."""
+    return state_folder() / "ledger.db"
+
+
+def user_ledger(path: Path | None = None) -> Ledger:
+    """Open it, with the keys of the environment (`MCP_TASKS_LEDGER_KEYS`) and results kept; made if it is not there.
+    Only its owner may read it: ids can be all that protects a task.
+
+    Args:
+        path: Another file, which is opened in the same way.
+
+    Raises:
+        StoreError: The file cannot be used, or others can write to its folder; or the environment has no keys where it
+            says that it has some.
+    """
+    if path is None:
+        private_state_folder()
+    where = path or user_ledger_path()
+    try:
+        cipher = keyring_from_environment(LEDGER_KEYS_VARIABLE)
+    except (InvalidOption, UntrustedFile) as exc:
+        raise EncryptionMismatch(f"the ledger {where} needs its keys, see {LEDGER_KEYS_VARIABLE}: {exc}") from exc
+    return Ledger(where, keep_results=True, cipher=cipher)

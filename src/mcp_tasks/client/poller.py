@@ -6,14 +6,19 @@ Times are seconds on any clock that only goes forward; the caller says what time
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TypeAlias
+from typing import Any, Final, Self, TypeAlias, cast
 
-from mcp_tasks.core.durations import check_duration
-from mcp_tasks.core.pacing import backoff
-from mcp_tasks.wire.parse import TaskSnapshot
+from mcp.shared.exceptions import MCPError
+from mcp_types import CONNECTION_CLOSED
+
+from mcp_tasks.errors import TasksError
+from mcp_tasks.model.limits import backoff
+from mcp_tasks.model.values import check_duration
+from mcp_tasks.protocol.shapes import TaskSnapshot
+from mcp_tasks.quiet import get_logger, short_id
 
 DEFAULT_INTERVAL = 1.0
 """For a server that suggests no interval."""
@@ -120,3 +125,135 @@ class Poller:
         if tries_again and self._on_outage is not None:
             self._on_outage(timedelta(seconds=now - self._failing_since))
         return tries_again
+
+
+# ---- failure
+# `TaskFailed`, where clients look for it, and `CallLost`: both are errors of the SDK's as well as ours.
+
+
+class CallLost(TasksError, MCPError):
+    """A call got no answer. Code that handles the `MCPError` of a plain call handles this one too.
+
+    Attributes:
+        tool: Which tool was called.
+        may_have_run: Whether the call may have been made. If not, it was never sent.
+        idempotency_key: The key that it was made under. Where the server honours it, another call under the same one
+            comes to the same task. It is not in the text, as it may be all that keeps others from that task.
+        error: The JSON-RPC error that the SDK made of it; `code`, `message` and `data` are its parts.
+    """
+
+    tool: str = ""
+    may_have_run: bool = True
+    idempotency_key: str | None = None
+    _how_to_go_on: str = ""
+
+    # No constructor of its own: the SDK builds errors by the parameters of its class, and so does unpickling.
+
+    @classmethod
+    def of(cls, exc: Exception, *, tool: str, key: str | None, may_have_run: bool, is_honoured: bool) -> Self:
+        """The exception for a call that failed with this one."""
+        code, data = (exc.code, exc.error.data) if isinstance(exc, MCPError) else (CONNECTION_CLOSED, None)
+        lost = cls(code, exc.message if isinstance(exc, MCPError) else str(exc) or type(exc).__name__, data)
+        lost.tool, lost.idempotency_key, lost.may_have_run = tool, key, may_have_run
+        lost._how_to_go_on = _how_to_go_on(may_have_run=may_have_run, is_honoured=is_honoured and key is not None)
+        return lost
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.code, self.message, self.error.data), self.__dict__
+
+    def __str__(self) -> str:
+        return f"the call of {self.tool!r} got no answer: {self.message.rstrip('.')}. {self._how_to_go_on}"
+
+
+def _how_to_go_on(*, may_have_run: bool, is_honoured: bool) -> str:
+    if not may_have_run:
+        return "It was never sent, so it was not made: call again when the server can be reached."
+    if is_honoured:
+        return (
+            "It may have been made. Make it again with idempotency_key=exc.idempotency_key: if it was, that gives its "
+            "task, and nothing runs twice."
+        )
+    return (
+        "It may have been made, and this server does not say that it honours idempotency keys: find out before you "
+        "make it again."
+    )
+
+
+# ---- life
+# The lives of a client's tasks, as one logger tells them: `mcp_tasks.client`.
+
+
+logger: Final = get_logger("mcp_tasks.client")
+
+_KINDS: Final[Mapping[str, str]] = {
+    "elicitation/create": "elicitation",
+    "sampling/createMessage": "sampling",
+    "roots/list": "roots",
+}
+
+
+class TaskLife:
+    """The life of one task."""
+
+    def __init__(self, task_id: str, tool: str) -> None:
+        self._task = f"{short_id(task_id)} of {tool!r}" if tool else short_id(task_id)
+        self._is_away = False
+        self._has_ended = False
+
+    def created(self) -> None:
+        """A call became the task."""
+        logger.info("task %s was created", self._task)
+
+    def resumed(self) -> None:
+        """Somebody came back to it."""
+        logger.info("task %s is taken up again", self._task)
+
+    def asked(self, question: object) -> None:
+        """A question of the task goes to a callback."""
+        # A server may send anything in its place.
+        method = cast("Mapping[str, Any]", question).get("method") if isinstance(question, Mapping) else None
+        logger.info("task %s asks (%s)", self._task, _KINDS.get(str(method), "unknown"))
+
+    def answered(self) -> None:
+        """The server has the answer."""
+        logger.info("task %s has its answer", self._task)
+
+    def refused(self, exc: Exception) -> None:
+        """A callback failed, and the server has its error as the answer."""
+        logger.warning("task %s asks, and is answered with an error: %s", self._task, _kind(exc))
+
+    def unanswered(self, exc: Exception) -> None:
+        """A question got no answer."""
+        logger.warning("task %s asks, and got no answer: %s", self._task, _kind(exc.__cause__ or exc))
+
+    def out_of_reach(self, exc: Exception) -> None:
+        """The server could not be asked about it; said once, however long that lasts."""
+        if not self._is_away:
+            self._is_away = True
+            logger.warning("task %s cannot be looked at, trying again: %s", self._task, _kind(exc))
+
+    def reached(self) -> None:
+        """The server could be asked about it."""
+        if self._is_away:
+            self._is_away = False
+            logger.info("task %s can be looked at again", self._task)
+
+    def seen(self, snapshot: TaskSnapshot) -> None:
+        """The server has shown it."""
+        if snapshot.is_final and not self._has_ended:
+            self._has_ended = True
+            logger.info("task %s is %s", self._task, snapshot.status.value)
+
+    def unknown(self) -> None:
+        """The server does not know it."""
+        logger.warning("task %s is not known to its server (any more)", self._task)
+
+
+def call_repeated(tool: str, failure: Exception) -> None:
+    """A call got no answer, or its server could not make it for now, and the call is made again."""
+    why = _kind(failure.__cause__ or failure)
+    logger.warning("the call of %r got no answer or was refused for now (%s): making it again", tool, why)
+
+
+def _kind(exc: BaseException) -> str:
+    return f"error {exc.code}" if isinstance(exc, MCPError) else type(exc).__name__

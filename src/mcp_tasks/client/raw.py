@@ -21,11 +21,9 @@ from mcp.shared.message import SessionMessage
 from mcp_types import JSONRPCRequest
 from pydantic import ValidationError
 
-from mcp_tasks.client.messages import messages_in, notification
-from mcp_tasks.client.servers.address import ServerAddress
-from mcp_tasks.client.servers.connecting import stdio_parameters
-from mcp_tasks.client.servers.unreachable import check_url, why_unreachable
-from mcp_tasks.core.json import JsonObject, object_in
+from mcp_tasks.client.backend import messages_in, notification
+from mcp_tasks.client.servers import ServerAddress, check_url, stdio_parameters, why_unreachable
+from mcp_tasks.model.json import JsonObject, object_in
 
 ANSWER_TIMEOUT: Final = 10.0
 """Seconds for one answer. What reads or writes one record takes far less; this is plenty."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+import re
 import shlex
 import sys
 from collections.abc import AsyncGenerator, Callable, Mapping
@@ -29,13 +30,46 @@ import anyio
 from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp_types import JSONRPCMessage, JSONRPCNotification, JSONRPCRequest, JSONRPCResponse, RequestId
 
+from mcp_tasks.client.backend import Finish, OlderTasks
 from mcp_tasks.client.eras import older_tasks
-from mcp_tasks.client.port import Finish, OlderTasks
-from mcp_tasks.client.question_limit import QuestionLimit
-from mcp_tasks.client.request_log import with_request_log
-from mcp_tasks.client.servers.variables import names_in
-from mcp_tasks.client.wire import Handler, Wire
+from mcp_tasks.client.wire import Handler, QuestionLimit, Wire, with_request_log
 from mcp_tasks.quiet import get_logger
+
+# ---- variables
+# Variables in files that name servers: `${NAME}`, `${NAME:-default}` and `${env:NAME}`.
+
+
+_REFERENCE: Final = re.compile(r"\$\{([^}]*)\}")
+
+
+def expand(text: str, values: Mapping[str, str]) -> str:
+    """The text with values in the place of its variables.
+
+    A default stands in for what is not set, and for what is empty, as in a shell.
+
+    Raises:
+        KeyError: A variable is not set and has no default; it has the name.
+    """
+
+    def value(found: re.Match[str]) -> str:
+        name, has_default, default = found[1].partition(":-")
+        name = name.removeprefix("env:")
+        if has_default:
+            return values.get(name) or default
+        return values[name]
+
+    return _REFERENCE.sub(value, text)
+
+
+def has_variables(text: str) -> bool:
+    """Whether there is a variable in a text."""
+    return _REFERENCE.search(text) is not None
+
+
+def names_in(text: str) -> list[str]:
+    """The variables that a text refers to."""
+    return [name.partition(":-")[0].removeprefix("env:") for name in _REFERENCE.findall(text)]
+
 
 logger: Final = get_logger(__name__)
 

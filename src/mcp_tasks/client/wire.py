@@ -24,27 +24,32 @@ A handler that raises is logged and passed over: the message goes on as it was.
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
-from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Mapping
 from contextvars import Context
 from types import TracebackType
-from typing import Any, Final, Protocol, Self
+from typing import Any, Final, Protocol, Self, cast
 
 import anyio
 from mcp.shared.exceptions import MCPError
 from mcp.shared.message import SessionMessage
 from mcp_types import (
+    INVALID_REQUEST,
     REQUEST_TIMEOUT,
     ErrorData,
     JSONRPCError,
     JSONRPCMessage,
+    JSONRPCNotification,
     JSONRPCRequest,
     JSONRPCResponse,
     RequestId,
 )
 
-from mcp_tasks.client.messages import connection_closed, notification, reply_to, request_message, unreadable_answer
-from mcp_tasks.quiet import get_logger, quietly
+from mcp_tasks.client.backend import connection_closed, notification, reply_to, request_message, unreadable_answer
+from mcp_tasks.quiet import get_logger, quietly, short_id
 
 logger: Final = get_logger(__name__)
 
@@ -403,3 +408,206 @@ async def _cancel(works: Collection[asyncio.Task[Any]]) -> None:
     if works:
         with anyio.CancelScope(shield=True):
             await asyncio.wait(set(works), timeout=FAREWELL)
+
+
+# ---- question limit
+# How many questions of a server are put to a session at a time, where they do not come from tasks.
+
+
+AT_ONCE: Final = 32
+"""As many as a task of ours may have open: no server that means well asks more at a time."""
+
+MOST_WAITING: Final = 1_000
+
+_QUESTIONS: Final = frozenset({"elicitation/create", "sampling/createMessage", "roots/list"})
+
+
+class QuestionLimit:
+    """Keeps the questions of one connection within bounds. A handler of its wire."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+        self._open: set[RequestId] = set()
+        self._waiting: OrderedDict[RequestId, JSONRPCRequest] = OrderedDict()
+
+    def incoming(self, message: JSONRPCMessage) -> JSONRPCMessage | None:
+        """Let a question pass, or have it wait."""
+        match message:
+            case JSONRPCRequest(method=method) if method in _QUESTIONS:
+                return self._asked(message)
+            case JSONRPCNotification(method="notifications/cancelled", params=dict() as params):
+                return None if self._withdrawn(params.get("requestId")) else message
+            case JSONRPCResponse(id=request_id, result=result) if result.get("resultType") == "input_required":
+                asked: object = result.get("inputRequests")
+                number = len(cast("Mapping[str, Any]", asked)) if isinstance(asked, Mapping) else 0
+                if number > AT_ONCE:
+                    why = f"The server asks {number} questions in one answer, and this client takes at most {AT_ONCE}"
+                    return JSONRPCError(jsonrpc="2.0", id=request_id, error=_refusal(why))
+            case _:
+                pass
+        return message
+
+    def outgoing(self, message: JSONRPCMessage) -> JSONRPCMessage | None:
+        """See an answer of the session: the next question has its turn."""
+        if isinstance(message, JSONRPCResponse | JSONRPCError) and message.id in self._open:
+            self._done(message.id)
+        return message
+
+    def _asked(self, question: JSONRPCRequest) -> JSONRPCRequest | None:
+        if len(self._open) < AT_ONCE:
+            self._open.add(question.id)
+            return question
+        if len(self._waiting) < MOST_WAITING:
+            self._waiting[question.id] = question
+            return None
+        why = f"This client has {AT_ONCE} questions open and {MOST_WAITING} waiting, and takes no more"
+        self._wire.spawn(self._wire.reply(question.id, _refusal(why)))
+        return None
+
+    def _withdrawn(self, request_id: object) -> bool:
+        """The server no longer wants an answer; whether the session has never heard of the question."""
+        if not isinstance(request_id, str | int):
+            return False
+        if self._waiting.pop(request_id, None) is not None:
+            return True
+        if request_id in self._open:
+            self._done(request_id)
+        return False
+
+    def _done(self, request_id: RequestId) -> None:
+        self._open.discard(request_id)
+        if self._waiting:
+            _, question = self._waiting.popitem(last=False)
+            self._open.add(question.id)
+            self._wire.spawn(self._wire.deliver(question))
+
+
+def _refusal(why: str) -> ErrorData:
+    return ErrorData(code=INVALID_REQUEST, message=why)
+
+
+# ---- request log
+# A line for each request on a connection: its method, what it is about, how long it took and what came of it.
+
+
+request_log_logger: Final = get_logger("mcp_tasks.client.requests")
+
+_LONGEST: Final = 120
+_MOST: Final = 1_000
+"""Requests without an answer that are remembered."""
+
+
+def with_request_log(read: Any, write: Any) -> tuple[Any, Any]:
+    """The streams of a transport, with a log of what goes over them if anybody listens to it."""
+    if not request_log_logger.isEnabledFor(logging.DEBUG):
+        return read, write
+    log = _RequestLog()
+    return _Reading(read, log), _Writing(write, log)
+
+
+class _RequestLog:
+    """The requests of one connection that wait for their answers, by the side that asked."""
+
+    def __init__(self) -> None:
+        self._open: dict[tuple[str, RequestId], tuple[str, float]] = {}
+
+    def saw(self, item: Any, arrow: str, back: str) -> None:
+        """A message passes; the arrows say in which direction, and where its answer comes from."""
+        message: JSONRPCMessage | None = item.message if isinstance(item, SessionMessage) else None
+        match message:
+            case JSONRPCRequest():
+                if len(self._open) < _MOST:
+                    self._open[arrow, message.id] = _about(message), time.monotonic()
+            case JSONRPCNotification():
+                request_log_logger.debug("%s %s", arrow, _about(message))
+            case JSONRPCResponse():
+                self._answered(back, message.id, arrow, _result(message.result))
+            case JSONRPCError(id=request_id) if request_id is not None:
+                self._answered(back, request_id, arrow, f"error {message.error.code}: {message.error.message}")
+            case _:
+                pass
+
+    def end(self) -> None:
+        """Nothing more comes."""
+        for (arrow, _), (what, since) in self._open.items():
+            # That of a stream comes when it ends, and we are the ones who end it.
+            how = "open for" if what.startswith("subscriptions/listen") else "no answer in"
+            request_log_logger.debug("%s %s   %s %s", arrow, what, how, _took(since))
+        self._open.clear()
+
+    def _answered(self, asked: str, request_id: RequestId, arrow: str, outcome: str) -> None:
+        what, since = self._open.pop((asked, request_id), ("an unknown request", time.monotonic()))
+        request_log_logger.debug("%s %s   %s %s  %s", asked, what, arrow, _cut(outcome), _took(since))
+
+
+def _about(message: JSONRPCRequest | JSONRPCNotification) -> str:
+    params: dict[str, Any] = message.params or {}
+    if message.method == "tools/call":
+        return f"{message.method} {_cut(str(params.get('name', '')))}"
+    return f"{message.method} {_task(params)}".rstrip()
+
+
+def _task(fields: dict[str, Any]) -> str:
+    """A task, by the beginning of its id and by its status, where there is one."""
+    inner = fields.get("task")
+    held = cast("dict[str, Any]", inner) if isinstance(inner, dict) else fields
+    task_id, status = held.get("taskId"), held.get("status")
+    if not isinstance(task_id, str):
+        return ""
+    return f"{short_id(task_id)} {_cut(status)}" if isinstance(status, str) else short_id(task_id)
+
+
+def _result(result: dict[str, Any]) -> str:
+    task = _task(result)
+    if result.get("resultType") == "task" or "task" in result:
+        return f"task {task}"
+    if result.get("isError"):
+        return "a result that is an error"
+    return str(result["status"]) if task and "status" in result else "ok"
+
+
+def _took(since: float) -> str:
+    seconds = time.monotonic() - since
+    return f"{seconds * 1000:.0f} ms" if seconds < 10 else f"{seconds:.1f} s"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+
+
+class _Writing:
+    """What is sent."""
+
+    def __init__(self, inner: Any, log: _RequestLog) -> None:
+        self._inner = inner
+        self._log = log
+
+    async def send(self, item: Any, /) -> None:
+        self._log.saw(item, "→", "←")
+        await self._inner.send(item)
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+
+class _Reading:
+    """What comes."""
+
+    def __init__(self, inner: Any, log: _RequestLog) -> None:
+        self._inner = inner
+        self._log = log
+
+    @property
+    def last_context(self) -> Context | None:
+        """Whose context the last message was sent in."""
+        return getattr(self._inner, "last_context", None)
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        async for item in self._inner:
+            self._log.saw(item, "←", "→")
+            yield item
+        self._log.end()
+
+    async def aclose(self) -> None:
+        self._log.end()
+        await self._inner.aclose()

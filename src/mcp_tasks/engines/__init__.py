@@ -14,8 +14,7 @@ from mcp_tasks.engines.base import (
     Slot,
     WritesJobs,
 )
-from mcp_tasks.engines.inline import InlineEngine
-from mcp_tasks.engines.local import LocalEngine
+from mcp_tasks.engines.local import InlineEngine, LocalEngine
 from mcp_tasks.engines.remote import Carrier, Deliver, RemoteEngine
 
 __all__ = [

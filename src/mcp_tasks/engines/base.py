@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
-from mcp_tasks.core.record import DEFAULT_QUEUE
-from mcp_tasks.core.statement import Statement
+from mcp_tasks.model.record import DEFAULT_QUEUE
+from mcp_tasks.model.values import Statement
 
 Lane: TypeAlias = Literal["new", "again"]
 """Whether a task is submitted for the first time, or again: woken, recovered, or left by another process. An engine

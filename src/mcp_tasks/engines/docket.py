@@ -17,28 +17,388 @@ that nothing is taken.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import json
-from collections.abc import Awaitable, Callable, Collection, Sequence
-from contextlib import AsyncExitStack, suppress
-from contextvars import Context
+import logging
+import pickle
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextvars import Context, ContextVar
 from datetime import timedelta
-from typing import Any, Final, cast
-from urllib.parse import quote
+from functools import partial
+from typing import Any, Final, TypeAlias, cast
+from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit, urlunsplit
 from uuid import uuid4
 
-from docket import Docket, Worker
-from redis.asyncio import Redis
+from docket import Docket, Execution, Worker
+from docket.strikelist import StrikeList
+from opentelemetry import context, trace
+from redis.asyncio import ConnectionPool, Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import NoPermissionError, RedisClusterException, RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from mcp_tasks.core.values import check_number
 from mcp_tasks.engines.base import Abilities, Lane, Route, Serves
-from mcp_tasks.engines.docket_plain import PlainDocket, key_of
-from mcp_tasks.engines.docket_quiet import quiet_context
-from mcp_tasks.engines.docket_reader import BUSY, REST, Deliveries, Handler, Reader
-from mcp_tasks.engines.docket_server import FAULTS, Server
 from mcp_tasks.engines.remote import Deliver
-from mcp_tasks.errors import StoreUnavailable
+from mcp_tasks.errors import StoreUnavailable, UsageError
+from mcp_tasks.model.values import check_number, names_redis_database
+from mcp_tasks.quiet import get_logger, what
+
+__all__ = ["DocketCarrier"]
+
+# ---- docket reader
+# Reading one of Docket's streams: how often it is asked, and whether there is room for what it brings.
+
+
+Handler: TypeAlias = Callable[..., Awaitable[None]]
+
+BUSY: Final = timedelta(milliseconds=10)
+"""How long a read waits for more while something arrives, and how long a reader with its hands full waits."""
+
+FULL: Final = timedelta(milliseconds=100)
+"""How often a reader looks whether there is room again, when there has been none for a while. It asks nobody."""
+
+REST: Final = 1.0
+"""Seconds without anything new after which a reader asks rarely."""
+
+
+class Reader:
+    """Reads one stream, and asks often or rarely as things arrive.
+
+    Args:
+        name: Of the docket.
+        handler: What is done with what arrives.
+        due_check: How often it is looked for what is due.
+    """
+
+    def __init__(self, name: str, handler: Handler, *, due_check: timedelta) -> None:
+        self.name = name
+        self.due_check = due_check
+        self._handler = handler
+        self._worker: Worker | None = None
+        self._idle_check = BUSY
+        self._concurrency = 0
+        self._paused = False
+        self._at_work = 0
+        self._noticed = 0.0
+
+    def begin(self, worker: Worker) -> None:
+        """Take charge of a worker: it asks rarely to begin with, and reads unless there is no room."""
+        self._worker, self._idle_check, self._concurrency = worker, worker.minimum_check_interval, worker.concurrency
+        if self._paused:
+            self.pause()
+
+    async def handle(self, *args: str) -> None:
+        """Handle what has arrived; nothing that is none of ours."""
+        if not args:
+            return
+        self._at_work += 1
+        try:
+            await self._handler(*args)
+        finally:
+            self._at_work -= 1
+            self._noticed = time.monotonic()
+
+    def notice(self, execution: Execution) -> bool:
+        """Something has arrived: ask often.
+
+        Docket calls this first of all for what it has read, and goes by the answer whether not to do it. The next read
+        comes back later than that. So as long as one read does not fill its hands, it never waits for them to be free
+        for as long as an idle read waits for something to arrive.
+        """
+        self._noticed = time.monotonic()
+        self._ask_every(BUSY)
+        return False
+
+    def rest(self) -> None:
+        """Ask rarely, if nothing has arrived for a while."""
+        if time.monotonic() - self._noticed > REST and not self._at_work:
+            self._ask_every(FULL if self._paused else self._idle_check)
+
+    def pause(self) -> None:
+        """Read nothing more for now."""
+        self._paused = True
+        self._noticed = time.monotonic()
+        if self._worker is not None:
+            self._worker.concurrency = 0
+            self._ask_every(BUSY)
+
+    def resume(self) -> None:
+        """Read again."""
+        self._paused = False
+        if self._worker is not None:
+            self._worker.concurrency = self._concurrency
+
+    def _ask_every(self, interval: timedelta) -> None:
+        if self._worker is not None:
+            self._worker.minimum_check_interval = interval
+
+
+class Deliveries:
+    """The ids that have been read, and wait for a slot here or for the store to know who has the task."""
+
+    def __init__(self, deliver: Deliver) -> None:
+        self.stopping: bool = False
+        self._deliver = deliver
+        self._under_way: set[asyncio.Future[bool]] = set()
+        self._arrived = asyncio.Event()
+
+    async def made(self, task_id: str) -> bool:
+        """Deliver an id. False if it is to be sent again."""
+        if self.stopping:
+            return False
+        delivery = asyncio.ensure_future(self._deliver(task_id))
+        self._under_way.add(delivery)
+        self._arrived.set()
+        try:
+            await asyncio.wait({delivery})
+        finally:
+            self._under_way.discard(delivery)
+        return not delivery.cancelled() and delivery.result()
+
+    async def keep_room(self, readers: Sequence[Reader]) -> None:
+        """Have nothing read while there is no room for it: it would only wait here, where others may have room."""
+        while True:
+            self._arrived.clear()
+            asking = asyncio.ensure_future(self._deliver.room())
+            if not (await asyncio.wait({asking}, timeout=BUSY.total_seconds()))[0]:
+                for reader in readers:
+                    reader.pause()
+                await asyncio.wait({asking})
+            if not asking.result():
+                # Nothing is taken here any more, and whoever takes is about to be told.
+                await asyncio.Event().wait()
+            for reader in readers:
+                reader.resume()
+            await self._arrived.wait()
+
+    def stop(self) -> None:
+        """What still waits is to be sent again."""
+        self.stopping = True
+        for delivery in self._under_way:
+            delivery.cancel()
+
+
+# ---- docket server
+# The server that Docket's streams are on: its URL, as redis-py and as Docket want it, and whether it answers.
+
+
+FAULTS: Final = (RedisError, RedisClusterException, OSError)
+"""What is raised when the server cannot be asked."""
+
+
+class Server:
+    """A Redis or a Valkey.
+
+    Args:
+        url: `redis://`, `rediss://`, `valkey://` or `valkeys://`.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._url = _of_redis(url)
+        self._in_cluster = False
+
+    def __str__(self) -> str:
+        parts = urlsplit(self._url)
+        return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+    @property
+    def url_for_docket(self) -> str:
+        """The URL as Docket wants it, which asks to be told of a cluster."""
+        scheme, _, rest = self._url.partition("://")
+        return f"{scheme}+cluster://{rest}" if self._in_cluster else self._url
+
+    async def reach(self, seconds: float) -> None:
+        """Connect, and find out whether the server is one of a cluster.
+
+        Raises:
+            StoreUnavailable: It does not answer, or does not let us in.
+        """
+        found: dict[str, object] = {}
+        try:
+            async with asyncio.timeout(seconds), Redis.from_url(self._url) as redis:
+                # A user who may not ask is answered all the same.
+                with suppress(NoPermissionError):
+                    await redis.ping()
+                with suppress(NoPermissionError):
+                    found = await redis.info("cluster")
+        except FAULTS as exc:
+            raise self.unavailable(exc) from exc
+        self._in_cluster = bool(found.get("cluster_enabled"))
+
+    def unavailable(self, exc: Exception) -> StoreUnavailable:
+        """What it means for us that the server could not be asked. Raise it `from exc`."""
+        # asyncio's, which is an OSError, says nothing.
+        said = str(exc).rstrip(".") or "it does not answer in time"
+        return StoreUnavailable(
+            f"the streams on {self} cannot be used: {said}. Start the server, or correct host, port, user and password "
+            "in the engine's URL"
+        )
+
+
+_NO_URL: Final = (
+    "a URL that Redis cannot be reached by: write redis://[USER:PASSWORD@]HOST[:PORT]/DATABASE, where the database is "
+    "a number, and what is special in the password percent-encoded (/ is %2F, @ is %40, # is %23)"
+)
+
+
+def _of_redis(url: str) -> str:
+    """The URL as redis-py has it, with room for as many connections as there may be requests at a time."""
+    try:
+        parts = urlsplit(url)
+        options = {"max_connections": "1000", **dict(parse_qsl(parts.query, keep_blank_values=True))}
+        plain = urlunsplit(parts._replace(scheme=parts.scheme.replace("valkey", "redis"), query=urlencode(options)))
+        ConnectionPool.from_url(plain)
+    except (TypeError, ValueError):
+        # What is wrong is not passed on: it may quote the password.
+        raise UsageError(_NO_URL) from None
+    if not names_redis_database(plain):
+        raise UsageError(_NO_URL)
+    return plain
+
+
+# ---- docket plain
+# `PlainDocket`: a docket that unpickles nothing of what is on the server.
+
+
+logger: Final = get_logger(__name__)
+
+READS: Final = ("XREADGROUP", "XAUTOCLAIM", "XCLAIM")
+"""The commands that give messages."""
+
+_NO_NAMES: Final = pickle.dumps({})
+
+
+def key_of(task_id: str) -> str:
+    """The key of a message that carries an id. Each is new: Docket drops a message with the key of one that runs."""
+    return f"{uuid4().hex}/{quote(task_id, safe='', errors='surrogatepass')}"
+
+
+class PlainDocket(Docket):
+    """Reads the keys of messages, and no pickles."""
+
+    @property
+    def strike_list(self) -> StrikeList:
+        """One that is this process's alone."""
+        return self._own_strikes
+
+    @strike_list.setter
+    def strike_list(self, _: StrikeList) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        # Docket makes one that reads from the server; without a URL there is no server.
+        self._own_strikes = StrikeList(name=self.name)
+
+    @asynccontextmanager
+    async def redis(self) -> AsyncGenerator[Any]:
+        """The client with which Docket reads, whose messages have no pickles of others."""
+        async with super().redis() as client:
+            _guard(cast("Redis", client))
+            yield client
+
+
+def _guard(client: Redis) -> None:
+    for command in READS:
+        callback: Any = client.response_callbacks.get(command)
+        if not (isinstance(callback, partial) and callback.func is _read):
+            client.set_response_callback(command, partial(_read, callback))
+
+
+def _read(parse: Any, response: Any, **options: Any) -> Any:
+    found = response if parse is None else parse(response, **options)
+    _replace_arguments(found)
+    return found
+
+
+def _replace_arguments(found: Any) -> None:
+    """Give each message in an answer of the server the id of its key as its one argument."""
+    if isinstance(found, list | tuple):
+        for each in cast("list[Any]", found):
+            _replace_arguments(each)
+    elif isinstance(found, dict):
+        message = cast("dict[Any, Any]", found)
+        if b"key" in message or b"args" in message or b"kwargs" in message:
+            message[b"args"], message[b"kwargs"] = pickle.dumps(_arguments(message)), _NO_NAMES
+        else:
+            for each in message.values():
+                _replace_arguments(each)
+
+
+def _arguments(message: Mapping[Any, Any]) -> tuple[str, ...]:
+    _, slash, quoted = cast("bytes", message.get(b"key", b"")).decode("ascii", "replace").partition("/")
+    if not slash:
+        logger.warning("a message on the server that carries tasks is none of ours, and is passed over")
+        return ()
+    return (unquote(quoted, errors="surrogatepass"),)
+
+
+# ---- docket quiet
+# Docket, without what it says about itself: our ids are no work of their own, and the tasks they stand for are told of
+# elsewhere.
+
+
+docket_quiet_logger: Final = get_logger("mcp_tasks.engines.docket")
+
+QUIET_FOR: Final = 60.0
+"""Seconds between two lines about a server that is away."""
+
+_LOGGERS: Final = ("docket", "execution", "strikelist", "worker", "_redelivery", "_redis", "_redis_sentinel")
+
+_voice: ContextVar[_Voice | None] = ContextVar("mcp_tasks_docket_voice", default=None)
+
+
+def quiet_context() -> Context:
+    """A copy of the current context in which Docket is quiet."""
+    new = contextvars.copy_context()
+    new.run(_voice.set, _Voice())
+    new.run(context.attach, trace.set_span_in_context(trace.NonRecordingSpan(_NOT_SAMPLED)))
+    return new
+
+
+_NOT_SAMPLED: Final = trace.SpanContext(trace_id=1, span_id=1, is_remote=False, trace_flags=trace.TraceFlags(0))
+
+
+class _Voice:
+    """Says that the server is away, once in a while."""
+
+    def __init__(self) -> None:
+        self._said = -QUIET_FOR
+
+    def away(self, error: BaseException) -> None:
+        """Something could not be asked of the server."""
+        now = time.monotonic()
+        if now - self._said >= QUIET_FOR:
+            self._said = now
+            docket_quiet_logger.warning(
+                "Redis does not carry tasks now, and is tried again until it does: %s", what(error)
+            )
+
+
+class _Quiet(logging.Filter):
+    """Decides what is let through of what Docket logs."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether it is."""
+        voice = _voice.get()
+        if voice is None:
+            return True
+        error = record.exc_info[1] if record.exc_info else None
+        if record.levelno >= logging.ERROR and not _is_of_redis(error):
+            return True
+        if record.levelno >= logging.WARNING and error is not None:
+            voice.away(error)
+        return logging.getLogger(record.name).isEnabledFor(logging.DEBUG)
+
+
+def _is_of_redis(error: BaseException | None) -> bool:
+    if isinstance(error, ExceptionGroup):
+        return error.split(RedisError)[1] is None
+    return isinstance(error, RedisError)
+
+
+_quiet: Final = _Quiet()
+for _name in _LOGGERS:
+    logging.getLogger(f"docket.{_name}").addFilter(_quiet)
+
 
 NEVER: Final = timedelta(minutes=5)
 """How often a route is looked at for what is due: nothing ever is, ids for later wait elsewhere."""

@@ -7,28 +7,441 @@ where a JSON-RPC error would end its turn.
 
 from __future__ import annotations
 
+import json
+import math
+import re
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol, TypeAlias
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final, Protocol, TypeAlias, cast
 
 from mcp.server import ServerRequestContext
 from mcp_types.version import LATEST_HANDSHAKE_VERSION
 
-from mcp_tasks.core.json import JsonObject
-from mcp_tasks.core.record import TaskRecord
-from mcp_tasks.core.status import TaskStatus
-from mcp_tasks.errors import LimitExceeded, StoreUnavailable, TaskUnreadable, UnknownTask, UsageError
-from mcp_tasks.fallback.arguments import BadArguments, Given
-from mcp_tasks.fallback.companion_tools import check_prefix, definitions, names_with
-from mcp_tasks.fallback.hosts import Host, host_of
-from mcp_tasks.fallback.mine import Mine, list_result, mine, my_tasks, session_of
-from mcp_tasks.fallback.phrases import tool_name
-from mcp_tasks.fallback.standing_in import answer_for_person
-from mcp_tasks.fallback.ways import Fallback, ShownTo
-from mcp_tasks.fallback.words import CompanionNames, beyond_limit, facts, problem, text_result, with_id
-from mcp_tasks.protocol import Caller, TasksProtocol
-from mcp_tasks.protocol.methods import actor_of
+from mcp_tasks.errors import (
+    InvalidOption,
+    LimitExceeded,
+    StoreUnavailable,
+    TaskUnreadable,
+    UnknownTask,
+    UsageError,
+    ValueNotStorable,
+)
+from mcp_tasks.fallback.messages import (
+    LONGEST_NAME,
+    CompanionNames,
+    as_json,
+    beyond_limit,
+    facts,
+    is_form,
+    line,
+    problem,
+    quoted,
+    text_result,
+    tool_name,
+    with_id,
+)
+from mcp_tasks.fallback.options import Fallback, Host, ShownTo, host_of
+from mcp_tasks.model.json import JsonObject
+from mcp_tasks.model.record import FINAL_STATUSES, InputRequest, TaskRecord, TaskStatus
+from mcp_tasks.protocol.answers import check_answers
+from mcp_tasks.protocol.errors import RpcError
+from mcp_tasks.protocol.methods import TasksProtocol, actor_of
+from mcp_tasks.protocol.owners import Caller
+from mcp_tasks.protocol.shapes import timestamp
 from mcp_tasks.runtime import TaskRuntime
+from mcp_tasks.stores.base import InSession, OwnedBy
+
+# ---- companion tools
+# The companion tools as `tools/list` shows them: what they are called, and what a model is told of them.
+
+
+DEFAULT_WAIT: Final = 25.0
+LONGEST_WAIT: Final = 300.0
+"""Seconds that a model may have `task_status` wait. More is taken for this; a host that gives up sooner is answered
+sooner."""
+
+_PREFIX: Final = re.compile(r"[A-Za-z0-9_.-]{0,64}")
+
+
+def check_prefix(prefix: object) -> None:
+    """Refuse what cannot be the beginning of a tool's name.
+
+    Raises:
+        InvalidOption: It is not a string, has other characters than those of tools' names, or is too long.
+    """
+    if not isinstance(prefix, str) or _PREFIX.fullmatch(prefix) is None:
+        raise InvalidOption(
+            'companion_prefix must be at most 64 letters, digits, and the characters _ . -, as in "render_": '
+            f"got {prefix!r}"
+        )
+
+
+def names_with(prefix: str, *, may_answer: bool) -> CompanionNames:
+    """What the companion tools are called with that prefix."""
+    return CompanionNames(
+        status=f"{prefix}task_status",
+        cancel=f"{prefix}task_cancel",
+        answer=f"{prefix}task_answer" if may_answer else None,
+    )
+
+
+def definitions(names: CompanionNames, *, lists: bool = True) -> list[dict[str, Any]]:
+    """The tools of those names, as `tools/list` has them.
+
+    Args:
+        lists: Whether it can be told which tasks are the caller's own.
+    """
+    tools = [_status(names, lists=lists), _cancel(names)]
+    return tools if names.answer is None else [*tools, _answer(names.answer, names)]
+
+
+_TASK_ID: Final = {
+    "type": "string",
+    "description": "The id of the task, from the answer that said that a tool is still running.",
+}
+
+
+_LOST: Final = " Without a task_id, lists your tasks, in case you lost the id."
+_LEFT_OUT: Final = " Leave it out to list your tasks."
+
+
+def _status(names: CompanionNames, *, lists: bool) -> dict[str, Any]:
+    lost, left_out = (_LOST, _LEFT_OUT) if lists else ("", "")
+    # No output schema: what comes back is the result of whichever tool the task is of.
+    return _tool(
+        names.status,
+        "Result of a running tool",
+        "Get the result of a tool that answered that it is still running and gave a task id. Waits for the tool to "
+        "finish, and returns the tool's own result, unchanged, as soon as there is one. If the tool has not finished "
+        "after wait_seconds, says so again: then call this again. Use this in place of calling the tool a second "
+        f"time, which would start its work again.{lost}",
+        {
+            "task_id": {**_TASK_ID, "description": f"{_TASK_ID['description']}{left_out}"},
+            "wait_seconds": {
+                "type": "number",
+                "description": f"How long to wait for the tool to finish, from 0 to {LONGEST_WAIT:g} seconds.",
+                "default": DEFAULT_WAIT,
+            },
+        },
+        required=[] if lists else ["task_id"],
+        annotations={"readOnlyHint": True, "destructiveHint": False, "idempotentHint": True, "openWorldHint": False},
+    )
+
+
+def _cancel(names: CompanionNames) -> dict[str, Any]:
+    return _tool(
+        names.cancel,
+        "Cancel a running tool",
+        "Stop a tool that answered that it is still running, by its task id. Use it only if the user no longer wants "
+        "the result: what has been done is not undone, and there will be no result. A tool that has already finished "
+        f"stays as it is. To see how far a tool is, use {names.status}.",
+        {"task_id": _TASK_ID},
+        required=["task_id"],
+        annotations={"readOnlyHint": False, "destructiveHint": True, "idempotentHint": True, "openWorldHint": False},
+    )
+
+
+def _answer(name: str, names: CompanionNames) -> dict[str, Any]:
+    return _tool(
+        name,
+        "Answer a waiting tool",
+        "Answer a question that a tool asks while it runs, on behalf of the user. The answer that said that the tool "
+        "waits quotes the question and names the fields. If you do not know what the user wants, ask the user first. "
+        f"Afterwards get the tool's result with {names.status}.",
+        {
+            "task_id": _TASK_ID,
+            "action": {
+                "type": "string",
+                "enum": ["accept", "decline", "cancel"],
+                "description": "accept: answer with content. decline: refuse to answer. cancel: dismiss the question.",
+            },
+            "content": {
+                "type": "object",
+                "description": "With accept: the fields that the question asks for, by their names.",
+            },
+            "question": {
+                "type": "string",
+                "description": "Which question is answered. Needed only if the tool asks several at once.",
+            },
+        },
+        required=["task_id", "action"],
+        # The tool goes on by the answer, to do whatever it asked for leave to do; and equal answers may be to two
+        # questions.
+        annotations={"readOnlyHint": False, "destructiveHint": True, "idempotentHint": False, "openWorldHint": True},
+    )
+
+
+def _tool(
+    name: str, title: str, description: str, properties: dict[str, Any], *, required: list[str], annotations: Any
+) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "object", "properties": properties}
+    if required:
+        schema["required"] = required
+    return {
+        "name": name,
+        "title": title,
+        "description": description,
+        "inputSchema": schema,
+        "annotations": {"title": title, **annotations},
+    }
+
+
+# ---- arguments
+# The arguments of a companion tool, as models send them: nearly right.
+
+
+ACTIONS: Final = ("accept", "decline", "cancel")
+
+_AROUND: Final = " \t\r\n\"'`"
+"""What models put around an id, and no id of ours has."""
+
+
+_OTHER_SPELLING: Final = "taskId"
+"""How the structured content of a handle spells `task_id`."""
+
+
+class BadArguments(Exception):
+    """A call cannot be answered; the text says why, in whole sentences for a model."""
+
+
+class Given:
+    """What a call of a companion tool was given, read leniently: what can mean only one thing is taken for that.
+
+    Every method raises `BadArguments` for what cannot be taken for anything.
+    """
+
+    def __init__(self, arguments: JsonObject) -> None:
+        self._arguments = arguments
+
+    def check_names(self, taken: Sequence[str]) -> None:
+        """Refuse arguments that are none of those that the tool takes."""
+        # Hosts add some for themselves, such as `__tool_use_purpose`.
+        others = [
+            name for name in self._arguments if name not in (*taken, _OTHER_SPELLING) and not name.startswith("_")
+        ]
+        if not others:
+            return
+        said = f"This tool has no argument {quoted(others[0], LONGEST_NAME)}. It takes {', '.join(map(quoted, taken))}."
+        has_id = "task_id" in self._arguments or _OTHER_SPELLING in self._arguments
+        raise BadArguments(said if has_id else f'{said} The id of the task goes into "task_id".')
+
+    def task_id(self) -> str | None:
+        """The id of a task; None if there is none."""
+        given = self._arguments.get("task_id", self._arguments.get(_OTHER_SPELLING))
+        if given is not None and not isinstance(given, str):
+            raise BadArguments(f"The task_id must be a string, and is {as_json(given, 80)}.")
+        return (given or "").strip(_AROUND) or None
+
+    def seconds(self) -> float:
+        """How long to wait: the usual if it is not said, and for what is out of range the nearest that is not."""
+        given = self._arguments.get("wait_seconds")
+        if given is None:
+            return DEFAULT_WAIT
+        seconds = _number(given)
+        if seconds is None:
+            raise BadArguments(f"The wait_seconds must be a number, and is {as_json(given, 80)}.")
+        return float(min(max(seconds, 0), LONGEST_WAIT))
+
+    def question(self) -> str | None:
+        """The key of the question that is answered; None if it is not said."""
+        given = self._arguments.get("question")
+        if given is not None and not isinstance(given, str):
+            raise BadArguments(f"The question must be named by a string, and is {as_json(given, 80)}.")
+        return given or None
+
+    def answer(self) -> dict[str, Any]:
+        """The answer to an elicitation."""
+        action = self._arguments.get("action")
+        if action not in ACTIONS:
+            raise BadArguments(f'The action must be "accept", "decline" or "cancel", and is {as_json(action, 80)}.')
+        return {"action": action, "content": self._content()} if action == "accept" else {"action": action}
+
+    def _content(self) -> dict[str, Any]:
+        content = self._arguments.get("content")
+        if isinstance(content, str):
+            # A model that writes the object as text means the object.
+            with suppress(ValueError, RecursionError):
+                content = json.loads(content)
+        if content is None:
+            return {}
+        if not isinstance(content, Mapping):
+            raise BadArguments(
+                f"The content must be an object with the fields of the answer, and is {as_json(content, 80)}."
+            )
+        return dict(cast("JsonObject", content))
+
+
+def _number(given: Any) -> float | int | None:
+    """The number that is given, also as text; None if it is none."""
+    if isinstance(given, str):
+        with suppress(ValueError):
+            given = float(given)
+    if isinstance(given, bool) or not isinstance(given, int | float):
+        return None
+    # An int may be larger than any float.
+    return None if isinstance(given, float) and math.isnan(given) else given
+
+
+# ---- standing in
+# A model answers a question in place of a person, where the author allows it.
+
+
+async def answer_for_person(
+    runtime: TaskRuntime, record: TaskRecord, answer: JsonObject, question: str | None, names: CompanionNames
+) -> dict[str, Any]:
+    """Write the answer down, and say what to do next.
+
+    Args:
+        question: The key of the question; None if it is not said.
+
+    Raises:
+        BadArguments: It is not an answer to an open question of the task. The question stays open.
+    """
+    key = key_of(record, question, names)
+
+    def check(task: TaskRecord) -> None:
+        # Each time before it is written: the person, or a second call, may be first.
+        if not task.inputs.answerable([key], runtime.now()):
+            raise BadArguments(f"The question has been answered or withdrawn meanwhile. {_next(task, names)}")
+        check_answers(task, {key: answer}, runtime.limits)
+
+    try:
+        after = await runtime.answer(record, {key: answer}, actor=actor_of(record), check=check)
+    except (RpcError, LimitExceeded) as exc:
+        raise BadArguments(f"{line(str(exc))}. The question stays open.") from exc
+    except ValueNotStorable as exc:
+        raise BadArguments("The answer is too large to be kept. The question stays open.") from exc
+    said = f"The answer was given to the tool {tool_name(record.name)}, which goes on. {_next(after, names)}"
+    return text_result([said, f"Task: {after.id}"], facts(after))
+
+
+def key_of(record: TaskRecord, named: str | None, names: CompanionNames) -> str:
+    """Which open question is answered, by its key.
+
+    Args:
+        named: What the caller says, if anything.
+
+    Raises:
+        BadArguments: It is not said, and there are several; or there is no such question.
+    """
+    open_forms = {key: request for key, request in record.inputs.outstanding.items() if is_form(request)}
+    if named is not None and named in open_forms:
+        return named
+    if not open_forms:
+        others = " What it waits for cannot be answered by you." if record.inputs.outstanding else ""
+        raise BadArguments(f"The tool {tool_name(record.name)} asks nothing now.{others} {_next(record, names)}")
+    if len(open_forms) == 1:
+        [(key, only)] = open_forms.items()
+        if named is None:
+            return key
+        # Its key is not shown: a model was never told it, and need not be.
+        raise BadArguments(
+            f"There is no such question. The tool asks one thing: {_message(only)} To answer that, leave the question "
+            "out."
+        )
+    asked = ", ".join(f"{quoted(key, 200)} ({_message(request)})" for key, request in list(open_forms.items())[:10])
+    raise BadArguments(f"Say in question which of these is answered: {asked}.")
+
+
+def _message(request: InputRequest) -> str:
+    return quoted(str(request.params.get("message", "")), 120)
+
+
+def _next(record: TaskRecord, names: CompanionNames) -> str:
+    return f"To get the result, call the tool {tool_name(names.status)} with {with_id(record)}."
+
+
+# ---- mine
+# A caller's own tasks, found without an id: for a host that lost the answer which had it.
+
+
+STDIO_SESSION: Final = "stdio"
+"""The session of tasks that were made over a pipe by callers without tasks."""
+
+MOST_TASKS: Final = 20
+"""Tasks that are listed: a model looks for the one it lost, which is among the last."""
+
+PAGE_SIZE: Final = 100
+"""Tasks that are read in each status, the newest first. Some of them may not be shown."""
+
+_UNFINISHED: Final = (TaskStatus.WORKING, TaskStatus.INPUT_REQUIRED)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mine:
+    """Whose tasks are a caller's own."""
+
+    owner: str | None
+    whose: OwnedBy | InSession
+
+
+def session_of(caller: Caller) -> str | None:
+    """The session that a caller's tasks are made in; None over HTTP, whose sessions end, or are not there at all."""
+    return None if caller.headers else STDIO_SESSION
+
+
+def mine(caller: Caller, owner: str | None) -> Mine | None:
+    """What can be told of whose tasks are the caller's own; None if nothing can."""
+    if owner is not None:
+        return Mine(owner=owner, whose=OwnedBy(owner))
+    session = session_of(caller)
+    return None if session is None else Mine(owner=None, whose=InSession(session))
+
+
+async def my_tasks(runtime: TaskRuntime, whose: Mine) -> Sequence[TaskRecord]:
+    """The caller's tasks: those that have not ended first, and the newest of each first. No more than some."""
+    found = await _newest(runtime, whose, _UNFINISHED)
+    if len(found) < MOST_TASKS:
+        ended = await _newest(runtime, whose, sorted(FINAL_STATUSES))
+        # One that ended between the two looks is in both.
+        over = {record.id for record in ended}
+        found = [*(record for record in found if record.id not in over), *ended]
+    return found[:MOST_TASKS]
+
+
+async def _newest(runtime: TaskRuntime, whose: Mine, statuses: Sequence[TaskStatus]) -> list[TaskRecord]:
+    # Each once, as it was seen last: a task may get another status between two looks.
+    found = {record.id: record for status in statuses for record in await _last(runtime, whose, status)}
+    return sorted(found.values(), key=lambda record: (record.created_at, record.id), reverse=True)
+
+
+async def _last(runtime: TaskRuntime, whose: Mine, status: TaskStatus) -> Sequence[TaskRecord]:
+    page = await runtime.list(whose.whose, status=status, limit=PAGE_SIZE, newest_first=True)
+    return [record for record in page.records if _is_shown(record, whose)][:MOST_TASKS]
+
+
+def _is_shown(record: TaskRecord, whose: Mine) -> bool:
+    # Of a task that is not announced nobody has been told yet. One of a prompt or a resource has no tool's result.
+    return record.announced and record.owner == whose.owner and record.method == "tools/call"
+
+
+def list_result(records: Sequence[TaskRecord], names: CompanionNames) -> dict[str, Any]:
+    """The tasks of a caller, as a model reads them."""
+    if not records:
+        said = "You have no tasks here: none was started, or those that were have ended and expired."
+        return text_result([said], {"tasks": []})
+    lines = [
+        f"You have these tasks here, unfinished ones first, newest first (at most {MOST_TASKS} are listed).",
+        f"To get the result of one, call the tool {tool_name(names.status)} with its task_id. Do not start its tool "
+        "again for that.",
+        *map(_line, records),
+    ]
+    return text_result(lines, {"tasks": [_facts(record) for record in records]})
+
+
+def _line(record: TaskRecord) -> str:
+    shown = _facts(record)
+    return (
+        f"- {as_json({'task_id': record.id}, 1_000)}: the tool {tool_name(record.name)}, {shown['status']} "
+        f"({quoted(shown['statusMessage'], 120)}), started {shown['createdAt']}"
+    )
+
+
+def _facts(record: TaskRecord) -> dict[str, Any]:
+    return {**facts(record), "tool": line(record.name, LONGEST_NAME), "createdAt": timestamp(record.created_at)}
+
 
 RequestContext: TypeAlias = ServerRequestContext[Any, Any]
 

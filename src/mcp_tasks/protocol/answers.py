@@ -5,11 +5,16 @@ Only answers to open questions are looked at: SEP-2663 has the others ignored, w
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+import math
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import timedelta
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, Literal, TypeAlias
 
+import anyio
 from mcp_types import (
+    INTERNAL_ERROR,
     INVALID_PARAMS,
     CreateMessageResult,
     CreateMessageResultWithTools,
@@ -18,13 +23,16 @@ from mcp_types import (
 )
 from pydantic import TypeAdapter, ValidationError
 
-from mcp_tasks.core import InputRequest, TaskRecord
-from mcp_tasks.core.limits import Limits
-from mcp_tasks.core.measure import check_json, count_values
+from mcp_tasks.errors import AnswerRefused, LimitExceeded, StoreError, TasksError, UsageError, ValueNotStorable
+from mcp_tasks.model import InputRequest
+from mcp_tasks.model.json import check_json, count_values, short_message
+from mcp_tasks.model.limits import Limits, backoff
+from mcp_tasks.model.record import Actor, TaskRecord, TaskStatus
 from mcp_tasks.protocol.errors import RpcError
+from mcp_tasks.protocol.schema import Schema, Uncheckable, UnusableSchema, not_enforced
+from mcp_tasks.protocol.shapes import encode_plain
 from mcp_tasks.quiet import get_logger
-from mcp_tasks.wire.plain_json import encode_plain
-from mcp_tasks.wire.schemas import Schema, Uncheckable, UnusableSchema, not_enforced
+from mcp_tasks.runtime import TaskRuntime
 
 logger: Final = get_logger(__name__)
 
@@ -172,3 +180,146 @@ def warn_of_schema(params: Mapping[str, Any]) -> None:
 @lru_cache(_WARNINGS)
 def _warn_once(said: str) -> None:
     logger.warning("in the schema of a question, %s; check it in the tool", said)
+
+
+# ---- taking
+# The answer of a client that was asked by a request, on its way into the task.
+
+
+_NOT_STORABLE: Final = AnswerRefused(INTERNAL_ERROR, "The client's answer cannot be stored")
+
+
+def misfits(record: TaskRecord, answers: Mapping[str, Any], limits: Limits) -> dict[str, AnswerRefused | None]:
+    """What is wrong with each of the answers that came together to open questions, by their keys."""
+    try:
+        check_count(answers)
+    except AnswerMisfit as exc:
+        return dict.fromkeys(answers, AnswerRefused(INVALID_PARAMS, exc.message))
+    return {key: misfit(record, key, answer, limits) for key, answer in answers.items()}
+
+
+def misfit(record: TaskRecord, key: str, answer: Any, limits: Limits) -> AnswerRefused | None:
+    """What is wrong with an answer, as its tool is told in the end; None if it fits its question."""
+    try:
+        check_answers(record, {key: answer}, limits)
+    except (RpcError, LimitExceeded) as exc:
+        return AnswerRefused(INVALID_PARAMS, short_message(str(exc)))
+    return None
+
+
+async def take_answer(
+    runtime: Callable[[], TaskRuntime], record: TaskRecord, key: str, answer: dict[str, Any] | AnswerRefused
+) -> None:
+    """Write an answer down. The client will not send it again, so a store that is away is waited for."""
+    failures = 0
+    while True:
+        try:
+            await _write(runtime(), record, key, answer)
+            return
+        except ValueNotStorable as exc:
+            logger.warning("an answer to task %s… cannot be stored: %s", record.id[:12], exc)
+            answer = _NOT_STORABLE
+        except StoreError as exc:
+            logger.warning("an answer to task %s… is not stored yet: %s", record.id[:12], exc)
+            await asyncio.sleep(_pause(failures))
+        except TasksError as exc:
+            # The task is gone, most likely.
+            logger.info("an answer to task %s… came to nothing: %s", record.id[:12], exc)
+            return
+        failures += 1
+
+
+async def _write(runtime: TaskRuntime, record: TaskRecord, key: str, answer: dict[str, Any] | AnswerRefused) -> None:
+    actor = Actor("client", record.owner)
+    if isinstance(answer, AnswerRefused):
+        await runtime.refuse(record, key, answer, actor=actor)
+    else:
+        await runtime.answer(record, {key: answer}, actor=actor)
+
+
+def _pause(failures: int) -> float:
+    return backoff(failures, base=timedelta(milliseconds=100), limit=timedelta(seconds=10)).total_seconds()
+
+
+# ---- input
+# Sending an answer to a task in one call, without its question in hand: for code in the server's own process
+# (`LocalTask.send_input`), and for `tasks/sendInput`, which clients of 2025-11-25 have where the author enables it.
+
+
+Action: TypeAlias = Literal["accept", "decline", "cancel"]
+"""What a person does with a question."""
+
+ASKED_WITHIN: Final = 5.0
+"""Seconds that an answer waits for its question: enough for a task that has just been started."""
+
+_LOOK_INTERVAL: Final = timedelta(seconds=3)
+"""How often a wait looks whether the server still runs."""
+
+LONGEST_KEY: Final = 100
+"""Characters of a key that is not one of an open question, where an error names it."""
+
+Find: TypeAlias = Callable[[TaskRuntime], Awaitable[TaskRecord]]
+"""Finds the task for its caller, or raises."""
+
+
+async def until(
+    runtime: Callable[[], TaskRuntime], find: Find, condition: Callable[[TaskRecord], bool], seconds: float | None
+) -> TaskRecord:
+    """The task once the condition holds for it, or as it is when the time is over."""
+    deadline = anyio.current_time() + (math.inf if seconds is None else seconds)
+    while True:
+        # Each time anew: it raises when the server has stopped, and nothing of it will ever end any more.
+        current = runtime()
+        record = await find(current)
+        left = deadline - anyio.current_time()
+        if condition(record) or left <= 0:
+            return record
+        await current.wait_until(record.id, condition, min(_LOOK_INTERVAL, timedelta(seconds=min(left, 60))))
+
+
+async def send_input(
+    runtime: Callable[[], TaskRuntime],
+    find: Find,
+    response: Mapping[str, Any],
+    *,
+    key: str | None,
+    seconds: float | None,
+    limits: Limits | None = None,
+) -> TaskRecord:
+    """Answer an open question: the one under `key`, or the only one. Durable on return; the task as it is then.
+
+    Args:
+        seconds: How long to wait for a question; None until the task asks one or ends.
+        limits: How much an answer may have; None for one of the server's own process.
+
+    Raises:
+        UsageError: The task asks nothing, asks several things and no key is given, or not under this key.
+        RpcError: -32602: the answer does not fit the question, which stays open.
+        UnknownTask: There is no such task (any more).
+    """
+    record = await until(runtime, find, lambda task: task.is_final or bool(task.inputs.outstanding), seconds)
+    responses = {_asked(record, key): dict(response)}
+    current = runtime()
+
+    def check(task: TaskRecord) -> None:
+        if not task.inputs.answerable(responses, current.now()):
+            raise UsageError(f"task {task.id} does not ask {next(iter(responses))!r} any more")
+        check_answers(task, responses, limits)
+
+    return await current.answer(record, responses, actor=Actor("client", record.owner), check=check)
+
+
+def status_of(record: TaskRecord) -> TaskStatus:
+    """How a task stands to those who count an `isError` result as a failure."""
+    return TaskStatus.FAILED if record.is_error else record.status
+
+
+def _asked(record: TaskRecord, key: str | None) -> str:
+    open_keys = sorted(record.inputs.outstanding)
+    if not open_keys:
+        raise UsageError(f"task {record.id} asks nothing now: it is {status_of(record).value}")
+    if key is None and len(open_keys) > 1:
+        raise UsageError(f"task {record.id} asks several things: say which with key, one of {', '.join(open_keys)}")
+    if key is not None and key not in open_keys:
+        raise UsageError(f"task {record.id} does not ask {key[:LONGEST_KEY]!r}; it asks {', '.join(open_keys)}")
+    return key or open_keys[0]

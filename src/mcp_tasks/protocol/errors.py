@@ -15,8 +15,6 @@ from typing import Any, Final
 
 from mcp_types import INTERNAL_ERROR, INVALID_PARAMS, INVALID_REQUEST, REQUEST_TIMEOUT, ErrorData
 
-from mcp_tasks.core.json import JsonObject, JsonValue
-from mcp_tasks.core.text import valid_json, valid_text
 from mcp_tasks.errors import (
     AnswerRefused,
     KeyRefused,
@@ -31,8 +29,9 @@ from mcp_tasks.errors import (
     TaskUnreadable,
     UnknownTask,
 )
+from mcp_tasks.model.json import JsonObject, JsonValue, valid_json, valid_text
+from mcp_tasks.protocol.shapes import LIMIT_EXCEEDED, MAY_HAVE_HAPPENED, UNAVAILABLE
 from mcp_tasks.quiet import get_logger, quietly
-from mcp_tasks.wire.models import LIMIT_EXCEEDED, MAY_HAVE_HAPPENED, UNAVAILABLE
 
 logger: Final = get_logger(__name__)
 

@@ -1,11 +1,10 @@
 """The one place where machine, store and engine meet. It knows no wire and no SDK."""
 
 from mcp_tasks.runtime.context import TaskContext, current_task
-from mcp_tasks.runtime.ending import AskedOnCall, Ending, Failure, Success
-from mcp_tasks.runtime.observing import Observer, TaskChange
+from mcp_tasks.runtime.observers import Observer, TaskChange
 from mcp_tasks.runtime.policy import Settings, ToolPolicy
 from mcp_tasks.runtime.questions import Asking
-from mcp_tasks.runtime.run import Body, Run
+from mcp_tasks.runtime.run import AskedOnCall, Body, Ending, Failure, Run, Success
 from mcp_tasks.runtime.runtime import TaskRuntime
 from mcp_tasks.runtime.steps import Retry
 

@@ -6,29 +6,36 @@ run of the task, if it is at work in this process, listeners and other processes
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from mcp_tasks.core.actor import Actor
-from mcp_tasks.core.events import Event, TaskCreated, TaskDeleted
-from mcp_tasks.core.journal import JournalEntry
-from mcp_tasks.core.machine import apply
-from mcp_tasks.core.record import Outcome, TaskRecord, TaskRequest, WriteId
-from mcp_tasks.errors import KeyTaken, StaleRun, StoreUnavailable, TaskUnreadable, UnknownTask, VersionConflict
+from mcp_tasks.errors import (
+    KeyTaken,
+    StaleRun,
+    StoreUnavailable,
+    TaskUnreadable,
+    TransitionRefused,
+    UnknownTask,
+    ValueNotStorable,
+    VersionConflict,
+)
+from mcp_tasks.model.limits import is_expired
+from mcp_tasks.model.machine import Event, RunCompleted, RunFailed, TaskCreated, TaskDeleted, apply
+from mcp_tasks.model.record import Actor, JournalEntry, Outcome, TaskRecord, TaskRequest, WriteId
 from mcp_tasks.quiet import get_logger
-from mcp_tasks.runtime.observing import Observed, Observers, TaskChange
-from mcp_tasks.runtime.orphans import end_orphans
-from mcp_tasks.runtime.worker_name import is_gone
-from mcp_tasks.stores.base import Hint, Store
-from mcp_tasks.stores.hints import HintFan, Inbox
-from mcp_tasks.stores.repeats import new_write_id
-from mcp_tasks.stores.shares import Handing, WorkLimits
+from mcp_tasks.runtime.child_process import end_orphans
+from mcp_tasks.runtime.lease import is_gone
+from mcp_tasks.runtime.observers import Observed, Observers, TaskChange
+from mcp_tasks.stores.base import Handing, Hint, HintFan, Inbox, ReadsOwned, ReadsTogether, Store, WorkLimits
+from mcp_tasks.stores.codec import new_write_id
 
 if TYPE_CHECKING:
-    from mcp_tasks.runtime.late_writes import Write
+    from mcp_tasks.runtime.runtime import TaskRuntime
 
 logger: Final = get_logger(__name__)
 
@@ -355,3 +362,186 @@ def _apply(record: TaskRecord, events: Sequence[Event], now: datetime) -> list[T
     for event in events:
         history.append(apply(history[-1], event, now))
     return history
+
+
+# ---- late writes
+# What runs did and could not write, because their process had lost touch with the store.
+
+
+@dataclass(eq=False, kw_only=True, slots=True)
+class Write:
+    """What a run has to write: all of it or nothing.
+
+    Attributes:
+        id: The same for each attempt. It is given with the first one, because numbers follow the order of writing.
+        made: Whether it was made, or refused for good; None while neither is known.
+    """
+
+    events: Sequence[Event]
+    actor: Actor
+    entries: Sequence[JournalEntry] = ()
+    outcome: Outcome | None = None
+    limits: WorkLimits | None = None
+    id: WriteId | None = None
+    made: bool | None = None
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether it is how the run ended."""
+        return isinstance(self.events[-1], RunCompleted | RunFailed)
+
+    async def to(
+        self,
+        changes: Changes,
+        record: TaskRecord,
+        restore: Callable[[TaskRecord], Awaitable[TaskRecord]] | None = None,
+    ) -> TaskRecord:
+        """Make the change; `restore` is for a store that went back in time, as in `Changes.change`."""
+        return await changes.change(
+            record,
+            *self.events,
+            actor=self.actor,
+            entries=self.entries,
+            outcome=self.outcome,
+            limits=self.limits,
+            write=self.id,
+            restore=restore,
+        )
+
+
+class LateWrites:
+    """What is written when the lease is renewed, where the task is still this process's then: also what is being
+    written, and has no answer."""
+
+    def __init__(self, changes: Changes) -> None:
+        self._changes = changes
+        self._flushing = asyncio.Lock()
+        # In the order in which things were done.
+        self._waiting: dict[Write, TaskRecord] = {}
+
+    def add(self, record: TaskRecord, write: Write) -> None:
+        """Write this when the lease is renewed, if it is not settled before."""
+        self._waiting[write] = record
+
+    def settled(self, write: Write) -> None:
+        """It is made, or need not be."""
+        self._waiting.pop(write, None)
+
+    async def flush(self) -> None:
+        """Write everything now, in the order in which it was done.
+
+        Raises:
+            StoreError: The store does not take it yet. What is left is kept for the next time.
+        """
+        async with self._flushing:
+            while self._waiting:
+                write, record = next(iter(self._waiting.items()))
+                # Its run may be writing it at the same time: with one id it is made once.
+                write.id = write.id or new_write_id()
+                try:
+                    await write.to(self._changes, record)
+                except (TransitionRefused, UnknownTask, ValueNotStorable) as exc:
+                    logger.debug("what a run of task %s… did is not written: %s", record.id[:12], exc)
+                self.settled(write)
+
+
+# ---- reading
+# Finding tasks for those who ask about them, with as few looks at the store as it takes.
+
+
+MAX_ID_LENGTH = 256
+"""Longer than any id of ours; a longer one names no task, and need not be looked up to know that."""
+
+
+class Reading:
+    """Reads the tasks of one runtime."""
+
+    def __init__(self, runtime: TaskRuntime) -> None:
+        self._runtime = runtime
+        self._together = runtime.store if isinstance(runtime.store, ReadsTogether) else None
+        # Whose a task is has to be known before any of it is read or decoded: a stranger would notice by the time that
+        # there is such a task.
+        self._owned = runtime.store if isinstance(runtime.store, ReadsOwned) else None
+
+    async def find(self, task_id: str) -> TaskRecord:
+        """The task as it is now, whoever owns it.
+
+        Raises:
+            UnknownTask: This server has no such task.
+            TaskUnreadable: It has, and its row cannot be read.
+        """
+        await self._runtime.early.until_written(task_id)
+        try:
+            record = await self._runtime.store.get(task_id) if len(task_id) <= MAX_ID_LENGTH else None
+        except TaskUnreadable as exc:
+            self._runtime.janitor.note_trouble(task_id, exc)
+            raise
+        return self._here(task_id, record, self._runtime.now())
+
+    async def get(self, task_id: str, *, owner: str | None) -> TaskRecord:
+        """The task as it is now, for its owner.
+
+        Raises:
+            UnknownTask: There is no such task for this owner.
+            TaskUnreadable: There is, and its row cannot be read.
+        """
+        if self._owned is None:
+            return await self._get_compared(task_id, owner)
+        await self._runtime.early.until_written(task_id)
+        try:
+            record = await self._owned.get_owned(task_id, owner) if len(task_id) <= MAX_ID_LENGTH else None
+        except TaskUnreadable as exc:
+            self._runtime.janitor.note_trouble(task_id, exc)
+            raise
+        return _owned(self._here(task_id, record, self._runtime.now()), owner)
+
+    async def _get_compared(self, task_id: str, owner: str | None) -> TaskRecord:
+        """The same from a store that reads a task to see whose it is."""
+        try:
+            record = await self.find(task_id)
+        except TaskUnreadable as exc:
+            if exc.owner == owner:
+                raise
+            raise UnknownTask(task_id) from exc
+        return _owned(record, owner)
+
+    async def get_with_outcome(self, task_id: str, *, owner: str | None) -> tuple[TaskRecord, Outcome | None]:
+        """The task as it is now, for its owner, and how it ended where the store gives that in the same look. Where it
+        does not, the store has to be asked for it.
+
+        Raises:
+            UnknownTask: There is no such task for this owner.
+            TaskUnreadable: There is, and its row cannot be read.
+        """
+        if self._together is not None and len(task_id) <= MAX_ID_LENGTH:
+            await self._runtime.early.until_written(task_id)
+            try:
+                record, outcome = await self._together.get_with_outcome(task_id, owner) or (None, None)
+            except TaskUnreadable:
+                # Which of the two it is, and what is to be done, is found by asking for each.
+                return await self.get(task_id, owner=owner), None
+            return _owned(self._here(task_id, record, self._runtime.now()), owner), outcome
+        return await self.get(task_id, owner=owner), None
+
+    async def is_current(self, record: TaskRecord, *, owner: str | None, now: datetime) -> bool:
+        """Whether a task that was read before is still as it was then. No more of it is read than its version.
+
+        Raises:
+            UnknownTask: There is no such task for this owner, by now or at all.
+        """
+        version = (await self._runtime.store.versions((record.id,))).get(record.id)
+        if version is not None and version != record.version:
+            return False
+        _owned(self._here(record.id, None if version is None else record, now), owner)
+        return True
+
+    def _here(self, task_id: str, record: TaskRecord | None, now: datetime) -> TaskRecord:
+        if record is None or record.namespace != self._runtime.namespace or is_expired(record, now):
+            raise UnknownTask(task_id)
+        return record
+
+
+def _owned(record: TaskRecord, owner: str | None) -> TaskRecord:
+    if record.owner != owner:
+        raise UnknownTask(record.id)
+    return record

@@ -8,18 +8,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
-from mcp_tasks.core.actor import Actor
-from mcp_tasks.core.events import RunResumeRequested, RunStarted, RunStartedOver, TrialPassed
-from mcp_tasks.core.journal import JournalEntry
-from mcp_tasks.core.pacing import backoff
-from mcp_tasks.core.record import TaskRecord, TaskRequest, WriteId
 from mcp_tasks.engines.base import Slot
 from mcp_tasks.errors import (
     CannotStart,
@@ -35,19 +30,109 @@ from mcp_tasks.errors import (
     UnknownTask,
     VersionConflict,
 )
+from mcp_tasks.model.limits import backoff
+from mcp_tasks.model.machine import RunResumeRequested, RunStarted, RunStartedOver, TrialPassed
+from mcp_tasks.model.record import Actor, JournalEntry, TaskRecord, TaskRequest, Trial, WriteId
 from mcp_tasks.quiet import get_logger
-from mcp_tasks.runtime.early import Unwritten
-from mcp_tasks.runtime.ending import failed
-from mcp_tasks.runtime.place import Lines, Place
+from mcp_tasks.runtime.launch import Unwritten
 from mcp_tasks.runtime.policy import ToolPolicy
 from mcp_tasks.runtime.replay import Replay, version_entry
-from mcp_tasks.runtime.run import Run
-from mcp_tasks.runtime.trials import Trials
-from mcp_tasks.stores.repeats import new_write_id
-from mcp_tasks.stores.together import ReadsTogether
+from mcp_tasks.runtime.run import Run, failed
+from mcp_tasks.runtime.suspend import Lines, Place
+from mcp_tasks.stores.base import ReadsTogether
+from mcp_tasks.stores.codec import new_write_id
 
 if TYPE_CHECKING:
     from mcp_tasks.runtime.runtime import TaskRuntime
+
+# ---- trials
+# Finding the tool that takes its process down, among all that were lost with it.
+
+
+NEVER_MORE_THAN = 4
+"""Times `max_lost_runs` that a task may be lost in all, whoever is to blame: some kill their process from where nobody
+looks, and nothing is tried for ever."""
+
+LET_OTHERS_FIRST = timedelta(seconds=5)
+"""How much later a suspect is started than the one that was being tried when their process died."""
+
+
+MAX_TURNED_AWAY = 100
+"""Suspects that are remembered to be called when the one on trial has passed; sweeps find the others."""
+
+
+class Trials:
+    """The suspects that run in this process."""
+
+    def __init__(self, duration: timedelta) -> None:
+        self._duration = duration
+        self._running: set[str] = set()
+        self._on_trial: str | None = None
+        self._turned_away: dict[str, None] = {}
+
+    def may_start(self, record: TaskRecord, policy: ToolPolicy) -> bool:
+        """Whether the task may be claimed now: a suspect waits until no other is on trial."""
+        return not is_suspect(record, policy) or self._on_trial is None
+
+    def begin(self, record: TaskRecord, policy: ToolPolicy) -> Trial | None:
+        """How the run that is about to be claimed is watched."""
+        if not is_suspect(record, policy):
+            return None
+        trial: Trial = "beside" if self._running else "alone"
+        self._on_trial = record.id
+        self._running.add(record.id)
+        return trial
+
+    def turn_away(self, task_id: str) -> None:
+        """A suspect came while another is on trial; it is called when that is over."""
+        if len(self._turned_away) < MAX_TURNED_AWAY:
+            self._turned_away[task_id] = None
+
+    def called(self) -> list[str]:
+        """The suspects that were turned away and may come again, in order; none while another is on trial."""
+        if self._on_trial is not None:
+            return []
+        called = list(self._turned_away)
+        self._turned_away.clear()
+        return called
+
+    def watched_for(self, record: TaskRecord, policy: ToolPolicy) -> timedelta:
+        """How long the run of a suspect is watched."""
+        # Capped because 2**n outgrows a timedelta.
+        return self._duration * 2 ** min(record.lost - _suspect_from(policy), 16)
+
+    def passed(self, task_id: str) -> None:
+        """The run was watched for long enough, or has ended; the next suspect may begin."""
+        if self._on_trial == task_id:
+            self._on_trial = None
+
+    def end(self, task_id: str) -> None:
+        """The run has ended, one way or another."""
+        self.passed(task_id)
+        self._running.discard(task_id)
+
+
+def is_suspect(record: TaskRecord, policy: ToolPolicy) -> bool:
+    """Whether the task was lost so often that one more loss may be its end."""
+    return record.lost >= _suspect_from(policy)
+
+
+def is_guilty(record: TaskRecord, policy: ToolPolicy) -> bool:
+    """Whether a task that has just been lost is what killed its process, as far as can be told."""
+    times = record.lost + 1
+    if times >= policy.max_lost_runs * NEVER_MORE_THAN:
+        return True
+    return times >= policy.max_lost_runs and (record.trial == "alone" or policy.max_lost_runs == 1)
+
+
+def tried_again_at(record: TaskRecord, policy: ToolPolicy, now: datetime) -> datetime | None:
+    """When a lost task is started again; None for at once. The one that was on trial goes before other suspects."""
+    return now + LET_OTHERS_FIRST if is_suspect(record, policy) and record.trial is None else None
+
+
+def _suspect_from(policy: ToolPolicy) -> int:
+    return max(policy.max_lost_runs - 1, 1)
+
 
 logger: Final = get_logger(__name__)
 
@@ -222,7 +307,7 @@ class Claims:
         """Claim the task as it is at `record`, and make a run of it.
 
         A run that was suspended goes on before new runs begin: where the limit is reached, it is claimed all the same,
-        and waits for its place in memory (`place.py`).
+        and waits for its place in memory (`suspend.py`).
         """
         run: Run | None = None
         started = RunStarted(

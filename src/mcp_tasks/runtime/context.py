@@ -17,13 +17,12 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar, overload
 
 import anyio
 
-from mcp_tasks.core.durations import check_duration
-from mcp_tasks.core.text import valid_text
 from mcp_tasks.errors import QuestionTimedOut, UsageError
+from mcp_tasks.model.json import valid_text
+from mcp_tasks.model.values import check_duration
 from mcp_tasks.runtime.child_process import run_process
 from mcp_tasks.runtime.questions import Asking
-from mcp_tasks.runtime.step_values import StepValue
-from mcp_tasks.runtime.steps import Retry, attempt, call_function, check_step
+from mcp_tasks.runtime.steps import Retry, StepValue, attempt, call_function, check_step
 
 if TYPE_CHECKING:
     from mcp_tasks.runtime.run import Run

@@ -12,16 +12,95 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import json
 import logging
+import os
+import secrets
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from mcp_tasks.errors import StoreError
 from mcp_tasks.quiet import get_logger, quietly
-from mcp_tasks.runtime.worker_name import is_gone
+from mcp_tasks.stores.base import Store
+
+if TYPE_CHECKING:
+    from mcp_tasks.runtime.runtime import TaskRuntime
+
+# ---- worker name
+# Who this process is, and whether another one that wrote its name into the store is still there.
+
+
+def new_worker_name() -> str:
+    """A name for this process, unique to this call."""
+    return "/".join((boot(), str(os.getpid()), _start_time(os.getpid()) or "?", secrets.token_hex(4)))
+
+
+def is_gone(worker: str) -> bool:
+    """Whether the process of that name is known to have ended. False when that cannot be told."""
+    pid, started = process_here(worker)
+    if pid is None:
+        return False
+    if pid == os.getpid():
+        # A name of our own process that is not ours: an earlier runtime in this process, still running or
+        # stopped in order. Only a start time that differs says that the id was used again.
+        return started not in ("?", _start_time(pid))
+    return not _is_running(pid, started)
+
+
+def process_here(worker: str) -> tuple[int | None, str]:
+    """Process id and start time in a name that was given on this boot and in this id space; no id for any other."""
+    place, _, rest = worker.partition("/")
+    pid, _, rest = rest.partition("/")
+    started, _, _ = rest.partition("/")
+    return (int(pid) if place == boot() and pid.isdecimal() else None), started
+
+
+def _is_running(pid: int, started: str) -> bool:
+    if os.name == "nt":  # pragma: no cover - Windows, where the tests of processes do not run
+        # There `os.kill` with 0 is not a question but an interrupt.
+        return True
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError, OSError):
+        return True
+    now = _start_time(pid)
+    return started == "?" or now is None or now == started
+
+
+def boot() -> str:
+    """What makes a process id meaningful: this boot of this machine, and this container's id space."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}:{os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        # No /proc: a machine name is the best there is, and ids are taken at their word.
+        return "-".join(os.uname().nodename.replace("/", " ").split()) if hasattr(os, "uname") else "this-machine"
+
+
+def _start_time(pid: int) -> str | None:
+    """When the process started, in the kernel's ticks; "dead" for one that only waits to be reaped."""
+    fields = stat_of(pid)
+    if fields is None:
+        return None
+    return "dead" if fields[0] in (b"Z", b"X") else fields[19].decode()
+
+
+def stat_of(pid: int) -> list[bytes] | None:
+    """What Linux says of a process, from its state on; None if it is not there, and on other systems."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return None
+    # The name in parentheses may hold anything, so count from the last one.
+    return stat[stat.rindex(b")") + 2 :].split()
+
 
 logger: Final = get_logger(__name__)
 
@@ -359,3 +438,98 @@ class Watch:
             # lost the heartbeat. Then the next one shows that the worker lives.
             limit = 2 * self._times.heartbeat if worker in self._seen_alive else 0.0
         return self._silent[worker] >= limit or is_gone(worker)
+
+
+# ---- draining
+# Which workers an operator wants to take nothing more, as a note in the store, and the worker that finds itself there.
+
+
+NOTE: Final = "draining workers"
+
+
+async def draining_workers(store: Store, namespace: str) -> Mapping[str, str]:
+    """The workers that are to drain, and who said so.
+
+    Raises:
+        StoreError: The note cannot be read.
+    """
+    return _read(await store.note(namespace, NOTE))
+
+
+async def set_draining(
+    store: Store, namespace: str, *, add: Mapping[str, str] | None = None, remove: Collection[str] = ()
+) -> None:
+    """Have workers drain, named with who says so, or not any more. Those that are gone are forgotten with it.
+
+    Raises:
+        StoreError: The note cannot be read or written.
+    """
+    while True:
+        before = await store.note(namespace, NOTE)
+        there = await store.workers(namespace)
+        wanted = {**_read(before), **(add or {})}
+        kept = {worker: by for worker, by in wanted.items() if worker in there and worker not in remove}
+        if await store.set_note(namespace, NOTE, json.dumps(kept).encode(), expected=before):
+            return
+
+
+def _read(note: bytes | None) -> dict[str, str]:
+    # A release that says more of a worker than who said so is not to stop this one from reading its name.
+    with suppress(ValueError):
+        value: Any = json.loads(note or b"{}")
+        if isinstance(value, dict):
+            return {worker: str(by) for worker, by in cast("dict[str, Any]", value).items()}
+    return {}
+
+
+class Draining:
+    """Whether this process is to take nothing more, as it was last seen."""
+
+    def __init__(self, runtime: TaskRuntime) -> None:
+        self._runtime = runtime
+        self._pause = runtime.settings.lease_duration.total_seconds() / HEARTBEATS_PER_LEASE
+        self.is_on: bool = False
+
+    async def keep_looking(self) -> None:
+        """Look, and do as it says, for as long as this process runs tools."""
+        while True:
+            await asyncio.sleep(self._pause)
+            try:
+                await self.look()
+            except StoreError as exc:
+                logger.debug("whether this worker is to drain could not be looked up: %s", exc)
+            except Exception:
+                logger.error("whether this worker is to drain could not be looked up", exc_info=quietly())
+
+    async def look(self) -> None:
+        """Look once, and do as it says.
+
+        Raises:
+            StoreError: The note cannot be read.
+        """
+        runtime = self._runtime
+        by = (await draining_workers(runtime.store, runtime.namespace)).get(runtime.worker)
+        if by is not None:
+            await self._drain(by)
+        elif self.is_on:
+            await self._go_on()
+
+    async def _drain(self, by: str) -> None:
+        if not self.is_on:
+            self.is_on = True
+            logger.warning(
+                "this worker drains, as %s asked: it takes nothing more (tasks at work: %d)",
+                by,
+                len(self._runtime.runs()),
+            )
+            await self._runtime.engine.drain(timedelta(0))
+        # What only waits, and may be started elsewhere, need not wait here.
+        await self._runtime.parking.park_all()
+
+    async def _go_on(self) -> None:
+        runtime = self._runtime
+        logger.warning("this worker takes tasks again")
+        self.is_on = False
+        tools = await runtime.dispatch.learn_tools()
+        await runtime.engine.start(runtime.execute, await runtime.dispatch.served(tools))
+        await runtime.janitor.start_waiting()

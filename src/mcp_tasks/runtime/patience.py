@@ -17,8 +17,8 @@ from datetime import timedelta
 from inspect import getmembers_static, iscoroutinefunction
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
-from mcp_tasks.core.pacing import backoff
 from mcp_tasks.errors import StoreUnavailable
+from mcp_tasks.model.limits import backoff
 from mcp_tasks.quiet import get_logger
 from mcp_tasks.runtime.context import current_run
 from mcp_tasks.stores.base import Store

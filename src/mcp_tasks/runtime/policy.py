@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final, Literal, TypeAlias
 
-from mcp_tasks.core.durations import check_duration
-from mcp_tasks.core.record import DEFAULT_QUEUE
-from mcp_tasks.core.values import check_number
+from mcp_tasks.model.record import DEFAULT_QUEUE
+from mcp_tasks.model.values import check_duration, check_number
 
 OnOtherVersion: TypeAlias = Literal["continue", "restart", "fail"]
 """What becomes of a parked or interrupted task that was begun with another version of its tool: it goes on from what

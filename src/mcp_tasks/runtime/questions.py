@@ -13,11 +13,6 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
-from mcp_tasks.core.events import InputRequested, InputWithdrawn, StepRecorded
-from mcp_tasks.core.inputs import InputRequest
-from mcp_tasks.core.json import JsonValue
-from mcp_tasks.core.json_bytes import encode_json, is_large
-from mcp_tasks.core.record import TaskRecord
 from mcp_tasks.errors import (
     AnswerRefused,
     LimitExceeded,
@@ -26,7 +21,9 @@ from mcp_tasks.errors import (
     QuestionTooLarge,
     WaitedTooLong,
 )
-from mcp_tasks.runtime.alarms import Bell, later
+from mcp_tasks.model.json import JsonValue, encode_json, is_large
+from mcp_tasks.model.machine import InputRequested, InputWithdrawn, StepRecorded
+from mcp_tasks.model.record import InputRequest, TaskRecord
 from mcp_tasks.runtime.replay import (
     Ask,
     Place,
@@ -38,6 +35,7 @@ from mcp_tasks.runtime.replay import (
     done_entry,
     short,
 )
+from mcp_tasks.runtime.suspend import Bell, later
 
 if TYPE_CHECKING:
     from mcp_tasks.runtime.run import Run

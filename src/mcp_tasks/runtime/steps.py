@@ -3,28 +3,337 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import dataclasses
+import functools
+import importlib
 import inspect
-from collections.abc import Awaitable, Callable
+import json
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, Never, NoReturn, cast, get_args, get_origin, get_type_hints
 
-import anyio
 import anyio.to_thread
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    PydanticSchemaGenerationError,
+    PydanticUserError,
+    TypeAdapter,
+    ValidationError,
+)
 
-from mcp_tasks.core.durations import check_duration
-from mcp_tasks.core.events import StepRecorded
-from mcp_tasks.core.pacing import backoff
-from mcp_tasks.core.values import check_instance, check_number
-from mcp_tasks.errors import InvalidOption, UsageError, ValueNotStorable
+from mcp_tasks.errors import InvalidOption, StepError, UsageError, ValueNotStorable
+from mcp_tasks.model.json import JsonObject, JsonValue
+from mcp_tasks.model.limits import backoff
+from mcp_tasks.model.machine import StepRecorded
+from mcp_tasks.model.values import check_duration, check_instance, check_number
 from mcp_tasks.runtime.replay import Place, Replay, ResultId, step_at_work, step_entry
-from mcp_tasks.runtime.step_values import StepValue, keep_error, restore_error
-from mcp_tasks.runtime.uncancelled import to_the_end
+from mcp_tasks.runtime.suspend import to_the_end
 
 if TYPE_CHECKING:
     from mcp_tasks.runtime.run import Run
+
+# ---- step values
+# What a step gives or raises, as the journal keeps it and as later runs get it back.
+
+
+_UNTYPED = (None, Any, object, type(None), NoReturn, Never)
+_BYTES_AS_BASE64 = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
+_BYTES = "__bytes__"
+
+
+class StepValue:
+    """How the values of one step are kept.
+
+    Raises:
+        UsageError: The function's annotation names something that cannot be kept.
+    """
+
+    def __init__(self, step: str, function: Callable[..., Any]) -> None:
+        self._step = step
+        self._annotation = _return_annotation(function)
+        self._adapter = _annotated(step, self._annotation)
+
+    def keep(self, value: Any) -> tuple[dict[str, JsonValue], Any]:
+        """The value for the journal, and as the tool gets it.
+
+        Raises:
+            UsageError: It cannot be kept as JSON, or would come back changed.
+        """
+        plain = why = None
+        try:
+            plain = _plain(value)
+        except (TypeError, ValueError, RecursionError) as exc:
+            why = exc
+        if why is None and _is_exactly(value, plain):
+            return {"value": plain}, plain
+        forms = self._typed_forms(value)
+        for annotation, form in forms:
+            kept = _kept_as(annotation, value)
+            if kept is not None:
+                return {"value": kept[0], **form}, kept[1]
+        if why is not None:
+            raise self._refusal(value, why, changed=bool(forms)) from why
+        return {"value": plain}, plain
+
+    def restore(self, stored: Mapping[str, Any]) -> Any:
+        """The value as the tool got it in the run that recorded it."""
+        value = stored["value"]
+        try:
+            adapter = self._adapter if stored.get("form") == "annotation" else _adapter_of_class(stored.get("type"))
+            return value if adapter is None else _read(adapter, value)
+        except (ValidationError, PydanticUserError):
+            # Recorded when the annotation or the class was another.
+            return value
+
+    def _typed_forms(self, value: Any) -> list[tuple[Any, dict[str, str]]]:
+        """What a value may be kept as that is more than JSON, and how its entry says so."""
+        own_class = cast("type[Any]", type(value))
+        # What is built in is kept as JSON makes it unless the annotation says more.
+        can_be_named = own_class.__module__ != "builtins" and _find(_name(value)) is own_class
+        by_class = [(own_class, {"type": _name(value)})] if can_be_named else []
+        # A class that is found by its name does not need the annotation, which may change.
+        if self._adapter is None or (can_be_named and self._annotation is own_class):
+            return by_class
+        return [(self._annotation, {"form": "annotation"}), *by_class]
+
+    def _refusal(self, value: Any, why: Exception, *, changed: bool) -> UsageError:
+        refused = f"step {self._step!r} gave a value that cannot be kept as JSON"
+        if not changed:
+            return UsageError(
+                f"{refused}: {why}. Return plain JSON, a Pydantic model or a dataclass, and annotate the function "
+                "with it."
+            )
+        return UsageError(
+            f"{refused}: this {type(value).__qualname__} would not come back equal to what it is. Secrets, excluded "
+            "fields, fields that the constructor does not take, and what a subclass adds to the annotated class are "
+            "lost. Return plain JSON, or a Pydantic model or dataclass that can be written as JSON and read back, and "
+            "annotate the function with exactly that."
+        )
+
+
+def keep_error(exc: Exception) -> dict[str, Any]:
+    """What the journal keeps of an exception."""
+    try:
+        message = str(exc)
+    except Exception as failure:
+        message = f"(its text cannot be read: {type(failure).__name__})"
+    arguments, state = _reduced(exc)
+    error = {"type": _name(exc), "arguments": arguments, "message": message}
+    return {"error": error | ({"state": state} if state else {})}
+
+
+def restore_error(step: str, stored: Mapping[str, Any]) -> Exception:
+    """The exception of a step that failed: as its own class where it can be rebuilt, else as a `StepError`."""
+    error = stored["error"]
+    rebuilt = _rebuild(error)
+    return rebuilt if rebuilt is not None else StepError(step, error["type"].rpartition(":")[2], error["message"])
+
+
+def _reduced(exc: Exception) -> tuple[list[JsonValue] | None, dict[str, JsonValue]]:
+    """The arguments and the attributes to rebuild an exception from; no arguments if it cannot be."""
+    try:
+        made_by, arguments, *rest = cast("tuple[Any, ...]", exc.__reduce__())
+        if made_by is not type(exc):
+            return None, {}
+        return _plain(list(arguments), tag_bytes=True), _plain_entries(rest[0] if rest else None)
+    except Exception:
+        # It holds what is not JSON, or its own `__reduce__` fails.
+        return None, {}
+
+
+def _plain_entries(state: Any) -> dict[str, JsonValue]:
+    kept: dict[str, JsonValue] = {}
+    for name, value in cast("dict[str, Any]", state).items() if isinstance(state, dict) else ():
+        try:
+            kept[name] = _plain(value, tag_bytes=True)
+        except (TypeError, ValueError, RecursionError):
+            # Such as the response that an HTTP client attaches: no run gets it, the first one neither.
+            continue
+    return kept
+
+
+def _rebuild(error: Mapping[str, Any]) -> Exception | None:
+    found = _find(error["type"])
+    if error["arguments"] is None or not (isinstance(found, type) and issubclass(found, Exception)):
+        return None
+    try:
+        rebuilt = found(*_untagged(error["arguments"]))
+        rebuilt.__setstate__(_untagged(error.get("state", {})))
+        # A class that makes its message from other things would come back saying something else.
+        return rebuilt if str(rebuilt) == error["message"] else None
+    except Exception:
+        return None
+
+
+def _kept_as(annotation: Any, value: Any) -> tuple[JsonValue, Any] | None:
+    """A value as JSON, and as it is read back; None if that is not the value."""
+    try:
+        adapter = _adapter_of(annotation)
+        kept = _plain(adapter.dump_python(value, mode="json", by_alias=False, round_trip=True, warnings="error"))
+        again = _read(adapter, kept)
+        return (kept, again) if _same(value, again) else None
+    except Exception:
+        # Validators, serializers and comparisons are the author's, and raise what they like.
+        return None
+
+
+def _read(adapter: TypeAdapter[Any], kept: JsonValue) -> Any:
+    # Fields are kept by their names: the aliases of a model may differ between reading and writing.
+    try:
+        # Strict models take a datetime from text only if that is JSON.
+        return adapter.validate_json(json.dumps(kept), by_alias=False, by_name=True)
+    except ValidationError:
+        # Lone surrogates (odd file names) are read from Python alone.
+        return adapter.validate_python(kept, by_alias=False, by_name=True)
+
+
+def _is_exactly(value: Any, plain: JsonValue) -> bool:
+    """Whether a value is JSON as it stands."""
+    if type(value) is not type(plain):
+        return False
+    if isinstance(value, dict):
+        mapping = cast("dict[Any, Any]", value)
+        return mapping.keys() == plain.keys() and all(_is_exactly(mapping[key], plain[key]) for key in plain)
+    if isinstance(value, list):
+        return all(map(_is_exactly, cast("list[Any]", value), plain))
+    return True
+
+
+def _same(value: Any, again: Any) -> bool:
+    """Whether a value came back as what it was: the same classes with equal fields, and NaN as NaN."""
+    if value is again:
+        return True
+    fields = _fields(value)
+    if fields is not None:
+        return type(again) is type(value) and _same(fields, _fields(again))
+    if isinstance(value, dict) and isinstance(again, dict):
+        old, new = cast("dict[Any, Any]", value), cast("dict[Any, Any]", again)
+        return old.keys() == new.keys() and all(_same(old[key], new[key]) for key in old)
+    if isinstance(value, list | tuple) and isinstance(value, type(again)):
+        items = cast("tuple[Any, ...]", value)
+        return len(items) == len(again) and all(map(_same, items, again))
+    # Only NaN differs from itself.
+    return bool(value == again) or bool(value != value and again != again)
+
+
+def _fields(value: Any) -> dict[str, Any] | None:
+    """What an object is made of, whatever its `==` looks at; None for a value that is compared as a whole."""
+    if isinstance(value, BaseModel):
+        fields = {name: getattr(value, name) for name in type(value).model_fields}
+        return fields | {"extra": value.model_extra, "private": value.__pydantic_private__}
+    if dataclasses.is_dataclass(value):
+        return {field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)}
+    # An object that does not say when it equals another.
+    return dict(getattr(value, "__dict__", {})) if type(value).__eq__ is object.__eq__ else None
+
+
+def _annotated(step: str, annotation: Any) -> TypeAdapter[Any] | None:
+    if annotation in _UNTYPED:
+        return None
+    if inspect.isclass(get_origin(annotation) or annotation) and issubclass(
+        get_origin(annotation) or annotation, Iterator | AsyncIterator
+    ):
+        raise _cannot_be_kept(step, annotation, "it is gone once it was read")
+    try:
+        return _adapter_of(annotation)
+    except (PydanticSchemaGenerationError, PydanticUserError) as exc:
+        raise _cannot_be_kept(step, annotation, "it has no JSON form") from exc
+
+
+def _cannot_be_kept(step: str, annotation: Any, why: str) -> UsageError:
+    return UsageError(
+        f"step {step!r} would return {annotation!r}, which cannot be kept ({why}). Return plain JSON, a Pydantic model "
+        "or a dataclass."
+    )
+
+
+def _return_annotation(function: Callable[..., Any]) -> Any:
+    target = function
+    while isinstance(target, functools.partial):
+        target = cast("functools.partial[Any]", target).func
+    if not inspect.isroutine(target):
+        # A class says nothing of what calling it returns; an object may, on its `__call__`.
+        target = None if inspect.isclass(target) else vars(type(target)).get("__call__")
+    try:
+        annotation = get_type_hints(target).get("return") if target is not None else None
+    except Exception:
+        # Names that cannot be resolved from here.
+        return None
+    origin = get_origin(annotation)
+    # What is given to be awaited is awaited; the last of its arguments says what that gives.
+    return get_args(annotation)[-1] if inspect.isclass(origin) and issubclass(origin, Awaitable) else annotation
+
+
+def _adapter_of(annotation: Any) -> TypeAdapter[Any]:
+    try:
+        return _cached_adapter(annotation)
+    except TypeError:
+        # An annotation that cannot be hashed.
+        return _new_adapter(annotation)
+
+
+def _adapter_of_class(name: str | None) -> TypeAdapter[Any] | None:
+    found = None if name is None else _find(name)
+    return _adapter_of(cast("type[Any]", found)) if isinstance(found, type) else None
+
+
+def _new_adapter(annotation: Any) -> TypeAdapter[Any]:
+    try:
+        return TypeAdapter(annotation, config=_BYTES_AS_BASE64)
+    except PydanticUserError:
+        # Models and dataclasses bring their own config.
+        return TypeAdapter(annotation)
+
+
+_cached_adapter = functools.lru_cache(maxsize=1024)(_new_adapter)
+
+
+def _plain(value: Any, *, tag_bytes: bool = False) -> JsonValue:
+    text = json.dumps(value, default=_tagged if tag_bytes else None)
+    plain = json.loads(text)
+    if json.dumps(plain) != text:
+        raise ValueError("two of its keys are the same in JSON")
+    return plain
+
+
+def _tagged(value: Any) -> dict[str, str]:
+    if not isinstance(value, bytes):
+        raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
+    return {_BYTES: base64.b64encode(value).decode()}
+
+
+def _untagged(kept: JsonValue) -> Any:
+    """What was kept of an exception, with its bytes as bytes."""
+
+    def untag(mapping: dict[str, Any]) -> Any:
+        return base64.b64decode(mapping[_BYTES]) if mapping.keys() == {_BYTES} else mapping
+
+    return json.loads(json.dumps(kept), object_hook=untag)
+
+
+def _name(value: object) -> str:
+    """Where the class of a value is found again."""
+    return f"{type(value).__module__}:{type(value).__qualname__}"
+
+
+def _find(name: str) -> Any:
+    """What a name stands for; None if it stands for nothing."""
+    module, _, path = name.partition(":")
+    try:
+        # A step may have been the first to import it, and is not called in later runs.
+        found: Any = importlib.import_module(module)
+    except Exception:
+        return None
+    for part in path.split("."):
+        found = getattr(found, part, None)
+    return found
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -202,3 +511,71 @@ async def call_function(function: Callable[..., Any], /, *args: Any, **kwargs: A
         return await function(*args, **kwargs)
     value = await anyio.to_thread.run_sync(partial(function, *args, **kwargs))
     return await value if inspect.isawaitable(value) else value
+
+
+# ---- children
+# The other tasks of a run: those that it starts, each once in the life of its own task, and those that it waits for.
+
+
+IDENTITY_SHOWN = 60
+"""Characters of an identity in the name of a step: enough to know it by, and a URI may be of any length."""
+
+
+class Children:
+    """The other tasks of one run."""
+
+    def __init__(self, run: Run, *, starts_over: int = 0) -> None:
+        self._run = run
+        # A tool that starts over has children of its own: those of before are of another version of it.
+        self._start = f"/{starts_over}" if starts_over else ""
+        self._met: Counter[str] = Counter()
+        self._started: set[str] = set()
+
+    async def start(self, identity: str, launch: Callable[[str], Awaitable[str]], *, key: str | None = None) -> str:
+        """The id of the child with this identity, launched now unless an earlier run did.
+
+        Args:
+            identity: What is started, and with what. The next one that equals it is another child.
+            launch: Starts it under the idempotency key that it is given, and returns its id.
+            key: The author's own name for the child: whatever is started under it in this task is that one child.
+        """
+        what = identity if key is None else f"key {key}"
+        name = self._step("start", what)
+        number = self._met[what] - 1 if key is None else 0
+        under = f"child/{self._run.record.id}/{_digest(what)}/{number}{self._start}"
+
+        async def once() -> str:
+            return await launch(under)
+
+        task_id: str = await self._run.step(name, once)
+        self._started.add(task_id)
+        return task_id
+
+    def has_started(self, task_id: str) -> bool:
+        """Whether this run, or an earlier one of its task, started this task."""
+        return task_id in self._started
+
+    async def wait(self, task_id: str, end: Callable[[], Awaitable[JsonObject]]) -> JsonObject:
+        """How another task ended, as `end` says once it has; in every later run the same.
+
+        While it waits, the run occupies no slot: the other task may need just this one.
+        """
+        ended: dict[str, Any] = {}
+
+        async def wait() -> None:
+            ended.update(await end())
+
+        async def kept() -> dict[str, Any]:
+            return ended
+
+        return await self._run.step(self._step("end of task", task_id), kept, after=wait)
+
+    def _step(self, what: str, identity: str) -> str:
+        """The name of a step that is there once for each time that something equal is done."""
+        self._met[identity] += 1
+        shown = identity[:IDENTITY_SHOWN] if what == "start" else identity[:12] + "…"
+        return f"{what} {shown} ({_digest(identity)}, #{self._met[identity]})"
+
+
+def _digest(text: str) -> str:
+    return sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]

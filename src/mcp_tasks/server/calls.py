@@ -3,35 +3,48 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from hashlib import sha256
 from typing import Any, Final, TypeAlias, cast
 
-from mcp.server import ServerRequestContext
+from mcp.server import MCPServer, Server, ServerRequestContext
 from mcp.server.context import CallNext, HandlerResult
+from mcp.server.extension import Extension
 from mcp_types import CallToolRequestParams, CallToolResult, TextContent
 
-from mcp_tasks.adapters.asgi import Launch
-from mcp_tasks.adapters.sdk import SdkAdapter, caller_of, request_meta, task_request
-from mcp_tasks.core.record import TaskRecord, TaskRequest
 from mcp_tasks.errors import LimitExceeded, TasksError
-from mcp_tasks.fallback.calls import ToolCall
-from mcp_tasks.fallback.legs import comes_back
-from mcp_tasks.fallback.room import FallbackRoom
-from mcp_tasks.protocol import Caller, RpcError, TasksProtocol
+from mcp_tasks.fallback.options import Host, ShownTo
+from mcp_tasks.fallback.request_state import comes_back
+from mcp_tasks.fallback.service import FallbackRoom, ToolCall
+from mcp_tasks.legacy.server import LegacyEra
+from mcp_tasks.model.limits import Limits
+from mcp_tasks.model.record import TaskRecord, TaskRequest
 from mcp_tasks.protocol.answers import turns_of
-from mcp_tasks.protocol.idempotency import check_first, take_key
+from mcp_tasks.protocol.dialect import Dialects, ModernDialect
+from mcp_tasks.protocol.errors import RpcError
+from mcp_tasks.protocol.limits import Limiting
+from mcp_tasks.protocol.listen import StreamEnds
+from mcp_tasks.protocol.methods import TasksProtocol
+from mcp_tasks.protocol.owners import Caller, Owners, check_first, take_key
 from mcp_tasks.quiet import get_logger
 from mcp_tasks.runtime import TaskRuntime
-from mcp_tasks.server.catalogue import Catalogue
-from mcp_tasks.server.marks import Mark, ServedTool
+from mcp_tasks.server.catalog import CalledTools, Catalogue, Mark, ServedOffers, ServedTool
+from mcp_tasks.server.creation import (
+    ANNOUNCE_AFTER,
+    ArgumentsRefused,
+    CallAnswer,
+    answer_call,
+    is_more_than_small,
+    settle_parameters,
+)
+from mcp_tasks.server.fast_path.app import Launch, ShortWay
+from mcp_tasks.server.lifecycle import Lifecycle
 from mcp_tasks.server.options import TaskOptions
-from mcp_tasks.tools.arguments import ArgumentsRefused, is_more_than_small
-from mcp_tasks.tools.before_body import settle_parameters
-from mcp_tasks.tools.creation import ANNOUNCE_AFTER, CallAnswer, answer_call
-from mcp_tasks.tools.sdk_errors import to_mcp_error
+from mcp_tasks.server.sdk import Era, EraParts, SdkAdapter, caller_of, request_meta, task_request
+from mcp_tasks.server.slow_clients import Readers
+from mcp_tasks.server.tool_runner import to_mcp_error
 
 logger: Final = get_logger(__name__)
 
@@ -245,3 +258,98 @@ def _joined_under(mark: Mark, name: str, arguments: Mapping[str, Any]) -> str | 
         return None
     told = json.dumps([name, arguments], sort_keys=True)
     return f"call:{sha256(told.encode()).hexdigest()}"
+
+
+# ---- eras
+# The older eras that a server speaks: the one place of this room that names them.
+
+
+def older_eras(parts: EraParts) -> Sequence[Era]:
+    """The eras before the extension, for one server."""
+    return (LegacyEra(parts),)
+
+
+# ---- doors
+# The ways in to the tasks of a server, put together: the SDK's door with the older eras, the answers for callers that
+# speak no tasks, and the short way.
+
+
+class Doors:
+    """What requests come in by, for one `Tasks` object. The arguments are those that an author gives to it.
+
+    Attributes:
+        adapter: The SDK's door.
+        calls: Which calls of tools become tasks.
+        fallback: The answers for callers that speak no tasks.
+        short_way: What answers before the SDK sees a request; there even if it is not put before anything.
+    """
+
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        lifecycle: Lifecycle,
+        *,
+        owners: Owners,
+        require_name_header: bool,
+        send_input: bool,
+        limits: Limits,
+        augment: Augment | None,
+        hosts: Mapping[str, Host],
+        companions: ShownTo,
+        companion_prefix: str,
+        short_way: bool,
+        max_listeners: int,
+    ) -> None:
+        protocol = TasksProtocol(
+            lifecycle.runtime,
+            dialects=Dialects([ModernDialect()]),
+            owners=owners,
+            limiting=Limiting(limits, free=owners.local),
+            require_name_header=require_name_header,
+            stream_ends=StreamEnds(limits.stream_life),
+        )
+        parts = EraParts(
+            runtime=lifecycle.runtime,
+            protocol=protocol,
+            offers=ServedOffers(catalogue, limits.ttl),
+            stopping=lifecycle.stopping,
+            exiting=lifecycle.exiting,
+            open_calls=lifecycle.open_calls,
+            send_input=send_input,
+        )
+        eras = older_eras(parts)
+        tools = CalledTools(catalogue, augments=augment is not None)
+        self.adapter: SdkAdapter = SdkAdapter(protocol, lifecycle.stopping, eras)
+        self.fallback: FallbackRoom = FallbackRoom(
+            parts,
+            open_calls=lifecycle.open_calls,
+            ways=tools,
+            hosts=hosts,
+            shown=companions,
+            prefix=companion_prefix,
+            is_stopping=lifecycle.is_stopping,
+        )
+        self.calls: Calls = Calls(catalogue, protocol, self.adapter, lifecycle.runtime, self.fallback, augment)
+        self.short_way: ShortWay = ShortWay(
+            protocol, self.calls, self.adapter.is_own, lifecycle.stopping, max_listeners
+        )
+        lifecycle.counts = self.short_way.counts
+        self._harmless: frozenset[str] = frozenset()
+        lifecycle.middleware = self.adapter.middleware
+        lifecycle.check_start = lambda: self.fallback.prepare(tools.names())
+        # The last to be put before the SDK's app is the first to see a request.
+        lifecycle.on_start = [
+            *(era.start for era in eras),
+            self.fallback.start,
+            *([self._put_short_way] if short_way else []),
+            Readers(protocol).put_before,
+        ]
+
+    def stand_beside(self, extensions: Sequence[Extension]) -> None:
+        """Take note of a server's other extensions: those that intercept no calls leave them to the short way."""
+        self._harmless = frozenset(
+            each.identifier for each in extensions if type(each).intercept_tool_call is Extension.intercept_tool_call
+        )
+
+    def _put_short_way(self, server: MCPServer[Any] | Server[Any]) -> None:
+        self.short_way.put_before(server, self._harmless)

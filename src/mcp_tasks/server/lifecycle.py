@@ -7,40 +7,377 @@ are counted: the first one starts the runtime, the last one stops it, and those 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+import inspect
+import signal
+import threading
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Generator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
+from functools import partial
 from os import PathLike
-from typing import Any, Final, TypeVar, cast
+from types import FrameType
+from typing import Any, Final, Generic, Self, TypeAlias, TypedDict, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 from mcp.server import MCPServer, Server
 from mcp.server.context import ServerMiddleware
+from mcp.server.extension import Extension
 
-from mcp_tasks.adapters.asgi import Counts
-from mcp_tasks.core.limits import Limits
 from mcp_tasks.engines import Engine
 from mcp_tasks.errors import UsageError, WiringError
+from mcp_tasks.model.limits import Limits
 from mcp_tasks.protocol.errors import describe
-from mcp_tasks.quiet import get_logger
+from mcp_tasks.quiet import get_logger, quietly
 from mcp_tasks.runtime import Observer, Settings, TaskRuntime
-from mcp_tasks.server.backlog import backlog_of
-from mcp_tasks.server.catalogue import Catalogue
-from mcp_tasks.server.choice import Parts
-from mcp_tasks.server.stopping import Stopping, hurried_by_sigterm
-from mcp_tasks.server.wiring import AnyServer, Lifespan, TasksLifespan, half_wired, lifespan_of, without_tasks
+from mcp_tasks.runtime.child_process import kill_children
+from mcp_tasks.server.catalog import Catalogue
+from mcp_tasks.server.fast_path.requests import Counts
+from mcp_tasks.server.options import Parts
+from mcp_tasks.server.tool_host import MCPServerHost, ToolHost
+from mcp_tasks.server.tool_runner import OpenCalls, ToolBody
 from mcp_tasks.stores import Store
+from mcp_tasks.stores.base import Backlog
 from mcp_tasks.stores.url import default_store
-from mcp_tasks.telemetry.gauges import Queued
-from mcp_tasks.telemetry.room import Telemetry
-from mcp_tasks.tools.body import ToolBody
-from mcp_tasks.tools.host import MCPServerHost, ToolHost
-from mcp_tasks.tools.open_calls import OpenCalls
+from mcp_tasks.telemetry.metrics import Queued
+from mcp_tasks.telemetry.telemetry import Telemetry
+
+# ---- stopping
+# Noticing that the process is told to stop, before its web server waits for what will not end by itself.
+
 
 logger: Final = get_logger(__name__)
 
+Handler: TypeAlias = Callable[[int, FrameType | None], object]
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+_LAST_WORDS: Final = 0.1
+"""Seconds for whoever is about to be told something. Nothing but the event loop and a socket is in the way."""
+
+
+class Stopping:
+    """Whether the process is about to stop.
+
+    Args:
+        patience: Seconds for which a stop waits for requests that await `exiting`.
+        drain: Has tools end meanwhile, and no more of them start.
+
+    Attributes:
+        event: Set once the process is told to stop.
+    """
+
+    def __init__(self, patience: float = 0.0, drain: Callable[[], Awaitable[None]] | None = None) -> None:
+        self.event: asyncio.Event = asyncio.Event()
+        self._patience = patience
+        self._drain = drain
+        self._exit = asyncio.Event()
+        self._waiting = 0
+        self._idle = asyncio.Event()
+        self._keeping: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._installed: list[tuple[signal.Signals, Handler, Handler]] = []
+        self._held: list[Callable[[], object]] = []
+
+    def watch(self) -> None:
+        """Go before the handlers that are installed. Does nothing where there are none, or off the main thread.
+
+        Called again, it goes before those that were installed since: who starts tasks first and a web server then has
+        the handlers of that one in front of ours.
+        """
+        self._loop = self._loop or asyncio.get_running_loop()
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number in _SIGNALS:
+            previous = signal.getsignal(number)
+            is_ours = any(previous is ours for _, ours, _ in self._installed)
+            if callable(previous) and previous is not signal.default_int_handler and not is_ours:
+                ours = self._before(previous, self._loop)
+                self._installed.append((number, ours, previous))
+                signal.signal(number, ours)
+
+    async def exiting(self) -> None:
+        """Return once the process has to exit. Until then a stop waits for whoever awaits this, for its patience."""
+        self._waiting += 1
+        try:
+            await self._exit.wait()
+        finally:
+            self._waiting -= 1
+            if not self._waiting:
+                self._idle.set()
+
+    def end(self) -> None:
+        """The last server of the process stops: nothing waits any more."""
+        self.event.set()
+        self._exit.set()
+        if self._keeping is not None:
+            self._keeping.cancel()
+        self.unwatch()
+
+    def unwatch(self) -> None:
+        """Put back what was there, unless somebody else has put something there meanwhile."""
+        for number, ours, previous in reversed(self._installed):
+            if signal.getsignal(number) is ours:
+                signal.signal(number, previous)
+        self._installed.clear()
+        # Last: a handler may end all of this.
+        self._hand_on()
+
+    def _before(self, previous: Handler, loop: asyncio.AbstractEventLoop) -> Handler:
+        def begin() -> None:
+            self.event.set()
+            if self._waiting and self._patience:
+                self._keeping = loop.create_task(self._keep(loop), name="mcp-tasks-stopping")
+            else:
+                self._leave(loop)
+
+        def handler(number: int, frame: FrameType | None) -> None:
+            self._held.append(partial(previous, number, frame))
+            if len(self._held) == 1 and not self.event.is_set():
+                # Somebody may have put this back after the end of the loop.
+                with suppress(RuntimeError):
+                    loop.call_soon_threadsafe(begin)
+                    return
+            # Who says it twice means it, and the loop may be busy for long.
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(self._exit.set)
+            self._hand_on()
+
+        return handler
+
+    async def _keep(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Let requests wait for the end of their tasks while those are drained."""
+        try:
+            async with asyncio.timeout(self._patience):
+                if self._drain is not None:
+                    await self._drain()
+                # They may have left before, and come back.
+                while self._waiting:
+                    self._idle.clear()
+                    await self._idle.wait()
+        except TimeoutError:
+            pass
+        except Exception:
+            logger.error("a drain could not begin; the process stops at once", exc_info=quietly())
+        self._leave(loop)
+
+    def _leave(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._exit.set()
+        loop.call_later(_LAST_WORDS, self._hand_on)
+
+    def _hand_on(self) -> None:
+        while self._held:
+            self._held.pop(0)()
+
+
+@contextmanager
+def hurried_by_sigterm() -> Generator[asyncio.Event]:
+    """An event for SIGTERM, where that would end the process on the spot; it ends when this is left.
+
+    A stdio host closes the input of its server, and sends this two seconds later if the server is still there: in the
+    middle of a drain, of which everything is lost that has not been handed over.
+    """
+    hurry = asyncio.Event()
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield hurry
+        return
+    signal.signal(signal.SIGTERM, lambda _number, _frame: hurry.set())
+    try:
+        yield hurry
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if hurry.is_set():
+            # The process ends here, and nothing that is registered for its end happens.
+            kill_children()
+            signal.raise_signal(signal.SIGTERM)
+
+
+def _end_now(number: int, _frame: FrameType | None) -> None:
+    """End the process as this signal usually does, and its child processes before that."""
+    kill_children()
+    signal.signal(number, signal.SIG_DFL)
+    signal.raise_signal(number)
+
+
+class Orders:
+    """What a process that only works is told by signals: SIGTERM or SIGINT to stop, and a second one to hurry. A third
+    does what it does to any process, but leaves no child processes.
+
+    Where there are no signals to handle (Windows, or off the main thread), it is for the caller to cancel.
+    """
+
+    def __init__(self) -> None:
+        self.stop: asyncio.Event = asyncio.Event()
+        self.hurry: asyncio.Event = asyncio.Event()
+        self._previous: dict[signal.Signals, Handler | int | None] = {}
+
+    def __enter__(self) -> Self:
+        loop = asyncio.get_running_loop()
+        try:
+            for number in _SIGNALS:
+                previous = signal.getsignal(number)
+                loop.add_signal_handler(number, self._told)
+                self._previous[number] = previous
+        except (NotImplementedError, RuntimeError, ValueError):
+            self._previous.clear()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._let_go(self._previous)
+
+    def _told(self) -> None:
+        if not self.stop.is_set():
+            self.stop.set()
+            return
+        self.hurry.set()
+        self._let_go({})
+        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, _end_now)
+
+    def _let_go(self, restored: Mapping[signal.Signals, Handler | int | None]) -> None:
+        """Handle signals no more, and put back what was there."""
+        for number in self._previous:
+            asyncio.get_running_loop().remove_signal_handler(number)
+            if (previous := restored.get(number)) is not None:
+                signal.signal(number, previous)
+        self._previous = {}
+
+
+# ---- wiring
+# How tasks are put into a server: as one thing, so that it cannot be half done.
+
+
 StateT = TypeVar("StateT")
+ServerT = TypeVar("ServerT", MCPServer[Any], Server[Any])
+AnyServer: TypeAlias = MCPServer[Any] | Server[Any]
+
+Lifespan: TypeAlias = Callable[[MCPServer[StateT]], AbstractAsyncContextManager[StateT]]
+"""A lifespan of an `MCPServer`: entered when it starts, left when it stops, and its state is what tools see."""
+
+
+class Wiring(TypedDict, Generic[StateT]):
+    """The arguments of an `MCPServer` that has tasks: `MCPServer("name", **tasks.wiring())`."""
+
+    extensions: Sequence[Extension]
+    lifespan: Lifespan[StateT]
+
+
+class TasksLifespan(Generic[ServerT]):
+    """The lifespan of a server that has tasks. A server shows its lifespan, so this is how its tasks are found.
+
+    Attributes:
+        owner: The `Tasks` object.
+        host: The server as a source of tools.
+    """
+
+    def __init__(
+        self,
+        owner: object,
+        enter: Callable[[ServerT], AbstractAsyncContextManager[Any]],
+        host: Callable[[ServerT], ToolHost],
+    ) -> None:
+        self.owner = owner
+        self.host = host
+        self._enter = enter
+
+    def __call__(self, server: ServerT) -> AbstractAsyncContextManager[Any]:
+        """The lifespan, to be entered."""
+        return self._enter(server)
+
+
+def lifespan_of(server: AnyServer) -> Callable[[Any], AbstractAsyncContextManager[Any]]:
+    """What is entered when the server starts.
+
+    Raises:
+        WiringError: Nothing is, so it has no tasks.
+    """
+    lifespan = server.settings.lifespan if isinstance(server, MCPServer) else server.lifespan
+    if lifespan is None:
+        raise without_tasks(server)
+    return lifespan
+
+
+def without_tasks(server: AnyServer) -> WiringError:
+    """The error for a server that has none."""
+    how = (
+        "make it with MCPServer(..., **tasks.wiring())" if isinstance(server, MCPServer) else "say tasks.attach(server)"
+    )
+    return WiringError(f"server {server.name!r} has no tasks: {how}")
+
+
+def check_lifespan(lifespan: object) -> None:
+    """Refuse a lifespan that the SDK could not enter.
+
+    Raises:
+        WiringError: It is not a function that gives a context manager.
+    """
+    name = getattr(lifespan, "__name__", repr(lifespan))
+    if inspect.isasyncgenfunction(lifespan) or inspect.isgeneratorfunction(lifespan):
+        raise WiringError(
+            f"tasks.wiring(lifespan={name}): a lifespan is an async context manager, and this function only yields. "
+            "Write @asynccontextmanager (from contextlib) above it"
+        )
+    if not callable(lifespan):
+        raise WiringError(
+            f"tasks.wiring(lifespan=...) takes a function of the server, decorated with @asynccontextmanager; got "
+            f"{lifespan!r}"
+        )
+
+
+def half_wired(given: str, missing: str) -> WiringError:
+    """The error for a server that has only a part of it."""
+    return WiringError(
+        f"the server was given {given} without {missing}. Write MCPServer(..., **tasks.wiring()), which is both. A "
+        "lifespan of your own goes into it as tasks.wiring(lifespan=yours), other extensions as "
+        "tasks.wiring(extensions=[...])"
+    )
+
+
+# ---- backlog
+# How much waits in each queue, and for how long it has: the numbers by which a fleet of workers is made larger.
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Waiting:
+    """What waits in one queue.
+
+    Attributes:
+        ready: How many tasks could run and nobody has.
+        age: For how long the one has waited that has waited longest. Zero if none waits.
+    """
+
+    ready: int = 0
+    age: timedelta = timedelta(0)
+
+
+async def backlog_of(runtime: TaskRuntime) -> Mapping[str, Waiting]:
+    """What waits in each queue of a runtime's server, wherever it is to be run.
+
+    Raises:
+        StoreError: The store cannot be read now.
+    """
+    known = {policy.queue for policy in (await runtime.tools()).values()}
+    return await waiting_in(runtime.store, runtime.namespace, runtime.now(), known=known | (runtime.queues or set()))
+
+
+async def waiting_in(
+    store: Store, namespace: str, now: datetime, *, known: Collection[str] = ()
+) -> Mapping[str, Waiting]:
+    """What waits in each queue of a server, by name: those that are known, and any other that has something waiting.
+
+    Raises:
+        StoreError: The store cannot be read now.
+    """
+    backlog = await store.backlog(namespace, now)
+    return {queue: _waiting(backlog.get(queue), now) for queue in sorted({*known, *backlog})}
+
+
+def _waiting(found: Backlog | None, now: datetime) -> Waiting:
+    if found is None:
+        return Waiting()
+    age = timedelta(0) if found.since is None else max(now - found.since, timedelta(0))
+    return Waiting(ready=found.ready, age=age)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -37,7 +37,7 @@ from mcp.server.subscriptions import (
 )
 from mcp_types import SubscriptionsListenRequestParams
 
-from mcp_tasks.core.durations import check_duration
+from mcp_tasks.model.values import check_duration
 from mcp_tasks.quiet import get_logger, quietly
 
 logger: Final = get_logger(__name__)

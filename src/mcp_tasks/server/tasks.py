@@ -15,40 +15,39 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from os import PathLike
-from typing import Any, TypeAlias, TypeVar, get_args, overload
+from typing import Any, Never, TypeAlias, TypeVar, Unpack, cast, get_args, overload
 
 from mcp.server import MCPServer, Server, ServerRequestContext
 from mcp.server.context import CallNext, HandlerResult
 from mcp.server.extension import Extension, MethodBinding, compose_tool_call_handler
 from mcp_types import CallToolRequestParams
 
-from mcp_tasks.adapters.asgi import MOST_LISTENERS, Counts
-from mcp_tasks.core.durations import check_duration
-from mcp_tasks.core.limits import Limits
-from mcp_tasks.core.values import check_choice, check_flag, check_function, check_instance, check_number, check_text
+from mcp_tasks.encryption import Cipher
 from mcp_tasks.engines import Engine
-from mcp_tasks.errors import WiringError
-from mcp_tasks.fallback.hosts import Host, check_hosts
-from mcp_tasks.fallback.ways import ShownTo, Ways, check_ways
-from mcp_tasks.protocol import Caller
-from mcp_tasks.protocol.owners import Owners, authenticated, local_user
-from mcp_tasks.runtime import Observer, Settings, TaskRuntime
-from mcp_tasks.server.calls import Augment
-from mcp_tasks.server.catalogue import Catalogue
-from mcp_tasks.server.choice import chosen_observers, chosen_parts, chosen_queues
-from mcp_tasks.server.doors import Doors
-from mcp_tasks.server.lifecycle import Lifecycle, Setup
-from mcp_tasks.server.local import LocalCalls
-from mcp_tasks.server.marking import Marking
-from mcp_tasks.server.options import (
-    UNSET,
-    TaskMode,
-    TaskOptions,
-    Unset,
-    chosen_ttl,
+from mcp_tasks.errors import InvalidMark, WiringError
+from mcp_tasks.fallback.options import Host, ShownTo, Ways, check_hosts, check_ways
+from mcp_tasks.model.limits import Limits
+from mcp_tasks.model.values import (
+    check_choice,
+    check_duration,
+    check_flag,
+    check_function,
+    check_instance,
+    check_number,
+    check_text,
 )
-from mcp_tasks.server.wiring import (
+from mcp_tasks.protocol.owners import Caller, Owners, authenticated, local_user
+from mcp_tasks.protocol.shapes import EXTENSION_ID
+from mcp_tasks.runtime import Observer, Settings, TaskRuntime
+from mcp_tasks.server.calls import Augment, Doors
+from mcp_tasks.server.catalog import Catalogue, Kind, Mark
+from mcp_tasks.server.creation import asks_by_returning, resolves_parameters, stop_at_body
+from mcp_tasks.server.fast_path.listening import MOST_LISTENERS
+from mcp_tasks.server.fast_path.requests import Counts
+from mcp_tasks.server.lifecycle import (
+    Lifecycle,
     Lifespan,
+    Setup,
     TasksLifespan,
     Wiring,
     check_lifespan,
@@ -56,13 +55,100 @@ from mcp_tasks.server.wiring import (
     lifespan_of,
     without_tasks,
 )
-from mcp_tasks.server.working import Working
+from mcp_tasks.server.local import LocalCalls
+from mcp_tasks.server.options import (
+    UNSET,
+    TaskMode,
+    TaskOptions,
+    ToolOptions,
+    Unset,
+    chosen_observers,
+    chosen_parts,
+    chosen_queues,
+    chosen_ttl,
+    options_from,
+)
+from mcp_tasks.server.tool_host import LowLevelHost, MCPServerHost
+from mcp_tasks.server.worker import Working
 from mcp_tasks.stores import Store
-from mcp_tasks.stores.codec import Cipher
-from mcp_tasks.stores.origin import callers_globals, origin_of
-from mcp_tasks.telemetry.room import Metrics
-from mcp_tasks.tools.host import LowLevelHost, MCPServerHost
-from mcp_tasks.wire import EXTENSION_ID
+from mcp_tasks.stores.url import callers_globals, origin_of
+from mcp_tasks.telemetry.telemetry import Metrics
+
+# ---- marking
+# What an author says of tools, prompts and resources: that their calls may become tasks, and how.
+
+
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
+
+
+class Marking:
+    """What a `Tasks` object does to mark what a server has."""
+
+    _catalogue: Catalogue
+
+    def task(
+        self, *misplaced: Never, name: str | None = None, kind: Kind = "tool", **options: Unpack[ToolOptions]
+    ) -> Callable[[FunctionT], FunctionT]:
+        """Mark a tool: its calls may become tasks. Goes under `@server.tool()`; the tool stays as it is.
+
+        With `kind=`, mark a prompt or a resource in the same way, under `@server.prompt()` or `@server.resource(...)`.
+
+        Args:
+            name: The tool that is marked, by its name. Needed only where the function does not tell: for two functions
+                of the same name, or for a tool that is a wrapper with a signature of its own. For a prompt or a
+                resource, the name that it is registered under, if that is not the function's.
+            kind: What the function is registered as.
+            options: See `ToolOptions`.
+
+        Raises:
+            InvalidMark: The parentheses are missing, the name is not a keyword, or another function is marked under
+                the same name.
+            InvalidOption: There is no such option, or it has a value that it cannot have.
+        """
+        for wrong in misplaced:
+            if isinstance(wrong, str):
+                raise InvalidMark(f"the name is a keyword: @tasks.task(name={wrong!r})")
+            raise InvalidMark("@tasks.task is called before it decorates: write @tasks.task(), with parentheses")
+        if name is not None:
+            check_text("name", name)
+        check_choice("kind", kind, get_args(Kind))
+        chosen = options_from("@tasks.task", options, also=["name", "kind"])
+
+        def mark(function: FunctionT) -> FunctionT:
+            if kind != "tool":
+                self._catalogue.reads.add(kind, name or function.__name__, chosen)
+                return function
+            resolves = resolves_parameters(function)
+            self._catalogue.marks.add(
+                Mark(
+                    name=name or function.__name__,
+                    is_named=name is not None,
+                    options=chosen,
+                    function=function,
+                    resolves=resolves,
+                    declares_asking=asks_by_returning(function),
+                )
+            )
+            return cast(FunctionT, stop_at_body(function)) if resolves else function
+
+        return mark
+
+    def mark(self, name: str, *, kind: Kind = "tool", **options: Unpack[ToolOptions]) -> None:
+        """Mark a tool by its name, for tools that are not functions. Replaces what was said of the tool before.
+
+        With `kind=`, mark a prompt by its name, or a resource by its name, its URI, or the template of its URI.
+
+        Raises:
+            InvalidOption: There is no such option, or it has a value that it cannot have.
+        """
+        check_text("the name that tasks.mark takes", name)
+        check_choice("kind", kind, get_args(Kind))
+        chosen = options_from("tasks.mark", options, also=["kind"])
+        if kind == "tool":
+            self._catalogue.marks.set(name, chosen)
+        else:
+            self._catalogue.reads.set(kind, name, chosen)
+
 
 RequestContext: TypeAlias = ServerRequestContext[Any, Any]
 StateT = TypeVar("StateT")

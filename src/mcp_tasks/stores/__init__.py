@@ -1,5 +1,6 @@
 """Where task records live: compare-and-swap, nothing cleverer."""
 
+from mcp_tasks.encryption import Cipher
 from mcp_tasks.stores.base import (
     EVERYBODY,
     LARGEST_NOTE,
@@ -17,7 +18,7 @@ from mcp_tasks.stores.base import (
     Whose,
     owned_by,
 )
-from mcp_tasks.stores.codec import Cipher, Codec
+from mcp_tasks.stores.codec import Codec
 from mcp_tasks.stores.memory import MemoryStore
 
 __all__ = [

@@ -13,7 +13,7 @@ The contract, once for all verbs:
   written. A caller that is cancelled does not know either. A store may repeat a request by itself, and so may its
   caller. A repeated `create` or `save` carries the same write id (`TaskRecord.writes`): the store looks for it before
   it reports a conflict, and answers the repeat like the first. A creation that can no longer be recognised is answered
-  with `may_have_happened` (`stores/repeats.py`). A repeated `set_note` finds its own value there and says that it was
+  with `may_have_happened` (`stores/codec.py`). A repeated `set_note` finds its own value there and says that it was
   kept. If another has written since, it says that it was not: its caller reads the note and decides anew.
 - *Other writes may be repeated without an id.* A repeated `delete` names the same version, and a task that is gone is
   what was wanted. `forget_expired` takes only what is still there. `heartbeat` never makes a count smaller, and only
@@ -40,20 +40,186 @@ The contract, once for all verbs:
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Generator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Final, Protocol
+from enum import Enum
+from functools import partial
+from typing import Final, Literal, Protocol, TypeAlias, runtime_checkable
 
-from mcp_tasks.core.journal import JournalEntry
-from mcp_tasks.core.record import Outcome, TaskRecord, TaskRequest
-from mcp_tasks.core.status import TaskStatus
-from mcp_tasks.stores.shares import Backlog, Handing, Ready, Share, Usage, WorkLimits
-from mcp_tasks.stores.whose import EVERYBODY, UNOWNED, Anyone, ChildrenOf, InSession, OwnedBy, Owners, Whose, owned_by
+import anyio
+from anyio.lowlevel import checkpoint
 
-__all__ = ["LARGEST_NOTE", "Forgotten", "Hint", "IdPage", "Notifier", "Page", "Store"]
-__all__ += ["EVERYBODY", "UNOWNED", "Anyone", "ChildrenOf", "InSession", "OwnedBy", "Owners", "Whose", "owned_by"]
+from mcp_tasks.model.record import JournalEntry, Outcome, TaskRecord, TaskRequest, TaskStatus
+from mcp_tasks.model.values import Statement
+
+__all__ = [
+    "EVERYBODY",
+    "LARGEST_NOTE",
+    "UNOWNED",
+    "Anyone",
+    "ChildrenOf",
+    "Forgotten",
+    "Hint",
+    "IdPage",
+    "InSession",
+    "Notifier",
+    "OwnedBy",
+    "Owners",
+    "Page",
+    "Store",
+    "Whose",
+    "owned_by",
+]
+
+# ---- whose
+# Whose tasks are meant: those of an owner, of nobody, of everybody, of a session, or of the task that started them.
+
+
+@dataclass(frozen=True, slots=True)
+class OwnedBy:
+    """The tasks of one owner."""
+
+    owner: str
+
+
+@dataclass(frozen=True, slots=True)
+class InSession:
+    """The tasks of one session, whoever owns them: those made in it, and those that it took over."""
+
+    session: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChildrenOf:
+    """The tasks that one task started, whoever owns them."""
+
+    parent: str
+
+
+class Anyone(Enum):
+    """Whose tasks to list, where that is not one owner."""
+
+    UNOWNED = "unowned"
+    EVERYBODY = "everybody"
+
+
+UNOWNED: Final = Anyone.UNOWNED
+"""The tasks that nobody owns: those of clients without a name."""
+
+EVERYBODY: Final = Anyone.EVERYBODY
+"""All tasks, whoever owns them: for operators, never for a client."""
+
+Whose: TypeAlias = OwnedBy | InSession | ChildrenOf | Literal[Anyone.UNOWNED, Anyone.EVERYBODY]
+"""Whose tasks to list. There is no default: who lists must say it."""
+
+Owners: TypeAlias = OwnedBy | Literal[Anyone.UNOWNED, Anyone.EVERYBODY]
+"""Whose tasks to count: of one owner, of nobody, or of everybody."""
+
+
+def owned_by(owner: str | None) -> OwnedBy | Literal[Anyone.UNOWNED]:
+    """The tasks of a caller, who may have no name."""
+    return UNOWNED if owner is None else OwnedBy(owner)
+
+
+# ---- shares
+# The values of `Store` for a fleet: how much of what is queued an engine has, how much may be at work, what waits.
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkLimits:
+    """How many tasks may be at work at a time, over all processes: of one tool, and of one owner. None for any number.
+
+    A task is at work if a worker has it, it has not ended, and its run does not wait (`TaskRecord.pause`). A run that
+    waits in memory gives up its place, and takes it again with a `save` within the limits, as a claim does.
+
+    A task that is resuming is not at work yet, and takes a place from all tasks but those that are resuming themselves:
+    of those, each is compared only with what is at work. So the places that become free go to runs that want to go on,
+    before any new run begins, and never more tasks are at work than the limit says.
+    """
+
+    tool: int | None = None
+    owner: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ready:
+    """A queued task that is handed to an engine, and what decides where it goes."""
+
+    id: str
+    owner: str | None
+    method: str
+    name: str
+    queue: str
+    priority: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Share:
+    """How much of what is queued may be in the hands of an engine at a time. The rest waits in the store.
+
+    Attributes:
+        owner: Of one owner, in one queue, of one tool: tasks that are handed out and not claimed, so that what nobody
+            serves keeps nothing else back. Those that nobody owns count as one owner's.
+        tools: Of each of these tools, by name: tasks that are handed out or at work.
+        owner_at_work: Of one owner: tasks that are at work; None for any number. Who has as many is handed no more, and
+            who has fewer at most so many at a time, of each queue and tool, as there is room for.
+    """
+
+    owner: int
+    tools: Mapping[str, int] = field(default_factory=dict[str, int])
+    owner_at_work: int | None = None
+
+
+@dataclass(kw_only=True, slots=True)
+class Handing:
+    """That a new task is to be handed to an engine right away, and what came of it.
+
+    Attributes:
+        share: Within which it is. Several that create at once may go a little beyond it.
+        job: What has the engine run the task, for a store that can write it in the same transaction.
+        handed: Set by the store: the task is marked as handed out. Otherwise it waits for `hand_out`.
+        carried: Set by the store: the job was written with the task, so that it need not be submitted.
+    """
+
+    share: Share
+    job: Statement | None = None
+    handed: bool = False
+    carried: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Backlog:
+    """What waits in one queue.
+
+    Attributes:
+        ready: How many tasks could run and nobody has; at most `MOST_COUNTED`.
+        since: Since when the one has waited that has waited longest, in the store's time: the task's creation, or if it
+            was queued again since, what `columns.queued_since` says. One that slept has waited since the moment at
+            which it was to wake.
+    """
+
+    ready: int
+    since: datetime | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Usage:
+    """What is kept of some tasks.
+
+    Attributes:
+        open_tasks: How many have not ended; at most `MOST_COUNTED`.
+        stored_bytes: Bytes of their requests, outcomes and journals as they are kept, those of ended ones included;
+            what is small of every task (its row) counts as nothing.
+    """
+
+    open_tasks: int
+    stored_bytes: int
+
+
+MOST_COUNTED: Final = 100_000
+"""Where counting stops: no fleet is scaled by what is beyond it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -415,3 +581,246 @@ class Notifier(Protocol):
         A slow reader loses the older of two hints for one task, never the newest.
         """
         ...
+
+
+# ---- together
+# Reading in one look what a claim needs, or a poll: for a store where each look is a round trip.
+
+
+LARGEST: Final = 64 * 1024
+"""Bytes of a request that is read with its task. Who looks at a task may find that it cannot be run, and then a large
+request would have been read for nothing."""
+
+
+@runtime_checkable
+class ReadsTogether(Protocol):
+    """A store that gives a task and what is kept beside it in one round trip."""
+
+    async def get_with_request(self, task_id: str) -> tuple[TaskRecord, TaskRequest | None] | None:
+        """The record as of now and its request, or None; without the request if that is large, or missing.
+
+        Raises:
+            TaskUnreadable: One of the two cannot be read. Which, `Store.get` and `Store.request` say.
+        """
+        ...
+
+    async def get_with_outcome(self, task_id: str, owner: str | None) -> tuple[TaskRecord, Outcome | None] | None:
+        """The record as of now and how the task ended, if it has; None if the owner has no such task, of which nothing
+        is read then.
+
+        Raises:
+            TaskUnreadable: One of the two cannot be read. Which, `Store.get` and `Store.outcome` say.
+        """
+        ...
+
+
+@runtime_checkable
+class ReadsOwned(Protocol):
+    """A store that sees whose a task is before it reads the rest."""
+
+    async def get_owned(self, task_id: str, owner: str | None) -> TaskRecord | None:
+        """The record as of now; None if the owner has no such task. What another has is not read, whatever its size, so
+        that it takes as long as if there were none.
+
+        Raises:
+            TaskUnreadable: The owner has one, and it cannot be read.
+        """
+        ...
+
+
+# ---- inspecting
+# What a store may be asked beyond `Store`: whether it is one, whose tasks are in it, and what stands under a key.
+
+
+Standing: TypeAlias = Literal["absent", "older", "current"]
+"""Whether `open` would make something new, change what is there, or find it as it needs it."""
+
+
+@runtime_checkable
+class Inspects(Protocol):
+    """A store that tells what it is. By shape: the driver of its database may not be there."""
+
+    async def standing(self) -> Standing:
+        """What is there. Makes and changes nothing, and may be asked before `open`.
+
+        Raises:
+            StoreUnavailable: It cannot be reached now.
+            StoreCorrupt: What is there is not a store of ours, or one of a newer release that this one may not use.
+        """
+        ...
+
+    async def namespaces(self) -> Sequence[str]:
+        """Every namespace that has a task or a worker, in order. It need not be quick."""
+        ...
+
+
+@runtime_checkable
+class FindsKeys(Protocol):
+    """A store that finds a task by its idempotency key without making one."""
+
+    async def id_under(self, key: str, *, namespace: str, owner: str | None) -> str | None:
+        """The id of the task that stands under a key, expired or not; None if none does."""
+        ...
+
+
+# ---- paging
+# A page of a listing that is as full as it can be: where a store passes over much, it is asked again.
+
+
+PATIENCE: Final = 1.0
+"""Seconds for which a page is filled. A store passes over several hundred thousand tasks meanwhile."""
+
+
+async def full_page(
+    store: Store,
+    namespace: str,
+    whose: Whose,
+    *,
+    now: datetime,
+    status: TaskStatus | None = None,
+    cursor: str | None = None,
+    limit: int = 100,
+    newest_first: bool = False,
+) -> Page:
+    """`Store.list`, with a page that is short of `limit` only if it is the last, or took longer than `PATIENCE`.
+
+    Raises:
+        ValueError: The cursor is not one of the store's.
+    """
+    until = anyio.current_time() + PATIENCE
+    look = partial(store.list, namespace, whose, now=now, status=status, newest_first=newest_first)
+    page = await look(cursor=cursor, limit=limit)
+    records: list[TaskRecord] = list(page.records)
+    while page.cursor is not None and len(records) < limit and anyio.current_time() < until:
+        # A store that never waits would have the event loop for itself.
+        await checkpoint()
+        left = limit - len(records)
+        page = await look(cursor=page.cursor, limit=left)
+        records += page.records
+    return Page(records=records, cursor=page.cursor)
+
+
+# ---- hints
+# Hints inside one process: what every notifier hands to its listeners.
+
+
+class HintFan:
+    """Gives each hint to everyone who listens in this process."""
+
+    def __init__(self) -> None:
+        self._of_all: set[Inbox] = set()
+        # By task, so that a change costs as much as it has listeners, not as much as there are listeners.
+        self._of_task: dict[str, set[Inbox]] = {}
+
+    def listened(self) -> Collection[str]:
+        """The tasks that somebody listens to in particular."""
+        return list(self._of_task)
+
+    def put(self, hint: Hint, *, origin: object = None) -> None:
+        """Hand on one hint, but not to where it came from. Call from the event loop's thread."""
+        for inbox in self._of_all:
+            if origin is None or inbox.origin is not origin:
+                inbox.put(hint)
+        for inbox in self._of_task.get(hint.task_id, ()):
+            inbox.put(hint)
+
+    @contextmanager
+    def listen(self, task_ids: Collection[str] | None = None, *, origin: object = None) -> Generator[Inbox]:
+        """Hints from now on, of all tasks or of these."""
+        inbox = Inbox(origin)
+        if task_ids is None:
+            self._of_all.add(inbox)
+        for task_id in task_ids or ():
+            self.add(inbox, task_id)
+        try:
+            yield inbox
+        finally:
+            self._of_all.discard(inbox)
+            self.leave(inbox)
+
+    def add(self, inbox: Inbox, task_id: str) -> None:
+        """Give the hints of one more task to a listener, for as long as it listens."""
+        inbox.task_ids.add(task_id)
+        self._of_task.setdefault(task_id, set()).add(inbox)
+
+    def leave(self, inbox: Inbox) -> None:
+        """Give a listener no more hints of any task that it was given those of in particular."""
+        for task_id in list(inbox.task_ids):
+            self.remove(inbox, task_id)
+
+    def remove(self, inbox: Inbox, task_id: str) -> None:
+        """Give a listener no more hints of a task."""
+        inbox.task_ids.discard(task_id)
+        listeners = self._of_task.get(task_id, set())
+        listeners.discard(inbox)
+        if not listeners:
+            self._of_task.pop(task_id, None)
+
+
+class LocalNotifier:
+    """A notifier for a store that only one process can have."""
+
+    def __init__(self) -> None:
+        self._fan = HintFan()
+
+    async def publish(self, hint: Hint, *, origin: object = None) -> None:
+        """Tell the listeners of this process."""
+        self._fan.put(hint, origin=origin)
+
+    @asynccontextmanager
+    async def listen(self, *, origin: object = None) -> AsyncGenerator[AsyncIterator[Hint]]:
+        """Hints from now on."""
+        with self._fan.listen(origin=origin) as hints:
+            yield hints
+
+
+class Inbox:
+    """The newest unread hint of each task, in the order they first came.
+
+    Args:
+        wake: Called with every hint that comes, for a reader that does not wait; it must not raise.
+
+    Attributes:
+        task_ids: The tasks that it is given the hints of in particular.
+    """
+
+    __slots__ = ("_arrived", "_unread", "_wake", "origin", "task_ids")
+
+    def __init__(self, origin: object = None, *, wake: Callable[[], None] | None = None) -> None:
+        self.origin: object = origin
+        self.task_ids: set[str] = set()
+        self._unread: dict[str, Hint] = {}
+        # There is one only while somebody waits: there may be thousands of readers, and an event is larger than the
+        # rest of this.
+        self._arrived: anyio.Event | None = None
+        self._wake = wake
+
+    def put(self, hint: Hint) -> None:
+        """Add a hint, unless a newer one of the same task waits."""
+        known = self._unread.get(hint.task_id)
+        if known is None or known.version < hint.version:
+            self._unread[hint.task_id] = hint
+        if self._arrived is not None:
+            self._arrived.set()
+        if self._wake is not None:
+            self._wake()
+
+    def pop(self) -> Hint | None:
+        """The next hint, or None if none waits."""
+        return self._unread.pop(next(iter(self._unread))) if self._unread else None
+
+    async def wait(self) -> None:
+        """Return when a hint is there."""
+        while not self._unread:
+            self._arrived = anyio.Event()
+            try:
+                await self._arrived.wait()
+            finally:
+                self._arrived = None
+
+    def __aiter__(self) -> AsyncIterator[Hint]:
+        return self
+
+    async def __anext__(self) -> Hint:
+        await self.wait()
+        return self._unread.pop(next(iter(self._unread)))

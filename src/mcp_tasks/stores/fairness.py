@@ -15,8 +15,8 @@ from heapq import merge
 from itertools import chain
 from typing import Any, Protocol, TypeAlias
 
-from mcp_tasks.core.record import TaskRecord
-from mcp_tasks.stores.shares import Ready, Share
+from mcp_tasks.model.record import TaskRecord
+from mcp_tasks.stores.base import Ready, Share
 
 Step: TypeAlias = tuple[Any, ...]
 """The first values of an entry of the index, as the store writes them."""

@@ -9,47 +9,365 @@ what the next run gets, and what no store could keep is refused here too.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import replace
+from bisect import bisect_left, bisect_right, insort
+from collections import Counter
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from itertools import islice, takewhile
+from typing import Any, TypeAlias, TypeVar
 
-from mcp_tasks.core.journal import JournalEntry
-from mcp_tasks.core.json_bytes import LARGE
-from mcp_tasks.core.pacing import is_expired
-from mcp_tasks.core.record import Outcome, TaskRecord, TaskRequest
-from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.errors import KeySpent, LimitReached, VersionConflict
-from mcp_tasks.stores.base import Forgotten, IdPage, Owners, Page, Whose
-from mcp_tasks.stores.codec import Codec
-from mcp_tasks.stores.columns import (
+from mcp_tasks.model.json import LARGE
+from mcp_tasks.model.limits import is_expired
+from mcp_tasks.model.record import ALWAYS, JournalEntry, Outcome, TaskRecord, TaskRequest, TaskStatus
+from mcp_tasks.stores.base import (
+    EVERYBODY,
+    MOST_COUNTED,
+    Backlog,
+    ChildrenOf,
+    Forgotten,
+    Handing,
+    IdPage,
+    InSession,
+    LocalNotifier,
+    OwnedBy,
+    Owners,
+    Page,
+    Ready,
+    Share,
+    Usage,
+    Whose,
+    WorkLimits,
+)
+from mcp_tasks.stores.codec import (
     MICROSECOND,
+    Codec,
+    Line,
     decode_cursor,
+    earliest,
     encode_cursor,
+    encoded_entries,
+    encoded_request,
     expiry,
+    in_thread_if,
+    is_at_work,
     is_resuming,
+    made_before,
+    queued_since,
+    saved_before,
+    size_of,
     sort_key,
     to_micros,
 )
-from mcp_tasks.stores.encoding import Line, encoded_entries, encoded_request, in_thread_if, size_of
-from mcp_tasks.stores.fairness import Choice, Turns
-from mcp_tasks.stores.hints import LocalNotifier
-from mcp_tasks.stores.ordered import Ordered, Place
-from mcp_tasks.stores.places import (
-    Wait,
-    Waiting,
-    backlog_of,
-    created_place,
-    listing,
-    owner_of,
-    places,
-    route_of,
-    tool_of,
-    wait_of,
-)
-from mcp_tasks.stores.repeats import made_before, saved_before
-from mcp_tasks.stores.shares import Backlog, Handing, Ready, Share, Usage, WorkLimits
-from mcp_tasks.stores.tally import SpentKeys, Tally, Under
+from mcp_tasks.stores.codec import ready as columns_ready
+from mcp_tasks.stores.fairness import TOOL_METHOD, Choice, Room, Route, Step, Turns, ready_of
+
+# ---- ordered
+# Sorted lists in groups: the indexes of a store that has no database to keep them.
+
+
+Place: TypeAlias = tuple[Any, ...]
+"""Where something stands: values that are compared one after the other, the last of them unique."""
+
+
+class Ordered:
+    """Places in order, in groups. Giving some costs as much as is given, however many there are.
+
+    Adding and removing moves what stands behind, at about a nanosecond for ten places: what is new stands at the end
+    almost always, and a list beats a tree up to some millions.
+    """
+
+    def __init__(self) -> None:
+        self._groups: dict[Hashable, list[Place]] = {}
+
+    def add(self, group: Hashable, place: Place) -> None:
+        """Add a place that is not there."""
+        insort(self._groups.setdefault(group, []), place)
+
+    def remove(self, group: Hashable, place: Place) -> None:
+        """Remove a place that is there."""
+        places = self._groups[group]
+        del places[bisect_left(places, place)]
+        if not places:
+            del self._groups[group]
+
+    def after(self, group: Hashable, place: Place = ()) -> Iterator[Place]:
+        """The places behind `place`, which need not be there. Add and remove nothing before the last was taken."""
+        places = self._groups.get(group, [])
+        for number in range(bisect_right(places, place), len(places)):
+            yield places[number]
+
+    def before(self, group: Hashable, place: Place | None = None) -> Iterator[Place]:
+        """The same backwards: the places before `place`, or all, from the last to the first."""
+        places = self._groups.get(group, [])
+        for number in range(len(places) if place is None else bisect_left(places, place), 0, -1):
+            yield places[number - 1]
+
+    def count(self, group: Hashable, step: Place = ()) -> int:
+        """How many places of the group begin with `step`."""
+        places = self._groups.get(group, [])
+        return self._behind(places, step) - bisect_left(places, step)
+
+    def following(self, group: Hashable, step: Place, after: Any = None) -> Any:
+        """What places that begin with `step` have next, beyond `after`: its smallest value, or None."""
+        places = self._groups.get(group, [])
+        number = bisect_left(places, step) if after is None else self._behind(places, (*step, after))
+        if number == len(places) or places[number][: len(step)] != step:
+            return None
+        return places[number][len(step)]
+
+    def _behind(self, places: list[Place], step: Place) -> int:
+        """Where the places end that begin with `step`."""
+        return bisect_right(places, step, key=lambda place: place[: len(step)])
+
+    def heads(self, group: Hashable) -> Iterator[Any]:
+        """What places of the group begin with, each once."""
+        places, number = self._groups.get(group, []), 0
+        while number < len(places):
+            head = places[number][0]
+            yield head
+            number = bisect_right(places, head, lo=number, key=lambda place: place[0])
+
+
+# ---- places
+# Where a task is to be found in a store that keeps its indexes itself: groups of `Ordered`, and the place in each.
+
+
+_AT_ANY_TIME = to_micros(ALWAYS)
+
+Owner: TypeAlias = tuple[()] | tuple[str]
+"""An owner that can be compared with others: nobody comes first."""
+
+Tool: TypeAlias = tuple[str, str]
+"""Method and name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """What a store knows of a queued task beside its record.
+
+    Attributes:
+        handed: Whether it is handed out.
+        since: When it was queued.
+    """
+
+    handed: bool
+    since: int
+
+
+def wait_of(record: TaskRecord, before: Wait | None) -> Wait | None:
+    """What is known of a task that is saved, by what was; None if it is not queued."""
+    if columns_ready(record) != _AT_ANY_TIME:
+        return None
+    return before or Wait(handed=False, since=queued_since(record))
+
+
+def places(record: TaskRecord, wait: Wait | None) -> Iterator[tuple[Hashable, Place]]:
+    """Where the task is to be found, and at which place there."""
+    namespace, created, expires = record.namespace, created_place(record), expiry(record)
+    yield ("listed", namespace), created
+    yield ("owned", namespace, owner_of(record)), created
+    if record.session is not None:
+        yield ("session", namespace, record.session), created
+    if record.parent is not None:
+        yield ("parent", namespace, record.parent), created
+    if record.worker is not None:
+        yield ("claimed", record.worker), created
+        yield ("working", namespace), (record.worker, record.id)
+    if wait is not None:
+        yield from _queued(record, wait)
+    elif (ready_at := columns_ready(record)) is not None:
+        yield ("parked", namespace), (ready_at, record.id)
+        yield ("parked by queue", namespace), (record.queue, ready_at, record.id)
+    if is_at_work(record):
+        mark = "resuming" if is_resuming(record) else "at work"
+        yield ("at work of owner", namespace, owner_of(record)), (mark, record.id)
+        yield ("in hand of tool", namespace, tool_of(record)), (mark, record.id)
+    if expires is not None:
+        yield "expiring", (expires, *created)
+
+
+def _queued(record: TaskRecord, wait: Wait) -> Iterator[tuple[Hashable, Place]]:
+    namespace, created = record.namespace, created_place(record)
+    yield ("queued", namespace), created
+    yield ("queued", namespace, wait.handed), created
+    yield ("backlog", namespace), (record.queue, wait.since, record.id)
+    if wait.handed:
+        yield ("handed", namespace, route_of(record)), (record.id,)
+        yield ("in hand of tool", namespace, tool_of(record)), ("handed", record.id)
+    else:
+        step = record.queue, -record.priority, owner_of(record), tool_of(record)
+        yield ("waiting", namespace), (*step, *created)
+
+
+def created_place(record: TaskRecord) -> Place:
+    """Where a task stands among all: by creation, then id."""
+    return sort_key(record), record.id
+
+
+def owner_of(record: TaskRecord) -> Owner:
+    """The owner of a task, as one that can be compared."""
+    return () if record.owner is None else (record.owner,)
+
+
+def tool_of(record: TaskRecord) -> Tool:
+    """The tool of a task."""
+    return record.method, record.name
+
+
+def route_of(record: TaskRecord) -> Route:
+    """What a share counts together."""
+    return record.queue, owner_of(record), tool_of(record)
+
+
+def listing(namespace: str, whose: Whose) -> Hashable:
+    """Where to look for the tasks of a listing."""
+    if isinstance(whose, InSession):
+        return "session", namespace, whose.session
+    if isinstance(whose, ChildrenOf):
+        return "parent", namespace, whose.parent
+    if whose is EVERYBODY:
+        return "listed", namespace
+    return "owned", namespace, (whose.owner,) if isinstance(whose, OwnedBy) else ()
+
+
+def backlog_of(order: Ordered, namespace: str, now: datetime) -> dict[str, Backlog]:
+    """What is queued in each queue, or slept and is to wake by now."""
+    queued, parked, instant = ("backlog", namespace), ("parked by queue", namespace), to_micros(now)
+    found: dict[str, Backlog] = {}
+    for queue in {*order.heads(queued), *order.heads(parked)}:
+        sleeping = takewhile(lambda place, queue=queue: place[0] == queue, order.after(parked, (queue,)))
+        woken = takewhile(lambda place: place[1] <= instant, sleeping)
+        due = [ready_at for _, ready_at, _ in islice(woken, MOST_COUNTED)]
+        since = order.following(queued, (queue,))
+        if count := order.count(queued, (queue,)) + len(due):
+            found[queue] = Backlog(ready=min(count, MOST_COUNTED), since=earliest(since, *due[:1]))
+    return found
+
+
+class Waiting:
+    """What waits in one namespace, for a choice among it."""
+
+    def __init__(self, order: Ordered, records: Mapping[str, TaskRecord], namespace: str) -> None:
+        self._order = order
+        self._records = records
+        self._namespace = namespace
+
+    def room(self, share: Share) -> Room:
+        """What a share leaves."""
+        return Room(self, share, {(TOOL_METHOD, name): limit for name, limit in share.tools.items()})
+
+    def following(self, step: Step, after: Any = None) -> Any:
+        """What follows in the order of queue, priority, owner and tool."""
+        return self._order.following(("waiting", self._namespace), step, after)
+
+    def tasks(self, step: Step) -> Iterator[Place]:
+        """The tasks of a queue, priority, owner and tool."""
+        waiting = self._order.after(("waiting", self._namespace), step)
+        return (place[len(step) :] for place in takewhile(lambda place: place[: len(step)] == step, waiting))
+
+    def ready(self, task_id: str) -> Ready:
+        """The task."""
+        return ready_of(self._records[task_id])
+
+    def handed(self, route: Route, most: int) -> int:
+        """How many tasks of the route are handed out."""
+        return self._order.count(("handed", self._namespace, route))
+
+    def owner_at_work(self, owner: Owner, most: int) -> int:
+        """How many tasks of the owner are at work."""
+        return self._order.count(("at work of owner", self._namespace, owner))
+
+    def of_tool(self, tool: Tool, most: int) -> int:
+        """How many tasks of the tool are handed out or at work."""
+        return self._order.count(("in hand of tool", self._namespace, tool))
+
+
+# ---- tally
+# What is kept of whose tasks, and the keys that outlive them, in a store that counts for itself.
+
+
+K = TypeVar("K", bound=Hashable)
+
+Under: TypeAlias = tuple[str, Owner, str]
+"""Namespace, owner and key."""
+
+
+class Tally:
+    """Open tasks and stored bytes of each owner."""
+
+    def __init__(self) -> None:
+        self._open: Counter[tuple[str, Owner | None]] = Counter()
+        self._bytes: Counter[tuple[str, Owner]] = Counter()
+        self._size: Counter[str] = Counter()
+
+    def move(self, before: TaskRecord | None, now: TaskRecord | None) -> None:
+        """A task changed: it is new if it was not before, and gone if it is not any more."""
+        if before is not None and not before.is_final:
+            self._count(before, -1)
+        if now is not None and not now.is_final:
+            self._count(now, 1)
+        if before is not None and now is None:
+            self.grow(before, -self._size[before.id])
+            del self._size[before.id]
+
+    def grow(self, record: TaskRecord, size: int) -> None:
+        """So many bytes more are kept of a task."""
+        self._size[record.id] += size
+        _add(self._bytes, (record.namespace, owner_of(record)), size)
+
+    def usage(self, namespace: str, whose: Owners) -> Usage:
+        """What is kept of some tasks."""
+        owner = None if whose is EVERYBODY else (whose.owner,) if isinstance(whose, OwnedBy) else ()
+        count = min(self._open[namespace, owner], MOST_COUNTED)
+        return Usage(open_tasks=count, stored_bytes=0 if owner is None else self._bytes[namespace, owner])
+
+    def _count(self, record: TaskRecord, number: int) -> None:
+        for owner in (owner_of(record), None):
+            _add(self._open, (record.namespace, owner), number)
+
+
+class SpentKeys:
+    """Keys that are taken though their task is gone."""
+
+    def __init__(self) -> None:
+        self._until: dict[Under, int] = {}
+        self._order = Ordered()
+
+    def copy(self) -> SpentKeys:
+        """The same keys."""
+        keys = SpentKeys()
+        for under, until in self._until.items():
+            keys.spend(under, until)
+        return keys
+
+    def is_spent(self, under: Under, now: int) -> bool:
+        """Whether a key is taken."""
+        return self._until.get(under, now) > now
+
+    def spend(self, under: Under, until: int) -> None:
+        """The task of a key is gone."""
+        self.free(under)
+        self._until[under] = until
+        self._order.add("until", (until, under))
+
+    def free(self, under: Under) -> None:
+        """A key is another task's now."""
+        if (until := self._until.pop(under, None)) is not None:
+            self._order.remove("until", (until, under))
+
+    def forget(self, now: int) -> None:
+        """Forget those whose time is over."""
+        for _, under in list(takewhile(lambda place: place[0] <= now, self._order.after("until"))):
+            self.free(under)
+
+
+def _add(counter: Counter[K], place: K, number: int) -> None:
+    """Count, and keep no zeros: owners come and go."""
+    counter[place] += number
+    if not counter[place]:
+        del counter[place]
 
 
 class MemoryStore:

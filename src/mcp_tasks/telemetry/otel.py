@@ -9,9 +9,7 @@ from weakref import WeakMethod
 
 from opentelemetry.metrics import CallbackOptions, Histogram, Observation, get_meter
 
-from mcp_tasks.telemetry.contract import METRICS, Metric
-from mcp_tasks.telemetry.gauges import Values
-from mcp_tasks.telemetry.numbers import Labels, Numbers
+from mcp_tasks.telemetry.metrics import METRICS, Labels, Metric, Numbers, Values
 
 SERVER: Final = "server"
 """The attribute that tells servers of one process apart."""

@@ -10,9 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
-from mcp_tasks.telemetry.contract import METRICS, Metric
-from mcp_tasks.telemetry.gauges import Values
-from mcp_tasks.telemetry.numbers import Distribution, Labels, Numbers
+from mcp_tasks.telemetry.metrics import METRICS, Distribution, Labels, Metric, Numbers, Values
 
 
 class TasksCollector(Collector):

@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
+import anyio
 import pytest
 
-from mcp_tasks.core.record import TaskRecord
-from mcp_tasks.core.status import TaskStatus
-from mcp_tasks.stores.base import EVERYBODY, UNOWNED, ChildrenOf, InSession, OwnedBy, Store, Whose
-from mcp_tasks.testing._store_tests import REQUEST, StoreTests, create_all, ids
+from mcp_tasks.errors import ValueNotStorable, VersionConflict
+from mcp_tasks.model.record import ALWAYS, JournalEntry, Outcome, TaskRecord, TaskStatus
+from mcp_tasks.stores.base import (
+    EVERYBODY,
+    LARGEST_NOTE,
+    UNOWNED,
+    ChildrenOf,
+    Forgotten,
+    Hint,
+    IdPage,
+    InSession,
+    OwnedBy,
+    Store,
+    Whose,
+)
+from mcp_tasks.testing._store_records import REQUEST, WAIT, StoreTests, create_all, ids
 from mcp_tasks.testing.clock import NOON
 from mcp_tasks.testing.records import make_record
 
@@ -198,3 +214,644 @@ class ListingTests(StoreTests):
     async def test_a_cursor_of_somebody_else_is_refused(self, store: Store, cursor: str) -> None:
         with pytest.raises(ValueError, match="cursor"):
             await store.list("demo", EVERYBODY, now=NOON, cursor=cursor)
+
+
+# ---- store sweeps
+# Store suite: what processes look for. `queued`, `due` and `claimed` with their cursors, and `versions`.
+
+
+LATER = NOON + timedelta(hours=1)
+
+Sweep: TypeAlias = Callable[..., Awaitable[IdPage]]
+"""One of the verbs that give ids, with all but its cursor and limit."""
+
+
+async def sweep_pages(sweep: Sweep, *, limit: int) -> list[Sequence[str]]:
+    """All pages of a sweep."""
+    page = await sweep(limit=limit)
+    found = [page.ids]
+    while page.cursor is not None:
+        page = await sweep(limit=limit, cursor=page.cursor)
+        found.append(page.ids)
+    return found
+
+
+async def swept(sweep: Sweep, *, limit: int = 100) -> list[str]:
+    """All that a sweep gives."""
+    return [task_id for page in await sweep_pages(sweep, limit=limit) for task_id in page]
+
+
+def parked(**overrides: Any) -> TaskRecord:
+    """A task of the server `demo` that sleeps."""
+    return make_record(**{"namespace": "demo", "wake_at": NOON, **overrides})
+
+
+KINDS = ("queued", "due", "claimed")
+
+
+def sweep_of(store: Store, kind: str) -> Sweep:
+    """The sweep of the server `demo`, or of the worker `worker`."""
+    sweeps: dict[str, Sweep] = {
+        "queued": partial(store.queued, "demo"),
+        "due": partial(store.due, "demo", LATER),
+        "claimed": partial(store.claimed, "worker"),
+    }
+    return sweeps[kind]
+
+
+def found_by(kind: str, number: int) -> TaskRecord:
+    """A task that the sweep gives at this place. Pairs share an instant, so that only their ids tell them apart."""
+    instant = NOON + SECOND * (number // 2)
+    fields: dict[str, dict[str, Any]] = {
+        "queued": {"created_at": instant},
+        "due": {"wake_at": instant, "created_at": LATER - SECOND * number},
+        "claimed": {"created_at": instant, "worker": "worker"},
+    }
+    return make_record(id=f"t{number:02}", namespace="demo", **fields[kind])
+
+
+def taken_from(kind: str, record: TaskRecord) -> TaskRecord:
+    """The task one version on, where the sweep does not give it any more."""
+    worker = "another" if kind == "claimed" else "worker"
+    return replace(record, version=2, worker=worker, attempt=1, wake_at=None)
+
+
+class SweepTests(StoreTests):
+    """What processes look for."""
+
+    async def test_queued_are_those_that_could_run_at_any_time_oldest_first(self, store: Store) -> None:
+        await create_all(
+            store,
+            make_record(id="late", namespace="demo", created_at=NOON + SECOND),
+            make_record(id="b", namespace="demo"),
+            make_record(id="a", namespace="demo"),
+            make_record(id="answered in part", namespace="demo", status=TaskStatus.INPUT_REQUIRED, wake_at=ALWAYS),
+            make_record(id="claimed", namespace="demo", worker="worker"),
+            make_record(id="parked", namespace="demo", status=TaskStatus.INPUT_REQUIRED),
+            make_record(id="asleep", namespace="demo", wake_at=NOON - SECOND),
+            make_record(id="ended", namespace="demo", status=TaskStatus.CANCELLED),
+        )
+        assert await swept(partial(store.queued, "demo")) == ["a", "answered in part", "b", "late"]
+
+    async def test_due_are_parked_tasks_whose_time_has_come_longest_overdue_first(self, store: Store) -> None:
+        await create_all(
+            store,
+            parked(id="soon", wake_at=NOON + MICROSECOND, created_at=NOON - SECOND),
+            parked(id="now", wake_at=NOON),
+            parked(id="b", wake_at=NOON - SECOND),
+            parked(id="a", wake_at=NOON - SECOND, created_at=NOON + SECOND),
+            parked(id="asking", wake_at=NOON - SECOND * 2, status=TaskStatus.INPUT_REQUIRED),
+            parked(id="before 1970", wake_at=datetime.fromisoformat("1969-12-31T23:59:59+00:00")),
+            parked(id="queued", wake_at=None),
+            parked(id="woken by an answer", wake_at=ALWAYS, status=TaskStatus.INPUT_REQUIRED),
+            parked(id="waits for a person", wake_at=None, status=TaskStatus.INPUT_REQUIRED),
+            parked(id="claimed", worker="worker"),
+            parked(id="ended", status=TaskStatus.FAILED),
+        )
+        assert await swept(partial(store.due, "demo", NOON)) == ["before 1970", "asking", "a", "b", "now"]
+        assert await swept(partial(store.due, "demo", NOON + MICROSECOND), limit=1) == [
+            "before 1970",
+            "asking",
+            "a",
+            "b",
+            "now",
+            "soon",
+        ]
+
+    async def test_claimed_are_the_tasks_of_one_worker_oldest_first(self, store: Store) -> None:
+        await create_all(
+            store,
+            make_record(id="late", created_at=NOON + SECOND, worker="worker"),
+            make_record(id="b", worker="worker", namespace="demo"),
+            make_record(id="a", worker="worker", status=TaskStatus.INPUT_REQUIRED),
+            make_record(id="other", worker="worker 2"),
+            make_record(id="free"),
+        )
+        assert await swept(partial(store.claimed, "worker")) == ["a", "b", "late"]
+        assert await swept(partial(store.claimed, "nobody")) == []
+
+    async def test_each_server_finds_its_own_tasks(self, store: Store) -> None:
+        for namespace in ("", "demo", "Demo", "demo "):
+            await store.create(make_record(id=f"queued of {namespace!r}", namespace=namespace), REQUEST)
+            await store.create(parked(id=f"due of {namespace!r}", namespace=namespace), REQUEST)
+        for namespace in ("", "demo", "Demo", "demo "):
+            assert await swept(partial(store.queued, namespace)) == [f"queued of {namespace!r}"]
+            assert await swept(partial(store.due, namespace, NOON)) == [f"due of {namespace!r}"]
+        assert await swept(partial(store.queued, "another")) == []
+
+    @pytest.mark.parametrize("limit", [1, 2, 3, 7, 8])
+    @pytest.mark.parametrize("kind", KINDS)
+    async def test_pages_of_a_sweep_hold_every_task_once(self, store: Store, kind: str, limit: int) -> None:
+        records = [found_by(kind, number) for number in range(7)]
+        await create_all(store, *reversed(records))
+        found = await sweep_pages(sweep_of(store, kind), limit=limit)
+        assert [task_id for page in found for task_id in page] == ids(records)
+        assert all(len(page) == limit for page in found[:-1])
+        assert 0 < len(found[-1]) <= limit
+
+    @pytest.mark.parametrize("kind", KINDS)
+    async def test_tasks_that_come_and_go_between_pages_of_a_sweep_do_not_move_the_others(
+        self, store: Store, kind: str
+    ) -> None:
+        records = [found_by(kind, number) for number in range(8)]
+        await create_all(store, *(record for record in records if record.id != "t00"))
+        first = await sweep_of(store, kind)(limit=3)
+        assert list(first.ids) == ["t01", "t02", "t03"]
+        # The task that the cursor names is taken, one before it comes, and one that is still to be given is taken.
+        await store.create(records[0], REQUEST)
+        for number in (3, 5):
+            await store.save(taken_from(kind, records[number]), expected=1)
+        second = await sweep_of(store, kind)(limit=2, cursor=first.cursor)
+        await store.create(found_by(kind, 8), REQUEST)
+        last = await sweep_of(store, kind)(limit=9, cursor=second.cursor)
+        assert [*second.ids, *last.ids] == ["t04", "t06", "t07", "t08"]
+        assert last.cursor is None
+
+    @pytest.mark.parametrize("kind", KINDS)
+    async def test_a_sweep_refuses_a_cursor_of_somebody_else(self, store: Store, kind: str) -> None:
+        with pytest.raises(ValueError, match="cursor"):
+            await sweep_of(store, kind)(limit=1, cursor="nonsense")
+
+    async def test_a_save_moves_a_task_from_one_sweep_to_the_next(self, store: Store) -> None:
+        record = make_record(namespace="demo", retention=SECOND)
+        claimed = replace(record, version=2, worker="worker", attempt=1)
+        asleep = replace(claimed, version=3, worker=None, wake_at=NOON)
+        ended = replace(asleep, version=4, wake_at=None, status=TaskStatus.COMPLETED, finished_at=NOON)
+
+        async def seen() -> list[str]:
+            sweeps = {kind: await swept(sweep_of(store, kind)) for kind in KINDS}
+            assert all(found in ([], [record.id]) for found in sweeps.values())
+            return [kind for kind, found in sweeps.items() if found]
+
+        await store.create(record, REQUEST)
+        assert await seen() == ["queued"]
+        for changed, kind in ((claimed, "claimed"), (asleep, "due")):
+            await store.save(changed, expected=changed.version - 1)
+            assert await seen() == [kind]
+            assert list(await store.forget_expired(LATER, limit=9)) == []
+        await store.save(ended, expected=3)
+        assert await seen() == []
+        assert list(await store.forget_expired(LATER, limit=9)) == [Forgotten(record.id, 4)]
+
+    async def test_versions_are_those_of_the_tasks_that_are_there(self, store: Store) -> None:
+        await create_all(store, make_record(id="one"), make_record(id="forty", version=40), make_record(id="gone"))
+        await store.delete("gone", expected=1)
+        await store.save(make_record(id="one", version=2), expected=1)
+        asked = ["one", "forty", "gone", "never there", "nul\0", "lone \ud800"]
+        assert await store.versions(asked) == {"one": 2, "forty": 40}
+        assert await store.versions(["one", "one"]) == {"one": 2}
+        assert await store.versions(frozenset[str]()) == {}
+
+    async def test_versions_of_very_many_tasks_are_found(self, store: Store) -> None:
+        await create_all(store, *(make_record(id=f"t{n}", version=n + 1) for n in range(0, 3_000, 100)))
+        found = await store.versions([f"t{n}" for n in range(3_000)])
+        assert found == {f"t{n}": n + 1 for n in range(0, 3_000, 100)}
+
+
+# ---- store expiry
+# Store suite: forgetting what has expired. What goes and what stays, in which order, and many that do it at once.
+
+
+MINUTE = timedelta(minutes=1)
+
+
+def ended(*, ago: timedelta = MINUTE, retention: timedelta | None = SECOND, **overrides: Any) -> TaskRecord:
+    """A completed task; as it is here, one that has expired."""
+    fields: dict[str, Any] = {"status": TaskStatus.COMPLETED, "finished_at": NOON - ago, "retention": retention}
+    return make_record(**{**fields, **overrides})
+
+
+async def forget_all(store: Store, *, limit: int, now: datetime = NOON) -> list[str]:
+    """Forget until nothing is left."""
+    forgotten: list[str] = []
+    while some := await store.forget_expired(now, limit=limit):
+        assert len(some) <= limit
+        forgotten += [task.task_id for task in some]
+    return forgotten
+
+
+class ExpiryTests(StoreTests):
+    """Forgetting what has expired."""
+
+    async def test_ended_tasks_whose_time_is_over_are_forgotten_longest_overdue_first(self, store: Store) -> None:
+        due_now = ended(retention=MINUTE, version=7, namespace="demo")
+        overdue = ended()
+        others = [
+            ended(retention=MINUTE + MICROSECOND),
+            ended(retention=None),
+            make_record(created_at=NOON - timedelta(days=999), retention=SECOND),
+        ]
+        await create_all(store, due_now, overdue, *others)
+        assert list(await store.forget_expired(NOON - MINUTE, limit=10)) == []
+        assert list(await store.forget_expired(NOON - MICROSECOND, limit=10)) == [Forgotten(overdue.id, 1)]
+        assert list(await store.forget_expired(NOON, limit=10)) == [Forgotten(due_now.id, 7)]
+        assert list(await store.forget_expired(NOON, limit=10)) == []
+        assert [await store.get(record.id) for record in (due_now, overdue, *others)] == [None, None, *others]
+
+    @pytest.mark.parametrize("limit", [1, 2, 3, 7, 8])
+    async def test_slices_of_any_size_come_to_the_same(self, store: Store, limit: int) -> None:
+        # Some expire at one instant: those come in the order of their creation, and then by id.
+        tasks = [
+            ended(id=f"t{number}", ago=MINUTE - SECOND * (number // 3), created_at=NOON + SECOND * (number % 3 // 2))
+            for number in range(7)
+        ]
+        await create_all(store, *reversed(tasks))
+        assert await forget_all(store, limit=limit) == ids(tasks)
+
+    async def test_no_limit_is_too_small_or_too_large(self, store: Store) -> None:
+        await create_all(store, ended(id="a"))
+        assert list(await store.forget_expired(NOON, limit=0)) == []
+        assert await store.get("a") is not None
+        assert await forget_all(store, limit=1_000_000) == ["a"]
+
+    async def test_all_that_is_kept_beside_a_task_goes_with_it(self, store: Store) -> None:
+        record = make_record(id="task", namespace="demo", owner="alice", session="s", parent="kept", retention=SECOND)
+        kept = make_record(id="kept", namespace="demo", owner="alice")
+        await store.create(kept, REQUEST)
+        await store.create(record, REQUEST, key="key")
+        over = replace(record, version=2, status=TaskStatus.COMPLETED, finished_at=NOON - MINUTE, worker="worker")
+        entries = [JournalEntry(kind="step", key="done", value=1)]
+        await store.save(over, expected=1, entries=entries, outcome=Outcome(body=b'{"x":1}', meta=b"{}"))
+        await store.save(replace(kept, version=2), expected=1, entries=entries)
+        assert await forget_all(store, limit=9) == ["task"]
+        assert await store.request("task") is None
+        assert await store.outcome("task") is None
+        assert await store.journal("task") == []
+        assert await store.workers("demo") == {}
+        assert len(await store.journal("kept")) == 1
+        early = NOON - timedelta(days=1)
+        assert ids((await store.list("demo", EVERYBODY, now=early)).records) == ["kept"]
+        # Neither the id nor the key is taken any more, and nothing of the old task is found under them.
+        again = replace(record, parent=None)
+        assert await store.create(again, REQUEST, key="key") == again
+        assert await store.journal("task") == []
+
+    async def test_the_records_are_given_to_who_wants_them(self, store: Store) -> None:
+        first = ended(id="first", owner="alice", namespace="demo", ago=MINUTE * 2)
+        second = ended(id="second", version=3, status_message="lone \ud800")
+        await create_all(store, second, first)
+        forgotten = await store.forget_expired(NOON, limit=9, records=True)
+        assert list(forgotten) == [Forgotten("first", 1, first), Forgotten("second", 3, second)]
+
+    async def test_a_task_that_is_kept_for_longer_by_now_stays(self, store: Store) -> None:
+        record = ended()
+        await store.create(record, REQUEST)
+        longer = replace(record, version=2, retention=MINUTE * 5)
+        await store.save(longer, expected=1)
+        assert await forget_all(store, limit=9) == []
+        assert await store.get(record.id) == longer
+        assert await forget_all(store, limit=9, now=NOON + MINUTE * 4) == [record.id]
+
+    async def test_tasks_with_much_beside_them_all_go(self, store: Store) -> None:
+        tasks = [ended(id=f"t{number}", ago=MINUTE - SECOND * number, version=2) for number in range(6)]
+        for task in tasks:
+            await store.create(replace(task, version=1, status=TaskStatus.WORKING, finished_at=None), REQUEST)
+            await store.save(task, expected=1, outcome=Outcome(body=b'"%s"' % (b"x" * 600_000)))
+        assert await forget_all(store, limit=100) == ids(tasks)
+        assert [await store.outcome(task.id) for task in tasks] == [None] * 6
+
+    async def test_of_many_at_once_each_is_given_other_tasks(self, store: Store) -> None:
+        await self._forget_at_once([store] * 8)
+
+    async def test_of_two_processes_each_is_given_other_tasks(self, store: Store, peer: Store) -> None:
+        await self._forget_at_once([store, peer] * 4)
+
+    async def _forget_at_once(self, stores: list[Store]) -> None:
+        tasks = [ended(id=f"t{number:02}", ago=MINUTE - SECOND * (number % 7)) for number in range(60)]
+        await create_all(stores[0], *tasks)
+        given: list[str] = []
+
+        async def forget(store: Store) -> None:
+            given.extend(await forget_all(store, limit=7))
+
+        with anyio.fail_after(WAIT * 4):
+            async with anyio.create_task_group() as group:
+                for store in stores:
+                    group.start_soon(forget, store)
+        given += await forget_all(stores[0], limit=7)
+        assert Counter(given) == Counter(ids(tasks))
+        assert await stores[0].versions(ids(tasks)) == {}
+
+    async def test_a_task_is_either_forgotten_or_deleted(self, store: Store) -> None:
+        tasks = [ended(id=f"t{number:02}") for number in range(20)]
+        await create_all(store, *tasks)
+        gone: list[str] = []
+
+        async def delete(task: TaskRecord) -> None:
+            try:
+                await store.delete(task.id, expected=1)
+            except VersionConflict:
+                return
+            gone.append(task.id)
+
+        async def forget() -> None:
+            gone.extend(await forget_all(store, limit=3))
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(forget)
+            for task in reversed(tasks):
+                group.start_soon(delete, task)
+        gone += await forget_all(store, limit=3)
+        assert Counter(gone) == Counter(ids(tasks))
+
+
+# ---- store heartbeats
+# Store suite: heartbeats, by which processes know of each other.
+
+
+class HeartbeatTests(StoreTests):
+    """Who is alive."""
+
+    async def test_a_heartbeat_is_a_number_that_grows_by_one(self, store: Store) -> None:
+        for expected in (1, 2, 3):
+            await store.heartbeat("worker", namespace="demo")
+            assert await store.workers("demo") == {"worker": expected}
+        await store.heartbeat("other ☃", namespace="demo")
+        assert await store.workers("demo") == {"worker": 3, "other ☃": 1}
+
+    async def test_workers_are_known_to_the_server_they_beat_for(self, store: Store) -> None:
+        await store.heartbeat("one", namespace="demo")
+        await store.heartbeat("two", namespace="another")
+        assert await store.workers("demo") == {"one": 1}
+        assert await store.workers("another") == {"two": 1}
+        assert await store.workers("") == {}
+
+    async def test_a_worker_beats_for_the_namespace_it_named_last(self, store: Store) -> None:
+        await store.heartbeat("worker", namespace="demo")
+        await store.heartbeat("worker", namespace="another")
+        assert await store.workers("demo") == {}
+        assert await store.workers("another") == {"worker": 2}
+
+    async def test_a_worker_that_never_beat_is_known_by_its_tasks(self, store: Store) -> None:
+        await create_all(
+            store,
+            make_record(worker="silent", namespace="demo"),
+            make_record(worker="silent", namespace="demo"),
+            make_record(worker="beating", namespace="demo"),
+            make_record(worker="elsewhere", namespace="another"),
+            make_record(namespace="demo"),
+        )
+        await store.heartbeat("beating", namespace="demo")
+        assert await store.workers("demo") == {"silent": 0, "beating": 1}
+        assert await store.workers("another") == {"elsewhere": 0}
+
+    async def test_a_worker_that_beats_for_another_server_is_alive_for_its_tasks_here(self, store: Store) -> None:
+        await store.create(make_record(worker="worker", namespace="demo"), REQUEST)
+        await store.heartbeat("worker", namespace="another")
+        assert await store.workers("demo") == {"worker": 1}
+
+    async def test_a_retired_worker_is_known_only_while_it_has_a_task(self, store: Store) -> None:
+        record = make_record(worker="busy", namespace="demo")
+        await store.create(record, REQUEST)
+        for worker in ("busy", "idle"):
+            await store.heartbeat(worker, namespace="demo")
+        for worker in ("busy", "idle", "unknown"):
+            await store.retire(worker)
+        assert await store.workers("demo") == {"busy": 0}
+        await store.save(replace(record, version=2, worker=None), expected=1)
+        assert await store.workers("demo") == {}
+
+    async def test_a_retired_worker_that_beats_again_begins_at_one(self, store: Store) -> None:
+        for _ in range(3):
+            await store.heartbeat("worker", namespace="demo")
+        await store.retire("worker")
+        await store.heartbeat("worker", namespace="demo")
+        assert await store.workers("demo") == {"worker": 1}
+
+    async def test_a_worker_may_count_its_heartbeats_itself(self, store: Store) -> None:
+        # An earlier beat may come late, and a repeated one twice.
+        for beats, expected in ((2, 2), (2, 2), (7, 7), (6, 7), (None, 8)):
+            await store.heartbeat("worker", namespace="demo", beats=beats)
+            assert await store.workers("demo") == {"worker": expected}
+        await store.retire("worker")
+        await store.heartbeat("worker", namespace="demo", beats=9)
+        assert await store.workers("demo") == {"worker": 9}
+
+    async def test_beats_at_the_same_time_are_all_counted(self, store: Store) -> None:
+        async with anyio.create_task_group() as group:
+            for _ in range(30):
+                group.start_soon(lambda: store.heartbeat("worker", namespace="demo"))
+        assert await store.workers("demo") == {"worker": 30}
+
+    async def test_beats_of_one_process_are_seen_to_grow_by_another(self, store: Store, peer: Store) -> None:
+        for beats in (1, 2, 3):
+            await peer.heartbeat("worker", namespace="demo")
+            assert await store.workers("demo") == {"worker": beats}
+        await store.heartbeat("worker", namespace="demo")
+        assert await peer.workers("demo") == {"worker": 4}
+        await store.retire("worker")
+        assert await peer.workers("demo") == {}
+
+
+# ---- store notes
+# Store suite: notes, the small named values that a server keeps beside its tasks.
+
+
+VALUES = (b"", b"\0", b"\0\0plain", b"=", b'{"a":1}', b"\xff\xfe", bytes(range(256)), b"x" * LARGEST_NOTE)
+STRANGE = ("", " ", "note", "Note", "note ", "né", "nul\0inside", "lone \ud800", "🦆", "'; --", "0", '["a","b"]')
+
+
+async def set_at_once(stores: list[Store], values: list[bytes], *, expected: bytes | None) -> list[bytes]:
+    """The values of those that won, of many that set one note at the same time."""
+    won: list[bytes] = []
+
+    async def swap(number: int, value: bytes) -> None:
+        if await stores[number % len(stores)].set_note("", "note", value, expected=expected):
+            won.append(value)
+
+    with anyio.fail_after(WAIT * 4):
+        async with anyio.create_task_group() as group:
+            for number, value in enumerate(values):
+                group.start_soon(swap, number, value)
+    return won
+
+
+class NoteTests(StoreTests):
+    """Notes."""
+
+    async def test_a_note_that_nobody_set_is_not_there(self, store: Store) -> None:
+        assert await store.note("", "note") is None
+
+    @pytest.mark.parametrize("value", VALUES, ids=range(len(VALUES)))
+    async def test_a_note_comes_back_as_it_was_set(self, store: Store, value: bytes) -> None:
+        assert await store.set_note("", "note", value, expected=None) is True
+        assert await store.note("", "note") == value
+        assert await store.set_note("", "note", b"next", expected=value) is True
+        assert await store.note("", "note") == b"next"
+
+    async def test_a_note_is_set_only_if_it_is_as_expected(self, store: Store) -> None:
+        assert await store.set_note("", "note", b"1", expected=b"") is False
+        assert await store.note("", "note") is None
+        assert await store.set_note("", "note", b"1", expected=None) is True
+        for expected in (None, b"", b"2", b"1 ", b"\0"):
+            assert await store.set_note("", "note", b"2", expected=expected) is False
+        assert await store.note("", "note") == b"1"
+        # What is there may be set again.
+        assert await store.set_note("", "note", b"1", expected=b"1") is True
+
+    async def test_servers_have_notes_of_their_own_by_exact_names(self, store: Store) -> None:
+        places = [(namespace, name) for namespace in STRANGE for name in STRANGE]
+        for number, place in enumerate(places):
+            assert await store.set_note(*place, b"%d" % number, expected=None) is True
+        assert [await store.note(*place) for place in places] == [b"%d" % number for number in range(len(places))]
+
+    async def test_a_note_that_is_too_large_is_refused_and_the_one_there_stays(self, store: Store) -> None:
+        await store.set_note("", "note", b"small", expected=None)
+        with pytest.raises(ValueNotStorable, match=f"{LARGEST_NOTE:,}"):
+            await store.set_note("", "note", b"x" * (LARGEST_NOTE + 1), expected=b"small")
+        assert await store.note("", "note") == b"small"
+
+    async def test_of_many_that_set_a_note_at_once_exactly_one_does(self, store: Store) -> None:
+        values = [b"%d" % number for number in range(30)]
+        for expected in (None, b"again"):
+            won = await set_at_once([store], values, expected=expected)
+            assert [await store.note("", "note")] == won
+            await store.set_note("", "note", b"again", expected=won[0])
+
+    async def test_of_many_in_two_processes_exactly_one_sets_a_note(self, store: Store, peer: Store) -> None:
+        expected: bytes | None = None
+        for turn in range(5):
+            values = [b"%d %d" % (turn, number) for number in range(10)]
+            won = await set_at_once([store, peer], values, expected=expected)
+            assert [await store.note("", "note"), await peer.note("", "note")] == won * 2
+            expected = won[0]
+
+    async def test_a_note_is_there_after_the_store_was_closed(self, store: Store) -> None:
+        await store.set_note("demo", "note", b"kept", expected=None)
+        await store.close()
+        await store.open()
+        assert await store.note("demo", "note") == b"kept"
+
+    async def test_notes_and_tasks_do_not_meet(self, store: Store) -> None:
+        record = make_record(id="note")
+        await store.create(record, REQUEST, key="note")
+        await store.set_note("", "note", b"1", expected=None)
+        assert (await store.list("", EVERYBODY, now=NOON)).records == [record]
+        await store.delete("note", expected=1)
+        assert await store.note("", "note") == b"1"
+        assert await store.get("note") is None
+
+
+# ---- store hints
+# Store suite: the notifier.
+
+
+async def following(hints: AsyncIterator[Hint]) -> Hint:
+    """The next hint, within the time that a hint may take."""
+    with anyio.fail_after(WAIT):
+        return await anext(hints)
+
+
+async def hint_of(hints: AsyncIterator[Hint], wanted: Hint) -> None:
+    """Return when `wanted` comes; a hint may come twice, and older ones may come before it."""
+    while (hint := await following(hints)) != wanted:
+        assert (hint.task_id, hint.version <= wanted.version) == (wanted.task_id, True)
+
+
+class HintTests(StoreTests):
+    """Hints: at once in this process, soon in others."""
+
+    async def test_a_listener_hears_what_is_published(self, store: Store) -> None:
+        notifier = store.notifier()
+        async with notifier.listen() as hints:
+            await notifier.publish(Hint("a", 1))
+            await notifier.publish(Hint("b", 7))
+            assert [await following(hints), await following(hints)] == [Hint("a", 1), Hint("b", 7)]
+
+    async def test_a_listener_that_waits_is_woken(self, store: Store) -> None:
+        notifier = store.notifier()
+        heard: list[Hint] = []
+
+        async def listen(*, task_status: anyio.abc.TaskStatus[None]) -> None:
+            async with notifier.listen() as hints:
+                task_status.started()
+                heard.append(await following(hints))
+
+        async with anyio.create_task_group() as group:
+            await group.start(listen)
+            await anyio.lowlevel.checkpoint()
+            await notifier.publish(Hint("a", 1))
+        assert heard == [Hint("a", 1)]
+
+    async def test_every_listener_hears(self, store: Store) -> None:
+        async with store.notifier().listen() as first, store.notifier().listen() as second:
+            await store.notifier().publish(Hint("a", 1))
+            assert await following(first) == await following(second) == Hint("a", 1)
+
+    async def test_a_listener_hears_only_what_comes_after_it(self, store: Store) -> None:
+        notifier = store.notifier()
+        await notifier.publish(Hint("early", 1))
+        async with notifier.listen() as hints:
+            await notifier.publish(Hint("late", 1))
+            assert await following(hints) == Hint("late", 1)
+
+    async def test_a_listener_that_left_disturbs_nobody(self, store: Store) -> None:
+        notifier = store.notifier()
+        async with notifier.listen() as hints:
+            async with notifier.listen():
+                pass
+            await notifier.publish(Hint("a", 1))
+            assert await following(hints) == Hint("a", 1)
+        await notifier.publish(Hint("nobody hears", 1))
+
+    async def test_a_slow_reader_gets_the_newest_hint_of_each_task(self, store: Store) -> None:
+        notifier = store.notifier()
+        async with notifier.listen() as hints:
+            for hint in (Hint("a", 1), Hint("b", 1), Hint("a", 3), Hint("a", 2)):
+                await notifier.publish(hint)
+            assert sorted([await following(hints), await following(hints)], key=str) == [
+                Hint("a", 3),
+                Hint("b", 1),
+            ]
+
+    async def test_a_wait_that_is_given_up_loses_no_hint(self, store: Store) -> None:
+        notifier = store.notifier()
+        async with notifier.listen() as hints:
+            with anyio.move_on_after(0.01):
+                await anext(hints)
+            await notifier.publish(Hint("a", 1))
+            assert await following(hints) == Hint("a", 1)
+
+    async def test_a_change_in_another_process_is_heard_of(self, store: Store, peer: Store) -> None:
+        record = make_record()
+        async with store.notifier().listen() as hints:
+            await peer.create(record, REQUEST)
+            await peer.notifier().publish(Hint(record.id, 1))
+            await hint_of(hints, Hint(record.id, 1))
+            await peer.save(replace(record, version=2), expected=1)
+            await peer.notifier().publish(Hint(record.id, 2))
+            await hint_of(hints, Hint(record.id, 2))
+
+    async def test_changes_on_both_sides_are_heard_of(self, store: Store, peer: Store) -> None:
+        here, there = make_record(), make_record()
+        async with store.notifier().listen() as hints:
+            for where, record in ((store, here), (peer, there)):
+                await where.create(record, REQUEST)
+                await where.notifier().publish(Hint(record.id, 1))
+            heard = {await following(hints)}
+            while len(heard) < 2:
+                heard.add(await following(hints))
+            assert heard == {Hint(here.id, 1), Hint(there.id, 1)}
+
+
+# ---- store time
+# Store suite: the store's time, by which everything goes that others can see.
+
+
+class TimeTests(StoreTests):
+    """The time."""
+
+    async def test_the_time_is_aware_and_in_utc(self, store: Store) -> None:
+        assert (await store.now()).utcoffset() == timedelta(0)
+
+    async def test_the_time_goes_on_and_not_back(self, store: Store) -> None:
+        times = [await store.now() for _ in range(20)]
+        assert times == sorted(times)
+        # It is the time of each read, and not that of opening the store, say.
+        while (passed := await store.now() - times[0]) == timedelta(0):
+            pass
+        assert passed < timedelta(seconds=WAIT)
+
+    async def test_processes_that_share_a_store_share_its_time(self, store: Store, peer: Store) -> None:
+        times = [await each.now() for each in (store, peer) * 10]
+        assert times == sorted(times)

@@ -13,13 +13,9 @@ from __future__ import annotations
 import pytest
 
 # Before the imports that follow: an `assert` in a module that is not a test says nothing unless rewritten.
-_MODULES = ("_engine_runs", "_engine_carrying", "_engine_routes", "_engine_arrivals")
-pytest.register_assert_rewrite(*(f"mcp_tasks.testing.{name}" for name in _MODULES))
+pytest.register_assert_rewrite("mcp_tasks.testing._engine_runs")
 
-from mcp_tasks.testing._engine_arrivals import ArrivalTests  # noqa: E402
-from mcp_tasks.testing._engine_carrying import CarryingTests  # noqa: E402
-from mcp_tasks.testing._engine_routes import RouteTests  # noqa: E402
-from mcp_tasks.testing._engine_runs import RunTests  # noqa: E402
+from mcp_tasks.testing._engine_runs import ArrivalTests, CarryingTests, RouteTests, RunTests  # noqa: E402
 
 __all__ = ["EngineSuite"]
 

@@ -31,7 +31,8 @@ from mcp_types import (
 )
 from pydantic import BaseModel
 
-from mcp_tasks import Limits, Tasks
+from mcp_tasks.model.limits import Limits
+from mcp_tasks.server.tasks import Tasks
 
 REPEATABLE = ToolAnnotations(idempotent_hint=True)
 

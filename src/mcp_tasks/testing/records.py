@@ -6,7 +6,7 @@ from datetime import timedelta
 from itertools import count
 from typing import Any
 
-from mcp_tasks.core.record import TaskRecord, TaskRequest
+from mcp_tasks.model.record import TaskRecord, TaskRequest
 from mcp_tasks.testing.clock import NOON
 
 _numbers = count(1)

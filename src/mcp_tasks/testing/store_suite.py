@@ -21,31 +21,28 @@ from __future__ import annotations
 import pytest
 
 # Before the imports that follow: an `assert` in a module that is not a test says nothing unless rewritten.
-_MODULES = (
-    *("records", "parts", "keys", "joining", "spent", "races", "listings", "sweeps", "expiry", "handing", "turns"),
-    *("limits", "backlog", "usage", "heartbeats", "time", "notes", "hints", "repeats"),
-)
+_MODULES = ("records", "listings", "queue")
 pytest.register_assert_rewrite(*(f"mcp_tasks.testing._store_{name}" for name in _MODULES))
 
-from mcp_tasks.testing._store_backlog import BacklogTests  # noqa: E402
-from mcp_tasks.testing._store_expiry import ExpiryTests  # noqa: E402
-from mcp_tasks.testing._store_handing import HandingTests  # noqa: E402
-from mcp_tasks.testing._store_heartbeats import HeartbeatTests  # noqa: E402
-from mcp_tasks.testing._store_hints import HintTests  # noqa: E402
-from mcp_tasks.testing._store_joining import JoiningTests  # noqa: E402
-from mcp_tasks.testing._store_keys import KeyTests  # noqa: E402
-from mcp_tasks.testing._store_limits import LimitTests  # noqa: E402
-from mcp_tasks.testing._store_listings import ListingTests  # noqa: E402
-from mcp_tasks.testing._store_notes import NoteTests  # noqa: E402
-from mcp_tasks.testing._store_parts import PartTests  # noqa: E402
-from mcp_tasks.testing._store_races import RaceTests  # noqa: E402
-from mcp_tasks.testing._store_records import RecordTests  # noqa: E402
-from mcp_tasks.testing._store_repeats import RepeatTests  # noqa: E402
-from mcp_tasks.testing._store_spent import SpentKeyTests  # noqa: E402
-from mcp_tasks.testing._store_sweeps import SweepTests  # noqa: E402
-from mcp_tasks.testing._store_time import TimeTests  # noqa: E402
-from mcp_tasks.testing._store_turns import TurnTests  # noqa: E402
-from mcp_tasks.testing._store_usage import UsageTests  # noqa: E402
+from mcp_tasks.testing._store_listings import (  # noqa: E402
+    ExpiryTests,
+    HeartbeatTests,
+    HintTests,
+    ListingTests,
+    NoteTests,
+    SweepTests,
+    TimeTests,
+)
+from mcp_tasks.testing._store_queue import BacklogTests, HandingTests, LimitTests, TurnTests, UsageTests  # noqa: E402
+from mcp_tasks.testing._store_records import (  # noqa: E402
+    JoiningTests,
+    KeyTests,
+    PartTests,
+    RaceTests,
+    RecordTests,
+    RepeatTests,
+    SpentKeyTests,
+)
 
 __all__ = ["StoreSuite"]
 

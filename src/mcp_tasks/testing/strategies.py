@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from hypothesis import strategies as st
 
-from mcp_tasks.core import (
+from mcp_tasks.model import (
     Event,
     InputAnswered,
     InputBook,
@@ -38,9 +38,8 @@ from mcp_tasks.core import (
     TaskRequest,
     TaskStatus,
 )
-from mcp_tasks.core.journal import ENTRY_KINDS
-from mcp_tasks.core.json_bytes import encode_json
-from mcp_tasks.core.record import ALWAYS, ChildProcess
+from mcp_tasks.model.json import encode_json
+from mcp_tasks.model.record import ALWAYS, ENTRY_KINDS, ChildProcess
 
 WORKERS = {"worker-1": "demo", "worker-2": "demo", "worker-☃": "dëmo ☃"}
 """Workers and the namespace that each beats for. Few, so that tasks and beats meet."""

@@ -21,21 +21,21 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import CallToolResult
 from mcp_types.version import LATEST_MODERN_VERSION
 
-from mcp_tasks.core import InputRequest, TaskRecord, TaskRequest, TaskStatus
-from mcp_tasks.core.actor import Actor
-from mcp_tasks.core.durations import check_duration
-from mcp_tasks.core.json_bytes import decode_json
 from mcp_tasks.engines import LocalEngine
 from mcp_tasks.errors import TaskWasCancelled, UnknownTask, UsageError
+from mcp_tasks.model import InputRequest, TaskRecord, TaskRequest, TaskStatus
+from mcp_tasks.model.json import decode_json
+from mcp_tasks.model.record import Actor
+from mcp_tasks.model.values import check_duration
 from mcp_tasks.protocol.answers import check_answers
 from mcp_tasks.protocol.errors import RpcError
 from mcp_tasks.quiet import get_logger
 from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.server import Tasks
-from mcp_tasks.server.local_start import ALL_CAPABILITIES
+from mcp_tasks.server.local import ALL_CAPABILITIES
+from mcp_tasks.server.tool_runner import to_mcp_error
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.testing.clock import FakeClock
-from mcp_tasks.tools.sdk_errors import to_mcp_error
 
 logger: Final = get_logger(__name__)
 

@@ -39,8 +39,7 @@ from pydantic import BaseModel
 from harness.auth import Tokens, server_with
 from harness.serving import serving_until_told
 from mcp_tasks import Settings, Tasks, current_task
-from mcp_tasks.fallback.hosts import Host
-from mcp_tasks.fallback.ways import Fallback, Ways
+from mcp_tasks.fallback.options import Fallback, Host, Ways
 
 REPEATABLE = ToolAnnotations(idempotent_hint=True)
 CUSTOM_ERROR = -32099

@@ -12,9 +12,9 @@ from typing import Any
 
 import anyio
 
-from mcp_tasks.core import InputRequest
-from mcp_tasks.core.record import Progress
 from mcp_tasks.errors import QuestionTimedOut
+from mcp_tasks.model import InputRequest
+from mcp_tasks.model.record import Progress
 from mcp_tasks.runtime import Ending, Failure, Run, Success
 from mcp_tasks.runtime.questions import Asking
 from tests.properties.tools.model import at

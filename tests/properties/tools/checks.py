@@ -8,15 +8,14 @@ from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
 
-from mcp_tasks.core import JournalEntry, TaskRecord, TaskStatus
-from mcp_tasks.core.json_bytes import decode_json
-from mcp_tasks.core.record import Outcome
 from mcp_tasks.engines import LocalEngine
+from mcp_tasks.model import JournalEntry, TaskRecord, TaskStatus
+from mcp_tasks.model.json import decode_json
+from mcp_tasks.model.record import Outcome
 from mcp_tasks.runtime import TaskRuntime
-from mcp_tasks.runtime.branches import tasks_by_value
 from mcp_tasks.runtime.context import current_run
-from mcp_tasks.runtime.replay import GIVEN_UP
-from mcp_tasks.stores.columns import to_micros
+from mcp_tasks.runtime.replay import GIVEN_UP, tasks_by_value
+from mcp_tasks.stores.codec import to_micros
 from tests.properties.tools.model import allows, may_fail
 from tests.properties.tools.tree import Node
 

@@ -7,13 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from mcp_tasks.core import JournalEntry, TaskRecord
-from mcp_tasks.core.record import Outcome
 from mcp_tasks.errors import StoreUnavailable
+from mcp_tasks.model import JournalEntry, TaskRecord
+from mcp_tasks.model.record import Outcome
 from mcp_tasks.stores import MemoryStore
-from mcp_tasks.stores.base import Hint
-from mcp_tasks.stores.hints import LocalNotifier
-from mcp_tasks.stores.shares import WorkLimits
+from mcp_tasks.stores.base import Hint, LocalNotifier, WorkLimits
 
 
 @dataclass(frozen=True)

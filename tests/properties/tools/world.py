@@ -9,13 +9,13 @@ from datetime import timedelta
 from enum import Enum
 from typing import Any
 
-from mcp_tasks.core import JournalEntry, TaskRecord, TaskRequest
-from mcp_tasks.core.actor import NOBODY
 from mcp_tasks.engines import LocalEngine
 from mcp_tasks.errors import StoreUnavailable
+from mcp_tasks.model import JournalEntry, TaskRecord, TaskRequest
+from mcp_tasks.model.record import NOBODY
 from mcp_tasks.runtime import Ending, Run, Settings, TaskRuntime, ToolPolicy
-from mcp_tasks.runtime.branches import tasks_by_value
 from mcp_tasks.runtime.context import current_run
+from mcp_tasks.runtime.replay import tasks_by_value
 from tests.properties.tools.body import TreeRun, Witness
 from tests.properties.tools.checks import (
     check_all_is_given_back,

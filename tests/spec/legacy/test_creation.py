@@ -17,8 +17,8 @@ from harness.older import FINAL, IMMEDIATE, HttpClient, OlderClient, http_sessio
 from harness.rpc import INTERNAL_ERROR, INVALID_PARAMS, PATIENCE, text_of
 from harness.server import QUICK, Desk
 from mcp_tasks import Tasks
-from mcp_tasks.core import TaskRecord, TaskRequest
 from mcp_tasks.errors import StoreUnavailable
+from mcp_tasks.model import TaskRecord, TaskRequest
 from mcp_tasks.stores.memory import MemoryStore
 from mcp_tasks.testing.clock import FakeClock
 from tests.spec.legacy.furnished import ENDINGS, furnished

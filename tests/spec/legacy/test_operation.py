@@ -14,7 +14,7 @@ from harness.older import http_session
 from harness.rpc import PATIENCE
 from harness.server import QUICK
 from mcp_tasks import Tasks
-from mcp_tasks.core.limits import Limits
+from mcp_tasks.model.limits import Limits
 from mcp_tasks.runtime import TaskChange
 from tests.spec.legacy.furnished import furnished
 

@@ -396,7 +396,7 @@ REQUIREMENTS = (
         party="server",
         era="2025-11-25",
         tests=(
-            "unit/legacy/server/test_client_driver::test_the_interval_that_the_client_suggests_is_kept_however_long_it_is",
+            "unit/legacy/test_client_tasks_client_driver::test_the_interval_that_the_client_suggests_is_kept_however_long_it_is",
         ),
     ),
     Requirement(
@@ -408,7 +408,7 @@ REQUIREMENTS = (
         party="server",
         era="2025-11-25",
         tests=(
-            "unit/legacy/server/test_client_driver::test_a_task_is_polled_to_its_end_and_then_its_result_is_fetched",
+            "unit/legacy/test_client_tasks_client_driver::test_a_task_is_polled_to_its_end_and_then_its_result_is_fetched",
         ),
     ),
     Requirement(
@@ -420,7 +420,7 @@ REQUIREMENTS = (
         party="server",
         era="2025-11-25",
         tests=(
-            "unit/legacy/server/test_client_driver::test_a_task_is_polled_to_its_end_and_then_its_result_is_fetched",
+            "unit/legacy/test_client_tasks_client_driver::test_a_task_is_polled_to_its_end_and_then_its_result_is_fetched",
         ),
     ),
     Requirement(
@@ -432,7 +432,7 @@ REQUIREMENTS = (
         party="server",
         era="2025-11-25",
         tests=(
-            "unit/legacy/server/test_client_driver::test_a_task_is_polled_to_its_end_and_then_its_result_is_fetched",
+            "unit/legacy/test_client_tasks_client_driver::test_a_task_is_polled_to_its_end_and_then_its_result_is_fetched",
         ),
     ),
     Requirement(
@@ -443,6 +443,6 @@ REQUIREMENTS = (
         source="2025-11-25",
         party="server",
         era="2025-11-25",
-        tests=("unit/legacy/server/test_client_driver::test_a_listing_is_followed_by_its_cursors_as_they_are",),
+        tests=("unit/legacy/test_client_tasks_client_driver::test_a_listing_is_followed_by_its_cursors_as_they_are",),
     ),
 )

@@ -10,7 +10,7 @@ import httpx2
 import pytest
 
 from harness.rpc import LEGACY, hello, legacy_request, response
-from mcp_tasks.client.http_session import SESSION, RenewsSession
+from mcp_tasks.client.http import SESSION, RenewsSession
 from tests.unit.virtual_time import SIMULATED
 
 pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("anyio_backend", [SIMULATED])]

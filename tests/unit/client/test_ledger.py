@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mcp_tasks.client import Ledger, TaskSnapshot, TaskStatus
-from mcp_tasks.client.ledger_entry import UNKNOWN, LedgerEntry
+from mcp_tasks.client.ledger import UNKNOWN, LedgerEntry
 from mcp_tasks.errors import TaskNotRemembered
 
 STARTED = datetime(2026, 8, 1, 10, tzinfo=UTC)

@@ -20,7 +20,7 @@ from mcp_tasks.client.poller import (
     Poller,
 )
 from mcp_tasks.errors import InvalidDuration
-from mcp_tasks.wire.parse import TaskSnapshot, parse_task
+from mcp_tasks.protocol.shapes import TaskSnapshot, parse_task
 from tests.client.peer import task
 
 START = 1_000.0

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from mcp_tasks.fallback.progress_values import ALIVE, ProgressValues, Report
+from mcp_tasks.fallback.progress import ALIVE, ProgressValues, Report
 
 numbers = st.integers(-5, 20) | st.floats(-5, 20) | st.integers(2**53 - 2, 2**53 + 4) | st.floats(allow_nan=False)
 finite = numbers.filter(math.isfinite)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from mcp_tasks.core import InputBook, InputRequest, TaskRecord
-from mcp_tasks.core.limits import Limits
+from mcp_tasks.model import InputBook, InputRequest, TaskRecord
+from mcp_tasks.model.limits import Limits
 from mcp_tasks.protocol.answers import MOST_VALUES, AnswerCheck, check_answers, turns_of, warn_of_schema
 from mcp_tasks.protocol.errors import RpcError
 from mcp_tasks.testing import make_record

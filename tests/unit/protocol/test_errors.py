@@ -31,8 +31,8 @@ from mcp_tasks.errors import (
     VersionConflict,
 )
 from mcp_tasks.protocol.errors import RpcError, describe, discreet, refusing, to_error_data
-from mcp_tasks.tools.sdk_errors import to_mcp_error
-from mcp_tasks.wire.models import LIMIT_EXCEEDED
+from mcp_tasks.protocol.shapes import LIMIT_EXCEEDED
+from mcp_tasks.server.tool_runner import to_mcp_error
 
 
 def test_an_unknown_task_is_an_invalid_parameter_and_its_id_is_not_repeated() -> None:

@@ -9,12 +9,11 @@ from contextlib import aclosing
 import anyio
 import pytest
 
-from mcp_tasks.core import TaskRecord
-from mcp_tasks.core.record import Outcome
 from mcp_tasks.errors import StoreUnavailable
-from mcp_tasks.protocol import Listening, ModernDialect
-from mcp_tasks.protocol.listen import honoured
-from mcp_tasks.protocol.stream_ends import StreamEnds
+from mcp_tasks.model import TaskRecord
+from mcp_tasks.model.record import Outcome
+from mcp_tasks.protocol.dialect import ModernDialect
+from mcp_tasks.protocol.listen import Listening, StreamEnds, honoured
 from mcp_tasks.runtime import Ending, Run
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.stores.base import Hint

@@ -20,21 +20,22 @@ from mcp_types import (
     MISSING_REQUIRED_CLIENT_CAPABILITY,
 )
 
-from mcp_tasks.core import InputRequest, Outcome, TaskRecord, TaskRequest
-from mcp_tasks.core.limits import Limits
 from mcp_tasks.engines import LocalEngine
 from mcp_tasks.errors import StoreUnavailable, TaskUnreadable, UnknownTask, WiringError
-from mcp_tasks.protocol import Caller, Dialects, Listening, Message, ModernDialect, RpcError, TasksProtocol
-from mcp_tasks.protocol.errors import describe
-from mcp_tasks.protocol.limiting import Limiting
-from mcp_tasks.protocol.owners import Owners
-from mcp_tasks.protocol.texts import Texts
+from mcp_tasks.model import InputRequest, Outcome, TaskRecord, TaskRequest
+from mcp_tasks.model.limits import Limits
+from mcp_tasks.protocol.cache import Texts
+from mcp_tasks.protocol.dialect import Dialects, Message, ModernDialect
+from mcp_tasks.protocol.errors import RpcError, describe
+from mcp_tasks.protocol.limits import Limiting
+from mcp_tasks.protocol.listen import Listening
+from mcp_tasks.protocol.methods import TasksProtocol
+from mcp_tasks.protocol.owners import Caller, Owners
+from mcp_tasks.protocol.shapes import ACK, EXTENSION_ID, LIMIT_EXCEEDED
 from mcp_tasks.runtime import Ending, Failure, Observer, Run, Success, TaskRuntime, ToolPolicy
-from mcp_tasks.runtime.accesses import Refusal
+from mcp_tasks.runtime.observers import Refusal
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.testing import FakeClock
-from mcp_tasks.wire import ACK, EXTENSION_ID
-from mcp_tasks.wire.models import LIMIT_EXCEEDED
 from tests.unit.watching import Touched, Watching
 
 pytestmark = pytest.mark.anyio

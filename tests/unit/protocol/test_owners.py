@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from mcp_types import INTERNAL_ERROR
 
-from mcp_tasks.protocol import Caller, Identity, RpcError
-from mcp_tasks.protocol.owners import MOST_NAMED, RULE_FAILED, Owners, local_user
+from mcp_tasks.protocol.errors import RpcError
+from mcp_tasks.protocol.owners import MOST_NAMED, RULE_FAILED, Caller, Identity, Owners, local_user
 
 MODERN = "2026-07-28"
 

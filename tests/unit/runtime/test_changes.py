@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from mcp_tasks.core import TaskRecord
-from mcp_tasks.core.events import TaskCancelled, TaskCreated
 from mcp_tasks.errors import StoreUnavailable
+from mcp_tasks.model import TaskRecord
+from mcp_tasks.model.machine import TaskCancelled, TaskCreated
 from mcp_tasks.runtime import Ending, Run, TaskChange, changes
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.stores.base import Hint
-from mcp_tasks.stores.repeats import new_write_id
+from mcp_tasks.stores.codec import new_write_id
 from tests.unit.running import CLIENT, create, ok, running
 
 pytestmark = pytest.mark.anyio

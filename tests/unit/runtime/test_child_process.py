@@ -18,7 +18,7 @@ import anyio.to_thread
 import pytest
 
 from harness.processes import send
-from mcp_tasks.core import RunLost, RunStarted, TaskRecord, TaskStatus
+from mcp_tasks.model import RunLost, RunStarted, TaskRecord, TaskStatus
 from mcp_tasks.runtime import Ending, Run, TaskContext, ToolPolicy, child_process, current_task
 from mcp_tasks.stores import MemoryStore
 from tests.unit.running import CLIENT, RERUN, launch, ok, running, until_final

@@ -9,8 +9,8 @@ from datetime import timedelta
 import anyio
 import pytest
 
-from mcp_tasks.core import JournalEntry, TaskRecord, TaskStatus
 from mcp_tasks.errors import TaskUnreadable
+from mcp_tasks.model import JournalEntry, TaskRecord, TaskStatus
 from mcp_tasks.runtime import Ending, Run, ToolPolicy
 from mcp_tasks.runtime.claims import CALLED_AT_A_TIME, MAX_CROWDED_OUT, CrowdedOut
 from mcp_tasks.stores import MemoryStore

@@ -13,10 +13,10 @@ from typing import Any
 import anyio
 import pytest
 
-from mcp_tasks.core import Progress, TaskRecord, TaskRequest, TaskStatus
-from mcp_tasks.core.events import RunStartedOver
+from mcp_tasks.model import Progress, TaskRecord, TaskRequest, TaskStatus
+from mcp_tasks.model.machine import RunStartedOver
 from mcp_tasks.runtime import Body, Ending, Run, TaskRuntime, ToolPolicy, current_task
-from mcp_tasks.runtime.observing import TaskChange
+from mcp_tasks.runtime.observers import TaskChange
 from mcp_tasks.runtime.policy import OnOtherVersion
 from mcp_tasks.stores import MemoryStore
 from tests.unit.running import (
@@ -213,7 +213,7 @@ async def test_the_same_version_goes_on_whatever_becomes_of_others(on_other: OnO
 
 
 async def test_starting_over_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, logger="mcp_tasks.runtime.narration")
+    caplog.set_level(logging.INFO, logger="mcp_tasks.runtime.observers")
     store, work = MemoryStore(), Work()
     task = await parked(store, work)
     async with version(store, work.body("2"), "2", "restart") as runtime:

@@ -13,14 +13,14 @@ import anyio
 import pytest
 
 from harness.waiting import eventually
-from mcp_tasks.core import TaskRecord, TaskRequest, TaskStatus
-from mcp_tasks.core.statement import Statement
 from mcp_tasks.engines import LocalEngine, RemoteEngine, Route, Serves
 from mcp_tasks.errors import InvalidOption, StoreUnavailable
+from mcp_tasks.model import TaskRecord, TaskRequest, TaskStatus
+from mcp_tasks.model.values import Statement
 from mcp_tasks.runtime import Ending, Run, Settings, TaskRuntime, ToolPolicy, dispatch
 from mcp_tasks.server.options import TaskOptions
 from mcp_tasks.stores import MemoryStore
-from mcp_tasks.stores.shares import Handing, Ready, Share
+from mcp_tasks.stores.base import Handing, Ready, Share
 from tests.unit.carrying import Broker, BrokerCarrier, carrying_engine
 from tests.unit.losing import sweep_for
 from tests.unit.running import (

@@ -13,10 +13,10 @@ from typing import Any, TypeAlias
 import anyio
 import pytest
 
-from mcp_tasks.core import TaskRecord, TaskRequest, TaskStatus
 from mcp_tasks.engines import Engine
+from mcp_tasks.model import TaskRecord, TaskRequest, TaskStatus
 from mcp_tasks.runtime import Body, Ending, Run, TaskRuntime, ToolPolicy
-from mcp_tasks.runtime.queue_sweep import IDLE_FOR_LONG
+from mcp_tasks.runtime.sweeps import IDLE_FOR_LONG
 from mcp_tasks.stores import Store
 from mcp_tasks.stores.sqlite import SqliteStore
 from mcp_tasks.testing.engine_suite import EngineSuite

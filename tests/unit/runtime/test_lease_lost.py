@@ -14,15 +14,15 @@ from typing import Any
 import anyio
 import pytest
 
-from mcp_tasks.core import JournalEntry, RunLost, RunStarted, TaskRecord, TaskRequest, TaskStatus
-from mcp_tasks.core.record import Outcome
 from mcp_tasks.errors import StoreUnavailable
+from mcp_tasks.model import JournalEntry, RunLost, RunStarted, TaskRecord, TaskRequest, TaskStatus
+from mcp_tasks.model.record import Outcome
 from mcp_tasks.runtime import Body, Ending, Run, Settings, TaskRuntime, ToolPolicy, current_task
 from mcp_tasks.runtime.lease import HEARTBEATS_PER_LEASE, LeaseTimes
-from mcp_tasks.runtime.life import State
 from mcp_tasks.runtime.steps import Retry
+from mcp_tasks.runtime.suspend import State
 from mcp_tasks.stores import MemoryStore
-from mcp_tasks.stores.shares import WorkLimits
+from mcp_tasks.stores.base import WorkLimits
 from tests.unit.running import CLIENT, ONCE, RERUN, launch, ok, question, running, settle, until, until_final
 from tests.unit.virtual_time import SIMULATED, time_passes
 

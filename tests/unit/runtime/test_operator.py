@@ -11,14 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from mcp_tasks.core.record import Outcome, TaskRecord, TaskRequest
-from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.errors import StoreError, TaskUnreadable, UnknownTask, UsageError
-from mcp_tasks.runtime import filtering
-from mcp_tasks.runtime.draining import draining_workers
-from mcp_tasks.runtime.filtering import Wanted
-from mcp_tasks.runtime.observing import TaskChange
-from mcp_tasks.runtime.operator import Operator
+from mcp_tasks.model.record import Outcome, TaskRecord, TaskRequest, TaskStatus
+from mcp_tasks.runtime import operator as filtering
+from mcp_tasks.runtime.lease import draining_workers
+from mcp_tasks.runtime.observers import TaskChange
+from mcp_tasks.runtime.operator import Operator, Wanted
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.stores.sqlite import SqliteStore
 

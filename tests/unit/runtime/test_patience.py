@@ -11,9 +11,9 @@ from typing import Any
 import anyio
 import pytest
 
-from mcp_tasks.core import TaskRecord, TaskRequest, TaskStatus
-from mcp_tasks.core.limits import Limits
 from mcp_tasks.errors import RanTooLong, StoreUnavailable, UnknownTask
+from mcp_tasks.model import TaskRecord, TaskRequest, TaskStatus
+from mcp_tasks.model.limits import Limits
 from mcp_tasks.runtime import Ending, Run, TaskRuntime
 from mcp_tasks.runtime.context import current_run
 from mcp_tasks.runtime.patience import SETTLED, until_available

@@ -14,14 +14,14 @@ from typing import Any
 import anyio
 import pytest
 
-from mcp_tasks.core import JournalEntry, TaskRecord, TaskRequest, TaskStatus
-from mcp_tasks.core.json_bytes import encode_json
-from mcp_tasks.core.record import Outcome
 from mcp_tasks.errors import QuestionTimedOut, QuestionTooLarge, StoreUnavailable, ValueNotStorable
+from mcp_tasks.model import JournalEntry, TaskRecord, TaskRequest, TaskStatus
+from mcp_tasks.model.json import encode_json
+from mcp_tasks.model.record import Outcome
 from mcp_tasks.runtime import Ending, Run, TaskRuntime, ToolPolicy, current_task
 from mcp_tasks.runtime.questions import LARGEST_QUESTION, Asking
 from mcp_tasks.stores import MemoryStore
-from mcp_tasks.stores.shares import WorkLimits
+from mcp_tasks.stores.base import WorkLimits
 from mcp_tasks.testing import FakeClock
 from tests.unit.running import (
     CLIENT,

@@ -7,8 +7,8 @@ from datetime import timedelta
 
 import pytest
 
-from mcp_tasks.core import TaskRecord
 from mcp_tasks.errors import AnswerRefused
+from mcp_tasks.model import TaskRecord
 from mcp_tasks.protocol.errors import to_error_data
 from mcp_tasks.runtime import Ending, Run, TaskRuntime, ToolPolicy
 from mcp_tasks.stores import MemoryStore

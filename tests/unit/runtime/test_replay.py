@@ -7,8 +7,8 @@ from datetime import timedelta
 
 import pytest
 
-from mcp_tasks.core import InputRequest, JournalEntry
 from mcp_tasks.errors import UsageError
+from mcp_tasks.model import InputRequest, JournalEntry
 from mcp_tasks.runtime.replay import (
     Ask,
     Place,

@@ -18,12 +18,12 @@ import anyio.lowlevel
 import anyio.to_thread
 import pytest
 
-from mcp_tasks.core import JournalEntry, Progress, TaskRecord, TaskStatus
-from mcp_tasks.core.record import Outcome
 from mcp_tasks.errors import Interrupted, ValueNotStorable
+from mcp_tasks.model import JournalEntry, Progress, TaskRecord, TaskStatus
+from mcp_tasks.model.record import Outcome
 from mcp_tasks.runtime import Ending, Failure, Run, ToolPolicy, current_task
 from mcp_tasks.stores import MemoryStore
-from mcp_tasks.stores.shares import WorkLimits
+from mcp_tasks.stores.base import WorkLimits
 from mcp_tasks.stores.sqlite import SqliteStore
 from tests.unit.running import (
     CLIENT,

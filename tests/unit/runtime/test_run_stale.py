@@ -10,8 +10,8 @@ import anyio.lowlevel
 import anyio.to_thread
 import pytest
 
-from mcp_tasks.core import TaskRecord, TaskStatus
-from mcp_tasks.core.actor import Actor
+from mcp_tasks.model import TaskRecord, TaskStatus
+from mcp_tasks.model.record import Actor
 from mcp_tasks.runtime import Body, Ending, Run, TaskRuntime, ToolPolicy, current_task
 from mcp_tasks.stores import MemoryStore
 from tests.unit.running import (

@@ -13,11 +13,11 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from mcp_tasks.core import RunStarted, TaskRecord, TaskRequest, TaskStatus
 from mcp_tasks.errors import StoreUnavailable, UnknownTask
+from mcp_tasks.model import RunStarted, TaskRecord, TaskRequest, TaskStatus
 from mcp_tasks.runtime import Ending, Run, ToolPolicy
-from mcp_tasks.runtime.launching import new_task_id
-from mcp_tasks.runtime.reading import MAX_ID_LENGTH
+from mcp_tasks.runtime.changes import MAX_ID_LENGTH
+from mcp_tasks.runtime.launch import new_task_id
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.stores.base import EVERYBODY, UNOWNED, OwnedBy
 from mcp_tasks.stores.sqlite import SqliteStore

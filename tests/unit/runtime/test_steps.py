@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from mcp_tasks.core import JournalEntry, TaskRecord
-from mcp_tasks.core.record import Outcome
 from mcp_tasks.errors import InvalidOption, UsageError, ValueNotStorable
+from mcp_tasks.model import JournalEntry, TaskRecord
+from mcp_tasks.model.record import Outcome
 from mcp_tasks.runtime import Body, Ending, Retry, Run, ToolPolicy, current_task
 from mcp_tasks.stores import MemoryStore
-from mcp_tasks.stores.shares import WorkLimits
+from mcp_tasks.stores.base import WorkLimits
 from tests.unit.running import (
     FailingStore,
     Finished,

@@ -10,7 +10,7 @@ import pytest
 
 from mcp_tasks.errors import UnknownTask
 from mcp_tasks.runtime import Ending, Run, Success, ToolPolicy
-from mcp_tasks.server.local_handle import LocalTask
+from mcp_tasks.server.local import LocalTask
 from tests.unit.running import Tool, launch, ok, running, until_final
 from tests.unit.virtual_time import SIMULATED
 

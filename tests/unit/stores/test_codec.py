@@ -20,7 +20,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.cipher import AesCipher
-from mcp_tasks.core import (
+from mcp_tasks.errors import TaskUnreadable, ValueNotStorable
+from mcp_tasks.model import (
     ChildProcess,
     InputBook,
     InputRequest,
@@ -31,11 +32,9 @@ from mcp_tasks.core import (
     TaskRequest,
     TaskStatus,
 )
-from mcp_tasks.core.json_bytes import encode_json, is_large
-from mcp_tasks.errors import TaskUnreadable, ValueNotStorable
-from mcp_tasks.stores.codec import Codec
-from mcp_tasks.stores.columns import decode_cursor, encode_cursor, expiry, from_micros, ready, sort_key, to_micros
-from mcp_tasks.stores.sqlite.old_rows import add_functions
+from mcp_tasks.model.json import encode_json, is_large
+from mcp_tasks.stores.codec import Codec, decode_cursor, encode_cursor, expiry, from_micros, ready, sort_key, to_micros
+from mcp_tasks.stores.sqlite.schema import add_functions
 from mcp_tasks.testing import make_record, make_request
 from mcp_tasks.testing.strategies import entries, json_values, outcomes, records, requests
 

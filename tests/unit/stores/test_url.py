@@ -15,13 +15,13 @@ import pytest
 
 from harness.processes import run
 from mcp_tasks.engines import Engine, LocalEngine
-from mcp_tasks.engines.url import engine_from_url
+from mcp_tasks.engines.remote import engine_from_url
 from mcp_tasks.errors import TasksError, UsageError
 from mcp_tasks.files import state_folder
-from mcp_tasks.server.choice import chosen_parts
+from mcp_tasks.server.options import chosen_parts
 from mcp_tasks.stores import MemoryStore, Store
 from mcp_tasks.stores.postgres import PostgresStore
-from mcp_tasks.stores.postgres.pool_log import Pooled, QuietPools
+from mcp_tasks.stores.postgres.database import Pooled, QuietPools
 from mcp_tasks.stores.redis import RedisStore
 from mcp_tasks.stores.sqlite import SqliteStore
 from mcp_tasks.stores.url import default_store, store_from_url

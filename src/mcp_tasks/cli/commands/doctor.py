@@ -11,14 +11,11 @@ from mcp_types.version import LATEST_MODERN_VERSION
 from rich.table import Column, Table
 from rich.text import Text
 
-from mcp_tasks.cli.commands.completion.completing import tool_names
-from mcp_tasks.cli.commands.servers.names import SERVER, way_to
-from mcp_tasks.cli.forms.arguments import read_arguments
+from mcp_tasks.cli.commands.completion import tool_names
+from mcp_tasks.cli.connection import SERVER, way_to
+from mcp_tasks.cli.forms import read_arguments
 from mcp_tasks.cli.options import Access, Output, takes_access, takes_output
-from mcp_tasks.cli.terminal.exits import Exit
-from mcp_tasks.cli.terminal.outcomes import print_json
-from mcp_tasks.cli.terminal.text import clean
-from mcp_tasks.cli.terminal.views import NARROW, stderr, stdout
+from mcp_tasks.cli.terminal import NARROW, Exit, clean, print_json, stderr, stdout
 from mcp_tasks.client import ServerAddress
 from mcp_tasks.doctor import Report, Verdict, examine
 

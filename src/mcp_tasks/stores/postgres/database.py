@@ -5,21 +5,213 @@ trip. One that breaks under a statement leaves open whether that was carried out
 it is `again`, and finds out by itself what came of the first time (see `writes.py`).
 """
 
+# ruff: noqa: S608 - statements are put together from constants
+
 from __future__ import annotations
 
 import asyncio
+import json
+import logging
+import re
+import secrets
 import select
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
-from typing import Any, Final, TypeAlias, TypeVar
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from functools import cache
+from typing import Any, Final, TypeAlias, TypeVar, cast
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
-from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
+from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout, TooManyRequests
 
-from mcp_tasks.errors import StoreError, UsageError
-from mcp_tasks.stores.postgres.failures import is_collision, is_lost, is_unanswered, translate
-from mcp_tasks.stores.postgres.pool_log import POOL_NAME, Pooled, keep_pools_quiet
+from mcp_tasks.errors import (
+    EncryptionMismatch,
+    StoreCorrupt,
+    StoreError,
+    StoreUnavailable,
+    UsageError,
+    ValueNotStorable,
+)
+from mcp_tasks.quiet import get_logger, what
+from mcp_tasks.stores.base import Hint, HintFan, Inbox
+from mcp_tasks.stores.migrations import compatible_from, scripts_of, this_release
+
+# ---- failures
+# The driver's exceptions in our words, and which of them pass by themselves.
+
+
+_LOST: Final = ("08", "57P01", "57P02", "57P03", "57P05")
+"""The connection is gone, or the server is going or coming."""
+
+_UNANSWERED: Final = ("08", "57P01", "57P02")
+"""The server ended the connection under the statement, which may be committed: a shutdown also ends the wait for a
+standby, and that comes after the commit."""
+
+_COLLISION: Final = ("40",)
+"""Two transactions were in each other's way, and this one was rolled back."""
+
+
+def is_lost(exc: Exception) -> bool:
+    """Whether the connection broke: nobody knows whether the statement that was under way was carried out."""
+    if isinstance(exc, PoolTimeout) or not isinstance(exc, psycopg.OperationalError | psycopg.InterfaceError):
+        return False
+    # An error that came from the server has a number; what the driver finds out by itself has none.
+    return exc.sqlstate is None or exc.sqlstate.startswith(_LOST)
+
+
+def is_unanswered(exc: Exception) -> bool:
+    """Whether a statement was sent and no answer came: the server may have carried it out."""
+    if isinstance(exc, PoolTimeout | TooManyRequests):
+        return False
+    if isinstance(exc, TimeoutError):
+        # Given up here. The server was not told, and may still be at it.
+        return True
+    return is_lost(exc) and (cast(psycopg.Error, exc).sqlstate or "08").startswith(_UNANSWERED)
+
+
+def is_collision(exc: Exception) -> bool:
+    """Whether the same once more will probably do."""
+    return isinstance(exc, psycopg.Error) and (exc.sqlstate or "").startswith(_COLLISION)
+
+
+def translate(exc: Exception, place: str, *, may_have_happened: bool = False) -> StoreError:
+    """What an exception means for the caller. Raise it `from exc`."""
+    error = _translated(exc, place)
+    if isinstance(error, StoreUnavailable):
+        error.may_have_happened = may_have_happened
+    return error
+
+
+def _translated(exc: Exception, place: str) -> StoreError:
+    if isinstance(exc, PoolTimeout | TooManyRequests):
+        return StoreUnavailable(
+            f"{place} gave no connection in time: it cannot be reached, or all connections are busy. Look whether the "
+            "database runs; if it does, allow more connections."
+        )
+    if isinstance(exc, TimeoutError):
+        return StoreUnavailable(f"{place} did not answer in time. Look whether the database is stopped or overloaded.")
+    if isinstance(exc, UnicodeError | OverflowError):
+        return ValueNotStorable(f"a value is of a kind that {place} cannot keep ({type(exc).__name__}: {exc})")
+    state = exc.sqlstate or "" if isinstance(exc, psycopg.Error) else ""
+    for prefix, (kind, meaning) in _MEANINGS.items():
+        if state.startswith(prefix):
+            return kind(f"{place} {meaning} ({_text(exc)})")
+    if isinstance(exc, psycopg.DataError):
+        return ValueNotStorable(f"{place} cannot keep a value ({_text(exc)})")
+    if not state and isinstance(exc, psycopg.OperationalError | OSError):
+        return unreachable(exc, place)
+    return StoreUnavailable(f"{place} cannot be used: {_text(exc)}")
+
+
+_MEANINGS: Final[dict[str, tuple[type[StoreError], str]]] = {
+    "22": (ValueNotStorable, "cannot keep a value"),
+    "25006": (
+        StoreUnavailable,
+        "is read-only. Give the URL of the primary, or several hosts and target_session_attrs=read-write.",
+    ),
+    "28": (StoreUnavailable, "refuses the user. Correct user and password in the URL."),
+    "3D000": (StoreUnavailable, "is not there. Create the database, or correct its name in the URL."),
+    "42501": (
+        StoreUnavailable,
+        "does not let the user do this. For the first start grant it CREATE on the database and on the schema, and all "
+        "on its tables.",
+    ),
+    "42P01": (StoreCorrupt, "has lost tables of the store. Restore a backup, or restart to have them made."),
+    "42703": (StoreCorrupt, "has tables of another shape. Restore a backup, or choose another database."),
+    "53100": (StoreUnavailable, "cannot grow: its disk is full. Make room and try again."),
+    "53300": (StoreUnavailable, "takes no more connections. Raise max_connections, or give each process fewer."),
+    "54": (ValueNotStorable, "cannot keep a value, because it is too large"),
+    "57014": (StoreUnavailable, "cancelled the statement. Look at its statement_timeout, and try again."),
+    "MT001": (EncryptionMismatch, "has been encrypted since this process opened it. Restart it with the keys."),
+    "XX001": (StoreCorrupt, "is damaged. Restore a backup."),
+    "XX002": (StoreCorrupt, "is damaged. REINDEX it, or restore a backup."),
+}
+
+_CONNECTING: Final = {
+    "password authentication failed": "refuses the user or the password. Correct them in the URL, with %40 for an @",
+    "no password supplied": "wants a password. Put it into the URL (postgresql://USER:PASSWORD@HOST/DATABASE)",
+    "no pg_hba.conf entry": "lets this user not in from here. Look at its pg_hba.conf",
+    "FATAL: role ": "does not know the user. Correct it in the URL, or create it",
+    "FATAL: database ": "is not there. Create the database (createdb), or correct its name in the URL",
+    "too many clients": "takes no more connections. Raise max_connections, or give each process fewer",
+    "starting up": "is starting. Try again",
+    "shutting down": "is shutting down. Try again when it is back",
+}
+"""What the server says while one connects, which comes without a number."""
+
+
+def unreachable(exc: Exception, place: str) -> StoreUnavailable:
+    """Why no connection could be made, or kept."""
+    text = _text(exc)
+    for words, meaning in _CONNECTING.items():
+        if words in text:
+            return StoreUnavailable(f"{place} {meaning} ({text})")
+    return StoreUnavailable(
+        f"{place} cannot be reached. Start the database, or correct host and port in the URL ({text})"
+    )
+
+
+def is_passing(exc: Exception) -> bool:
+    """Whether the server said on connecting that it will soon be there."""
+    text = str(exc)
+    return any(words in text for words in ("starting up", "shutting down", "recovery mode", "not yet accepting"))
+
+
+def _text(exc: Exception) -> str:
+    return " ".join(str(exc).split()) or type(exc).__name__
+
+
+# ---- pool log
+# What the pools of this store log, said once in a while: while a database is away they have several lines a second.
+
+
+logger: Final = get_logger(__name__)
+
+POOL_NAME: Final = "mcp-tasks of "
+"""What the names of our pools begin with."""
+
+QUIET_FOR: Final = 60.0
+"""Seconds between two lines about a database that is away."""
+
+
+class Pooled:
+    """Marks the connections of our pools."""
+
+    __slots__ = ()
+
+
+class QuietPools(logging.Filter):
+    """Lets through what is not of ours; of the rest, one line of our own that says what is wrong."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._said = -QUIET_FOR
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the line is let through."""
+        args = record.args if isinstance(record.args, tuple) else ()
+        if not any(map(_is_ours, args)) or logging.getLogger(record.name).isEnabledFor(logging.DEBUG):
+            return True
+        errors = [arg for arg in args if isinstance(arg, Exception)]
+        now = time.monotonic()
+        if errors and now - self._said >= QUIET_FOR:
+            self._said = now
+            logger.warning("Postgres cannot be reached now, and is tried again until it can: %s", errors[0])
+        return False
+
+
+def _is_ours(arg: object) -> bool:
+    return isinstance(arg, Pooled) or (isinstance(arg, str) and arg.startswith(POOL_NAME))
+
+
+_QUIET: Final = QuietPools()
+
+
+def keep_pools_quiet() -> None:
+    """Have our pools say little from now on. Those of others are heard as before."""
+    logging.getLogger("psycopg.pool").addFilter(_QUIET)
+
 
 T = TypeVar("T")
 
@@ -281,3 +473,252 @@ def _is_readable(socket: int) -> bool:
     poll = select.poll()
     poll.register(socket, select.POLLIN)
     return bool(poll.poll(0))
+
+
+# ---- notifier
+# Hints between processes by LISTEN and NOTIFY.
+
+
+CHANNEL: Final = "mcp_tasks"
+_LISTEN: Final = f"LISTEN {CHANNEL}".encode()
+_NOTIFY: Final = f"SELECT pg_notify('{CHANNEL}', payload) FROM unnest(%(payloads)s::text[]) AS payload".encode()
+
+LARGEST_PAYLOAD: Final = 7_900
+"""Bytes. Postgres takes fewer than 8,000."""
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
+"""Seconds before connecting again."""
+
+_TOGETHER_FOR: Final = 0.01
+"""Seconds between two tellings. The first hint is told at once; those that follow closely go together, and of one task
+only the newest. Each telling is a round trip, and a busy process would make one of every change."""
+
+_READY: Final = 5.0
+"""Seconds that a listener waits at most until the process listens: without that it has the hints of its own process."""
+
+
+class PostgresNotifier:
+    """Gives this process's hints to its listeners at once, and to other processes through the database."""
+
+    def __init__(self, url: str, database: Database) -> None:
+        self._url = url
+        self._database = database
+        # What this process told comes back to it, and its listeners have heard it.
+        self._me = secrets.token_hex(8)
+        self._fan = HintFan()
+        self._listeners = 0
+        self._listening: asyncio.Task[None] | None = None
+        self._connected = asyncio.Event()
+        self._untold = Inbox()
+        self._telling: asyncio.Task[None] | None = None
+
+    async def publish(self, hint: Hint, *, origin: object = None) -> None:
+        """Tell the listeners of this process, and soon those of the others."""
+        self._fan.put(hint, origin=origin)
+        self._untold.put(hint)
+        if self._telling is None or self._telling.done():
+            self._telling = asyncio.create_task(self._tell())
+
+    @asynccontextmanager
+    async def listen(self, *, origin: object = None) -> AsyncGenerator[AsyncIterator[Hint]]:
+        """Hints from now on."""
+        with self._fan.listen(origin=origin) as inbox:
+            self._listeners += 1
+            try:
+                await self._begin()
+                yield inbox
+            finally:
+                self._listeners -= 1
+                if not self._listeners:
+                    self._end()
+
+    async def close(self) -> None:
+        """Tell what waits, and stop."""
+        listening = self._listening
+        self._end()
+        await asyncio.gather(*filter(None, (self._telling, listening)), return_exceptions=True)
+        self._telling = None
+
+    async def _begin(self) -> None:
+        if self._listening is None or self._listening.done():
+            self._connected = asyncio.Event()
+            self._listening = asyncio.create_task(self._keep_listening())
+        try:
+            async with asyncio.timeout(_READY):
+                await self._connected.wait()
+        except TimeoutError:
+            logger.warning("%s: no hints of other processes for now; polling goes on", self._database.place)
+
+    def _end(self) -> None:
+        if self._listening is not None:
+            self._listening.cancel()
+            self._listening = None
+
+    async def _keep_listening(self) -> None:
+        pause = _FIRST_PAUSE
+        while True:
+            try:
+                async with await psycopg.AsyncConnection.connect(
+                    self._url,
+                    autocommit=True,
+                    fallback_application_name="mcp-tasks hints",
+                    **keeping_alive(self._url),
+                ) as connection:
+                    await connection.execute(_LISTEN)
+                    self._connected.set()
+                    pause = _FIRST_PAUSE
+                    async for notify in connection.notifies():
+                        self._hear(notify.payload)
+            except (psycopg.Error, OSError) as exc:
+                logger.debug("%s: listening broke off: %s", self._database.place, what(exc))
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def _hear(self, payload: str) -> None:
+        sender, _, hints = payload.partition(" ")
+        if sender == self._me:
+            return
+        try:
+            for task_id, version in json.loads(hints):
+                self._fan.put(Hint(str(task_id), int(version)))
+        except (ValueError, TypeError):
+            logger.debug("%s: a hint of somebody else: %r", self._database.place, payload[:100])
+
+    async def _tell(self) -> None:
+        """Tell all that waits, and what comes meanwhile in one go after it."""
+        while payloads := self._payloads():
+            try:
+                await self._database.rows(_NOTIFY, {"payloads": payloads})
+            except (StoreError, UsageError) as exc:
+                # A hint is worth less than the work that caused it.
+                logger.debug("%s: hints were not told: %s", self._database.place, exc)
+            await asyncio.sleep(_TOGETHER_FOR)
+
+    def _payloads(self) -> list[str]:
+        payloads: list[str] = []
+        hints: list[str] = []
+        size = 0
+        while (hint := self._untold.pop()) is not None:
+            # ASCII, whatever is in the id.
+            line = json.dumps([hint.task_id, hint.version])
+            if len(line) > LARGEST_PAYLOAD:
+                continue
+            size += len(line) + 1
+            if size > LARGEST_PAYLOAD:
+                payloads.append(self._payload(hints))
+                hints, size = [], len(line) + 1
+            hints.append(line)
+        return [*payloads, self._payload(hints)] if hints else payloads
+
+    def _payload(self, hints: Sequence[str]) -> str:
+        return f"{self._me} [{','.join(hints)}]"
+
+
+# ---- schema
+# Whose tables these are, and bringing them to the schema of this release.
+
+
+_LOCK: Final = b"SELECT pg_advisory_lock(%(lock)s)"
+_LOCK_NUMBER: Final = int.from_bytes(b"mcptasks", "big", signed=True)
+
+# Read from the catalogue: `to_regclass` remembers what was not there, also when another process has made it meanwhile.
+_IDENTITY: Final = b"""
+SELECT bool_or(relname = 'mcp_tasks_meta') IS TRUE, bool_or(relname = 'mcp_tasks_tasks') IS TRUE
+FROM pg_catalog.pg_class
+WHERE relname IN ('mcp_tasks_meta', 'mcp_tasks_tasks') AND relkind IN ('r', 'p') AND pg_catalog.pg_table_is_visible(oid)
+"""
+_META: Final = b"SELECT schema, compatible_from, release FROM mcp_tasks_meta"
+_CREATE_META: Final = b"""
+CREATE TABLE mcp_tasks_meta (schema integer NOT NULL, compatible_from integer NOT NULL, release text NOT NULL)
+"""
+_INSERT_META: Final = b"INSERT INTO mcp_tasks_meta (schema, compatible_from, release) VALUES (0, 0, '')"
+_UPDATE_META: Final = b"""
+UPDATE mcp_tasks_meta SET schema = %(schema)s, compatible_from = %(compatible_from)s, release = %(release)s
+"""
+
+
+@cache
+def migrations() -> tuple[str, ...]:
+    """The SQL scripts in their order."""
+    return scripts_of("mcp_tasks.stores.postgres")
+
+
+async def prepare(connection: Connection, place: str) -> None:
+    """Have the tables of this release, on a connection in autocommit mode that is for nothing else.
+
+    Raises:
+        StoreCorrupt: There are tables of these names that are not ours, or those of a newer release.
+        psycopg.Error: Postgres refused; the caller translates.
+    """
+    if await schema_of(connection, place) >= len(migrations()):
+        return
+    # Of the session and not of the transaction: one that began before another process made the tables may know from
+    # its cache that they are not there. It is let go of with the connection, which is closed after this.
+    await connection.execute(_LOCK, {"lock": _LOCK_NUMBER})
+    async with connection.transaction():
+        # Asked again under the lock: another process may have been first.
+        schema = await schema_of(connection, place)
+        if schema >= len(migrations()):
+            return
+        if schema == 0:
+            await connection.execute(_CREATE_META)
+            await connection.execute(_INSERT_META)
+        for script in migrations()[schema:]:
+            await connection.execute(script.encode())
+        done = {"schema": len(migrations()), "release": this_release()}
+        await connection.execute(_UPDATE_META, done | {"compatible_from": compatible_from(migrations())})
+
+
+async def schema_of(connection: Connection, place: str) -> int:
+    """The schema number, 0 if there is nothing yet; raises if it is not ours to use."""
+    ((has_meta, has_tasks),) = await (await connection.execute(_IDENTITY)).fetchall()
+    if not has_meta:
+        if has_tasks:
+            raise StoreCorrupt(
+                f"{place} has a table mcp_tasks_tasks and no mcp_tasks_meta, so it is of another application, or part "
+                "of a backup. Choose another database or search_path, or restore all tables."
+            )
+        return 0
+    try:
+        rows = await (await connection.execute(_META)).fetchall()
+    except psycopg.errors.UndefinedColumn as exc:
+        raise StoreCorrupt(f"{place} has a table mcp_tasks_meta of another application. Choose another.") from exc
+    if len(rows) != 1:
+        raise StoreCorrupt(f"{place} has {len(rows)} rows in mcp_tasks_meta instead of one. Restore a backup.")
+    schema, first, release = rows[0]
+    if schema > len(migrations()) and first > len(migrations()):
+        raise StoreCorrupt(
+            f"{place} has schema {schema}, and this release knows up to {len(migrations())}. "
+            f"Use mcp-tasks {release} or a newer one."
+        )
+    return int(schema)
+
+
+# ---- address
+# Where the database is: the URL as people may see it.
+
+
+_NO_URL: Final = (
+    "this is not the URL of a Postgres database. It is postgresql://USER:PASSWORD@HOST:PORT/DATABASE, where special "
+    "characters of user and password are written with a percent sign (%40 for @, %2F for /)"
+)
+
+
+def name_of(url: str) -> str:
+    """The URL as it may be shown.
+
+    Raises:
+        UsageError: It is not the URL of a Postgres. What is wrong with it is not said in the driver's words: they
+            show parts of it, and if the password has an @ or a / in it, parts of that.
+    """
+    try:
+        parts = conninfo_to_dict(url)
+    # AttributeError: what is no string.
+    except (psycopg.ProgrammingError, AttributeError):
+        raise UsageError(_NO_URL) from None
+    user, host, port = (str(parts.get(name) or "") for name in ("user", "host", "port"))
+    name = str(parts.get("dbname") or "")
+    # A password with such a character in it is read as host, port or database, and would be shown.
+    if not re.fullmatch(r"[\d,]*", port) or set("@/:") & set(name):
+        raise UsageError(_NO_URL)
+    return f"postgresql://{f'{user}@' if user else ''}{host}{f':{port}' if port else ''}/{name}"

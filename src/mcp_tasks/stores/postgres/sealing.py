@@ -16,7 +16,7 @@ from typing import Any, Final
 from psycopg.errors import InsufficientPrivilege
 
 from mcp_tasks.stores.codec import BODY, META, REQUEST, STATE, Codec, note_id, part_id
-from mcp_tasks.stores.encrypted import (
+from mcp_tasks.stores.encryption import (
     ATTEMPTS,
     NAME,
     NAMESPACE,
@@ -29,7 +29,7 @@ from mcp_tasks.stores.encrypted import (
     note_to_write,
 )
 from mcp_tasks.stores.postgres.database import Connection
-from mcp_tasks.stores.postgres.text import from_text, to_text
+from mcp_tasks.stores.postgres.queries import from_text, to_text
 
 _PLACE: Final = {"namespace": NAMESPACE, "name": NAME}
 _NOTE: Final = b"SELECT value FROM mcp_tasks_notes WHERE namespace = %(namespace)s AND name = %(name)s"

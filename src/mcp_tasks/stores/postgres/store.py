@@ -20,42 +20,115 @@ Weaknesses:
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import anyio
 import psycopg
 
-from mcp_tasks.core.durations import check_duration
-from mcp_tasks.core.journal import JournalEntry
-from mcp_tasks.core.json_bytes import LARGE
-from mcp_tasks.core.record import Outcome, TaskRecord, TaskRequest
-from mcp_tasks.core.statement import database_place
-from mcp_tasks.core.status import TaskStatus
-from mcp_tasks.core.values import check_instance, check_number
 from mcp_tasks.errors import KeySpent, StoreError
-from mcp_tasks.stores.base import Forgotten, IdPage, Owners, Page, Whose
-from mcp_tasks.stores.codec import Codec
-from mcp_tasks.stores.columns import earliest, from_micros
-from mcp_tasks.stores.encoding import encoded_entries, encoded_outcome, encoded_request, in_thread_if
+from mcp_tasks.model.json import LARGE
+from mcp_tasks.model.record import JournalEntry, Outcome, TaskRecord, TaskRequest, TaskStatus
+from mcp_tasks.model.values import check_duration, check_instance, check_number, database_place
+from mcp_tasks.stores.base import (
+    LARGEST,
+    Backlog,
+    Forgotten,
+    Handing,
+    IdPage,
+    Owners,
+    Page,
+    Ready,
+    Share,
+    Standing,
+    Usage,
+    Whose,
+    WorkLimits,
+)
+from mcp_tasks.stores.codec import (
+    Codec,
+    UnreadableLog,
+    earliest,
+    encoded_entries,
+    encoded_outcome,
+    encoded_request,
+    from_micros,
+    if_readable,
+    in_thread_if,
+    made_before,
+    saved_before,
+    sql_deletion,
+)
 from mcp_tasks.stores.postgres import queries, writes
-from mcp_tasks.stores.postgres.address import name_of
-from mcp_tasks.stores.postgres.creating import Create
-from mcp_tasks.stores.postgres.database import Connection, Database, Row, Session, keeping_alive
-from mcp_tasks.stores.postgres.failures import is_passing, translate
-from mcp_tasks.stores.postgres.handing import HandingOut
-from mcp_tasks.stores.postgres.inspecting import Inspecting
-from mcp_tasks.stores.postgres.notifier import PostgresNotifier
-from mcp_tasks.stores.postgres.schema import prepare
+from mcp_tasks.stores.postgres.database import (
+    Connection,
+    Database,
+    PostgresNotifier,
+    Row,
+    Session,
+    is_passing,
+    keeping_alive,
+    migrations,
+    name_of,
+    prepare,
+    schema_of,
+    translate,
+)
+from mcp_tasks.stores.postgres.queries import from_owner, from_text, to_key, to_owner, to_text
 from mcp_tasks.stores.postgres.sealing import agree
-from mcp_tasks.stores.postgres.text import from_owner, from_text, to_owner, to_text
-from mcp_tasks.stores.repeats import made_before, saved_before
-from mcp_tasks.stores.shares import Backlog, Handing, Ready, Share, Usage, WorkLimits
-from mcp_tasks.stores.together import LARGEST
-from mcp_tasks.stores.unreadable import UnreadableLog, if_readable, sql_deletion
+from mcp_tasks.stores.postgres.writes import Create, HandingOut
+
+# ---- inspecting
+# What is asked of a database beyond its tasks: whether it has our tables, whose tasks are there, what has a key.
+
 
 T = TypeVar("T")
+
+# From one namespace to the next along the index, however many tasks each has.
+_NAMESPACES: Final = b"""
+WITH RECURSIVE found(namespace) AS (
+    (SELECT namespace FROM mcp_tasks_tasks ORDER BY namespace LIMIT 1)
+    UNION ALL
+    SELECT (SELECT task.namespace FROM mcp_tasks_tasks task WHERE task.namespace > found.namespace
+            ORDER BY task.namespace LIMIT 1)
+    FROM found WHERE found.namespace IS NOT NULL
+)
+SELECT namespace FROM found WHERE namespace IS NOT NULL UNION SELECT namespace FROM mcp_tasks_heartbeats
+"""
+_UNDER_KEY: Final = b"""
+SELECT id FROM mcp_tasks_tasks WHERE idempotency_key = %(key)s AND namespace = %(namespace)s AND owner = %(owner)s
+"""
+
+
+class Inspecting(ABC):
+    """The part of `PostgresStore` that is for operators, and for what is looked up by its key."""
+
+    _database: Database
+
+    async def has_tables(self) -> bool:
+        """Whether tasks have ever been kept there. Makes nothing, and may be asked before `open`."""
+        return await self.standing() != "absent"
+
+    async def standing(self) -> Standing:
+        """Whether our tables are there, and have the schema of this release. Makes and changes nothing."""
+        schema = await self._ask_once(schema_of)
+        if not schema:
+            return "absent"
+        return "current" if schema >= len(migrations()) else "older"
+
+    async def namespaces(self) -> Sequence[str]:
+        """Every namespace that has a task or a worker, in order."""
+        return sorted(from_text(namespace) for (namespace,) in await self._database.rows(_NAMESPACES, {}))
+
+    async def id_under(self, key: str, *, namespace: str, owner: str | None) -> str | None:
+        """The id of the task that stands under a key."""
+        place = {"key": to_key(key), "namespace": to_text(namespace), "owner": to_owner(owner)}
+        return next((from_text(task_id) for (task_id,) in await self._database.rows(_UNDER_KEY, place)), None)
+
+    @abstractmethod
+    async def _ask_once(self, ask: Callable[[Connection, str], Awaitable[T]]) -> T: ...
 
 
 class PostgresStore(Inspecting):

@@ -11,18 +11,44 @@ meets a conflict, the write ids in the record tell whether that is its own doing
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from datetime import datetime
+from bisect import bisect_right
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
 from typing import Any, Final
 
-from mcp_tasks.core.record import Outcome, TaskRecord
+import psycopg
+
 from mcp_tasks.errors import LimitReached, VersionConflict
-from mcp_tasks.stores.columns import expiry, is_at_work, is_resuming, queued_since, ready, sort_key, to_micros
-from mcp_tasks.stores.encoding import Line, size_of
-from mcp_tasks.stores.postgres.database import Query, Session
-from mcp_tasks.stores.postgres.queries import AT_ANY_TIME, OF_OWNER, OF_TOOL
-from mcp_tasks.stores.postgres.text import to_optional, to_owner, to_text
-from mcp_tasks.stores.shares import WorkLimits
+from mcp_tasks.model.record import Outcome, TaskRecord, TaskStatus
+from mcp_tasks.model.values import Statement
+from mcp_tasks.quiet import get_logger
+from mcp_tasks.quiet import what as quiet_what
+from mcp_tasks.stores.base import Handing, Ready, Share, WorkLimits
+from mcp_tasks.stores.codec import (
+    MICROSECOND,
+    Line,
+    expiry,
+    is_at_work,
+    is_resuming,
+    queued_since,
+    ready,
+    size_of,
+    sort_key,
+    to_micros,
+)
+from mcp_tasks.stores.fairness import TOOL_METHOD, Choice, Place, Room, Route, Step, Turns
+from mcp_tasks.stores.postgres.database import Query, Row, Session, is_collision, is_lost
+from mcp_tasks.stores.postgres.queries import (
+    AT_ANY_TIME,
+    OF_OWNER,
+    OF_TOOL,
+    from_owner,
+    from_text,
+    to_key,
+    to_optional,
+    to_owner,
+    to_text,
+)
 
 KEYS_AT_ONCE: Final = 200
 """Keys that outlived their tasks, and are forgotten with one slice of what has expired."""
@@ -263,3 +289,461 @@ async def delete(session: Session, task_id: str, *, expected: int, now: datetime
     # Gone, and perhaps by this very call: what was wanted is so.
     if not session.again or await session.rows(_EXISTS, {"id": values["id"]}):
         raise VersionConflict(task_id, expected)
+
+
+# ---- creating
+# Making a task: its row, its request, its outcome if it has ended, what stands under its key, and its job.
+
+
+logger: Final = get_logger(__name__)
+
+_TASK = """
+task AS (
+    INSERT INTO mcp_tasks_tasks (
+        id, version, namespace, owner, session, parent, idempotency_key, method, name, queue, rank, status, worker,
+        created, ready, since, expires, handed, at_work, resuming, state, size, kept, key_outlives
+    )
+    SELECT %(id)s, %(version)s, %(namespace)s, %(owner)s, %(session)s::text, %(parent)s::text, %(key)s::text,
+        %(method)s, %(name)s, %(queue)s, %(rank)s, %(status)s, %(worker)s::text, %(created)s, %(ready)s::bigint,
+        CASE WHEN %(queued)s THEN %(since)s END, %(expires)s::bigint, {handed}, %(at_work)s, %(resuming)s, %(state)s,
+        %(grown)s, CASE WHEN %(final)s THEN %(grown)s::bigint END, %(outlives)s::bigint
+    {unless} ON CONFLICT DO NOTHING RETURNING key, handed
+), request AS (
+    INSERT INTO mcp_tasks_requests (task, request) SELECT key, %(request)s FROM task
+)
+"""
+_CREATING_OUTCOME = """
+, outcome AS (
+    INSERT INTO mcp_tasks_outcomes (task, body, meta) SELECT key, %(body)s, %(meta)s FROM task
+)
+"""
+_CREATE = f"WITH {_TASK} {{outcome}} SELECT true, handed FROM task"
+
+_UNDER_KEY = "idempotency_key = %(key)s AND namespace = %(namespace)s AND owner = %(owner)s"
+
+# Who comes second under a key waits, and finds nothing: the task was not there yet when it began to look. A key that
+# outlived its task and is free again, or is taken over, is the new task's from then on. It is looked for by the key and
+# not among all by their time, hence the sum.
+_CREATE_UNDER_KEY = f"""
+WITH standing AS (
+    SELECT id, owner, namespace, state, version, status, expires, expires + key_outlives AS until
+    FROM mcp_tasks_tasks WHERE {_UNDER_KEY}
+), child AS (
+    {{child}}
+), spent AS (
+    SELECT until FROM mcp_tasks_spent_keys WHERE {_UNDER_KEY} AND until + 0 > %(created)s AND NOT %(until_end)s
+), {_TASK} {{outcome}} {{kept}}, freed AS (
+    DELETE FROM mcp_tasks_spent_keys WHERE {_UNDER_KEY} AND EXISTS (SELECT FROM task)
+)
+SELECT true, handed, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM task
+UNION ALL SELECT false, false, id, owner, namespace, state, version, status, expires, until, (SELECT id FROM child)
+FROM standing
+UNION ALL SELECT false, false, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, id FROM child
+UNION ALL SELECT false, false, NULL, NULL, NULL, NULL, NULL, NULL, NULL, until, NULL FROM spent
+"""
+_UNLESS_STANDING = """
+WHERE NOT EXISTS (SELECT FROM standing) AND NOT EXISTS (SELECT FROM child) AND NOT EXISTS (SELECT FROM spent)
+"""
+_OPEN_PARENT = "p.id = %(parent)s AND p.status NOT IN ('completed', 'failed', 'cancelled')"
+_NO_CHILD = "SELECT NULL::text AS id WHERE false"
+# The child that the key stands for while its parent is open, whatever became of it; NULL if the parent is not open.
+_CHILD = f"""
+SELECT c.task AS id FROM (SELECT) one LEFT JOIN mcp_tasks_tasks p ON {_OPEN_PARENT}
+LEFT JOIN mcp_tasks_child_keys c ON c.parent = p.id AND c.idempotency_key = %(key)s
+    AND c.namespace = %(namespace)s AND c.owner = %(owner)s
+WHERE NOT %(until_end)s AND (p.id IS NULL OR c.task IS NOT NULL)
+"""
+# With a lock: a parent that ends at the same time either waits, and removes the key, or was first, and none is kept.
+_KEPT_CHILD = f"""
+, kept AS (
+    INSERT INTO mcp_tasks_child_keys (parent, idempotency_key, namespace, owner, task)
+    SELECT p.id, %(key)s, %(namespace)s, %(owner)s, %(id)s FROM mcp_tasks_tasks p
+    WHERE {_OPEN_PARENT} AND EXISTS (SELECT FROM task) FOR SHARE OF p
+    ON CONFLICT (parent, idempotency_key, namespace, owner) DO UPDATE SET task = excluded.task
+)
+"""
+_GIVES_WAY = (
+    "WHERE id = %(standing)s AND version = %(at)s AND NOT EXISTS (SELECT FROM mcp_tasks_tasks WHERE id = %(id)s)"
+)
+_DELETE_STANDING = f"DELETE FROM mcp_tasks_tasks {_GIVES_WAY} RETURNING key".encode()
+_FREE_KEY = (
+    f"UPDATE mcp_tasks_tasks SET idempotency_key = NULL, key_outlives = NULL {_GIVES_WAY} RETURNING key".encode()
+)
+_FINAL: Final = frozenset(status.value for status in TaskStatus if status.is_final)
+
+_FEWER = """
+(SELECT count(*) FROM (
+    SELECT FROM mcp_tasks_tasks WHERE {where} AND namespace = %(namespace)s LIMIT %({limit})s
+) counted) < %({limit})s
+"""
+
+
+class Create:
+    """One new task.
+
+    Attributes:
+        standing: Id, owner, namespace and state of the task that stands under the key instead, if one does.
+        is_spent: Whether the key is taken though its task is gone; then nothing was made.
+        child: Which task that was, if its parent is open. None as well if the parent has ended or is gone.
+        exists: Whether there is a task of this id already; then nothing was made.
+    """
+
+    def __init__(
+        self,
+        record: TaskRecord,
+        *,
+        state: bytes,
+        request: bytes,
+        key: str | None,
+        key_until_end: bool,
+        key_outlives: timedelta | None,
+        handing: Handing | None,
+        job: Statement | None,
+        outcome: Outcome | None,
+    ) -> None:
+        self._record = record
+        self._until_end = key_until_end
+        self._handing = handing
+        self._job = job
+        self._values = row_of(record, state=state) | identity_of(record) | {"key": to_key(key), "request": request}
+        outlives = None if key is None or key_outlives is None else key_outlives // MICROSECOND
+        self._values |= {"grown": len(request), "outlives": outlives, "until_end": key_until_end}
+        if outcome is not None:
+            self._values |= {"body": outcome.body, "meta": outcome.meta, "grown": len(request) + size_of(outcome)}
+        handed = "false" if handing is None or not self._values["queued"] else self._within(handing.share)
+        sql = _CREATE if key is None else _CREATE_UNDER_KEY
+        self._sql = sql.format(
+            handed=handed,
+            unless="" if key is None else _UNLESS_STANDING,
+            outcome="" if outcome is None else _CREATING_OUTCOME,
+            child=_NO_CHILD if record.parent is None else _CHILD,
+            kept="" if record.parent is None else _KEPT_CHILD,
+        ).encode()
+        self.standing: Row | None = None
+        self.is_spent: bool = False
+        self.child: str | None = None
+        self.exists: bool = False
+
+    @property
+    def query(self) -> Query:
+        """The statement that makes the task, unless something is in its way."""
+        return self._sql, self._values
+
+    async def run(self, session: Session) -> None:
+        """Write it, or find what stands in its place."""
+        before: Sequence[Query] = ()
+        while True:
+            made, found = await self._insert(session, *before)
+            if made:
+                return
+            if found is None or before:
+                self.exists = bool(await session.rows(_EXISTS, {"id": self._values["id"]}))
+                if self.exists:
+                    return
+            if found is None:
+                # Under a key somebody may have been first, or have let go of it, in this very moment.
+                before = ()
+                continue
+            task_id, *_, version, status, expires, until, self.child = found
+            if task_id is None:
+                self.is_spent = True
+                return
+            loses_key = self._until_end and status in _FINAL
+            if not loses_key and (expires is None or expires > self._values["created"]):
+                self.standing = found[:4]
+                return
+            if not loses_key and (self.child is not None or (until is not None and until > self._values["created"])):
+                self.is_spent = True
+                return
+            gives_way = self._values | {"standing": task_id, "at": version}
+            before = [(_FREE_KEY if loses_key else _DELETE_STANDING, gives_way)]
+
+    async def _insert(self, session: Session, *before: Query) -> tuple[bool, Row | None]:
+        """Whether the task was made, and otherwise what stands under its key."""
+        query = self.query
+        if self._job is None and not before:
+            return self._told(await session.rows(*query))
+        rows: list[Row] = []
+
+        def then(found: list[list[Row]]) -> Sequence[Query]:
+            rows[:] = found[-1]
+            if not rows or not rows[0][0]:
+                return [(b"ROLLBACK", {})]
+            return [(self._job.text.encode(), self._job.values)] if self._job is not None and rows[0][1] else []
+
+        try:
+            await session.in_two_parts(*before, query, then=then)
+        except psycopg.Error as exc:
+            if self._job is None or is_lost(exc) or is_collision(exc):
+                raise
+            # The engine's part may be missing or of another release. The task is worth more than the transaction.
+            logger.warning("a job cannot be written beside its task, and is submitted by itself: %s", quiet_what(exc))
+            self._job = None
+            await session.rollback()
+            return await self._insert(session, *before)
+        return self._told(rows)
+
+    def _told(self, rows: Sequence[Row]) -> tuple[bool, Row | None]:
+        if not rows:
+            return False, None
+        made, handed, *found = rows[0]
+        if made and self._handing is not None:
+            self._handing.handed = handed
+            self._handing.carried = handed and self._job is not None
+        return made, None if made else tuple(found)
+
+    def _within(self, share: Share) -> str:
+        """The condition under which the task is handed out."""
+        tool = "name = %(name)s AND method = %(method)s"
+        counts = {"share_of_owner": (share.owner, f"handed AND owner = %(owner)s AND queue = %(queue)s AND {tool}")}
+        if share.owner_at_work is not None:
+            counts["share_at_work"] = share.owner_at_work, f"{OF_OWNER} AND NOT handed AND owner = %(owner)s"
+        if self._record.method == TOOL_METHOD and self._record.name in share.tools:
+            counts["share_of_tool"] = share.tools[self._record.name], f"{OF_TOOL} AND {tool}"
+        self._values |= {limit: number for limit, (number, _) in counts.items()}
+        return " AND ".join(_FEWER.format(where=where, limit=limit) for limit, (_, where) in counts.items())
+
+
+# ---- handing
+# What waits, looked at in one statement, for a fair choice among it (`stores/fairness.py`).
+
+
+MOST_GROUPS: Final = 2_000
+"""Groups of one queue in one look: some ten milliseconds."""
+
+MOST_TASKS: Final = 4_000
+"""Tasks in one look, where that is more than one of each group."""
+
+_WAITS = f"t.ready = {AT_ANY_TIME} AND NOT t.handed AND t.namespace = %(namespace)s"
+_GROUP = "t.rank, t.owner, t.method, t.name"
+_COUNT = """(
+    SELECT count(*) FROM (
+        SELECT FROM mcp_tasks_tasks t
+        WHERE {where} AND t.namespace = %(namespace)s LIMIT {limit}
+    ) counted
+)"""
+_HANDED = _COUNT.format(
+    where="t.handed AND t.owner = g.owner AND t.queue = g.queue AND t.name = g.name AND t.method = g.method",
+    limit="%(of_owner)s",
+)
+_AT_WORK = _COUNT.format(where=f"{OF_OWNER} AND NOT t.handed AND t.owner = g.owner", limit="%(at_work)s::bigint")
+_OF_TOOL = _COUNT.format(where=f"{OF_TOOL} AND t.name = tool.name AND t.method = %(method)s", limit="tool.most")
+
+LOOK = f"""
+WITH RECURSIVE queues AS (
+    (SELECT t.queue FROM mcp_tasks_tasks t WHERE {_WAITS} ORDER BY t.queue LIMIT 1)
+    UNION ALL
+    SELECT following.queue FROM queues q, LATERAL (
+        SELECT t.queue FROM mcp_tasks_tasks t WHERE {_WAITS} AND t.queue > q.queue ORDER BY t.queue LIMIT 1
+    ) following
+), groups AS (
+    SELECT q.queue, first.*, 1 AS number FROM queues q
+    LEFT JOIN unnest(%(queues_seen)s::text[], %(ranks)s::bigint[], %(owners)s::text[], %(methods)s::text[],
+        %(names)s::text[]) AS seen (queue, rank, owner, method, name) ON seen.queue = q.queue,
+    LATERAL (
+        SELECT {_GROUP} FROM mcp_tasks_tasks t
+        WHERE {_WAITS} AND t.queue = q.queue AND ({_GROUP}) > (
+            coalesce(seen.rank, -9223372036854775808), coalesce(seen.owner, ''), coalesce(seen.method, ''),
+            coalesce(seen.name, '')
+        )
+        ORDER BY {_GROUP} LIMIT 1
+    ) first
+    WHERE %(queues)s::text[] IS NULL OR q.queue = ANY(%(queues)s::text[])
+    UNION ALL
+    SELECT g.queue, following.*, g.number + 1 FROM groups g, LATERAL (
+        SELECT {_GROUP} FROM mcp_tasks_tasks t
+        WHERE {_WAITS} AND t.queue = g.queue AND ({_GROUP}) > (g.rank, g.owner, g.method, g.name)
+        ORDER BY {_GROUP} LIMIT 1
+    ) following WHERE g.number < {MOST_GROUPS}
+)
+SELECT g.queue, g.rank, g.owner, g.method, g.name, g.handed, g.at_work, g.number, first.created, first.id
+FROM (SELECT g.*, {_HANDED} AS handed, {_AT_WORK} AS at_work FROM groups g) g, LATERAL (
+    SELECT t.created, t.id FROM mcp_tasks_tasks t
+    WHERE {_WAITS} AND t.queue = g.queue AND t.rank = g.rank AND t.owner = g.owner AND t.method = g.method
+        AND t.name = g.name
+    ORDER BY t.created, t.id
+    LIMIT least(%(limit)s::bigint, greatest(1, {MOST_TASKS} / greatest(1, (SELECT count(*) FROM groups))))
+) first
+UNION ALL
+SELECT NULL, NULL, NULL, NULL, tool.name, {_OF_TOOL}, NULL, NULL, NULL, NULL
+FROM unnest(%(tools)s::text[], %(most)s::bigint[]) AS tool (name, most)
+""".encode()
+
+_LOCK = b"SELECT pg_advisory_xact_lock(%(lock)s)"
+_MARK = f"""
+UPDATE mcp_tasks_tasks SET handed = true WHERE id = ANY(%(ids)s) AND ready = {AT_ANY_TIME} AND NOT handed RETURNING id
+""".encode()
+
+
+class HandingOut:
+    """Chooses among what waits. It remembers, for as long as the store is open, whose turn it was."""
+
+    def __init__(self) -> None:
+        self._turns = Turns()
+        # Where the last look at a queue ended that did not come to its end.
+        self._seen: dict[tuple[str, str], Row] = {}
+
+    async def run(
+        self, session: Session, namespace: str, share: Share, *, queues: Collection[str] | None, mark: bool, limit: int
+    ) -> Sequence[Ready]:
+        """The tasks that are handed out, marked if they are to be."""
+        if limit <= 0 or share.owner <= 0:
+            return []
+        wanted = None if queues is None else [to_text(queue) for queue in queues]
+        is_whole = not self._is_midway(namespace)
+        while True:
+            chosen = await self._once(session, namespace, share, wanted, mark, limit)
+            # Behind what was looked at, or before it, there may be owners who have room.
+            if chosen or (is_whole and not self._is_midway(namespace)):
+                return chosen
+            is_whole = is_whole or not self._is_midway(namespace)
+
+    async def _once(
+        self, session: Session, namespace: str, share: Share, wanted: list[str] | None, mark: bool, limit: int
+    ) -> Sequence[Ready]:
+        """What one look gives."""
+
+        def look() -> Query:
+            return LOOK, self._values(namespace, share, wanted, limit)
+
+        def choose(rows: Sequence[Row]) -> list[Ready]:
+            waiting = _Looked(rows)
+            limits = {(TOOL_METHOD, to_text(name)): most for name, most in share.tools.items()}
+            chosen = Choice(waiting, Room(waiting, share, limits), wanted, limit).make(namespace, self._turns)
+            self._remember(namespace, waiting, chosen)
+            return chosen
+
+        # Mostly nothing waits, and no lock has to be taken to see that.
+        rows = await session.rows(*look())
+        if not mark or _Looked(rows).is_empty:
+            return choose(rows)
+        chosen: list[Ready] = []
+
+        def then(found: list[list[Row]]) -> Sequence[Query]:
+            chosen[:] = choose(found[-1])
+            return [(_MARK, {"ids": [to_text(ready.id) for ready in chosen]})] if chosen else []
+
+        # Under a lock: two that hand out at once would both find the same room.
+        lock = _LOCK, {"lock": lock_number("hand out", to_text(namespace))}
+        marked = {from_text(task_id) for (task_id,) in await session.in_two_parts(lock, look(), then=then)}
+        return [ready for ready in chosen if ready.id in marked]
+
+    def _values(self, namespace: str, share: Share, queues: list[str] | None, limit: int) -> dict[str, Any]:
+        here = to_text(namespace)
+        seen = [row for (where, _), row in self._seen.items() if where == namespace]
+        names = ("queues_seen", "ranks", "owners", "methods", "names")
+        return {
+            "namespace": here,
+            "queues": queues,
+            "limit": min(limit, share.owner),
+            "of_owner": share.owner,
+            "at_work": share.owner_at_work,
+            "method": TOOL_METHOD,
+            "tools": [to_text(name) for name in share.tools],
+            "most": list(share.tools.values()),
+            **{name: [row[place] for row in seen] for place, name in enumerate(names)},
+        }
+
+    def _is_midway(self, namespace: str) -> bool:
+        """Whether the next look begins where the last one ended."""
+        return any(where == namespace for where, _ in self._seen)
+
+    def _remember(self, namespace: str, waiting: _Looked, chosen: Sequence[Ready]) -> None:
+        """The next look begins behind who was served last, or where this one ended if nobody was.
+
+        One that began at the beginning and came to the end of a queue has seen all of it, and so will the next.
+        """
+        served = {to_text(ready.queue): _group_of(ready) for ready in chosen}
+        ends = {row[0]: row for row in waiting.cut_off}
+        midway = {queue for where, queue in self._seen if where == namespace}
+        self._seen = {key: row for key, row in self._seen.items() if key[0] != namespace}
+        for queue in ends.keys() | (midway & served.keys()):
+            self._seen[namespace, queue] = served.get(queue) or ends[queue]
+
+
+def _group_of(ready: Ready) -> Row:
+    """Where a task stands in the index."""
+    return to_text(ready.queue), -ready.priority, to_owner(ready.owner), to_text(ready.method), to_text(ready.name)
+
+
+class _Looked:
+    """What one look found, to be chosen from. Values are as in the index."""
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self.cut_off: list[Row] = []  # the last group of each queue that has more
+        self._tree: dict[Any, Any] = {}
+        self._places: dict[Step, list[Place]] = {}
+        self._ready: dict[str, Ready] = {}
+        self._handed: dict[Route, int] = {}
+        self._at_work: dict[str, int] = {}
+        self._of_tool: dict[tuple[str, str], int] = {}
+        for row in rows:
+            self._add(*row)
+        self._sorted = {step: sorted(node) for step, node in self._nodes((), self._tree)}
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing waits."""
+        return not self._places
+
+    def following(self, step: Step, after: Any = None) -> Any:
+        """What entries that begin with `step` have next, beyond `after`."""
+        values = self._sorted.get(step, [])
+        place = 0 if after is None else bisect_right(values, after)
+        return values[place] if place < len(values) else None
+
+    def tasks(self, step: Step) -> Iterator[Place]:
+        """The tasks of a queue, priority, owner and tool."""
+        return iter(sorted(self._places.get(step, ())))
+
+    def ready(self, task_id: str) -> Ready:
+        """The task."""
+        return self._ready[task_id]
+
+    def handed(self, route: Route, most: int) -> int:
+        """How many tasks of the route are handed out."""
+        return self._handed[route]
+
+    def owner_at_work(self, owner: str, most: int) -> int:
+        """How many tasks of the owner are at work."""
+        return self._at_work[owner]
+
+    def of_tool(self, tool: tuple[str, str], most: int) -> int:
+        """How many tasks of the tool are handed out or at work."""
+        return self._of_tool[tool]
+
+    def _add(
+        self,
+        queue: str | None,
+        rank: int,
+        owner: str,
+        method: str,
+        name: str,
+        handed: int,
+        at_work: int,
+        number: int,
+        created: int,
+        task_id: str,
+    ) -> None:
+        if queue is None:
+            self._of_tool[TOOL_METHOD, name] = handed
+            return
+        tool = method, name
+        self._tree.setdefault(queue, {}).setdefault(rank, {}).setdefault(owner, {}).setdefault(tool, {})
+        self._places.setdefault((queue, rank, owner, tool), []).append((created, task_id))
+        self._handed[queue, owner, tool], self._at_work[owner] = handed, at_work
+        self._ready[task_id] = Ready(
+            id=from_text(task_id),
+            owner=from_owner(owner),
+            method=from_text(method),
+            name=from_text(name),
+            queue=from_text(queue),
+            priority=-rank,
+        )
+        if number == MOST_GROUPS:
+            self.cut_off.append((queue, rank, owner, method, name))
+
+    def _nodes(self, step: Step, node: Mapping[Any, Any]) -> Iterator[tuple[Step, Mapping[Any, Any]]]:
+        yield step, node
+        for value, below in node.items():
+            yield from self._nodes((*step, value), below)

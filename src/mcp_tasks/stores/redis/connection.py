@@ -10,17 +10,351 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
-from typing import Any, Final, TypeAlias, cast
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from functools import cache
+from hashlib import sha1
+from importlib.resources import files
+from secrets import token_bytes
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
+from urllib.parse import urlsplit
 
-from redis.asyncio import Redis
+import anyio
+from redis import exceptions as driver
+from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio.connection import AbstractConnection, parse_url
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
 from redis.exceptions import MovedError, NoScriptError
 
-from mcp_tasks.errors import UsageError
-from mcp_tasks.stores.redis.address import shown
-from mcp_tasks.stores.redis.clients import Clients
-from mcp_tasks.stores.redis.errors import is_driver_error, is_passing, is_unanswered, translate
-from mcp_tasks.stores.redis.scripts import WRITES, script
+from mcp_tasks.errors import EncryptionMismatch, StoreCorrupt, StoreError, StoreUnavailable, UsageError
+from mcp_tasks.model.values import names_redis_database
+from mcp_tasks.quiet import get_logger, quietly, what
+from mcp_tasks.stores.base import Hint, HintFan
+from mcp_tasks.stores.redis.names import from_bytes, to_bytes
+
+# ---- scripts
+# The Lua scripts, each made of files in `lua/`: what several need, and what is its own.
+
+
+_NEEDED: Final[Mapping[str, Sequence[str]]] = {
+    "create": ("indexes", "keeping", "shares", "sealed"),
+    "save": ("indexes", "keeping", "sealed"),
+    "set_note": ("sealed",),
+    "reseal": ("indexes",),
+    "delete": ("indexes", "keeping"),
+    "forget_expired": ("indexes", "keeping"),
+    "hand_out": ("indexes", "shares"),
+    "hand_back": ("indexes",),
+    "usage": ("indexes",),
+}
+"""What a script needs before its own file. Not more: a server reads all of it each time."""
+
+WRITES: Final = frozenset(
+    {
+        *("create", "save", "set_note", "delete", "forget_expired", "hand_out", "hand_back", "heartbeat", "retire"),
+        *("layout", "reseal"),
+    }
+)
+"""The scripts that change something."""
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """One script.
+
+    Attributes:
+        name: What it is called.
+        text: What the server runs.
+        digest: What the server knows it by.
+    """
+
+    name: str
+    text: bytes
+    digest: str
+
+
+@cache
+def script(name: str) -> Script:
+    """The script in the file of that name."""
+    text = b"\n".join(map(_text, ("arguments", *_NEEDED.get(name, ()), name)))
+    # How Redis names scripts; nothing depends on it that anybody could forge.
+    return Script(name, text, sha1(text, usedforsecurity=False).hexdigest())
+
+
+def _text(name: str) -> bytes:
+    return (files("mcp_tasks.stores.redis") / "lua" / f"{name}.lua").read_bytes()
+
+
+# ---- errors
+# The driver's exceptions in our words.
+
+
+NOT_REACHED: Final = (driver.ConnectionError, driver.TimeoutError, OSError)
+"""What is raised when no answer came: a connection that could not be made, or broke, or took too long."""
+
+_REFUSED: Final = (driver.AuthenticationError, driver.AuthorizationError)
+_MOVING: Final = (driver.MovedError, driver.TryAgainError, driver.ClusterDownError)
+_FAULTS: Final = (driver.RedisError, OSError)
+
+
+class NotConnected(driver.ConnectionError):
+    """No connection could be had, so no request was sent."""
+
+
+def is_unanswered(exc: Exception) -> bool:
+    """Whether a request was sent and no answer came: the server may have carried it out."""
+    # The driver has these as errors of the connection too, but the server sent them.
+    answered = (*_REFUSED, driver.BusyLoadingError)
+    return isinstance(exc, (*NOT_REACHED, driver.InvalidResponse)) and not isinstance(exc, (NotConnected, *answered))
+
+
+def is_passing(exc: Exception) -> bool:
+    """Whether another attempt, at once or a little later, may well do better."""
+    if isinstance(exc, _REFUSED):
+        return False
+    # The others: a server that has begun to read its file, or a cluster in which something moves.
+    return isinstance(exc, (*NOT_REACHED, driver.BusyLoadingError, *_MOVING))
+
+
+def translate(exc: Exception, place: str, *, may_have_happened: bool) -> StoreError:
+    """What a driver's exception means for the caller. Raise it `from exc`."""
+    error = _translated(exc, place)
+    if isinstance(error, StoreUnavailable):
+        error.may_have_happened = may_have_happened
+    return error
+
+
+def _translated(exc: Exception, place: str) -> StoreError:
+    said = f"{getattr(exc, 'status_code', None) or ''} {exc}".strip()
+    for words, (kind, meaning) in _MEANINGS.items():
+        if words in said:
+            return kind(f"{place} {meaning} ({said})")
+    reason = exc.__cause__ if isinstance(exc, NotConnected) else exc
+    if isinstance(reason, driver.TimeoutError | TimeoutError):
+        return StoreUnavailable(f"{place} did not answer in time; it is tried again by whoever needs it. ({said})")
+    if isinstance(exc, NOT_REACHED):
+        return StoreUnavailable(
+            f"{place} cannot be reached. Start the server, or look at host, port and network. ({said})"
+        )
+    return StoreUnavailable(f"{place} cannot be used: {said}")
+
+
+def is_driver_error(exc: Exception) -> bool:
+    """Whether the exception is one that must not escape as it is."""
+    return isinstance(exc, _FAULTS)
+
+
+_MEANINGS: dict[str, tuple[type[StoreError], str]] = {
+    "SEALED": (EncryptionMismatch, "has been encrypted since this process opened it. Restart it with the keys."),
+    "WRONGTYPE": (
+        StoreCorrupt,
+        "has something else where tasks are kept. Give the store a prefix of its own, or another database.",
+    ),
+    "LOADING": (StoreUnavailable, "is reading its data after a start. Try again."),
+    "OOM": (
+        StoreUnavailable,
+        "has no memory left: it takes no new tasks and no results until there is room. Raise its maxmemory, or keep "
+        "results for a shorter time. Tasks that have expired are removed meanwhile.",
+    ),
+    "MISCONF": (StoreUnavailable, "cannot write to its disk. Look at its log, and make room."),
+    "READONLY": (StoreUnavailable, "is a replica, which takes no writes. Give the address of the primary."),
+    "MASTERDOWN": (StoreUnavailable, "is a replica that has lost its primary. Try again."),
+    "NOREPLICAS": (StoreUnavailable, "has not enough replicas to take writes (min-replicas-to-write). Try again."),
+    "CLUSTERDOWN": (StoreUnavailable, "is in a cluster that is down. Try again."),
+    "MOVED": (
+        StoreUnavailable,
+        "is in a cluster whose servers do not agree which of them has the tasks. Try again.",
+    ),
+    "BUSY ": (StoreUnavailable, "runs somebody's script that does not end (SCRIPT KILL ends it). Try again."),
+    "NOPERM": (
+        StoreUnavailable,
+        "does not let this user do what a task store needs: read, write, EVALSHA, EVAL, SUBSCRIBE and PUBLISH on the "
+        "keys and channels of the prefix.",
+    ),
+    "WRONGPASS": (StoreUnavailable, "does not take this user and password. Correct them in the URL."),
+    "NOAUTH": (StoreUnavailable, "asks for a password. Put it into the URL: redis://:PASSWORD@HOST/0."),
+    "Authentication": (StoreUnavailable, "does not take this user and password. Correct them in the URL."),
+    "DB index is out of range": (StoreUnavailable, "has no database of that number. Correct the URL."),
+}
+
+
+# ---- address
+# Where the server is: the URL as redis-py reads it, and as people may see it.
+
+
+_SCHEMES: Final = {"redis": "redis", "valkey": "redis", "rediss": "rediss", "valkeys": "rediss", "unix": "unix"}
+
+
+def driver_url(url: str) -> str:
+    """The URL in the words of redis-py: a Valkey is addressed as a Redis is.
+
+    Raises:
+        UsageError: It is no URL of a server. What it says is not repeated: there may be a password in it.
+    """
+    # Not always a string: it is what authors pass.
+    scheme, separator, rest = str(url).partition("://")
+    if not separator or scheme not in _SCHEMES:
+        raise UsageError("the URL of a Redis store begins with redis://, rediss:// (TLS), valkey:// or valkeys://")
+    plain = f"{_SCHEMES[scheme]}://{rest}"
+    try:
+        parse_url(plain)
+        is_read = names_redis_database(plain)
+    except ValueError:
+        is_read = False
+    if not is_read:
+        raise UsageError(
+            "the URL of the Redis store cannot be read: write redis://[USER:PASSWORD@]HOST[:PORT]/DATABASE, where the "
+            "database is a number, and what is special in the password percent-encoded (/ is %2F, @ is %40, # is %23)"
+        )
+    return plain
+
+
+def at(url: str, host: str, port: int) -> str:
+    """The same URL with another host and port."""
+    parts = urlsplit(url)
+    secret, separator, _ = parts.netloc.rpartition("@")
+    # A server that does not know its own name says none: it is at the same host then.
+    name = host or parts.hostname or "localhost"
+    return parts._replace(netloc=f"{secret}{separator}{f'[{name}]' if ':' in name else name}:{port}").geturl()
+
+
+def shown(url: str) -> str:
+    """The URL without what is secret in it: user, password and options."""
+    parts = urlsplit(url)
+    if parts.scheme == "unix":
+        return f"unix://{parts.path}"
+    host = parts.hostname or "localhost"
+    return f"{parts.scheme}://{f'[{host}]' if ':' in host else host}:{parts.port or 6379}{parts.path or '/0'}"
+
+
+# ---- packing
+# Commands put together by hiredis. The driver has it do so where it blocks, and not where it is awaited: in Python the
+# thirty arguments of one write took a seventh of a worker's time.
+
+
+try:
+    import hiredis
+except ImportError:  # pragma: no cover - the extra installs it
+    _pack: Callable[..., bytes] | None = None
+else:
+    _pack = cast("Callable[..., bytes]", hiredis.pack_command)  # pyright: ignore[reportUnknownMemberType]
+
+_Base = AbstractConnection if TYPE_CHECKING else object
+
+
+@cache
+def packing(kind: type[AbstractConnection]) -> type[AbstractConnection]:
+    """The same kind of connection, with quicker hands; the same one where there is no hiredis."""
+    return kind if _pack is None else type(f"Packing{kind.__name__}", (_Packing, kind), {})
+
+
+class _Packing(_Base):
+    def pack_command(self, *args: Any) -> list[bytes]:
+        """One command, ready to be sent."""
+        name: str | bytes = args[0]
+        # Of a command in two words the driver makes two arguments.
+        has_two_words = " " in name if isinstance(name, str) else b" " in name
+        return super().pack_command(*args) if _pack is None or has_two_words else [_pack(args)]
+
+
+# ---- clients
+# Which server is talked to, and the connections to it.
+
+
+WAIT_FOR_CONNECTION: Final = 30.0
+"""Seconds that a call waits for one of the connections while all are in use."""
+
+
+class _Pool(BlockingConnectionPool):
+    """Connections whose failures to be made are told apart from those that break under a request."""
+
+    async def get_connection(self, *args: Any, **options: Any) -> AbstractConnection:
+        """A connection, ready to be used."""
+        try:
+            return await super().get_connection(*args, **options)
+        except Exception as exc:
+            if is_unanswered(exc):
+                raise NotConnected(str(exc)) from exc
+            raise
+
+
+class Clients:
+    """The client that is to be used now.
+
+    Args:
+        max_connections: Calls at a time; more wait for their turn.
+        timeout: Seconds that one attempt may take.
+    """
+
+    def __init__(self, url: str, *, max_connections: int, timeout: float) -> None:
+        self._home = self._url = driver_url(url)
+        self._max_connections = max_connections
+        self.timeout: float = timeout
+        self.current: Redis | None = None
+        self._left: set[asyncio.Task[None]] = set()
+
+    def open(self) -> None:
+        """Have a client. Connections are made when they are needed, and belong to this event loop."""
+        self._url = self._home
+        self.current = self.new(self._max_connections)
+
+    def new(self, max_connections: int) -> Redis:
+        """A client with connections of its own. It repeats nothing by itself, and answers with bytes."""
+        pool = _Pool.from_url(
+            self._url,
+            max_connections=max_connections,
+            timeout=WAIT_FOR_CONNECTION,
+            socket_timeout=self.timeout,
+            socket_connect_timeout=self.timeout,
+            socket_keepalive=True,
+            retry=Retry(NoBackoff(), 0),
+            protocol=2,
+        )
+        pool.connection_class = packing(pool.connection_class)
+        return Redis(connection_pool=pool)
+
+    def follow(self, host: str, port: int) -> None:
+        """Talk to another server of the cluster from now on."""
+        self._use(at(self._home, host, port))
+
+    def go_home(self) -> None:
+        """Talk to the server that the URL names: the other one cannot be reached, and this one may know where to go."""
+        self._use(self._home)
+
+    async def close(self, client: Redis) -> None:
+        """Let go of a client, and of those that were left."""
+        for leaving in list(self._left):
+            leaving.cancel()
+            with suppress(asyncio.CancelledError):
+                await leaving
+        await dispose(client)
+
+    def _use(self, url: str) -> None:
+        if url == self._url or self.current is None:
+            return
+        self._url, left = url, self.current
+        self.current = self.new(self._max_connections)
+        leaving = asyncio.create_task(self._leave(left), name="mcp-tasks leaves a server")
+        self._left.add(leaving)
+        leaving.add_done_callback(self._left.discard)
+
+    async def _leave(self, client: Redis) -> None:
+        """Let go of a client once nobody waits for an answer to it any more."""
+        try:
+            await asyncio.sleep(self.timeout)
+        finally:
+            await dispose(client)
+
+
+async def dispose(client: Redis) -> None:
+    """Let go of a client and its connections, whatever state they are in."""
+    with suppress(Exception):
+        await client.aclose()
+    with suppress(Exception):
+        await client.connection_pool.disconnect()
+
 
 Argument: TypeAlias = bytes | str | int
 
@@ -139,3 +473,205 @@ class Connection:
 
 async def _execute(client: Redis, *command: Argument) -> Any:
     return cast(Any, await client.execute_command(*command))
+
+
+# ---- notifier
+# Hints between processes, by publish and subscribe.
+
+
+logger: Final = get_logger(__name__)
+
+SENDER = 8
+"""Bytes that say which store sent a hint."""
+
+LONGEST_VERSION = 20
+"""Digits."""
+
+SILENCE = 10.0
+"""Seconds without a hint after which the server is asked whether it is still there."""
+
+MOST_PAUSE = 5.0
+"""Seconds between two attempts to listen again, at most."""
+
+PATIENCE = 2.0
+"""Seconds that a new listener waits for the subscription: one that is late loses hints, and nothing else."""
+
+
+class RedisNotifier:
+    """Gives this process's hints to its listeners at once, and those of others as they are published."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._channel = connection.prefix + b"hints"
+        self._sender = token_bytes(SENDER)
+        self._fan = HintFan()
+        self._listeners = 0
+        self._listening: asyncio.Task[None] | None = None
+        self._subscribed = asyncio.Event()
+
+    def message(self, hint: Hint) -> tuple[int, bytes, bytes]:
+        """The hint as an argument of the script that publishes it: a list of the channel and what is said there."""
+        return 2, self._channel, self._sender + b"%d:" % hint.version + to_bytes(hint.task_id)
+
+    async def publish(self, hint: Hint, *, origin: object = None) -> None:
+        """Tell the listeners of this process; the others were told with the change."""
+        self._fan.put(hint, origin=origin)
+
+    @asynccontextmanager
+    async def listen(self, *, origin: object = None) -> AsyncGenerator[AsyncIterator[Hint]]:
+        """Hints from now on."""
+        with self._fan.listen(origin=origin) as hints:
+            self._listeners += 1
+            try:
+                await self._start()
+                yield hints
+            finally:
+                self._listeners -= 1
+                if not self._listeners:
+                    with anyio.CancelScope(shield=True):
+                        await self.stop()
+
+    async def stop(self) -> None:
+        """Hear nothing more of other processes."""
+        listening, self._listening = self._listening, None
+        if listening is not None:
+            listening.cancel()
+            with suppress(asyncio.CancelledError):
+                await listening
+
+    async def _start(self) -> None:
+        if self._listening is None and self._connection.is_open:
+            self._subscribed = asyncio.Event()
+            self._listening = asyncio.create_task(self._listen(), name="mcp-tasks hints")
+        with anyio.move_on_after(PATIENCE):
+            await self._subscribed.wait()
+
+    async def _listen(self) -> None:
+        failures = 0
+        while True:
+            client = self._connection.clients.new(1)
+            try:
+                await self._subscribe(client)
+            except Exception as exc:
+                if not is_driver_error(exc):
+                    logger.error(
+                        "%s: hints of other processes cannot be read", self._connection.place, exc_info=quietly()
+                    )
+                failures = 0 if self._subscribed.is_set() else failures + 1
+                logger.debug("%s: listening again (%s)", self._connection.place, type(exc).__name__)
+            finally:
+                self._subscribed.clear()
+                with anyio.CancelScope(shield=True):
+                    await dispose(client)
+            await asyncio.sleep(min(0.05 * 2**failures, MOST_PAUSE))
+
+    async def _subscribe(self, client: Redis) -> None:
+        """Hand on what comes, until the connection breaks."""
+        channel = client.pubsub()
+        try:
+            await channel.subscribe(self._channel)
+            asked = False
+            while True:
+                message = cast("dict[str, Any] | None", await channel.get_message(timeout=SILENCE))
+                if message is not None:
+                    asked = False
+                    self._take(message)
+                elif asked:
+                    raise TimeoutError("the server does not answer")
+                else:
+                    asked = True
+                    await channel.ping()
+        finally:
+            with suppress(Exception):
+                await channel.aclose()
+
+    def _take(self, message: dict[str, Any]) -> None:
+        if message["type"] == "subscribe":
+            self._subscribed.set()
+        data = message["data"]
+        if message["type"] != "message" or not isinstance(data, bytes) or data.startswith(self._sender):
+            return
+        version, _, task_id = data[SENDER:].partition(b":")
+        # Anybody may publish anything.
+        if version.isdigit() and len(version) <= LONGEST_VERSION:
+            self._fan.put(Hint(from_bytes(task_id), int(version)))
+
+
+# ---- checkup
+# What is looked at when a store is opened: whose keys these are, and whether the server keeps what it is given.
+
+
+LAYOUT: Final = 1
+"""How tasks are kept. A release that keeps them in another way raises it, and reads what older ones kept."""
+
+COMPATIBLE_FROM: Final = 1
+"""The first layout whose releases may work beside this one. It stays where it is if something was only added (a field
+of a row, a key) that they need not know and do not remove; otherwise it is `LAYOUT`."""
+
+_NOT_DURABLE: Final = (
+    "%s keeps tasks in memory alone (appendonly no): what was acknowledged since its last snapshot is lost when it "
+    "stops or crashes. Set `appendonly yes`, and `appendfsync always` to lose nothing when the machine fails."
+)
+_EVICTS: Final = (
+    "%s removes keys when its memory is full (maxmemory-policy %s): tasks could be lost. Set `maxmemory-policy "
+    "noeviction`."
+)
+_UP_TO_A_SECOND: Final = (
+    "%s writes to its disk once a second (appendfsync %s): if the machine fails, the last second may be lost. "
+    "`appendfsync always` loses nothing."
+)
+
+
+async def check_layout(connection: Connection) -> None:
+    """Mark the keys as ours, or see that they are.
+
+    Raises:
+        StoreCorrupt: They are somebody else's, or of a newer release.
+    """
+    found = await connection.run("layout", LAYOUT, COMPATIBLE_FROM)
+    layout, compatible_from = (int(number) if number and number.isdigit() else 0 for number in found)
+    if not layout or not compatible_from:
+        raise StoreCorrupt(
+            f"{connection.place} has keys that begin with {connection.prefix.decode()} and are not a task store's. "
+            "Give the store another prefix."
+        )
+    if layout > LAYOUT and compatible_from > LAYOUT:
+        raise StoreCorrupt(
+            f"{connection.place} has tasks in layout {layout}, and this release knows up to {LAYOUT}. Use the release "
+            "of mcp-tasks that wrote them, or a newer one."
+        )
+
+
+async def check_persistence(connection: Connection) -> None:
+    """Warn if the server may forget tasks. Where that cannot be found out, it is said quietly."""
+    try:
+        said = _lines(await connection.call("INFO", "persistence")) | _lines(await connection.call("INFO", "memory"))
+    except StoreError as exc:
+        logger.info("whether the server keeps tasks over a restart could not be checked: %s", exc)
+        return
+    if said.get("aof_enabled") == "0":
+        logger.warning(_NOT_DURABLE, connection.place)
+    policy = said.get("maxmemory_policy", "noeviction")
+    if policy != "noeviction":
+        logger.warning(_EVICTS, connection.place, policy)
+    if said.get("aof_enabled") == "1":
+        await _check_sync(connection)
+
+
+async def _check_sync(connection: Connection) -> None:
+    try:
+        _, sync = await connection.call("CONFIG", "GET", "appendfsync")
+    except (StoreError, ValueError) as exc:
+        # Services that are run by others mostly forbid it.
+        logger.debug("how often the server writes to its disk could not be checked: %s", what(exc))
+        return
+    if sync != b"always":
+        logger.info(_UP_TO_A_SECOND, connection.place, sync.decode(errors="replace"))
+
+
+def _lines(answer: Any) -> dict[str, str]:
+    """What `INFO` says, which redis-py may have read already."""
+    if isinstance(answer, dict):
+        return {str(name): str(value) for name, value in cast("dict[Any, Any]", answer).items()}
+    text = answer.decode(errors="replace") if isinstance(answer, bytes) else str(answer)
+    return {name: value.strip() for name, colon, value in (line.partition(":") for line in text.splitlines()) if colon}

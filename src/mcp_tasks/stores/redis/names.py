@@ -12,11 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from mcp_tasks.core.record import ALWAYS, TaskRecord
-from mcp_tasks.core.status import TaskStatus
-from mcp_tasks.stores.base import EVERYBODY, ChildrenOf, InSession, OwnedBy, Owners, Whose
-from mcp_tasks.stores.columns import expiry, is_at_work, is_resuming, ready, sort_key, to_micros
-from mcp_tasks.stores.shares import Share
+from mcp_tasks.model.record import ALWAYS, TaskRecord, TaskStatus
+from mcp_tasks.stores.base import EVERYBODY, ChildrenOf, InSession, OwnedBy, Owners, Share, Whose
+from mcp_tasks.stores.codec import expiry, is_at_work, is_resuming, ready, sort_key, to_micros
 
 _AT_ANY_TIME = to_micros(ALWAYS)
 _OFFSET = 2**63

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from typing import Final, cast
 
 from mcp_tasks.stores.codec import BODY, META, REQUEST, STATE, Codec, note_id, part_id
-from mcp_tasks.stores.encrypted import (
+from mcp_tasks.stores.encryption import (
     ATTEMPTS,
     NAME,
     NAMESPACE,

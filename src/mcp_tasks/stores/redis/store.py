@@ -28,37 +28,241 @@ Weaknesses:
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import TypeVar
+from heapq import merge
+from itertools import islice
+from typing import Any, Final, TypeVar
 
 import anyio
 
-from mcp_tasks.core.durations import check_duration
-from mcp_tasks.core.journal import JournalEntry
-from mcp_tasks.core.json_bytes import LARGE
-from mcp_tasks.core.record import Outcome, TaskRecord, TaskRequest
-from mcp_tasks.core.status import TaskStatus
-from mcp_tasks.core.values import check_instance, check_number, check_text
 from mcp_tasks.errors import SHOWN_OF_AN_ID, InvalidOption, StoreUnavailable, TaskExists, TaskUnreadable
-from mcp_tasks.stores.base import Forgotten, IdPage, Owners, Page, Whose
-from mcp_tasks.stores.codec import Codec
-from mcp_tasks.stores.columns import earliest, from_micros, to_micros
-from mcp_tasks.stores.encoding import encoded_entries, encoded_outcome, encoded_request, in_thread_if
+from mcp_tasks.model.json import LARGE
+from mcp_tasks.model.record import JournalEntry, Outcome, TaskRecord, TaskRequest, TaskStatus
+from mcp_tasks.model.values import check_duration, check_instance, check_number, check_text
+from mcp_tasks.stores.base import (
+    LARGEST,
+    MOST_COUNTED,
+    Backlog,
+    Forgotten,
+    Handing,
+    IdPage,
+    Owners,
+    Page,
+    Ready,
+    Share,
+    Standing,
+    Usage,
+    Whose,
+    WorkLimits,
+)
+from mcp_tasks.stores.codec import (
+    Codec,
+    UnreadableLog,
+    decode_cursor,
+    earliest,
+    encode_cursor,
+    encoded_entries,
+    encoded_outcome,
+    encoded_request,
+    from_micros,
+    if_readable,
+    in_thread_if,
+    made_before,
+    saved_before,
+    to_micros,
+)
 from mcp_tasks.stores.fairness import ready_of
 from mcp_tasks.stores.redis import names
-from mcp_tasks.stores.redis.checkup import check_layout, check_persistence
-from mcp_tasks.stores.redis.connection import Connection
-from mcp_tasks.stores.redis.inspecting import Inspecting
-from mcp_tasks.stores.redis.names import from_bytes, to_bytes
-from mcp_tasks.stores.redis.notifier import RedisNotifier
-from mcp_tasks.stores.redis.reads import Reads
+from mcp_tasks.stores.redis.connection import (
+    LAYOUT,
+    Argument,
+    Connection,
+    RedisNotifier,
+    check_layout,
+    check_persistence,
+)
+from mcp_tasks.stores.redis.names import PLACE, from_bytes, key_name, place, to_bytes, whole
 from mcp_tasks.stores.redis.sealing import agree
-from mcp_tasks.stores.redis.writes import Writes
-from mcp_tasks.stores.repeats import made_before, saved_before
-from mcp_tasks.stores.shares import MOST_COUNTED, Backlog, Handing, Ready, Share, Usage, WorkLimits
-from mcp_tasks.stores.together import LARGEST
-from mcp_tasks.stores.unreadable import UnreadableLog, if_readable
+from mcp_tasks.stores.redis.writes import LOOKS, Row, Writes
+
+# ---- inspecting
+# What is asked of a Redis beyond its tasks: whether our keys are there, whose tasks are in them, what has a key.
+
+
+_AT_ONCE: Final = 1_000
+"""Keys that one look goes through."""
+
+
+class Inspecting:
+    """The part of `RedisStore` that is for operators, and for what is looked up by its key."""
+
+    _connection: Connection
+
+    async def standing(self) -> Standing:
+        """Whether our keys are there, and in the layout of this release. Makes and changes nothing."""
+        was_open = self._connection.is_open
+        if not was_open:
+            self._connection.open()
+        try:
+            kept = await self._connection.call("TYPE", self._connection.prefix + b"meta")
+            if kept == b"none":
+                return "absent"
+            layout: Any = await self._connection.call("HGET", self._connection.prefix + b"meta", "layout")
+            # What is no layout at all, `open` says in words.
+            return "older" if layout is not None and layout.isdigit() and int(layout) < LAYOUT else "current"
+        finally:
+            if not was_open:
+                await self._connection.close()
+
+    async def namespaces(self) -> Sequence[str]:
+        """Every namespace that has a task or a worker, in order. No index has them: all keys are gone through, so many
+        at a time."""
+        found: set[str] = set()
+        for kind in (b"tasks:", b"beats:"):
+            start = self._connection.prefix + kind
+            found.update(whole(key.removeprefix(start)) for key in await self._keys(_escaped(start) + b"*"))
+        return sorted(found)
+
+    async def id_under(self, key: str, *, namespace: str, owner: str | None) -> str | None:
+        """The id of the task that stands under a key."""
+        found = await self._connection.call("GET", self._connection.prefix + key_name(namespace, key, owner))
+        return None if found is None else from_bytes(found)
+
+    async def _keys(self, pattern: bytes) -> set[bytes]:
+        keys, cursor = set[bytes](), b"0"
+        while True:
+            cursor, found = await self._connection.call("SCAN", cursor, "MATCH", pattern, "COUNT", _AT_ONCE)
+            keys.update(found)
+            if int(cursor) == 0:
+                return keys
+
+
+def _escaped(text: bytes) -> bytes:
+    """The text as a pattern that matches itself."""
+    return re.sub(rb"([\\*?\[\]^-])", rb"\\\1", text)
+
+
+# ---- reads
+# The reads of the store: one round trip each, whatever is kept.
+
+
+AT_ONCE: Final = 1_000
+"""Ids in one script."""
+
+
+class Reads:
+    """Reads from one server."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    async def row(self, task_id: str, *fields: bytes) -> Sequence[bytes | None]:
+        """Some fields of a task; nothing but None if there is no such task."""
+        return await self._connection.call("HMGET", self._connection.prefix + b"t:" + to_bytes(task_id), *fields)
+
+    async def owned(self, task_id: str, owner: str | None, *fields: bytes) -> Sequence[bytes | None]:
+        """Some fields of a task of this owner; nothing but None if the owner has no such task."""
+        whose = b"" if owner is None else b"=" + to_bytes(owner)
+        found = await self._connection.run("get_owned", to_bytes(task_id), whose, len(fields), *fields)
+        return found or (None,) * len(fields)
+
+    async def note(self, namespace: str, name: str) -> bytes | None:
+        """A note as it is kept."""
+        return await self._connection.call("HGET", self._connection.prefix + names.name("note", namespace, name), "v")
+
+    async def journal(self, task_id: str, after: int) -> tuple[bytes | None, Sequence[bytes]]:
+        """Whose task it is, and the entries of its journal, three items each."""
+        owner, items = await self._connection.run("journal", to_bytes(task_id), after)
+        return owner, items
+
+    async def listing(
+        self,
+        namespace: str,
+        whose: Whose,
+        now: datetime,
+        status: TaskStatus | None,
+        cursor: str | None,
+        limit: int,
+        *,
+        newest_first: bool = False,
+    ) -> tuple[Sequence[Row], str | None]:
+        """The rows of one page of a listing, and where the next page starts."""
+        index, after = names.listing(namespace, whose, status), _after(cursor)
+        instant, wanted = to_micros(now), "" if status is None else status.value
+        # One more than asked for tells whether there is a next page.
+        looks, way = limit + 1 + LOOKS, "newest" if newest_first else ""
+        last, found = await self._connection.run("list", index, after, limit + 1, instant, wanted, looks, way)
+        rows = [(member[PLACE:], *rest) for member, *rest in found[:limit]]
+        if len(found) > limit:
+            return rows, _cursor(found[limit - 1][0]) if limit > 0 else None
+        # Short of what was asked for, because much was passed over: there may be more behind it.
+        return rows, _cursor(last) if last else None
+
+    async def ids(
+        self, indexes: Sequence[bytes], cursor: str | None, limit: int, *, until: datetime | None = None
+    ) -> IdPage:
+        """One page of the ids in some indexes, in their order."""
+        after = _after(cursor)
+        first = b"(" + after if after else b"-"
+        last = b"+" if until is None else b"(" + place(to_micros(until) + 1)
+        ranges: list[Argument] = [part for index in indexes for part in (index, first, last)]
+        found = await self._connection.run("ranges", limit + 1, len(ranges), *ranges)
+        members: list[bytes] = list(islice(merge(*found), limit + 1))
+        ids = [from_bytes(member[PLACE:]) for member in members[:limit]]
+        return IdPage(ids=ids, cursor=_cursor(members[limit - 1]) if len(members) > limit > 0 else None)
+
+    async def versions(self, task_ids: Collection[str]) -> dict[str, int]:
+        """The version of each of these tasks."""
+        ids = list(dict.fromkeys(task_ids))
+        versions: dict[str, int] = {}
+        if len(ids) == 1:
+            # The look on the path of every poll needs no script.
+            (version,) = await self.row(ids[0], b"v")
+            return versions if version is None else {ids[0]: int(version)}
+        for start in range(0, len(ids), AT_ONCE):
+            some = ids[start : start + AT_ONCE]
+            found = await self._connection.run("versions", *map(to_bytes, some))
+            versions |= {task_id: int(version) for task_id, version in zip(some, found, strict=True) if version}
+        return versions
+
+    async def hand_out(
+        self,
+        namespace: str,
+        share: Share,
+        queues: Collection[str] | None,
+        mark: bool,
+        limit: int,
+        unreadable: Collection[bytes],
+    ) -> Sequence[Row]:
+        """The rows of tasks that are handed out, none of them one of those that cannot be read."""
+        wanted = [names.part(queue) for queue in queues or ()]
+        return await self._connection.run(
+            "hand_out",
+            names.part(namespace),
+            limit,
+            int(mark),
+            *names.share_arguments(share),
+            int(queues is None),
+            len(wanted),
+            *wanted,
+            len(unreadable),
+            *unreadable,
+        )
+
+
+def _after(cursor: str | None) -> bytes:
+    """The member behind which a page starts."""
+    if cursor is None:
+        return b""
+    micros, task_id = decode_cursor(cursor)
+    return place(micros) + to_bytes(task_id)
+
+
+def _cursor(member: bytes) -> str:
+    return encode_cursor(names.instant(member), from_bytes(member[PLACE:]))
+
 
 T = TypeVar("T")
 

@@ -9,16 +9,13 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final, TypeAlias
 
-from mcp_tasks.core.record import Outcome, TaskRecord
 from mcp_tasks.errors import KeySpent, LimitReached, TaskExists, ValueNotStorable, VersionConflict
-from mcp_tasks.stores.base import Hint
-from mcp_tasks.stores.columns import MICROSECOND, expiry, queued_since, sort_key, to_micros
-from mcp_tasks.stores.encoding import Line
+from mcp_tasks.model.record import Outcome, TaskRecord
+from mcp_tasks.stores.base import Handing, Hint, WorkLimits
+from mcp_tasks.stores.codec import MICROSECOND, Line, expiry, queued_since, sort_key, to_micros
 from mcp_tasks.stores.redis import names
-from mcp_tasks.stores.redis.connection import Argument, Connection
+from mcp_tasks.stores.redis.connection import Argument, Connection, RedisNotifier
 from mcp_tasks.stores.redis.names import to_bytes
-from mcp_tasks.stores.redis.notifier import RedisNotifier
-from mcp_tasks.stores.shares import Handing, WorkLimits
 
 Row: TypeAlias = tuple[bytes, bytes | None, bytes, bytes | None]
 """Id, owner, namespace and state of a task."""

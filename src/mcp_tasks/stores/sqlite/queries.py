@@ -11,11 +11,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, TypeAlias
 
-from mcp_tasks.core.status import TaskStatus
-from mcp_tasks.stores.base import EVERYBODY, ChildrenOf, IdPage, InSession, OwnedBy, Owners, Whose
-from mcp_tasks.stores.columns import decode_cursor, encode_cursor, to_micros
-from mcp_tasks.stores.shares import MOST_COUNTED
-from mcp_tasks.stores.sqlite.connection import Values, from_text, to_text
+from mcp_tasks.model.record import TaskStatus
+from mcp_tasks.stores.base import EVERYBODY, MOST_COUNTED, ChildrenOf, IdPage, InSession, OwnedBy, Owners, Whose
+from mcp_tasks.stores.codec import decode_cursor, encode_cursor, to_micros
+from mcp_tasks.stores.sqlite.file import Values, from_text, to_text
 
 Query: TypeAlias = tuple[str, Values]
 """A statement and its values."""

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from mcp_tasks.errors import StoreUnavailable
 from mcp_tasks.stores.codec import BODY, META, REQUEST, STATE, Codec, note_id, part_id
-from mcp_tasks.stores.encrypted import NAME, NAMESPACE, ON, Resealed, Sample, Tally, begin, note_to_write
-from mcp_tasks.stores.sqlite.connection import connect, from_text, is_busy, to_text
+from mcp_tasks.stores.encryption import NAME, NAMESPACE, ON, Resealed, Sample, Tally, begin, note_to_write
+from mcp_tasks.stores.sqlite.file import connect, from_text, is_busy, to_text
 from mcp_tasks.stores.sqlite.queries import NOTE
 
 _SET_NOTE: Final = "INSERT OR REPLACE INTO notes (namespace, name, value) VALUES (?, ?, ?)"

@@ -2,7 +2,7 @@
 
 Durability: `synchronous=FULL` in WAL mode. What was acknowledged survives the death of the process and of the
 machine. The price is one sync of the disk per commit, about 0.1 ms on an SSD and 10 ms on a spinning disk;
-one writer thread shares it among all who wait (`writer.py`), after which `NORMAL` would gain little and lose
+one writer thread shares it among all who wait (`file.py`), after which `NORMAL` would gain little and lose
 the last commits at a power cut.
 
 Space: deleted rows leave free pages, which new tasks fill. The file is made with `auto_vacuum=INCREMENTAL`,
@@ -25,37 +25,117 @@ from __future__ import annotations
 
 import os
 import sqlite3
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import anyio
 from anyio import to_thread
 
-from mcp_tasks.core.journal import JournalEntry
-from mcp_tasks.core.json_bytes import LARGE
-from mcp_tasks.core.record import Outcome, TaskRecord, TaskRequest
-from mcp_tasks.core.status import TaskStatus
 from mcp_tasks.errors import KeySpent, StoreCorrupt, TaskUnreadable, UsageError
 from mcp_tasks.files import check_still
-from mcp_tasks.stores.base import Forgotten, IdPage, Owners, Page, Whose
-from mcp_tasks.stores.codec import Codec
-from mcp_tasks.stores.columns import earliest, encode_cursor
-from mcp_tasks.stores.encoding import encoded_entries, encoded_outcome, encoded_request
+from mcp_tasks.model.json import LARGE
+from mcp_tasks.model.record import JournalEntry, Outcome, TaskRecord, TaskRequest, TaskStatus
+from mcp_tasks.stores.base import (
+    Backlog,
+    Forgotten,
+    Handing,
+    IdPage,
+    Owners,
+    Page,
+    Ready,
+    Share,
+    Standing,
+    Usage,
+    Whose,
+    WorkLimits,
+)
+from mcp_tasks.stores.codec import (
+    Codec,
+    UnreadableLog,
+    earliest,
+    encode_cursor,
+    encoded_entries,
+    encoded_outcome,
+    encoded_request,
+    if_readable,
+    made_before,
+    saved_before,
+    sql_deletion,
+)
 from mcp_tasks.stores.fairness import Turns
-from mcp_tasks.stores.repeats import made_before, saved_before
-from mcp_tasks.stores.shares import Backlog, Handing, Ready, Share, Usage, WorkLimits
-from mcp_tasks.stores.sqlite import expiring, operations, queries
-from mcp_tasks.stores.sqlite.connection import Values, connect, from_text, retry_while_busy, to_text, translate
-from mcp_tasks.stores.sqlite.inspecting import Inspecting
-from mcp_tasks.stores.sqlite.notifier import SqliteNotifier
-from mcp_tasks.stores.sqlite.reader import Reader
-from mcp_tasks.stores.sqlite.schema import prepare
+from mcp_tasks.stores.sqlite import operations, queries
+from mcp_tasks.stores.sqlite import operations as expiring
+from mcp_tasks.stores.sqlite.file import (
+    Reader,
+    SqliteNotifier,
+    Values,
+    Writer,
+    connect,
+    from_text,
+    retry_while_busy,
+    to_text,
+    translate,
+)
+from mcp_tasks.stores.sqlite.operations import SqliteWaiting
+from mcp_tasks.stores.sqlite.schema import migrations, prepare, schema_of_file
 from mcp_tasks.stores.sqlite.sealing import agree
-from mcp_tasks.stores.sqlite.waiting import SqliteWaiting
-from mcp_tasks.stores.sqlite.writer import Writer
-from mcp_tasks.stores.unreadable import UnreadableLog, if_readable, sql_deletion
+
+# ---- inspecting
+# What is asked of a file beyond its tasks: whether it is a task store, whose tasks are in it, what has a key.
+
+
+# From one namespace to the next along the index, however many tasks each has.
+_NAMESPACES: Final = """
+WITH RECURSIVE found(namespace) AS (
+    SELECT min(namespace) FROM tasks
+    UNION ALL
+    SELECT (SELECT min(namespace) FROM tasks WHERE namespace > found.namespace)
+    FROM found WHERE found.namespace IS NOT NULL
+)
+SELECT namespace FROM found WHERE namespace IS NOT NULL UNION SELECT namespace FROM heartbeats ORDER BY 1
+"""
+_UNDER_KEY: Final = """
+SELECT id FROM tasks INDEXED BY tasks_key
+WHERE idempotency_key = ? AND namespace = ? AND ifnull(owner, 0) = ifnull(?, 0)
+"""
+
+
+class Inspecting(ABC):
+    """The part of `SqliteStore` that is for operators, and for what is looked up by its key."""
+
+    path: Path
+
+    async def standing(self) -> Standing:
+        """Whether the file is there, and has the schema of this release. Makes and changes nothing."""
+        return await to_thread.run_sync(_standing_of, self.path)
+
+    async def namespaces(self) -> Sequence[str]:
+        """Every namespace that has a task or a worker, in order."""
+        return [from_text(namespace) for (namespace,) in self._rows(_NAMESPACES, ())]
+
+    async def id_under(self, key: str, *, namespace: str, owner: str | None) -> str | None:
+        """The id of the task that stands under a key."""
+        place = to_text(key), to_text(namespace), None if owner is None else to_text(owner)
+        return next((from_text(task_id) for (task_id,) in self._rows(_UNDER_KEY, place)), None)
+
+    @abstractmethod
+    def _rows(self, sql: str, values: Values) -> list[Any]: ...
+
+
+def _standing_of(path: Path) -> Standing:
+    if not path.exists():
+        return "absent"
+    try:
+        schema = schema_of_file(path)
+    except sqlite3.Error as exc:
+        raise translate(exc, path) from exc
+    if schema == 0:
+        return "absent"
+    return "current" if schema >= len(migrations()) else "older"
+
 
 T = TypeVar("T")
 

@@ -1,0 +1,852 @@
+"""`mcp-tasks worker`: run the tools of a server in this process, and serve nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import inspect
+import json
+import logging
+import os
+import re
+import sys
+import traceback
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from http import HTTPStatus
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final, Generic, NoReturn, Protocol, TypeAlias, TypeVar, cast, runtime_checkable
+
+import click
+from mcp.server import MCPServer, Server
+from rich.table import Table
+from rich.text import Text
+
+from mcp_tasks.cli.options import Duration, Output, takes_format, takes_output
+from mcp_tasks.cli.terminal import Exit, Problem, clean, print_json, say, stdout
+from mcp_tasks.encryption import keyring_from_environment
+from mcp_tasks.engines import LocalEngine
+from mcp_tasks.errors import StoreError, UsageError, WiringError
+from mcp_tasks.quiet import get_logger
+from mcp_tasks.runtime import TaskRuntime
+from mcp_tasks.runtime.child_process import kill_children
+from mcp_tasks.runtime.policy import ToolPolicy
+from mcp_tasks.server import Waiting, Worker, waiting_in
+from mcp_tasks.server.tasks import Tasks
+from mcp_tasks.stores import MemoryStore, Store
+from mcp_tasks.stores.base import EVERYBODY, full_page
+from mcp_tasks.stores.sqlite import SqliteStore
+from mcp_tasks.stores.url import store_from_url
+from mcp_tasks.telemetry.metrics import QUEUE_AGE, QUEUE_READY
+
+# ---- plan
+# What a worker runs, and of what: said when it starts, and in full by `--check`.
+
+
+NAMES_SHOWN: Final = 8
+"""Tools that the line at the start names: `--check` lists all."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """What a worker runs.
+
+    Attributes:
+        queues: Of which queues; None for all.
+        concurrency: How many at a time; None if the engine does not say.
+        drain: For how many seconds what runs may go on when it is told to stop.
+        tools: Every tool that can be a task, by name. Empty for a server that does not list them.
+    """
+
+    server: str
+    namespace: str
+    store: str
+    engine: str
+    queues: Sequence[str] | None
+    concurrency: int | None
+    drain: float
+    tools: Mapping[str, ToolPolicy]
+
+    def is_served(self, policy: ToolPolicy) -> bool:
+        """Whether tools of this policy are run here."""
+        return self.queues is None or policy.queue in self.queues
+
+
+async def plan_of(worker: Worker, runtime: TaskRuntime) -> Plan:
+    """What a worker runs with this runtime."""
+    return Plan(
+        server=worker.server.name,
+        namespace=runtime.namespace,
+        store=repr(runtime.store),
+        engine="local: processes of this machine" if isinstance(runtime.engine, LocalEngine) else repr(runtime.engine),
+        queues=None if runtime.queues is None else sorted(runtime.queues),
+        concurrency=getattr(runtime.engine, "concurrency", None),
+        drain=runtime.settings.drains_for.total_seconds(),
+        tools=await runtime.tools(),
+    )
+
+
+async def unknown_queues(runtime: TaskRuntime) -> Sequence[str]:
+    """Queues that the worker was told to serve, and that no tool of the server is in."""
+    tools = await runtime.tools()
+    known = {policy.queue for policy in tools.values()}
+    # A server that does not list its tools may have any.
+    return sorted((runtime.queues or frozenset()) - known) if tools else ()
+
+
+def start_line(plan: Plan) -> str:
+    """What is run here, in one line."""
+    served = [name for name, policy in plan.tools.items() if plan.is_served(policy)]
+    shown = ", ".join(served[:NAMES_SHOWN]) or ("nothing" if plan.tools else "whatever it has")
+    more = f" and {len(served) - NAMES_SHOWN} more" if len(served) > NAMES_SHOWN else ""
+    queues = "all queues" if plan.queues is None else f"queue{'s'[: len(plan.queues) > 1]} {', '.join(plan.queues)}"
+    limit = "" if plan.concurrency is None else f", at most {plan.concurrency} at a time"
+    return clean(f"{plan.server}: running {shown}{more} ({queues}){limit}. Tasks are kept in {plan.store}.")
+
+
+def print_plan(plan: Plan) -> None:
+    """All of it, on stdout."""
+    facts = Table.grid(padding=(0, 2))
+    for what, value in (
+        ("server", plan.server),
+        ("namespace", plan.namespace),
+        ("store", plan.store),
+        ("engine", plan.engine),
+        ("queues", "all" if plan.queues is None else ", ".join(plan.queues)),
+        ("at a time", "as many as the engine runs" if plan.concurrency is None else str(plan.concurrency)),
+        ("drain", f"{plan.drain:g} s"),
+    ):
+        facts.add_row(Text(what, style="bright_black"), Text(clean(value)))
+    stdout().print(facts)
+    if not plan.tools:
+        stdout().print("The server does not list its tools: tasks of any tool are taken.")
+        return
+    table = Table(box=None, pad_edge=False, header_style="bright_black")
+    for title in ("tool", "queue", "priority", "version", "at work in all", "here"):
+        table.add_column(title, no_wrap=True)
+    for name, policy in sorted(plan.tools.items()):
+        at_most = "any number" if policy.max_at_work is None else f"at most {policy.max_at_work}"
+        here = "yes" if plan.is_served(policy) else "no"
+        values = (name, policy.queue, str(policy.priority), policy.version or "", at_most, here)
+        table.add_row(*(Text(clean(value)) for value in values))
+    stdout().print()
+    stdout().print(table)
+
+
+def plan_json(plan: Plan) -> dict[str, Any]:
+    """The same for scripts."""
+    return {
+        "server": plan.server,
+        "namespace": plan.namespace,
+        "store": plan.store,
+        "engine": plan.engine,
+        "queues": plan.queues,
+        "concurrency": plan.concurrency,
+        "drainSeconds": plan.drain,
+        "tools": {
+            name: {
+                "queue": policy.queue,
+                "priority": policy.priority,
+                "version": policy.version,
+                "maxAtWork": policy.max_at_work,
+                "served": plan.is_served(policy),
+            }
+            for name, policy in plan.tools.items()
+        },
+    }
+
+
+# ---- loading
+# MODULE:SERVER on the command line: the server object that a module makes, and its tasks.
+
+
+_SPEC = re.compile(r"(?P<module>[^\W\d]\w*(\.[^\W\d]\w*)*):(?P<path>[^\W\d]\w*(\.[^\W\d]\w*)*)(?P<call>\(\))?")
+_PACKAGE = Path(__file__).parents[2]
+_NOT_THE_AUTHORS = ("<frozen importlib", importlib.__file__, __file__)
+"""Files whose frames say nothing of what is wrong with a module."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A server, and its tasks."""
+
+    server: MCPServer[Any] | Server[Any]
+    tasks: Tasks
+
+
+def load_server(spec: str) -> Loaded:
+    """The server that `spec` names: `farm:server`, `farm:app.server`, or `farm:make()` for a function that makes it.
+
+    Modules are looked for in the working directory first.
+
+    Raises:
+        Problem: There is none, or its module cannot be imported; it says why.
+    """
+    match = _SPEC.fullmatch(spec)
+    if match is None or Path(spec.partition(":")[0]).is_file():
+        raise Problem(f"{spec!r} does not name a server", Exit.USAGE, hint=_how_to_name(spec))
+    module = _imported(match["module"])
+    found = _attribute(module, match["path"])
+    if match["call"]:
+        found = _made_by(found, spec)
+    if not isinstance(found, MCPServer | Server):
+        raise Problem(f"{spec} is {_kind(found)}, and not a server", Exit.USAGE, hint=_hint(module, found, spec))
+    server = cast("MCPServer[Any] | Server[Any]", found)
+    return Loaded(server, _tasks_of(server, module))
+
+
+def show_traceback(exc: BaseException) -> None:
+    """Show where the author's own code raised, and nothing of ours."""
+    shown = traceback.TracebackException.from_exception(exc)
+    shown.stack = traceback.StackSummary.from_list(
+        [frame for frame in shown.stack if not frame.filename.startswith(_NOT_THE_AUTHORS)]
+    )
+    click.echo("".join(shown.format()), err=True, nl=False)
+
+
+def _how_to_name(spec: str) -> str:
+    file = Path(spec.partition(":")[0])
+    if file.suffix == ".py" or file.is_file():
+        return f"Name the module and not the file, and the server in it: {'.'.join(file.with_suffix('').parts)}:server"
+    return "Write MODULE:SERVER, as in farm:server, or MODULE:FUNCTION() for a function that makes it."
+
+
+def _imported(name: str) -> ModuleType:
+    here = os.getcwd()
+    # First, also where it is somewhere on PYTHONPATH.
+    sys.path[:] = [here, *(folder for folder in sys.path if folder != here)]
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as exc:
+        if exc.name is not None and (name == exc.name or name.startswith(f"{exc.name}.")):
+            hint = f"Modules are looked for in {here} first, and then where Python looks (PYTHONPATH)."
+            raise Problem(f"there is no module {exc.name!r}", Exit.USAGE, hint=hint) from None
+        raise _raised(f"module {name!r} could not be imported", exc) from None
+    except (Exception, SystemExit) as exc:
+        raise _raised(f"module {name!r} could not be imported", exc) from None
+
+
+def _raised(what: str, exc: BaseException) -> Problem:
+    if isinstance(exc, UsageError):
+        # Written to be read by itself.
+        frames = traceback.extract_tb(exc.__traceback__)
+        own = [frame for frame in frames if not frame.filename.startswith((*_NOT_THE_AUTHORS, str(_PACKAGE)))]
+        where = f"In {own[-1].filename}, line {own[-1].lineno}." if own else None
+        return Problem(f"{what}: {exc}", Exit.USAGE, hint=where)
+    show_traceback(exc)
+    return Problem(what, Exit.SERVER_CODE, hint="What it raised is above.")
+
+
+def _attribute(module: ModuleType, path: str) -> Any:
+    found: Any = module
+    name = module.__name__
+    for part in path.split("."):
+        if not hasattr(found, part):
+            raise Problem(f"{name} has no {part!r}", Exit.USAGE, hint=_servers_in(module))
+        found, name = getattr(found, part), f"{name}.{part}"
+    return found
+
+
+def _made_by(function: Any, spec: str) -> Any:
+    if not callable(function):
+        raise Problem(f"{spec} is not a function: leave the parentheses out", Exit.USAGE)
+    try:
+        made = function()
+    except (Exception, SystemExit) as exc:
+        raise _raised(f"{spec} failed", exc) from None
+    if inspect.iscoroutine(made):
+        made.close()
+        raise Problem(f"{spec} is asynchronous; a function that makes a server must not be", Exit.USAGE)
+    return made
+
+
+def _kind(found: object) -> str:
+    if isinstance(found, type) or inspect.isroutine(found):
+        return f"the {'class' if isinstance(found, type) else 'function'} {found.__name__}"
+    return f"a {type(found).__name__}"
+
+
+def _hint(module: ModuleType, found: object, spec: str) -> str | None:
+    if inspect.isfunction(found):
+        return f"If it makes the server, write {spec}()"
+    return _servers_in(module)
+
+
+def _servers_in(module: ModuleType) -> str | None:
+    names: Sequence[str] = [
+        f"{module.__name__}:{name}" for name, value in vars(module).items() if isinstance(value, MCPServer | Server)
+    ]
+    return f"There is {' and '.join(names)}." if names else "A server is an MCPServer or a Server of the SDK."
+
+
+def _tasks_of(server: MCPServer[Any] | Server[Any], module: ModuleType) -> Tasks:
+    try:
+        return Tasks.of(server)
+    except WiringError as exc:
+        # The author may have put the lifespan into another; who starts the server finds out if these are not its tasks.
+        candidates = {id(value): value for value in vars(module).values() if isinstance(value, Tasks)}
+        if len(candidates) == 1:
+            return next(iter(candidates.values()))
+        raise Problem(str(exc), Exit.USAGE) from None
+
+
+# ---- health http
+# The least of HTTP that probes and scrapers need: GET a page, and be gone.
+
+
+logger: Final = get_logger(__name__)
+
+LONGEST_HEAD: Final = 8 * 1024
+"""Bytes of a request line and its headers. Probes send a few hundred."""
+
+TIME_LIMIT: Final = 5.0
+"""Seconds for one request and its answer."""
+
+MOST_CONNECTIONS: Final = 64
+"""At a time. A machine has a handful of probes."""
+
+JSON: Final = "application/json"
+TEXT: Final = "text/plain; charset=utf-8"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    """What one page says."""
+
+    body: str
+    status: HTTPStatus = HTTPStatus.OK
+    kind: str = TEXT
+
+
+Page: TypeAlias = Callable[[], Awaitable[Answer]]
+
+
+@asynccontextmanager
+async def serving(host: str, port: int, pages: Mapping[str, Page]) -> AsyncGenerator[int]:
+    """Serve pages by their path while the block lasts; gives the port, which was chosen if 0 was asked for.
+
+    Raises:
+        OSError: The address cannot be listened at.
+    """
+    connections: set[asyncio.Task[None]] = set()
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = asyncio.current_task()
+        assert connection is not None  # noqa: S101 - each is served in one
+        connections.add(connection)
+        try:
+            async with asyncio.timeout(TIME_LIMIT):
+                writer.write(await _answered(reader, pages if len(connections) <= MOST_CONNECTIONS else None))
+                await writer.drain()
+                writer.write_eof()
+                # Closed with something unread, the connection would be reset, and the answer lost on its way.
+                await reader.read(LONGEST_HEAD)
+        except (TimeoutError, OSError):
+            # Too slow, or gone.
+            pass
+        finally:
+            connections.discard(connection)
+            writer.close()
+
+    server = await asyncio.start_server(connected, host, port, limit=LONGEST_HEAD)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+        for task in list(connections):
+            task.cancel()
+
+
+async def _answered(reader: asyncio.StreamReader, pages: Mapping[str, Page] | None) -> bytes:
+    """The answer to the request that is read; without pages there is no room for it."""
+    if pages is None:
+        return _bytes(_refused(HTTPStatus.SERVICE_UNAVAILABLE))
+    try:
+        head = await reader.readuntil(b"\r\n\r\n")
+    except asyncio.LimitOverrunError:
+        return _bytes(_refused(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE))
+    except asyncio.IncompleteReadError:
+        return _bytes(_refused(HTTPStatus.BAD_REQUEST))
+    words = head.partition(b"\r\n")[0].decode("latin-1").split(" ")
+    if len(words) != 3 or not words[2].startswith("HTTP/1."):
+        return _bytes(_refused(HTTPStatus.BAD_REQUEST))
+    answer = await _answer(words[0], words[1].partition("?")[0], pages)
+    return _bytes(answer, with_body=words[0] != "HEAD")
+
+
+async def _answer(method: str, path: str, pages: Mapping[str, Page]) -> Answer:
+    if path not in pages:
+        return _refused(HTTPStatus.NOT_FOUND, f"there is {', '.join(pages)}")
+    if method not in ("GET", "HEAD"):
+        return _refused(HTTPStatus.METHOD_NOT_ALLOWED)
+    try:
+        return await pages[path]()
+    except Exception:
+        logger.exception("%s could not be answered", path)
+        return _refused(HTTPStatus.INTERNAL_SERVER_ERROR)
+
+
+def _refused(status: HTTPStatus, why: str = "") -> Answer:
+    return Answer(body=f"{status.phrase}{why and ': '}{why}\n", status=status)
+
+
+def _bytes(answer: Answer, *, with_body: bool = True) -> bytes:
+    body = answer.body.encode()
+    head = (
+        f"HTTP/1.1 {answer.status.value} {answer.status.phrase}\r\n"
+        f"Content-Type: {answer.kind}\r\n"
+        f"Content-Length: {len(body)}\r\n"
+        "Cache-Control: no-store\r\n"
+        "Connection: close\r\n\r\n"
+    )
+    return head.encode("ascii") + (body if with_body else b"")
+
+
+# ---- health
+# What a worker says of itself over HTTP: `/live`, `/ready`, `/backlog` and `/metrics`.
+
+
+T = TypeVar("T")
+
+KEPT_FOR: Final = 1.0
+"""Seconds for which an answer of the store is given again: however many ask, it is asked once."""
+
+LOOK_LIMIT: Final = 3.0
+"""Seconds that counting may take."""
+
+PROMETHEUS: Final = "text/plain; version=0.0.4; charset=utf-8"
+
+
+@asynccontextmanager
+async def health_of(worker: Worker, host: str, port: int) -> AsyncGenerator[int]:
+    """Serve the pages of a worker while the block lasts; gives the port.
+
+    Raises:
+        OSError: The address cannot be listened at.
+    """
+    health = Health(worker)
+    pages = {"/live": health.live, "/ready": health.ready, "/backlog": health.backlog, "/metrics": health.metrics}
+    async with serving(host, port, pages) as chosen:
+        yield chosen
+
+
+class Health:
+    """The pages of one worker."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._problems = Recent(worker.problems)
+        self._backlog = Recent(self._look)
+        self._metrics = worker.metrics()
+
+    async def live(self) -> Answer:
+        """That the event loop turns. A process that does not answer this is to be restarted."""
+        return Answer(body="alive\n")
+
+    async def ready(self) -> Answer:
+        """Whether tasks are taken here. Not while it starts or drains, nor without its store, its engine or its
+        lease."""
+        problems = await self._found_problems()
+        said = {"ready": not problems, "state": self._worker.state, "problems": problems}
+        return _json(said, HTTPStatus.SERVICE_UNAVAILABLE if problems else HTTPStatus.OK)
+
+    async def backlog(self) -> Answer:
+        """How much waits in each queue, over the whole fleet."""
+        found = await self._backlog.get()
+        if isinstance(found, str):
+            return _json({"error": found}, HTTPStatus.SERVICE_UNAVAILABLE)
+        return _json(backlog_json(found))
+
+    async def metrics(self) -> Answer:
+        """The same, what this worker does, and the metrics of its tasks, for Prometheus."""
+        # Together: each waits for a store that is away for as long as it may, and one after the other is too long.
+        found, problems, more = await asyncio.gather(
+            self._backlog.get(), self._found_problems(), self._metrics_of_tasks()
+        )
+        queues: Mapping[str, Waiting] = {} if isinstance(found, str) else found
+        ready = not problems
+        lines = [
+            *_gauge("queue_ready", "Tasks that could run and nobody has.", {q: w.ready for q, w in queues.items()}),
+            *_gauge(
+                "queue_oldest_age_seconds",
+                "For how long the task has waited that has waited longest.",
+                {queue: round(waiting.age.total_seconds(), 3) for queue, waiting in queues.items()},
+            ),
+            *_gauge("worker_ready", "Whether this worker takes tasks.", {None: int(ready)}),
+            *_gauge("worker_at_work", "Tools that are at work in this worker.", {None: self._worker.at_work()}),
+        ]
+        return Answer(body="\n".join(lines) + "\n" + more, kind=PROMETHEUS)
+
+    async def _metrics_of_tasks(self) -> str:
+        # Where prometheus_client is installed. What waits in queues is told by the worker itself.
+        return "" if self._metrics is None else await self._metrics.text(without=(QUEUE_READY, QUEUE_AGE))
+
+    async def _found_problems(self) -> Sequence[str]:
+        # Whoever is told to stop must not be sent work for another second.
+        return [self._worker.state] if self._worker.state != "working" else await self._problems.get()
+
+    async def _look(self) -> Mapping[str, Waiting] | str:
+        if self._worker.state in ("starting", "stopped"):
+            return f"the worker is {self._worker.state}"
+        try:
+            async with asyncio.timeout(LOOK_LIMIT):
+                return await self._worker.backlog()
+        except TimeoutError:
+            return f"the store did not answer within {LOOK_LIMIT:g} s"
+        except StoreError as exc:
+            return str(exc)
+
+
+class Recent(Generic[T]):
+    """A value that is found anew once it is older than a moment."""
+
+    def __init__(self, find: Callable[[], Awaitable[T]]) -> None:
+        self._find = find
+        self._found: tuple[float, T] | None = None
+        self._finding = asyncio.Lock()
+
+    async def get(self) -> T:
+        """The value; those who ask at once share one look."""
+        async with self._finding:
+            now = asyncio.get_running_loop().time()
+            if self._found is None or now - self._found[0] > KEPT_FOR:
+                value = await self._find()
+                self._found = asyncio.get_running_loop().time(), value
+            return self._found[1]
+
+
+def backlog_json(queues: Mapping[str, Waiting]) -> dict[str, Any]:
+    """What waits, for scripts and autoscalers."""
+    return {
+        "ready": sum(waiting.ready for waiting in queues.values()),
+        "oldestAgeSeconds": max((_seconds(waiting) for waiting in queues.values()), default=0.0),
+        "queues": {
+            queue: {"ready": waiting.ready, "oldestAgeSeconds": _seconds(waiting)} for queue, waiting in queues.items()
+        },
+    }
+
+
+def _seconds(waiting: Waiting) -> float:
+    return round(waiting.age.total_seconds(), 3)
+
+
+def _json(value: Mapping[str, Any], status: HTTPStatus = HTTPStatus.OK) -> Answer:
+    return Answer(body=json.dumps(value) + "\n", status=status, kind=JSON)
+
+
+def _gauge(name: str, about: str, values: Mapping[str | None, float]) -> list[str]:
+    full = f"mcp_tasks_{name}"
+    samples = [f"{full}{_label(queue)} {value}" for queue, value in values.items()]
+    return [f"# HELP {full} {about}", f"# TYPE {full} gauge", *samples]
+
+
+def _label(queue: str | None) -> str:
+    if queue is None:
+        return ""
+    escaped = queue.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+    return f'{{queue="{escaped}"}}'
+
+
+DRAIN: Final = timedelta(seconds=25)
+"""How long tools may run on, unless the author or the operator says otherwise. With the time it takes to hand back what
+is left it is less than the 30 s that Kubernetes gives a process to stop."""
+
+LONGEST_DRAIN: Final = timedelta(days=7)
+"""Nothing waits for longer than that for a process to stop."""
+
+
+class _Count(click.IntRange):
+    name = "whole number"
+
+
+@click.command()
+@click.argument("spec", metavar="MODULE:SERVER")
+@click.option("--concurrency", type=_Count(min=1), metavar="N", help="How many tools run here at a time.")
+@click.option("--queues", metavar="NAME,...", help="Run only tools of these queues.  [default: all]")
+@click.option(
+    "--drain",
+    type=Duration(longest=LONGEST_DRAIN),
+    metavar="DURATION",
+    help=f"How long tools may run on when it is told to stop: 90 (seconds), 10m.  [default: as the server's Settings "
+    f"say, or {DRAIN.total_seconds():g} s]",
+)
+@click.option(
+    "--health",
+    envvar="MCP_TASKS_HEALTH",
+    show_envvar=True,
+    metavar="HOST:PORT",
+    help="Answer /live, /ready, /backlog and /metrics over HTTP there.",
+)
+@click.option("--check", is_flag=True, help="Load everything, open the store and the engine, say what would be run.")
+@takes_format
+def worker_command(
+    *,
+    spec: str,
+    concurrency: int | None,
+    queues: str | None,
+    drain: timedelta | None,
+    health: str | None,
+    check: bool,
+    output: Output,
+) -> Coroutine[Any, Any, int]:
+    """Run the tools of a server in this process, and serve nobody.
+
+    MODULE:SERVER is what the server's process loads too: the MCPServer or Server object, found in the working
+    directory or, if it is not there, on PYTHONPATH. Workers and servers share one store; start as many of each as
+    you like.
+
+    Examples:
+      mcp-tasks worker farm:server
+      mcp-tasks worker farm:server --queues gpu --concurrency 2
+      mcp-tasks worker farm:make_server() --health 0.0.0.0:8081
+      mcp-tasks worker farm:server --check
+
+    SIGTERM or Ctrl-C: take nothing more, let tools end, hand back the rest.
+    A second one hands back at once.
+
+    Exit codes: 0 stopped in order, 2 wrong usage, 10 the store cannot be used,
+    11 the server's own code raised, 130 a second signal.
+    """
+    address = None if health is None else _address(health)
+    names = None if queues is None else _names(queues)
+    loaded = load_server(spec)
+    _log_if_nobody_does()
+    tasks = loaded.tasks
+    try:
+        worker = tasks.worker(
+            loaded.server,
+            concurrency=concurrency,
+            queues=names,
+            drain=drain,
+            usual_drain=DRAIN,
+        )
+    except UsageError as exc:
+        raise Problem(str(exc), Exit.USAGE) from None
+    _check_shared(worker)
+    return _check(worker, output) if check else _work(worker, address)
+
+
+async def _work(worker: Worker, address: tuple[str, int] | None) -> int:
+    async def started(runtime: TaskRuntime) -> None:
+        say(start_line(await plan_of(worker, runtime)))
+        for queue in await unknown_queues(runtime):
+            say(f"No tool of {worker.server.name} is in queue {queue!r}.", "yellow")
+
+    async with _health(worker, address):
+        try:
+            await worker.run(started)
+        except (StoreError, UsageError) as exc:
+            raise _problem(exc) from None
+        except Exception as exc:
+            show_traceback(exc)
+            raise Problem(
+                f"server {worker.server.name!r} could not be {'stopped in order' if worker.has_started else 'started'}",
+                Exit.SERVER_CODE,
+                hint="What it raised is above.",
+            ) from None
+    say(_end_line(worker))
+    code = Exit.INTERRUPTED if worker.tally.cut_short else Exit.OK
+    if worker.tally.left_behind:
+        _leave(code)
+    return code
+
+
+async def _check(worker: Worker, output: Output) -> int:
+    try:
+        async with worker.rehearsing() as runtime:
+            plan, unknown = await plan_of(worker, runtime), await unknown_queues(runtime)
+    except (StoreError, UsageError) as exc:
+        raise _problem(exc) from None
+    except Exception as exc:
+        # Of the drivers below an engine there is no list.
+        raise Problem(f"the engine cannot be used: {exc}", Exit.STORE) from exc
+    if output == "json":
+        print_json(plan_json(plan))
+    else:
+        print_plan(plan)
+    if unknown:
+        raise Problem(f"no tool is in queue {' or '.join(map(repr, unknown))}", Exit.USAGE)
+    return Exit.OK
+
+
+def _problem(exc: StoreError | UsageError) -> Problem:
+    return Problem(str(exc), Exit.STORE if isinstance(exc, StoreError) else Exit.USAGE)
+
+
+def _check_shared(worker: Worker) -> None:
+    if isinstance(worker.store, MemoryStore):
+        raise Problem(
+            f"the tasks of server {worker.server.name!r} are kept in memory, where no other process can have them",
+            Exit.USAGE,
+            hint='Name a store that processes share: Tasks("sqlite:///tasks.db") on one machine, '
+            'Tasks("postgresql://…") or Tasks("redis://…") on several, or MCP_TASKS_URL.',
+        )
+
+
+@asynccontextmanager
+async def _health(worker: Worker, address: tuple[str, int] | None) -> AsyncGenerator[None]:
+    if address is None:
+        yield
+        return
+    host, port = address
+    pages = health_of(worker, host, port)
+    try:
+        port = await pages.__aenter__()
+    except OSError as exc:
+        raise Problem(f"--health {host}:{port} cannot be listened at: {exc}", Exit.USAGE) from None
+    try:
+        say(f"Health at http://{f'[{host}]' if ':' in host else host}:{port}/ready")
+        yield
+    finally:
+        await pages.__aexit__(None, None, None)
+
+
+def _end_line(worker: Worker) -> str:
+    tally = worker.tally
+    counts = [
+        (tally.finished, "finished"),
+        (tally.handed_back, "handed back"),
+        (tally.parked, "left waiting"),
+        (tally.interrupted, "ended as interrupted"),
+        (tally.left_behind, "left behind in a thread that did not stop"),
+    ]
+    said = ", ".join(f"{count} {what}" for count, what in counts if count)
+    return f"{worker.server.name}: stopped. {f'Tasks at work: {said}.' if said else 'Nothing was at work.'}"
+
+
+def _leave(code: Exit) -> NoReturn:
+    """End now. A thread that does not stop would be waited for, and goes on with what is another's by now."""
+    # What is registered for the end of the process does not happen.
+    kill_children()
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _log_if_nobody_does() -> None:
+    """An `MCPServer` sets logging up; with a low-level server that is for its author to do, or for us."""
+    if not logging.getLogger().handlers:
+        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+
+
+def _names(text: str) -> Sequence[str]:
+    names = [name.strip() for name in text.split(",")]
+    if not all(names):
+        raise click.UsageError(f"--queues takes names with commas between them, like gpu,default; not {text!r}")
+    return names
+
+
+def _address(text: str) -> tuple[str, int]:
+    match = re.fullmatch(r"(?:\[(?P<six>[^\]]+)\]|(?P<host>[^:\s]+)):(?P<port>\d{1,5})", text)
+    if match is None or int(match["port"]) > 65535:
+        raise click.UsageError(
+            f"--health takes HOST:PORT, like 127.0.0.1:8081, or 0.0.0.0:8081 for every interface; not {text!r}"
+        )
+    return match["six"] or match["host"], int(match["port"])
+
+
+# ---- backlog
+# `mcp-tasks backlog`: how much waits to be run, by queue.
+
+
+@click.command()
+@click.argument("where", metavar="MODULE:SERVER|URL")
+@click.option(
+    "--namespace", metavar="NAME", help="Whose tasks; needed with the URL of a store. The server's name, usually."
+)
+@takes_output
+async def backlog_command(*, where: str, namespace: str | None, output: Output) -> int:
+    """Count the tasks that could run and nobody has, by queue, and say for how long the oldest has waited.
+
+    It is the number to scale workers by. A worker with --health answers it at /backlog, too.
+
+    Examples:
+      mcp-tasks backlog farm:server
+      mcp-tasks backlog farm:server --json
+      mcp-tasks backlog postgresql://db/tasks --namespace render-farm --json
+
+    Exit codes: 0 counted, 2 wrong usage, 10 the store cannot be used,
+    11 the server's own code raised.
+    """
+    if "://" in where and not namespace:
+        raise click.UsageError(
+            "--namespace NAME is missing: a store may keep tasks of several servers. Usually it is the server's name"
+        )
+    if "://" not in where and namespace is not None:
+        raise click.UsageError("--namespace goes with the URL of a store, and only with that")
+
+    try:
+        queues = await (_of_server(where) if namespace is None else _of_store(where, namespace))
+    except (StoreError, UsageError) as exc:
+        raise Problem(str(exc), Exit.STORE if isinstance(exc, StoreError) else Exit.USAGE) from None
+    _print(queues, output)
+    return Exit.OK
+
+
+async def _of_server(spec: str) -> Mapping[str, Waiting]:
+    loaded = load_server(spec)
+    worker = loaded.tasks.worker(loaded.server)
+    await _backlog_check(worker.store)
+    return await worker.backlog()
+
+
+async def _backlog_check(store: Store | None) -> None:
+    """Refuse a store in which nothing can be: opened, it would be made, and be empty."""
+    if isinstance(store, MemoryStore):
+        raise UsageError("tasks in memory:// are seen only by the process that has them")
+    if isinstance(store, SqliteStore) and not store.path.exists():
+        raise UsageError(f"there is no file {str(store.path)!r}: no server has kept tasks there yet")
+    if isinstance(store, _HasTables) and not await store.has_tables():
+        raise UsageError(f"{store!r} has no tables: no server has kept tasks there yet")
+
+
+@runtime_checkable
+class _HasTables(Protocol):
+    """A store that can be asked whether it was ever used. By shape: the driver of its database may not be there."""
+
+    async def has_tables(self) -> bool: ...
+
+
+async def _of_store(url: str, namespace: str) -> Mapping[str, Waiting]:
+    store = store_from_url(url, keyring_from_environment())
+    await _backlog_check(store)
+    try:
+        await store.open(namespace)
+        now = await store.now()
+        queues = await waiting_in(store, namespace, now)
+        if not queues and not await _is_known(store, namespace, now):
+            say(
+                f"No task there is of namespace {namespace!r}, and no process runs any for it. Is it spelled right?",
+                "yellow",
+            )
+        return queues
+    finally:
+        await store.close()
+
+
+async def _is_known(store: Store, namespace: str, now: datetime) -> bool:
+    """Whether anybody has kept tasks under that name, or would run them."""
+    if await store.workers(namespace):
+        return True
+    # A page without tasks and with a next one is of a namespace that has, or had, very many.
+    page = await full_page(store, namespace, EVERYBODY, now=now, limit=1)
+    return bool(page.records or page.cursor)
+
+
+def _print(queues: Mapping[str, Waiting], output: Output) -> None:
+    if output == "json":
+        print_json(backlog_json(queues))
+        return
+    if not queues:
+        say("Nothing waits.")
+        return
+    table = Table(box=None, pad_edge=False, header_style="bright_black")
+    for title in ("queue", "ready", "oldest"):
+        table.add_column(title, no_wrap=True)
+    for queue, waiting in queues.items():
+        table.add_row(Text(clean(queue)), str(waiting.ready), f"{waiting.age.total_seconds():.1f} s")
+    stdout().print(table)

@@ -1,1 +1,0 @@
-"""`mcp-tasks worker` and `mcp-tasks backlog`."""

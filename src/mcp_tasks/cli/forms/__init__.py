@@ -1,1 +1,0 @@
-"""What a schema asks for, typed as words or at the prompt."""

@@ -1,0 +1,813 @@
+"""Housekeeping: finding what was lost, starting what waits, forgetting what has expired.
+
+Every process does all of it for its own namespace, without an election: each act is a compare-and-swap, and doing it
+twice does nothing. A sweep looks at a bounded number of tasks and goes on where the last one ended, so that no backlog
+of one kind keeps another from its turn. What goes wrong with one task costs that task only, and a kind of sweep that
+fails does not keep the others from running. Only expiry needs no lease: an expired task has no run.
+
+A process that runs no tools keeps house like the others; what it would start, it can only hand to an engine that
+carries it elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
+
+import anyio
+import anyio.lowlevel
+
+from mcp_tasks.errors import (
+    Interrupted,
+    LostTooOften,
+    RunStopped,
+    StoreError,
+    StoreUnavailable,
+    TasksError,
+    TaskUnreadable,
+    TooOld,
+    TransitionRefused,
+    UnknownTask,
+    VersionConflict,
+)
+from mcp_tasks.model.machine import RunLost, RunReleased, RunStarted, WorkerMissed
+from mcp_tasks.model.record import FINAL_STATUSES, Actor, TaskRecord, TaskStatus
+from mcp_tasks.quiet import get_logger, quietly
+from mcp_tasks.runtime.child_process import end_children_of, end_orphans
+from mcp_tasks.runtime.claims import is_guilty, tried_again_at
+from mcp_tasks.runtime.lease import Watch, is_gone
+from mcp_tasks.runtime.observers import Troubles
+from mcp_tasks.runtime.policy import ToolPolicy
+from mcp_tasks.runtime.run import failed
+from mcp_tasks.stores.base import EVERYBODY, IdPage
+
+if TYPE_CHECKING:
+    from mcp_tasks.runtime.runtime import TaskRuntime
+
+# ---- idleness
+# For how long tasks have been idle, as one process sees it.
+
+
+SHORTEST_PAUSE = timedelta(seconds=1)
+"""Between the first submission of a task and the next."""
+
+LONGEST_PAUSE = timedelta(minutes=5)
+"""However long a task has been idle, it is submitted again after this long: its id may have been lost each time."""
+
+MAX_KNOWN = 10_000
+"""Tasks that are remembered at a time: some megabytes."""
+
+TURNS = 16
+"""Of the tasks that cannot be remembered, another part is submitted in each round, so that each has its turn."""
+
+
+@dataclass(slots=True)
+class _Sighting:
+    version: int
+    since: float
+    """When the task was first seen at this version."""
+    quiet_until: float
+    """Until when it is left alone, because it was submitted not long ago."""
+    round: int
+    """The last round of looks in which it was seen."""
+
+
+class Idleness:
+    """What one process remembers of the idle tasks of a listing.
+
+    Args:
+        clock: Seconds on a clock that is never set.
+        limit: How many tasks are remembered.
+    """
+
+    def __init__(self, clock: Callable[[], float], *, limit: int = MAX_KNOWN) -> None:
+        self._clock = clock
+        self._limit = limit
+        self._round = 0
+        # Apart, in the order in which they got there: what was submitted longest ago can be forgotten for others. What
+        # has not been must not, or with enough tasks none would ever have been idle for long.
+        self._waiting: dict[str, _Sighting] = {}
+        self._submitted: dict[str, _Sighting] = {}
+        self._crowded = False
+        self.was_crowded: bool = False
+        """Whether there were more tasks in the last round than can be remembered."""
+
+    def __len__(self) -> int:
+        return len(self._waiting) + len(self._submitted)
+
+    @property
+    def any_waiting(self) -> bool:
+        """Whether there are tasks that were seen and have not been submitted."""
+        return bool(self._waiting)
+
+    def is_over(self, task_id: str, version: int, patience: timedelta) -> bool:
+        """Whether the task, seen idle now, is to be submitted; if so, it is taken to be submitted.
+
+        It has to have been idle for `patience`, and for as long again as it had been when it was last submitted.
+        """
+        now = self._clock()
+        sighting = self._see(task_id, version, now)
+        if sighting is None:
+            return self.was_crowded and hash(task_id) % TURNS == self._round % TURNS
+        if now < max(sighting.since + patience.total_seconds(), sighting.quiet_until):
+            return False
+        pause = min(max(now - sighting.since, SHORTEST_PAUSE.total_seconds()), LONGEST_PAUSE.total_seconds())
+        sighting.quiet_until = now + pause
+        self._waiting.pop(task_id, None)
+        self._submitted.pop(task_id, None)
+        self._submitted[task_id] = sighting
+        return True
+
+    def is_still(self, task_id: str, version: int) -> None:
+        """The task has another version by now, and has been idle all the time."""
+        sighting = self._waiting.get(task_id) or self._submitted.get(task_id)
+        if sighting is not None:
+            sighting.version = version
+
+    def end_round(self) -> None:
+        """All tasks of the listing have been seen; those that were not are idle no more."""
+        for known in (self._waiting, self._submitted):
+            for task_id in [task_id for task_id, sighting in known.items() if sighting.round != self._round]:
+                del known[task_id]
+        self._round += 1
+        self.was_crowded, self._crowded = self._crowded, False
+
+    def _see(self, task_id: str, version: int, now: float) -> _Sighting | None:
+        """What is known of the task; None if no more can be remembered."""
+        sighting = self._waiting.get(task_id) or self._submitted.get(task_id)
+        if sighting is None or sighting.version != version:
+            self._submitted.pop(task_id, None)
+            if task_id not in self._waiting and not self._make_room(now):
+                return None
+            sighting = self._waiting[task_id] = _Sighting(version, since=now, quiet_until=now, round=self._round)
+        sighting.round = self._round
+        return sighting
+
+    def _make_room(self, now: float) -> bool:
+        if len(self) < self._limit:
+            return True
+        self._crowded = True
+        oldest = next(iter(self._submitted), None)
+        if oldest is None or self.was_crowded or now < self._submitted[oldest].quiet_until:
+            return False
+        # Most likely it was claimed since. If not, the next round finds it, and then nothing is forgotten: it would be
+        # submitted all the time, as if it had just been found.
+        del self._submitted[oldest]
+        return True
+
+
+# ---- queue sweep
+# Handing to the engine what waits in the store: tasks whose timer has run out, and tasks that nobody has claimed.
+
+
+BATCH = 100
+"""Tasks per look, and in line for the engine before no more are looked for: enough to catch up quickly, few enough not
+to hold the event loop for long."""
+
+PAGES = 20
+"""Looks per sweep. A page of tasks that were submitted not long ago costs two small reads; there may be many such tasks
+if no process has their tool, and one that can be run may stand behind them."""
+
+IDLE_FOR_LONG = timedelta(seconds=30)
+"""After which a queued task counts as forgotten, although the engine may have it in line; with an engine that carries
+it to other processes the length of a lease, if that is less."""
+
+TIME_TO_ARRIVE = timedelta(seconds=3)
+"""How much later a timer is submitted that the engine was told of: it is most likely on its way."""
+
+AT_ONCE = timedelta(0)
+
+
+class QueueSweep:
+    """Submits what waits, for one runtime."""
+
+    def __init__(self, runtime: TaskRuntime) -> None:
+        self._runtime = runtime
+        self._engine = runtime.engine
+        remote = runtime.engine.abilities.remote
+        # A worker that was handed an id and has not claimed the task within a lease is dead, or has no room for it.
+        self._forgotten_after = min(runtime.settings.lease_duration, IDLE_FOR_LONG) if remote else IDLE_FOR_LONG
+        self._has_takers = runtime.runs_tools or runtime.engine.abilities.remote
+        store, namespace = runtime.store, runtime.namespace
+        self._due = _Listing(runtime, lambda cursor: store.due(namespace, runtime.now(), cursor=cursor, limit=BATCH))
+        handed_out = True if runtime.engine.abilities.remote else None
+        self._queued = _Listing(
+            runtime, lambda cursor: store.queued(namespace, handed_out=handed_out, cursor=cursor, limit=BATCH)
+        )
+        self._due_first = True
+
+    async def sweep(self) -> None:
+        """Look at the next pages of each kind: by turns, so that many of one kind do not keep the other back."""
+        if not self._has_takers:
+            # Nothing that is submitted here is run anywhere. The processes that run tools look for themselves.
+            return
+        due, queued = self._submit_due, self._submit_queued
+        for submit in (due, queued) if self._due_first else (queued, due):
+            await submit()
+        self._due_first = not self._due_first
+
+    def still_waits(self, record: TaskRecord) -> None:
+        """The task was written, and has been idle all the time."""
+        self._queued.idleness.is_still(record.id, record.version)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether there is more to submit than one sweep does, now or as soon as the engine has room."""
+        return self._due.has_more or self._queued_could_start
+
+    async def catch_up(self) -> None:
+        """Go on with what one sweep did not do. Nothing is read unless the engine could take something."""
+        if self._due.has_more:
+            await self._submit_due()
+        if self._queued_could_start and self._engine.has_room:
+            await self._submit_queued()
+
+    @property
+    def _queued_could_start(self) -> bool:
+        # Elsewhere is not for this process to watch.
+        return not self._engine.abilities.remote and (self._queued.has_more or self._queued.any_waiting)
+
+    async def _submit_due(self) -> None:
+        if self._may_submit():
+            patience = TIME_TO_ARRIVE if self._engine.abilities.delay else AT_ONCE
+            await self._due.submit_some(patience, self._may_submit)
+
+    async def _submit_queued(self) -> None:
+        if self._may_submit():
+            # Without room there is no hurry: one page per sweep.
+            patience = AT_ONCE if self._engine.has_room else self._forgotten_after
+            chosen = [task.id for task in await self._runtime.dispatch.next()] if self._engine.has_room else []
+            await self._queued.submit_some(patience, lambda: self._engine.has_room, first=chosen)
+
+    def _may_submit(self) -> bool:
+        return self._engine.backlog < BATCH
+
+
+_PageFrom: TypeAlias = Callable[[str | None], Awaitable[IdPage]]
+
+
+class _Listing:
+    """Tasks of one kind that wait, looked at page by page, round after round."""
+
+    def __init__(self, runtime: TaskRuntime, page_from: _PageFrom) -> None:
+        self._runtime = runtime
+        self._page_from = page_from
+        self.idleness: Idleness = Idleness(runtime.monotonic)
+        self._cursor: str | None = None
+        self.has_more = False
+        """Whether tasks were submitted in the last look, and there are pages behind them."""
+
+    @property
+    def any_waiting(self) -> bool:
+        """Whether tasks were seen that have not been submitted."""
+        return self.idleness.any_waiting
+
+    async def submit_some(
+        self, patience: timedelta, may_go_on: Callable[[], bool], *, first: Sequence[str] = ()
+    ) -> None:
+        """Submit tasks that have been idle for `patience`: those in `first`, of the next page, and of those behind it
+        while the engine could take more and hardly any are to be submitted."""
+        submitted = await self._submit_these(first, patience)
+        submitted += await self._submit_page(patience)
+        for _ in range(PAGES - 1):
+            if self._cursor is None or submitted >= BATCH or not may_go_on():
+                break
+            # A store may answer without a pause.
+            await anyio.lowlevel.checkpoint()
+            submitted += await self._submit_page(patience)
+        # With more tasks than can be remembered it goes on at the pace of sweeps: most likely they cannot run here. So
+        # it does if all were left alone.
+        self.has_more = submitted > 0 and self._cursor is not None and not self.idleness.was_crowded
+
+    async def _submit_page(self, patience: timedelta) -> int:
+        """Submit those tasks of the next page that have been idle for `patience`; how many."""
+        page = await self._page_from(self._cursor)
+        submitted = await self._submit_these(page.ids, patience)
+        # From the start again after the end: what came before the cursor meanwhile has its turn too.
+        self._cursor = page.cursor
+        if page.cursor is None:
+            self.idleness.end_round()
+        return submitted
+
+    async def _submit_these(self, task_ids: Sequence[str], patience: timedelta) -> int:
+        """Submit those of these tasks that have been idle for `patience`; how many."""
+        runtime = self._runtime
+        versions = await runtime.store.versions(task_ids) if task_ids else {}
+        submitted = 0
+        # In their own order: a store gives versions in any.
+        for task_id in task_ids:
+            version = versions.get(task_id)
+            if version is None or runtime.has(task_id):
+                continue
+            if self.idleness.is_over(task_id, version, patience):
+                await self._submit(task_id)
+                submitted += 1
+        return submitted
+
+    async def _submit(self, task_id: str) -> None:
+        try:
+            record = await self._runtime.store.get(task_id)
+        except TaskUnreadable:
+            # Whoever would run it says what is wrong with it.
+            await self._runtime.engine.submit(task_id, lane="again")
+            return
+        if record is not None:
+            await self._runtime.dispatch.submit(record)
+
+
+# ---- recovery
+# Taking tasks over from processes that are dead, and giving up what is this process's own and not run by it.
+
+
+logger: Final = get_logger(__name__)
+
+PER_SWEEP = 1_000
+"""Tasks that one sweep recovers at most; the next one goes on."""
+
+TROUBLES_BEFORE_THE_END = 5
+"""How often the recovery of one task may fail before it is ended."""
+
+
+class Recovery:
+    """Recovers lost tasks, for one runtime."""
+
+    def __init__(self, runtime: TaskRuntime, troubles: Troubles) -> None:
+        self._runtime = runtime
+        self._troubles = troubles
+        self._actor = Actor("sweep", runtime.worker)
+        self._watch = Watch(runtime.lease_times, clock=runtime.monotonic)
+        self._cursors: dict[str, str] = {}
+        self._orphans: set[str] = set()
+        self._ended_late: set[str] = set()
+        self.is_behind: bool = False
+        """Whether there is more to recover than one sweep does."""
+        self.has_workers: bool = True
+        """Whether other processes that run tools were there at the last sweep."""
+
+    async def sweep(self) -> None:
+        """Take tasks from processes that are dead: to be run again, or ended."""
+        runtime = self._runtime
+        self.is_behind = False
+        await self._release_ended_late()
+        for task_id in runtime.claims.unconfirmed():
+            await self._recover_own(task_id)
+        asked = self._watch.now()
+        workers = await runtime.store.workers(runtime.namespace)
+        others = {name: beats for name, beats in workers.items() if name != runtime.worker}
+        dead = self._watch.dead(others, asked=asked)
+        self.has_workers = len(dead) < len(others)
+        # Tasks that cannot be recovered here stay where they are, so the next sweep goes on behind them.
+        self._cursors = {worker: cursor for worker, cursor in self._cursors.items() if worker in dead}
+        left = PER_SWEEP
+        for worker in dead:
+            left = await self._recover_all(worker, left)
+            if left <= 0:
+                self.is_behind = True
+                return
+
+    async def catch_up(self) -> None:
+        """Go on with what one sweep did not do."""
+        await self.sweep()
+
+    async def ended_late(self, task_id: str) -> None:
+        """Give up a task whose run was stopped with the lease, and ended only after the lease was renewed. If the store
+        is not available, the next sweep tries again."""
+        self._ended_late.add(task_id)
+        await self._release_ended_late()
+
+    async def _release_ended_late(self) -> None:
+        if not self._ended_late:
+            return
+        # First, so that the next run does not repeat what is written there.
+        await self._runtime.late_writes.flush()
+        for task_id in tuple(self._ended_late):
+            if not self._runtime.has(task_id):
+                await self._recover_own(task_id)
+            self._ended_late.discard(task_id)
+
+    async def release_orphans(self) -> None:
+        """Give up tasks that are ours and that nothing here runs. There should be none; this is in case there are."""
+        orphans = {task_id for task_id in await self._claimed_by_us() if not self._runtime.has(task_id)}
+        # Twice in a row, so that one which is just beginning or ending is left alone.
+        for task_id in orphans & self._orphans:
+            logger.error("task %s… was claimed by this process and nothing ran it", task_id[:12])
+            await self._recover_own(task_id)
+        self._orphans = orphans
+
+    async def take_up(self) -> None:
+        """Give up at once what is ours and does not run here any more: its runs were stopped with the lease."""
+        for task_id in await self._claimed_by_us():
+            if not self._runtime.has(task_id):
+                await self._recover_own(task_id)
+
+    async def _recover_all(self, worker: str, left: int) -> int:
+        """Recover up to `left` tasks of a dead process, and how many more may be recovered in this sweep."""
+        cursor = self._cursors.pop(worker, None)
+        while True:
+            store = self._runtime.store
+            page = await store.claimed(worker, cursor=cursor, limit=BATCH)
+            found = await asyncio.gather(*(self._claimed_by(worker, task_id) for task_id in page.ids))
+            # After the tasks were read: the worker may be back since the sweep began, and what it has claimed then is
+            # not to be taken from it. A run that was read before this was claimed by the worker that was silent.
+            if page.ids and not self._watch.is_unchanged(worker, await store.workers(self._runtime.namespace)):
+                return left
+            # Together, so that a store which groups its commits can.
+            await asyncio.gather(*(self._settle(record, lost=True) for record in found if record is not None))
+            left -= len(page.ids)
+            cursor = page.cursor
+            if cursor is None:
+                await self._retire(worker)
+                return left
+            if left <= 0:
+                self._cursors[worker] = cursor
+                return left
+
+    async def _retire(self, worker: str) -> None:
+        """Forget a dead process. It stays known for as long as it has a task that could not be recovered."""
+        if not (await self._runtime.store.claimed(worker, limit=1)).ids:
+            await end_children_of(worker)
+            await self._runtime.store.retire(worker)
+
+    async def _claimed_by_us(self) -> list[str]:
+        claimed: list[str] = []
+        cursor: str | None = None
+        while True:
+            page = await self._runtime.store.claimed(self._runtime.worker, cursor=cursor, limit=PER_SWEEP)
+            claimed += page.ids
+            cursor = page.cursor
+            if cursor is None:
+                return claimed
+
+    async def _recover_own(self, task_id: str) -> None:
+        """Release one task of this process, or end it."""
+        record = await self._claimed_by(self._runtime.worker, task_id)
+        if record is not None:
+            await self._settle(record, lost=False)
+
+    async def _claimed_by(self, worker: str, task_id: str) -> TaskRecord | None:
+        """The task, if it is still claimed by `worker`; a task that cannot be read costs the others nothing."""
+        try:
+            record = await self._runtime.store.get(task_id)
+        except StoreUnavailable:
+            raise
+        except Exception as exc:
+            self._troubles.note(task_id, exc)
+            return None
+        # Another process may have been first, and may have claimed it since. From here on the number of the run tells.
+        return record if record is not None and record.worker == worker else None
+
+    async def _settle(self, record: TaskRecord, *, lost: bool) -> None:
+        """Release a task, or end it; a failure with it costs the others nothing."""
+        try:
+            policy = await self._policy_of(record)
+            # A task of another worker only as it was read: if that wakes up and writes meanwhile, it keeps its run.
+            make = self._runtime.changes.swap if lost else self._runtime.changes.change
+            if self._runtime.claims.never_began(record):
+                await self._submit(await self._change(make, record, RunReleased(attempt=record.attempt, begun=False)))
+            elif policy is not None:
+                changed = await self._change(make, record, self._verdict(record, policy, lost=lost))
+                if record.processes and not (changed.is_final and record.worker and is_gone(record.worker)):
+                    # Only now is it certain that the run is lost. The next one looks for them, too, and warns.
+                    await end_orphans(record, warn=changed.is_final)
+                await self._submit(changed)
+        except (UnknownTask, TransitionRefused, VersionConflict):
+            # Another process recovered it first, or its worker was only slow.
+            logger.debug("task %s… was changed by another process", record.id[:12])
+        except StoreUnavailable:
+            raise
+        except Exception as exc:
+            self._troubles.note(record.id, exc)
+
+    async def _change(
+        self,
+        make: Callable[..., Awaitable[TaskRecord]],
+        record: TaskRecord,
+        verdict: RunStopped | RunLost | RunReleased,
+    ) -> TaskRecord:
+        if not isinstance(verdict, RunStopped):
+            return await make(record, verdict, actor=self._actor)
+        event, outcome = failed(record.attempt, self._runtime.describe(verdict), verdict.reason)
+        return await make(record, event, actor=self._actor, outcome=outcome)
+
+    async def _submit(self, record: TaskRecord) -> None:
+        """Have a recovered task run again, unless so much is in line that it may as well wait in the store."""
+        runtime = self._runtime
+        if record.is_queued(runtime.now()) and runtime.engine.backlog < BATCH:
+            await runtime.submit(record)
+
+    async def _policy_of(self, record: TaskRecord) -> ToolPolicy | None:
+        """How the tool is treated; None if this process should leave the task alone."""
+        try:
+            policy = await self._runtime.policy(record.method, record.name)
+        except Exception as exc:
+            if self._troubles.note(record.id, exc) < TROUBLES_BEFORE_THE_END:
+                return None
+            # It cannot be known whether the tool may run again, so it does not.
+            return ToolPolicy(rerun=False)
+        if policy is None:
+            self._troubles.note_missing_tool(record.name)
+        return policy
+
+    def _verdict(self, record: TaskRecord, policy: ToolPolicy, *, lost: bool) -> RunStopped | RunLost | RunReleased:
+        """What becomes of a task whose run is gone: why it ends, or what happens instead."""
+        if not policy.rerun:
+            logger.warning("task %s… (%s) was interrupted and may not run again", record.id[:12], record.name)
+            return Interrupted(record.name)
+        if not lost:
+            return RunReleased(attempt=record.attempt)
+        if is_guilty(record, policy):
+            times = record.lost + 1
+            logger.error(
+                "task %s… (%s) was lost with its process %d times in a row: it is ended",
+                record.id[:12],
+                record.name,
+                times,
+            )
+            return LostTooOften(record.name, times)
+        return RunLost(attempt=record.attempt, wake_at=tried_again_at(record, policy, self._runtime.now()))
+
+
+# ---- expiry
+# Forgetting tasks whose retention is over.
+
+
+SLICE = 100
+"""Tasks that are removed at once: others wait with their writes for as long as that takes."""
+
+
+BETWEEN_SLICES = 0.002
+"""Seconds that whoever else has something to do gets after each slice: of tens of thousands of expired tasks, nobody
+should notice anything."""
+
+
+class Expiry:
+    """Removes expired tasks, for one runtime."""
+
+    def __init__(self, runtime: TaskRuntime) -> None:
+        self._runtime = runtime
+        self._actor = Actor("sweep", runtime.worker)
+        self.is_behind: bool = False
+        """Whether there is more to remove than one sweep does."""
+
+    async def sweep(self) -> None:
+        """Remove the next ones."""
+        self.is_behind = False
+        removed = 0
+        while removed < PER_SWEEP:
+            slice_ = await self._runtime.changes.forget_expired(limit=SLICE, actor=self._actor)
+            if not slice_:
+                return
+            removed += slice_
+            await anyio.sleep(BETWEEN_SLICES)
+        self.is_behind = True
+
+    async def catch_up(self) -> None:
+        """Go on with what one sweep did not do."""
+        await self.sweep()
+
+
+# ---- ageing
+# Ending tasks that have gone on for longer than any may (`Limits.task_age`), whatever they wait for.
+
+
+EVERY: Final = 60.0
+"""Seconds between two looks: what may take days need not end to the second."""
+
+AGEING_BATCH: Final = 500
+"""Tasks that are looked at, of each status."""
+
+_OPEN: Final = sorted(set(TaskStatus) - FINAL_STATUSES)
+
+
+class Ageing:
+    """Ends the oldest tasks, for one runtime. The oldest are listed first, so what is young is not looked at."""
+
+    is_behind: bool = False
+    """What one look leaves is for the next."""
+
+    def __init__(self, runtime: TaskRuntime) -> None:
+        self._runtime = runtime
+        self._actor = Actor("sweep", runtime.worker)
+        self._next_at = 0.0
+
+    async def sweep(self) -> None:
+        """Look for old ones, now and then."""
+        now = self._runtime.monotonic()
+        if self._runtime.limits.task_age is not None and now >= self._next_at:
+            self._next_at = now + EVERY
+            await self.look()
+
+    async def catch_up(self) -> None:
+        """There is nothing to catch up with."""
+
+    async def look(self) -> None:
+        """End those that are too old."""
+        limit = self._runtime.limits.task_age
+        if limit is None:
+            return
+        pages = [await self._runtime.list(EVERYBODY, status=status, limit=AGEING_BATCH) for status in _OPEN]
+        now = self._runtime.now()
+        for record in [each for page in pages for each in page.records]:
+            if now - record.created_at >= limit:
+                await self._end(record, limit)
+
+    async def _end(self, record: TaskRecord, limit: timedelta) -> None:
+        verdict = TooOld(record.name, limit)
+        # Only a run can fail: of a task that nobody has, it is one that begins and ends here.
+        begun = [] if record.worker is not None else [RunStarted(worker=self._runtime.worker)]
+        attempt = record.attempt + len(begun)
+        event, outcome = failed(attempt, self._runtime.describe(verdict), verdict.reason)
+        try:
+            await self._runtime.changes.change(record, *begun, event, actor=self._actor, outcome=outcome)
+        except (UnknownTask, TransitionRefused):
+            # It has ended, or another run has begun: the next look finds it.
+            return
+        except StoreUnavailable:
+            raise
+        except TasksError as exc:
+            self._runtime.janitor.note_trouble(record.id, exc)
+
+
+# ---- unattended
+# Tasks that wait although no worker is there: a process that only serves says so, in its log and in their status.
+
+
+PATIENCE: Final = 5.0
+"""Seconds without a worker before anything is said: a worker that is replaced by a new one is not missed."""
+
+UNATTENDED_BATCH: Final = 100
+"""Tasks that one sweep looks at."""
+
+UNATTENDED_MAX_KNOWN: Final = 10_000
+"""Tasks that are remembered as told."""
+
+MESSAGE: Final = "Waiting for a worker: none is running"
+
+
+class Unattended:
+    """Says of waiting tasks that no worker is there, for one runtime that runs no tools itself."""
+
+    is_behind: bool = False
+    """What one look leaves is for the next."""
+
+    def __init__(self, runtime: TaskRuntime) -> None:
+        self._runtime = runtime
+        self._actor = Actor("sweep", runtime.worker)
+        self._alone_since: float | None = None
+        self._is_logged = False
+        self._told: set[str] = set()
+        self._cursor: str | None = None
+
+    async def sweep(self) -> None:
+        """Look whether a worker is there, and what waits if none is."""
+        runtime = self._runtime
+        if runtime.runs_tools:
+            return
+        if runtime.janitor.recovery.has_workers:
+            self._alone_since, self._is_logged, self._cursor = None, False, None
+            self._told.clear()
+            return
+        now = runtime.monotonic()
+        if self._alone_since is None:
+            self._alone_since = now
+        if now - self._alone_since >= PATIENCE:
+            await self._tell()
+
+    async def catch_up(self) -> None:
+        """There is nothing to catch up with."""
+
+    async def _tell(self) -> None:
+        page = await self._runtime.store.queued(self._runtime.namespace, cursor=self._cursor, limit=UNATTENDED_BATCH)
+        self._cursor = page.cursor
+        if page.ids and not self._is_logged:
+            self._is_logged = True
+            logger.warning(
+                "tasks of %r wait, and no worker is running: this process only serves (runs_tools=False). Start one "
+                "with `mcp-tasks worker MODULE:SERVER`, on the same store",
+                self._runtime.namespace,
+            )
+        for task_id in page.ids:
+            if task_id not in self._told and len(self._told) < UNATTENDED_MAX_KNOWN:
+                self._told.add(task_id)
+                await self._tell_of(task_id)
+
+    async def _tell_of(self, task_id: str) -> None:
+        try:
+            record = await self._runtime.store.get(task_id)
+            if record is not None:
+                told = await self._runtime.changes.swap(record, WorkerMissed(message=MESSAGE), actor=self._actor)
+                self._runtime.janitor.queue.still_waits(told)
+        except (VersionConflict, TransitionRefused):
+            # Something happened to it: a worker may have come. If none has, it keeps what it says.
+            self._told.discard(task_id)
+        except StoreUnavailable:
+            self._told.discard(task_id)
+            raise
+        except TasksError as exc:
+            self._runtime.janitor.note_trouble(task_id, exc)
+
+
+CATCHING_UP = 0.05
+"""Seconds between two looks at whether a part that has more to do than one sweep does can go on."""
+
+ORPHANS_EVERY = 10
+"""Sweeps between two looks for tasks of our own that nothing runs."""
+
+
+class Part(Protocol):
+    """One kind of housekeeping."""
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether there is more to do than one sweep does."""
+        ...
+
+    async def sweep(self) -> None:
+        """Look for what there is to do, and do so much of it."""
+        ...
+
+    async def catch_up(self) -> None:
+        """Go on with the rest, if anything can be done about it now."""
+        ...
+
+
+class Janitor:
+    """Keeps house for one runtime."""
+
+    def __init__(self, runtime: TaskRuntime) -> None:
+        self._runtime = runtime
+        self.troubles: Troubles = Troubles()
+        self.recovery: Recovery = Recovery(runtime, self.troubles)
+        self.queue: QueueSweep = QueueSweep(runtime)
+        self.expiry: Expiry = Expiry(runtime)
+        self.ageing: Ageing = Ageing(runtime)
+        # Expiry first: on a store that is full, it makes the room that all others need.
+        self._parts: tuple[Part, ...] = (
+            self.expiry,
+            self.recovery,
+            runtime.dispatch,
+            self.queue,
+            self.ageing,
+            Unattended(runtime),
+        )
+
+    async def begin(self) -> None:
+        """Look for what an earlier process left. A store that is full or read-only does not keep this one from
+        starting: its sweeps may be what makes room."""
+        for act in (self.recovery.sweep, self.start_waiting):
+            with suppress(StoreUnavailable):
+                await act()
+
+    async def start_waiting(self) -> None:
+        """Hand to the engine what waits in the store."""
+        self._runtime.dispatch.look()
+        await self.queue.sweep()
+
+    async def take_up(self) -> None:
+        """Give up at once what is ours and does not run here any more: its runs were stopped with the lease."""
+        await self._runtime.late_writes.flush()
+        await self.recovery.take_up()
+
+    def note_trouble(self, task_id: str, exc: Exception) -> int:
+        """Log once what is wrong with a task that everything else goes on without; how often it was so by now."""
+        return self.troubles.note(task_id, exc)
+
+    async def sweep(self) -> None:
+        """Look once for everything there is to do."""
+        for part in self._parts:
+            await part.sweep()
+
+    async def keep_sweeping(self) -> None:
+        """Sweep for as long as this process serves."""
+        sweeps = 0
+        while True:
+            await self._catch_up(anyio.current_time() + self._runtime.sweep_interval.total_seconds())
+            for part in self._parts:
+                await self._guarded(part.sweep, needs_lease=part is not self.expiry)
+            sweeps += 1
+            if sweeps % ORPHANS_EVERY == 0:
+                await self._guarded(self.recovery.release_orphans)
+
+    async def _catch_up(self, until: float) -> None:
+        """Wait for the next sweep; those that have more to do than one sweep does go on meanwhile."""
+        while (left := until - anyio.current_time()) > 0:
+            behind = [part for part in self._parts if part.is_behind]
+            await anyio.sleep(min(left, CATCHING_UP) if behind else left)
+            for part in behind:
+                await self._guarded(part.catch_up, needs_lease=part is not self.expiry)
+
+    async def _guarded(self, act: Callable[[], Awaitable[None]], *, needs_lease: bool = True) -> None:
+        """Do it, if this process may act; whatever goes wrong, the others have their turn, and the next sweep comes."""
+        if needs_lease and not self._runtime.lease.is_valid:
+            return
+        try:
+            await act()
+        except StoreUnavailable as exc:
+            logger.debug("a sweep did not finish: %s", exc)
+        except StoreError as exc:
+            logger.warning("a sweep did not finish: %s", exc)
+        except Exception:
+            logger.error("a sweep failed", exc_info=quietly())

@@ -1,0 +1,571 @@
+"""The task of a call, and what the call is answered with.
+
+As a rule with the task, at once. There are two reasons to keep the call open for a moment, and while it is open the
+task is not announced:
+
+- The tool may ask by returning (`asks_first`). Nobody can tell from outside where the asking ends, so the tool has some
+  time to ask: then the question is the answer, and the task is forgotten. If it shows that it is at work, it is not
+  waited for any longer.
+- The call has a grace: a tool that ends within it is answered as in a plain call, and its task is forgotten too.
+
+Under an idempotency key of the client's neither is forgotten: the same request again gets the same answer.
+
+The tool may run in another process, so all of this goes through the store: the announcement is a change of the record
+like any other, and so is the question. Whichever is written first stands. A question that comes second is asked in the
+task; an announcement that comes second finds the task ended.
+
+Should this process die while the call is open, nobody was told of the task. What it leaves ends, at the latest where it
+would ask, and expires like any other.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import itertools
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from functools import cached_property
+from typing import Any, Final, TypeAlias, cast
+
+import anyio
+from mcp.server.context import HandlerResult
+from mcp.server.mcpserver.resolve import find_resolved_parameters, returns_input_required
+from mcp.server.mcpserver.tools import Tool
+from mcp.shared.exceptions import MCPError
+from mcp_types import INTERNAL_ERROR, CallToolResult, InputRequiredResult
+from pydantic import ValidationError
+from pydantic_core import CoreSchema, ErrorDetails, SchemaValidator
+
+from mcp_tasks.errors import (
+    CallNotKept,
+    KeySpent,
+    KeyTaken,
+    LimitExceeded,
+    StoreError,
+    StoreUnavailable,
+    VersionConflict,
+    WiringError,
+)
+from mcp_tasks.model import JsonObject, Outcome, TaskRecord, TaskRequest, TaskStatus
+from mcp_tasks.model.json import decode_json, rough_size, valid_json, valid_text
+from mcp_tasks.model.limits import backoff, is_expired
+from mcp_tasks.model.record import Actor
+from mcp_tasks.protocol.errors import RpcError
+from mcp_tasks.protocol.owners import CallKey
+from mcp_tasks.quiet import get_logger
+from mcp_tasks.runtime import TaskRuntime
+from mcp_tasks.runtime.changes import KEY_OUTLIVES
+from mcp_tasks.runtime.launch import new_task_id
+from mcp_tasks.server.tool_runner import questions_in
+from mcp_tasks.stores.codec import new_write_id
+
+# ---- joining
+# The idempotency key of a call that joins others.
+
+
+LONGEST_LIFE: Final = timedelta(days=30)
+"""How long a task may take, where there is no limit: its key is to be there when it ends."""
+
+
+async def joined_under(
+    runtime: TaskRuntime,
+    request: TaskRequest,
+    key: CallKey,
+    launch: Callable[[bool], Awaitable[TaskRecord]],
+    *,
+    owner: str | None,
+    retention: timedelta | None,
+) -> TaskRecord:
+    """The task of a call that joins others, under the key of its client.
+
+    Args:
+        launch: Joins a task that runs, or makes one; with True also one that has ended.
+
+    Raises:
+        KeyRefused: The key is of another call, or of a task that is gone.
+        CallNotKept: The call may have been made, and nobody knows which task it came to.
+    """
+    place = _place(runtime, request, key, owner, retention)
+    about = replace(request, arguments={}, meta={}, input_responses=None, request_state=None)
+    hidden = await runtime.hidden_keys.hide(key.key)
+    standing = await runtime.store.create(place, about, key=hidden, key_outlives=KEY_OUTLIVES)
+    if standing.fingerprint != key.fingerprint:
+        raise KeyTaken
+    is_new = standing.id == place.id
+    if not is_new and (standing.announced or standing.status_message is not None):
+        return await _came_to(runtime, standing)
+    try:
+        # Whoever began with it before may have died, or be at it right now: then the task is joined, however it stands.
+        made = await launch(not is_new)
+    except LimitExceeded:
+        if is_new:
+            with anyio.CancelScope(shield=True), suppress(StoreError):
+                # As if it were gone for as long as its key outlives it: nothing was started, and the key is free.
+                gone = place.created_at - KEY_OUTLIVES
+                await runtime.store.delete(place.id, expected=place.version, now=gone)
+        raise
+    if not is_new and made.is_final:
+        raise CallNotKept
+    told = standing.but(version=standing.version + 1, status_message=made.id).written(new_write_id())
+    # If it is not kept, a repeat joins what runs, or is told that its call was not kept. This call has its answer.
+    with suppress(VersionConflict, StoreUnavailable):
+        await runtime.store.save(told, expected=standing.version)
+    return made
+
+
+async def _came_to(runtime: TaskRuntime, standing: TaskRecord) -> TaskRecord:
+    """The task that a call under this key has come to."""
+    if standing.announced:
+        # The tool did not join calls when this one was made.
+        return standing
+    found = await runtime.store.get(standing.status_message or "")
+    if found is None or is_expired(found, runtime.now()):
+        raise KeySpent
+    return found
+
+
+def _place(
+    runtime: TaskRuntime, request: TaskRequest, key: CallKey, owner: str | None, retention: timedelta | None
+) -> TaskRecord:
+    now = runtime.now()
+    life = runtime.limits.task_age or LONGEST_LIFE
+    return TaskRecord(
+        id=new_task_id(),
+        owner=owner,
+        method=request.method,
+        name=request.name,
+        namespace=runtime.namespace,
+        created_at=now,
+        updated_at=now,
+        finished_at=now,
+        status=TaskStatus.CANCELLED,
+        announced=False,
+        retention=None if retention is None else life + retention,
+        fingerprint=key.fingerprint,
+    ).written(new_write_id())
+
+
+logger: Final = get_logger(__name__)
+
+ANNOUNCE_AFTER: Final = timedelta(seconds=1)
+"""How long a tool that may ask by returning is given to do so before its task is announced. A check that takes longer
+is not lost: the question is then asked in the task."""
+
+STARTED_VERSION: Final = 2
+"""Created is version 1, claimed by a run is 2: anything after that is the tool at work."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """The tool asks, and there is no task: an `InputRequiredResult` without its `resultType`."""
+
+    question: JsonObject
+
+
+@dataclass(frozen=True, slots=True)
+class InlineResult:
+    """The tool has ended, and there is no task: its result, as it would have been kept."""
+
+    outcome: Outcome
+
+
+CallAnswer: TypeAlias = TaskRecord | Question | InlineResult
+"""What a call is answered with: its task, or what a plain call would have answered."""
+
+
+async def answer_call(
+    runtime: TaskRuntime,
+    request: TaskRequest,
+    *,
+    owner: str | None,
+    retention: timedelta | None,
+    poll_interval: timedelta | None = None,
+    asks_first: bool = False,
+    grace: timedelta | None = None,
+    task_id: str | None = None,
+    under: str | None = None,
+    joined: str | None = None,
+    key: CallKey | None = None,
+    session: str | None = None,
+    goes_on: bool = False,
+) -> CallAnswer:
+    """Make the task of a call, and say what the call is answered with.
+
+    Args:
+        task_id: The id of the task, where the caller of this has to know it before.
+        under: What the task stands under: whoever comes with the same one gets the same task.
+        joined: The same for other calls, too, and only while the task runs. A task that several calls may have is
+            announced at once.
+        key: The client's own key for the call. Whatever it comes to is kept then: the client may have lost the answer,
+            and come for it again.
+        session: The session in which the task is made.
+        goes_on: Whether the tool is to go on where its caller goes away before the task is announced.
+
+    Raises:
+        RpcError: What the plain call would have failed with, if that became clear while the call was open.
+        KeyRefused: The client's key is of another call, or of a task that is gone.
+        StoreError: The task could not be kept.
+    """
+    joins, own = joined is not None, key if joined is None else None
+    is_kept = own is not None
+    task_id = task_id or (None if key is None else new_task_id())
+
+    # SEP-2663: not answered before the task is durably created; `launch` returns no sooner.
+    async def launch(also_ended: bool = False) -> TaskRecord:
+        return await runtime.launch(
+            request,
+            owner=owner,
+            retention=retention,
+            poll_interval=poll_interval,
+            announced=joins or not (asks_first or grace),
+            task_id=task_id,
+            key=joined or (under if own is None else own.key),
+            key_until_end=joins and not also_ended,
+            fingerprint=None if own is None else own.fingerprint,
+            session=session,
+        )
+
+    if joins and key is not None:
+        return await joined_under(runtime, request, key, launch, owner=owner, retention=retention)
+    created = await launch()
+    if created.announced:
+        return created
+    try:
+        if task_id is not None and created.id != task_id:
+            return await _of_earlier_request(runtime, created, request, grace)
+        seen = created
+        if asks_first:
+            seen = await _wait_for_question(runtime, seen, goes_on=goes_on or is_kept)
+        if grace:
+            # A caller that goes away meanwhile leaves the task: closing a stream cancels the request, never its task.
+            seen = await _wait(runtime, seen, _is_settled, grace)
+        record = await _announce(runtime, seen)
+        if record.announced:
+            return created
+        return await _instead_of_task(runtime, record, request, in_grace=bool(grace), keep=is_kept) or created
+    except StoreUnavailable as exc:
+        # The request that failed may only have read, but the task was made and its tool may have run.
+        raise StoreUnavailable(str(exc), may_have_happened=True) from exc
+
+
+async def _of_earlier_request(
+    runtime: TaskRuntime, created: TaskRecord, request: TaskRequest, grace: timedelta | None
+) -> CallAnswer:
+    """What an earlier request of the same call comes to, which is being answered, or whose answer was lost."""
+    limit = grace or 2 * ANNOUNCE_AFTER
+    seen = await _wait(runtime, created, lambda task: task.announced or _is_settled(task), limit)
+    record = await _announce(runtime, seen)
+    if record.announced:
+        return record
+    return await _instead_of_task(runtime, record, request, in_grace=bool(grace), keep=True) or record
+
+
+async def _wait_for_question(runtime: TaskRuntime, created: TaskRecord, *, goes_on: bool) -> TaskRecord:
+    try:
+        return await _wait(runtime, created, lambda task: task.version > STARTED_VERSION, ANNOUNCE_AFTER)
+    except anyio.get_cancelled_exc_class():
+        with anyio.CancelScope(shield=True):
+            if goes_on:
+                await _announce(runtime, created)
+            else:
+                await _cancel(runtime, created, "The caller went away before the task was announced")
+        raise
+
+
+async def _announce(runtime: TaskRuntime, seen: TaskRecord) -> TaskRecord:
+    """Announce the task, however long the store takes to be there again: the tool may be at work, and to answer with an
+    error now would have the client start it twice."""
+    for failures in itertools.count():
+        try:
+            return await runtime.announce(seen)
+        except StoreUnavailable as exc:
+            logger.warning("task %s… cannot be announced yet: %s", seen.id[:12], exc)
+        pause = backoff(failures, base=timedelta(milliseconds=100), limit=timedelta(seconds=5))
+        await anyio.sleep(pause.total_seconds())
+    raise AssertionError("the count never ends")
+
+
+async def _wait(
+    runtime: TaskRuntime, seen: TaskRecord, condition: Callable[[TaskRecord], bool], limit: timedelta
+) -> TaskRecord:
+    """The task once the condition holds for it; as it was seen last, if that takes too long."""
+    try:
+        return await runtime.wait_until(seen.id, condition, limit) or seen
+    except StoreError as exc:
+        # The task is kept and may be running; to answer with an error now would have the client start it twice.
+        logger.warning("task %s… is not waited for any longer: %s", seen.id[:12], exc)
+        return seen
+
+
+async def _cancel(runtime: TaskRuntime, created: TaskRecord, reason: str) -> None:
+    """Cancel a task that may still ask its caller something, which nobody could ever answer."""
+    try:
+        await runtime.cancel(created, reason, actor=Actor("client", created.owner))
+    except StoreError as exc:
+        # It ends by itself, at the latest where it asks.
+        logger.warning("task %s… was not cancelled, though its caller went away: %s", created.id[:12], exc)
+
+
+def _is_settled(task: TaskRecord) -> bool:
+    """Whether there is nothing to wait for on the call: the task has ended, or its tool asks, which may take days."""
+    return task.is_final or task.status is TaskStatus.INPUT_REQUIRED
+
+
+async def _instead_of_task(
+    runtime: TaskRuntime, ended: TaskRecord, request: TaskRequest, *, in_grace: bool, keep: bool
+) -> Question | InlineResult | None:
+    """What the call is answered with in place of a task that ended before it was announced; None for the task itself.
+
+    Without a grace that is only a question: who wants a task for a call gets one, however quick the tool is.
+
+    Args:
+        keep: Whether somebody may come for the same answer again.
+    """
+    if ended.status is not TaskStatus.CANCELLED and not in_grace:
+        return None
+    outcome = await runtime.outcome(ended.id)
+    if outcome is None:
+        # Cancelled from outside, and not by asking.
+        return None
+    if not keep:
+        await runtime.discard(ended)
+    if ended.status is TaskStatus.COMPLETED:
+        return InlineResult(outcome)
+    told = decode_json(outcome.body)
+    if ended.status is TaskStatus.FAILED:
+        raise RpcError(told["code"], told["message"], told.get("data"))
+    questions_in(told, request)
+    return Question(told)
+
+
+# ---- before body
+# Parameters that are asked for before the tool's body (SEP-2663, "Composition with Multi Round-Trip Requests").
+
+
+_only_parameters: ContextVar[bool] = ContextVar("mcp_tasks_only_parameters", default=False)
+"""Whether the tool's function is not to be entered."""
+
+
+class _BodyReached(MCPError):
+    """Everything before the tool's body is settled. An `MCPError`, because only those pass through the SDK's tool."""
+
+    def __init__(self) -> None:
+        super().__init__(code=INTERNAL_ERROR, message="the body of the tool was reached while only its parameters ran")
+
+
+def resolves_parameters(function: Callable[..., Any]) -> bool:
+    """Whether the SDK asks for parameters of this function."""
+    return bool(_inspect(find_resolved_parameters, function))
+
+
+def asks_by_returning(function: Callable[..., Any]) -> bool:
+    """Whether the function declares that it may return an `InputRequiredResult`."""
+    return bool(_inspect(returns_input_required, function))
+
+
+def stop_at_body(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, with a stop at its first line while only its parameters are wanted."""
+    if inspect.iscoroutinefunction(function):
+
+        @functools.wraps(function)
+        async def stopping_async(*args: Any, **kwargs: Any) -> Any:
+            _stop_if_only_parameters()
+            return await function(*args, **kwargs)
+
+        return stopping_async
+
+    @functools.wraps(function)
+    def stopping(*args: Any, **kwargs: Any) -> Any:
+        _stop_if_only_parameters()
+        return function(*args, **kwargs)
+
+    return stopping
+
+
+async def settle_parameters(call: Callable[[], Awaitable[HandlerResult]], tool: str) -> HandlerResult | None:
+    """Run a call of a tool whose function has a stop at its body, up to there.
+
+    Returns what the call is answered with (a question, or an error in its arguments); None if the body was reached, and
+    the work can begin.
+
+    Raises:
+        WiringError: The body ran, so it is not the one with the stop: the decorators are in the wrong order.
+    """
+    token = _only_parameters.set(True)
+    try:
+        result = await call()
+    except _BodyReached:
+        return None
+    finally:
+        _only_parameters.reset(token)
+    if isinstance(result, InputRequiredResult):
+        return _readable(result)
+    if isinstance(result, CallToolResult) and result.is_error:
+        return result
+    raise WiringError(
+        f"tool {tool!r} has Resolve(...) parameters and was registered before it was marked: "
+        "put @server.tool() above @tasks.task()"
+    )
+
+
+def _stop_if_only_parameters() -> None:
+    if _only_parameters.get():
+        raise _BodyReached
+
+
+def _readable(asked: InputRequiredResult) -> InputRequiredResult:
+    """The question in text that every client can parse."""
+    dumped = asked.model_dump(by_alias=True, mode="json", exclude_none=True)
+    valid = valid_json(dumped)
+    return asked if valid == dumped else InputRequiredResult.model_validate(valid, by_name=False)
+
+
+def _inspect(question: Callable[[Callable[..., Any]], Any], function: Callable[..., Any]) -> Any:
+    try:
+        return question(function)
+    except Exception:
+        # A signature that cannot be read is for the SDK to report, when the tool is registered.
+        return None
+
+
+# ---- arguments
+# Whether a function of the SDK takes the arguments of a call, and why not: with bounded work, in few words.
+
+
+SMALL: Final = 4 * 1024
+"""Bytes of JSON, roughly, in which every problem is looked for."""
+
+MOST_PROBLEMS: Final = 10
+"""Problems that are told of one call."""
+
+MOST_COUNTED: Final = 10_000
+"""Problems among which the first are found: Pydantic gives all of them or none. A model in a list of its own may have
+more."""
+
+LONGEST: Final = 4 * 1024
+"""Characters of what is told: the names in it are the caller's."""
+
+_NOT_ALL: Final = "Large arguments are looked at up to the first problem of each list: there may be more"
+
+_COLLECTIONS: Final = frozenset({"list", "tuple", "set", "frozenset", "dict"})
+_NO_SCHEMAS: Final = frozenset({"cls", "config", "default", "metadata", "serialization"})
+_AS_IT_IS: Final = frozenset({"function-wrap", "function-plain", "chain", "dataclass", "call", "arguments"})
+"""What in a schema of Pydantic's works with an instance of a model, or is compiled already."""
+
+_PLAIN_CONFIG: Final = frozenset({"title", "extra_fields_behavior"})
+
+
+class ArgumentsRefused(ValueError):
+    """Arguments do not fit; the text says why, as the SDK says it, but in bounded words."""
+
+
+class ArgumentCheck:
+    """What the SDK makes of arguments for one function, before it enters it.
+
+    Args:
+        tool: The function, as the SDK registers it.
+    """
+
+    def __init__(self, tool: Tool) -> None:
+        self._tool = tool
+
+    def problem_with(self, arguments: Mapping[str, Any]) -> Exception | None:
+        """Why the SDK will not let the function have these arguments; None if it will. Anything but `ArgumentsRefused`
+        is a defect in what validates them."""
+        given = dict(arguments)
+        if is_more_than_small(arguments) and (found := self._first_problem(given)) is not None:
+            return self._refused(found, _NOT_ALL)
+        try:
+            self._tool.fn_metadata.validate_arguments(given)
+        except ValidationError as exc:
+            return self._refused(exc)
+        except Exception as exc:
+            # Whatever it is: the SDK would run into it too.
+            return exc
+        return None
+
+    def _first_problem(self, arguments: dict[str, Any]) -> ValidationError | None:
+        if self._fast is None:
+            return None
+        try:
+            self._fast.validate_python(self._tool.fn_metadata.pre_parse_json(arguments))
+        except ValidationError as exc:
+            return exc
+        except Exception:
+            # It is more lenient than the whole, so a function of the author's may meet what it does not expect.
+            return None
+        return None
+
+    @cached_property
+    def _fast(self) -> SchemaValidator | None:
+        try:
+            return SchemaValidator(_failing_fast(self._tool.fn_metadata.arg_model.__pydantic_core_schema__))
+        except Exception:
+            # A model that is not what it seems to be.
+            return None
+
+    def _refused(self, problem: ValidationError, *more: str) -> ArgumentsRefused:
+        count = problem.error_count()
+        lines = [f"{count} validation error{'s'[: count > 1]} for {self._tool.fn_metadata.arg_model.__name__}"]
+        if count <= MOST_PROBLEMS:
+            # As Pydantic words it, which names what validates.
+            lines += str(problem).partition("\n")[2:]
+        elif count <= MOST_COUNTED:
+            details = problem.errors(include_url=False, include_input=False)[:MOST_PROBLEMS]
+            lines += [*map(_line, details), f"and {count - MOST_PROBLEMS:,} more"]
+        text = "\n".join([*lines, *more])
+        return ArgumentsRefused(valid_text(text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"))
+
+
+def is_more_than_small(arguments: Mapping[str, Any]) -> bool:
+    """Whether arguments are such that not every problem with them is looked for."""
+    return rough_size(dict(arguments)) > SMALL
+
+
+def _line(error: ErrorDetails) -> str:
+    return f"{'.'.join(map(str, error['loc']))}\n  {error['msg']} [type={error['type']}]"
+
+
+def _failing_fast(schema: CoreSchema) -> CoreSchema:
+    """A schema of Pydantic's in which the validation of a collection ends with its first problem. It lets pass whatever
+    the given one does, and maybe more.
+
+    Models are replaced by their fields: a validator of each is there already, and would be taken as it is.
+    """
+    return cast("CoreSchema", _copied(schema))
+
+
+def _copied(node: Any) -> Any:
+    if isinstance(node, list | tuple):
+        items = [_copied(item) for item in cast("Sequence[Any]", node)]
+        return tuple(items) if isinstance(node, tuple) else items
+    if not isinstance(node, dict):
+        return node
+    part = cast("dict[str, Any]", node)
+    kind = part.get("type")
+    if kind in _AS_IT_IS:
+        return part
+    if kind == "model":
+        return _fields_of(part)
+    if kind == "function-after" and part["schema"].get("type") == "model":
+        # It would be called with an instance.
+        return _copied(part["schema"])
+    copy = {name: value if name in _NO_SCHEMAS else _copied(value) for name, value in part.items()}
+    return {**copy, "fail_fast": True} if kind in _COLLECTIONS else copy
+
+
+def _fields_of(model: dict[str, Any]) -> Any:
+    config: dict[str, Any] = model.get("config", {})
+    fields = model["schema"]
+    if model.get("strict") or model.get("custom_init") or not config.keys() <= _PLAIN_CONFIG:
+        return model
+    copy = _copied(fields)
+    if copy is fields:
+        return model
+    if "extra_fields_behavior" in config and fields.get("type") == "model-fields":
+        copy.setdefault("extra_behavior", config["extra_fields_behavior"])
+    return {**copy, "ref": model["ref"]} if "ref" in model else copy

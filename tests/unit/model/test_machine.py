@@ -1,0 +1,384 @@
+"""The table by example: each thing that can happen to a task, once."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+import pytest
+
+from mcp_tasks.errors import StaleRun, TransitionRefused
+from mcp_tasks.model import (
+    ChildProcess,
+    Event,
+    InputAnswered,
+    InputHosted,
+    InputRequest,
+    InputRequested,
+    InputWithdrawn,
+    ProcessesChanged,
+    Progress,
+    ProgressReported,
+    RunAskedOnCall,
+    RunCompleted,
+    RunFailed,
+    RunLost,
+    RunParked,
+    RunPaused,
+    RunReleased,
+    RunResumed,
+    RunResumeRequested,
+    RunStarted,
+    RunStartedOver,
+    StepRecorded,
+    TaskAnnounced,
+    TaskCancelled,
+    TaskRecord,
+    TaskStatus,
+    TrialPassed,
+    apply,
+)
+from mcp_tasks.model.record import ALWAYS
+from mcp_tasks.testing import make_record
+from mcp_tasks.testing.clock import NOON
+
+LATER = NOON + timedelta(minutes=5)
+QUESTION = InputRequest(method="elicitation/create", params={"message": "Sure?"})
+
+
+def after(*events: Event, record: TaskRecord | None = None) -> TaskRecord:
+    """A new task after these events."""
+    record = record or make_record()
+    for event in events:
+        record = apply(record, event, NOON)
+    return record
+
+
+def running(*events: Event) -> TaskRecord:
+    return after(RunStarted(worker="worker-1"), *events)
+
+
+def asking(*keys: str) -> TaskRecord:
+    return running(InputRequested(attempt=1, requests=dict.fromkeys(keys, QUESTION)))
+
+
+def parked(*keys: str, wake_at: datetime | None = None) -> TaskRecord:
+    """A task whose run left memory while it waits for the answers to all of `keys`, or for a timer."""
+    before = asking(*keys) if keys else running()
+    return after(RunParked(attempt=1, keys=frozenset(keys), wake_at=wake_at), record=before)
+
+
+def test_a_new_task_is_taken_by_its_first_run() -> None:
+    record = apply(make_record(), RunStarted(worker="worker-1"), LATER)
+    assert (record.worker, record.attempt, record.started_at) == ("worker-1", 1, LATER)
+    assert record.status is TaskStatus.WORKING
+
+
+def test_a_task_that_a_run_has_is_not_taken_again() -> None:
+    with pytest.raises(TransitionRefused, match="worker-1 has it") as caught:
+        after(RunStarted(worker="worker-2"), record=running())
+    assert caught.value.event == "RunStarted"
+    assert caught.value.status == "working"
+
+
+def test_a_run_that_was_released_before_its_tool_was_called_was_never_started() -> None:
+    assert running(RunReleased(attempt=1)).started_at == NOON
+    assert running(RunReleased(attempt=1, begun=False)).started_at is None
+
+
+def test_a_released_task_is_taken_again_as_the_next_attempt() -> None:
+    record = running(RunReleased(attempt=1), RunStarted(worker="worker-2"))
+    assert (record.worker, record.attempt) == ("worker-2", 2)
+
+
+def test_a_run_gives_up_its_place_while_it_waits_and_has_it_again_to_go_on() -> None:
+    waiting = running(RunPaused(attempt=1))
+    assert (waiting.pause, waiting.worker, waiting.updated_at) == ("waiting", "worker-1", NOON)
+    assert after(RunPaused(attempt=1), record=waiting) is waiting
+    assert after(RunResumed(attempt=1), record=waiting).pause is None
+    resuming = after(RunResumeRequested(attempt=1), record=waiting)
+    assert resuming.pause == "resuming"
+    assert after(RunPaused(attempt=1), RunResumeRequested(attempt=1), record=resuming) is resuming
+    assert after(RunResumed(attempt=1), record=resuming).pause is None
+    assert running().pause is None
+
+
+def test_a_run_that_has_its_place_does_not_take_it_again() -> None:
+    record = running()
+    assert after(RunResumed(attempt=1), record=record) is record
+
+
+def test_a_released_task_that_asks_is_taken_again_without_an_answer() -> None:
+    record = after(RunReleased(attempt=1), record=asking("a"))
+    assert (record.status, record.ready_at) == (TaskStatus.INPUT_REQUIRED, ALWAYS)
+    record = after(RunStarted(worker="worker-2"), record=record)
+    assert (record.attempt, list(record.inputs.outstanding)) == (2, ["a"])
+
+
+def test_a_parked_task_is_not_taken_before_its_answer() -> None:
+    record = parked("a")
+    assert (record.worker, record.ready_at) == (None, None)
+    with pytest.raises(TransitionRefused, match="waits for an answer"):
+        apply(record, RunStarted(worker="worker-1"), LATER)
+    assert apply(after(InputAnswered(keys={"a"}), record=record), RunStarted(worker="worker-1"), LATER).attempt == 2
+
+
+def test_any_of_several_answers_wakes_a_parked_task() -> None:
+    record = after(InputAnswered(keys={"b"}), record=parked("a", "b"))
+    assert (record.status, record.ready_at) == (TaskStatus.INPUT_REQUIRED, ALWAYS)
+    woken = after(RunStarted(worker="worker-2"), record=record)
+    assert (woken.attempt, woken.wake_at, list(woken.inputs.outstanding)) == (2, None, ["a"])
+
+
+def test_an_answer_while_the_run_was_leaving_queues_the_task_at_once() -> None:
+    answered = after(InputAnswered(keys={"b"}), record=asking("a", "b"))
+    record = after(RunParked(attempt=1, keys={"a", "b"}, wake_at=LATER), record=answered)
+    assert (record.worker, record.ready_at) == (None, ALWAYS)
+
+
+def test_a_run_that_waits_for_some_of_its_questions_is_parked_for_these() -> None:
+    record = after(RunParked(attempt=1, keys={"a"}), record=asking("a", "b"))
+    assert record.ready_at is None
+
+
+def test_an_answer_to_a_run_in_memory_leaves_no_time_to_wake_at() -> None:
+    assert after(InputAnswered(keys={"a"}), record=asking("a", "b")).wake_at is None
+
+
+def test_a_lost_run_is_counted_and_the_task_is_queued() -> None:
+    record = running(RunLost(attempt=1))
+    assert (record.worker, record.lost, record.ready_at) == (None, 1, ALWAYS)
+    record = after(RunStarted(worker="worker-2"), RunLost(attempt=2), record=record)
+    assert (record.attempt, record.lost) == (2, 2)
+
+
+def test_a_lost_run_that_asked_is_queued_without_an_answer() -> None:
+    record = after(RunLost(attempt=1), record=asking("a"))
+    assert (record.status, record.ready_at, record.lost) == (TaskStatus.INPUT_REQUIRED, ALWAYS, 1)
+
+
+@pytest.mark.parametrize(
+    "further",
+    [StepRecorded(attempt=2), RunParked(attempt=2, wake_at=LATER)],
+    ids=["a step", "parked"],
+)
+def test_a_run_that_gets_further_ends_the_count_of_lost_ones(further: Event) -> None:
+    assert running(RunLost(attempt=1), RunStarted(worker="worker-2"), further).lost == 0
+
+
+def test_a_run_that_only_reports_or_is_released_does_not_end_the_count() -> None:
+    started = running(RunLost(attempt=1), RunStarted(worker="worker-2"))
+    reported = after(ProgressReported(attempt=2, progress=Progress(progress=1)), record=started)
+    assert after(RunReleased(attempt=2), record=reported).lost == 1
+
+
+def test_child_processes_of_a_lost_run_are_kept_for_the_next_ones_and_for_no_longer_than_the_task() -> None:
+    lost, next_one = (ChildProcess(attempt=n, group=40 + n, started="7", boot="b", host="h") for n in (1, 2))
+    first = running(ProcessesChanged(attempt=1, started=lost))
+    assert first.processes == (lost,)
+    again = [RunLost(attempt=1), RunStarted(worker="worker-2"), ProcessesChanged(attempt=2, started=next_one)]
+    both = after(*again, record=first)
+    assert both.processes == (lost, next_one)
+    # Those of a run that is given up in order have ended.
+    assert after(RunReleased(attempt=2), record=both).processes == (lost,)
+    assert after(RunParked(attempt=2, wake_at=LATER), record=both).processes == (lost,)
+    assert after(ProcessesChanged(attempt=2, ended=frozenset({lost})), record=both).processes == (next_one,)
+    assert after(RunFailed(attempt=2), record=both).processes == ()
+
+
+def test_a_sleeping_task_is_taken_when_its_time_has_come_and_not_before() -> None:
+    asleep = parked(wake_at=LATER)
+    with pytest.raises(TransitionRefused, match="a timer"):
+        apply(asleep, RunStarted(worker="worker-1"), LATER - timedelta(microseconds=1))
+    awake = apply(asleep, RunStarted(worker="worker-1"), LATER)
+    assert (awake.attempt, awake.wake_at) == (2, None)
+
+
+def test_a_timer_that_is_over_does_not_start_the_task_once_more() -> None:
+    awake = apply(parked(wake_at=LATER), RunStarted(worker="worker-1"), LATER)
+    asking_now = after(InputRequested(attempt=2, requests={"a": QUESTION}), record=awake)
+    assert not after(RunParked(attempt=2, keys={"a"}), record=asking_now).is_queued(LATER)
+
+
+def test_a_timer_starts_a_task_that_also_waits_for_an_answer() -> None:
+    awake = apply(parked("a", wake_at=LATER), RunStarted(worker="worker-1"), LATER)
+    assert awake.status is TaskStatus.INPUT_REQUIRED
+
+
+def test_what_an_older_run_says_is_refused() -> None:
+    record = running(RunReleased(attempt=1), RunStarted(worker="worker-2"))
+    said = (
+        RunCompleted(attempt=1),
+        RunReleased(attempt=1),
+        RunParked(attempt=1),
+        RunLost(attempt=1),
+        StepRecorded(attempt=1),
+    )
+    for event in said:
+        with pytest.raises(StaleRun):
+            apply(record, event, LATER)
+
+
+def test_what_a_run_says_after_it_gave_the_task_up_is_refused() -> None:
+    with pytest.raises(StaleRun, match="nobody has claimed it"):
+        running(RunReleased(attempt=1), RunCompleted(attempt=1))
+
+
+def test_questions_make_a_task_input_required_until_the_last_answer() -> None:
+    record = asking("a", "b")
+    assert record.status is TaskStatus.INPUT_REQUIRED
+    record = after(InputAnswered(keys={"a"}), record=record)
+    assert record.status is TaskStatus.INPUT_REQUIRED
+    assert list(record.inputs.outstanding) == ["b"]
+    record = after(InputAnswered(keys={"b"}), record=record)
+    assert record.status is TaskStatus.WORKING
+    assert record.inputs.used == {"a", "b"}
+
+
+def test_a_key_that_was_answered_is_not_asked_again() -> None:
+    record = after(InputAnswered(keys={"a"}), record=asking("a"))
+    with pytest.raises(TransitionRefused, match="already used: a"):
+        after(InputRequested(attempt=1, requests={"a": QUESTION}), record=record)
+
+
+def test_a_question_that_the_tool_gave_up_on_is_closed_and_its_key_stays_used() -> None:
+    record = after(InputWithdrawn(attempt=1, keys={"a"}), record=asking("a", "b"))
+    assert (record.status, list(record.inputs.outstanding)) == (TaskStatus.INPUT_REQUIRED, ["b"])
+    record = after(InputWithdrawn(attempt=1, keys={"b"}), record=record)
+    assert (record.status, record.inputs.used) == (TaskStatus.WORKING, {"a", "b"})
+    assert after(InputAnswered(keys={"a", "b"}), record=record) is record
+
+
+def test_a_question_that_the_client_holds_as_a_task_stays_open_and_says_so() -> None:
+    record = asking("a", "b")
+    hosted = apply(record, InputHosted(key="a", task_id="theirs"), LATER)
+    assert (hosted.status, hosted.updated_at) == (TaskStatus.INPUT_REQUIRED, record.updated_at)
+    assert hosted.inputs.outstanding["a"].hosted_as == "theirs"
+    assert hosted.inputs.outstanding["b"] is record.inputs.outstanding["b"]
+    assert apply(hosted, InputHosted(key="a", task_id="theirs"), LATER) is hosted
+    assert apply(record, InputHosted(key="never asked", task_id="theirs"), LATER) is record
+    answered = after(InputAnswered(keys={"a", "b"}), record=hosted)
+    assert apply(answered, InputHosted(key="a", task_id="theirs"), LATER) is answered
+
+
+def test_asking_nothing_is_refused() -> None:
+    with pytest.raises(TransitionRefused, match="nothing to ask"):
+        running(InputRequested(attempt=1, requests={}))
+
+
+def test_answers_to_questions_that_are_not_open_make_no_difference() -> None:
+    record = after(InputAnswered(keys={"a"}), record=asking("a"))
+    assert apply(record, InputAnswered(keys={"a", "never asked"}), LATER) is record
+
+
+def test_an_answer_after_the_deadline_of_its_question_makes_no_difference() -> None:
+    in_time = InputRequest(method="elicitation/create", params={}, deadline=LATER)
+    record = running(InputRequested(attempt=1, requests={"a": in_time, "b": QUESTION}))
+    assert apply(record, InputAnswered(keys={"a"}), LATER) is record
+    answered = apply(record, InputAnswered(keys={"a", "b"}), LATER)
+    assert (answered.status, list(answered.inputs.outstanding)) == (TaskStatus.INPUT_REQUIRED, ["a"])
+    assert not apply(record, InputAnswered(keys={"a", "b"}), LATER - timedelta(microseconds=1)).inputs.outstanding
+
+
+def test_a_run_withdraws_a_question_whose_deadline_has_passed() -> None:
+    overdue = InputRequest(method="elicitation/create", params={}, deadline=NOON)
+    record = running(InputRequested(attempt=1, requests={"a": overdue}))
+    assert apply(record, InputWithdrawn(attempt=1, keys={"a"}), LATER).status is TaskStatus.WORKING
+
+
+def test_an_answer_ends_a_sleep() -> None:
+    record = parked("a", "b", wake_at=LATER)
+    assert after(InputAnswered(keys={"a"}), record=record).ready_at == ALWAYS
+    last = after(InputAnswered(keys={"a", "b"}), record=record)
+    assert (last.status, last.wake_at, last.ready_at) == (TaskStatus.WORKING, None, ALWAYS)
+
+
+def test_a_result_that_is_an_error_completes_the_task_and_says_what_the_tool_said() -> None:
+    record = apply(running(), RunCompleted(attempt=1, is_error=True, message="no paper"), LATER)
+    assert (record.status, record.is_error, record.status_message) == (TaskStatus.COMPLETED, True, "no paper")
+    plain = apply(running(), RunCompleted(attempt=1), LATER)
+    assert (plain.is_error, plain.status_message) == (False, None)
+
+
+def test_progress_is_seen_and_a_step_is_not() -> None:
+    record = running()
+    progress = Progress(progress=1, total=3, message="one of three")
+    reported = apply(record, ProgressReported(attempt=1, progress=progress), LATER)
+    assert (reported.progress, reported.updated_at) == (progress, LATER)
+    stepped = apply(record, StepRecorded(attempt=1), LATER)
+    assert (stepped.version, stepped.updated_at) == (record.version + 1, record.updated_at)
+
+
+def test_a_result_completes_a_task_and_closes_its_questions() -> None:
+    record = apply(asking("a"), RunCompleted(attempt=1), LATER)
+    assert record.status is TaskStatus.COMPLETED
+    assert (record.finished_at, record.updated_at, record.worker) == (LATER, LATER, None)
+    assert not record.inputs.outstanding
+    assert record.inputs.used == {"a"}
+
+
+def test_an_error_fails_a_task_and_is_its_status_message() -> None:
+    record = running(RunFailed(attempt=1, message="out of paper"))
+    assert record.status is TaskStatus.FAILED
+    assert record.status_message == "out of paper"
+
+
+def test_a_tool_may_ask_on_the_original_call_until_the_task_is_announced() -> None:
+    unannounced = apply(make_record(announced=False), RunStarted(worker="worker-1"), NOON)
+    asked = apply(unannounced, RunAskedOnCall(attempt=1), LATER)
+    assert (asked.status, asked.finished_at, asked.announced) == (TaskStatus.CANCELLED, LATER, False)
+    # Both want to be first; the compare-and-swap lets one of them, and the other finds this.
+    announced = apply(unannounced, TaskAnnounced(), LATER)
+    assert (announced.announced, announced.version) == (True, unannounced.version + 1)
+    assert announced.updated_at == unannounced.updated_at
+    with pytest.raises(TransitionRefused, match="answered with the task"):
+        apply(announced, RunAskedOnCall(attempt=1), LATER)
+    assert apply(asked, TaskAnnounced(), LATER) is asked
+    assert apply(announced, TaskAnnounced(), LATER) is announced
+
+
+def test_a_run_that_starts_over_has_asked_and_reported_nothing() -> None:
+    waiting = apply(asking("a", "b"), ProgressReported(attempt=1, progress=Progress(progress=1)), NOON)
+    released = after(RunReleased(attempt=1), RunStarted(worker="worker-2", tool_version="2"), record=waiting)
+    record = apply(released, RunStartedOver(attempt=2), LATER)
+    assert (record.status, record.progress, record.tool_version) == (TaskStatus.WORKING, None, "2")
+    assert (record.worker, record.attempt, record.updated_at) == ("worker-2", 2, LATER)
+    # A key is used once in the life of a task, whatever becomes of its run.
+    assert (dict(record.inputs.outstanding), record.inputs.used) == ({}, {"a", "b"})
+
+
+def test_starting_over_is_no_progress_of_a_tool_that_takes_its_process_down() -> None:
+    lost = running(RunLost(attempt=1), RunStarted(worker="worker-2", trial="alone"))
+    record = apply(lost, RunStartedOver(attempt=2), LATER)
+    assert (record.lost, record.trial) == (1, "alone")
+
+
+def test_a_trial_is_passed_once_and_the_lost_runs_stay_counted() -> None:
+    tried = running(RunLost(attempt=1), RunStarted(worker="worker-2", trial="alone"))
+    passed = apply(tried, TrialPassed(attempt=2), LATER)
+    assert (passed.trial, passed.lost, passed.worker) == (None, 1, "worker-2")
+    assert passed.updated_at == NOON, "nobody outside sees it"
+    assert apply(passed, TrialPassed(attempt=2), LATER) is passed
+
+
+@pytest.mark.parametrize("record", [make_record(), running(), asking("a")], ids=["queued", "running", "asking"])
+def test_a_task_is_cancelled_wherever_it_stands(record: TaskRecord) -> None:
+    cancelled = apply(record, TaskCancelled(reason="changed my mind"), LATER)
+    assert cancelled.status is TaskStatus.CANCELLED
+    assert (cancelled.status_message, cancelled.worker, cancelled.wake_at) == ("changed my mind", None, None)
+
+
+def test_a_result_after_the_cancellation_is_late_and_ignored() -> None:
+    record = running(TaskCancelled(reason="changed my mind"))
+    assert apply(record, RunCompleted(attempt=1), LATER) is record
+
+
+def test_a_clock_that_jumped_back_takes_no_time_back() -> None:
+    earlier = NOON - timedelta(days=1)
+    record = apply(running(), RunCompleted(attempt=1), earlier)
+    assert record.updated_at == record.finished_at == NOON
+
+
+def test_the_end_keeps_the_last_progress() -> None:
+    progress = Progress(progress=2)
+    record = running(ProgressReported(attempt=1, progress=progress), TaskCancelled(reason="enough"))
+    assert record.progress == progress

@@ -1,0 +1,161 @@
+"""Noticing signals, whoever handles them besides."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Generator
+from typing import Any
+
+import anyio
+import pytest
+
+from mcp_tasks.server.lifecycle import Stopping
+from tests.unit.running import settle
+
+TERM = signal.SIGTERM
+
+
+class Handler:
+    """Counts signals, and ends nothing."""
+
+    def __init__(self) -> None:
+        self.told = 0
+        self._next = anyio.Event()
+
+    def __call__(self, number: int, frame: Any) -> None:
+        self.told += 1
+        self._next.set()
+
+    async def until_told(self) -> None:
+        with anyio.fail_after(5):
+            await self._next.wait()
+
+
+@pytest.fixture(autouse=True)
+def first() -> Generator[Handler]:
+    """What handles the signal before anything here does."""
+    handler = Handler()
+    before = signal.signal(TERM, handler)
+    yield handler
+    signal.signal(TERM, before)
+
+
+async def told(stopping: Stopping) -> bool:
+    os.kill(os.getpid(), TERM)
+    await settle()
+    return stopping.event.is_set()
+
+
+@pytest.mark.anyio
+async def test_it_goes_before_the_handler_that_is_there_and_is_gone_afterwards(first: Handler) -> None:
+    stopping = Stopping()
+    stopping.watch()
+    assert await told(stopping)
+    # Who hears of the stop has a moment for a last word.
+    assert first.told == 0
+    await first.until_told()
+    assert first.told == 1
+    stopping.unwatch()
+    assert signal.getsignal(TERM) is first
+
+
+@pytest.mark.anyio
+async def test_a_second_signal_is_handed_on_at_once(first: Handler) -> None:
+    stopping = Stopping()
+    stopping.watch()
+    assert await told(stopping)
+    os.kill(os.getpid(), TERM)
+    assert first.told == 2
+    stopping.unwatch()
+
+
+@pytest.mark.anyio
+async def test_who_says_it_twice_is_heard_however_busy_the_loop_is(first: Handler) -> None:
+    stopping = Stopping()
+    stopping.watch()
+    os.kill(os.getpid(), TERM)
+    os.kill(os.getpid(), TERM)
+    assert first.told == 2
+    stopping.unwatch()
+
+
+@pytest.mark.anyio
+async def test_what_has_not_been_handed_on_is_when_the_watching_ends(first: Handler) -> None:
+    stopping = Stopping()
+    stopping.watch()
+    assert await told(stopping)
+    assert first.told == 0
+    stopping.unwatch()
+    assert first.told == 1
+
+
+@pytest.mark.anyio
+async def test_a_handler_that_ends_the_process_leaves_none_of_ours_behind() -> None:
+    def leave(number: int, frame: Any) -> None:
+        raise SystemExit(3)
+
+    signal.signal(TERM, leave)
+    stopping = Stopping()
+    stopping.watch()
+    assert await told(stopping)
+    with pytest.raises(SystemExit):
+        stopping.unwatch()
+    assert signal.getsignal(TERM) is leave
+
+
+def test_a_signal_after_the_end_of_its_loop_is_handed_on_at_once(first: Handler) -> None:
+    async def leave_it_there() -> None:
+        Stopping().watch()
+
+    anyio.run(leave_it_there)
+    os.kill(os.getpid(), TERM)
+    assert first.told == 1
+
+
+@pytest.mark.anyio
+async def test_it_goes_before_one_that_is_put_there_later_as_well(first: Handler) -> None:
+    stopping, later = Stopping(), Handler()
+    stopping.watch()
+    # As uvicorn does, which puts back what it found at its end.
+    found = signal.signal(TERM, later)
+    stopping.watch()
+    assert await told(stopping)
+    await later.until_told()
+    assert (first.told, later.told) == (0, 1)
+    signal.signal(TERM, found)
+    stopping.unwatch()
+    assert signal.getsignal(TERM) is first
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("times", [1, 3])
+async def test_watching_again_changes_nothing_if_nobody_else_came(first: Handler, times: int) -> None:
+    stopping = Stopping()
+    stopping.watch()
+    ours = signal.getsignal(TERM)
+    for _ in range(times):
+        stopping.watch()
+    assert signal.getsignal(TERM) is ours
+    stopping.unwatch()
+    assert signal.getsignal(TERM) is first
+
+
+@pytest.mark.anyio
+async def test_handlers_that_stay_are_all_taken_away_from(first: Handler) -> None:
+    stopping, later = Stopping(), Handler()
+    stopping.watch()
+    signal.signal(TERM, later)
+    stopping.watch()
+    stopping.unwatch()
+    # What was there when it came; what is behind that is not its own to change.
+    assert signal.getsignal(TERM) is later
+
+
+@pytest.mark.anyio
+async def test_one_that_is_put_there_last_is_left_alone() -> None:
+    stopping, last = Stopping(), Handler()
+    stopping.watch()
+    signal.signal(TERM, last)
+    stopping.unwatch()
+    assert signal.getsignal(TERM) is last
