@@ -12,7 +12,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -21,34 +21,14 @@ ROOT = Path(__file__).parents[1]
 ROOMS = ("model", "runtime", "protocol")
 """The rooms whose coverage is measured."""
 
-MOST_LINES = 400
-"""Lines from which on a module is too long to be read at a sitting."""
-
-ADDED = tuple(f"cli/commands/{name}" for name in ("store", "worker", "key.py", "encrypt.py", "servers", "completion"))
-"""Commands that came after the budget of the command line was set."""
-BUDGET = 3_600
-"""Lines of `cli` and `doctor`, without the commands that were added."""
+SOURCES = {".py", ".sql", ".lua", ".toml"}
 
 
-def lines_of(paths: Iterable[Path]) -> int:
-    """Lines of these files, and of all modules in these folders; what is not there has none."""
-    return sum(
-        module.read_text(encoding="utf-8").count("\n")
-        for path in paths
-        for module in (path.rglob("*.py") if path.is_dir() else [path] if path.is_file() else [])
-    )
-
-
-def long_modules(package: Path, most: int = MOST_LINES) -> list[str]:
-    """The modules that are too long, with their lines."""
-    sizes = {path.relative_to(package).as_posix(): lines_of([path]) for path in sorted(package.rglob("*.py"))}
-    return [f"{name} ({lines})" for name, lines in sizes.items() if lines > most]
-
-
-def command_line(package: Path) -> tuple[int, int]:
-    """Lines of `cli` and `doctor`: all, and without the commands that were added."""
-    every = lines_of([package / "cli", package / "doctor"])
-    return every, every - lines_of(package / name for name in ADDED)
+def size_of(*folders: Path) -> str:
+    """How many files of source these folders have, and lines in them."""
+    files = [path for folder in folders for path in sorted(folder.rglob("*")) if path.suffix in SOURCES]
+    lines = sum(path.read_text(encoding="utf-8").count("\n") for path in files)
+    return f"{lines:,} lines in {len(files)} files"
 
 
 def tests_of(report: Path) -> tuple[int, float] | None:
@@ -75,16 +55,6 @@ def _covered(summaries: Sequence[dict[str, int]]) -> str:
     return f"{100 * (there - missing) / max(there, 1):.1f} %, {missing} lines and branches not covered"
 
 
-def ways_to_start(tests: Path, harness: Path) -> tuple[int, int]:
-    """Modules that start processes by themselves: in the harness, and beside it."""
-    return _starters(harness), _starters(tests)
-
-
-def _starters(folder: Path) -> int:
-    words = ("subprocess.Popen(", "create_subprocess_exec(", "anyio.open_process(", "multiprocessing.Process(")
-    return sum(any(word in path.read_text(encoding="utf-8") for word in words) for path in sorted(folder.rglob("*.py")))
-
-
 def timed(name: str, command: Sequence[str], cache: Path) -> int:
     """Run a command, write down how long it took, and give back how it ended."""
     start = time.monotonic()
@@ -108,18 +78,7 @@ def time_of(name: str, cache: Path) -> str:
 def report(root: Path) -> list[tuple[str, str]]:
     """Every number, with its name."""
     package, cache = root / "src" / "mcp_tasks", root / ".cache"
-    every, counted = command_line(package)
-    rows = [
-        (
-            "cli + doctor",
-            f"{every} lines; {counted} without added commands; {BUDGET} are wished for",
-        ),
-        (f"modules over {MOST_LINES} lines", ", ".join(long_modules(package)) or "none"),
-        (
-            "modules that start processes",
-            "{} in the harness, {} in the tests".format(*ways_to_start(root / "tests", root / "harness")),
-        ),
-    ]
+    rows = [("src/mcp_tasks", size_of(package)), ("tests and harness", size_of(root / "tests", root / "harness"))]
     for name in ("unit", "everything"):
         run = tests_of(cache / f"{name}.xml")
         if run is not None:
