@@ -83,6 +83,7 @@ AREAS: Mapping[str, str] = {
     "server.creation": "tools",
     "server.sdk": "adapters",
     "server.fast_path": "adapters",
+    "server.slow_clients": "adapters",
     "legacy.server": "legacy.server",
     "legacy.sessions": "legacy.server",
     "legacy.questions": "legacy.server",
@@ -240,7 +241,7 @@ def mapped(page: str) -> dict[str, set[str]]:
     """The words under each room in the map of a page; those of the runtime have a map of their own."""
     rooms: dict[str, set[str]] = {}
     room = ""
-    for line in page.partition("### Room by room")[2].partition("## A call")[0].splitlines():
+    for line in page.partition("```text")[2].partition("```")[0].splitlines():
         named = re.match(r"([\w/]+)/ ", line)
         room = named[1] if named else "runtime" if line.startswith("### The runtime") else room
         rooms.setdefault(room, set()).update(re.findall(r"\w+", line))
@@ -255,7 +256,7 @@ def test_the_map_in_the_architecture_names_every_module_of_a_room(room: str) -> 
 
 
 def test_a_module_that_the_map_lacks_is_noticed() -> None:
-    page = "### Room by room\nmodel/   one · two\n        three\nwire/   four\n## A call"
+    page = "```text\nmodel/   one · two\n        three\nwire/   four\n```"
     assert mapped(page)["model"] == {"model", "one", "two", "three"}
 
 
