@@ -125,6 +125,7 @@ class Rest:
     @asynccontextmanager
     async def stepping(self) -> AsyncGenerator[None]:
         """A step is being done while this is entered."""
+        branch = self._branches.begin_step()
         self._steps += 1
         try:
             await self._resume()
@@ -133,6 +134,7 @@ class Rest:
                 raise asyncio.CancelledError
             yield
         finally:
+            self._branches.end_step(branch)
             self._steps -= 1
             self._rest_if_idle()
 
