@@ -12,7 +12,7 @@ import contextvars
 import gc
 import inspect
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
@@ -408,6 +408,7 @@ class Branches:
         self._in_our_hands: set[asyncio.Task[Any]] = set()
         self._rested = asyncio.Event()
         self._giving_up: set[asyncio.Task[Any]] = set()
+        self._in_steps: Counter[asyncio.Task[Any]] = Counter()
         self._over = False
         self.cancelled: int = 0
         """How many branches were seen to be cancelled: what they had recorded is not missed."""
@@ -459,6 +460,18 @@ class Branches:
         self._in_our_hands.discard(task)
         self._giving_up.discard(task)
 
+    def begin_step(self) -> asyncio.Task[Any]:
+        """The calling branch does a step from now on. Pass what this returns to `end_step`."""
+        task = this_task()
+        self._in_steps[task] += 1
+        return task
+
+    def end_step(self, task: asyncio.Task[Any]) -> None:
+        """The branch has left the step; it may still be in another one around it."""
+        self._in_steps[task] -= 1
+        if not self._in_steps[task]:
+            del self._in_steps[task]
+
     def can_advance(self) -> bool:
         """Whether some branch may go on without us. True where that cannot be told."""
         return bool(self._advancing())
@@ -497,6 +510,13 @@ class Branches:
         self._over = True
         for task in (self._in_our_hands | self._giving_up) - {self._own}:
             task.cancel()
+
+    def cancel_steps(self) -> None:
+        """The run was stopped, and its tool has ended: the steps that it left at work may be begun by another run."""
+        for task in self._in_steps.keys() - {self._own}:
+            # One that the tool has cancelled is on its way out, and is not to be disturbed in that.
+            if not task.cancelling():
+                task.cancel()
 
     def let_go(self) -> None:
         """The run is over, and nothing of it is looked for any more: let it be freed."""

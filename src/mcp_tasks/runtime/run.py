@@ -1147,6 +1147,8 @@ class Run:
         self.branches.cancel_leftovers()
 
     def _clear_up(self) -> None:
+        # A step that a tool leaves behind when it returns may go on: no other run will begin it.
+        was_stopped = self.life.state in (State.STOPPING, State.JUDGED)
         self.life.take(Turn.ENDED)
         if self._leaving is not None:
             self._leaving.stay()
@@ -1156,4 +1158,6 @@ class Run:
         if self._helpers is not None:
             self._helpers.cancel()
         self.branches.cancel_leftovers()
+        if was_stopped:
+            self.branches.cancel_steps()
         self.branches.let_go()

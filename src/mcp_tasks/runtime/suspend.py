@@ -598,6 +598,7 @@ class Rest:
     @asynccontextmanager
     async def stepping(self) -> AsyncGenerator[None]:
         """A step is being done while this is entered."""
+        branch = self._branches.begin_step()
         self._steps += 1
         try:
             await self._resume()
@@ -606,6 +607,7 @@ class Rest:
                 raise asyncio.CancelledError
             yield
         finally:
+            self._branches.end_step(branch)
             self._steps -= 1
             self._rest_if_idle()
 

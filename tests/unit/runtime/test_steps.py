@@ -6,10 +6,11 @@ import asyncio
 import inspect
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from datetime import timedelta
 from typing import Any
 
+import anyio
 import pytest
 
 from mcp_tasks.errors import InvalidOption, UsageError, ValueNotStorable
@@ -19,6 +20,7 @@ from mcp_tasks.runtime import Body, Ending, Retry, Run, ToolPolicy, current_task
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.stores.base import WorkLimits
 from tests.unit.running import (
+    CLIENT,
     FailingStore,
     Finished,
     answer,
@@ -386,3 +388,80 @@ async def test_a_sync_step_that_was_done_when_the_tool_gave_up_on_it_is_not_done
     async with running(body) as runtime:
         record = await until_final(runtime, await launch(runtime))
         assert (record.result, len(times)) == (({"value": 2}, 2) if fails else ({"value": 1}, 1))
+
+
+async def _leaves_its_steps(*steps: Coroutine[Any, Any, Any]) -> None:
+    """Wait for the first of them. Unlike a gather, this cancels none when it is cancelled itself."""
+    await asyncio.wait([asyncio.create_task(step) for step in steps], return_when=asyncio.FIRST_COMPLETED)
+
+
+async def test_a_step_that_is_at_work_beside_the_tool_ends_with_a_run_that_is_stopped() -> None:
+    """Another run may begin it, and a step is not to be done by two runs at a time."""
+    ended: list[str] = []
+
+    async def work(name: str) -> None:
+        try:
+            await anyio.sleep_forever()
+        finally:
+            ended.append(name)
+
+    async def around() -> None:
+        await current_task().step("inner", work, "inner")
+
+    async def body(run: Run) -> Ending:
+        await _leaves_its_steps(current_task().step("alone", work, "alone"), current_task().step("outer", around))
+        raise AssertionError("no step ends")
+
+    async with running(body) as runtime:
+        task = await until(runtime, await launch(runtime), lambda record: record.attempt == 1)
+        await settle()
+        await runtime.cancel(task, "enough", actor=CLIENT)
+        await settle()
+        assert sorted(ended) == ["alone", "inner"]
+
+
+async def test_a_step_that_the_tool_has_cancelled_is_not_disturbed_by_the_end_of_its_run() -> None:
+    cleared: list[str] = []
+    may_clear = asyncio.Event()
+
+    async def work() -> None:
+        try:
+            await anyio.sleep_forever()
+        finally:
+            await may_clear.wait()
+            cleared.append("up")
+
+    async def body(run: Run) -> Ending:
+        branch = asyncio.create_task(current_task().step("work", work))
+        await settle()
+        branch.cancel()
+        await asyncio.wait({branch})
+        raise AssertionError("the step does not end before its run")
+
+    async with running(body) as runtime:
+        task = await until(runtime, await launch(runtime), lambda record: record.attempt == 1)
+        await settle()
+        await runtime.cancel(task, "enough", actor=CLIENT)
+        await settle()
+        may_clear.set()
+        await settle()
+        assert cleared == ["up"]
+
+
+async def test_a_step_that_a_tool_leaves_behind_when_it_returns_goes_on() -> None:
+    may_end, done = asyncio.Event(), asyncio.Event()
+
+    async def work() -> None:
+        await may_end.wait()
+        done.set()
+
+    async def body(run: Run) -> Ending:
+        await _leaves_its_steps(current_task().step("slow", work), current_task().step("quick", asyncio.sleep, 0))
+        return ok()
+
+    async with running(body) as runtime:
+        await until_final(runtime, await launch(runtime))
+        await settle()
+        may_end.set()
+        await settle()
+        assert done.is_set()
