@@ -253,7 +253,9 @@ class _Call:
             process.kill()
         elif fault is CallFault.HANGS:
             self._fail_after(world.plan.call_timeout, may_have_happened=True)
-        elif strike is not None and fault is CallFault.LATE:
+        elif strike is not None and (
+            fault is CallFault.LATE or (fault is CallFault.SLOW and strike.seconds >= world.plan.call_timeout)
+        ):
             self._fail_after(world.plan.call_timeout, may_have_happened=True)
             # Nothing remembers a task that has ended and expired. So a task lives longer than its creation is late.
             late = min(strike.seconds, LONGEST_CREATION) if self._verb == "create" else strike.seconds

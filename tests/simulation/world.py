@@ -37,6 +37,9 @@ LONG_ENOUGH = 450.0
 """Seconds without a change of any open task after which they wait forever, where all is healthy and all questions are
 answered: longer than any sleep, and than the pauses with which sweeps submit a task again (`Idleness`)."""
 
+LEFT_BRANCHES_END = 15.0
+"""Seconds in which branches that tools left behind end."""
+
 LAST = 10_000.0
 """Seconds after which a world that goes on is one that turns in a circle."""
 
@@ -205,7 +208,7 @@ class World:
 
     def _stop_all(self) -> None:
         # Branches that tools left behind end as well.
-        self._pass(15.0)
+        self._pass(LEFT_BRANCHES_END)
         # Only a process that has started is told to stop: one may still be cut off, or stopping to make way for the
         # next of its machine. One that never starts is found below, as it does not stop either.
         until = self.clockwork.now + LONG_ENOUGH
@@ -240,9 +243,10 @@ class World:
         """A process has stopped in order: nothing of it is left.
 
         A request that came just before, for example while the process was paused, is answered to the end. It may start
-        tasks of its own meanwhile, such as the sending of a message.
+        tasks of its own meanwhile, such as the sending of a message. Branches that tools left behind in a process that
+        was paused until now had no time to end.
         """
-        if process.requests:
+        if process.requests or self.clockwork.now < process.halted_until + LEFT_BRANCHES_END:
             return
         left = [task.get_name() for task in process.loop.living if task is not process.stopping]
         if left and process.reach is Reach.OK and self.is_healthy:
