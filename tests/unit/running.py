@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import math
 import time
-from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import anyio
 import anyio.lowlevel
@@ -28,10 +31,15 @@ from mcp_tasks.stores.base import Hint, LocalNotifier, Ready, Share, WorkLimits
 LIMIT = 5.0
 """Seconds after which a test that waits has failed."""
 
+HOUR, SECOND = timedelta(hours=1), timedelta(seconds=1)
+
 CLIENT = Actor("client")
+REQUEST = TaskRequest(name="tool", arguments={})
 
 ONCE = ToolPolicy(rerun=False)
 RERUN = ToolPolicy(rerun=True)
+PARKS = ToolPolicy(rerun=True, park_after=timedelta(0))
+"""Its runs leave memory as soon as they wait."""
 
 # Nothing happens by itself: tests sweep when they want it. No test waits for a drain that it did not ask for.
 QUIET = Settings(
@@ -75,6 +83,45 @@ def ok(value: Any = "ok") -> Success:
 
 def question(message: str) -> InputRequest:
     return InputRequest(method="elicitation/create", params={"message": message})
+
+
+async def at_once(run: Run) -> Ending:
+    return ok()
+
+
+async def never_ending(run: Run) -> Ending:
+    await anyio.sleep_forever()
+    raise AssertionError("unreachable")
+
+
+async def asks(run: Run) -> Ending:
+    return ok(await run.ask(question("Sure?")))
+
+
+def opened_by(gate: anyio.Event) -> Body:
+    """A tool that ends when the gate is open."""
+
+    async def body(run: Run) -> Ending:
+        await gate.wait()
+        return ok()
+
+    return body
+
+
+def telling(stopped: anyio.Event) -> Body:
+    """A tool that works until it is stopped, and says so then."""
+
+    async def body(run: Run) -> Ending:
+        try:
+            return await never_ending(run)
+        finally:
+            stopped.set()
+
+    return body
+
+
+def loop_time() -> float:
+    return asyncio.get_running_loop().time()
 
 
 def describe(exc: Exception) -> dict[str, Any]:
@@ -216,11 +263,39 @@ async def until_asking(runtime: TaskRuntime, task: TaskRecord) -> TaskRecord:
     return await until(runtime, task, lambda record: record.status is TaskStatus.INPUT_REQUIRED)
 
 
+async def started(runtime: TaskRuntime, tool: str = "tool", **options: Any) -> TaskRecord:
+    """A new task, once a run has it."""
+    return await until(runtime, await launch(runtime, tool, **options), lambda record: record.worker is not None)
+
+
+async def until_parked(runtime: TaskRuntime, task: TaskRecord, key: str | None = None) -> TaskRecord:
+    """The task once it has begun, no run has it, and it asks that, if anything."""
+    return await until(
+        runtime,
+        task,
+        lambda record: bool(record.attempt) and record.worker is None and key in {None, *record.inputs.outstanding},
+    )
+
+
+def error_type(task: Finished) -> str | None:
+    return None if task.error is None else task.error["data"]["type"]
+
+
 async def answer(runtime: TaskRuntime, task: TaskRecord, **answers: Any) -> TaskRecord:
     """Answer open questions by key, with `_` for the dash that keyword arguments cannot have."""
-    record = await runtime.get(task.id, owner=None)
+    record = await runtime.find(task.id)
     responses = {key.replace("_", "-"): value for key, value in answers.items()}
     return await runtime.answer(record, responses, actor=CLIENT)
+
+
+async def twice(body: Body, **options: Any) -> Finished:
+    """The outcome of a tool that asks at its end: it leaves memory there, and is started again by the answer."""
+    async with running(body, **{"policy": PARKS, **options}) as runtime:
+        task = await until_parked(runtime, await launch(runtime))
+        await runtime.answer(task, dict.fromkeys(task.inputs.outstanding, "yes"), actor=CLIENT)
+        record = await until_final(runtime, task)
+        assert record.attempt == 2
+        return record
 
 
 async def cancel(runtime: TaskRuntime, task: TaskRecord, reason: str = "enough") -> TaskRecord:
@@ -231,6 +306,56 @@ async def settle(rounds: int = 50) -> None:
     """Let everything happen that can happen now without waiting for time."""
     for _ in range(rounds):
         await anyio.lowlevel.checkpoint()
+
+
+VERBS = frozenset(
+    name for name, _ in inspect.getmembers_static(MemoryStore, inspect.iscoroutinefunction) if not name.startswith("_")
+)
+
+Meddle: TypeAlias = Callable[..., Awaitable[object]]
+
+
+class MeddledStore(MemoryStore):
+    """Has something happen before or after some of its verbs, and counts what it is asked.
+
+    Attributes:
+        before: By verb, what is called first, with the same arguments. What it raises is what the store says.
+        after: What is called once the verb has done its work, with what it gave and its arguments.
+    """
+
+    def __init__(self, **before: Meddle) -> None:
+        super().__init__()
+        self.before: dict[str, Meddle] = before
+        self.after: dict[str, Meddle] = {}
+        self.calls: Counter[str] = Counter()
+
+    def __getattribute__(self, name: str) -> Any:
+        found = super().__getattribute__(name)
+        if name not in VERBS:
+            return found
+
+        async def call(*args: Any, **options: Any) -> Any:
+            self.calls[name] += 1
+            if name in self.before:
+                await self.before[name](*args, **options)
+            given = await found(*args, **options)
+            if name in self.after:
+                await self.after[name](given, *args, **options)
+            return given
+
+        return call
+
+    def refuse(self, failure: Exception, *verbs: str, times: float = math.inf) -> None:
+        """Fail in these verbs, or in all, that often."""
+        left = times
+
+        async def fail(*args: Any, **options: Any) -> None:
+            nonlocal left
+            if left > 0:
+                left -= 1
+                raise failure
+
+        self.before |= dict.fromkeys(verbs or VERBS - {"open", "close"}, fail)
 
 
 class PausingStore(MemoryStore):

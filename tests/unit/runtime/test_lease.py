@@ -1,31 +1,72 @@
-"""Who is alive: what a process sees of the others, and what it does when it cannot say so itself."""
+"""Who is alive: a process that cannot say so stops its runs before another one takes them. Simulated time.
+
+The settings are the usual ones: what is tested is their proportions.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import os
+import subprocess
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
+from dataclasses import dataclass, replace
 from datetime import timedelta
-from itertools import accumulate
+from functools import partial
+from itertools import accumulate, pairwise
+from typing import Any
 
 import anyio
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness.thoroughness import examples
 from mcp_tasks.errors import StoreUnavailable
-from mcp_tasks.runtime.lease import Lease, LeaseTimes, Watch, uptime
-from tests.unit.processes import dead_worker, other_process
-from tests.unit.running import Seconds
-from tests.unit.virtual_time import SIMULATED, VirtualTimeLoop, block, time_passes
+from mcp_tasks.model import JournalEntry, RunStarted, TaskRecord, TaskStatus
+from mcp_tasks.model.machine import RunLost
+from mcp_tasks.model.record import Actor
+from mcp_tasks.runtime import Body, Ending, Run, Settings, TaskRuntime, ToolPolicy, current_task
+from mcp_tasks.runtime.lease import HEARTBEATS_PER_LEASE, LeaseTimes, Watch, uptime
+from mcp_tasks.runtime.steps import Retry
+from mcp_tasks.stores import MemoryStore
+from tests.unit.losing import ANOTHER, as_of_now
+from tests.unit.running import (
+    CLIENT,
+    HOUR,
+    ONCE,
+    REQUEST,
+    RERUN,
+    DeafStore,
+    Meddle,
+    MeddledStore,
+    Seconds,
+    at_once,
+    finished,
+    launch,
+    loop_time,
+    never_ending,
+    ok,
+    opened_by,
+    question,
+    running,
+    settle,
+    started,
+    until,
+    until_final,
+)
+from tests.unit.virtual_time import SIMULATED, block, time_passes
 
-LEASE = timedelta(seconds=15)
-SECOND = timedelta(seconds=1)
-TIMES = LeaseTimes.of(LEASE, SECOND)
-SILENCE = timedelta(seconds=TIMES.takeover)
+pytestmark = pytest.mark.anyio
+
+USUAL = Settings()
+LEASE = USUAL.lease_duration.total_seconds()
+TIMES = LeaseTimes.of(USUAL.lease_duration, HOUR)
+SHORT = TIMES.stop - TIMES.heartbeat * 1.25
+"""An outage that begins just before a heartbeat, and ends before the runs are stopped."""
+
+LONG = 1_000.0
+"""Seconds of simulated time after which a test that waits has failed."""
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +107,7 @@ class Look:
 LOOKS = st.builds(Look, after=st.floats(0, 20), read_after=st.floats(0, 6), answered_after=st.floats(0, 6))
 
 
+@settings(max_examples=examples(40))
 @given(
     sweep=st.floats(0.01, 60),
     renewals=st.lists(st.tuples(st.floats(0.01, 10), st.floats(0, 10)), min_size=1, max_size=8),
@@ -77,7 +119,7 @@ def test_no_task_is_taken_over_before_the_last_child_of_its_worker_was_killed(
 ) -> None:
     """Renewals are carried out some time after they were sent, and maybe never acknowledged. The observer looks
     rarely and slowly, and its clock runs at another rate."""
-    times = LeaseTimes.of(LEASE, timedelta(seconds=sweep))
+    times = LeaseTimes.of(USUAL.lease_duration, timedelta(seconds=sweep))
     sent = list(accumulate(after for after, _ in renewals))
     carried_out = list(accumulate((at + late for at, (_, late) in zip(sent, renewals, strict=True)), max))
 
@@ -96,401 +138,566 @@ def test_no_task_is_taken_over_before_the_last_child_of_its_worker_was_killed(
         if watch.dead({"elsewhere": read}, asked=asked * rate):
             # The last of those that the store had taken when it was asked. A later one is refused to what it was.
             last = sent[read - 2] if read > 1 else 0.0
-            assert now >= last + times.kill + LEASE.total_seconds() / 20
+            assert now >= last + times.kill + LEASE / 20
 
 
-# What is seen of the others
-
-
-class Observer:
-    """Looks at the heartbeats of one other process, on a clock that the test moves."""
-
-    def __init__(self, worker: str = "elsewhere") -> None:
-        self.clock = Seconds()
-        self.worker = worker
-        self._watch = Watch(TIMES, clock=self.clock)
-
-    def finds_it_dead(self, beats: int, *, after: timedelta = timedelta(0)) -> bool:
-        self.clock.advance(after)
-        heartbeats = {self.worker: beats, "alive": int(self.clock())}
-        return self._watch.dead(heartbeats, asked=self.clock()) == [self.worker]
-
-    def dies_after(self, beats: int, *, every: timedelta) -> timedelta:
-        """How long the heartbeat stays the same until the process counts as dead."""
-        silent = timedelta(0)
-        while not self.finds_it_dead(beats, after=every):
-            silent += every
-            assert silent < 100 * LEASE, "it never counts as dead"
-        return silent + every
-
-
-def test_a_process_whose_heartbeat_changes_is_alive_however_long_it_lives() -> None:
-    observer = Observer()
-    assert not any(observer.finds_it_dead(beats, after=4 * SECOND) for beats in range(1, 1_000))
-
-
-def test_a_process_is_dead_when_its_heartbeat_has_not_changed_for_as_long_as_its_runs_may_go_on() -> None:
-    observer = Observer()
-    assert not observer.finds_it_dead(7)
-    assert observer.dies_after(7, every=SECOND) == SILENCE
-
-
-def test_every_change_of_a_heartbeat_begins_the_lease_anew() -> None:
-    observer = Observer()
-    for beats in (7, 8, 3):
-        observer.finds_it_dead(beats)
-        assert not any(observer.finds_it_dead(beats, after=SECOND) for _ in range(13))
-    assert observer.finds_it_dead(3, after=SECOND)
-
-
-def test_a_process_that_is_seen_for_the_first_time_is_not_dead_however_late_that_is() -> None:
-    observer = Observer()
-    assert not observer.finds_it_dead(7, after=100 * LEASE)
-
-
-def test_time_in_which_nobody_looked_proves_nothing() -> None:
-    observer = Observer()
-    observer.finds_it_dead(7)
-    # A blocked event loop, a laptop that slept: however long it was, it counts for one step.
-    assert not observer.finds_it_dead(7, after=1_000 * LEASE)
-    assert not observer.finds_it_dead(7, after=timedelta(seconds=5))
-    assert observer.finds_it_dead(7, after=timedelta(seconds=5))
-
-
-def test_a_clock_that_goes_back_proves_nothing() -> None:
-    observer = Observer()
-    observer.finds_it_dead(7)
-    assert not observer.finds_it_dead(7, after=-100 * LEASE)
-    assert observer.dies_after(7, every=SECOND) == SILENCE
-
-
-def test_time_in_which_an_answer_was_on_its_way_proves_nothing() -> None:
-    clock = Seconds()
-    watch = Watch(TIMES, clock=clock)
-    watch.dead({"a": 7}, asked=clock())
-    for _ in range(10):
-        clock.advance(SECOND)
-        asked = clock()
-        # It may have been renewed since the store read it.
-        clock.advance(10 * SECOND)
-        assert watch.dead({"a": 7}, asked=asked) == []
-
-
-def test_a_process_that_was_away_is_watched_from_its_return() -> None:
-    watch_clock = Seconds()
-    watch = Watch(TIMES, clock=watch_clock)
-    for heartbeats in ({"a": 7}, {}, {"a": 7}):
-        assert watch.dead(heartbeats, asked=watch_clock()) == []
-        watch_clock.advance(LEASE)
-
-
-def test_a_process_that_signed_off_or_never_signed_on_is_dead_at_once() -> None:
-    assert Observer().finds_it_dead(0)
-
-
-def test_a_process_whose_heartbeat_a_failover_lost_is_waited_for() -> None:
-    observer = Observer()
-    observer.finds_it_dead(7)
-    assert not observer.finds_it_dead(0, after=SECOND)
-    assert observer.dies_after(0, every=SECOND) == timedelta(seconds=5)
-
-
-@pytest.mark.skipif(os.name == "nt", reason="there is no asking about another process")
-def test_a_process_of_this_machine_that_is_gone_is_dead_at_once() -> None:
-    assert Observer(dead_worker()).finds_it_dead(7)
-
-
-def test_a_process_that_lives_and_is_silent_is_dead_after_the_lease() -> None:
-    with other_process() as (alive, _):
-        observer = Observer(alive)
-        assert not observer.finds_it_dead(7)
-        assert observer.dies_after(7, every=SECOND) == SILENCE
-
-
-def test_uptime_does_not_go_back() -> None:
-    assert 0 < uptime() <= uptime()
-
-
-@pytest.mark.parametrize("missing", [["CLOCK_BOOTTIME"], ["CLOCK_BOOTTIME", "CLOCK_MONOTONIC"]], ids=len)
+@pytest.mark.parametrize("missing", [[], ["CLOCK_BOOTTIME"], ["CLOCK_BOOTTIME", "CLOCK_MONOTONIC"]], ids=len)
 def test_uptime_is_told_by_the_best_clock_that_a_machine_has(
     missing: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for clock in missing:
         monkeypatch.delattr(time, clock, raising=False)
-    before = time.monotonic()
-    assert before <= uptime() <= time.monotonic()
+    assert 0 < uptime() <= uptime()
+    if missing:
+        before = time.monotonic()
+        assert before <= uptime() <= time.monotonic()
 
 
-# One's own
+# A process and its lease
 
 
-class Process:
-    """A process with a lease, whose store does what the test says, and a log of what happens to it."""
+class Net(MeddledStore):
+    """A store from which a process can be cut off: its heartbeats do not arrive, nor anything if nothing should."""
 
-    def __init__(self, times: LeaseTimes = TIMES) -> None:
-        self.log: list[str] = []
+    def __init__(self) -> None:
+        super().__init__(heartbeat=self._beat, get=self._pass, save=self._save, claimed=self._claimed)
+        self.after["heartbeat"] = self._noted
+        self.cut: set[str] = set()
+        self.down = False
         self.beats: list[float] = []
-        self.refuses: Exception | None = None
-        self.hangs = False
-        self.hangs_for = max(60.0, times.takeover * 4)
-        self.fails_after = 0.0
+        """When the heartbeats that arrived were sent."""
         self.answers_after = 0.0
-        self.clings = False
-        self.cannot_take_up = 0
-        self.takes_up_for = 0.0
+        self.hangs: anyio.Event | None = None
+        """If there is one, the next write of a step hangs until it is set, and fails then if `fails`."""
+        self.fails = True
+        self.claims_take = 0.0
+        self.claims_fail = 0
+
+    async def _beat(self, worker: str, **options: Any) -> None:
+        await self._pass()
+        if worker in self.cut:
+            raise StoreUnavailable("the network is down")
+        self.beats.append(loop_time())
+
+    async def _noted(self, *args: Any, **options: Any) -> None:
+        await time_passes(self.answers_after)
+
+    async def _save(self, record: TaskRecord, *, entries: Sequence[JournalEntry] = (), **options: Any) -> None:
+        await self._pass()
+        if entries and self.hangs is not None:
+            hangs, self.hangs = self.hangs, None
+            await hangs.wait()
+            if self.fails:
+                raise StoreUnavailable("the network is down")
+
+    async def _claimed(self, *args: Any, **options: Any) -> None:
+        await time_passes(self.claims_take)
+        if self.claims_fail:
+            self.claims_fail -= 1
+            raise StoreUnavailable("the disk is full")
+
+    async def _pass(self, *args: Any, **options: Any) -> None:
+        if self.down:
+            raise StoreUnavailable("the network is down")
+
+
+class Machine:
+    """Where a process runs: it may sleep, and its uptime goes on meanwhile."""
+
+    def __init__(self) -> None:
         self.slept = 0.0
-        self.sleeps_in_a_beat = 0.0
-        self.stopped_at: float | None = None
-        self.killed_at: float | None = None
-        self.began = asyncio.get_running_loop().time()
-        self.lease = Lease(
-            times,
-            heartbeat=self._beat,
-            look=self._look,
-            stop_runs=self._stop,
-            kill_children=self._kill,
-            take_up=self._take_up,
-            clock=self.uptime,
-        )
 
     def uptime(self) -> float:
-        return asyncio.get_running_loop().time() + self.slept
+        return loop_time() + self.slept
 
-    def silent_for(self) -> float:
-        """Seconds from the last heartbeat that the store took to the stop of the runs."""
-        assert self.stopped_at is not None
-        return self.stopped_at - (self.beats[-1] if self.beats else self.began)
 
-    async def _beat(self) -> None:
-        while self.hangs:
+def process(
+    body: Body, store: MemoryStore, policy: ToolPolicy = RERUN, machine: Machine | None = None
+) -> AbstractAsyncContextManager[TaskRuntime]:
+    return running(
+        body,
+        store=store,
+        policy=policy,
+        monotonic=loop_time,
+        uptime=(machine or Machine()).uptime,
+        lease_duration=USUAL.lease_duration,
+        sweep_interval=USUAL.sweep_interval,
+    )
+
+
+class Log:
+    """What runs did, in order, and when the last one was stopped."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.stopped_at = 0.0
+
+    def body(self, name: str) -> Body:
+        """A tool that works until it is stopped."""
+
+        async def work(run: Run) -> Ending:
+            self.lines.append(f"{name} starts run {run.attempt}")
             try:
-                await time_passes(self.hangs_for)
-            except asyncio.CancelledError:
-                # As a driver that tells its server first, by a network that is cut.
-                if not self.clings:
-                    raise
-        if self.refuses is not None:
-            await time_passes(self.fails_after)  # sleep: a store that takes its time to fail
-            raise self.refuses
-        self.beats.append(self.uptime())
-        await time_passes(self.answers_after)  # sleep: a store that takes its time to answer
-        self.log.append("beat")
-        self.slept, self.sleeps_in_a_beat = self.slept + self.sleeps_in_a_beat, 0.0
+                return await never_ending(run)
+            finally:
+                said = "told to stop" if current_task().cancelled else "not told"
+                self.lines.append(f"{name} ends run {run.attempt}, {said}")
+                self.stopped_at = loop_time()
 
-    async def _look(self) -> None:
-        if self.refuses is not None:
-            raise self.refuses
-        self.log.append("look")
-
-    def _stop(self) -> None:
-        self.stopped_at = self.uptime()
-        self.log.append("stop")
-
-    def _kill(self) -> None:
-        self.killed_at = self.uptime()
-        self.log.append("kill")
-
-    async def _take_up(self) -> None:
-        if self.cannot_take_up:
-            self.cannot_take_up -= 1
-            raise StoreUnavailable("the disk is full")
-        await time_passes(self.takes_up_for)
-        self.log.append("take up")
+        return work
 
 
-@asynccontextmanager
-async def serving(times: LeaseTimes = TIMES) -> AsyncGenerator[Process]:
-    process = Process(times)
-    keeping = asyncio.create_task(process.lease.keep())
-    try:
-        yield process
-    finally:
-        keeping.cancel()
-        await asyncio.wait({keeping})
-
-
-async def until(reached: Callable[[], bool]) -> None:
-    """Return when that is so; looked at every tenth of a second of the time that is not waited for."""
-    with anyio.fail_after(1_000):
-        while not reached():
+async def until_so(condition: Callable[[], object]) -> None:
+    """Return when that is so, on simulated time."""
+    with anyio.fail_after(LONG):
+        while not condition():
             await time_passes(0.1)
 
 
-@pytest.mark.anyio
-async def test_a_lease_is_renewed_several_times_in_its_length() -> None:
-    async with serving() as process:
-        await time_passes(10 * LEASE.total_seconds())
-        gaps = [later - earlier for earlier, later in zip(process.beats, process.beats[1:], strict=False)]
-        assert max(gaps) <= LEASE.total_seconds() / 3
-        assert set(process.log) == {"beat"}
+async def without_lease(runtime: TaskRuntime) -> None:
+    await until_so(lambda: not runtime.lease.is_valid)
 
 
-@pytest.mark.anyio
-async def test_a_store_that_is_away_for_a_heartbeat_less_than_two_thirds_of_the_lease_stops_nothing() -> None:
-    async with serving() as process:
-        await time_passes(LEASE.total_seconds())
-        process.refuses = StoreUnavailable("the disk is full")
-        await time_passes(TIMES.stop - TIMES.heartbeat * 1.25)
-        process.refuses = None
-        await time_passes(LEASE.total_seconds())
-        assert (process.lease.is_valid, set(process.log)) == (True, {"beat"})
+async def test_a_lease_is_renewed_several_times_in_its_length_and_a_short_outage_stops_nothing() -> None:
+    net, log = Net(), Log()
+    async with process(log.body("one"), net) as one:
+        task = await started(one)
+        await time_passes(10 * LEASE)
+        assert max(later - earlier for earlier, later in pairwise(net.beats)) <= LEASE / 3
+        for _ in range(10):
+            net.down = True
+            await time_passes(SHORT)
+            net.down = False
+            await time_passes(LEASE / 2)
+        assert (await as_of_now(one, task)).attempt == 1
+        assert log.lines == ["one starts run 1"]
 
 
-@pytest.mark.parametrize("how", ["refuses", "hangs", "clings", "breaks"])
-@pytest.mark.anyio
-async def test_a_process_that_cannot_renew_stops_its_runs_before_its_lease_is_over(how: str) -> None:
-    async with serving() as process:
-        await time_passes(LEASE.total_seconds())
-        process.hangs, process.clings = how in ("hangs", "clings"), how == "clings"
-        process.refuses = {"refuses": StoreUnavailable("full"), "breaks": RuntimeError("a defect")}.get(how)
-        await until(lambda: process.stopped_at is not None)
-        assert process.silent_for() == pytest.approx(TIMES.stop)
-        assert not process.lease.is_valid
-        process.hangs = False
+async def fails_after(seconds: float, *args: Any, **options: Any) -> None:
+    await time_passes(seconds)
+    raise StoreUnavailable("the network is cut")
 
 
-@pytest.mark.parametrize("fails_after", [0.0, 1.0, 2.4, 2.6, 4.9, 60.0])
-@pytest.mark.anyio
-async def test_however_slowly_a_store_fails_the_runs_stop_well_before_others_may_claim_them(fails_after: float) -> None:
-    async with serving() as process:
-        await time_passes(LEASE.total_seconds())
-        process.fails_after, process.refuses = fails_after, StoreUnavailable("the network is cut")
-        await until(lambda: process.stopped_at is not None)
-        assert process.silent_for() == pytest.approx(TIMES.stop)
+async def breaks(*args: Any, **options: Any) -> None:
+    raise RuntimeError("a defect")
 
 
-@given(lease=LENGTHS, phase=st.floats(0, 1), how=st.sampled_from(["refuses", "hangs", "clings", "answers late"]))
-def test_runs_stop_and_children_are_killed_in_time_for_every_lease_and_outage(
-    lease: float, phase: float, how: str
-) -> None:
-    times = LeaseTimes.of(timedelta(seconds=lease), timedelta(seconds=lease))
-
-    async def cut_off() -> None:
-        async with serving(times) as process:
-            await time_passes(times.heartbeat * (2 + phase))
-            last = process.beats[-1]
-            process.hangs, process.clings = how in ("hangs", "clings"), how == "clings"
-            process.refuses = StoreUnavailable("full") if how == "refuses" else None
-            process.answers_after = times.takeover if how == "answers late" else 0.0
-            await time_passes(lease * 2)
-            assert process.stopped_at is not None
-            assert process.killed_at is not None
-            assert process.stopped_at - last == pytest.approx(times.stop, rel=1e-3)
-            assert process.killed_at - last == pytest.approx(times.kill, rel=1e-3)
-            process.hangs = False
-
-    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
-        runner.run(cut_off())
+async def clings(*args: Any, **options: Any) -> None:
+    """As a driver that tells its server first when it is cancelled, by a network that is cut."""
+    end = loop_time() + 4 * LEASE
+    while loop_time() < end:
+        with suppress(asyncio.CancelledError):
+            await time_passes(end - loop_time())
 
 
-@pytest.mark.anyio
-async def test_a_renewal_that_comes_back_after_the_runs_were_stopped_does_not_revive_them() -> None:
-    async with serving() as process:
-        process.refuses = StoreUnavailable("the disk is full")
-        await time_passes(TIMES.stop - 0.8)
-        process.refuses, process.answers_after = None, 2.0
-        await until(lambda: process.stopped_at is not None)
-        sent = process.beats[-1]
-        assert process.uptime() < sent + 2.0, "a renewal is under way, and does not hold up the stop"
-        assert not process.lease.is_valid
-        await until(lambda: process.lease.is_valid)
-        assert process.log == ["stop", "kill", "beat", "kill", "look", "take up"]
+@pytest.mark.parametrize(
+    "outage",
+    [breaks, clings, *(partial(fails_after, seconds) for seconds in (0.0, 1.0, 2.4, 2.6, 4.9, 60.0))],
+    ids=lambda outage: getattr(outage, "__name__", None) or f"fails after {outage.args[0]} s",
+)
+async def test_however_a_store_fails_the_runs_stop_well_before_others_may_claim_them(outage: Meddle) -> None:
+    net, log = Net(), Log()
+    async with process(log.body("one"), net) as one:
+        await started(one)
+        await time_passes(LEASE)
+        working, net.before["heartbeat"] = net.before["heartbeat"], outage
+        await until_so(lambda: log.stopped_at)
+        assert log.stopped_at - net.beats[-1] == pytest.approx(TIMES.stop, abs=0.01)
+        assert not one.lease.is_valid
+        net.before["heartbeat"] = working
 
 
-@pytest.mark.anyio
-async def test_a_renewal_that_is_answered_late_counts_from_when_it_was_sent() -> None:
-    async with serving() as process:
-        process.answers_after = TIMES.heartbeat * 1.5
-        await until(lambda: "beat" in process.log)
-        process.hangs = True
-        await until(lambda: process.stopped_at is not None)
-        assert process.stopped_at == pytest.approx(process.beats[-1] + TIMES.stop)
+async def test_a_renewal_that_is_answered_late_counts_from_when_it_was_sent_and_not_once_runs_are_stopped() -> None:
+    net, log = Net(), Log()
+    async with process(log.body("one"), net) as one:
+        await started(one)
+        net.answers_after = TIMES.stop + 1
+        await time_passes(TIMES.heartbeat)
+        sent = net.beats[-1]
+        await without_lease(one)
+        assert log.stopped_at <= sent + TIMES.stop
+        await time_passes(sent + TIMES.stop + 1 - loop_time())
+        assert log.lines == ["one starts run 1", "one ends run 1, told to stop"]
 
 
-@pytest.mark.anyio
-async def test_a_process_whose_event_loop_was_blocked_asks_the_store_before_it_stops_anything() -> None:
-    async with serving() as process:
-        await time_passes(LEASE.total_seconds())
-        block(TIMES.stop + 0.5)
-        await time_passes(LEASE.total_seconds())
-        assert "stop" not in process.log
-        assert process.lease.is_valid
+async def test_a_process_that_is_cut_off_stops_its_runs_before_another_one_claims_them() -> None:
+    net, log = Net(), Log()
+    async with process(log.body("one"), net) as one, process(log.body("other"), net) as other:
+        task = await started(one)
+        await time_passes(LEASE)
+        net.cut.add(one.worker)
+        taken = await until(other, task, lambda record: record.worker == other.worker, LONG)
+        await settle()
+        assert log.lines == ["one starts run 1", "one ends run 1, told to stop", "other starts run 2"]
+        assert taken.lost == 1
 
 
-@pytest.mark.anyio
-async def test_a_process_whose_event_loop_was_blocked_and_finds_no_store_stops_before_others_begin() -> None:
-    async with serving() as process:
-        await time_passes(LEASE.total_seconds())
-        process.hangs = True
-        block(process.beats[-1] + TIMES.stop + 0.5 - process.uptime())
-        await until(lambda: process.killed_at is not None)
-        assert process.silent_for() <= TIMES.kill + TIMES.late
-
-
-@pytest.mark.anyio
-async def test_a_process_that_can_renew_again_looks_and_takes_up_what_is_still_its_own() -> None:
-    async with serving() as process:
-        process.refuses = StoreUnavailable("the disk is full")
-        await until(lambda: process.stopped_at is not None)
-        process.log.clear()
-        process.refuses = None
-        process.cannot_take_up = 1
-        await until(lambda: "take up" in process.log)
-        # Refused once in the middle, so all of it came again.
-        assert [act for act in process.log if act != "kill"] == ["beat", "look", "beat", "look", "take up"]
-        assert process.log[:2] == ["beat", "kill"], "the next runs may begin at once"
-        assert process.lease.is_valid
-
-
-@pytest.mark.anyio
-async def test_a_process_that_has_stopped_its_runs_is_in_no_hurry_to_take_them_up() -> None:
-    async with serving() as process:
-        process.refuses = StoreUnavailable("the disk is full")
-        await until(lambda: process.stopped_at is not None)
-        process.refuses = None
+@pytest.mark.parametrize("trouble", ["none", "a look fails", "looks take long"])
+async def test_a_process_that_is_back_in_time_releases_what_is_its_own_and_runs_it_again(trouble: str) -> None:
+    net, log = Net(), Log()
+    async with process(log.body("one"), net) as one:
+        task = await started(one)
+        net.cut.add(one.worker)
+        await without_lease(one)
         # A store that many ask at once is slow, and there is more to be asked of it than a heartbeat.
-        process.takes_up_for = LEASE.total_seconds() / 2
-        await until(lambda: process.lease.is_valid)
-        await time_passes(LEASE.total_seconds())
-        assert process.log.count("stop") == 1
+        net.claims_take = LEASE / 2 if trouble == "looks take long" else 0.0
+        net.claims_fail = int(trouble == "a look fails")
+        net.cut.clear()
+        again = await until(one, task, lambda record: record.attempt == 2, LONG)
+        net.claims_take = 0.0
+        await time_passes(LEASE)
+        assert log.lines == ["one starts run 1", "one ends run 1, told to stop", "one starts run 2"]
+        assert again.lost == 0, "nobody died"
 
 
-@pytest.mark.anyio
-async def test_a_machine_that_slept_looks_before_it_renews_and_stops_nothing() -> None:
-    async with serving() as process:
-        await time_passes(LEASE.total_seconds())
-        process.log.clear()
-        process.slept += 3_600
-        await until(lambda: "beat" in process.log)
-        await time_passes(LEASE.total_seconds())
-        assert process.log[:2] == ["look", "beat"]
-        assert "stop" not in process.log
+async def test_a_process_that_is_back_in_time_ends_what_may_not_run_again() -> None:
+    net, log = Net(), Log()
+    async with process(log.body("one"), net, ONCE) as one:
+        task = await started(one)
+        net.down = True
+        await time_passes(LEASE)
+        net.down = False
+        ended = await until_final(one, task, LONG)
+        assert ended.error is not None
+        assert (ended.error["data"], ended.attempt) == ({"type": "Interrupted"}, 1)
 
 
-@pytest.mark.anyio
-async def test_a_machine_that_slept_and_finds_no_store_stops_its_runs_at_once() -> None:
-    async with serving() as process:
-        await time_passes(LEASE.total_seconds())
-        woken = asyncio.get_running_loop().time()
-        process.slept += 3_600
-        process.hangs = True
-        await until(lambda: process.stopped_at is not None)
-        assert asyncio.get_running_loop().time() - woken < LEASE.total_seconds() / 2
+async def test_a_process_without_a_lease_claims_nothing_until_it_has_one_again() -> None:
+    net = Net()
+
+    async def quick(run: Run) -> Ending:
+        return ok()
+
+    async with process(quick, net, ONCE) as one:
+        net.cut.add(one.worker)
+        await time_passes(LEASE)
+        task = await one.launch(REQUEST, owner=None, retention=None)
+        await time_passes(LEASE)
+        assert (await one.get(task.id, owner=None)).attempt == 0
+        net.cut.clear()
+        # It never began, so it is not interrupted, whatever its tool says about running again.
+        assert (await until_final(one, task, LONG)).status is TaskStatus.COMPLETED
 
 
-@pytest.mark.anyio
+async def test_an_outcome_waits_for_the_store_longer_than_the_lease() -> None:
+    net, gate = Net(), anyio.Event()
+    async with process(opened_by(gate), net, ONCE) as one:
+        task = await started(one)
+        net.down = True
+        gate.set()
+        await time_passes(10 * LEASE)
+        net.down = False
+        ended = await until_final(one, task, LONG)
+        assert (ended.result, ended.attempt) == ({"value": "ok"}, 1)
+
+
+async def test_a_step_whose_write_hangs_until_the_lease_is_renewed_is_done_once() -> None:
+    net, paid = Net(), list[int]()
+
+    async def work(run: Run) -> Ending:
+        async def pay() -> None:
+            paid.append(run.attempt)
+
+        # When the run is stopped, the tool does not wait for its branch.
+        paying = asyncio.ensure_future(run.step("pay", pay))
+        await asyncio.wait({paying})
+        return ok()
+
+    async with process(work, net) as one:
+        task, answers = await hanging(one, net)
+        answers.set()
+        ended = await until_final(one, task, LONG)
+        assert (ended.status, ended.attempt, paid) == (TaskStatus.COMPLETED, 2, [1])
+
+
+async def hanging(runtime: TaskRuntime, net: Net) -> tuple[TaskRecord, anyio.Event]:
+    """A task whose first step is being written since before its process lost its lease, and had it again."""
+    net.hangs = answers = anyio.Event()
+    net.cut.add(runtime.worker)
+    task = await launch(runtime)
+    await without_lease(runtime)
+    net.cut.clear()
+    await until_so(lambda: runtime.lease.is_valid)
+    return task, answers
+
+
+async def test_steps_that_wait_to_be_recorded_one_after_the_other_when_the_lease_is_lost_are_done_once() -> None:
+    net, done = Net(), list[str]()
+
+    async def work(run: Run) -> Ending:
+        async def pay(what: str) -> None:
+            await time_passes(1)
+            done.append(what)
+
+        async with anyio.create_task_group() as group:
+            for what in ("rent", "power", "water"):
+                group.start_soon(run.step, what, partial(pay, what))
+        return ok()
+
+    async with process(work, net) as one:
+        task = await started(one)
+        net.down = True
+        await without_lease(one)
+        net.down = False
+        ended = await until_final(one, task, LONG)
+        assert (ended.status, ended.attempt) == (TaskStatus.COMPLETED, 2)
+        assert sorted(done) == ["power", "rent", "water"]
+
+
+@pytest.mark.parametrize("is_down", [False, True], ids=["store available", "store down for a moment"])
+async def test_a_task_is_released_when_its_run_ends_in_a_write_that_outlasts_the_renewal_of_the_lease(
+    *, is_down: bool
+) -> None:
+    net, paid = Net(), list[int]()
+    net.fails = False
+
+    async def work(run: Run) -> Ending:
+        async def pay() -> None:
+            paid.append(run.attempt)
+
+        await run.step("pay", pay)
+        await run.step("thank", pay)
+        return ok()
+
+    async with process(work, net) as one:
+        task, answers = await hanging(one, net)
+        answers.set()
+        if is_down:
+            net.down = True
+            await time_passes(1.0)
+            net.down = False
+        # At once or with the next sweep: not when one finds for the second time that nothing runs it.
+        ended = await until_final(one, task, one.sweep_interval.total_seconds() * 2 + 1)
+        assert (ended.status, ended.attempt, paid) == (TaskStatus.COMPLETED, 2, [1, 2])
+
+
+async def test_nothing_that_a_run_says_counts_once_its_task_is_anothers() -> None:
+    """Nobody tells it anything, so it finds out by itself."""
+    store, late, finish = DeafStore(), anyio.Event(), anyio.Event()
+    outlived: list[str] = []
+
+    async def slow(run: Run) -> Ending:
+        await late.wait()
+        await run.step("late", partial(asyncio.sleep, 0))
+        await anyio.lowlevel.checkpoint()
+        outlived.append("it went on after its step was refused")
+        return ok("late")
+
+    async with (
+        running(slow, store=store, policy=RERUN, look_interval=HOUR) as one,
+        running(opened_by(finish), store=store, policy=RERUN, monotonic=Seconds()) as other,
+    ):
+        task = await launch(one)
+        await settle()
+        await one.changes.change(await as_of_now(one, task), RunLost(attempt=1), actor=ANOTHER)
+        await other.engine.submit(task.id)
+        await settle()
+        late.set()
+        await settle()
+        finish.set()
+        ended = await other.wait_until(task.id, lambda record: record.is_final, timedelta(seconds=5))
+        assert ended is not None
+        ended = await finished(other, ended)
+    assert (ended.result, ended.attempt, outlived) == ({"value": "ok"}, 2, [])
+    assert not await store.journal(task.id)
+
+
+async def test_a_tool_is_not_given_the_value_of_a_step_whose_task_has_ended_elsewhere() -> None:
+    store, began, may_end, given = DeafStore(), anyio.Event(), anyio.Event(), list[str]()
+
+    async def work() -> str:
+        began.set()
+        await may_end.wait()
+        return "done"
+
+    async def stepping(run: Run) -> Ending:
+        given.append(await current_task().step("work", work))
+        return ok()
+
+    async with running(stepping, store=store) as one, running(at_once, store=store, runs_tools=False) as other:
+        task = await launch(one)
+        await began.wait()
+        await other.cancel(await other.get(task.id, owner=None), "by its caller", actor=Actor("client"))
+        may_end.set()
+        await settle()
+        assert not one.has(task.id)
+    assert given == []
+    assert await store.journal(task.id) == []
+
+
+# Standing still
+
+
+@pytest.mark.parametrize("is_down", [False, True], ids=["store available", "store down"])
+async def test_a_process_whose_event_loop_was_blocked_asks_the_store_before_it_stops_anything(is_down: bool) -> None:
+    net, log = Net(), Log()
+    async with process(log.body("one"), net) as one:
+        await started(one)
+        await time_passes(LEASE)
+        net.down = is_down
+        block(net.beats[-1] + TIMES.stop + 0.5 - loop_time())
+        await time_passes(LEASE)
+        if is_down:
+            assert log.stopped_at - net.beats[-1] <= TIMES.kill + TIMES.late
+        assert len(log.lines) == 1 + is_down
+        net.down = False
+
+
+@pytest.mark.parametrize("machines", [1, 2])
+@pytest.mark.parametrize("gap", [timedelta(minutes=1), timedelta(days=3)], ids=["minute", "days"])
+async def test_machines_that_slept_keep_what_is_still_their_own(gap: timedelta, machines: int) -> None:
+    net, log = Net(), Log()
+    asleep = [Machine() for _ in range(machines)]
+    async with AsyncExitStack() as stack:
+        processes = [
+            await stack.enter_async_context(process(log.body("one"), net, ONCE, machine)) for machine in asleep
+        ]
+        tasks = [await started(one) for one in processes]
+        for machine in asleep:
+            machine.slept += gap.total_seconds()
+        await time_passes(3 * LEASE)
+        records = [await as_of_now(processes[0], task) for task in tasks]
+        assert [record.worker for record in records] == [one.worker for one in processes]
+        assert log.lines == ["one starts run 1"] * machines
+
+
 async def test_a_machine_that_sleeps_while_it_renews_renews_again_and_stops_nothing() -> None:
-    async with serving() as process:
-        process.sleeps_in_a_beat = 3_600
-        await until(lambda: len(process.log) >= 2)
-        assert process.log[:3] == ["beat", "look", "beat"]
-        assert process.lease.is_valid
+    net, log, machine = Net(), Log(), Machine()
+    async with process(log.body("one"), net, ONCE, machine) as one:
+        await started(one)
+
+        async def sleep(*args: Any, **options: Any) -> None:
+            del net.after["heartbeat"]
+            machine.slept += 3_600
+
+        net.after["heartbeat"] = sleep
+        before = len(net.beats)
+        await until_so(lambda: machine.slept)
+        await settle()
+        assert len(net.beats) == before + 2
+        assert (one.lease.is_valid, len(log.lines)) == (True, 1)
 
 
-@pytest.mark.anyio
-async def test_many_who_make_sure_at_once_have_the_store_looked_at_once() -> None:
-    process = Process()
-    process.slept += 3_600
-    await asyncio.gather(*(process.lease.make_sure() for _ in range(3)))
-    assert process.log.count("beat") == 1
-    assert process.lease.is_valid
+async def test_a_machine_that_slept_and_finds_no_store_stops_its_runs_at_once() -> None:
+    net, log, machine = Net(), Log(), Machine()
+    async with process(log.body("one"), net, ONCE, machine) as one:
+        await started(one)
+        woken = loop_time()
+        machine.slept += 3_600
+        net.down = True
+        await until_so(lambda: log.stopped_at)
+        assert log.stopped_at - woken < LEASE / 2
+        net.down = False
+
+
+async def test_a_machine_that_slept_stops_what_others_have_claimed_meanwhile() -> None:
+    net, log, machine = Net(), Log(), Machine()
+    async with process(log.body("one"), net, RERUN, machine) as one:
+        lost, kept = await started(one), await started(one)
+        machine.slept += 8 * 3_600
+        await net.heartbeat("another", namespace="")
+        await one.changes.change(lost, RunLost(attempt=lost.attempt), RunStarted(worker="another"), actor=CLIENT)
+        await time_passes(LEASE / 2)
+        assert [(await as_of_now(one, task)).worker for task in (lost, kept)] == ["another", one.worker]
+        assert log.lines[2:] == ["one ends run 1, told to stop"]
+
+
+class Sleeper:
+    """A tool that begins something when its machine has slept, and its task was taken over meanwhile."""
+
+    def __init__(self, begins: Callable[[Sleeper, Run], Awaitable[object]], net: Net) -> None:
+        self.net = net
+        self.machine = Machine()
+        self.begun: list[str] = []
+        self._begins = begins
+
+    async def body(self, run: Run) -> Ending:
+        """The tool."""
+        await self._begins(self, run)
+        raise AssertionError("nothing is begun")
+
+    async def sleep(self, run: Run) -> None:
+        """The machine sleeps, and another process takes the task."""
+        self.machine.slept += 8 * 3_600
+        record = run.record
+        taken = replace(record, worker="another", attempt=record.attempt + 1, version=record.version + 1)
+        await self.net.save(taken, expected=record.version)
+
+    async def step(self, run: Run) -> None:
+        """Begin a step."""
+        await self.sleep(run)
+        await run.step("pay", self._pay)
+
+    async def second_attempt(self, run: Run) -> None:
+        """Begin a step, and sleep between its first attempt and the next."""
+
+        async def pay() -> None:
+            if self.machine.slept:
+                self.begun.append("second attempt")
+            await self.sleep(run)
+            raise ValueError("not paid")
+
+        await run.step("pay", pay, retry=Retry(attempts=2, wait=timedelta(0)))
+
+    async def question(self, run: Run) -> None:
+        """Ask."""
+        await self.sleep(run)
+        await run.ask(question("Pay?"))
+
+    async def child(self, run: Run) -> None:
+        """Start a child process."""
+        await self.sleep(run)
+        await current_task().run_process(["pay"])
+
+    async def _pay(self) -> None:
+        self.begun.append("step")
+
+
+@pytest.mark.parametrize("begins", [Sleeper.step, Sleeper.second_attempt, Sleeper.question, Sleeper.child])
+async def test_a_run_that_wakes_up_and_has_lost_its_task_begins_nothing(
+    begins: Callable[[Sleeper, Run], Awaitable[object]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net = Net()
+    sleeper = Sleeper(begins, net)
+
+    def begin(*_: Any, **__: Any) -> None:
+        sleeper.begun.append("child process")
+
+    monkeypatch.setattr(subprocess, "Popen", begin)
+    async with process(sleeper.body, net, RERUN, sleeper.machine) as one:
+        task = await launch(one)
+        lost = await until(one, task, lambda record: record.worker == "another")
+        with anyio.fail_after(LONG):
+            while one.run_of(task.id) is not None:
+                await time_passes(0.1)
+        assert sleeper.begun == []
+        assert await one.get(task.id, owner=None) == lost, "nothing was written"
+
+
+# Beginning and stopping
+
+
+async def test_a_process_that_needs_long_to_hand_its_tasks_over_keeps_its_lease_meanwhile() -> None:
+    store, log = MeddledStore(), Log()
+
+    async def slowly(record: TaskRecord, **options: Any) -> None:
+        await time_passes(LEASE / 3 if record.worker is None else 0)
+
+    async with process(log.body("other"), store) as other:
+        async with process(log.body("one"), store) as one:
+            tasks = [await started(one) for _ in range(5)]
+            store.before["save"] = slowly
+        for task in tasks:
+            taken = await until(other, task, lambda record: record.worker == other.worker, LONG)
+            assert taken.lost == 0, "it was alive"
+
+
+async def test_a_process_that_needs_long_to_start_keeps_its_lease_meanwhile() -> None:
+    async def slowly(namespace: str) -> None:
+        await time_passes(5 * LEASE)
+
+    store = MeddledStore(workers=slowly)
+    async with process(never_ending, store) as one:
+        store.before.clear()
+        assert (await store.workers(""))[one.worker] > 5 * HEARTBEATS_PER_LEASE - 2
+        assert one.lease.is_valid

@@ -8,21 +8,28 @@ from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from mcp_tasks.errors import StoreError, TaskUnreadable, UnknownTask, UsageError
-from mcp_tasks.model.record import Outcome, TaskRecord, TaskRequest, TaskStatus
+from mcp_tasks.errors import StoreError, StoreUnavailable, TaskUnreadable, UnknownTask, UsageError
+from mcp_tasks.model import TaskRecord, TaskRequest, TaskStatus
+from mcp_tasks.model.record import Outcome
+from mcp_tasks.runtime import TaskChange
 from mcp_tasks.runtime import operator as filtering
-from mcp_tasks.runtime.lease import draining_workers
-from mcp_tasks.runtime.observers import TaskChange
+from mcp_tasks.runtime.lease import NOTE, draining_workers
 from mcp_tasks.runtime.operator import Operator, Wanted
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.stores.sqlite import SqliteStore
+from tests.unit.losing import as_of_now
+from tests.unit.running import HOUR, MeddledStore, at_once, launch, loop_time, running, until_final
+from tests.unit.virtual_time import simulated, time_passes
 
 pytestmark = pytest.mark.anyio
 
 NOW = datetime(2026, 7, 28, 12, tzinfo=UTC)
+
+
 REQUEST = TaskRequest(name="render", arguments={"scene": "forest"})
 
 
@@ -140,14 +147,14 @@ async def test_what_an_operator_does_is_seen_with_their_name(store: SqliteStore)
 
 
 async def test_a_task_is_run_again_as_a_new_one_for_the_same_owner(operator: Operator) -> None:
-    await fill(operator, record("one", retention=timedelta(hours=1), queue="gpu", session="s"))
+    await fill(operator, record("one", retention=HOUR, queue="gpu", session="s"))
     ended = await operator.cancel(await operator.find("one"), "Enough")
     assert (ended.status, ended.status_message) == (TaskStatus.CANCELLED, "Enough")
     assert await operator.cancel(ended, "Again") == ended
     new = await operator.run_again(ended)
     assert await operator.run_again(ended) == new
     same = (new.owner, new.name, new.retention, new.queue, new.session, new.namespace, new.rerun_of, new.attempt)
-    assert same == ("ann", "render", timedelta(hours=1), "gpu", "s", "farm", "one", 0)
+    assert same == ("ann", "render", HOUR, "gpu", "s", "farm", "one", 0)
     assert await operator.store.request(new.id) == REQUEST
     with pytest.raises(UsageError, match="has not ended"):
         await operator.run_again(new)
@@ -155,16 +162,17 @@ async def test_a_task_is_run_again_as_a_new_one_for_the_same_owner(operator: Ope
     assert newest.rerun_of == new.id
 
 
-async def test_only_what_has_ended_is_deleted(operator: Operator) -> None:
+async def test_only_what_has_ended_is_deleted_as_it_is_by_now_and_not_run_again_after_that(operator: Operator) -> None:
     await fill(operator, record("one"))
     one = await operator.find("one")
     with pytest.raises(UsageError, match="has not ended"):
         await operator.delete(one)
-    await operator.cancel(one, "Enough")
+    ended = await operator.cancel(one, "Enough")
     # It goes by what the task is now.
-    await operator.delete(await operator.find("one"))
-    with pytest.raises(UnknownTask):
-        await operator.look("one")
+    await operator.delete(replace(ended, version=ended.version - 1))
+    for act in (operator.look("one"), operator.find("one"), operator.run_again(ended)):
+        with pytest.raises(UnknownTask):
+            await act
 
 
 async def test_a_key_of_a_client_does_not_pass_for_a_rerun(operator: Operator) -> None:
@@ -174,21 +182,22 @@ async def test_a_key_of_a_client_does_not_pass_for_a_rerun(operator: Operator) -
         await operator.run_again(await operator.find("one"))
 
 
-async def test_a_task_that_cannot_be_read_is_said_to_be_so_and_can_be_deleted(operator: Operator, path: Path) -> None:
-    await fill(operator, record("bad"), record("half", status=TaskStatus.COMPLETED, finished_at=NOW))
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute("UPDATE tasks SET state = 'nonsense' WHERE id = 'bad'")
-        connection.execute("UPDATE requests SET request = 'nonsense'")
-        connection.commit()
-    with pytest.raises(TaskUnreadable):
-        await operator.find("bad")
-    await operator.delete_unreadable("bad")
-    with pytest.raises(UnknownTask):
+async def test_a_task_that_cannot_be_read_is_said_to_be_so_and_can_be_deleted(store: SqliteStore, path: Path) -> None:
+    changes: list[TaskChange] = []
+    async with Operator(store, name="ops", observers=[changes.append]).opened() as operator:
+        await fill(operator, record("bad"), record("half", status=TaskStatus.COMPLETED, finished_at=NOW))
+        with closing(sqlite3.connect(path)) as connection:
+            connection.execute("UPDATE tasks SET state = 'nonsense' WHERE id = 'bad'")
+            connection.execute("UPDATE requests SET request = 'nonsense'")
+            connection.commit()
+        with pytest.raises(TaskUnreadable):
+            await operator.find("bad")
         await operator.delete_unreadable("bad")
-    half = await operator.look("half")
-    assert half.request is None
-    assert set(half.unreadable) == {"request"}
-    assert half.outcome is not None
+        with pytest.raises(UnknownTask):
+            await operator.delete_unreadable("bad")
+        half = await operator.look("half")
+        assert (half.request, set(half.unreadable), half.outcome is None) == (None, {"request"}, False)
+    assert changes == [], "of a task that cannot be read there is nothing to show"
 
 
 async def test_workers_that_are_gone_are_not_kept_in_mind(operator: Operator) -> None:
@@ -234,30 +243,59 @@ async def test_a_store_that_cannot_tell_whose_tasks_it_has_says_so() -> None:
         await Operator(MemoryStore(), name="ops").namespaces()
 
 
-async def test_a_task_that_changed_since_it_was_looked_at_is_deleted_as_it_is_now(operator: Operator) -> None:
-    await fill(operator, record("one"))
-    ended = await operator.cancel(await operator.find("one"), "Enough")
-    await operator.delete(replace(ended, version=ended.version - 1))
-    with pytest.raises(UnknownTask):
-        await operator.find("one")
+# Draining
 
 
-async def test_a_task_that_is_gone_is_not_run_again(operator: Operator) -> None:
-    await fill(operator, record("one"))
-    ended = await operator.cancel(await operator.find("one"), "Enough")
-    await operator.delete(ended)
-    with pytest.raises(UnknownTask):
-        await operator.run_again(ended)
+@pytest.mark.parametrize("note", [b"{", b"[]", b"7", b"\xff", b""])
+async def test_a_damaged_note_of_who_drains_is_written_anew(operator: Operator, note: bytes) -> None:
+    await operator.store.heartbeat("w1", namespace="farm")
+    await operator.store.set_note("farm", NOTE, note, expected=None)
+    [worker] = await operator.workers(["farm"])
+    assert worker.draining is None
+    await operator.drain(worker)
+    assert [each.draining for each in await operator.workers(["farm"])] == ["ops"]
 
 
-async def test_of_a_task_that_cannot_be_read_there_is_nothing_to_show_when_it_is_deleted(
-    store: SqliteStore, path: Path
-) -> None:
-    changes: list[TaskChange] = []
-    async with Operator(store, name="ops", observers=[changes.append]).opened() as operator:
-        await fill(operator, record("bad"))
-        with closing(sqlite3.connect(path)) as connection:
-            connection.execute("UPDATE tasks SET state = 'nonsense'")
-            connection.commit()
-        await operator.delete_unreadable("bad")
-    assert changes == []
+async def test_what_a_newer_release_says_of_a_worker_does_not_hide_that_it_drains(operator: Operator) -> None:
+    await operator.store.heartbeat("w1", namespace="farm")
+    await operator.store.set_note("farm", NOTE, b'{"w1": {"by": "ops", "until": 7}}', expected=None)
+    assert [each.draining is None for each in await operator.workers(["farm"])] == [False]
+
+
+async def test_two_operators_at_once_are_both_heard() -> None:
+    store = MeddledStore()
+    for name in ("a", "b"):
+        await store.heartbeat(name, namespace="")
+
+    async def by_another(*args: Any, **options: Any) -> None:
+        store.before.clear()
+        await store.set_note("", NOTE, b'{"b": "another"}', expected=None)
+
+    store.before["set_note"] = by_another
+    async with Operator(store, name="ops").opened() as operator:
+        first, second = await operator.workers([""])
+        await operator.drain(first)
+        assert [each.draining for each in await operator.workers([""])] == ["ops", "another"]
+        await operator.undrain(second)
+        assert [each.draining for each in await operator.workers([""])] == ["ops", None]
+
+
+@simulated
+async def test_a_worker_that_drains_takes_nothing_until_it_is_told_to_go_on(caplog: pytest.LogCaptureFixture) -> None:
+    store = MeddledStore()
+    times: dict[str, Any] = {"lease_duration": timedelta(seconds=15), "monotonic": loop_time, "uptime": loop_time}
+    async with running(at_once, store=store, **times) as runtime, Operator(store, name="ops").opened() as operator:
+        [worker] = await operator.workers([""])
+        await operator.drain(worker)
+        await time_passes(60)
+        task = await launch(runtime)
+        for failure in (StoreUnavailable("the disk is full"), RuntimeError("a fault")):
+            # A store that is away is reported by whoever needs it; a fault is not.
+            store.refuse(failure, "note", times=1)
+            await time_passes(60)
+        assert (await as_of_now(runtime, task)).attempt == 0
+        await operator.undrain(worker)
+        await time_passes(60)
+        assert (await until_final(runtime, task)).result == {"value": "ok"}
+    said = [entry.levelname for entry in caplog.records if "to drain could not be looked up" in entry.message]
+    assert said == ["ERROR"]

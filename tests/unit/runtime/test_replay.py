@@ -1,205 +1,348 @@
-"""What a run that is started again finds of the earlier ones, by what it is and not by when it came."""
+"""A run that is started again: it finds what earlier ones did by what it is, and learns of it in the same order."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from datetime import timedelta
+import asyncio
+import types
+from collections.abc import Awaitable, Callable, Generator
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any
 
+import anyio
 import pytest
 
-from mcp_tasks.errors import UsageError
-from mcp_tasks.model import InputRequest, JournalEntry
-from mcp_tasks.runtime.replay import (
-    Ask,
-    Place,
-    Replay,
-    ResultId,
-    Timer,
-    ask_entry,
-    ask_identity,
-    done_entry,
-    name_of,
-    short,
-    step_entry,
-    timer_entry,
-)
+from mcp_tasks.model import InputRequest, TaskStatus
+from mcp_tasks.runtime import Ending, Run, current_task
+from mcp_tasks.runtime.questions import Asking
+from mcp_tasks.runtime.replay import PATIENCE
+from mcp_tasks.stores import MemoryStore
 from mcp_tasks.testing.clock import NOON
-
-HERE = Place(branch=False, step=None)
-"""In the tool's own task, in no step."""
-
-
-def question(message: str, method: str = "elicitation/create") -> InputRequest:
-    return InputRequest(method=method, params={"message": message})
-
-
-def asked(key: str, request: InputRequest, *, by: str | None = None) -> JournalEntry:
-    """The journal's entry of a question that an earlier run put; `by` is the author's own key."""
-    return ask_entry(Ask(key=key, request=request, asked_at=NOON, identity=""), by, HERE)
-
-
-def answered(key: str, value: object) -> JournalEntry:
-    return JournalEntry(kind="answer", key=key, value=value)
-
-
-def find(replay: Replay, request: InputRequest, *, by: str | None = None) -> str | None:
-    """The key under which the question is known."""
-    known = replay.find_ask(ask_identity(request, by))
-    return None if known is None else known.key
-
-
-# Questions
-
-
-def test_a_question_is_found_by_what_it_asks_in_any_order_and_once() -> None:
-    replay = Replay([asked("q-1", question("a")), asked("q-2", question("b"))])
-    assert [find(replay, question(message)) for message in "bab"] == ["q-2", "q-1", None]
-
-
-def test_equal_questions_are_told_apart_by_how_many_came_before() -> None:
-    replay = Replay([asked("q-1", question("a")), asked("q-2", question("a"))])
-    assert [find(replay, question("a")) for _ in range(3)] == ["q-1", "q-2", None]
-
-
-@pytest.mark.parametrize(
-    "other",
-    [question("b"), question("a", "sampling/createMessage"), InputRequest(method="elicitation/create", params={})],
-    ids=["message", "method", "fewer"],
+from tests.unit.running import (
+    HOUR,
+    RERUN,
+    SECOND,
+    Finished,
+    answer,
+    asks,
+    error_type,
+    launch,
+    loop_time,
+    never_ending,
+    ok,
+    question,
+    running,
+    settle,
+    twice,
+    until_asking,
+    until_final,
 )
-def test_another_question_is_never_found_under_it(other: InputRequest) -> None:
-    assert find(Replay([asked("q-1", question("a"))]), other) is None
+from tests.unit.virtual_time import SIMULATED, time_passes
+
+pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("anyio_backend", [pytest.param(SIMULATED, id="simulated")])]
 
 
-def test_the_order_of_parameters_makes_no_other_question() -> None:
-    one = InputRequest(method="m", params={"a": 1, "b": 2})
-    assert find(Replay([asked("q-1", one)]), InputRequest(method="m", params={"b": 2, "a": 1})) == "q-1"
+def clock() -> datetime:
+    return NOON + timedelta(seconds=loop_time())
 
 
-def test_a_question_with_a_key_of_its_own_is_found_whatever_it_asks() -> None:
-    replay = Replay([asked("city", question("Which one, at 12:00?"), by="city")])
-    assert find(replay, question("Which one, at 12:05?"), by="city") == "city"
-    assert find(replay, question("Which one, at 12:00?")) is None
+class Tale:
+    """A tool that runs twice, and what each run learned of, in order."""
+
+    def __init__(self, tool: Callable[[Tale], Awaitable[object]]) -> None:
+        self._tool = tool
+        self.logs: dict[int, list[str]] = {}
+
+    @property
+    def log(self) -> list[str]:
+        return self.logs[self.attempt]
+
+    @property
+    def attempt(self) -> int:
+        return max(self.logs)
+
+    async def step(self, name: str, seconds: float = 0.0) -> None:
+        """A step that takes so long the first time it is done."""
+        await current_task().step(name, partial(asyncio.sleep, seconds))
+        self.log.append(name)
+
+    async def body(self, run: Run) -> Ending:
+        self.logs[run.attempt] = []
+        await self._tool(self)
+        return await asks(run)
+
+    async def told(self) -> list[str]:
+        """What both runs learned of, in the same order."""
+        assert (await twice(self.body)).result == {"value": "yes"}
+        assert self.logs[1] == self.logs[2]
+        return self.logs[1]
+
+    async def after_a_crash(self) -> Finished:
+        """How the second run ends, where the first one has died in the middle of everything."""
+
+        async def body(run: Run) -> Ending:
+            self.logs[run.attempt] = []
+            await self._tool(self)
+            return ok() if run.attempt == 2 else await never_ending(run)
+
+        options: dict[str, Any] = {"store": MemoryStore(), "policy": RERUN, "clock": clock, "sweep_interval": SECOND}
+        async with running(body, **options) as one:
+            task = await launch(one)
+            await time_passes(1)
+            await one.abandon()
+        async with running(body, **options) as other:
+            return await until_final(other, task, limit=100 * PATIENCE)
 
 
-def test_a_question_keeps_its_deadline_and_when_it_was_asked() -> None:
-    request = replace(question("a"), deadline=NOON + timedelta(minutes=5))
-    known = Replay([asked("q-1", request)]).find_ask(ask_identity(question("a"), None))
-    assert known is not None
-    assert (known.request, known.asked_at) == (request, NOON)
+@pytest.mark.parametrize("order", [(1, 2, 3), (3, 2, 1), (2, 3, 1)], ids=str)
+async def test_branches_learn_of_things_in_the_order_in_which_they_ended_first(order: tuple[int, ...]) -> None:
+    async def branch(tale: Tale, seconds: int) -> None:
+        await tale.step(f"{seconds}", seconds)
+        for _ in range(3):
+            await asyncio.sleep(0)
+        # What follows from a result happens before the next is handed over.
+        tale.log.append(f"after {seconds}")
+
+    tale = Tale(lambda tale: asyncio.gather(*(branch(tale, seconds) for seconds in order)))
+    assert await tale.told() == ["1", "after 1", "2", "after 2", "3", "after 3"]
 
 
-def test_new_questions_are_numbered_on_and_no_key_is_used_twice() -> None:
-    replay = Replay([asked("elicitation-1", question("a")), asked("elicitation-2", question("b"))])
-    assert [replay.number_ask(), replay.number_ask()] == [3, 4]
-    assert [replay.new_key(wanted) for wanted in ("elicitation-1", "city", "city", "city")] == [
-        "elicitation-1-2",
-        "city",
-        "city-2",
-        "city-3",
-    ]
+@pytest.mark.parametrize("turns", [0, 1, 2, 3, 5, 10, 30])
+async def test_nothing_new_begins_before_everything_recorded_was_handed_over(turns: int) -> None:
+    """In whatever turn of the event loop a branch comes to it."""
+
+    async def slow(tale: Tale) -> None:
+        for name in ("a", "b"):
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            await asyncio.gather(asyncio.gather(asyncio.sleep(0)))
+            await tale.step(name)
+
+    async def new(tale: Tale) -> None:
+        if tale.attempt == 2:
+            await tale.step("new")
+
+    tale = Tale(lambda tale: asyncio.gather(new(tale), slow(tale)))
+    assert (await tale.after_a_crash()).status is TaskStatus.COMPLETED
+    assert tale.logs == {1: ["a", "b"], 2: ["a", "b", "new"]}
 
 
-def test_answers_come_by_key() -> None:
-    entries = [asked("q-1", question("a")), answered("q-1", {"action": "accept"})]
-    assert Replay(entries).answers == {"q-1": {"action": "accept"}}
+@pytest.mark.parametrize(("busy", "order"), [(PATIENCE / 2, ["a", "new"]), (10 * PATIENCE, ["new", "a"])])
+async def test_a_branch_that_is_busy_elsewhere_is_waited_for_and_not_for_ever(busy: float, order: list[str]) -> None:
+    async def slow(tale: Tale) -> None:
+        if tale.attempt == 2:
+            await time_passes(busy)
+        await tale.step("a")
+
+    async def new(tale: Tale) -> None:
+        if tale.attempt == 2:
+            await tale.step("new")
+
+    tale = Tale(lambda tale: asyncio.gather(new(tale), slow(tale)))
+    assert (await tale.after_a_crash()).status is TaskStatus.COMPLETED
+    assert tale.logs[2] == order
 
 
-def test_a_question_that_is_open_or_answered_was_begun_and_one_given_up_was_not() -> None:
-    entries = [asked(key, question(key)) for key in ("open", "answered", "given up")] + [answered("answered", "yes")]
-    assert [result.key for result in Replay(entries, outstanding=["open"]).begun] == ["open", "answered"]
+@pytest.mark.parametrize("what", ["step", "timer"])
+async def test_a_tool_that_begins_something_new_without_what_was_recorded_is_refused(what: str) -> None:
+    async def fickle(tale: Tale) -> None:
+        if tale.attempt == 2:
+            await tale.step("refund")
+        elif what == "step":
+            await tale.step("charge")
+        else:
+            await current_task().sleep(timedelta(seconds=30), name="charge")
+
+    tale = Tale(fickle)
+    ended = await tale.after_a_crash()
+    assert error_type(ended) == "ReplayMismatch"
+    said = str(ended.status_message)
+    assert f"came to step 'refund', which is new, without coming to {what} 'charge'" in said
+    assert tale.logs[2] == [], "it goes no further"
 
 
-# Timers
+@pytest.mark.parametrize("loses", ["step", "question", "sleep"])
+async def test_what_a_branch_that_lost_a_race_had_begun_is_not_missed(loses: str) -> None:
+    async def losing(tale: Tale) -> None:
+        if loses == "step":
+            await tale.step("lost", 1_000)
+        elif loses == "sleep":
+            await current_task().sleep(HOUR, name="lost")
+        else:
+            await current_run_of(tale).ask(question("Lost?"))
+
+    async def race(tale: Tale) -> None:
+        branches = [asyncio.create_task(tale.step("won", 1)), asyncio.create_task(losing(tale))]
+        await asyncio.wait(branches, return_when=asyncio.FIRST_COMPLETED)
+        branches[1].cancel()
+        await asyncio.wait(branches)
+        await tale.step("after")
+
+    assert await Racing(race).told() == ["won", "after"]
 
 
-def timer(key: str) -> JournalEntry:
-    return timer_entry(Timer(key=key, until=NOON), HERE)
+class Racing(Tale):
+    """A tale whose tool asks."""
+
+    run: Run
+
+    async def body(self, run: Run) -> Ending:
+        self.run = run
+        return await super().body(run)
 
 
-def test_equal_sleeps_are_told_apart_by_how_many_came_before() -> None:
-    first, _ = Replay().find_timer("sleep:1:00:00")
-    replay = Replay([timer(first)])
-    assert replay.find_timer("sleep:2:00:00")[1] is None
-    assert replay.find_timer("sleep:1:00:00") == (first, NOON)
-    second, until = replay.find_timer("sleep:1:00:00")
-    assert (second != first, until) == (True, None)
+def current_run_of(tale: Tale) -> Run:
+    assert isinstance(tale, Racing)
+    return tale.run
 
 
-def test_a_sleep_of_the_first_release_is_begun_anew() -> None:
-    replay = Replay([JournalEntry(kind="timer", key="sleep-1", value=17)])
-    assert replay.find_timer("sleep:1:00:00")[1] is None
-    assert not replay.begun
+@pytest.mark.parametrize("turns", range(1, 30, 4))
+async def test_a_branch_may_be_cancelled_at_any_moment_of_a_hand_over(turns: int) -> None:
+    """Whoever hands over comes to it before or after the branch itself has noticed."""
+
+    async def cancelled_meanwhile(tale: Tale) -> None:
+        branch = asyncio.create_task(tale.step("second", 2))
+        if tale.attempt == 2:
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            # By a timer, whose turn is after that of all who only gave way.
+            asyncio.get_running_loop().call_later(0, branch.cancel)
+        await asyncio.wait({branch})
+
+    async def tool(tale: Tale) -> None:
+        await asyncio.gather(tale.step("first", 1), cancelled_meanwhile(tale))
+        await tale.step("last")
+
+    tale = Tale(tool)
+    assert (await twice(tale.body)).status is TaskStatus.COMPLETED
+    assert [name for name in tale.logs[2] if name != "second"] == ["first", "last"]
 
 
-# Steps and what was handed over
+# What is the same question
 
 
-def test_results_have_the_order_in_which_the_tool_learned_of_them() -> None:
-    entries = [
-        asked("q-1", question("a")),
-        timer("t"),
-        step_entry(ResultId("step", "s"), {"value": 1}, Place(branch=True, step=None)),
-        done_entry(ResultId("timer", "t"), "over", HERE),
-        done_entry(ResultId("question", "q-1"), "answer", HERE),
-    ]
-    replay = Replay(entries)
-    assert [str(result) for result in replay.results] == ["step 's'", "timer 't'", "question 'q-1'"]
-    assert not replay.begun, "all of it has come to its end"
+async def keys_of(*asked: InputRequest | tuple[str, InputRequest]) -> list[str]:
+    """Under which keys these are known when they are asked in that order, and again in the other one."""
+    requests = [each if isinstance(each, tuple) else (None, each) for each in asked]
+
+    async def body(run: Run) -> Ending:
+        order = requests if run.attempt == 1 else requests[::-1]
+        for key, request in order:
+            with anyio.move_on_after(60):
+                await run.ask(request, Asking(key=key))
+        return ok()
+
+    async with running(body, policy=RERUN) as runtime:
+        task = await launch(runtime)
+        for _ in requests:
+            asking = await until_asking(runtime, task)
+            (key,) = asking.inputs.outstanding
+            await answer(runtime, task, **{key.replace("-", "_"): key})
+            await settle()
+        return [entry.key for entry in await runtime.store.journal(task.id) if entry.kind == "ask"]
 
 
-def test_what_was_not_handed_over_was_begun() -> None:
-    replay = Replay([asked("q-1", question("a")), timer("t")], outstanding=["q-1"])
-    assert list(replay.begun) == [ResultId("question", "q-1"), ResultId("timer", "t")]
-    assert not replay.results
-
-
-def test_a_step_name_is_there_once_in_a_run_unless_the_step_was_not_done() -> None:
-    replay = Replay()
-    replay.enter_step("a")
-    with pytest.raises(UsageError, match="step 'a' is there twice"):
-        replay.enter_step("a")
-    replay.leave_step("a")
-    replay.enter_step("a")
+async def test_keys_are_numbered_unless_their_author_gives_one_and_none_is_used_twice() -> None:
+    city = ("city", question("Which one?"))
+    named = ("elicitation-1", question("Taken?"))
+    keys = await keys_of(question("a"), question("a"), city, city, city, named)
+    assert keys == ["elicitation-1", "elicitation-2", "city", "city-2", "city-3", "elicitation-1-2"]
 
 
 @pytest.mark.parametrize(
-    "entry",
+    ("before", "now", "is_same"),
     [
-        JournalEntry(kind="ask", key="q", value=None),
-        JournalEntry(kind="ask", key="q", value={"params": {}}),
-        JournalEntry(kind="timer", key="t", value={}),
-        JournalEntry(kind="timer", key="t", value={"until": "noon"}),
-        JournalEntry(kind="timer", key="t", value={"until": 10**30}),
-        JournalEntry(kind="done", key="t", value={}),
-        JournalEntry(kind="done", key="t", value=7),
-        JournalEntry(kind="step", key="s", value=7),
-        JournalEntry(kind="step", key="s", value={}),
-        JournalEntry(kind="step", key="s", value={"error": {}}),
-        JournalEntry(kind="step", key="s", value={"error": {"type": 1, "arguments": None, "message": "no"}}),
+        (question("a"), question("a"), True),
+        (question("a"), question("b"), False),
+        (question("a"), InputRequest(method="sampling/createMessage", params={"message": "a"}), False),
+        (question("a"), InputRequest(method="elicitation/create", params={}), False),
+        (InputRequest(method="m", params={"a": 1, "b": 2}), InputRequest(method="m", params={"b": 2, "a": 1}), True),
+        (("city", question("Which one, at 12:00?")), ("city", question("Which one, at 12:05?")), True),
+        (("city", question("Which one?")), question("Which one?"), False),
     ],
-    ids=lambda entry: f"{entry.kind} {entry.value}",
 )
-def test_a_journal_that_makes_no_sense_is_refused_as_a_whole(entry: JournalEntry) -> None:
-    with pytest.raises((LookupError, TypeError, ValueError, AttributeError, OverflowError)):
-        Replay([entry])
+async def test_a_question_is_the_same_if_it_asks_the_same_or_has_the_same_key(
+    before: Any, now: Any, is_same: bool
+) -> None:
+    async def body(run: Run) -> Ending:
+        asked = before if run.attempt == 1 else now
+        key, request = asked if isinstance(asked, tuple) else (None, asked)
+        return ok(await run.ask(request, Asking(key=key)))
+
+    ended = await twice(body)
+    assert (ended.result, error_type(ended)) == (({"value": "yes"}, None) if is_same else (None, "ReplayMismatch"))
 
 
-# Names for people
+async def test_a_long_question_is_cut_where_it_is_named() -> None:
+    async def body(run: Run) -> Ending:
+        return ok(await run.ask(question("x" * 10_000 + str(run.attempt))))
+
+    assert len(str((await twice(body)).status_message)) < 1_000
 
 
-def test_a_recorded_question_is_named_by_what_it_asks() -> None:
-    entry = asked("q-1", question("Delete x?"))
-    assert name_of(ResultId("question", "q-1"), entry.value) == "the question 'Delete x?'"
-    assert name_of(ResultId("step", "s"), {"value": {"message": "no question"}}) == "step 's'"
+# A tool whose branches are of every kind
 
 
-def test_a_long_value_is_cut() -> None:
-    assert short("a") == "'a'"
-    assert len(short("a" * 10_000)) == 100
+async def _gathers_deeply(tale: Tale) -> None:
+    await asyncio.gather(tale.step("a", 1), asyncio.gather(tale.step("b", 2), asyncio.gather(tale.step("c", 3))))
 
 
-def test_a_question_of_which_nobody_noted_when_it_was_asked_is_the_same_one() -> None:
-    asked_once = Ask(key="q-1", request=question("a"), asked_at=None, identity="")
-    found = Replay([ask_entry(asked_once, None, HERE)]).find_ask(ask_identity(question("a"), None))
-    assert found is not None
-    assert (found.key, found.asked_at) == ("q-1", None)
+async def _has_a_group(tale: Tale) -> None:
+    async with asyncio.TaskGroup() as group:
+        for name, seconds in (("c", 3), ("a", 1), ("b", 2)):
+            group.create_task(tale.step(name, seconds))
+
+
+async def _has_a_group_of_anyio(tale: Tale) -> None:
+    async with anyio.create_task_group() as group:
+        for name, seconds in (("c", 3), ("a", 1), ("b", 2)):
+            group.start_soon(tale.step, name, seconds)
+
+
+async def _waits_for_the_first(tale: Tale) -> None:
+    branches = [asyncio.create_task(tale.step(name, seconds)) for name, seconds in (("c", 3), ("a", 1), ("b", 2))]
+    await asyncio.wait(branches, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait(branches)
+
+
+async def _waits_in_a_generator(tale: Tale) -> None:
+    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @types.coroutine
+    def waits() -> Generator[Any, Any, None]:
+        yield from future
+
+    async def ends_it() -> None:
+        await tale.step("a", 1)
+        await tale.step("b", 1)
+        future.set_result(None)
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(ends_it())
+        await waits()
+        await tale.step("c")
+
+
+async def _takes_turns(tale: Tale) -> None:
+    stepping = asyncio.gather(tale.step("a", 0.001), tale.step("b", 0.002))
+    while not stepping.done():  # noqa: ASYNC110 - this is what it is about
+        await asyncio.sleep(0.0001)
+    await tale.step("c")
+
+
+@pytest.mark.parametrize(
+    "tool",
+    [
+        _gathers_deeply,
+        _has_a_group,
+        _has_a_group_of_anyio,
+        _waits_for_the_first,
+        _waits_in_a_generator,
+        _takes_turns,
+    ],
+    ids=lambda tool: tool.__name__,
+)
+async def test_whatever_kind_of_branches_a_tool_has_it_learns_of_things_in_the_same_order(
+    tool: Callable[[Tale], Awaitable[object]],
+) -> None:
+    assert await Tale(tool).told() == ["a", "b", "c"]

@@ -1,4 +1,4 @@
-"""One run: how it ends, how it is stopped, and what reaches the store of what it says."""
+"""One run: how it ends, how it is stopped, how long it may take, and what is stored of what it says."""
 
 from __future__ import annotations
 
@@ -7,36 +7,44 @@ import gc
 import threading
 import time
 import weakref
-from collections.abc import Sequence
 from datetime import timedelta
 from decimal import Decimal
-from pathlib import Path
 from typing import Any, cast
 
 import anyio
-import anyio.lowlevel
-import anyio.to_thread
 import pytest
 
-from mcp_tasks.errors import Interrupted, ValueNotStorable
-from mcp_tasks.model import JournalEntry, Progress, TaskRecord, TaskStatus
-from mcp_tasks.model.record import Outcome
-from mcp_tasks.runtime import Ending, Failure, Run, ToolPolicy, current_task
+from mcp_tasks.errors import Interrupted, InvalidOption, StoreUnavailable, ValueNotStorable
+from mcp_tasks.model import Progress, TaskRecord, TaskStatus
+from mcp_tasks.model.json import LARGE, LONGEST_MESSAGE
+from mcp_tasks.model.limits import Limits
+from mcp_tasks.runtime import AskedOnCall, Body, Ending, Failure, Run, Success, ToolPolicy, current_task
+from mcp_tasks.runtime.run import AT_ONCE, LONGEST
 from mcp_tasks.stores import MemoryStore
-from mcp_tasks.stores.base import WorkLimits
-from mcp_tasks.stores.sqlite import SqliteStore
+from tests.unit.losing import as_of_now
 from tests.unit.running import (
     CLIENT,
+    HOUR,
+    ONCE,
+    PARKS,
+    RERUN,
+    SECOND,
     FailingStore,
-    Tool,
+    Finished,
+    MeddledStore,
+    at_once,
+    cancel,
+    error_type,
     finished,
     launch,
+    never_ending,
     ok,
     question,
     running,
     settle,
+    started,
+    telling,
     until,
-    until_asking,
     until_final,
 )
 from tests.unit.virtual_time import simulated, time_passes
@@ -46,16 +54,27 @@ pytestmark = pytest.mark.anyio
 QUICKLY = ToolPolicy(max_runtime=timedelta(milliseconds=50))
 
 
+def returning(ending: Ending) -> Body:
+    async def body(run: Run) -> Ending:
+        return ending
+
+    return body
+
+
+async def ended(body: Body | Ending, **options: Any) -> Finished:
+    """A task that such a tool was run for."""
+    async with running(body if callable(body) else returning(body), **options) as runtime:
+        return await until_final(runtime, await launch(runtime))
+
+
 # How it ends
 
 
-async def test_a_failure_is_the_error_of_the_task() -> None:
-    async def failing(run: Run) -> Ending:
-        return Failure({"code": -32000, "message": "out of paper"})
-
-    async with running(failing) as runtime:
-        record = await until_final(runtime, await launch(runtime))
-        assert (record.status, record.error) == (TaskStatus.FAILED, {"code": -32000, "message": "out of paper"})
+@pytest.mark.parametrize("data", [None, "x" * 100_000], ids=["small", "large"])
+async def test_a_failure_is_the_error_of_the_task(data: object) -> None:
+    error = {"code": -32000, "message": "out of paper", "data": data}
+    task = await ended(Failure(error))
+    assert (task.status, task.error, task.status_message) == (TaskStatus.FAILED, error, "out of paper")
 
 
 class Abort(BaseException):
@@ -66,156 +85,277 @@ class Abort(BaseException):
     "raised",
     [
         RuntimeError("a defect"),
-        asyncio.CancelledError(),
         asyncio.CancelledError("somebody else's"),
         SystemExit(1),
         ExceptionGroup("both", [ValueError("one"), TypeError("two")]),
-        TimeoutError(),
         Abort(),
         GeneratorExit(),
         BaseExceptionGroup("both", [ValueError("one"), Abort()]),
     ],
     ids=lambda raised: type(raised).__name__,
 )
-async def test_whatever_a_body_raises_the_task_ends(raised: BaseException) -> None:
-    async def raising(run: Run) -> Ending:
-        await anyio.lowlevel.checkpoint()
-        raise raised
-
-    async with running(raising) as runtime:
-        record = await until_final(runtime, await launch(runtime), limit=5)
-        assert record.status is TaskStatus.FAILED
-        assert record.error is not None
-
-
-async def test_a_body_that_awaits_something_cancelled_elsewhere_fails_and_is_not_stuck() -> None:
-    async def waits(run: Run) -> Ending:
-        other = asyncio.ensure_future(anyio.sleep_forever())
-        asyncio.get_running_loop().call_soon(other.cancel)
-        await other
-        return ok()
-
-    async with running(waits) as runtime:
-        assert (await until_final(runtime, await launch(runtime))).status is TaskStatus.FAILED
-
-
-async def test_the_engine_goes_on_after_a_body_that_raised() -> None:
+async def test_whatever_a_body_raises_the_task_ends_and_the_next_one_runs(raised: BaseException) -> None:
     async def by_number(run: Run) -> Ending:
+        await anyio.lowlevel.checkpoint()
         if run.request.arguments["n"] == 1:
-            raise SystemExit(1)
+            raise raised
         return ok()
 
     async with running(by_number, concurrency=1) as runtime:
         bad, good = await launch(runtime, n=1), await launch(runtime, n=2)
-        assert (await until_final(runtime, bad)).status is TaskStatus.FAILED
+        task = await until_final(runtime, bad)
+        assert (task.status, task.error is None) == (TaskStatus.FAILED, False)
         assert (await until_final(runtime, good)).status is TaskStatus.COMPLETED
+
+
+@pytest.mark.parametrize("which", ["itself", "what it awaits"])
+async def test_a_tool_that_cancels_itself_or_what_it_awaits_has_failed(which: str) -> None:
+    async def body(run: Run) -> Ending:
+        awaited = asyncio.ensure_future(anyio.sleep_forever())
+        victim = asyncio.current_task() if which == "itself" else awaited
+        assert victim is not None
+        asyncio.get_running_loop().call_soon(victim.cancel)
+        await awaited
+        return ok()
+
+    assert (await ended(body)).status is TaskStatus.FAILED
+
+
+@pytest.mark.parametrize(
+    ("ending", "kind"),
+    [
+        (Failure({"code": -1, "message": "odd", "data": object()}), None),
+        (AskedOnCall(), None),
+        (ok("\ud800"), "UsageError"),
+        (ok("\ud800" + "x" * 3 * LARGE), "UsageError"),
+        (ok(object()), "UsageError"),
+        (ok([[[[[]]]]]), "ended"),
+    ],
+    ids=["error is no JSON", "asked on no call", "no Unicode", "large and no Unicode", "no JSON", "nested"],
+)
+async def test_an_ending_that_cannot_be_stored_fails_the_task(ending: Ending, kind: str | None) -> None:
+    task = await ended(ending)
+    if kind == "ended":
+        assert task.status is TaskStatus.COMPLETED
+    else:
+        assert task.status is TaskStatus.FAILED
+        assert kind in (None, error_type(task))
+
+
+async def test_a_result_that_is_too_deep_fails_the_task() -> None:
+    value: list[Any] = []
+    for _ in range(20_000):
+        value = [value]
+    assert (await ended(ok(value), store=MeddledStore())).status is TaskStatus.FAILED
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ([{"type": "text", "text": "no paper"}, {"type": "text", "text": "really"}], "no paper"),
+        ([{"type": "image", "data": "AA"}, {"type": "text", "text": " "}, {"type": "text", "text": "b"}], "b"),
+        ([{"type": "text", "text": "x" * (LONGEST_MESSAGE + 1)}], "x" * (LONGEST_MESSAGE - len("…".encode())) + "…"),
+        ([], None),
+        ([7, {"text": 7}], None),
+        ("odd", None),
+    ],
+)
+@pytest.mark.parametrize("is_error", [True, False])
+async def test_what_a_tool_says_of_its_error_is_kept_with_the_end(
+    content: Any, said: str | None, is_error: bool
+) -> None:
+    task = await ended(Success({"content": content, "isError": is_error, "_meta": {"a": "b"}}))
+    assert (task.status, task.is_error, task.status_message) == (
+        TaskStatus.COMPLETED,
+        is_error,
+        said if is_error else None,
+    )
+    assert task.result == {"content": content, "isError": is_error}, "the meta is kept apart"
+
+
+@pytest.mark.parametrize("ending", [Success, Failure])
+async def test_a_large_ending_is_encoded_in_another_thread_and_its_record_stays_small(ending: type[Any]) -> None:
+    threads: set[int] = set()
+
+    class Watched(dict[str, Any]):
+        def items(self) -> Any:
+            threads.add(threading.get_ident())
+            return super().items()
+
+    large = {"code": -1, "message": "x" * 100_000, "data": Watched({str(n): "x" * 1_000 for n in range(200)})}
+    async with running(returning(ending(large))) as runtime:
+        task = await until_final(runtime, await launch(runtime))
+        assert (task.result or task.error) == large
+        record = await as_of_now(runtime, task)
+        assert len(repr(record)) < 10_000
+        if ending is Failure:
+            assert record.status_message == "x" * (LONGEST_MESSAGE - len("…".encode())) + "…"
+    assert threads
+    assert threading.get_ident() not in threads
+
+
+@pytest.mark.parametrize(
+    ("ending", "kind", "says"),
+    [
+        (Success({"content": "x" * 2_000}), "ResultTooLarge", "The result of tool 'tool' has 2,0"),
+        (Success({"_meta": {"of": "x" * 2_000}}), "ResultTooLarge", "The result of tool 'tool' has 2,0"),
+        (Failure({"code": -1, "message": "x" * 2_000}), "ErrorTooLarge", "The error of tool 'tool' has 2,0"),
+        (Failure({"code": -1, "message": "", "data": ["x" * 2_000]}), "ErrorTooLarge", "The error of tool 'tool' has"),
+    ],
+    ids=["result", "meta", "message", "data"],
+)
+async def test_a_task_with_too_large_an_ending_fails_and_says_what_the_limit_is(
+    ending: Ending, kind: str, says: str
+) -> None:
+    task = await ended(ending, limits=Limits(result_bytes=1_000))
+    assert (task.status, error_type(task)) == (TaskStatus.FAILED, kind)
+    assert task.error is not None
+    assert says in task.error["message"]
+    assert "at most 1,000 are kept (Limits.result_bytes)" in task.error["message"]
+
+
+async def test_the_largest_result_that_is_kept_is_a_limit_in_bytes() -> None:
+    for limit, status in ((100, TaskStatus.COMPLETED), (99, TaskStatus.FAILED)):
+        task = await ended(Success({"_meta": {"of": "x" * 91}}), limits=Limits(result_bytes=limit + 2))
+        assert task.status is status
+
+
+@pytest.mark.parametrize("size", [0, -1, True, 1.5, "16 MB"])
+def test_a_limit_that_is_not_a_number_of_bytes_is_refused(size: Any) -> None:
+    with pytest.raises(InvalidOption, match="result_bytes"):
+        Limits(result_bytes=size)
+
+
+async def test_a_body_knows_its_task_and_the_number_of_its_run() -> None:
+    async def body(run: Run) -> Ending:
+        context = current_task()
+        return ok([context.id, context.owner, context.attempt, context.cancelled])
+
+    task = await ended(body)
+    assert task.result == {"value": [task.id, None, 1, False]}
+
+
+async def test_a_run_that_has_ended_is_freed_at_once_and_not_by_the_garbage_collector() -> None:
+    runs: list[weakref.ref[Run]] = []
+
+    async def noted(run: Run) -> Ending:
+        runs.append(weakref.ref(run))
+        return ok()
+
+    gc.disable()
+    try:
+        async with running(noted) as runtime:
+            await until_final(runtime, await launch(runtime))
+            await settle()
+            assert [run() for run in runs] == [None]
+    finally:
+        gc.enable()
+
+
+async def test_what_is_done_beside_a_tool_may_fail_and_ends_with_the_run(caplog: pytest.LogCaptureFixture) -> None:
+    helpers: list[asyncio.Task[None]] = []
+
+    async def fails() -> None:
+        raise RuntimeError("out of paper")
+
+    async def body(run: Run) -> Ending:
+        helpers.extend(run.help(work) for work in (fails(), asyncio.sleep(0), anyio.sleep_forever()))
+        await settle()
+        return ok()
+
+    assert (await ended(body)).status is TaskStatus.COMPLETED
+    await settle()
+    assert [(helper.done(), helper.cancelled()) for helper in helpers] == [(True, False), (True, False), (True, True)]
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
 
 
 # How it is stopped
 
 
-async def test_a_cancellation_reaches_an_async_body_where_it_awaits() -> None:
-    cancelled = anyio.Event()
-
-    async def body(run: Run) -> Ending:
-        try:
-            await anyio.sleep_forever()
-        except asyncio.CancelledError:
-            cancelled.set()
-            raise
-        return ok()
-
-    async with running(body) as runtime:
-        task = await launch(runtime)
-        task = await until(runtime, task, lambda record: record.attempt == 1)
-        record = await runtime.cancel(task, "enough", actor=CLIENT)
+async def test_a_cancellation_reaches_an_async_body_where_it_awaits_from_any_process() -> None:
+    store, stopped = MemoryStore(), anyio.Event()
+    async with running(telling(stopped), store=store) as one, running(at_once, store=store, runs_tools=False) as other:
+        task = await started(one)
+        record = await cancel(other, task)
         assert (record.status, record.status_message) == (TaskStatus.CANCELLED, "enough")
         with anyio.fail_after(5):
-            await cancelled.wait()
+            await stopped.wait()
 
 
-async def test_a_cancellation_is_told_to_the_thread_of_a_sync_body() -> None:
-    started, told = threading.Event(), threading.Event()
+@pytest.mark.parametrize("policy", [ONCE, QUICKLY], ids=["cancelled", "too long"])
+async def test_the_thread_of_a_sync_body_is_told_to_stop_and_what_it_returns_is_no_result(policy: ToolPolicy) -> None:
+    begun, told = threading.Event(), threading.Event()
+    store = FailingStore()
+    # The store is away when the limit is reached, and back when the thread has returned.
+    store.refuse_save(lambda record: record.status is TaskStatus.FAILED, times=1)
 
     def work() -> None:
-        started.set()
+        begun.set()
         deadline = time.monotonic() + 5
         while not current_task().cancelled and time.monotonic() < deadline:
-            time.sleep(0.005)
-        if current_task().cancelled:
-            told.set()
+            time.sleep(0.001)
+        told.set()
 
     async def body(run: Run) -> Ending:
         await anyio.to_thread.run_sync(work)
-        return ok()
+        return ok("half of it")
 
-    async with running(body) as runtime:
+    async with running(body, store=store, policy=policy) as runtime:
         task = await launch(runtime)
-        assert await anyio.to_thread.run_sync(started.wait, 5)
-        await runtime.cancel(task, "enough", actor=CLIENT)
+        assert await anyio.to_thread.run_sync(begun.wait, 5)
+        if policy is ONCE:
+            await cancel(runtime, task)
+        record = await until_final(runtime, task)
+        assert error_type(record) == (None if policy is ONCE else "RanTooLong")
         assert await anyio.to_thread.run_sync(told.wait, 5)
         await settle()
-        assert (await runtime.get(task.id, owner=None)).status is TaskStatus.CANCELLED
+        assert await finished(runtime, await as_of_now(runtime, task)) == record
 
 
-async def test_a_result_after_the_cancellation_is_ignored() -> None:
-    returned = anyio.Event()
-    go_on = anyio.Event()
+@pytest.mark.parametrize("raises", [True, False], ids=["exception", "result"])
+async def test_nothing_that_comes_after_the_cancellation_counts(raises: bool) -> None:
+    returned, go_on = anyio.Event(), anyio.Event()
 
     async def stubborn(run: Run) -> Ending:
         with anyio.CancelScope(shield=True):
             await go_on.wait()
             await run.report(Progress(progress=1))
+            # A verdict comes too late as well.
+            await run.judge(Interrupted(run.record.name))
             returned.set()
+        if raises:
+            raise RuntimeError("so there")
         return ok("too late")
 
     async with running(stubborn) as runtime:
-        task = await launch(runtime)
-        await until(runtime, task, lambda record: record.attempt == 1)
-        cancelled = await runtime.cancel(task, "enough", actor=CLIENT)
+        task = await started(runtime)
+        cancelled = await cancel(runtime, task)
         go_on.set()
         with anyio.fail_after(5):
             await returned.wait()
         await settle()
-        assert await runtime.get(task.id, owner=None) == cancelled
+        assert await as_of_now(runtime, task) == cancelled
 
 
-async def test_an_exception_after_the_cancellation_is_ignored() -> None:
-    async def spiteful(run: Run) -> Ending:
-        try:
-            await anyio.sleep_forever()
-        finally:
-            raise RuntimeError("so there")
-        return ok()
-
-    async with running(spiteful) as runtime:
-        task = await launch(runtime)
-        await until(runtime, task, lambda record: record.attempt == 1)
-        cancelled = await runtime.cancel(task, "enough", actor=CLIENT)
-        await settle()
-        assert await runtime.get(task.id, owner=None) == cancelled
+async def test_cancelling_from_an_old_view_of_the_task_works_on_what_it_is_by_now() -> None:
+    async with running(at_once) as runtime:
+        old = await launch(runtime)
+        done = await until_final(runtime, old)
+        assert await finished(runtime, await cancel(runtime, old)) == done
 
 
 async def test_a_task_that_is_removed_under_its_run_stops_it() -> None:
     stopped = anyio.Event()
 
     async def body(run: Run) -> Ending:
-        try:
-            while True:
-                await run.report(Progress(progress=1))
-                await anyio.sleep(0.01)
-        finally:
-            stopped.set()
+        await run.report(Progress(progress=1))
+        return await telling(stopped)(run)
 
-    async with running(body, progress_interval=timedelta(milliseconds=1)) as runtime:
-        task = await launch(runtime)
-        task = await until(runtime, task, lambda record: record.progress is not None)
-        await runtime.discard(await runtime.get(task.id, owner=None))
+    async with running(body, look_interval=timedelta(milliseconds=5)) as runtime:
+        task = await until(runtime, await launch(runtime), lambda record: record.progress is not None)
+        await runtime.discard(task)
         with anyio.fail_after(5):
             await stopped.wait()
-
-
-# How long it may take
 
 
 async def test_an_async_body_that_runs_too_long_is_stopped_and_the_task_says_so() -> None:
@@ -238,222 +378,12 @@ async def test_an_async_body_that_runs_too_long_is_stopped_and_the_task_says_so(
             await stopped.wait()
 
 
-async def test_a_thread_that_runs_too_long_is_told_and_the_task_ends_without_it() -> None:
-    told, release = threading.Event(), threading.Event()
-
-    def work() -> None:
-        while not release.is_set():
-            if current_task().cancelled:
-                told.set()
-            release.wait(0.005)
-
-    async def slow(run: Run) -> Ending:
-        await anyio.to_thread.run_sync(work)
-        return ok("too late")
-
-    async with running(slow, policy=QUICKLY) as runtime:
-        record = await until_final(runtime, await launch(runtime))
-        assert record.error is not None
-        assert record.error["data"] == {"type": "RanTooLong"}
-        assert await anyio.to_thread.run_sync(told.wait, 5)
-        release.set()
-        await settle()
-        assert await finished(runtime, await runtime.get(record.id, owner=None)) == record
-
-
-async def test_what_a_thread_returns_because_it_was_told_to_stop_is_no_result() -> None:
-    store = FailingStore()
-
-    def work() -> None:
-        deadline = time.monotonic() + 5
-        while not current_task().cancelled and time.monotonic() < deadline:
-            time.sleep(0.001)
-
-    async def slow(run: Run) -> Ending:
-        await anyio.to_thread.run_sync(work)
-        return ok("half of it")
-
-    async with running(slow, store=store, policy=QUICKLY) as runtime:
-        # The store is away when the limit is reached, and back when the thread has returned.
-        store.refuse_save(lambda record: record.status is TaskStatus.FAILED, times=1)
-        record = await until_final(runtime, await launch(runtime))
-        assert record.status is TaskStatus.FAILED
-
-
 @simulated
 async def test_a_body_within_its_limit_is_left_alone() -> None:
-    async def quick(run: Run) -> Ending:
-        return ok()
-
-    async with running(quick, policy=QUICKLY) as runtime:
+    async with running(at_once, policy=QUICKLY) as runtime:
         record = await until_final(runtime, await launch(runtime))
         await time_passes(60)
-        assert await finished(runtime, await runtime.get(record.id, owner=None)) == record
-
-
-@simulated
-async def test_the_time_a_person_takes_does_not_count_for_the_limit() -> None:
-    async def asking(run: Run) -> Ending:
-        return ok(await run.ask(question("Sure?")))
-
-    async with running(asking, policy=QUICKLY) as runtime:
-        task = await until_asking(runtime, await launch(runtime))
-        await time_passes(60)
-        await runtime.answer(task, {"elicitation-1": "yes"}, actor=CLIENT)
-        assert (await until_final(runtime, task)).result == {"value": "yes"}
-
-
-async def test_the_limit_still_holds_after_a_wait() -> None:
-    async def asking(run: Run) -> Ending:
-        await run.ask(question("Sure?"))
-        await anyio.sleep_forever()
-        return ok()
-
-    async with running(asking, policy=QUICKLY) as runtime:
-        task = await until_asking(runtime, await launch(runtime))
-        await runtime.answer(task, {"elicitation-1": "yes"}, actor=CLIENT)
-        record = await until_final(runtime, task)
-        assert record.error is not None
-        assert record.error["data"] == {"type": "RanTooLong"}
-
-
-@simulated
-async def test_the_time_in_line_for_a_slot_does_not_count_for_the_limit() -> None:
-    release = anyio.Event()
-
-    async def asking(run: Run) -> Ending:
-        return ok(await run.ask(question("Sure?")))
-
-    async def hogging(run: Run) -> Ending:
-        await release.wait()
-        return ok()
-
-    tools = {"asking": Tool(asking, QUICKLY), "hogging": Tool(hogging)}
-    async with running(tools, concurrency=1) as runtime:
-        task = await until_asking(runtime, await launch(runtime, "asking"))
-        hog = await launch(runtime, "hogging")
-        await until(runtime, hog, lambda record: record.attempt == 1)
-        await runtime.answer(task, {"elicitation-1": "yes"}, actor=CLIENT)
-        await time_passes(60)
-        release.set()
-        assert (await until_final(runtime, task)).status is TaskStatus.COMPLETED
-
-
-# What it says of its progress
-
-
-async def test_ten_thousand_reports_make_few_writes_and_the_last_one_counts() -> None:
-    store, reported, end = FailingStore(), anyio.Event(), anyio.Event()
-
-    async def chatty(run: Run) -> Ending:
-        for number in range(1, 10_001):
-            await run.report(Progress(progress=number, total=10_000))
-        reported.set()
-        await end.wait()
-        return ok()
-
-    async with running(chatty, store=store) as runtime:
-        task = await launch(runtime)
-        with anyio.fail_after(20):
-            await reported.wait()
-        record = await until(runtime, task, lambda record: record.progress == Progress(progress=10_000, total=10_000))
-        assert store.saves < 100
-        end.set()
-        assert (await until_final(runtime, record)).progress == Progress(progress=10_000, total=10_000)
-
-
-async def test_the_first_report_is_seen_at_once() -> None:
-    async def slow(run: Run) -> Ending:
-        await run.report(Progress(progress=1))
-        await anyio.sleep_forever()
-        return ok()
-
-    async with running(slow, progress_interval=timedelta(hours=1)) as runtime:
-        await until(runtime, await launch(runtime), lambda record: record.progress is not None)
-
-
-async def test_a_report_right_before_the_end_is_kept_with_the_outcome() -> None:
-    store = FailingStore()
-
-    async def quick(run: Run) -> Ending:
-        await run.report(Progress(progress=1))
-        await settle()
-        await run.report(Progress(progress=2, message="done"))
-        return ok()
-
-    async with running(quick, store=store, progress_interval=timedelta(hours=1)) as runtime:
-        record = await until_final(runtime, await launch(runtime))
-        assert record.progress == Progress(progress=2, message="done")
-        assert store.saves == 3
-
-
-async def test_progress_that_cannot_be_stored_hurts_nobody() -> None:
-    store = FailingStore()
-
-    async def body(run: Run) -> Ending:
-        await run.report(Progress(progress=1))
-        await settle()
-        return ok()
-
-    async with running(body, store=store) as runtime:
-        store.refuse_save(lambda record: record.progress is not None and not record.is_final)
-        assert (await until_final(runtime, await launch(runtime))).status is TaskStatus.COMPLETED
-
-
-class PickyStore(MemoryStore):
-    """Refuses progress that is no JSON, as stores that write do; but not for ever, so that a test can end."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.refusals = 0
-
-    async def save(
-        self,
-        record: TaskRecord,
-        *,
-        expected: int,
-        entries: Sequence[JournalEntry] = (),
-        outcome: Outcome | None = None,
-        limits: WorkLimits | None = None,
-    ) -> TaskRecord:
-        if record.progress is not None and isinstance(record.progress.progress, Decimal) and self.refusals < 10:
-            self.refusals += 1
-            raise TypeError("Object of type Decimal is not JSON serializable")
-        return await super().save(record, expected=expected, entries=entries, outcome=outcome, limits=limits)
-
-
-NO_JSON = Progress(progress=cast(float, Decimal(1)))
-
-
-async def test_progress_that_is_no_json_does_not_keep_the_result_from_being_written() -> None:
-    store = PickyStore()
-
-    async def body(run: Run) -> Ending:
-        await run.report(Progress(progress=0))
-        await settle()
-        await run.report(NO_JSON)
-        return ok("precious")
-
-    async with running(body, store=store, progress_interval=timedelta(hours=1)) as runtime:
-        record = await until_final(runtime, await launch(runtime))
-        assert store.refusals <= 1
-        assert record.result == {"value": "precious"}
-
-
-async def test_progress_that_is_no_json_is_dropped_and_what_follows_is_not(caplog: pytest.LogCaptureFixture) -> None:
-    store = PickyStore()
-
-    async def body(run: Run) -> Ending:
-        await run.report(NO_JSON)
-        await settle()
-        await run.report(Progress(progress=2))
-        await anyio.sleep_forever()
-        return ok()
-
-    async with running(body, store=store, progress_interval=timedelta(milliseconds=1)) as runtime:
-        await until(runtime, await launch(runtime), lambda record: record.progress == Progress(progress=2))
-    gc.collect()
-    assert "exception was never retrieved" not in caplog.text
+        assert await finished(runtime, await as_of_now(runtime, record)) == record
 
 
 # When the store is away
@@ -469,22 +399,6 @@ async def test_an_outcome_is_not_lost_while_the_store_is_away() -> None:
     async with running(body, store=store) as runtime:
         record = await until_final(runtime, await launch(runtime))
         assert (record.result, record.attempt) == ({"value": "precious"}, 1)
-
-
-def _nested(depth: int) -> list[object]:
-    value: list[object] = []
-    for _ in range(depth):
-        value = [value]
-    return value
-
-
-@pytest.mark.parametrize("value", [object(), _nested(100_000)], ids=["no JSON", "too deep"])
-async def test_a_result_that_cannot_be_stored_fails_the_task(value: object, tmp_path: Path) -> None:
-    async def body(run: Run) -> Ending:
-        return ok(value)
-
-    async with running(body, store=SqliteStore(tmp_path / "tasks.db")) as runtime:
-        assert (await until_final(runtime, await launch(runtime), limit=10)).status is TaskStatus.FAILED
 
 
 @simulated
@@ -514,7 +428,7 @@ async def test_a_task_can_be_cancelled_while_its_outcome_waits_for_the_store() -
             id="ran too long",
         ),
         pytest.param(
-            ToolPolicy(rerun=True, park_after=timedelta(0)),
+            PARKS,
             TaskStatus.INPUT_REQUIRED,
             id="unwound",
         ),
@@ -543,84 +457,140 @@ async def test_a_run_that_is_given_up_while_the_store_is_away_does_not_leave_its
         assert (await runtime.get(task.id, owner=None)).is_final
 
 
-async def test_a_body_knows_its_task_and_the_number_of_its_run() -> None:
-    async def body(run: Run) -> Ending:
-        context = current_task()
-        return ok([context.id, context.owner, context.attempt, context.cancelled])
-
-    async with running(body) as runtime:
-        task = await launch(runtime)
-        assert (await until_final(runtime, task)).result == {"value": [task.id, None, 1, False]}
-
-
-def test_outside_a_task_there_is_a_context_too() -> None:
-    context = current_task()
-    assert (context.id, context.owner, context.attempt, context.cancelled) == (None, None, 1, False)
-
-
-async def test_a_tool_that_cancels_itself_has_failed() -> None:
-    async def body(run: Run) -> Ending:
-        own = asyncio.current_task()
-        assert own is not None
-        own.cancel()
-        await anyio.sleep_forever()
-        return ok()
-
-    async with running(body) as runtime:
-        assert (await until_final(runtime, await launch(runtime))).status is TaskStatus.FAILED
-
-
-async def test_a_run_that_has_ended_is_freed_at_once_and_not_by_the_garbage_collector() -> None:
-    runs: list[weakref.ref[Run]] = []
-
-    async def noted(run: Run) -> Ending:
-        runs.append(weakref.ref(run))
-        return ok()
-
-    gc.disable()
-    try:
-        async with running(noted) as runtime:
-            await until_final(runtime, await launch(runtime))
-            await settle()
-            assert [run() for run in runs] == [None]
-    finally:
-        gc.enable()
-
-
-async def test_a_verdict_over_a_run_that_was_stopped_comes_too_late() -> None:
-    judged = anyio.Event()
-
-    async def body(run: Run) -> Ending:
-        run.stop()
-        with anyio.CancelScope(shield=True):
-            await run.judge(Interrupted(run.record.name))
-        judged.set()
-        return ok()
-
-    async with running(body) as runtime:
-        task = await launch(runtime)
-        with anyio.fail_after(5):
-            await judged.wait()
-        await settle()
-        assert (await runtime.get(task.id, owner=None)).status is TaskStatus.WORKING
-
-
+@simulated
 async def test_where_no_ending_at_all_can_be_stored_the_task_is_left_and_that_is_said(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    class KeepsNoEndings(MemoryStore):
-        async def save(self, record: TaskRecord, **options: Any) -> TaskRecord:
-            if record.is_final:
-                raise ValueNotStorable("a value is too odd")
-            return await super().save(record, **options)
+    async def refuse(record: TaskRecord, **options: Any) -> None:
+        if record.is_final:
+            raise ValueNotStorable("a value is too odd")
 
-    async def body(run: Run) -> Ending:
+    async with running(at_once, store=MeddledStore(save=refuse), policy=RERUN) as runtime:
+        task = await launch(runtime)
+        await time_passes(1)
+        assert "is left as it is, and the others go on" in caplog.text
+        assert not (await as_of_now(runtime, task)).is_final
+        assert caplog.text.count("ended with cannot be stored") == 2, "the result, and that it could not be kept"
+
+
+# What it says of its progress
+
+
+def reports(number: float, message: str | None = None) -> Progress:
+    return Progress(progress=number, message=message)
+
+
+@simulated
+async def test_the_first_report_is_written_at_once_and_then_the_newest_after_each_pause() -> None:
+    written, numbers = list[float](), asyncio.Queue[float]()
+
+    async def chatty(run: Run) -> Ending:
+        while number := await numbers.get():
+            await run.report(reports(number))
         return ok()
 
-    async with running(body, store=KeepsNoEndings(), policy=ToolPolicy(rerun=True)) as runtime:
+    async def note(record: TaskRecord, **options: Any) -> None:
+        if record.progress is not None:
+            written.append(record.progress.progress)
+
+    async with running(chatty, store=MeddledStore(save=note), progress_interval=SECOND) as runtime:
         task = await launch(runtime)
-        with anyio.fail_after(5):
-            while "is left as it is, and the others go on" not in caplog.text:  # noqa: ASYNC110 - only said
-                await anyio.sleep(0.001)
-        assert not (await runtime.get(task.id, owner=None)).is_final
-        assert caplog.text.count("ended with cannot be stored") == 2, "the result, and that it could not be kept"
+        for given, passes, seen in (
+            ([1], 0.1, [1]),
+            (range(2, 1_000), 0.1, [1]),
+            ([], 1, [1, 999]),
+            ([], 10, [1, 999]),
+            ([1_000], 0.1, [1, 999, 1_000]),
+            ([1_001, 0], 0.1, [1, 999, 1_000, 1_001]),
+        ):
+            for number in given:
+                numbers.put_nowait(number)
+            await time_passes(passes)
+            assert written == seen
+        ended = await as_of_now(runtime, task)
+        assert (ended.is_final, ended.progress) == (True, reports(1_001)), "the last goes with the outcome"
+
+
+class Hangs(Exception):
+    """Said to the test's own store: take no end of time."""
+
+
+@simulated
+@pytest.mark.parametrize("failure", [TypeError("no JSON"), StoreUnavailable("away"), Hangs()], ids=repr)
+async def test_a_report_that_the_store_does_not_take_hurts_nobody_and_what_follows_is_written(
+    failure: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    trouble, numbers = True, asyncio.Queue[float]()
+
+    async def chatty(run: Run) -> Ending:
+        while number := await numbers.get():
+            await run.report(reports(number))
+        return ok("precious")
+
+    async def refuse(record: TaskRecord, **options: Any) -> None:
+        if trouble and record.progress is not None and not record.is_final:
+            if isinstance(failure, Hangs):
+                await anyio.sleep_forever()
+            raise failure
+
+    async with running(chatty, store=MeddledStore(save=refuse)) as runtime:
+        task = await launch(runtime)
+        numbers.put_nowait(1)
+        await time_passes(2)
+        trouble = False
+        numbers.put_nowait(2)
+        await time_passes(LONGEST + 10)
+        assert (await as_of_now(runtime, task)).progress == reports(2)
+        numbers.put_nowait(0)
+        assert (await until_final(runtime, task)).result == {"value": "precious"}
+    assert ("progress is not stored" in caplog.text) is isinstance(failure, TypeError)
+
+
+async def test_progress_that_is_no_json_does_not_keep_the_result_from_being_written() -> None:
+    async def body(run: Run) -> Ending:
+        await run.report(reports(0))
+        await settle()
+        await run.report(Progress(progress=cast(float, Decimal(1))))
+        return ok("precious")
+
+    async def refuse(record: TaskRecord, **options: Any) -> None:
+        if record.progress is not None and isinstance(record.progress.progress, Decimal):
+            raise TypeError("Object of type Decimal is not JSON serializable")
+
+    task = await ended(body, store=MeddledStore(save=refuse), progress_interval=HOUR)
+    assert task.result == {"value": "precious"}
+
+
+@simulated
+async def test_only_so_many_reports_of_a_process_are_being_written_at_a_time() -> None:
+    writing, most, gate = 0, 0, anyio.Event()
+    store = MeddledStore()
+
+    async def reporting(run: Run) -> Ending:
+        await run.report(reports(1))
+        return await never_ending(run)
+
+    async def slowly(record: TaskRecord, **options: Any) -> None:
+        nonlocal writing, most
+        if record.progress is not None:
+            writing += 1
+            most = max(most, writing)
+            await gate.wait()
+            writing -= 1
+
+    store.before["save"] = slowly
+    async with running(reporting, store=store) as runtime:
+        tasks = [await launch(runtime) for _ in range(3 * AT_ONCE)]
+        await time_passes(1)
+        assert most == AT_ONCE
+        gate.set()
+        for task in tasks:
+            await until(runtime, task, lambda record: record.progress is not None)
+
+
+async def test_a_long_message_is_cut() -> None:
+    async def body(run: Run) -> Ending:
+        await run.report(reports(1, "x" * (LONGEST_MESSAGE + 1)))
+        return ok()
+
+    assert (await ended(body)).progress == reports(1, "x" * (LONGEST_MESSAGE - len("…".encode())) + "…")

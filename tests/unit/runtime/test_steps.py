@@ -3,39 +3,54 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import inspect
+import json
+import math
+import subprocess
+import sys
 import threading
-from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
-from datetime import timedelta
-from typing import Any
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from enum import Enum
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+from uuid import UUID
 
 import anyio
 import pytest
+from pydantic import BaseModel, Field, PrivateAttr, SecretStr, computed_field
 
-from mcp_tasks.errors import InvalidOption, UsageError, ValueNotStorable
+from mcp_tasks.errors import InvalidOption, StepError, UsageError, ValueNotStorable
 from mcp_tasks.model import JournalEntry, TaskRecord
-from mcp_tasks.model.record import Outcome
-from mcp_tasks.runtime import Body, Ending, Retry, Run, ToolPolicy, current_task
-from mcp_tasks.stores import MemoryStore
-from mcp_tasks.stores.base import WorkLimits
+from mcp_tasks.runtime import Ending, Run, current_task
+from mcp_tasks.runtime.steps import Retry, keep_error, restore_error
 from tests.unit.running import (
     CLIENT,
+    PARKS,
+    SECOND,
     FailingStore,
-    Finished,
+    MeddledStore,
     answer,
+    asks,
+    error_type,
     launch,
     ok,
     question,
     running,
     settle,
-    until,
+    started,
+    twice,
     until_final,
+    until_parked,
 )
 
 pytestmark = pytest.mark.anyio
-
-AT_ONCE = ToolPolicy(rerun=True, park_after=timedelta(0))
 
 
 async def test_a_step_is_done_once_in_the_life_of_a_task() -> None:
@@ -51,8 +66,8 @@ async def test_a_step_is_done_once_in_the_life_of_a_task() -> None:
         after = await current_task().step("after", work, what="after")
         return ok([before, sure, after])
 
-    async with running(body, policy=AT_ONCE) as runtime:
-        task = await until(runtime, await launch(runtime), lambda record: record.attempt == 1 and record.worker is None)
+    async with running(body, policy=PARKS) as runtime:
+        task = await until_parked(runtime, await launch(runtime))
         await settle()
         await answer(runtime, task, elicitation_1="yes")
         record = await until_final(runtime, task)
@@ -60,55 +75,23 @@ async def test_a_step_is_done_once_in_the_life_of_a_task() -> None:
     assert done == {"before": 1, "after": 1}
 
 
-@pytest.mark.parametrize(
-    ("given", "kept"),
-    [((1, 2), [1, 2]), ({1: "a"}, {"1": "a"}), (None, None), ([{"a": [1]}], [{"a": [1]}])],
-    ids=["tuple", "numbered", "none", "nested"],
-)
-async def test_a_step_gives_the_first_time_what_it_will_give_later(given: Any, kept: Any) -> None:
-    async def body(run: Run) -> Ending:
-        return ok(await current_task().step("value", lambda: given))
-
-    async with running(body) as runtime:
-        task = await until_final(runtime, await launch(runtime))
-        assert task.result == {"value": kept}
-        assert [entry.value for entry in await runtime.store.journal(task.id)] == [{"value": kept}]
-    assert await current_task().step("value", lambda: given) == kept
-
-
-async def test_a_step_may_give_text_that_a_result_may_not_hold() -> None:
-    async def body(run: Run) -> Ending:
-        given = await current_task().step("value", lambda: "\ud800")
-        return ok(given.encode(errors="surrogatepass").hex())
-
-    async with running(body) as runtime:
-        task = await until_final(runtime, await launch(runtime))
-        assert task.result == {"value": "eda080"}
-        assert [entry.value for entry in await runtime.store.journal(task.id)] == [{"value": "\ud800"}]
-
-
 async def test_a_step_may_be_async_and_a_sync_one_does_not_hold_the_event_loop() -> None:
-    async def async_work() -> str:
-        return threading.current_thread().name
-
-    def sync_work() -> str:
+    def thread() -> str:
         return threading.current_thread().name
 
     async def body(run: Run) -> Ending:
-        return ok([await current_task().step("async", async_work), await current_task().step("sync", sync_work)])
+        async def here() -> str:
+            return thread()
+
+        step = current_task().step
+        # A function that returns something to await is awaited.
+        return ok([await step("async", here), await step("sync", thread), await step("late", lambda: here())])
 
     async with running(body) as runtime:
         record = await until_final(runtime, await launch(runtime))
         assert record.result is not None
-        here, there = record.result["value"]
-        assert here == threading.current_thread().name != there
-
-
-async def test_a_function_that_returns_something_to_await_is_awaited() -> None:
-    async def late() -> int:
-        return 7
-
-    assert await current_task().step("late", lambda: late()) == 7
+        here, there, late = record.result["value"]
+        assert here == late == thread() != there
 
 
 async def test_a_function_may_have_a_parameter_called_name() -> None:
@@ -117,16 +100,6 @@ async def test_a_function_may_have_a_parameter_called_name() -> None:
 
     keywords: dict[str, Any] = {"name": "Ann"}
     assert await current_task().step("greet", greet, **keywords) == "Hello, Ann!"
-
-
-async def twice(body: Body, policy: ToolPolicy = AT_ONCE) -> Finished:
-    """The outcome of a tool that is started, parked at its first question, and started again by the answer."""
-    async with running(body, policy=policy) as runtime:
-        task = await until(runtime, await launch(runtime), lambda record: record.attempt == 1 and record.worker is None)
-        await answer(runtime, task, elicitation_1="yes")
-        record = await until_final(runtime, task)
-        assert record.attempt == 2
-        return record
 
 
 class OutOfPaper(Exception):
@@ -169,24 +142,23 @@ async def test_a_step_that_failed_fails_in_every_run_and_is_not_done_again(raise
     assert done == {"broken": 1}
 
 
-async def test_a_step_that_failed_has_no_second_try_under_its_name() -> None:
+@pytest.mark.parametrize("fails", [True, False])
+async def test_a_step_is_there_once_under_its_name_however_it_ended(fails: bool) -> None:
     tries: list[int] = []
 
-    def work() -> int:
+    def work() -> None:
         tries.append(1)
-        raise OSError("not yet")
+        if fails:
+            raise OSError("not yet")
 
     async def body(run: Run) -> Ending:
-        try:
+        with suppress(OSError):
             await current_task().step("work", work)
-        except OSError:
-            await current_task().step("work", work)
+        await current_task().step("work", work)
         return ok()
 
     async with running(body) as runtime:
-        record = await until_final(runtime, await launch(runtime))
-        assert record.error is not None
-        assert record.error["data"] == {"type": "UsageError"}
+        assert error_type(await until_final(runtime, await launch(runtime))) == "UsageError"
     assert len(tries) == 1
 
 
@@ -235,7 +207,7 @@ async def test_a_retry_is_for_the_exceptions_that_it_names() -> None:
         ({"attempts": 0}, "attempts must be a whole number of at least 1, got 0"),
         ({"attempts": "3"}, "attempts must be a whole number of at least 1, got '3'"),
         ({"wait": 1}, r"wait must be a timedelta, got 1: write wait=timedelta\(seconds=1\)"),
-        ({"max_wait": -timedelta(seconds=1)}, "max_wait must not be negative, got -1 s"),
+        ({"max_wait": -SECOND}, "max_wait must not be negative, got -1 s"),
         ({"on": [ValueError]}, r"on must be an exception class, or a tuple of them such as .*; got \[<class"),
         ({"on": (OSError, "x")}, "on must be an exception class"),
         ({"on": int}, "on must be an exception class"),
@@ -245,6 +217,11 @@ async def test_a_retry_is_for_the_exceptions_that_it_names() -> None:
 def test_a_retry_that_cannot_be_is_refused(mistake: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidOption, match=says):
         Retry(**mistake)
+
+
+def test_the_pauses_of_a_retry_double_up_to_a_limit() -> None:
+    retry = Retry(wait=SECOND, max_wait=timedelta(seconds=5))
+    assert [retry.pause_after(failures) for failures in range(1, 6)] == [1, 2, 4, 5, 5]
 
 
 async def _work() -> int:
@@ -266,39 +243,19 @@ async def test_a_step_takes_a_function_and_not_what_it_returned(call: Callable[[
         assert inspect.getcoroutinestate(returned) == inspect.CORO_CLOSED
 
 
-async def test_the_retry_of_a_step_is_a_retry() -> None:
+@pytest.mark.parametrize("name", ["", None, 7])
+async def test_what_cannot_be_a_step_is_refused_before_it_is_done(name: Any) -> None:
+    with pytest.raises(UsageError, match="a step's name must be a non-empty string"):
+        await current_task().step(name, _work)
     with pytest.raises(InvalidOption, match=r"retry must be a Retry, got 3: write retry=Retry\(\.\.\.\)"):
         await current_task().step("x", _work, retry=3)  # pyright: ignore[reportArgumentType, reportCallIssue]
 
 
-def test_the_pauses_of_a_retry_double_up_to_a_limit() -> None:
-    retry = Retry(wait=timedelta(seconds=1), max_wait=timedelta(seconds=5))
-    assert [retry.pause_after(failures) for failures in range(1, 6)] == [1, 2, 4, 5, 5]
-
-
-async def test_a_value_that_is_no_json_is_refused_by_the_name_of_its_step() -> None:
-    with pytest.raises(UsageError, match="step 'odd' gave a value that cannot be kept as JSON"):
-        await current_task().step("odd", object)
-
-
-async def test_two_steps_of_one_name_are_refused() -> None:
-    async def body(run: Run) -> Ending:
-        await current_task().step("a", int)
-        await current_task().step("a", int)
-        return ok()
-
-    async with running(body) as runtime:
-        record = await until_final(runtime, await launch(runtime))
-        assert record.error is not None
-        assert record.error["data"] == {"type": "UsageError"}
-
-
 async def test_the_record_of_a_step_waits_for_a_store_that_is_away() -> None:
-    store = FailingStore()
-    done = Counter[str]()
+    store, done = FailingStore(), list[str]()
 
     def work() -> str:
-        done["work"] += 1
+        done.append("work")
         store.refuse_save(lambda record: True, times=2)
         return "done"
 
@@ -309,24 +266,7 @@ async def test_the_record_of_a_step_waits_for_a_store_that_is_away() -> None:
         task = await until_final(runtime, await launch(runtime))
         assert task.result == {"value": "done"}
         assert [entry.key for entry in await runtime.store.journal(task.id)] == ["a"]
-    assert done == {"work": 1}
-
-
-class SmallStore(MemoryStore):
-    """Keeps no entry that is longer than a page."""
-
-    async def save(
-        self,
-        record: TaskRecord,
-        *,
-        expected: int,
-        entries: Sequence[JournalEntry] = (),
-        outcome: Outcome | None = None,
-        limits: WorkLimits | None = None,
-    ) -> TaskRecord:
-        if any(len(repr(entry.value)) > 4_096 for entry in entries):
-            raise ValueNotStorable("a value is too large")
-        return await super().save(record, expected=expected, entries=entries, outcome=outcome, limits=limits)
+    assert done == ["work"]
 
 
 async def test_a_value_that_the_store_cannot_keep_fails_its_step_now_and_later() -> None:
@@ -337,15 +277,16 @@ async def test_a_value_that_the_store_cannot_keep_fails_its_step_now_and_later()
             await current_task().step("odd", lambda: "x" * 10_000)
         except UsageError as exc:
             seen.append(str(exc))
-        return ok(await run.ask(question("Sure?")))
+        return await asks(run)
 
-    async with running(body, policy=AT_ONCE, store=SmallStore()) as runtime:
-        task = await until(runtime, await launch(runtime), lambda record: record.attempt == 1 and record.worker is None)
-        await answer(runtime, task, elicitation_1="yes")
-        await until_final(runtime, task)
-        assert len(seen) == 2
-        assert seen[0] == seen[1]
-        assert seen[0].startswith("step 'odd' gave a value that the store cannot keep")
+    async def refuse(record: TaskRecord, *, entries: Sequence[JournalEntry] = (), **options: Any) -> None:
+        if any(len(repr(entry.value)) > 4_096 for entry in entries):
+            raise ValueNotStorable("a value is too large")
+
+    await twice(body, store=MeddledStore(save=refuse))
+    assert len(seen) == 2
+    assert seen[0] == seen[1]
+    assert seen[0].startswith("step 'odd' gave a value that the store cannot keep")
 
 
 async def test_steps_side_by_side_are_all_kept() -> None:
@@ -413,7 +354,7 @@ async def test_a_step_that_is_at_work_beside_the_tool_ends_with_a_run_that_is_st
         raise AssertionError("no step ends")
 
     async with running(body) as runtime:
-        task = await until(runtime, await launch(runtime), lambda record: record.attempt == 1)
+        task = await started(runtime)
         await settle()
         await runtime.cancel(task, "enough", actor=CLIENT)
         await settle()
@@ -439,7 +380,7 @@ async def test_a_step_that_the_tool_has_cancelled_is_not_disturbed_by_the_end_of
         raise AssertionError("the step does not end before its run")
 
     async with running(body) as runtime:
-        task = await until(runtime, await launch(runtime), lambda record: record.attempt == 1)
+        task = await started(runtime)
         await settle()
         await runtime.cancel(task, "enough", actor=CLIENT)
         await settle()
@@ -465,3 +406,411 @@ async def test_a_step_that_a_tool_leaves_behind_when_it_returns_goes_on() -> Non
         may_end.set()
         await settle()
         assert done.is_set()
+
+
+# Values, as the first run gets them and as later ones do
+
+
+class Invoice(BaseModel):
+    number: int
+    paid: datetime | None = None
+
+
+class Aliased(BaseModel):
+    """As models of other people's APIs are: no name is the same on the wire, and not the same both ways."""
+
+    due_date: date = Field(alias="dueDate")
+    total: Decimal = Field(validation_alias="sum", serialization_alias="total_sum")
+
+
+@dataclass
+class Point:
+    x: int
+    y: int
+
+
+class Receipt(Invoice):
+    """What a function that promises an invoice may return."""
+
+    text: str
+
+
+@dataclass
+class Point3(Point):
+    z: int
+
+
+@dataclass(eq=False)
+class Spot:
+    """Equal to none but itself, as far as `==` goes."""
+
+    x: float
+
+
+class Strict(BaseModel, strict=True, extra="forbid"):
+    when: datetime
+    path: Path
+
+    @computed_field
+    @property
+    def year(self) -> int:
+        return self.when.year
+
+
+class Login(BaseModel):
+    token: SecretStr
+
+
+class Excluding(BaseModel):
+    raw: str = Field(default="", exclude=True)
+    _seen: int = PrivateAttr(default=0)
+
+
+@dataclass
+class Counted:
+    count: int = field(default=0, init=False)
+
+
+class Pair(NamedTuple):
+    left: int
+    right: int
+
+
+class Colour(Enum):
+    RED = "red"
+
+
+def giving(value: Any, annotation: Any = None) -> Callable[..., Any]:
+    """A function that gives that, and says what it gives, if anything."""
+
+    def function() -> Any:
+        return value
+
+    del function.__annotations__["return"]
+    if annotation is not None:
+        function.__annotations__["return"] = annotation
+    return function
+
+
+async def given(function: Callable[..., Any], later: Callable[..., Any] | None = None) -> list[Any]:
+    """What the step gives in the first run, and in a later one, whose function may be another."""
+    values: list[Any] = []
+
+    async def body(run: Run) -> Ending:
+        step = current_task().step("s", function if run.attempt == 1 else later or function)
+        values.append(await step)
+        return await asks(run)
+
+    await twice(body)
+    return values
+
+
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+
+
+def excluding(*, raw: str = "", seen: int = 0) -> Excluding:
+    value = Excluding(raw=raw)
+    value._seen = seen  # pyright: ignore[reportPrivateUsage]
+    return value
+
+
+def counted(count: int) -> Counted:
+    value = Counted()
+    value.count = count
+    return value
+
+
+@pytest.mark.parametrize(
+    ("annotation", "value"),
+    [
+        (int, 7),
+        (tuple[int, str], (7, "a")),
+        (set[int], {1, 2}),
+        (dict[int, str], {1: "a"}),
+        (bytes, b"abc"),
+        (bytes, b"\xff\xfe"),
+        (tuple[bytes, float], (b"\xff", 1)),
+        (datetime, NOON),
+        (dict[str, datetime], defaultdict(int, a=NOON)),
+        (timedelta, timedelta(seconds=1.5)),
+        (Decimal, Decimal("1.50")),
+        (UUID, UUID(int=7)),
+        (Path, Path("/tmp/a")),
+        (Colour, Colour.RED),
+        (Invoice, Invoice(number=7, paid=NOON)),
+        (list[Invoice], [Invoice(number=7)]),
+        (Invoice | None, None),
+        (Aliased, Aliased(dueDate=date(2026, 1, 1), sum=Decimal("1.50"))),  # pyright: ignore[reportCallIssue]
+        (dict[str, Point], {"a": Point(1, 2)}),
+        (Strict, Strict(when=NOON, path=Path("/tmp"))),
+        (list[Strict], [Strict(when=NOON, path=Path("/tmp"))]),
+        (list[Receipt], [Receipt(number=7, text="odd \udcff name")]),
+        (Awaitable[Point], Point(1, 2)),
+        (Coroutine[Any, Any, Point], Point(1, 2)),
+        # Without any annotation, by a class of its own.
+        *[(nothing, value) for nothing in (None, Any) for value in (Invoice(number=7), Point(1, 2), Pair(1, 2), NOON)],
+        # An annotation that is not the whole truth changes nothing.
+        (int, ["no", "number"]),
+        (int, "5"),
+        (int, True),
+        (float, 1),
+        (Invoice, {"number": "7"}),
+        (Point, {"x": 1, "y": 2}),
+        (str, Point(1, 2)),
+        (Invoice, Receipt(number=7, text="paid")),
+        (Point, Point3(1, 2, 3)),
+        # Fields that are not kept do no harm while they are what they would be anyway.
+        (Excluding, excluding()),
+        (Counted, counted(0)),
+    ],
+    ids=str,
+)
+async def test_a_value_comes_back_as_it_was_given(annotation: Any, value: Any) -> None:
+    for again in await given(giving(value, annotation)):
+        assert again == value
+        assert type(again) is type(value) or isinstance(value, defaultdict)
+
+
+@pytest.mark.parametrize(
+    ("value", "plain"),
+    [((1, 2), [1, 2]), ({1: "a"}, {"1": "a"}), (None, None), ("\ud800", "\ud800"), (1.5, 1.5), ([{"a": [1]}],) * 2],
+    ids=str,
+)
+@pytest.mark.parametrize("annotation", [None, Any, object, NoReturn, "NoSuchName"], ids=str)
+async def test_what_no_annotation_names_is_the_first_time_what_json_makes_of_it(
+    annotation: Any, value: Any, plain: Any
+) -> None:
+    assert await given(giving(value, annotation)) == [plain, plain]
+    assert await current_task().step("value", giving(value, annotation)) == plain
+
+
+async def test_what_is_not_equal_to_itself_comes_back_too() -> None:
+    for annotation in (None, float):
+        assert all(math.isnan(again) for again in await given(giving(math.nan, annotation)))
+    for spots in await given(giving([Spot(1.5), Spot(math.nan)], list[Spot])):
+        assert [(type(spot), str(spot.x)) for spot in spots] == [(Spot, "1.5"), (Spot, "nan")]
+
+
+@pytest.mark.parametrize(
+    ("annotation", "value", "why"),
+    [
+        (Login, Login(token=SecretStr("hunter2")), "would not come back equal to what it is"),
+        (Excluding, excluding(raw="full"), "would not come back equal to what it is"),
+        (Excluding, excluding(seen=7), "would not come back equal to what it is"),
+        (Counted, counted(7), "would not come back equal to what it is"),
+        (list[Invoice], [Receipt(number=7, text="paid")], "would not come back equal to what it is"),
+        (list[Point], [Point3(1, 2, 3)], "would not come back equal to what it is"),
+        (None, {1: "a", "1": "b"}, "two of its keys are the same in JSON"),
+        *[(None, value, "gave a value that cannot be kept as JSON") for value in (object(), {1, 2}, b"abc", int)],
+    ],
+)
+async def test_a_value_that_would_come_back_changed_is_refused(annotation: Any, value: Any, why: str) -> None:
+    with pytest.raises(UsageError, match=f"step 's' .*{why}") as refused:
+        await current_task().step("s", giving(value, annotation))
+    assert "hunter2" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("kept_as", "value", "later"),
+    [
+        (dict[str, Any], {"colour": "red"}, Invoice),
+        (Any, {"x": 1, "y": 2}, Point),
+        (str, "5", int),
+        (Any, (1, 2), tuple[int, ...]),
+        (Point, Point(1, 2), dict[str, int]),
+        (Invoice, Receipt(number=7, text="paid"), Invoice),
+        (Invoice, Receipt(number=7, text="paid"), None),
+    ],
+    ids=str,
+)
+async def test_a_value_comes_back_as_it_was_kept_whatever_the_annotation_says_by_then(
+    kept_as: Any, value: Any, later: Any
+) -> None:
+    first, again = await given(giving(value, kept_as), giving(value, later))
+    assert (type(again), again) == (type(first), first)
+
+
+async def test_a_value_that_cannot_be_read_any_more_comes_back_as_it_was_kept() -> None:
+    assert await given(giving((7, "a"), tuple[int, str]), giving(None, Invoice)) == [(7, "a"), [7, "a"]]
+
+
+class Surveyor:
+    """What can be called has annotations in several places."""
+
+    def measure(self) -> tuple[int, int]:
+        return 1, 2
+
+    async def measure_later(self) -> tuple[int, int]:
+        return 1, 2
+
+    def __call__(self, scale: int = 1) -> tuple[int, int]:
+        return 1, 2
+
+
+@pytest.mark.parametrize(
+    "function",
+    [Surveyor().measure, Surveyor().measure_later, Surveyor(), partial(Surveyor(), 2), partial(partial(Surveyor()))],
+    ids=["method", "async", "object", "partial", "partials"],
+)
+async def test_the_annotation_is_found_wherever_it_stands(function: Callable[..., Any]) -> None:
+    # Without it a tuple comes back as a list.
+    assert await given(function) == [(1, 2), (1, 2)]
+
+
+@pytest.mark.parametrize("annotation", [Iterator[int], AsyncIterator[int], Surveyor, [str]], ids=str)
+async def test_a_function_whose_value_cannot_be_kept_is_refused_before_it_is_called(annotation: Any) -> None:
+    def work() -> Any:
+        raise AssertionError("it was called")
+
+    work.__annotations__["return"] = annotation
+    with pytest.raises(UsageError, match=r"step 's' would return .* cannot be kept"):
+        await current_task().step("s", work)
+
+
+# Failures
+
+
+class Refused(Exception):
+    """An exception that is made from its arguments."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(code, text)
+        self.code = code
+
+
+class Told(Exception):
+    """One that makes its message itself."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(f"it was told {code}")
+
+
+class Picky(Exception):
+    """One that cannot be made twice."""
+
+    def __init__(self, *, code: int) -> None:
+        super().__init__(code)
+
+
+class Unspeakable(Exception):
+    """One that cannot be read."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+class Unreducible(Exception):
+    """One that cannot be taken apart."""
+
+    def __reduce__(self) -> NoReturn:
+        raise RuntimeError("not to be pickled")
+
+
+def made_elsewhere(text: str) -> MadeElsewhere:
+    return MadeElsewhere(text=text)
+
+
+class MadeElsewhere(Exception):
+    """One that says it is made by a function."""
+
+    def __init__(self, *, text: str) -> None:
+        super().__init__(text)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return made_elsewhere, self.args
+
+
+def raised_by(function: Callable[[], Any]) -> Exception:
+    with pytest.raises(Exception) as caught:  # noqa: PT011  (whatever it raises)
+        function()
+    return caught.value
+
+
+async def raised(exc: Exception) -> list[Exception]:
+    """What the tool catches in the first run, and in a later one."""
+    caught: list[Exception] = []
+
+    def work() -> None:
+        raise exc
+
+    async def body(run: Run) -> Ending:
+        try:
+            await current_task().step("s", work)
+        except Exception as caught_one:
+            caught.append(caught_one)
+        return await asks(run)
+
+    await twice(body)
+    return caught
+
+
+@pytest.mark.parametrize(
+    "exc",
+    [
+        ValueError("no"),
+        KeyError("a"),
+        TimeoutError(),
+        OSError(28, "full"),
+        FileNotFoundError(2, "not there", "a.txt"),
+        OSError(18, "another device", "a.txt", None, "b.txt"),
+        raised_by(lambda: json.loads("{")),
+        raised_by(b"\xff".decode),
+        Refused(7, "no"),
+        UsageError("no"),
+    ],
+    ids=lambda exc: type(exc).__name__,
+)
+async def test_an_exception_comes_back_as_its_own_class(exc: Exception) -> None:
+    for again in await raised(exc):
+        assert (type(again), again.__reduce__(), str(again)) == (type(exc), exc.__reduce__(), str(exc))
+        assert getattr(again, "code", None) == getattr(exc, "code", None), "made again of its arguments"
+
+
+async def test_what_an_exception_was_given_besides_comes_back_if_it_is_json_and_the_original_is_its_cause() -> None:
+    failed = subprocess.CalledProcessError(3, ["backup"], output=b"\xff", stderr="disk full")
+    failed.response = object()  # pyright: ignore[reportAttributeAccessIssue]
+    failed.add_note("while copying")
+    first, later = await raised(failed)
+    assert vars(first) == vars(later)
+    assert isinstance(later, subprocess.CalledProcessError)
+    assert (later.returncode, later.cmd, later.output, later.stderr) == (3, ["backup"], b"\xff", "disk full")
+    assert later.__notes__ == ["while copying"]
+    assert not hasattr(later, "response")
+    assert first.__cause__ is failed
+
+
+@pytest.mark.parametrize(
+    ("exc", "said"),
+    [
+        (Told(7), "it was told 7"),
+        (Picky(code=7), "7"),
+        (ValueError(object), str(object)),
+        (Unreducible("no"), "no"),
+        (made_elsewhere("no"), "no"),
+        (ValueError("no", (1, 2)), "('no', (1, 2))"),
+        (Unspeakable(), "(its text cannot be read: RuntimeError)"),
+    ],
+    ids=lambda exc: type(exc).__name__,
+)
+async def test_an_exception_that_cannot_be_made_again_comes_back_as_what_is_known_of_it(
+    exc: Exception, said: str
+) -> None:
+    for again in await raised(exc):
+        assert isinstance(again, StepError)
+        assert (again.step, again.error_type, again.message) == ("s", type(exc).__qualname__, said)
+
+
+def test_an_exception_of_a_module_that_only_the_step_imports_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "imported_by_the_step.py").write_text("class Late(Exception): ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    stored = keep_error(importlib.import_module("imported_by_the_step").Late("no"))
+    # As in the next process.
+    del sys.modules["imported_by_the_step"]
+    assert type(restore_error("s", stored)).__qualname__ == "Late"
+
+
+@pytest.mark.parametrize("name", ["gone.module:Gone", "builtins:print", "builtins:int", "builtins:BaseException", ""])
+def test_what_is_no_exception_any_more_is_not_made(name: str) -> None:
+    assert isinstance(restore_error("s", {"error": {"type": name, "arguments": ["no"], "message": "no"}}), StepError)

@@ -7,22 +7,24 @@ import logging
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from datetime import timedelta
 from typing import Any
 
 import anyio
 import pytest
 
-from mcp_tasks.model import Progress, TaskRecord, TaskRequest, TaskStatus
+from mcp_tasks.model import Progress, TaskRecord, TaskStatus
 from mcp_tasks.model.machine import RunStartedOver
-from mcp_tasks.runtime import Body, Ending, Run, TaskRuntime, ToolPolicy, current_task
-from mcp_tasks.runtime.observers import TaskChange
+from mcp_tasks.runtime import Body, Ending, Run, TaskChange, TaskRuntime, ToolPolicy, current_task
 from mcp_tasks.runtime.policy import OnOtherVersion
 from mcp_tasks.stores import MemoryStore
 from tests.unit.running import (
-    RERUN,
+    HOUR,
+    PARKS,
+    REQUEST,
+    SECOND,
     Finished,
     answer,
+    asks,
     create,
     launch,
     ok,
@@ -31,15 +33,14 @@ from tests.unit.running import (
     until,
     until_asking,
     until_final,
+    until_parked,
 )
 
 pytestmark = pytest.mark.anyio
 
-PARKED = replace(RERUN, park_after=timedelta(0))
-
 
 def policy(version: str | None, on_other: OnOtherVersion = "continue") -> ToolPolicy:
-    return replace(PARKED, version=version, on_other_version=on_other)
+    return replace(PARKS, version=version, on_other_version=on_other)
 
 
 @asynccontextmanager
@@ -77,18 +78,12 @@ class Work:
 async def parked(store: MemoryStore, work: Work, number: str | None = "1") -> TaskRecord:
     """A task that version 1 of the tool has begun, and that waits for an answer."""
     async with version(store, work.body("1"), number) as runtime:
-        task = await launch(runtime)
-        return await until(runtime, task, lambda record: bool(record.inputs.outstanding) and record.worker is None)
+        return await until_parked(runtime, await launch(runtime), "elicitation-1")
 
 
 def error(task: Finished) -> tuple[str, str]:
     assert task.error is not None, task
     return task.error["data"]["type"], task.error["message"]
-
-
-async def test_the_version_of_a_run_is_in_the_record() -> None:
-    async with version(MemoryStore(), Work().body("1"), "1") as runtime:
-        assert (await until_asking(runtime, await launch(runtime))).tool_version == "1"
 
 
 async def test_a_new_version_goes_on_from_what_the_old_one_recorded_unless_its_author_says_otherwise() -> None:
@@ -102,7 +97,10 @@ async def test_a_new_version_goes_on_from_what_the_old_one_recorded_unless_its_a
 
 
 @pytest.mark.parametrize(("before", "now"), [("1", "2"), ("2", "1"), (None, "1"), ("1", None)])
-async def test_a_version_that_starts_over_does_everything_again(before: str | None, now: str | None) -> None:
+async def test_a_version_that_starts_over_does_everything_again(
+    before: str | None, now: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="mcp_tasks.runtime.observers")
     store, work = MemoryStore(), Work()
     task = await parked(store, work, before)
     changes: list[TaskChange] = []
@@ -115,28 +113,26 @@ async def test_a_version_that_starts_over_does_everything_again(before: str | No
         ended = await until_final(runtime, task)
         assert ended.result == {"value": ["2", "no"]}
     assert work.done == ["first 1", "first 2", "second 2"]
-    assert [change.event for change in changes if isinstance(change.event, RunStartedOver)] == [
-        RunStartedOver(attempt=2)
-    ]
+    over = [change.event for change in changes if isinstance(change.event, RunStartedOver)]
+    assert over == [RunStartedOver(attempt=2)]
+    assert "(tool) starts over in run 2: its tool is another version than it was" in caplog.text
 
 
 async def test_what_was_done_since_the_start_over_is_found_again() -> None:
     store, work = MemoryStore(), Work()
     task = await parked(store, work)
-    async with version(store, work.body("2", asks="Really?", first="another"), "2", "restart") as runtime:
+    second = work.body("2", asks="Really?", first="another")
+    async with version(store, second, "2", "restart") as runtime:
         await answer(runtime, task, elicitation_1="yes")
-        await until(
-            runtime, task, lambda record: "elicitation-2" in record.inputs.outstanding and record.worker is None
-        )
-    async with version(store, work.body("2", asks="Really?", first="another"), "2", "restart") as runtime:
+        await until_parked(runtime, task, "elicitation-2")
+    async with version(store, second, "2", "restart") as runtime:
         await answer(runtime, task, elicitation_2="yes")
         assert (await until_final(runtime, task)).result == {"value": ["2", "yes"]}
     assert work.done == ["first 1", "another 2", "second 2"]
 
 
 async def test_open_questions_and_progress_are_gone_once_a_run_has_started_over() -> None:
-    store = MemoryStore()
-    waits = anyio.Event()
+    store, gate = MemoryStore(), anyio.Event()
 
     async def asks_two(run: Run) -> Ending:
         await run.report(Progress(progress=1, total=2, message="half"))
@@ -144,7 +140,7 @@ async def test_open_questions_and_progress_are_gone_once_a_run_has_started_over(
         return ok()
 
     async def waits_first(run: Run) -> Ending:
-        await waits.wait()
+        await gate.wait()
         return ok(await run.ask(question("c")))
 
     async with version(store, asks_two, "1") as runtime:
@@ -155,7 +151,7 @@ async def test_open_questions_and_progress_are_gone_once_a_run_has_started_over(
         assert (over.status, dict(over.inputs.outstanding), over.progress) == (TaskStatus.WORKING, {}, None)
         # Nobody asks that any more, and a late answer is nobody's.
         assert await answer(runtime, task, elicitation_1="late") == over
-        waits.set()
+        gate.set()
         asking = await until_asking(runtime, task)
         assert {key: ask.params["message"] for key, ask in asking.inputs.outstanding.items()} == {"elicitation-3": "c"}
 
@@ -195,7 +191,7 @@ async def test_a_task_that_was_made_and_could_not_begin_has_no_other_version() -
             raise RuntimeError("not now")
 
         runtime.policy = broken
-        task = await runtime.launch(TaskRequest(name="tool", arguments={}), owner=None, retention=None)
+        task = await runtime.launch(REQUEST, owner=None, retention=None)
         await until(runtime, task, lambda record: record.worker is None)
         runtime.policy = policy_of
         await runtime.janitor.sweep()
@@ -210,16 +206,6 @@ async def test_the_same_version_goes_on_whatever_becomes_of_others(on_other: OnO
         await answer(runtime, task, elicitation_1="yes")
         assert (await until_final(runtime, task)).result == {"value": ["1", "yes"]}
     assert [entry.kind for entry in await store.journal(task.id)] == ["step", "ask", "answer", "done", "step"]
-
-
-async def test_starting_over_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, logger="mcp_tasks.runtime.observers")
-    store, work = MemoryStore(), Work()
-    task = await parked(store, work)
-    async with version(store, work.body("2"), "2", "restart") as runtime:
-        await answer(runtime, task, elicitation_1="yes")
-        await until(runtime, task, lambda record: "elicitation-2" in record.inputs.outstanding)
-    assert "(tool) starts over in run 2: its tool is another version than it was" in caplog.text
 
 
 # Replays that do not fit
@@ -238,15 +224,12 @@ async def test_a_version_that_does_something_else_is_refused_and_both_are_named(
 
 
 async def test_what_an_older_version_recorded_is_known_as_its_own_also_in_later_runs() -> None:
-    store, done = MemoryStore(), Work()
-    task = await parked(store, done)
+    store = MemoryStore()
+    task = await parked(store, Work())
 
     def asks_twice(first: str) -> Body:
         async def body(run: Run) -> Ending:
-            async def nothing() -> None:
-                pass
-
-            await current_task().step(first, nothing)
+            await current_task().step(first, lambda: None)
             await run.ask(question("Sure?"))
             return ok(await run.ask(question("Really?")))
 
@@ -254,9 +237,7 @@ async def test_what_an_older_version_recorded_is_known_as_its_own_also_in_later_
 
     async with version(store, asks_twice("first"), "2") as runtime:
         await answer(runtime, task, elicitation_1="yes")
-        await until(
-            runtime, task, lambda record: "elicitation-2" in record.inputs.outstanding and record.worker is None
-        )
+        await until_parked(runtime, task, "elicitation-2")
     async with version(store, asks_twice("renamed"), "2") as runtime:
         await answer(runtime, task, elicitation_2="yes")
         assert "step 'first', which version 1 of it recorded" in error(await until_final(runtime, task))[1]
@@ -279,24 +260,23 @@ async def test_a_sleep_is_slept_again_by_a_version_that_starts_over() -> None:
     ends: list[str] = []
 
     async def sleeps(run: Run) -> Ending:
-        await run.sleep(timedelta(hours=1))
+        await run.sleep(HOUR)
         ends.append("slept")
         return ok()
 
     async with version(store, sleeps, "1") as runtime:
         task = await until(runtime, await launch(runtime), lambda record: record.wake_at is not None)
     assert task.wake_at is not None
-    later = task.wake_at + timedelta(seconds=1)
+    later = task.wake_at + SECOND
     async with version(store, sleeps, "2", "restart", clock=lambda: later) as runtime:
         await runtime.janitor.sweep()
         again = await until(runtime, task, lambda record: record.attempt == 2 and record.wake_at is not None)
-        assert again.wake_at == later + timedelta(hours=1)
+        assert again.wake_at == later + HOUR
     assert ends == []
 
 
 async def test_a_version_that_starts_over_has_children_of_its_own() -> None:
-    store = MemoryStore()
-    keys: list[str] = []
+    store, keys = MemoryStore(), list[str]()
 
     async def parent(run: Run) -> Ending:
         async def start(key: str) -> str:
@@ -304,16 +284,13 @@ async def test_a_version_that_starts_over_has_children_of_its_own() -> None:
             return key
 
         await run.children.start("render", start)
-        return ok(await run.ask(question("Sure?")))
+        return await asks(run)
 
     async with version(store, parent, "1") as runtime:
-        task = await launch(runtime)
-        await until(runtime, task, lambda record: bool(record.inputs.outstanding) and record.worker is None)
+        task = await until_parked(runtime, await launch(runtime), "elicitation-1")
     async with version(store, parent, "2", "restart") as runtime:
         await answer(runtime, task, elicitation_1="yes")
-        await until(
-            runtime, task, lambda record: "elicitation-2" in record.inputs.outstanding and record.worker is None
-        )
+        await until_parked(runtime, task, "elicitation-2")
     assert len(set(keys)) == len(keys) == 2
     # And the same ones in every run since.
     async with version(store, parent, "2", "restart") as runtime:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import gc
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import anyio
@@ -17,27 +17,25 @@ import pytest
 
 from mcp_tasks.engines import Engine, LocalEngine
 from mcp_tasks.errors import StoreUnavailable, UnknownTask, ValueNotStorable
-from mcp_tasks.model import Progress, TaskRecord, TaskRequest, TaskStatus
-from mcp_tasks.model.machine import RunCompleted, RunStarted, TaskCreated
-from mcp_tasks.model.record import NOBODY, Outcome, WriteId
-from mcp_tasks.runtime import Ending, Run, Success, TaskChange, TaskRuntime, ToolPolicy
-from mcp_tasks.runtime.changes import Write
-from mcp_tasks.runtime.context import current_task
-from mcp_tasks.runtime.launch import MAX_KNOWN, EarlyStart, Unwritten
+from mcp_tasks.model import Progress, RunStarted, TaskRecord, TaskRequest, TaskStatus
+from mcp_tasks.model.machine import RunCompleted, TaskCreated
+from mcp_tasks.model.record import Outcome
+from mcp_tasks.runtime import Ending, Run, TaskChange, TaskRuntime, ToolPolicy, current_task
 from mcp_tasks.stores import MemoryStore
-from mcp_tasks.testing import make_record
 from tests.unit.carrying import Broker, carrying_engine
+from tests.unit.losing import as_of_now
 from tests.unit.running import (
     CLIENT,
     LIMIT,
+    REQUEST,
     RERUN,
     Tool,
     finished,
-    make_runtime,
     ok,
     question,
     running,
     settle,
+    until_asking,
     until_final,
 )
 
@@ -99,9 +97,8 @@ class Work:
 
 
 async def start(runtime: TaskRuntime, **options: Any) -> TaskRecord:
-    request = TaskRequest(name="tool", arguments={})
     with anyio.fail_after(LIMIT):
-        return await runtime.launch(request, owner="alice", retention=None, **options)
+        return await runtime.launch(REQUEST, owner="alice", retention=None, **options)
 
 
 @asynccontextmanager
@@ -121,6 +118,31 @@ async def known(
             store.may_create.set()
 
 
+@asynccontextmanager
+async def being_written(
+    work: Work, policy: ToolPolicy = EARLY, **options: Any
+) -> AsyncGenerator[tuple[TaskRuntime, SlowStore, asyncio.Task[TaskRecord]]]:
+    """A start whose task is not written before the store may."""
+    async with known(work, policy) as (runtime, store), asyncio.TaskGroup() as group:
+        store.hold()
+        starting = group.create_task(start(runtime, **options))
+        await settle()
+        yield runtime, store, starting
+
+
+def returns_after(turns: int) -> Callable[[Run], Awaitable[Ending]]:
+    """A tool that takes so many turns of the event loop."""
+
+    async def body(run: Run) -> Ending:
+        await settle(turns)
+        return ok("in the end")
+
+    return body
+
+
+AT_ONCE_OR_LATER = pytest.mark.parametrize("turns", [0, 10_000], ids=["ended at once", "still at work"])
+
+
 async def test_an_instant_outcome_is_written_with_its_task() -> None:
     async with known(Work()) as (runtime, store):
         task = await start(runtime)
@@ -135,35 +157,23 @@ async def test_an_instant_outcome_is_written_with_its_task() -> None:
 
 
 async def test_the_tool_works_while_its_task_is_being_written_and_the_caller_waits_for_that() -> None:
-    work = Work(lambda run: _return_after(run, 10))
-    async with known(work) as (runtime, store), asyncio.TaskGroup() as group:
-        store.hold()
-        starting = group.create_task(start(runtime))
-        await settle()
+    work = Work(returns_after(200))
+    async with being_written(work) as (runtime, store, starting):
         assert (work.begun, store.written, starting.done()) == (2, [], False)
+        # What is not there yet is not stopped by a look at the store.
+        await runtime.lookout.look()
         store.may_create.set()
         task = await starting
         assert task.status is TaskStatus.WORKING
         assert (await until_final(runtime, task)).result == {"value": "in the end"}
-        assert store.written == ["created working", "saved completed"]
+        assert (store.written, work.stopped) == (["created working", "saved completed"], 0)
 
 
-async def test_the_tool_knows_its_task_though_it_is_not_there_yet() -> None:
-    seen: list[str | None] = []
-
-    async def body(run: Run) -> Ending:
-        seen.append(current_task().id)
-        return ok()
-
-    async with known(Work(body)) as (runtime, _):
-        task = await start(runtime)
-        assert seen == [task.id]
-
-
-async def test_the_tool_finds_its_own_task_once_it_is_there() -> None:
+async def test_the_tool_knows_its_own_task_and_finds_it_once_it_is_there() -> None:
     found: list[TaskRecord] = []
 
     async def body(run: Run) -> Ending:
+        assert current_task().id == run.record.id
         found.append(await runtime.find(run.record.id))
         found.append(await runtime.get(run.record.id, owner="alice"))
         return ok()
@@ -220,10 +230,7 @@ async def test_a_tool_that_looks_for_its_own_task_is_not_kept_if_that_cannot_be_
 )
 async def test_a_tool_that_must_not_start_early_does_not(policy: ToolPolicy, options: dict[str, Any]) -> None:
     work = Work()
-    async with known(work, policy) as (runtime, store), asyncio.TaskGroup() as group:
-        store.hold()
-        starting = group.create_task(start(runtime, **options))
-        await settle()
+    async with being_written(work, policy, **options) as (runtime, store, starting):
         assert work.begun == 1
         store.may_create.set()
         await until_final(runtime, await starting)
@@ -250,8 +257,12 @@ async def test_it_is_said_where_an_early_start_is_asked_for_in_vain(
     assert all("instant" in line for line in lines)
 
 
-async def test_the_first_run_of_a_tool_and_the_one_after_a_long_run_do_not_start_early() -> None:
-    work = Work(_return_after_milliseconds)
+async def test_after_a_long_run_a_tool_does_not_start_early() -> None:
+    async def slowly(run: Run) -> Ending:
+        await asyncio.sleep(0.005)  # sleep: a tool that is not quick
+        return ok()
+
+    work = Work(slowly)
     async with known(work) as (runtime, store):
         # Early, because the first was quick, and known to be slow from now on.
         await until_final(runtime, await start(runtime))
@@ -262,24 +273,6 @@ async def test_the_first_run_of_a_tool_and_the_one_after_a_long_run_do_not_start
             assert work.begun == 2
             store.may_create.set()
             await until_final(runtime, await starting)
-
-
-async def test_only_so_many_tools_are_remembered() -> None:
-    runs: list[Run] = []
-
-    async def body(run: Run) -> Ending:
-        runs.append(run)
-        return ok()
-
-    async with running(body, policy=EARLY) as runtime:
-        task = await until_final(runtime, await start(runtime))
-        early = EarlyStart(runtime)
-        timed = early.timed(body)
-        for number in range(MAX_KNOWN + 1):
-            runs[0].record = replace(task, name=f"tool {number}")
-            await timed(runs[0])
-        known = [early.is_for(replace(task, name=f"tool {number}"), EARLY, key=None) for number in (0, 1, MAX_KNOWN)]
-        assert known == [False, True, True]
 
 
 # What a run writes
@@ -309,59 +302,41 @@ async def _sleep(run: Run) -> Ending:
 
 @pytest.mark.parametrize("body", [_report, _ask, _step, _sleep], ids=["progress", "question", "step", "timer"])
 async def test_what_a_run_writes_waits_for_its_task(body: Callable[[Run], Awaitable[Ending]]) -> None:
-    async with known(Work(body)) as (runtime, store), asyncio.TaskGroup() as group:
-        store.hold()
-        starting = group.create_task(start(runtime))
-        await settle()
+    async with being_written(Work(body)) as (runtime, store, starting):
         assert store.written == []
         store.may_create.set()
         task = await starting
         if body is _ask:
-            while (record := await runtime.get(task.id, owner="alice")).status is not TaskStatus.INPUT_REQUIRED:
-                await settle(1)
-            await runtime.answer(record, {"elicitation-1": "yes"}, actor=CLIENT)
+            await answer_of(runtime, await until_asking(runtime, task))
         await until_final(runtime, task)
-        assert store.written[0] == "created working"
-        assert store.written[-1] == "saved completed"
+        assert (store.written[0], store.written[-1]) == ("created working", "saved completed")
+
+
+async def answer_of(runtime: TaskRuntime, task: TaskRecord) -> None:
+    await runtime.answer(task, {"elicitation-1": "yes"}, actor=CLIENT)
 
 
 async def test_a_step_is_not_begun_before_its_task_is_written() -> None:
     done: list[str] = []
 
     async def body(run: Run) -> Ending:
-        async def once() -> None:
-            done.append("step")
-
-        await run.step("one", once)
+        await run.report(Progress(progress=1, total=1))
+        await run.step("one", partial(asyncio.to_thread, done.append, "step"))
         return ok()
 
-    async with known(Work(body)) as (runtime, store), asyncio.TaskGroup() as group:
-        store.hold()
-        starting = group.create_task(start(runtime))
-        await settle()
+    async with being_written(Work(body)) as (runtime, store, starting):
         assert done == []
         store.may_create.set()
-        await until_final(runtime, await starting)
-        assert done == ["step"]
-
-
-async def test_progress_that_was_reported_on_the_way_is_written_with_the_outcome() -> None:
-    async def body(run: Run) -> Ending:
-        await run.report(Progress(progress=1, total=1))
-        return ok()
-
-    async with known(Work(body)) as (runtime, store):
-        task = await until_final(runtime, await start(runtime))
-        assert task.progress == Progress(progress=1, total=1)
-        assert store.written[0].startswith("created")
+        task = await until_final(runtime, await starting)
+        assert (done, task.progress) == (["step"], Progress(progress=1, total=1))
 
 
 # What may go wrong
 
 
-@pytest.mark.parametrize("turns", [0, 10], ids=["ended at once", "still at work"])
+@AT_ONCE_OR_LATER
 async def test_a_task_that_cannot_be_written_is_an_error_for_its_caller_and_its_run_is_stopped(turns: int) -> None:
-    work = Work(lambda run: _return_after(run, turns and 10_000))
+    work = Work(returns_after(turns))
     async with known(work, concurrency=1) as (runtime, store):
         store.failure = StoreUnavailable("the disk is full")
         with pytest.raises(StoreUnavailable, match="the disk is full"):
@@ -374,14 +349,14 @@ async def test_a_task_that_cannot_be_written_is_an_error_for_its_caller_and_its_
         assert (await start(runtime)).id
 
 
-@pytest.mark.parametrize("turns", [0, 10], ids=["ended at once", "still at work"])
+@AT_ONCE_OR_LATER
 @pytest.mark.parametrize("by_scope", [False, True], ids=["by asyncio", "by anyio"])
 async def test_a_caller_that_goes_away_leaves_the_task(turns: int, by_scope: bool) -> None:
-    ids: list[str | None] = []
+    ids: list[str] = []
 
     async def body(run: Run) -> Ending:
         ids.append(run.record.id)
-        return await _return_after(run, turns)
+        return await returns_after(turns and 10)(run)
 
     async with known(Work(body)) as (runtime, store):
         store.hold()
@@ -394,16 +369,16 @@ async def test_a_caller_that_goes_away_leaves_the_task(turns: int, by_scope: boo
                 scope.cancel() if starting is None else starting.cancel()
         store.may_create.set()
         await settle()
-        record = await store.get(ids[0] or "")
+        record = await store.get(ids[0])
         assert record is not None
         assert (await until_final(runtime, record)).status is TaskStatus.COMPLETED
 
 
-@pytest.mark.parametrize("turns", [0, 10_000], ids=["ended at once", "still at work"])
+@AT_ONCE_OR_LATER
 async def test_a_caller_that_went_away_before_its_task_could_not_be_written_leaves_nothing(
     turns: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    work = Work(lambda run: _return_after(run, turns))
+    work = Work(returns_after(turns))
     async with known(work, concurrency=1) as (runtime, store):
         store.hold()
         starting = asyncio.ensure_future(start(runtime))
@@ -452,33 +427,19 @@ async def test_a_branch_that_its_tool_cancels_does_not_take_the_task_with_it(
     async def cutting(run: Run) -> Ending:
         await cut(body(run))
         gone_on.set()
-        await _return_after(run, 10)
-        return ok("without it")
+        return await returns_after(10)(run)
 
-    async with known(Work(cutting)) as (runtime, store), asyncio.TaskGroup() as group:
-        store.hold()
-        starting = group.create_task(start(runtime))
-        await settle()
+    async with being_written(Work(cutting)) as (runtime, store, starting):
         # The tool does not wait for what it does not want any more.
         assert gone_on.is_set()
         assert store.inserts == 1
         store.may_create.set()
         task = await until_final(runtime, await starting)
-        assert (task.result, task.attempt) == ({"value": "without it"}, 1)
+        assert (task.result, task.attempt) == ({"value": "in the end"}, 1)
         assert (store.inserts, store.written[0]) == (1, "created working")
 
 
-async def test_what_cannot_be_stored_as_a_result_fails_the_task_and_says_so() -> None:
-    async def body(run: Run) -> Ending:
-        return Success({"value": object()})
-
-    async with known(Work(body)) as (runtime, store):
-        task = await finished(runtime, await start(runtime))
-        assert task.status is TaskStatus.FAILED
-        assert store.written == ["created failed"]
-
-
-async def test_an_outcome_that_the_store_does_not_take_fails_the_task_and_says_so() -> None:
+async def test_an_outcome_that_cannot_be_kept_fails_the_task_and_says_so() -> None:
     class Picky(SlowStore):
         async def create(self, record: TaskRecord, request: TaskRequest, **options: Any) -> TaskRecord:
             outcome: Outcome | None = options.get("outcome")
@@ -486,14 +447,17 @@ async def test_an_outcome_that_the_store_does_not_take_fails_the_task_and_says_s
                 raise ValueNotStorable("a value is too large")
             return await super().create(record, request, **options)
 
-    async def body(run: Run) -> Ending:
-        return ok("too much")
+    given: list[Any] = ["the first is quick", "too much", object()]
 
-    async with running(Work(body), store=Picky(), policy=EARLY) as runtime:
+    async def body(run: Run) -> Ending:
+        return ok(given.pop(0))
+
+    async with running(body, store=Picky(), policy=EARLY) as runtime:
         await until_final(runtime, await start(runtime))
-        task = await finished(runtime, await start(runtime))
-        assert (task.status, task.attempt) == (TaskStatus.FAILED, 1)
-        assert "a value is too large" in str(task.error)
+        for said in ("a value is too large", "not JSON"):
+            task = await finished(runtime, await start(runtime))
+            assert (task.status, task.attempt) == (TaskStatus.FAILED, 1)
+            assert said in str(task.error)
 
 
 async def test_a_run_that_is_stopped_before_its_task_is_written_leaves_it_to_the_queue() -> None:
@@ -512,45 +476,29 @@ async def test_a_run_that_is_stopped_before_its_task_is_written_leaves_it_to_the
         assert (await starting).attempt == 0
 
 
-@pytest.mark.parametrize("lost", [True, False], ids=["lease lost", "stopped"])
-async def test_a_run_that_is_stopped_while_its_task_is_being_written_leaves_that_task(lost: bool) -> None:
-    work = Work(lambda run: _return_after(run, 10_000 if work.begun == 2 else 0))
-    async with known(work) as (runtime, store), asyncio.TaskGroup() as group:
-        store.hold()
-        starting = group.create_task(start(runtime))
-        await settle()
-        assert store.inserts == 1
-        runtime.lease.is_valid = not lost
+@pytest.mark.parametrize("how", ["lease lost", "stopped", "task gone"])
+async def test_a_run_that_is_stopped_while_its_task_is_being_written_leaves_that_task(how: str) -> None:
+    work = Work(lambda run: returns_after(10_000 if work.begun == 2 else 0)(run))
+    async with being_written(work) as (runtime, store, starting):
+        runtime.lease.is_valid = how != "lease lost"
         for run in runtime.runs():
             run.stop()
         await settle()
         assert not starting.done()
+        store.forgets = how == "task gone"
         store.may_create.set()
         task = await starting
         # The one that was on its way, and not another.
         assert (task.attempt, store.inserts) == (1, 1)
-        if lost:
-            await settle()
+        await settle()
+        if how == "task gone":
+            assert (await store.get(task.id), runtime.runs(), work.begun) == (None, [], 2)
+            return
+        if how == "lease lost":
             assert await store.get(task.id) == task
             await runtime.janitor.take_up()
             runtime.lease.is_valid = True
         assert (await until_final(runtime, task)).attempt == 2
-
-
-async def test_a_task_that_is_gone_as_soon_as_it_was_written_is_not_run_again() -> None:
-    work = Work(lambda run: _return_after(run, 10_000))
-    async with known(work) as (runtime, store), asyncio.TaskGroup() as group:
-        store.hold()
-        starting = group.create_task(start(runtime))
-        await settle()
-        for run in runtime.runs():
-            run.stop()
-        store.forgets = True
-        store.may_create.set()
-        task = await starting
-        await settle()
-        assert await store.get(task.id) is None
-        assert (runtime.runs(), work.begun) == ([], 2)
 
 
 async def test_a_lease_that_is_lost_in_that_moment_leaves_the_task_to_the_queue() -> None:
@@ -569,43 +517,20 @@ async def test_a_lease_that_is_lost_in_that_moment_leaves_the_task_to_the_queue(
         assert store.written[0] == "created working"
 
 
-async def test_a_look_at_the_store_does_not_stop_what_is_not_there_yet() -> None:
-    work = Work(lambda run: _return_after(run, 100))
-    async with known(work) as (runtime, store), asyncio.TaskGroup() as group:
-        store.hold()
-        starting = group.create_task(start(runtime))
-        await settle(10)
-        await runtime.lookout.look()
-        store.may_create.set()
-        assert (await until_final(runtime, await starting)).status is TaskStatus.COMPLETED
-        assert work.stopped == 0
-
-
-@pytest.mark.parametrize("turns", [0, 10_000], ids=["ended at once", "still at work"])
+@AT_ONCE_OR_LATER
 async def test_a_server_that_stops_meanwhile_leaves_all_of_the_task_or_nothing(turns: int) -> None:
-    store = SlowStore()
-    work = Work(lambda run: _return_after(run, turns))
-    runtime = make_runtime(work, store=store, policy=EARLY)
-    await runtime.start()
-    await until_final(runtime, await start(runtime))
-    store.hold()
-    starting = asyncio.ensure_future(start(runtime))
-    await settle()
-    stopping = asyncio.ensure_future(runtime.stop())
-    await settle()
-    store.may_create.set()
-    with anyio.fail_after(LIMIT):
-        task = await starting
-        await stopping
-    record = await store.get(task.id)
-    assert record is not None
-    if turns:
-        assert (record.status, record.worker) == (TaskStatus.WORKING, None)
-    else:
-        assert (record.status, await store.outcome(task.id)) == (
-            TaskStatus.COMPLETED,
-            Outcome(body=b'{"value":"in the end"}'),
-        )
+    async with being_written(Work(returns_after(turns))) as (runtime, store, starting):
+        stopping = asyncio.ensure_future(runtime.stop())
+        await settle()
+        store.may_create.set()
+        with anyio.fail_after(LIMIT):
+            task = await starting
+            await stopping
+        record, outcome = await as_of_now(runtime, task), await store.outcome(task.id)
+        if turns:
+            assert (record.status, record.worker, outcome) == (TaskStatus.WORKING, None, None)
+        else:
+            assert (record.status, outcome) == (TaskStatus.COMPLETED, Outcome(body=b'{"value":"in the end"}'))
 
 
 async def test_observers_are_told_in_order_and_who_did_what() -> None:
@@ -616,103 +541,3 @@ async def test_observers_are_told_in_order_and_who_did_what() -> None:
     assert [type(change.event) for change in changes] == [TaskCreated, RunStarted, RunCompleted]
     assert [change.task.version for change in changes] == [1, 2, 3]
     assert [change.actor.kind for change in changes] == ["client", "client", "run"]
-
-
-async def _return_after(run: Run, turns: int) -> Ending:
-    for _ in range(turns):
-        await asyncio.sleep(0)
-    return ok("in the end")
-
-
-async def _return_after_milliseconds(run: Run) -> Ending:
-    await asyncio.sleep(0.005)  # sleep: a tool that is not quick
-    return ok()
-
-
-# A task that is not written yet
-
-REQUEST = TaskRequest(name="tool", arguments={})
-STARTED = RunStarted(worker="here")
-ENDING = Write(events=[RunCompleted(attempt=1)], actor=NOBODY, outcome=Outcome(body=b"{}"))
-
-
-class Insert:
-    """Writes a task when the test says so, and never with its ending."""
-
-    def __init__(self) -> None:
-        self.may_end = anyio.Event()
-
-    async def __call__(
-        self,
-        record: TaskRecord,
-        request: TaskRequest,
-        started: RunStarted,
-        /,
-        *,
-        ending: Write | None = None,
-        write: WriteId | None = None,
-    ) -> TaskRecord:
-        await self.may_end.wait()
-        if ending is not None:
-            raise ValueNotStorable("a value is too large")
-        return record
-
-
-def unwritten_task(insert: Insert) -> tuple[Unwritten, TaskRecord]:
-    record = make_record()
-    return Unwritten(record, REQUEST, STARTED, insert), record
-
-
-async def test_a_task_that_cannot_be_written_with_its_ending_is_written_for_those_who_have_none() -> None:
-    insert = Insert()
-    unwritten, record = unwritten_task(insert)
-    with_ending, without = (
-        asyncio.create_task(unwritten.write(ending, context=contextvars.copy_context())) for ending in (ENDING, None)
-    )
-    await settle()
-    insert.may_end.set()
-    await asyncio.wait({with_ending, without})
-    assert isinstance(with_ending.exception(), ValueNotStorable)
-    assert without.result() == unwritten.written.result() == record
-
-
-async def test_a_task_that_was_given_up_while_it_could_not_be_written_is_left_to_others() -> None:
-    insert = Insert()
-    unwritten, _ = unwritten_task(insert)
-    writing = asyncio.create_task(unwritten.write(ENDING, context=contextvars.copy_context()))
-    await settle()
-    unwritten.give_up()
-    insert.may_end.set()
-    await asyncio.wait({writing})
-    assert isinstance(writing.exception(), ValueNotStorable)
-    assert unwritten.written.result() is None
-    assert await unwritten.write(context=contextvars.copy_context()) is None
-
-
-def test_an_event_loop_that_is_closed_meanwhile_leaves_nobody_waiting() -> None:
-    async def begin_to_write() -> Unwritten:
-        unwritten, _ = unwritten_task(Insert())
-        with anyio.move_on_after(0):
-            await unwritten.write(context=contextvars.copy_context())
-        await settle()
-        assert not unwritten.written.done()
-        return unwritten
-
-    assert asyncio.run(begin_to_write()).written.cancelled()
-
-
-class NoSlot:
-    """A slot of an engine that starts nothing any more."""
-
-    def start(self, task_id: str) -> bool:
-        return False
-
-    def release(self) -> None: ...
-
-
-async def test_where_nothing_is_started_any_more_nothing_is_written_by_an_early_start() -> None:
-    insert = Insert()
-    async with running(Work(), policy=EARLY) as runtime:
-        record = make_record()
-        assert await runtime.early.start(NoSlot(), record, REQUEST, EARLY, insert) is None
-        assert not runtime.has(record.id)

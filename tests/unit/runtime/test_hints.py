@@ -1,0 +1,424 @@
+"""What a process makes of hints from others, and what it knows although hints are lost.
+
+In all of these a sweep comes once an hour.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from harness.waiting import eventually
+from mcp_tasks.engines import LocalEngine
+from mcp_tasks.errors import StoreUnavailable, TaskUnreadable, VersionConflict
+from mcp_tasks.model import Progress, TaskRecord, TaskRequest, TaskStatus
+from mcp_tasks.model.machine import TaskCancelled
+from mcp_tasks.runtime import Body, Ending, Run, TaskRuntime
+from mcp_tasks.runtime.changes import MAX_REMEMBERED
+from mcp_tasks.stores import MemoryStore
+from mcp_tasks.stores.base import Hint, LocalNotifier
+from mcp_tasks.stores.sqlite import SqliteStore
+from tests.unit.losing import as_of_now
+from tests.unit.running import (
+    CLIENT,
+    HOUR,
+    PARKS,
+    REQUEST,
+    DeafStore,
+    MeddledStore,
+    answer,
+    asks,
+    at_once,
+    cancel,
+    create,
+    launch,
+    never_ending,
+    opened_by,
+    running,
+    settle,
+    telling,
+    until_asking,
+    until_final,
+    until_parked,
+)
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "tasks.db"
+
+
+class CountingFile(SqliteStore):
+    """Notes which records were read."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.reads: list[str] = []
+
+    async def get(self, task_id: str) -> TaskRecord | None:
+        self.reads.append(task_id)
+        return await super().get(task_id)
+
+
+async def until_heard(here: TaskRuntime, there: TaskRuntime) -> None:
+    """Return when one process has heard of all that another wrote so far, and has made of it what it does."""
+    last = await create(there)
+    with anyio.fail_after(5), here.hints.listen([last.id]) as hints:
+        # Hints come in order.
+        await there.cancel(last, "enough", actor=CLIENT)
+        await anext(aiter(hints))
+    await settle()
+
+
+A_FEW_LOOKS = 0.4
+
+
+async def start(runtime: TaskRuntime) -> TaskRecord:
+    return await runtime.launch(REQUEST, owner=None, retention=None)
+
+
+async def test_a_task_that_does_not_find_room_where_it_is_made_is_started_by_another(path: Path) -> None:
+    async with (
+        running(never_ending, store=SqliteStore(path), concurrency=1) as busy,
+        running(at_once, store=SqliteStore(path)) as idle,
+    ):
+        await settle()
+        await start(busy)
+        for _ in range(5):
+            ended = await until_final(idle, await start(busy))
+            assert (ended.status, ended.attempt) == (TaskStatus.COMPLETED, 1)
+
+
+async def test_a_task_that_parked_is_started_when_it_is_answered_elsewhere(path: Path) -> None:
+    async with (
+        running(asks, store=SqliteStore(path), runs_tools=False) as front,
+        running(asks, store=SqliteStore(path), policy=PARKS),
+    ):
+        await settle()
+        task = await until_parked(front, await launch(front), "elicitation-1")
+        await answer(front, task, elicitation_1="yes")
+        assert (await until_final(front, task)).result == {"value": "yes"}
+
+
+async def test_a_busy_process_reads_nothing_because_of_hints(path: Path) -> None:
+    store = CountingFile(path)
+    async with (
+        running(never_ending, store=SqliteStore(path), runs_tools=False) as front,
+        running(never_ending, store=store, engine=LocalEngine(1)) as busy,
+    ):
+        await settle()
+        await launch(front)
+        await eventually(busy.runs)
+        tasks = {(await launch(front)).id for _ in range(20)}
+        await until_heard(busy, front)
+        assert tasks.isdisjoint(store.reads)
+
+
+async def test_what_a_process_wrote_itself_it_does_not_look_at_again(path: Path) -> None:
+    store, engine = CountingFile(path), LocalEngine()
+    async with (
+        running(at_once, store=store, engine=engine) as runtime,
+        running(at_once, store=SqliteStore(path), runs_tools=False) as other,
+    ):
+        for _ in range(20):
+            await cancel(runtime, await start(runtime))
+        await eventually(lambda: engine.is_idle)
+        before = len(store.reads)
+        await until_heard(runtime, other)
+        assert len(set(store.reads[before:])) <= 1, "only what the other process wrote"
+
+
+class LateFile(CountingFile):
+    """Says that something is written when others have seen it for long."""
+
+    async def create(self, record: TaskRecord, request: TaskRequest, **options: Any) -> TaskRecord:
+        created = await super().create(record, request, **options)
+        await anyio.sleep(A_FEW_LOOKS)  # sleep: the time in which others see it
+        return created
+
+    async def save(self, record: TaskRecord, **options: Any) -> TaskRecord:
+        saved = await super().save(record, **options)
+        await anyio.sleep(A_FEW_LOOKS)  # sleep: the time in which others see it
+        return saved
+
+
+async def test_what_a_process_is_writing_it_does_not_look_at_either(path: Path) -> None:
+    store = LateFile(path)
+    async with running(at_once, store=store) as runtime:
+        await settle()
+        before = list(store.reads)
+        await start(runtime)
+        await eventually(lambda: not runtime.runs())
+        assert store.reads == before
+
+
+@pytest.mark.parametrize("changes", [1, MAX_REMEMBERED + 1], ids=["the last one", "too many to remember"])
+async def test_of_its_own_changes_a_process_remembers_the_last(changes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(at_once, runs_tools=False) as runtime:
+        task = await create(runtime)
+        for _ in range(changes):
+            last = await create(runtime)
+        assert runtime.changes.wrote(Hint(last.id, last.version))
+        assert runtime.changes.wrote(Hint(task.id, task.version)) == (changes == 1)
+        newer = replace(last, version=last.version + 1)
+        with pytest.raises(VersionConflict):
+            await runtime.changes.swap(newer, TaskCancelled(reason="enough"), actor=CLIENT)
+        # A write that is refused leaves nothing behind that would hide the write that was first.
+        assert not runtime.changes.wrote(Hint(task.id, newer.version + 1))
+
+
+async def test_a_task_of_another_server_is_left_alone() -> None:
+    store = MemoryStore()
+    async with (
+        running(at_once, store=store, runs_tools=False, namespace="other") as front,
+        running(at_once, store=store) as here,
+    ):
+        await settle()
+        task = await launch(front)
+        await until_heard(here, front)
+        assert (await as_of_now(front, task)).worker is None
+
+
+def held(status: TaskStatus, failure: Exception | None = None) -> tuple[MeddledStore, anyio.Event, anyio.Event]:
+    """A store that lets the next write of that status wait; when one waits, and may go on, to fail maybe."""
+    waits, goes_on = anyio.Event(), anyio.Event()
+
+    async def wait(record: TaskRecord, **options: Any) -> None:
+        if record.status is status and not waits.is_set():
+            waits.set()
+            await goes_on.wait()
+            if failure is not None:
+                raise failure
+
+    return MeddledStore(save=wait), waits, goes_on
+
+
+async def test_listeners_hear_of_a_change_that_came_before_one_of_their_own_process() -> None:
+    (store, waits, goes_on), may_end = held(TaskStatus.COMPLETED), anyio.Event()
+    async with (
+        running(opened_by(may_end), store=store, look_interval=HOUR) as runtime,
+        running(at_once, store=store, runs_tools=False) as other,
+    ):
+        task = await start(runtime)
+        await settle()
+        with runtime.hints.listen([task.id]) as hints, anyio.fail_after(5):
+            may_end.set()
+            await waits.wait()
+            cancelled = await cancel(other, task)
+            await settle()
+            goes_on.set()
+            assert await anext(hints) == Hint(task.id, cancelled.version)
+        assert (await until_final(runtime, task)).status is TaskStatus.CANCELLED
+
+
+async def test_a_run_hears_of_a_change_that_came_before_one_that_failed() -> None:
+    store, waits, goes_on = held(TaskStatus.CANCELLED, StoreUnavailable("the disk is full"))
+    async with (
+        running(never_ending, store=store, look_interval=HOUR) as runtime,
+        running(never_ending, store=store, runs_tools=False) as other,
+    ):
+        task = await start(runtime)
+        await settle()
+        cancelling = asyncio.create_task(cancel(runtime, task))
+        await waits.wait()
+        await cancel(other, task)
+        await settle()
+        assert runtime.runs()
+        goes_on.set()
+        await eventually(lambda: not runtime.runs())
+        assert isinstance(await asyncio.gather(cancelling, return_exceptions=True), list)
+
+
+async def test_a_run_hears_of_a_change_that_came_after_one_of_its_own_that_it_has_not_been_told_of() -> None:
+    store, made, says_so, stopped = MeddledStore(), anyio.Event(), anyio.Event(), anyio.Event()
+
+    async def reporting(run: Run) -> Ending:
+        await run.report(Progress(progress=1))
+        return await telling(stopped)(run)
+
+    async def late(saved: TaskRecord, *args: Any, **options: Any) -> None:
+        if saved.progress is not None and not made.is_set():
+            made.set()
+            await says_so.wait()
+
+    store.after["save"] = late
+    async with (
+        running(reporting, store=store, look_interval=HOUR, progress_interval=timedelta(milliseconds=1)) as runtime,
+        running(never_ending, store=store, runs_tools=False) as other,
+    ):
+        await settle()
+        task = await start(runtime)
+        with anyio.fail_after(5):
+            await made.wait()
+            await cancel(other, await as_of_now(other, task))
+            await settle()
+            says_so.set()
+            await stopped.wait()
+
+
+# What goes wrong
+
+
+@asynccontextmanager
+async def one_run(store: MemoryStore, body: Body = never_ending, **options: Any) -> AsyncGenerator[tuple[Any, ...]]:
+    """A process with one run, that looks at the store by itself once an hour."""
+    async with running(body, store=store, **{"look_interval": HOUR, **options}) as runtime:
+        task = await start(runtime)
+        await eventually(lambda: runtime.has(task.id))
+        await settle()
+        yield runtime, task
+
+
+async def test_a_hint_of_what_a_run_knows_already_costs_no_look() -> None:
+    store = MeddledStore()
+    async with one_run(store, asks) as (runtime, task), running(asks, store=store, runs_tools=False) as other:
+        held = await other.host(await until_asking(runtime, task), "elicitation-1", "theirs", actor=CLIENT)
+        await eventually(lambda: runtime.run_of(task.id).record.version == held.version)
+        store.calls.clear()
+        await store.notifier().publish(Hint(held.id, held.version))
+        await settle()
+        assert store.calls["get"] == 0
+
+
+@pytest.mark.parametrize("damaged", [False, True], ids=["gone", "cannot be read"])
+async def test_the_run_of_a_task_that_is_not_there_any_more_is_stopped(damaged: bool) -> None:
+    store = MeddledStore()
+    async with one_run(store) as (runtime, task):
+        if damaged:
+            store.refuse(TaskUnreadable(task.id, "its row is damaged"), "get")
+        else:
+            await store.delete(task.id, expected=task.version, now=runtime.now())
+        await store.notifier().publish(Hint(task.id, task.version + 1))
+        await eventually(lambda: not runtime.runs())
+        store.before.clear()
+
+
+async def test_a_hint_that_cannot_be_followed_now_hurts_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    store = MeddledStore()
+    async with one_run(store) as (runtime, task):
+        store.refuse(StoreUnavailable("the disk is full"), "get")
+        await store.notifier().publish(Hint(task.id, task.version + 1))
+        await settle()
+        store.before.clear()
+        assert (await as_of_now(runtime, task)).worker == runtime.worker
+        await cancel(runtime, task)
+    assert "could not look at task" in caplog.text
+
+
+@pytest.mark.parametrize("failure", [RuntimeError("a defect"), StoreUnavailable("the disk is full")])
+async def test_whatever_goes_wrong_in_a_look_at_the_store_the_next_one_comes(
+    failure: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = MeddledStore()
+    async with one_run(store, look_interval=timedelta(milliseconds=5)) as (runtime, task):
+        store.refuse(failure, "versions", "get")
+        await eventually(lambda: "could not be compared with the store" in caplog.text)
+        store.before.clear()
+        await store.delete(task.id, expected=task.version, now=runtime.now())
+        await eventually(lambda: not runtime.runs())
+
+
+@pytest.mark.parametrize("failure", [RuntimeError("a defect"), StoreUnavailable("the disk is full")])
+async def test_a_task_that_another_queued_and_that_cannot_be_looked_at_is_found_by_a_sweep(
+    failure: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, logger="mcp_tasks.runtime.dispatch")
+    store = MeddledStore()
+    async with running(at_once, store=store, runs_tools=False) as front, running(at_once, store=store) as runtime:
+        await settle()
+        store.refuse(failure, "get", "hand_out")
+        task = await launch(front)
+        await eventually(lambda: "could not look at task" in caplog.text or "could not hear of" in caplog.text)
+        store.before.clear()
+        await runtime.janitor.sweep()
+        assert (await until_final(runtime, task)).status is TaskStatus.COMPLETED
+
+
+class HangingUp(LocalNotifier):
+    """Ends the first time that somebody listens, without a word."""
+
+    listeners = 0
+
+    @asynccontextmanager
+    async def listen(self, *, origin: object = None) -> AsyncGenerator[AsyncIterator[Hint]]:
+        self.listeners += 1
+        if self.listeners == 1:
+            yield _no_hints()
+        else:
+            async with super().listen(origin=origin) as hints:
+                yield hints
+
+
+async def _no_hints() -> AsyncGenerator[Hint]:
+    for hint in ():
+        yield hint
+
+
+async def test_hints_that_end_are_listened_to_again(caplog: pytest.LogCaptureFixture) -> None:
+    notifier = HangingUp()
+
+    class HangingUpStore(MemoryStore):
+        def notifier(self) -> LocalNotifier:
+            return notifier
+
+    async with running(at_once, store=HangingUpStore()):
+        await eventually(lambda: notifier.listeners == 2)
+    assert "hints are not followed" not in caplog.text, "that was no failure"
+
+
+async def test_what_a_run_writes_while_the_store_is_being_asked_is_no_news() -> None:
+    asked, answers, reports, reported = (anyio.Event() for _ in range(4))
+
+    async def reporting(run: Run) -> Ending:
+        await reports.wait()
+        await run.step("one", partial(asyncio.sleep, 0))
+        reported.set()
+        return await never_ending(run)
+
+    async def late(*args: Any) -> None:
+        asked.set()
+        await answers.wait()
+
+    store = MeddledStore()
+    async with one_run(store, reporting) as (runtime, _):
+        store.after["versions"] = late
+        looking = asyncio.create_task(runtime.lookout.look())
+        await asked.wait()
+        reports.set()
+        await reported.wait()
+        store.calls.clear()
+        answers.set()
+        await looking
+        assert store.calls["get"] == 0
+
+
+# Hints that were lost
+
+
+async def test_a_run_and_whoever_listens_learn_of_a_change_although_every_hint_is_lost() -> None:
+    store, stopped = DeafStore(), anyio.Event()
+    async with running(telling(stopped), store=store) as one, running(at_once, store=store, runs_tools=False) as other:
+        task = await launch(one)
+        await settle()
+        with one.hints.listen([task.id]) as hints:
+            await one.lookout.look()
+            seen = await anext(hints)
+            await one.lookout.look()
+            assert hints.pop() is None, "what did not change is no news"
+            cancelled = await cancel(other, await as_of_now(other, task))
+            await one.lookout.look()
+            assert (await anext(hints)).version == cancelled.version > seen.version
+        with anyio.fail_after(5):
+            await stopped.wait()

@@ -1,0 +1,526 @@
+"""Taking over from dead processes: once, and never what is not there for this process to take."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn
+
+import anyio
+import pytest
+
+from mcp_tasks.errors import TaskUnreadable
+from mcp_tasks.model import RunStarted, TaskRecord, TaskStatus
+from mcp_tasks.model.machine import InputRequested, RunReleased, StepRecorded
+from mcp_tasks.runtime import Ending, Run, TaskRuntime, ToolPolicy
+from mcp_tasks.runtime.claims import TRIES_TO_LOOK_UP
+from mcp_tasks.runtime.lease import LeaseTimes, new_worker_name
+from mcp_tasks.runtime.sweeps import LONGEST_PAUSE, PER_SWEEP, TROUBLES_BEFORE_THE_END
+from mcp_tasks.stores import MemoryStore
+from mcp_tasks.testing import FakeClock
+from tests.unit.losing import ANOTHER, as_of_now, claimed_by, sweep_for
+from tests.unit.processes import dead_worker, other_process, renamed
+from tests.unit.running import (
+    HOUR,
+    ONCE,
+    QUIET,
+    REQUEST,
+    RERUN,
+    SECOND,
+    Meddle,
+    MeddledStore,
+    PausingStore,
+    Seconds,
+    Tool,
+    answer,
+    asks,
+    at_once,
+    create,
+    error_type,
+    finished,
+    launch,
+    loop_time,
+    make_runtime,
+    never_ending,
+    ok,
+    question,
+    running,
+    settle,
+    started,
+    until,
+    until_asking,
+    until_final,
+)
+from tests.unit.virtual_time import simulated, time_passes
+
+pytestmark = pytest.mark.anyio
+
+SILENCE = timedelta(seconds=LeaseTimes.of(QUIET.lease_duration, HOUR).takeover)
+"""For how long a heartbeat stays the same before tasks are taken over."""
+
+TOOLS = {"again": Tool(at_once, RERUN), "once": Tool(at_once, ONCE)}
+
+
+def lines_about(caplog: pytest.LogCaptureFixture, text: str) -> int:
+    return sum(text in record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING)
+
+
+# Who is dead
+
+
+@contextmanager
+def a_worker(**parts: str) -> Generator[str]:
+    """A living process, or another name for it."""
+    with other_process() as (worker, _):
+        yield renamed(worker, **parts)
+
+
+@contextmanager
+def signalled(number: int, *, reaped: bool = False) -> Generator[str]:
+    """A process that got that signal."""
+    with other_process() as (worker, process):
+        process.send_signal(number)
+        if reaped:
+            process.wait()
+        elif number == signal.SIGKILL:
+            # Returns when it is dead, and leaves it there as a zombie.
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        yield worker
+
+
+def named(name: str | None = None, **parts: str) -> AbstractContextManager[str]:
+    return nullcontext(renamed(new_worker_name(), **parts) if name is None else name)
+
+
+ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="start times are read from /proc")
+
+
+@ON_LINUX
+@pytest.mark.parametrize(
+    ("worker", "is_gone"),
+    [
+        pytest.param(lambda: signalled(signal.SIGKILL, reaped=True), True, id="killed and reaped"),
+        pytest.param(lambda: signalled(signal.SIGKILL), True, id="killed"),
+        pytest.param(lambda: signalled(signal.SIGSTOP), False, id="stopped"),
+        pytest.param(a_worker, False, id="alive"),
+        pytest.param(lambda: a_worker(started="1"), True, id="its id was used again"),
+        pytest.param(lambda: a_worker(started="?"), False, id="its start is not known"),
+        pytest.param(named, False, id="this process by another name"),
+        pytest.param(lambda: named(started="1"), True, id="our id was used before"),
+        # Process 1 belongs to root; as root it is simply a process that runs.
+        pytest.param(lambda: named(pid="1", started="?"), False, id="another user's"),
+        *(
+            pytest.param(partial(named, place=place, pid="999999"), False, id=f"at {place!r}")
+            for place in ("another-boot:pid:[1]", "", "another-machine")
+        ),
+        *(pytest.param(partial(named, pid=pid), False, id=f"id {pid!r}") for pid in ("", "x", "-1", str(2**70))),
+        *(pytest.param(partial(named, name), False, id=f"{name!r}") for name in ("/", "worker-1", "a/b/c", "a/1")),
+    ],
+)
+async def test_tasks_of_a_process_that_is_certainly_gone_are_taken_at_once_and_no_others(
+    worker: Callable[[], AbstractContextManager[str]], is_gone: bool
+) -> None:
+    with worker() as name:
+        async with running(TOOLS) as runtime:
+            await runtime.store.heartbeat(name, namespace="")
+            task = await claimed_by(runtime, name, "once")
+            await runtime.janitor.sweep()
+            ended = await finished(runtime, await as_of_now(runtime, task))
+            assert error_type(ended) == ("Interrupted" if is_gone else None)
+            assert (name in await runtime.store.workers("")) is not is_gone
+
+
+@pytest.mark.skipif(os.name == "nt", reason="there is no asking about another process")
+async def test_without_start_times_a_process_is_known_by_machine_and_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(path: Path) -> NoReturn:
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr(Path, "read_text", missing)
+    monkeypatch.setattr(Path, "read_bytes", missing)
+    assert new_worker_name().split("/")[:3] == [os.uname().nodename, str(os.getpid()), "?"]
+    with other_process() as (alive, _):
+        dead = dead_worker()
+        async with running(TOOLS) as runtime:
+            tasks = []
+            for name in (alive, dead):
+                await runtime.store.heartbeat(name, namespace="")
+                tasks.append(await claimed_by(runtime, name, "once"))
+            await runtime.janitor.sweep()
+            assert [(await as_of_now(runtime, task)).is_final for task in tasks] == [False, True]
+
+
+async def test_tasks_of_a_dead_process_are_recovered_by_the_start_of_another() -> None:
+    runtime = make_runtime(TOOLS)
+    again, once = await claimed_by(runtime, "gone", "again"), await claimed_by(runtime, "gone", "once")
+    await runtime.start()
+    assert (await until_final(runtime, again)).attempt == 2
+    failed = await until_final(runtime, once)
+    assert (failed.status, failed.attempt, error_type(failed)) == (TaskStatus.FAILED, 1, "Interrupted")
+    await runtime.stop()
+
+
+@asynccontextmanager
+async def elsewhere(**options: Any) -> AsyncGenerator[tuple[TaskRuntime, Seconds, TaskRecord]]:
+    """A process that watches another one, by a clock that the test moves, and what that one does."""
+    monotonic = Seconds()
+    async with running(never_ending, policy=RERUN, monotonic=monotonic, **options) as runtime:
+        await runtime.store.heartbeat("elsewhere", namespace="")
+        yield runtime, monotonic, await claimed_by(runtime, "elsewhere")
+
+
+@pytest.mark.parametrize("of_this_machine", [True, False])
+async def test_the_tasks_of_a_living_process_are_its_own_until_it_has_been_silent_for_the_lease(
+    of_this_machine: bool,
+) -> None:
+    monotonic = Seconds()
+    with a_worker() as alive:
+        worker = alive if of_this_machine else "elsewhere"
+        async with running(TOOLS, monotonic=monotonic) as runtime:
+            await runtime.store.heartbeat(worker, namespace="")
+            again, once = await claimed_by(runtime, worker, "again"), await claimed_by(runtime, worker, "once")
+            await sweep_for(runtime, monotonic, SILENCE - SECOND)
+            assert (await as_of_now(runtime, again)).worker == worker
+            await sweep_for(runtime, monotonic, SECOND)
+            recovered = await until_final(runtime, again)
+            assert (recovered.status, recovered.attempt) == (TaskStatus.COMPLETED, 2)
+            assert (await as_of_now(runtime, once)).status is TaskStatus.FAILED
+
+
+async def test_a_process_that_beats_keeps_its_tasks_however_late_it_is() -> None:
+    async with elsewhere() as (runtime, monotonic, task):
+        for _ in range(5):
+            await runtime.store.heartbeat("elsewhere", namespace="")
+            await sweep_for(runtime, monotonic, SILENCE - SECOND)
+        assert await as_of_now(runtime, task) == task
+
+
+@pytest.mark.parametrize("jump", [500 * HOUR, -500 * HOUR], ids=["ahead", "back"])
+@pytest.mark.parametrize("which", ["clock", "monotonic"])
+async def test_a_clock_that_jumps_takes_nothing_from_anybody(which: str, jump: timedelta) -> None:
+    clock = FakeClock()
+    async with elsewhere(clock=clock) as (runtime, monotonic, task):
+        await runtime.janitor.sweep()
+        # As after a sleep: what the others did meanwhile is not known.
+        (clock if which == "clock" else monotonic).advance(jump)
+        await sweep_for(runtime, monotonic, SECOND)
+        assert await as_of_now(runtime, task) == task
+
+
+async def test_time_in_which_an_answer_was_on_its_way_proves_nothing() -> None:
+    store = MeddledStore()
+    async with elsewhere(store=store) as (runtime, monotonic, task):
+
+        async def slowly(*args: Any) -> None:
+            monotonic.advance(10 * SILENCE)
+
+        store.after["workers"] = slowly
+        for _ in range(5):
+            await runtime.janitor.sweep()
+            monotonic.advance(SECOND)
+        assert await as_of_now(runtime, task) == task
+
+
+async def test_a_process_whose_heartbeat_a_failover_lost_is_waited_for() -> None:
+    async with elsewhere() as (runtime, monotonic, task):
+        await runtime.janitor.sweep()
+        await runtime.store.retire("elsewhere")
+        await runtime.janitor.sweep()
+        assert await as_of_now(runtime, task) == task
+        await sweep_for(runtime, monotonic, SILENCE)
+        await until(runtime, task, lambda record: record.worker == runtime.worker)
+
+
+async def test_a_task_that_waited_in_a_dead_process_is_started_again_at_once() -> None:
+    async def asking(run: Run) -> Ending:
+        return ok(await run.ask(question("Sure?")))
+
+    store = MemoryStore()
+    async with running(asks, store=store, policy=RERUN) as one:
+        task = await until_asking(one, await launch(one))
+        await one.abandon()
+        async with running(asks, store=store, policy=RERUN) as other:
+            # What else it was doing while it waited, nobody knows.
+            waiting = await until(other, task, lambda record: record.worker == other.worker)
+            assert (waiting.status, waiting.attempt, waiting.lost) == (TaskStatus.INPUT_REQUIRED, 2, 1)
+            await answer(other, waiting, elicitation_1="yes")
+            assert (await until_final(other, task)).result == {"value": "yes"}
+
+
+async def test_a_question_of_a_task_that_may_not_run_again_is_withdrawn_when_it_is_lost() -> None:
+    async with running(TOOLS) as runtime:
+        task = await claimed_by(runtime, "never heard of", "once")
+        await runtime.changes.change(task, InputRequested(attempt=1, requests={"a": question("Sure?")}), actor=ANOTHER)
+        await runtime.janitor.sweep()
+        failed = await runtime.get(task.id, owner=None)
+        assert failed.status is TaskStatus.FAILED
+        assert not failed.inputs.outstanding
+
+
+# Our own
+
+
+async def test_a_sweep_leaves_the_runs_of_its_own_process_alone() -> None:
+    clock = FakeClock()
+    async with running(never_ending, clock=clock, policy=RERUN) as runtime:
+        task = await started(runtime)
+        clock.advance(48 * HOUR)
+        await runtime.janitor.sweep()
+        await settle()
+        assert await as_of_now(runtime, task) == task
+
+
+@simulated
+@pytest.mark.parametrize("announced", [True, False])
+async def test_a_task_of_our_own_that_nothing_runs_is_given_up_some_time_and_not_as_lost(announced: bool) -> None:
+    options: dict[str, Any] = {"sweep_interval": SECOND, "monotonic": loop_time, "uptime": loop_time}
+    async with running(at_once, policy=ToolPolicy(rerun=True, max_lost_runs=1), **options) as runtime:
+        task = await claimed_by(runtime, runtime.worker, announced=announced)
+        await time_passes(2)
+        assert (await as_of_now(runtime, task)).worker == runtime.worker, "it may be just beginning or ending"
+        ended = await until_final(runtime, task, limit=600)
+        assert (ended.status, ended.attempt) == (TaskStatus.COMPLETED, 2)
+
+
+async def test_a_lost_run_of_a_task_that_is_not_announced_yet_is_run_again() -> None:
+    store = MemoryStore()
+    async with running(never_ending, store=store, policy=RERUN) as dying:
+        task = await dying.launch(REQUEST, owner=None, retention=None, announced=False)
+        await settle()
+        await dying.abandon()
+    async with running(at_once, store=store, policy=RERUN) as runtime:
+        # Where engines carry ids to other processes, the one that has the call is not the one that died.
+        assert (await until_final(runtime, task)).status is TaskStatus.COMPLETED
+
+
+async def test_a_task_that_was_forgotten_on_its_way_to_the_engine_is_started() -> None:
+    async with running(at_once) as runtime:
+        task = await create(runtime, retention=HOUR)
+        await runtime.janitor.sweep()
+        assert (await until_final(runtime, task)).status is TaskStatus.COMPLETED
+
+
+# Coming second
+
+
+async def test_two_processes_that_recover_the_same_tasks_do_so_once() -> None:
+    store = PausingStore()
+    async with running(TOOLS, store=store) as one, running(TOOLS, store=store) as other:
+        tasks = [await claimed_by(one, "gone", "again" if n % 2 else "once") for n in range(20)]
+        async with anyio.create_task_group() as group:
+            group.start_soon(one.janitor.sweep)
+            group.start_soon(other.janitor.sweep)
+        for number, task in enumerate(tasks):
+            record = await until_final(one, task)
+            assert (record.status, record.attempt) == (
+                (TaskStatus.COMPLETED, 2) if number % 2 else (TaskStatus.FAILED, 1)
+            )
+
+
+def once(meanwhile: Callable[[], Awaitable[None]], store: MeddledStore, verb: str) -> Meddle:
+    """Something that happens in the middle of a verb, the next time."""
+
+    async def happens(*args: Any, **options: Any) -> None:
+        store.before.pop(verb, None)
+        store.after.pop(verb, None)
+        await meanwhile()
+
+    return happens
+
+
+async def test_a_task_that_another_process_recovered_and_runs_is_not_taken_from_it() -> None:
+    store = MeddledStore()
+    async with (
+        running(never_ending, store=store, policy=RERUN) as one,
+        running(never_ending, store=store, policy=RERUN) as other,
+    ):
+        task = await claimed_by(one, "gone")
+
+        async def other_is_first() -> None:
+            await other.janitor.sweep()
+            await until(other, task, lambda record: record.worker == other.worker)
+
+        store.before["get"] = once(other_is_first, store, "get")
+        await one.janitor.sweep()
+        await settle()
+        record = await as_of_now(one, task)
+        assert (record.worker, record.attempt) == (other.worker, 2)
+
+
+@pytest.mark.parametrize("claims_again", [True, False], ids=["claims another time", "writes first"])
+async def test_a_silent_worker_that_is_back_keeps_its_run(claims_again: bool) -> None:
+    store = MeddledStore()
+    async with elsewhere(store=store) as (runtime, monotonic, task):
+
+        async def is_back() -> None:
+            await store.heartbeat("elsewhere", namespace="")
+            again = RunReleased(attempt=1), RunStarted(worker="elsewhere")
+            events = again if claims_again else (StepRecorded(attempt=1),)
+            await runtime.changes.change(task, *events, actor=ANOTHER)
+
+        # While its tasks are looked up, or when one is being taken over.
+        if claims_again:
+            store.after["claimed"] = once(is_back, store, "claimed")
+        else:
+            store.before["save"] = once(is_back, store, "save")
+        await sweep_for(runtime, monotonic, HOUR)
+        record = await as_of_now(runtime, task)
+        assert (record.worker, record.attempt, record.lost) == ("elsewhere", 1 + claims_again, 0)
+
+
+async def test_a_worker_that_was_forgotten_and_is_back_does_not_look_silent_to_who_missed_that() -> None:
+    monotonic, store = Seconds(), MemoryStore()
+    async with (
+        running(never_ending, store=store, policy=RERUN, monotonic=monotonic, runs_tools=False) as observer,
+        running(never_ending, store=store, policy=RERUN) as worker,
+    ):
+        lease = observer.settings.lease_duration
+        await sweep_for(observer, monotonic, lease * 2 / 3)
+        # Another process finds it dead and forgets it. It is back before the observer looks again.
+        await store.retire(worker.worker)
+        await worker.lease.renew()
+        task = await launch(worker)
+        await until(worker, task, lambda record: record.worker == worker.worker)
+        monotonic.advance(lease / 3)
+        await observer.janitor.sweep()
+        record = await as_of_now(observer, task)
+        assert (record.worker, record.attempt, record.lost) == (worker.worker, 1, 0)
+
+
+# Left alone
+
+
+async def test_tasks_that_cannot_be_recovered_here_do_not_hide_those_behind_them() -> None:
+    async with running({"ours": Tool(at_once, RERUN)}) as runtime:
+        for _ in range(PER_SWEEP + 1):
+            await claimed_by(runtime, "gone", "theirs")
+        ours = await claimed_by(runtime, "gone", "ours")
+        await runtime.janitor.sweep()
+        assert (await as_of_now(runtime, ours)).worker == "gone", "one sweep does only so much"
+        await runtime.janitor.sweep()
+        assert (await until_final(runtime, ours)).status is TaskStatus.COMPLETED
+
+
+async def test_tasks_of_another_server_in_the_same_store_are_left_alone() -> None:
+    store, clock = MemoryStore(), FakeClock()
+    theirs = make_runtime(at_once, store=store, namespace="theirs", clock=clock)
+    waiting = await create(theirs)
+    lost = await claimed_by(theirs, "gone")
+    async with running(at_once, store=store, namespace="ours", clock=clock, policy=RERUN) as ours:
+        await ours.janitor.sweep()
+        # Also one that is carried here by mistake.
+        await ours.dispatch.resubmit(waiting.id)
+        await settle()
+        assert [await as_of_now(ours, task) for task in (waiting, lost)] == [waiting, lost]
+    async with running(at_once, store=store, namespace="theirs", clock=clock, policy=RERUN) as theirs:
+        for task in (waiting, lost):
+            assert (await until_final(theirs, task)).status is TaskStatus.COMPLETED
+
+
+async def test_a_process_of_another_server_that_looks_is_no_sign_of_life_or_death_for_us() -> None:
+    store = MemoryStore()
+    async with running(at_once, store=store, namespace="theirs") as theirs:
+        async with running(at_once, store=store, namespace="ours"):
+            pass
+        assert list(await store.workers("theirs")) == [theirs.worker]
+        assert await store.workers("ours") == {}
+
+
+async def test_tasks_of_a_tool_that_this_process_lacks_wait_for_one_that_has_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    store = MemoryStore()
+    async with running({"here": Tool(at_once)}, store=store) as one:
+        waiting = [await create(one, "there") for _ in range(3)]
+        lost = [await claimed_by(one, "gone", "there") for _ in range(3)]
+        for _ in range(3):
+            await one.janitor.sweep()
+            await settle()
+        assert [await as_of_now(one, task) for task in (*waiting, *lost)] == [*waiting, *lost]
+        assert lines_about(caplog, "this server has no tool 'there'") == 1
+        async with running({"there": Tool(at_once, RERUN)}, store=store) as other:
+            for task in (*waiting, *lost):
+                assert (await until_final(other, task)).status is TaskStatus.COMPLETED
+
+
+# Trouble with one of many
+
+
+async def broken(method: str, name: str) -> ToolPolicy | None:
+    if name == "good":
+        return RERUN
+    raise RuntimeError("the tool cannot be looked up")
+
+
+@pytest.mark.parametrize("works_again", [True, False])
+async def test_a_look_up_that_raises_is_tried_with_each_sweep_and_then_the_task_ends(
+    works_again: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running({"good": Tool(at_once, RERUN), "bad": Tool(at_once, RERUN)}) as runtime:
+        policy, runtime.policy = runtime.policy, broken
+        bad, good = await claimed_by(runtime, "gone", "bad"), await claimed_by(runtime, "gone", "good")
+        for _ in range(TROUBLES_BEFORE_THE_END - 1):
+            await runtime.janitor.sweep()
+            assert (await as_of_now(runtime, bad)).worker == "gone"
+        assert (await until_final(runtime, good)).status is TaskStatus.COMPLETED
+        if works_again:
+            runtime.policy = policy
+        await runtime.janitor.sweep()
+        assert error_type(await until_final(runtime, bad)) == (None if works_again else "Interrupted")
+        assert lines_about(caplog, "is left as it is, and the others go on: RuntimeError") == 1
+
+
+@pytest.mark.parametrize("works_again", [True, False])
+async def test_a_task_whose_tool_could_not_be_looked_up_when_it_was_made_is_run_later_or_ends(
+    works_again: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    monotonic = Seconds()
+    async with running(at_once, policy=ONCE, monotonic=monotonic) as runtime:
+        policy, runtime.policy = runtime.policy, broken
+        task = await runtime.launch(REQUEST, owner=None, retention=None)
+        await settle()
+        # It never began, so there is nothing that it could have done in part.
+        assert (await as_of_now(runtime, task)).worker is None
+        if works_again:
+            runtime.policy = policy
+        for _ in range(1 if works_again else TRIES_TO_LOOK_UP - 1):
+            assert not (await as_of_now(runtime, task)).is_final
+            await runtime.janitor.sweep()
+            await settle(10)
+            monotonic.advance(LONGEST_PAUSE)
+        assert error_type(await until_final(runtime, task)) == (None if works_again else "CannotStart")
+    assert lines_about(caplog, "is left as it is, and the others go on: RuntimeError") == 1
+
+
+async def test_a_row_that_cannot_be_read_is_one_bad_task_and_is_spoken_of_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    store, monotonic = MeddledStore(), Seconds()
+    async with running(at_once, store=store, policy=RERUN, monotonic=monotonic) as runtime:
+        bad = await claimed_by(runtime, "gone"), await create(runtime)
+        damaged = {task.id for task in bad}
+
+        async def read(task_id: str) -> None:
+            if task_id in damaged:
+                raise TaskUnreadable(task_id, "the row is damaged")
+
+        store.before["get"] = read
+        fine = [await claimed_by(runtime, "gone"), await claimed_by(runtime, "gone too")]
+        for _ in range(3):
+            await runtime.janitor.sweep()
+            await settle()
+        for task in fine:
+            assert (await until_final(runtime, task)).status is TaskStatus.COMPLETED
+        assert [lines_about(caplog, task.id[:12]) for task in bad] == [1, 1]
+        # Nothing of it is lost: with the damage undone it goes on.
+        damaged.clear()
+        monotonic.advance(LONGEST_PAUSE)
+        await runtime.janitor.sweep()
+        for task in bad:
+            assert (await until_final(runtime, task)).status is TaskStatus.COMPLETED
