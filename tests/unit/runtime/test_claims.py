@@ -225,21 +225,6 @@ async def test_of_two_runtimes_that_are_handed_a_task_exactly_one_runs_it(caplog
     assert not caplog.records, "coming second is nothing to speak of"
 
 
-async def test_a_task_that_was_cancelled_in_the_queue_is_never_run() -> None:
-    seen: list[str] = []
-
-    async def noted(run: Run) -> Ending:
-        seen.append(run.record.id)
-        return ok()
-
-    async with running({"slow": Tool(never_ending), "noted": Tool(noted)}, concurrency=1) as runtime:
-        slow, waiting = await launch(runtime, "slow"), await launch(runtime, "noted")
-        assert (await cancel(runtime, waiting)).status is TaskStatus.CANCELLED
-        await cancel(runtime, slow)
-        await settle()
-        assert seen == []
-
-
 @pytest.mark.parametrize("verb", ["save", "journal"])
 async def test_a_store_that_fails_while_a_task_is_taken_leaves_it_to_the_next_sweep(verb: str) -> None:
     store = MeddledStore()
@@ -340,20 +325,6 @@ async def test_a_task_whose_claim_came_to_nothing_is_left_to_the_process_that_cl
 
 
 # What is read of a task first
-
-
-async def test_a_request_is_read_only_to_run_its_task() -> None:
-    store = MeddledStore()
-    async with running(at_once, store=store) as runtime:
-        elsewhere = await create(runtime, "missing")
-        waiting = [await create(runtime) for _ in range(10)]
-        await runtime.janitor.sweep()
-        for task in waiting:
-            await until_final(runtime, task)
-            await runtime.engine.submit(task.id)
-        await settle()
-        assert store.calls["request"] == len(waiting)
-        assert (await as_of_now(runtime, elsewhere)).attempt == 0
 
 
 async def test_a_task_that_is_cancelled_while_its_request_is_read_never_begins() -> None:

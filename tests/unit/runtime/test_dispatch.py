@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -17,18 +17,17 @@ import anyio
 import pytest
 
 from harness.waiting import eventually
-from mcp_tasks.engines import Engine, LocalEngine, RemoteEngine, Route, Serves
+from mcp_tasks.engines import Engine, LocalEngine, Serves
 from mcp_tasks.errors import InvalidOption, StoreUnavailable
 from mcp_tasks.model import TaskRecord, TaskRequest, TaskStatus
-from mcp_tasks.model.values import Statement
-from mcp_tasks.runtime import Body, Ending, Run, Settings, TaskRuntime, ToolPolicy, dispatch
+from mcp_tasks.runtime import Body, Ending, Run, Settings, TaskRuntime, ToolPolicy
 from mcp_tasks.runtime.sweeps import IDLE_FOR_LONG
 from mcp_tasks.stores import MemoryStore
-from mcp_tasks.stores.base import Handing, Ready
+from mcp_tasks.stores.base import Ready
 from mcp_tasks.stores.sqlite import SqliteStore
 from mcp_tasks.testing import make_record, make_request
 from mcp_tasks.testing.engine_suite import EngineSuite
-from tests.unit.carrying import Broker, BrokerCarrier, carrying_engine
+from tests.unit.carrying import Broker, carrying_engine
 from tests.unit.losing import sweep_for
 from tests.unit.running import (
     LIMIT,
@@ -41,7 +40,6 @@ from tests.unit.running import (
     answer,
     asks,
     at_once,
-    launch,
     never_ending,
     ok,
     opened_by,
@@ -159,13 +157,6 @@ async def test_no_more_tasks_of_one_owner_are_at_work_than_may_be(fleet: Fleet) 
     assert len(fleet.started) == 7
 
 
-async def test_a_limited_tool_that_may_run_again_waits_without_counting_as_at_work(fleet: Fleet) -> None:
-    async with fleet.worker({"asks": Tool(asks, ToolPolicy(max_at_work=1, rerun=True))}) as runtime:
-        for task in [await start(runtime, "asks") for _ in range(2)]:
-            await answer(runtime, await until_asking(runtime, task), elicitation_1="yes")
-            await all_end(runtime, task)
-
-
 async def test_a_suspended_run_that_goes_on_comes_before_tasks_that_have_not_begun(fleet: Fleet) -> None:
     async def asks_first(run: Run) -> Ending:
         await asks(run)
@@ -200,33 +191,6 @@ async def test_a_queue_is_run_by_the_workers_that_serve_it(fleet: Fleet) -> None
         assert fleet.started == [task.id]
         async with fleet.worker(tools, queues=["gpu"]):
             await all_end(server, train)
-
-
-@pytest.mark.parametrize("queues", [["gpu"], None])
-async def test_a_local_engine_runs_the_queues_of_its_process_and_no_others(
-    fleet: Fleet, queues: list[str] | None
-) -> None:
-    tools = {"tool": Tool(fleet.body), "train": Tool(fleet.body, ToolPolicy(queue="gpu"))}
-    fleet.gate.set()
-    async with running(tools, store=fleet.store, queues=queues) as runtime:
-        train, task = await start(runtime, "train"), await start(runtime)
-        await until_final(runtime, train)
-        await runtime.janitor.sweep()
-        await settle(50)
-        assert set(fleet.started) == ({train.id, task.id} if queues is None else {train.id})
-
-
-async def test_a_tool_that_has_another_queue_now_still_runs_what_waits_in_the_old_one(fleet: Fleet) -> None:
-    before = {"tool": Tool(fleet.body, ToolPolicy(queue="old"))}
-    after = {"tool": Tool(fleet.body, ToolPolicy(queue="new"))}
-    fleet.gate.set()
-    async with fleet.front(before) as server:
-        first = await start(server)
-        async with fleet.worker(after, queues=["old"]):
-            await all_end(server, first)
-        second = await start(server)
-        async with fleet.worker(after):
-            await all_end(server, second)
 
 
 async def test_a_task_goes_to_a_worker_that_has_its_tool(fleet: Fleet) -> None:
@@ -365,38 +329,6 @@ async def test_tasks_that_nobody_handed_out_are_found_by_a_process_that_starts(f
         await all_end(runtime, *tasks)
 
 
-class JobEngine(RemoteEngine):
-    """One whose jobs are rows of a database."""
-
-    def job(self, task_id: str, *, route: Route, namespace: str) -> Statement:
-        return Statement(place="here", text="INSERT", values={"task": task_id})
-
-
-class JobStore(MemoryStore):
-    """One that keeps such rows beside its tasks."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.jobs: list[Statement] = []
-
-    async def create(
-        self, record: TaskRecord, request: TaskRequest, *, handing: Handing | None = None, **options: Any
-    ) -> TaskRecord:
-        created = await super().create(record, request, handing=handing, **options)
-        if handing is not None and handing.job is not None and handing.handed:
-            self.jobs.append(handing.job)
-            handing.carried = True
-        return created
-
-
-async def test_a_task_whose_job_is_written_with_it_is_not_submitted_as_well() -> None:
-    store, broker = JobStore(), Broker()
-    async with running(at_once, store=store, engine=JobEngine(BrokerCarrier(broker)), runs_tools=False) as runtime:
-        task = await start(runtime)
-    assert [job.values for job in store.jobs] == [{"task": task.id}]
-    assert broker.submitted == {}
-
-
 @pytest.mark.parametrize(
     ("failure", "said"),
     [
@@ -450,17 +382,6 @@ async def test_a_task_that_was_turned_away_is_handed_out_again() -> None:
         store.before.clear()
         assert broker.submitted == {task.id: 1}, "a sweep finds it"
         await runtime.dispatch.resubmit(task.id)
-        await until_submitted(broker, task, 2)
-
-
-async def test_a_task_that_has_slept_and_finds_too_many_at_work_is_carried_again_later(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(dispatch, "TRY_AGAIN", timedelta(0))
-    broker = Broker(copies=0)
-    async with running(at_once, engine=carrying_engine(broker), runs_tools=False) as runtime:
-        task = await launch(runtime)
-        await runtime.dispatch.refused(replace(task, wake_at=runtime.now()))
         await until_submitted(broker, task, 2)
 
 
@@ -544,14 +465,3 @@ async def test_tasks_of_a_process_that_died_are_carried_to_another_by_whoever_no
             for each in tasks:
                 ended = await until_final(server, each)
                 assert (ended.status, ended.attempt, ended.lost) == (TaskStatus.COMPLETED, 2, 1)
-
-
-async def test_what_a_tool_asks_in_one_process_is_answered_through_another_after_it_left_memory(site: Site) -> None:
-    async with site.front() as server:
-        task = await start(server)
-        async with site.worker(asks, policy=PARKS):
-            await until_parked(server, task)
-        async with site.worker(asks, policy=PARKS):
-            await answer(server, task, elicitation_1="yes")
-            ended = await until_final(server, task)
-            assert (ended.result, ended.attempt) == ({"value": "yes"}, 2)

@@ -16,7 +16,7 @@ import anyio
 import pytest
 
 from mcp_tasks.engines import Engine, LocalEngine
-from mcp_tasks.errors import StoreUnavailable, UnknownTask, ValueNotStorable
+from mcp_tasks.errors import StoreUnavailable, ValueNotStorable
 from mcp_tasks.model import Progress, RunStarted, TaskRecord, TaskRequest, TaskStatus
 from mcp_tasks.model.machine import RunCompleted, TaskCreated
 from mcp_tasks.model.record import Outcome
@@ -186,35 +186,6 @@ async def test_the_tool_knows_its_own_task_and_finds_it_once_it_is_there() -> No
         store.may_create.set()
         task = await until_final(runtime, await starting)
         assert [record.id for record in found] == [task.id, task.id]
-
-
-async def test_the_tool_can_cancel_its_own_task() -> None:
-    async def body(run: Run) -> Ending:
-        await runtime.cancel(await runtime.find(run.record.id), "enough", actor=CLIENT)
-        await anyio.sleep_forever()
-        return ok()
-
-    work = Work(body)
-    async with known(work) as (runtime, _):
-        task = await until_final(runtime, await start(runtime))
-        await settle()
-        assert (task.status, work.stopped, runtime.runs()) == (TaskStatus.CANCELLED, 1, [])
-
-
-async def test_a_tool_that_looks_for_its_own_task_is_not_kept_if_that_cannot_be_written() -> None:
-    async def body(run: Run) -> Ending:
-        with pytest.raises(UnknownTask):
-            await runtime.find(run.record.id)
-        await anyio.sleep_forever()
-        return ok()
-
-    work = Work(body)
-    async with known(work) as (runtime, store):
-        store.failure = StoreUnavailable("the disk is full")
-        with pytest.raises(StoreUnavailable, match="the disk is full"):
-            await start(runtime)
-        await settle()
-        assert (work.stopped, runtime.runs()) == (1, [])
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -20,11 +19,9 @@ import pytest
 
 from harness.waiting import eventually
 from mcp_tasks.engines import LocalEngine
-from mcp_tasks.errors import StoreUnavailable, TaskUnreadable, VersionConflict
+from mcp_tasks.errors import StoreUnavailable, TaskUnreadable
 from mcp_tasks.model import Progress, TaskRecord, TaskRequest, TaskStatus
-from mcp_tasks.model.machine import TaskCancelled
 from mcp_tasks.runtime import Body, Ending, Run, TaskRuntime
-from mcp_tasks.runtime.changes import MAX_REMEMBERED
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.stores.base import Hint, LocalNotifier
 from mcp_tasks.stores.sqlite import SqliteStore
@@ -32,11 +29,9 @@ from tests.unit.losing import as_of_now
 from tests.unit.running import (
     CLIENT,
     HOUR,
-    PARKS,
     REQUEST,
     DeafStore,
     MeddledStore,
-    answer,
     asks,
     at_once,
     cancel,
@@ -49,7 +44,6 @@ from tests.unit.running import (
     telling,
     until_asking,
     until_final,
-    until_parked,
 )
 
 pytestmark = pytest.mark.anyio
@@ -101,31 +95,6 @@ async def test_a_task_that_does_not_find_room_where_it_is_made_is_started_by_ano
             assert (ended.status, ended.attempt) == (TaskStatus.COMPLETED, 1)
 
 
-async def test_a_task_that_parked_is_started_when_it_is_answered_elsewhere(path: Path) -> None:
-    async with (
-        running(asks, store=SqliteStore(path), runs_tools=False) as front,
-        running(asks, store=SqliteStore(path), policy=PARKS),
-    ):
-        await settle()
-        task = await until_parked(front, await launch(front), "elicitation-1")
-        await answer(front, task, elicitation_1="yes")
-        assert (await until_final(front, task)).result == {"value": "yes"}
-
-
-async def test_a_busy_process_reads_nothing_because_of_hints(path: Path) -> None:
-    store = CountingFile(path)
-    async with (
-        running(never_ending, store=SqliteStore(path), runs_tools=False) as front,
-        running(never_ending, store=store, engine=LocalEngine(1)) as busy,
-    ):
-        await settle()
-        await launch(front)
-        await eventually(busy.runs)
-        tasks = {(await launch(front)).id for _ in range(20)}
-        await until_heard(busy, front)
-        assert tasks.isdisjoint(store.reads)
-
-
 async def test_what_a_process_wrote_itself_it_does_not_look_at_again(path: Path) -> None:
     store, engine = CountingFile(path), LocalEngine()
     async with (
@@ -162,33 +131,6 @@ async def test_what_a_process_is_writing_it_does_not_look_at_either(path: Path) 
         await start(runtime)
         await eventually(lambda: not runtime.runs())
         assert store.reads == before
-
-
-@pytest.mark.parametrize("changes", [1, MAX_REMEMBERED + 1], ids=["the last one", "too many to remember"])
-async def test_of_its_own_changes_a_process_remembers_the_last(changes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with running(at_once, runs_tools=False) as runtime:
-        task = await create(runtime)
-        for _ in range(changes):
-            last = await create(runtime)
-        assert runtime.changes.wrote(Hint(last.id, last.version))
-        assert runtime.changes.wrote(Hint(task.id, task.version)) == (changes == 1)
-        newer = replace(last, version=last.version + 1)
-        with pytest.raises(VersionConflict):
-            await runtime.changes.swap(newer, TaskCancelled(reason="enough"), actor=CLIENT)
-        # A write that is refused leaves nothing behind that would hide the write that was first.
-        assert not runtime.changes.wrote(Hint(task.id, newer.version + 1))
-
-
-async def test_a_task_of_another_server_is_left_alone() -> None:
-    store = MemoryStore()
-    async with (
-        running(at_once, store=store, runs_tools=False, namespace="other") as front,
-        running(at_once, store=store) as here,
-    ):
-        await settle()
-        task = await launch(front)
-        await until_heard(here, front)
-        assert (await as_of_now(front, task)).worker is None
 
 
 def held(status: TaskStatus, failure: Exception | None = None) -> tuple[MeddledStore, anyio.Event, anyio.Event]:

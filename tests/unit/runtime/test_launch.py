@@ -25,7 +25,6 @@ from tests.unit.running import (
     HOUR,
     PARKS,
     REQUEST,
-    FailingStore,
     MeddledStore,
     Seconds,
     Tool,
@@ -78,14 +77,6 @@ async def test_a_tool_asks_on_the_call_while_its_task_is_not_announced() -> None
             await runtime.announce(launched)
 
 
-async def test_an_announced_task_asks_in_the_task() -> None:
-    async with running(asks_on_call) as runtime:
-        task = await start(runtime)
-        await until_asking(runtime, task)
-        await answer(runtime, task, elicitation_1="Ada")
-        assert (await until_final(runtime, task)).result == {"value": "Ada"}
-
-
 async def test_of_the_call_and_the_tool_the_first_to_write_wins() -> None:
     store = MeddledStore()
     async with running(asks_on_call, store=store) as runtime, running(asks_on_call, store=store) as other:
@@ -99,13 +90,6 @@ async def test_of_the_call_and_the_tool_the_first_to_write_wins() -> None:
         assert task.announced
         assert await runtime.announce(task) == task, "once is enough"
         assert await runtime.outcome(task.id) is None
-
-
-async def test_a_question_on_the_call_waits_for_a_store_that_is_away() -> None:
-    store = FailingStore()
-    store.refuse_save(lambda record: record.is_final, times=2)
-    async with running(asks_on_call, store=store) as runtime:
-        assert (await until_final(runtime, await start(runtime, announced=False))).status is TaskStatus.CANCELLED
 
 
 async def test_a_tool_whose_task_was_cancelled_does_not_go_on_after_asking_on_the_call() -> None:

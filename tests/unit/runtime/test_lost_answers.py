@@ -32,7 +32,6 @@ from tests.unit.running import (
     Seconds,
     answer,
     asks,
-    at_once,
     create,
     error_type,
     launch,
@@ -269,25 +268,6 @@ async def test_a_claim_that_arrives_after_a_limit_refused_its_repeat_is_released
         assert (await as_of_now(runtime, task)).worker is None
         gate.set()
         assert (await until_final(runtime, task)).result == {"value": 2}
-
-
-async def test_a_start_that_is_cancelled_while_its_task_is_created_leaves_a_task_that_runs() -> None:
-    is_creating, may_create, store = anyio.Event(), anyio.Event(), MeddledStore()
-
-    async def wait(*args: Any, **options: Any) -> None:
-        is_creating.set()
-        await may_create.wait()
-
-    store.after["create"] = wait
-    async with running(at_once, store=store, policy=ONCE) as runtime:
-        starting = asyncio.create_task(runtime.launch(REQUEST, owner=None, retention=None, task_id="task"))
-        await is_creating.wait()
-        starting.cancel()
-        await time_passes(1)
-        may_create.set()
-        with pytest.raises(asyncio.CancelledError):
-            await starting
-        assert (await until_final(runtime, await runtime.find("task"))).status is TaskStatus.COMPLETED
 
 
 async def test_a_task_whose_creation_was_not_answered_runs_once_the_store_is_back() -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from harness.waiting import eventually
 from mcp_tasks.errors import StoreUnavailable
-from mcp_tasks.model import Progress, RunStarted, TaskStatus
+from mcp_tasks.model import Progress, RunStarted, TaskRequest, TaskStatus
 from mcp_tasks.model.machine import (
     InputAnswered,
     InputRequested,
@@ -67,7 +67,6 @@ from tests.unit.running import (
     running,
     settle,
     started,
-    twice,
     until,
     until_asking,
     until_final,
@@ -354,10 +353,6 @@ async def test_looks_and_refusals_are_for_watchers_that_want_them() -> None:
     assert looks.closed
 
 
-def test_nobody_wants_looks_unless_somebody_says_so() -> None:
-    assert not Observers([Seen()]).want(TaskAccess)
-
-
 async def test_a_watcher_is_told_what_it_was_not_told_and_that_time_goes_by() -> None:
     watching = Watching(TaskAccess)
     observers = Observers([watching], max_waiting=3)
@@ -403,7 +398,7 @@ def log(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
 
     def lines() -> list[str]:
         said = [record.getMessage() for record in caplog.records if record.name == "mcp_tasks.runtime.observers"]
-        return [re.sub(r"^task task_[\w-]{7}… \(tool\) ", "", line) for line in said]
+        return [re.sub(r"^task task_[\w-]{7}… \(\w+\) ", "", line) for line in said]
 
     return lines
 
@@ -433,74 +428,44 @@ async def test_nothing_of_arguments_questions_answers_results_and_errors_is_said
     assert SECRET not in said
 
 
-async def test_waiting_is_said_when_it_asks_and_when_it_is_parked(log: Callable[[], list[str]]) -> None:
-    await twice(asks)
-    assert log()[2:5] == [
-        "waits: it asks the client 1 question (1 open)",
-        "was parked: run 1 waits and has left memory",
-        "was started: run 2",
-    ]
-
-
-@pytest.mark.parametrize("policy", [RERUN, ONCE])
-async def test_a_lost_run_is_said_to_be_recovered_or_interrupted(
-    policy: ToolPolicy, log: Callable[[], list[str]]
+async def test_each_thing_that_an_operator_wants_to_know_has_its_line(
+    log: Callable[[], list[str]], caplog: pytest.LogCaptureFixture
 ) -> None:
-    store = MemoryStore()
-    async with running(never_ending, store=store, policy=policy) as one:
-        task = await started(one)
-        await one.abandon()
-    async with running(at_once, store=store, policy=policy) as other:
-        await until_final(other, task)
-    if policy is RERUN:
-        assert "was recovered: run 1 died with its process, and it will run again" in log()
-        assert log()[-1].endswith("in run 2")
-    else:
-        assert re.fullmatch(r"failed after \S+ s, in run 1: interrupted", log()[-1])
-
-
-async def test_a_tool_that_asks_on_the_call_is_said_to(log: Callable[[], list[str]]) -> None:
-    async def body(run: Run) -> Ending:
+    async def on_call(run: Run) -> Ending:
         await run.ask_on_call({"question": SECRET})
         return AskedOnCall()
 
-    async with running(body) as runtime:
-        await until_final(runtime, await runtime.launch(REQUEST, owner=None, retention=None, announced=False))
-    assert log()[-1].endswith("its tool asks on the original call")
-    assert SECRET not in "\n".join(log())
-
-
-async def test_a_run_that_is_given_up_when_its_process_stops_is_said_to_be_released(
-    log: Callable[[], list[str]],
-) -> None:
-    async with running(never_ending, policy=RERUN) as runtime:
-        await started(runtime)
-    assert log()[-1] == "was released: run 1 was given up, and it will run again"
-
-
-async def test_a_result_that_is_an_error_is_said_to_be_one_and_a_failure_that_is_not_the_tools_is_a_warning(
-    log: Callable[[], list[str]], caplog: pytest.LogCaptureFixture
-) -> None:
     async def wrong(run: Run) -> Ending:
         return Success({"content": [], "isError": True})
 
-    limited = ToolPolicy(max_runtime=timedelta(milliseconds=10))
-    async with running({"tool": Tool(wrong), "endless": Tool(never_ending, limited)}) as runtime:
-        await until_final(runtime, await launch(runtime))
-        await until_final(runtime, await launch(runtime, "endless"))
-    assert log()[2].startswith("completed with an error of its tool (isError) after")
+    store, lost = MemoryStore(), {"again": Tool(never_ending, RERUN), "once": Tool(never_ending, ONCE)}
+    limited = Tool(never_ending, ToolPolicy(max_runtime=timedelta(milliseconds=10)))
+    tools = {"asks": Tool(asks, PARKS), "on_call": Tool(on_call), "wrong": Tool(wrong), "endless": limited, **lost}
+    async with running(tools, store=store) as one:
+        await cancel(one, await until_parked(one, await launch(one, "asks")))
+        for name in ("on_call", "wrong", "endless"):
+            task = await one.launch(TaskRequest(name=name, arguments={}), owner=None, retention=None, announced=False)
+            await until_final(one, task)
+        again, once = await started(one, "again"), await started(one, "once")
+        await one.abandon()
+    async with running(lost, store=store) as other:
+        await until_final(other, once)
+        await until(other, again, lambda record: record.attempt == 2 and record.worker is not None)
+    said = "\n".join(log())
+    assert SECRET not in said
+    for line in (
+        r"waits: it asks the client 1 question \(1 open\)",
+        r"was parked: run 1 waits and has left memory",
+        r".* its tool asks on the original call",
+        r"completed with an error of its tool \(isError\) after .*",
+        r".* in run 1: max_runtime",
+        r"was recovered: run 1 died with its process, and it will run again",
+        r"failed after \S+ s, in run 1: interrupted",
+        r"was released: run 2 was given up, and it will run again",
+    ):
+        assert re.search(f"^{line}$", said, re.MULTILINE), line
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert [line.endswith("in run 1: max_runtime") for line in warnings] == [True]
-
-
-@pytest.mark.parametrize("level", [logging.INFO, logging.DEBUG])
-async def test_deletion_is_for_those_who_want_to_know_everything(
-    level: int, log: Callable[[], list[str]], caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(level, logger="mcp_tasks.runtime.observers")
-    async with running(at_once) as runtime:
-        await runtime.discard(await until_final(runtime, await launch(runtime)))
-    assert ("was deleted" in log()) is (level == logging.DEBUG)
+    assert "max_runtime" in warnings[0], "a failure that is not the tool's"
 
 
 async def test_a_log_level_counts_also_when_it_is_changed_and_where_nobody_reads_it_nothing_is_queued(

@@ -29,7 +29,6 @@ from tests.unit.running import (
     PARKS,
     REQUEST,
     RERUN,
-    FailingStore,
     MeddledStore,
     PausingStore,
     Tool,
@@ -108,16 +107,6 @@ async def test_questions_asked_in_turn_are_put_in_turn_and_an_answer_counts_for_
         await answer(runtime, task, elicitation_1="third", elicitation_2="yes")
         assert (await until_final(runtime, task)).result == {"value": ["first", "yes"]}
         assert await answers(runtime, task) == {"elicitation-1": "first", "elicitation-2": "yes"}
-
-
-async def test_several_questions_come_back_under_the_callers_labels() -> None:
-    async def body(run: Run) -> Ending:
-        return ok(await run.ask_all({"name": question("Name?"), "sure": question("Sure?")}))
-
-    async with running(body) as runtime:
-        task = await until_asking(runtime, await launch(runtime))
-        await answer(runtime, task, elicitation_2=True, elicitation_1="Ann")
-        assert (await until_final(runtime, task)).result == {"value": {"name": "Ann", "sure": True}}
 
 
 @pytest.mark.parametrize("together", [False, True])
@@ -236,36 +225,6 @@ async def test_a_question_that_the_tool_gives_up_on_is_withdrawn() -> None:
         assert await answers(runtime, task) == {}
 
 
-async def test_a_run_that_gave_up_on_a_question_can_be_started_again() -> None:
-    store, begun = MemoryStore(), anyio.Event()
-
-    async def body(run: Run) -> Ending:
-        heard = await impatient(run)
-        if run.attempt == 1:
-            begun.set()
-            await anyio.sleep_forever()
-        return ok(heard)
-
-    async with running(body, store=store, policy=RERUN) as one:
-        task = await launch(one)
-        with anyio.fail_after(5):
-            await begun.wait()
-        await one.abandon()
-        async with running(body, store=store, policy=RERUN) as other:
-            assert (await until_final(other, task)).result == {"value": "did not wait"}
-
-
-async def test_open_questions_are_withdrawn_with_the_end_of_the_task() -> None:
-    async def body(run: Run) -> Ending:
-        asked = asyncio.ensure_future(run.ask(question("Sure?")))
-        await asyncio.wait({asked}, timeout=0.01)
-        return ok("did not wait")
-
-    async with running(body) as runtime:
-        record = await until_final(runtime, await launch(runtime))
-        assert not record.inputs.outstanding
-
-
 async def test_a_question_given_up_while_it_is_being_written_is_withdrawn_and_its_neighbour_is_unharmed() -> None:
     saving, go_on, given_up = anyio.Event(), anyio.Event(), anyio.Event()
 
@@ -312,16 +271,6 @@ async def test_a_question_that_is_given_up_before_it_is_put_is_put_in_no_run() -
         assert [entry.value["params"]["message"] for entry in journal if entry.kind == "ask"] == ["Really?"]
 
 
-async def test_a_question_waits_for_a_store_that_is_away() -> None:
-    store = FailingStore()
-    store.refuse_save(lambda record: record.status is TaskStatus.INPUT_REQUIRED, times=3)
-    async with running(asks, store=store) as runtime:
-        task = await until_asking(runtime, await launch(runtime))
-        assert put(task) == {"elicitation-1": "Sure?"}
-        await answer(runtime, task, elicitation_1="yes")
-        assert (await until_final(runtime, task)).result == {"value": "yes"}
-
-
 async def test_of_questions_that_are_put_together_one_that_cannot_be_stored_fails_alone() -> None:
     async def body(run: Run) -> Ending:
         asked = (run.ask(question(message)) for message in ("Name?", "Odd?", "Sure?"))
@@ -353,15 +302,6 @@ async def test_many_tasks_wait_while_others_run_one_at_a_time(policy: ToolPolicy
             await answer(runtime, task, elicitation_1=number)
         for number, task in enumerate(waiting):
             assert (await until_final(runtime, task)).result == {"value": number}
-
-
-async def test_a_run_that_may_not_run_again_stays_in_memory_while_it_waits() -> None:
-    async with running(asks, policy=replace(PARKS, rerun=False)) as runtime:
-        task = await until_asking(runtime, await launch(runtime))
-        await settle()
-        assert (await as_of_now(runtime, task)).worker == runtime.worker
-        await answer(runtime, task, elicitation_1="yes")
-        assert (await until_final(runtime, task)).attempt == 1
 
 
 async def test_a_run_that_waits_for_long_leaves_memory_and_comes_back_with_its_answer() -> None:
@@ -420,15 +360,6 @@ async def test_a_task_that_waits_outlives_any_number_of_processes() -> None:
         await answer(runtime, task, elicitation_1="yes")
         record = await until_final(runtime, task)
         assert (record.result, record.attempt) == ({"value": "yes"}, 2)
-
-
-async def test_a_parked_task_can_be_cancelled() -> None:
-    async with running(asks, policy=PARKS) as runtime:
-        task = await until_parked(runtime, await launch(runtime))
-        assert (await runtime.cancel(task, "enough", actor=CLIENT)).status is TaskStatus.CANCELLED
-        await runtime.answer(task, {"elicitation-1": "yes"}, actor=CLIENT)
-        await settle()
-        assert (await runtime.get(task.id, owner=None)).attempt == 1
 
 
 async def test_an_answer_that_comes_while_the_run_leaves_memory_is_acted_on_at_once() -> None:
@@ -562,35 +493,6 @@ async def test_a_run_that_asks_something_else_the_second_time_is_refused_with_th
         assert record.error["data"] == {"type": "ReplayMismatch"}
         assert "'Question of run 1?'" in (record.status_message or "")
         assert "'Question of run 2?'" in (record.status_message or "")
-
-
-async def test_a_recorded_answer_never_goes_to_another_question() -> None:
-    heard: list[object] = []
-
-    async def fickle(run: Run) -> Ending:
-        first, second = ("a", "b") if run.attempt == 1 else ("b", "a")
-        heard.append((first, await run.ask(question(first))))
-        heard.append((second, await run.ask(question(second))))
-        return ok()
-
-    async with running(fickle, policy=PARKS) as runtime:
-        task = await until_parked(runtime, await launch(runtime))
-        await settle()
-        await answer(runtime, task, elicitation_1="answer to a")
-        assert (await until_final(runtime, task)).status is TaskStatus.FAILED
-    assert heard == []
-
-
-async def test_what_varies_is_kept_still_by_a_step() -> None:
-    async def careful(run: Run) -> Ending:
-        number = await current_task().step("number", lambda: run.attempt)
-        return ok([number, await run.ask(question(f"Question {number}?"))])
-
-    async with running(careful, policy=PARKS) as runtime:
-        task = await until_parked(runtime, await launch(runtime))
-        await settle()
-        await answer(runtime, task, elicitation_1="yes")
-        assert (await until_final(runtime, task)).result == {"value": [1, "yes"]}
 
 
 @pytest.mark.parametrize("park_after", [timedelta(0), HOUR], ids=["parked", "in memory"])

@@ -19,7 +19,7 @@ import pytest
 from mcp_tasks.errors import TaskUnreadable
 from mcp_tasks.model import RunStarted, TaskRecord, TaskStatus
 from mcp_tasks.model.machine import InputRequested, RunReleased, StepRecorded
-from mcp_tasks.runtime import Ending, Run, TaskRuntime, ToolPolicy
+from mcp_tasks.runtime import TaskRuntime, ToolPolicy
 from mcp_tasks.runtime.claims import TRIES_TO_LOOK_UP
 from mcp_tasks.runtime.lease import LeaseTimes, new_worker_name
 from mcp_tasks.runtime.sweeps import LONGEST_PAUSE, PER_SWEEP, TROUBLES_BEFORE_THE_END
@@ -39,8 +39,6 @@ from tests.unit.running import (
     PausingStore,
     Seconds,
     Tool,
-    answer,
-    asks,
     at_once,
     create,
     error_type,
@@ -49,13 +47,11 @@ from tests.unit.running import (
     loop_time,
     make_runtime,
     never_ending,
-    ok,
     question,
     running,
     settle,
     started,
     until,
-    until_asking,
     until_final,
 )
 from tests.unit.virtual_time import simulated, time_passes
@@ -156,16 +152,6 @@ async def test_without_start_times_a_process_is_known_by_machine_and_id(monkeypa
             assert [(await as_of_now(runtime, task)).is_final for task in tasks] == [False, True]
 
 
-async def test_tasks_of_a_dead_process_are_recovered_by_the_start_of_another() -> None:
-    runtime = make_runtime(TOOLS)
-    again, once = await claimed_by(runtime, "gone", "again"), await claimed_by(runtime, "gone", "once")
-    await runtime.start()
-    assert (await until_final(runtime, again)).attempt == 2
-    failed = await until_final(runtime, once)
-    assert (failed.status, failed.attempt, error_type(failed)) == (TaskStatus.FAILED, 1, "Interrupted")
-    await runtime.stop()
-
-
 @asynccontextmanager
 async def elsewhere(**options: Any) -> AsyncGenerator[tuple[TaskRuntime, Seconds, TaskRecord]]:
     """A process that watches another one, by a clock that the test moves, and what that one does."""
@@ -237,22 +223,6 @@ async def test_a_process_whose_heartbeat_a_failover_lost_is_waited_for() -> None
         await until(runtime, task, lambda record: record.worker == runtime.worker)
 
 
-async def test_a_task_that_waited_in_a_dead_process_is_started_again_at_once() -> None:
-    async def asking(run: Run) -> Ending:
-        return ok(await run.ask(question("Sure?")))
-
-    store = MemoryStore()
-    async with running(asks, store=store, policy=RERUN) as one:
-        task = await until_asking(one, await launch(one))
-        await one.abandon()
-        async with running(asks, store=store, policy=RERUN) as other:
-            # What else it was doing while it waited, nobody knows.
-            waiting = await until(other, task, lambda record: record.worker == other.worker)
-            assert (waiting.status, waiting.attempt, waiting.lost) == (TaskStatus.INPUT_REQUIRED, 2, 1)
-            await answer(other, waiting, elicitation_1="yes")
-            assert (await until_final(other, task)).result == {"value": "yes"}
-
-
 async def test_a_question_of_a_task_that_may_not_run_again_is_withdrawn_when_it_is_lost() -> None:
     async with running(TOOLS) as runtime:
         task = await claimed_by(runtime, "never heard of", "once")
@@ -296,13 +266,6 @@ async def test_a_lost_run_of_a_task_that_is_not_announced_yet_is_run_again() -> 
         await dying.abandon()
     async with running(at_once, store=store, policy=RERUN) as runtime:
         # Where engines carry ids to other processes, the one that has the call is not the one that died.
-        assert (await until_final(runtime, task)).status is TaskStatus.COMPLETED
-
-
-async def test_a_task_that_was_forgotten_on_its_way_to_the_engine_is_started() -> None:
-    async with running(at_once) as runtime:
-        task = await create(runtime, retention=HOUR)
-        await runtime.janitor.sweep()
         assert (await until_final(runtime, task)).status is TaskStatus.COMPLETED
 
 
@@ -421,15 +384,6 @@ async def test_tasks_of_another_server_in_the_same_store_are_left_alone() -> Non
     async with running(at_once, store=store, namespace="theirs", clock=clock, policy=RERUN) as theirs:
         for task in (waiting, lost):
             assert (await until_final(theirs, task)).status is TaskStatus.COMPLETED
-
-
-async def test_a_process_of_another_server_that_looks_is_no_sign_of_life_or_death_for_us() -> None:
-    store = MemoryStore()
-    async with running(at_once, store=store, namespace="theirs") as theirs:
-        async with running(at_once, store=store, namespace="ours"):
-            pass
-        assert list(await store.workers("theirs")) == [theirs.worker]
-        assert await store.workers("ours") == {}
 
 
 async def test_tasks_of_a_tool_that_this_process_lacks_wait_for_one_that_has_it(

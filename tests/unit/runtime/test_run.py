@@ -8,8 +8,7 @@ import threading
 import time
 import weakref
 from datetime import timedelta
-from decimal import Decimal
-from typing import Any, cast
+from typing import Any
 
 import anyio
 import pytest
@@ -24,7 +23,6 @@ from mcp_tasks.stores import MemoryStore
 from tests.unit.losing import as_of_now
 from tests.unit.running import (
     CLIENT,
-    HOUR,
     ONCE,
     PARKS,
     RERUN,
@@ -250,23 +248,6 @@ async def test_a_run_that_has_ended_is_freed_at_once_and_not_by_the_garbage_coll
             assert [run() for run in runs] == [None]
     finally:
         gc.enable()
-
-
-async def test_what_is_done_beside_a_tool_may_fail_and_ends_with_the_run(caplog: pytest.LogCaptureFixture) -> None:
-    helpers: list[asyncio.Task[None]] = []
-
-    async def fails() -> None:
-        raise RuntimeError("out of paper")
-
-    async def body(run: Run) -> Ending:
-        helpers.extend(run.help(work) for work in (fails(), asyncio.sleep(0), anyio.sleep_forever()))
-        await settle()
-        return ok()
-
-    assert (await ended(body)).status is TaskStatus.COMPLETED
-    await settle()
-    assert [(helper.done(), helper.cancelled()) for helper in helpers] == [(True, False), (True, False), (True, True)]
-    assert [record.levelname for record in caplog.records] == ["ERROR"]
 
 
 # How it is stopped
@@ -544,21 +525,6 @@ async def test_a_report_that_the_store_does_not_take_hurts_nobody_and_what_follo
         numbers.put_nowait(0)
         assert (await until_final(runtime, task)).result == {"value": "precious"}
     assert ("progress is not stored" in caplog.text) is isinstance(failure, TypeError)
-
-
-async def test_progress_that_is_no_json_does_not_keep_the_result_from_being_written() -> None:
-    async def body(run: Run) -> Ending:
-        await run.report(reports(0))
-        await settle()
-        await run.report(Progress(progress=cast(float, Decimal(1))))
-        return ok("precious")
-
-    async def refuse(record: TaskRecord, **options: Any) -> None:
-        if record.progress is not None and isinstance(record.progress.progress, Decimal):
-            raise TypeError("Object of type Decimal is not JSON serializable")
-
-    task = await ended(body, store=MeddledStore(save=refuse), progress_interval=HOUR)
-    assert task.result == {"value": "precious"}
 
 
 @simulated

@@ -11,7 +11,6 @@ from pathlib import Path
 import anyio
 import pytest
 
-from mcp_tasks.engines import InlineEngine
 from mcp_tasks.errors import StoreError, StoreUnavailable, UsageError
 from mcp_tasks.model import TaskStatus
 from mcp_tasks.runtime import Ending, Run
@@ -174,12 +173,6 @@ async def test_a_start_that_fails_while_sweeping_runs_nothing_more() -> None:
     assert [(await as_of_now(runtime, task)).attempt for task in (first, second)] == [0, 0]
 
 
-async def test_with_the_inline_engine_a_task_has_ended_when_it_was_submitted() -> None:
-    async with running(at_once, engine=InlineEngine()) as runtime:
-        task = await launch(runtime)
-        assert (await as_of_now(runtime, task)).status is TaskStatus.COMPLETED
-
-
 # The store's time, by which tasks live
 
 
@@ -332,10 +325,3 @@ async def test_a_process_measures_when_it_opens_the_store_and_every_few_seconds_
     assert store.reads == 6
     said = [record.levelname for record in caplog.records if "could not be read" in record.message]
     assert said == ["DEBUG"] * 2
-
-
-async def test_a_clock_that_is_given_is_used_in_place_of_the_stores() -> None:
-    store = World()
-    async with running(at_once, store=store, clock=lambda: NOON) as runtime:
-        assert runtime.now() == NOON
-    assert store.reads == 0

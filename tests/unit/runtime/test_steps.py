@@ -94,14 +94,6 @@ async def test_a_step_may_be_async_and_a_sync_one_does_not_hold_the_event_loop()
         assert here == late == thread() != there
 
 
-async def test_a_function_may_have_a_parameter_called_name() -> None:
-    def greet(name: str) -> str:
-        return f"Hello, {name}!"
-
-    keywords: dict[str, Any] = {"name": "Ann"}
-    assert await current_task().step("greet", greet, **keywords) == "Hello, Ann!"
-
-
 class OutOfPaper(Exception):
     """An exception of a tool's own."""
 
@@ -287,20 +279,6 @@ async def test_a_value_that_the_store_cannot_keep_fails_its_step_now_and_later()
     assert len(seen) == 2
     assert seen[0] == seen[1]
     assert seen[0].startswith("step 'odd' gave a value that the store cannot keep")
-
-
-async def test_steps_side_by_side_are_all_kept() -> None:
-    def square(number: int) -> int:
-        return number * number
-
-    async def body(run: Run) -> Ending:
-        steps = [current_task().step(f"step {number}", square, number) for number in range(20)]
-        return ok(await asyncio.gather(*steps))
-
-    async with running(body) as runtime:
-        task = await until_final(runtime, await launch(runtime))
-        assert task.result == {"value": [n * n for n in range(20)]}
-        assert len(await runtime.store.journal(task.id)) == 20
 
 
 @pytest.mark.parametrize("fails", [False, True], ids=["done", "failed"])

@@ -81,12 +81,6 @@ async def cancelled(runtime: TaskRuntime, retention: timedelta = HOUR) -> TaskRe
 # By themselves
 
 
-async def test_sweeps_come_by_themselves() -> None:
-    async with process(at_once, policy=RERUN, **PACE) as runtime:
-        task = await claimed_by(runtime, "gone")
-        assert (await until_final(runtime, task)).attempt == 2
-
-
 async def test_a_sweep_that_fails_comes_again(caplog: pytest.LogCaptureFixture) -> None:
     store = FailingStore()
     async with process(at_once, store=store, policy=RERUN, **PACE) as runtime:
@@ -179,19 +173,6 @@ async def test_a_start_does_not_wait_for_expired_tasks_and_sweeps_remove_so_many
     assert max(after - before for before, after in pairwise(seen)) <= SLICE, "others have a turn in between"
 
 
-async def test_what_has_expired_is_forgotten_by_two_processes_at_once() -> None:
-    clock, store = FakeClock(), MemoryStore()
-    options: dict[str, Any] = {"clock": clock, "store": store}
-    async with running(at_once, **options) as one, running(at_once, runs_tools=False, **options) as other:
-        for _ in range(BATCH + 10):
-            await cancelled(one)
-        clock.advance(HOUR)
-        async with anyio.create_task_group() as group:
-            group.start_soon(one.janitor.sweep)
-            group.start_soon(other.janitor.sweep)
-        assert not (await store.list("", EVERYBODY, now=clock())).records
-
-
 @pytest.mark.parametrize("trouble", ["fail", "hang"])
 async def test_what_has_expired_is_forgotten_though_other_sweeps_do_not_work_and_the_lease_is_lost(
     trouble: str,
@@ -208,14 +189,6 @@ async def test_what_has_expired_is_forgotten_though_other_sweeps_do_not_work_and
         clock.advance(HOUR)
         await time_passes(30)
         assert await store.versions([task.id for task in tasks]) == {}
-        store.before.clear()
-
-
-async def test_a_process_starts_though_what_an_earlier_one_left_cannot_be_looked_at() -> None:
-    store = MeddledStore()
-    await store.heartbeat("gone", namespace="")
-    store.refuse(StoreUnavailable("no memory left"), "workers", "hand_out", "queued")
-    async with running(TOOLS, store=store, runs_tools=False):
         store.before.clear()
 
 
@@ -335,19 +308,6 @@ async def test_a_queue_behind_a_busy_fleet_is_not_submitted_again_and_again() ->
         # Idle for half a minute, then with pauses that double: at 30, 60, 120, 240 and 480 seconds. The other process
         # has a page of them in line by then, and is not handed more.
         assert [engine.submits["again"] for engine in engines] == [150 * 5, BATCH]
-
-
-async def test_what_one_process_has_in_line_is_taken_by_another_that_has_room() -> None:
-    store = MemoryStore()
-    async with process(never_ending, store=store, concurrency=1, **PACE) as busy:
-        for _ in range(4):
-            await start(busy)
-        async with process(never_ending, store=store, concurrency=10, **PACE) as idle:
-            await time_passes(2)
-            assert len(idle.runs()) == 3
-            task = await start(busy)
-            await time_passes(2)
-            assert idle.has(task)
 
 
 async def test_catching_up_reads_nothing_while_nothing_could_be_started() -> None:

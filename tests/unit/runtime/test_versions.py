@@ -20,7 +20,6 @@ from mcp_tasks.stores import MemoryStore
 from tests.unit.running import (
     HOUR,
     PARKS,
-    REQUEST,
     SECOND,
     Finished,
     answer,
@@ -118,19 +117,6 @@ async def test_a_version_that_starts_over_does_everything_again(
     assert "(tool) starts over in run 2: its tool is another version than it was" in caplog.text
 
 
-async def test_what_was_done_since_the_start_over_is_found_again() -> None:
-    store, work = MemoryStore(), Work()
-    task = await parked(store, work)
-    second = work.body("2", asks="Really?", first="another")
-    async with version(store, second, "2", "restart") as runtime:
-        await answer(runtime, task, elicitation_1="yes")
-        await until_parked(runtime, task, "elicitation-2")
-    async with version(store, second, "2", "restart") as runtime:
-        await answer(runtime, task, elicitation_2="yes")
-        assert (await until_final(runtime, task)).result == {"value": ["2", "yes"]}
-    assert work.done == ["first 1", "another 2", "second 2"]
-
-
 async def test_open_questions_and_progress_are_gone_once_a_run_has_started_over() -> None:
     store, gate = MemoryStore(), anyio.Event()
 
@@ -180,32 +166,6 @@ async def test_a_task_that_never_began_has_no_other_version(on_other: OnOtherVer
         await answer(runtime, task, elicitation_1="yes")
         assert (await until_final(runtime, task)).result == {"value": ["2", "yes"]}
     assert work.done == ["first 2", "second 2"]
-
-
-async def test_a_task_that_was_made_and_could_not_begin_has_no_other_version() -> None:
-    work = Work()
-    async with version(MemoryStore(), work.body("2"), "2", "fail") as runtime:
-        policy_of = runtime.policy
-
-        async def broken(method: str, name: str) -> ToolPolicy | None:
-            raise RuntimeError("not now")
-
-        runtime.policy = broken
-        task = await runtime.launch(REQUEST, owner=None, retention=None)
-        await until(runtime, task, lambda record: record.worker is None)
-        runtime.policy = policy_of
-        await runtime.janitor.sweep()
-        assert (await until_asking(runtime, task)).tool_version == "2"
-
-
-@pytest.mark.parametrize("on_other", ["continue", "restart", "fail"])
-async def test_the_same_version_goes_on_whatever_becomes_of_others(on_other: OnOtherVersion) -> None:
-    store, work = MemoryStore(), Work()
-    task = await parked(store, work)
-    async with version(store, work.body("1"), "1", on_other) as runtime:
-        await answer(runtime, task, elicitation_1="yes")
-        assert (await until_final(runtime, task)).result == {"value": ["1", "yes"]}
-    assert [entry.kind for entry in await store.journal(task.id)] == ["step", "ask", "answer", "done", "step"]
 
 
 # Replays that do not fit

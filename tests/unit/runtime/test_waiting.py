@@ -130,15 +130,6 @@ async def test_with_too_many_waiting_in_memory_a_run_leaves_it_at_once_or_keeps_
         assert (await until_final(runtime, working)).status is TaskStatus.COMPLETED
 
 
-async def test_a_seat_in_memory_is_given_back_with_the_end_of_the_wait_or_of_the_run() -> None:
-    async with running({"asks": Tool(asks), "work": Tool(at_once)}, concurrency=1, max_waiting_runs=1) as runtime:
-        for end in (answer, cancel, answer):
-            waiting = await until_asking(runtime, await launch(runtime, "asks"))
-            assert (await until_final(runtime, await launch(runtime, "work"))).status is TaskStatus.COMPLETED
-            await (end(runtime, waiting, elicitation_1="yes") if end is answer else cancel(runtime, waiting))
-            await settle()
-
-
 async def test_a_process_that_stops_parks_what_only_waits_and_is_not_held_up_by_it() -> None:
     begun = loop_time()
     async with running({"asks": Tool(asks, RERUN), "both": Tool(_body_of(_gathers), RERUN)}) as runtime:
