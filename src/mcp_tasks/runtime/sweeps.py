@@ -434,9 +434,13 @@ class Recovery:
 
     async def _retire(self, worker: str) -> None:
         """Forget a dead process. It stays known for as long as it has a task that could not be recovered."""
-        if not (await self._runtime.store.claimed(worker, limit=1)).ids:
-            await end_children_of(worker)
-            await self._runtime.store.retire(worker)
+        store = self._runtime.store
+        if (await store.claimed(worker, limit=1)).ids:
+            return
+        await end_children_of(worker)
+        # It may be back by now: without its heartbeat it would seem to have signed off.
+        if self._watch.is_unchanged(worker, await store.workers(self._runtime.namespace)):
+            await store.retire(worker)
 
     async def _claimed_by_us(self) -> list[str]:
         claimed: list[str] = []

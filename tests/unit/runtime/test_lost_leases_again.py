@@ -1,11 +1,12 @@
-"""What becomes of tasks whose runs end, or are made, while their process takes up its tasks again after it had lost its
-lease: simulated time, the usual settings."""
+"""A process that had lost its lease and is back: what becomes of tasks whose runs end, or are made, while it takes up
+its tasks again, and how others see it. Simulated time, the usual settings."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
+from datetime import timedelta
 from typing import Any
 
 import anyio
@@ -14,8 +15,10 @@ import pytest
 from mcp_tasks.errors import StoreUnavailable
 from mcp_tasks.model import TaskRecord, TaskStatus
 from mcp_tasks.runtime import Ending, Run, Settings, TaskRuntime
+from mcp_tasks.runtime.lease import LeaseTimes, Watch
 from mcp_tasks.stores import MemoryStore
-from tests.unit.running import RERUN, Tool, launch, ok, running, settle, until, until_final
+from mcp_tasks.stores.base import IdPage
+from tests.unit.running import RERUN, Seconds, Tool, launch, ok, running, settle, until, until_final
 from tests.unit.virtual_time import SIMULATED, time_passes
 
 pytestmark = pytest.mark.anyio
@@ -147,3 +150,126 @@ async def test_a_task_whose_claim_is_made_while_others_are_taken_up_again_is_run
         release.goes_on.set()
         await ends_soon(runtime, slow)
         await ends_soon(runtime, other)
+
+
+# Those that are back, as others see them
+
+TIMES = LeaseTimes.of(USUAL.lease_duration, USUAL.sweeps_every(remote=False))
+SECOND = timedelta(seconds=1)
+
+
+class Seen:
+    """How one process sees another, given its heartbeats; None where it has neither a heartbeat nor a task."""
+
+    def __init__(self) -> None:
+        self._clock = Seconds()
+        self._watch = Watch(TIMES, clock=self._clock)
+
+    def is_dead(self, beats: int | None) -> bool:
+        """Whether it counts as dead a second after the last look."""
+        self._clock.advance(SECOND)
+        heartbeats = {} if beats is None else {"elsewhere": beats}
+        return bool(self._watch.dead(heartbeats, asked=self._clock()))
+
+
+def test_a_process_whose_heartbeat_was_lost_while_it_had_no_task_is_waited_for() -> None:
+    other = Seen()
+    for beats in (7, None, None):
+        assert not other.is_dead(beats)
+    # It claims a task before it sends the next one.
+    for beats in (0, 0, 8):
+        assert not other.is_dead(beats)
+
+
+def test_a_process_whose_heartbeat_was_lost_and_that_sends_none_is_dead_after_two_heartbeats() -> None:
+    other = Seen()
+    for beats in (7, None, 0):
+        assert not other.is_dead(beats)
+    seconds = next(seconds for seconds in range(1, 100) if other.is_dead(0))
+    assert seconds == 2 * TIMES.heartbeat
+
+
+def test_a_process_that_was_not_there_for_a_lease_is_dead_at_once() -> None:
+    other = Seen()
+    other.is_dead(7)
+    for _ in range(int(USUAL.lease_duration.total_seconds())):
+        other.is_dead(None)
+    assert other.is_dead(0)
+
+
+class Back(MemoryStore):
+    """The tasks of a worker are looked up, or it is forgotten, just when it is back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before_claimed: Callable[[], Awaitable[None]] | None = None
+        self.before_retire: Callable[[], Awaitable[None]] | None = None
+
+    async def claimed(self, worker: str, *, cursor: str | None = None, limit: int) -> IdPage:
+        if self.before_claimed is not None and worker == "elsewhere":
+            before, self.before_claimed = self.before_claimed, None
+            await before()
+        return await super().claimed(worker, cursor=cursor, limit=limit)
+
+    async def retire(self, worker: str) -> None:
+        before, self.before_retire = self.before_retire, None
+        if before is not None:
+            await before()
+        await super().retire(worker)
+
+
+def observing(store: MemoryStore) -> AbstractAsyncContextManager[TaskRuntime]:
+    """A process that runs nothing, and sees who is alive."""
+    return running(
+        work_until_stopped,
+        store=store,
+        policy=RERUN,
+        runs_tools=False,
+        monotonic=lambda: asyncio.get_running_loop().time(),
+        uptime=lambda: asyncio.get_running_loop().time(),
+        lease_duration=USUAL.lease_duration,
+        sweep_interval=USUAL.sweep_interval,
+    )
+
+
+async def test_a_worker_that_is_back_before_it_is_forgotten_keeps_its_heartbeat() -> None:
+    store = Back()
+
+    async def is_back() -> None:
+        await store.heartbeat("elsewhere", namespace="")
+
+    async with observing(store) as observer:
+        await store.heartbeat("elsewhere", namespace="")
+        store.before_claimed = is_back
+        with anyio.fail_after(LONG):
+            while store.before_claimed is not None:
+                await time_passes(observer.sweep_interval.total_seconds())
+        assert await store.workers("") == {"elsewhere": 2}
+
+
+async def test_what_a_worker_claims_that_is_back_just_as_it_is_forgotten_is_not_taken_from_it() -> None:
+    store = Back()
+    async with (
+        observing(store) as observer,
+        running(
+            work_until_stopped,
+            store=store,
+            policy=RERUN,
+            uptime=lambda: asyncio.get_running_loop().time(),
+            lease_duration=USUAL.lease_duration,
+        ) as worker,
+    ):
+        worker.stop_keeping_lease()
+        store.before_retire = worker.lease.renew
+        with anyio.fail_after(LONG):
+            while store.before_retire is not None:
+                await time_passes(0.1)
+        # It may claim tasks: its lease is good, and its next heartbeat is not due yet.
+        await time_passes(observer.sweep_interval.total_seconds() * 1.5)
+        task = await until(worker, await launch(worker), lambda record: record.worker is not None)
+        assert await store.workers("") == {worker.worker: 0}
+        await time_passes(TIMES.heartbeat - observer.sweep_interval.total_seconds() * 1.5)
+        await worker.lease.renew()
+        await time_passes(TIMES.heartbeat)
+        record = await observer.find(task.id)
+        assert (record.worker, record.attempt, record.lost) == (worker.worker, 1, 0)
