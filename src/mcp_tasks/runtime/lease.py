@@ -408,6 +408,7 @@ class Watch:
         self._heartbeats: dict[str, int] = {}
         self._silent: dict[str, float] = {}
         self._seen_alive: set[str] = set()
+        self._missing: dict[str, float] = {}
 
     def now(self) -> float:
         """The time on the clock of the watch."""
@@ -424,7 +425,14 @@ class Watch:
             for worker, count in heartbeats.items()
         }
         self._heartbeats = dict(heartbeats)
+        # A worker that has no task and whose heartbeat is lost is not there at all, until it claims one or sends the
+        # next. It is remembered for as long as it may do so.
+        self._missing = {
+            worker: self._missing[worker] + step if worker in self._missing else 0.0
+            for worker in self._seen_alive - heartbeats.keys()
+        }
         self._seen_alive = {worker for worker, count in heartbeats.items() if count or worker in self._seen_alive}
+        self._seen_alive |= {worker for worker, seconds in self._missing.items() if seconds < self._times.takeover}
         return [worker for worker, count in heartbeats.items() if self._is_dead(worker, count)]
 
     def is_unchanged(self, worker: str, heartbeats: dict[str, int]) -> bool:
@@ -435,7 +443,8 @@ class Watch:
         limit = self._times.takeover
         if count == 0:
             # One without a heartbeat has signed off: it sends one before it claims anything. A failover may also have
-            # lost the heartbeat. Then the next one shows that the worker lives.
+            # lost the heartbeat, or a process removed it that found the worker dead just before it was back. Then the
+            # next one shows that the worker lives.
             limit = 2 * self._times.heartbeat if worker in self._seen_alive else 0.0
         return self._silent[worker] >= limit or is_gone(worker)
 

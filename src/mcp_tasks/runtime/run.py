@@ -814,9 +814,11 @@ class Run:
     async def execute(self, body: Body) -> None:
         """Run the tool and write down how it ended."""
         try:
-            # Lost while the task was being claimed: it is given up with the others, and its tool never begins.
             await self._host.lease.make_sure()
-            if self._host.lease.is_valid and self.life.counts:
+            if not self._host.lease.is_valid:
+                # Lost while the task was being claimed: it is given up with the others, and its tool never begins.
+                self.lost_lease = True
+            elif self.life.counts:
                 await self._execute(body)
         finally:
             await self.recording.end()

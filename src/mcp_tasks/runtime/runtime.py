@@ -540,8 +540,7 @@ class TaskRuntime:
                 self.claims.end(task_id)
                 self.made_room(run.policy)
                 # Also when the run ends with a cancellation of its own.
-                if run.lost_lease and self.lease.is_valid:
-                    # It ended only after the lease was renewed. The other tasks were taken up then.
+                if run.lost_lease:
                     await self.janitor.recovery.ended_late(task_id)
         except StoreUnavailable as exc:
             # The record is as it was, or says who has it; the janitor will come by.

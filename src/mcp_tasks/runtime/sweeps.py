@@ -341,7 +341,8 @@ class Recovery:
         self._watch = Watch(runtime.lease_times, clock=runtime.monotonic)
         self._cursors: dict[str, str] = {}
         self._orphans: set[str] = set()
-        self._ended_late: set[str] = set()
+        # In the order in which they ended.
+        self._ended_late: dict[str, None] = {}
         self.is_behind: bool = False
         """Whether there is more to recover than one sweep does."""
         self.has_workers: bool = True
@@ -373,10 +374,11 @@ class Recovery:
         await self.sweep()
 
     async def ended_late(self, task_id: str) -> None:
-        """Give up a task whose run was stopped with the lease, and ended only after the lease was renewed. If the store
-        is not available, the next sweep tries again."""
-        self._ended_late.add(task_id)
-        await self._release_ended_late()
+        """Give up a task whose run was stopped with the lease: with the others, or at once if it ended only after the
+        lease was renewed. If the store is not available, the next sweep tries again."""
+        self._ended_late[task_id] = None
+        if self._runtime.lease.is_valid:
+            await self._release_ended_late()
 
     async def _release_ended_late(self) -> None:
         if not self._ended_late:
@@ -386,7 +388,7 @@ class Recovery:
         for task_id in tuple(self._ended_late):
             if not self._runtime.has(task_id):
                 await self._recover_own(task_id)
-            self._ended_late.discard(task_id)
+            self._ended_late.pop(task_id, None)
 
     async def release_orphans(self) -> None:
         """Give up tasks that are ours and that nothing here runs. There should be none; this is in case there are."""
@@ -399,9 +401,14 @@ class Recovery:
 
     async def take_up(self) -> None:
         """Give up at once what is ours and does not run here any more: its runs were stopped with the lease."""
-        for task_id in await self._claimed_by_us():
-            if not self._runtime.has(task_id):
-                await self._recover_own(task_id)
+        # Whatever ended before this and is still ours is found here.
+        self._ended_late.clear()
+        claimed = await self._claimed_by_us()
+        self._ended_late.update((task_id, None) for task_id in claimed if not self._runtime.has(task_id))
+        # Some may end meanwhile. With the last one given up the lease is good again, and no turn of the event loop is
+        # between the two.
+        while self._ended_late:
+            await self._release_ended_late()
 
     async def _recover_all(self, worker: str, left: int) -> int:
         """Recover up to `left` tasks of a dead process, and how many more may be recovered in this sweep."""
@@ -427,9 +434,13 @@ class Recovery:
 
     async def _retire(self, worker: str) -> None:
         """Forget a dead process. It stays known for as long as it has a task that could not be recovered."""
-        if not (await self._runtime.store.claimed(worker, limit=1)).ids:
-            await end_children_of(worker)
-            await self._runtime.store.retire(worker)
+        store = self._runtime.store
+        if (await store.claimed(worker, limit=1)).ids:
+            return
+        await end_children_of(worker)
+        # It may be back by now: without its heartbeat it would seem to have signed off.
+        if self._watch.is_unchanged(worker, await store.workers(self._runtime.namespace)):
+            await store.retire(worker)
 
     async def _claimed_by_us(self) -> list[str]:
         claimed: list[str] = []
