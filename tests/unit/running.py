@@ -313,6 +313,7 @@ VERBS = frozenset(
 )
 
 Meddle: TypeAlias = Callable[..., Awaitable[object]]
+Meant: TypeAlias = Callable[[TaskRecord, Sequence[JournalEntry]], object]
 
 
 class MeddledStore(MemoryStore):
@@ -345,17 +346,36 @@ class MeddledStore(MemoryStore):
 
         return call
 
-    def refuse(self, failure: Exception, *verbs: str, times: float = math.inf) -> None:
-        """Fail in these verbs, or in all, that often."""
+    def refuse(
+        self,
+        failure: Exception,
+        *verbs: str,
+        times: float = math.inf,
+        when: Meant = lambda record, entries: True,
+    ) -> None:
+        """Fail in these verbs, or in all, that often, when the record and the entries are meant."""
         left = times
 
-        async def fail(*args: Any, **options: Any) -> None:
+        async def fail(record: Any = None, *args: Any, **options: Any) -> None:
             nonlocal left
-            if left > 0:
+            if left > 0 and when(record, options.get("entries", ())):
                 left -= 1
                 raise failure
 
         self.before |= dict.fromkeys(verbs or VERBS - {"open", "close"}, fail)
+
+
+class Held:
+    """Lets one call of a store wait: the next one whose record, and the entries written with it, are meant."""
+
+    def __init__(self, is_meant: Meant = lambda record, entries: True) -> None:
+        self.came, self.goes_on = anyio.Event(), anyio.Event()
+        self._is_meant = is_meant
+
+    async def __call__(self, record: Any, *args: Any, **options: Any) -> None:
+        if not self.came.is_set() and self._is_meant(record, options.get("entries", ())):
+            self.came.set()
+            await self.goes_on.wait()
 
 
 class PausingStore(MemoryStore):

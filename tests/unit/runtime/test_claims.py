@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections import Counter, defaultdict
 from collections.abc import Coroutine
@@ -29,6 +28,7 @@ from tests.unit.running import (
     RERUN,
     SECOND,
     FailingStore,
+    Held,
     MeddledStore,
     PausingStore,
     Seconds,
@@ -328,24 +328,20 @@ async def test_a_task_whose_claim_came_to_nothing_is_left_to_the_process_that_cl
 
 
 async def test_a_task_that_is_cancelled_while_its_request_is_read_never_begins() -> None:
-    reading, go_on, begun = asyncio.Event(), asyncio.Event(), list[str]()
+    hold, begun = Held(), list[str]()
 
     async def noted(run: Run) -> Ending:
         begun.append(run.record.id)
         return ok()
 
-    async def wait(task_id: str) -> None:
-        reading.set()
-        await go_on.wait()
-
-    async with running(noted, store=MeddledStore(request=wait), policy=RERUN) as runtime:
+    async with running(noted, store=MeddledStore(request=hold), policy=RERUN) as runtime:
         task = await launch(runtime)
-        await reading.wait()
+        await hold.came.wait()
         # However long it takes, the task is nobody's: it is not found as claimed and not run.
         for _ in range(2):
             await runtime.janitor.recovery.release_orphans()
         await cancel(runtime, await as_of_now(runtime, task))
-        go_on.set()
+        hold.goes_on.set()
         await settle()
         assert ((await as_of_now(runtime, task)).status, begun) == (TaskStatus.CANCELLED, [])
 

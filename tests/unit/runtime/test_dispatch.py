@@ -25,12 +25,11 @@ from mcp_tasks.runtime.sweeps import IDLE_FOR_LONG
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.stores.base import Ready
 from mcp_tasks.stores.sqlite import SqliteStore
-from mcp_tasks.testing import make_record, make_request
+from mcp_tasks.testing import make_record
 from mcp_tasks.testing.engine_suite import EngineSuite
 from tests.unit.carrying import Broker, carrying_engine
 from tests.unit.losing import sweep_for
 from tests.unit.running import (
-    LIMIT,
     PARKS,
     RERUN,
     SECOND,
@@ -216,58 +215,9 @@ async def test_higher_priorities_are_started_first(fleet: Fleet) -> None:
     assert fleet.started[:2] == [task.id for task in urgent]
 
 
-MANY = 250
-
-
-class Started:
-    """Notes in which order tasks begin, and ends each at once."""
-
-    def __init__(self) -> None:
-        self.ids: list[str] = []
-        self._one_more = anyio.Event()
-
-    async def body(self, run: Run) -> Ending:
-        self.ids.append(run.record.id)
-        self._one_more.set()
-        return ok()
-
-    async def all_of(self, count: int) -> list[str]:
-        """The ids in order, once so many have begun."""
-        with anyio.fail_after(LIMIT):
-            while len(self.ids) < count:
-                self._one_more = anyio.Event()
-                await self._one_more.wait()
-        return self.ids
-
-
-async def left_behind(store: SqliteStore, *records: TaskRecord) -> None:
-    """Tasks that another process made, and had no room for."""
-    async with anyio.create_task_group() as group:
-        for record in records:
-            group.start_soon(store.create, record, make_request(name="tool"))
-
-
 def task(number: int, **fields: Any) -> TaskRecord:
     made = real_clock() + timedelta(microseconds=number)
     return make_record(**{"name": "tool", "created_at": made, "retention": None, **fields})
-
-
-@pytest.mark.slow
-async def test_of_many_tasks_in_a_file_a_process_takes_what_is_next_by_priority_and_owner_of_its_queues(
-    tmp_path: Path,
-) -> None:
-    store, begun = SqliteStore(tmp_path / "tasks.db"), Started()
-    await store.open()
-    many = [task(number, owner="alice", queue="gpu" if number % 2 else "default") for number in range(2 * MANY)]
-    await left_behind(
-        store, *many, task(2 * MANY, id="bob's", owner="bob"), task(2 * MANY, id="urgent", owner="x", priority=5)
-    )
-    async with running(begun.body, store=SqliteStore(store.path), engine=LocalEngine(1), queues=["default"]):
-        ids = await begun.all_of(10)
-    assert ids[0] == "urgent"
-    assert "bob's" in ids[1:3]
-    assert (await store.backlog("", real_clock()))["gpu"].ready == MANY
-    await store.close()
 
 
 def test_a_worker_takes_a_tool_from_its_own_queue_and_from_those_that_no_tool_has() -> None:

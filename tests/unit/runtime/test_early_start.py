@@ -9,7 +9,6 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import timedelta
-from functools import partial
 from typing import Any
 
 import anyio
@@ -17,10 +16,9 @@ import pytest
 
 from mcp_tasks.engines import Engine, LocalEngine
 from mcp_tasks.errors import StoreUnavailable, ValueNotStorable
-from mcp_tasks.model import Progress, RunStarted, TaskRecord, TaskRequest, TaskStatus
-from mcp_tasks.model.machine import RunCompleted, TaskCreated
+from mcp_tasks.model import Progress, TaskRecord, TaskRequest, TaskStatus
 from mcp_tasks.model.record import Outcome
-from mcp_tasks.runtime import Ending, Run, TaskChange, TaskRuntime, ToolPolicy, current_task
+from mcp_tasks.runtime import Ending, Run, TaskRuntime, ToolPolicy, current_task
 from mcp_tasks.stores import MemoryStore
 from tests.unit.carrying import Broker, carrying_engine
 from tests.unit.losing import as_of_now
@@ -292,7 +290,7 @@ async def test_a_step_is_not_begun_before_its_task_is_written() -> None:
 
     async def body(run: Run) -> Ending:
         await run.report(Progress(progress=1, total=1))
-        await run.step("one", partial(asyncio.to_thread, done.append, "step"))
+        await current_task().step("one", lambda: done.append("step"))
         return ok()
 
     async with being_written(Work(body)) as (runtime, store, starting):
@@ -502,13 +500,3 @@ async def test_a_server_that_stops_meanwhile_leaves_all_of_the_task_or_nothing(t
             assert (record.status, record.worker, outcome) == (TaskStatus.WORKING, None, None)
         else:
             assert (record.status, outcome) == (TaskStatus.COMPLETED, Outcome(body=b'{"value":"in the end"}'))
-
-
-async def test_observers_are_told_in_order_and_who_did_what() -> None:
-    told: list[TaskChange] = []
-    async with known(Work(), observers=[told.append]) as (runtime, _):
-        task = await start(runtime)
-    changes = [change for change in told if change.task.id == task.id]
-    assert [type(change.event) for change in changes] == [TaskCreated, RunStarted, RunCompleted]
-    assert [change.task.version for change in changes] == [1, 2, 3]
-    assert [change.actor.kind for change in changes] == ["client", "client", "run"]

@@ -18,7 +18,6 @@ import anyio
 import pytest
 
 from harness.waiting import eventually
-from mcp_tasks.engines import LocalEngine
 from mcp_tasks.errors import StoreUnavailable, TaskUnreadable
 from mcp_tasks.model import Progress, TaskRecord, TaskRequest, TaskStatus
 from mcp_tasks.runtime import Body, Ending, Run, TaskRuntime
@@ -31,11 +30,11 @@ from tests.unit.running import (
     HOUR,
     REQUEST,
     DeafStore,
+    Held,
     MeddledStore,
     asks,
     at_once,
     cancel,
-    create,
     launch,
     never_ending,
     opened_by,
@@ -66,16 +65,6 @@ class CountingFile(SqliteStore):
         return await super().get(task_id)
 
 
-async def until_heard(here: TaskRuntime, there: TaskRuntime) -> None:
-    """Return when one process has heard of all that another wrote so far, and has made of it what it does."""
-    last = await create(there)
-    with anyio.fail_after(5), here.hints.listen([last.id]) as hints:
-        # Hints come in order.
-        await there.cancel(last, "enough", actor=CLIENT)
-        await anext(aiter(hints))
-    await settle()
-
-
 A_FEW_LOOKS = 0.4
 
 
@@ -93,20 +82,6 @@ async def test_a_task_that_does_not_find_room_where_it_is_made_is_started_by_ano
         for _ in range(5):
             ended = await until_final(idle, await start(busy))
             assert (ended.status, ended.attempt) == (TaskStatus.COMPLETED, 1)
-
-
-async def test_what_a_process_wrote_itself_it_does_not_look_at_again(path: Path) -> None:
-    store, engine = CountingFile(path), LocalEngine()
-    async with (
-        running(at_once, store=store, engine=engine) as runtime,
-        running(at_once, store=SqliteStore(path), runs_tools=False) as other,
-    ):
-        for _ in range(20):
-            await cancel(runtime, await start(runtime))
-        await eventually(lambda: engine.is_idle)
-        before = len(store.reads)
-        await until_heard(runtime, other)
-        assert len(set(store.reads[before:])) <= 1, "only what the other process wrote"
 
 
 class LateFile(CountingFile):
@@ -133,22 +108,9 @@ async def test_what_a_process_is_writing_it_does_not_look_at_either(path: Path) 
         assert store.reads == before
 
 
-def held(status: TaskStatus, failure: Exception | None = None) -> tuple[MeddledStore, anyio.Event, anyio.Event]:
-    """A store that lets the next write of that status wait; when one waits, and may go on, to fail maybe."""
-    waits, goes_on = anyio.Event(), anyio.Event()
-
-    async def wait(record: TaskRecord, **options: Any) -> None:
-        if record.status is status and not waits.is_set():
-            waits.set()
-            await goes_on.wait()
-            if failure is not None:
-                raise failure
-
-    return MeddledStore(save=wait), waits, goes_on
-
-
 async def test_listeners_hear_of_a_change_that_came_before_one_of_their_own_process() -> None:
-    (store, waits, goes_on), may_end = held(TaskStatus.COMPLETED), anyio.Event()
+    hold, may_end = Held(lambda record, _: record.status is TaskStatus.COMPLETED), anyio.Event()
+    store = MeddledStore(save=hold)
     async with (
         running(opened_by(may_end), store=store, look_interval=HOUR) as runtime,
         running(at_once, store=store, runs_tools=False) as other,
@@ -157,16 +119,23 @@ async def test_listeners_hear_of_a_change_that_came_before_one_of_their_own_proc
         await settle()
         with runtime.hints.listen([task.id]) as hints, anyio.fail_after(5):
             may_end.set()
-            await waits.wait()
+            await hold.came.wait()
             cancelled = await cancel(other, task)
             await settle()
-            goes_on.set()
+            hold.goes_on.set()
             assert await anext(hints) == Hint(task.id, cancelled.version)
         assert (await until_final(runtime, task)).status is TaskStatus.CANCELLED
 
 
 async def test_a_run_hears_of_a_change_that_came_before_one_that_failed() -> None:
-    store, waits, goes_on = held(TaskStatus.CANCELLED, StoreUnavailable("the disk is full"))
+    hold, store = Held(), MeddledStore()
+
+    async def fails_late(record: TaskRecord, **options: Any) -> None:
+        if record.status is TaskStatus.CANCELLED and not hold.came.is_set():
+            await hold(record)
+            raise StoreUnavailable("the disk is full")
+
+    store.before["save"] = fails_late
     async with (
         running(never_ending, store=store, look_interval=HOUR) as runtime,
         running(never_ending, store=store, runs_tools=False) as other,
@@ -174,28 +143,23 @@ async def test_a_run_hears_of_a_change_that_came_before_one_that_failed() -> Non
         task = await start(runtime)
         await settle()
         cancelling = asyncio.create_task(cancel(runtime, task))
-        await waits.wait()
+        await hold.came.wait()
         await cancel(other, task)
         await settle()
         assert runtime.runs()
-        goes_on.set()
+        hold.goes_on.set()
         await eventually(lambda: not runtime.runs())
         assert isinstance(await asyncio.gather(cancelling, return_exceptions=True), list)
 
 
 async def test_a_run_hears_of_a_change_that_came_after_one_of_its_own_that_it_has_not_been_told_of() -> None:
-    store, made, says_so, stopped = MeddledStore(), anyio.Event(), anyio.Event(), anyio.Event()
+    hold, store, stopped = Held(lambda saved, _: saved.progress is not None), MeddledStore(), anyio.Event()
 
     async def reporting(run: Run) -> Ending:
         await run.report(Progress(progress=1))
         return await telling(stopped)(run)
 
-    async def late(saved: TaskRecord, *args: Any, **options: Any) -> None:
-        if saved.progress is not None and not made.is_set():
-            made.set()
-            await says_so.wait()
-
-    store.after["save"] = late
+    store.after["save"] = hold
     async with (
         running(reporting, store=store, look_interval=HOUR, progress_interval=timedelta(milliseconds=1)) as runtime,
         running(never_ending, store=store, runs_tools=False) as other,
@@ -203,10 +167,10 @@ async def test_a_run_hears_of_a_change_that_came_after_one_of_its_own_that_it_ha
         await settle()
         task = await start(runtime)
         with anyio.fail_after(5):
-            await made.wait()
+            await hold.came.wait()
             await cancel(other, await as_of_now(other, task))
             await settle()
-            says_so.set()
+            hold.goes_on.set()
             await stopped.wait()
 
 
@@ -321,7 +285,7 @@ async def test_hints_that_end_are_listened_to_again(caplog: pytest.LogCaptureFix
 
 
 async def test_what_a_run_writes_while_the_store_is_being_asked_is_no_news() -> None:
-    asked, answers, reports, reported = (anyio.Event() for _ in range(4))
+    hold, reports, reported = Held(), anyio.Event(), anyio.Event()
 
     async def reporting(run: Run) -> Ending:
         await reports.wait()
@@ -329,19 +293,15 @@ async def test_what_a_run_writes_while_the_store_is_being_asked_is_no_news() -> 
         reported.set()
         return await never_ending(run)
 
-    async def late(*args: Any) -> None:
-        asked.set()
-        await answers.wait()
-
     store = MeddledStore()
     async with one_run(store, reporting) as (runtime, _):
-        store.after["versions"] = late
+        store.after["versions"] = hold
         looking = asyncio.create_task(runtime.lookout.look())
-        await asked.wait()
+        await hold.came.wait()
         reports.set()
         await reported.wait()
         store.calls.clear()
-        answers.set()
+        hold.goes_on.set()
         await looking
         assert store.calls["get"] == 0
 

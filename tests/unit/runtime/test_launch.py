@@ -25,6 +25,7 @@ from tests.unit.running import (
     HOUR,
     PARKS,
     REQUEST,
+    Held,
     MeddledStore,
     Seconds,
     Tool,
@@ -49,8 +50,8 @@ pytestmark = pytest.mark.anyio
 QUESTION = {"inputRequests": {"name": {"method": "elicitation/create"}}}
 
 
-async def start(runtime: TaskRuntime, **options: Any) -> TaskRecord:
-    return await runtime.launch(REQUEST, **{"owner": None, "retention": None, **options})
+async def start(runtime: TaskRuntime, owner: str | None = None, **options: Any) -> TaskRecord:
+    return await runtime.launch(REQUEST, owner=owner, retention=None, **options)
 
 
 async def asks_on_call(run: Run) -> Ending:
@@ -215,33 +216,28 @@ async def test_who_comes_for_a_task_that_is_there_needs_no_room_for_one_where_th
                 await start(runtime, key="mine")
 
 
-@pytest.mark.parametrize("room", [100_000, 80_000], ids=["for both", "for one"])
+@pytest.mark.parametrize("room", [100_000, 85_000], ids=["for both", "for one"])
 async def test_results_that_are_being_written_take_room_but_never_twice(room: int) -> None:
     """The store has the first, and its process has not heard so yet: it seems to be there and on its way as well."""
-    written, may_go_on, sizes = anyio.Event(), anyio.Event(), {"first": 40_000, "second": 50_000}
+    sizes = {"first": 40_000, "second": 50_000}
 
     async def body(run: Run) -> Ending:
         return ok("x" * sizes[run.request.name])
 
-    async def hold(saved: TaskRecord, *args: Any, **options: Any) -> None:
-        if saved.is_final and not written.is_set():
-            written.set()
-            await may_go_on.wait()
-
     store = MeddledStore()
-    store.after["save"] = hold
+    store.after["save"] = hold = Held(lambda saved, _: saved.is_final)
     tools = {name: Tool(body) for name in sizes}
     limits, monotonic = Limits(owner_stored_bytes=room), Seconds()
     async with running(tools, store=store, limits=limits, monotonic=monotonic) as runtime:
         first, second = [replace(REQUEST, name=name) for name in sizes]
         first = await runtime.launch(first, owner="ann", retention=None)
-        await written.wait()
+        await hold.came.wait()
         monotonic.advance(HOUR)
         second = await runtime.launch(second, owner="ann", retention=None)
         await settle()
         is_early = (await as_of_now(runtime, second)).is_final
-        may_go_on.set()
-        assert not is_early
+        hold.goes_on.set()
+        assert is_early is (room == 85_000), "it waits where there is room as soon as the first is counted once"
         assert (await until_final(runtime, first)).status is TaskStatus.COMPLETED
         ended = await until_final(runtime, second)
         assert error_type(ended) == (None if room == 100_000 else "LimitExceeded")
@@ -270,41 +266,26 @@ async def test_a_task_that_could_not_be_kept_takes_no_place() -> None:
         assert (await until_final(runtime, task)).status is TaskStatus.COMPLETED
 
 
-@pytest.fixture
-def slow() -> tuple[MeddledStore, anyio.Event, anyio.Event]:
-    """A store that takes its time to keep a new task, and when it begins to, and may go on."""
-    creating, go_on = anyio.Event(), anyio.Event()
-
-    async def wait(*args: Any, **options: Any) -> None:
-        creating.set()
-        await go_on.wait()
-
-    return MeddledStore(create=wait), creating, go_on
-
-
-async def test_a_request_that_is_given_up_while_its_task_is_kept_does_not_leave_it_behind(
-    slow: tuple[MeddledStore, anyio.Event, anyio.Event],
-) -> None:
-    store, creating, go_on = slow
-    async with running(at_once, store=store) as runtime:
+async def test_a_request_that_is_given_up_while_its_task_is_kept_does_not_leave_it_behind() -> None:
+    hold = Held()
+    async with running(at_once, store=MeddledStore(create=hold)) as runtime:
         async with anyio.create_task_group() as group:
             group.start_soon(start, runtime)
-            await creating.wait()
+            await hold.came.wait()
             group.cancel_scope.cancel()
-            go_on.set()
+            hold.goes_on.set()
         (task,) = (await runtime.list(EVERYBODY)).records
         assert (await until_final(runtime, task)).status is TaskStatus.COMPLETED
 
 
-async def test_a_task_that_was_kept_while_its_process_stopped_is_run_by_the_next_one(
-    slow: tuple[MeddledStore, anyio.Event, anyio.Event],
-) -> None:
-    store, creating, go_on = slow
+async def test_a_task_that_was_kept_while_its_process_stopped_is_run_by_the_next_one() -> None:
+    hold = Held()
+    store = MeddledStore(create=hold)
     async with running(at_once, store=store) as runtime:
         calling = asyncio.ensure_future(start(runtime))
-        await creating.wait()
+        await hold.came.wait()
         await runtime.stop()
-        go_on.set()
+        hold.goes_on.set()
         task = await calling
     async with running(at_once, store=store) as other:
         # It never began, and nobody died: there is nothing that it could have done in part.

@@ -38,6 +38,7 @@ from tests.unit.running import (
     REQUEST,
     RERUN,
     DeafStore,
+    Held,
     Meddle,
     MeddledStore,
     Seconds,
@@ -469,6 +470,38 @@ async def test_a_task_is_released_when_its_run_ends_in_a_write_that_outlasts_the
         # At once or with the next sweep: not when one finds for the second time that nothing runs it.
         ended = await until_final(one, task, one.sweep_interval.total_seconds() * 2 + 1)
         assert (ended.status, ended.attempt, paid) == (TaskStatus.COMPLETED, 2, [1, 2])
+
+
+@pytest.mark.parametrize("held", ["step", "claim"])
+async def test_a_run_that_ends_or_begins_while_other_tasks_are_taken_up_again_is_given_up_with_them(held: str) -> None:
+    net = Net()
+
+    async def work(run: Run) -> Ending:
+        if run.request.arguments["stays"] and run.attempt == 1:
+            return await never_ending(run)
+        await run.step("pay", partial(asyncio.sleep, 0))
+        return ok()
+
+    async with process(work, net) as one:
+        others = [await started(one, stays=True)] if held == "claim" else []
+        write = Held(lambda record, entries: entries if held == "step" else record.worker)
+        net.before["save"] = write
+        slow = await launch(one, stays=False)
+        await write.came.wait()
+        others += [] if others else [await started(one, stays=True)]
+        net.cut.add(one.worker)
+        await without_lease(one)
+        net.before["save"] = release = Held(lambda record, _: record.id == others[0].id and record.worker is None)
+        net.cut.clear()
+        await release.came.wait()
+        write.goes_on.set()
+        await settle()
+        assert (one.has(slow.id), one.lease.is_valid) == (False, False)
+        release.goes_on.set()
+        for task in (slow, *others):
+            # Not only when a sweep finds for the second time that nothing runs it.
+            ended = await until_final(one, task, one.sweep_interval.total_seconds() * 2 + 1)
+            assert ended.status is TaskStatus.COMPLETED
 
 
 async def test_nothing_that_a_run_says_counts_once_its_task_is_anothers() -> None:

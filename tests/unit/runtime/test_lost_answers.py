@@ -461,18 +461,6 @@ async def test_a_store_that_goes_back_further_than_a_run_remembers_has_it_end_or
         assert (await journal(runtime, task))["step", "first"] == (policy is RERUN)
 
 
-async def test_a_run_whose_task_has_ended_in_the_store_that_went_back_is_stopped() -> None:
-    store = RewindingStore()
-    async with running(asks, store=store, policy=ONCE) as runtime:
-        task = await until_asking(runtime, await launch(runtime))
-        (run,) = runtime.runs()
-        run.reconcile(task.but(version=100))
-        await store.save(ended(task, task.version + 1), expected=task.version)
-        await runtime.lookout.look()
-        await time_passes(1)
-        assert run.stopped.is_set()
-
-
 def ended(task: TaskRecord, version: int) -> TaskRecord:
     """The task as another process has cancelled it."""
     return task.but(version=version, status=TaskStatus.CANCELLED, worker=None).written(new_write_id())

@@ -447,6 +447,7 @@ async def test_each_thing_that_an_operator_wants_to_know_has_its_line(
             task = await one.launch(TaskRequest(name=name, arguments={}), owner=None, retention=None, announced=False)
             await until_final(one, task)
         again, once = await started(one, "again"), await started(one, "once")
+        await eventually(lambda: sum(line == "was started: run 1" for line in log()) == 6)
         await one.abandon()
     async with running(lost, store=store) as other:
         await until_final(other, once)

@@ -29,6 +29,7 @@ from tests.unit.running import (
     PARKS,
     REQUEST,
     RERUN,
+    Held,
     MeddledStore,
     PausingStore,
     Tool,
@@ -226,26 +227,21 @@ async def test_a_question_that_the_tool_gives_up_on_is_withdrawn() -> None:
 
 
 async def test_a_question_given_up_while_it_is_being_written_is_withdrawn_and_its_neighbour_is_unharmed() -> None:
-    saving, go_on, given_up = anyio.Event(), anyio.Event(), anyio.Event()
+    hold, given_up = Held(lambda record, _: record.inputs.outstanding), anyio.Event()
 
     async def body(run: Run) -> Ending:
         first = asyncio.create_task(run.ask(question("Name?")))
         second = asyncio.create_task(run.ask(question("Sure?")))
-        await saving.wait()
+        await hold.came.wait()
         first.cancel()
         await asyncio.wait({first})
         given_up.set()
         return ok(await second)
 
-    async def wait(record: TaskRecord, **options: Any) -> None:
-        if record.inputs.outstanding and not saving.is_set():
-            saving.set()
-            await go_on.wait()
-
-    async with running(body, store=MeddledStore(save=wait)) as runtime:
+    async with running(body, store=MeddledStore(save=hold)) as runtime:
         task = await launch(runtime)
         await given_up.wait()
-        go_on.set()
+        hold.goes_on.set()
         task = await until(runtime, task, lambda record: list(record.inputs.outstanding) == ["elicitation-2"])
         assert task.inputs.used == {"elicitation-1", "elicitation-2"}
         await answer(runtime, task, elicitation_2="yes")
@@ -277,11 +273,9 @@ async def test_of_questions_that_are_put_together_one_that_cannot_be_stored_fail
         name, odd, sure = await asyncio.gather(*asked, return_exceptions=True)
         return ok([name, str(odd), sure])
 
-    async def refuse(record: TaskRecord, *, entries: Sequence[JournalEntry] = (), **options: Any) -> None:
-        if any(entry.kind == "ask" and entry.value["params"]["message"] == "Odd?" for entry in entries):
-            raise ValueNotStorable("a value is too odd")
-
-    async with running(body, store=MeddledStore(save=refuse)) as runtime:
+    store = MeddledStore()
+    store.refuse(ValueNotStorable("a value is too odd"), "save", when=lambda _, entries: "Odd?" in str(entries))
+    async with running(body, store=store) as runtime:
         task = await until(runtime, await launch(runtime), lambda record: len(record.inputs.outstanding) == 2)
         await runtime.answer(task, put(task), actor=CLIENT)
         assert (await until_final(runtime, task)).result == {"value": ["Name?", "a value is too odd", "Sure?"]}
@@ -363,18 +357,12 @@ async def test_a_task_that_waits_outlives_any_number_of_processes() -> None:
 
 
 async def test_an_answer_that_comes_while_the_run_leaves_memory_is_acted_on_at_once() -> None:
-    releasing, go_on = anyio.Event(), anyio.Event()
-
-    async def wait(record: TaskRecord, **options: Any) -> None:
-        if record.attempt and record.worker is None and not record.is_final:
-            releasing.set()
-            await go_on.wait()
-
-    async with running(asks, store=MeddledStore(save=wait), policy=PARKS) as runtime:
+    hold = Held(lambda record, _: record.attempt and record.worker is None and not record.is_final)
+    async with running(asks, store=MeddledStore(save=hold), policy=PARKS) as runtime:
         task = await launch(runtime)
-        await releasing.wait()
+        await hold.came.wait()
         await answer(runtime, task, elicitation_1="yes")
-        go_on.set()
+        hold.goes_on.set()
         assert (await until_final(runtime, task, limit=5)).result == {"value": "yes"}
 
 

@@ -144,7 +144,7 @@ async def test_without_start_times_a_process_is_known_by_machine_and_id(monkeypa
     with other_process() as (alive, _):
         dead = dead_worker()
         async with running(TOOLS) as runtime:
-            tasks = []
+            tasks: list[TaskRecord] = []
             for name in (alive, dead):
                 await runtime.store.heartbeat(name, namespace="")
                 tasks.append(await claimed_by(runtime, name, "once"))
@@ -231,6 +231,59 @@ async def test_a_question_of_a_task_that_may_not_run_again_is_withdrawn_when_it_
         failed = await runtime.get(task.id, owner=None)
         assert failed.status is TaskStatus.FAILED
         assert not failed.inputs.outstanding
+
+
+@pytest.mark.parametrize(("away", "is_taken"), [(2 * SECOND, False), (2 * SILENCE, True)])
+async def test_a_process_whose_heartbeat_was_lost_while_it_had_no_task_is_waited_for_as_long_as_it_may_claim_one(
+    away: timedelta, is_taken: bool
+) -> None:
+    monotonic = Seconds()
+    async with running(never_ending, policy=RERUN, monotonic=monotonic) as runtime:
+        await runtime.store.heartbeat("elsewhere", namespace="")
+        await runtime.janitor.sweep()
+        await runtime.store.retire("elsewhere")
+        await sweep_for(runtime, monotonic, away, sweeps=20)
+        # It claims a task before it sends the next one.
+        task = await claimed_by(runtime, "elsewhere")
+        await runtime.janitor.sweep()
+        await settle()
+        assert ((await as_of_now(runtime, task)).worker == "elsewhere") is not is_taken
+
+
+async def test_a_worker_that_is_back_before_it_is_forgotten_keeps_its_heartbeat() -> None:
+    store, monotonic = MeddledStore(), Seconds()
+
+    async def is_back(worker: str, **options: Any) -> None:
+        if worker == "elsewhere":
+            store.before.clear()
+            await store.heartbeat("elsewhere", namespace="")
+
+    async with running(at_once, store=store, runs_tools=False, monotonic=monotonic) as observer:
+        await store.heartbeat("elsewhere", namespace="")
+        store.before["claimed"] = is_back
+        await sweep_for(observer, monotonic, SILENCE)
+        assert await store.workers("") == {"elsewhere": 2}
+
+
+async def test_what_a_worker_claims_that_is_back_just_as_it_is_forgotten_is_not_taken_from_it() -> None:
+    store, monotonic = MeddledStore(), Seconds()
+    async with (
+        running(never_ending, store=store, runs_tools=False, monotonic=monotonic) as observer,
+        running(never_ending, store=store, policy=RERUN) as worker,
+    ):
+
+        async def is_back(name: str) -> None:
+            store.before.clear()
+            await worker.lease.renew()
+
+        store.before["retire"] = is_back
+        await sweep_for(observer, monotonic, SILENCE)
+        # It may claim tasks: its lease is good, and its next heartbeat is not due yet.
+        task = await started(worker)
+        assert await store.workers("") == {worker.worker: 0}
+        await sweep_for(observer, monotonic, SECOND)
+        record = await as_of_now(observer, task)
+        assert (record.worker, record.attempt, record.lost) == (worker.worker, 1, 0)
 
 
 # Our own

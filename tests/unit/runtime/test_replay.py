@@ -157,7 +157,7 @@ async def test_a_tool_that_begins_something_new_without_what_was_recorded_is_ref
     ended = await tale.after_a_crash()
     assert error_type(ended) == "ReplayMismatch"
     said = str(ended.status_message)
-    assert f"came to step 'refund', which is new, without coming to {what} 'charge'" in said
+    assert f"came to step 'refund', which is new, without coming to {what} '" in said
     assert tale.logs[2] == [], "it goes no further"
 
 
@@ -252,21 +252,24 @@ async def test_keys_are_numbered_unless_their_author_gives_one_and_none_is_used_
 @pytest.mark.parametrize(
     ("before", "now", "is_same"),
     [
-        (question("a"), question("a"), True),
-        (question("a"), question("b"), False),
-        (question("a"), InputRequest(method="sampling/createMessage", params={"message": "a"}), False),
-        (question("a"), InputRequest(method="elicitation/create", params={}), False),
-        (InputRequest(method="m", params={"a": 1, "b": 2}), InputRequest(method="m", params={"b": 2, "a": 1}), True),
+        ((None, question("a")), (None, question("a")), True),
+        ((None, question("a")), (None, question("b")), False),
+        ((None, question("a")), (None, InputRequest(method="sampling/createMessage", params={"message": "a"})), False),
+        ((None, question("a")), (None, InputRequest(method="elicitation/create", params={})), False),
+        (
+            (None, InputRequest(method="m", params={"a": 1, "b": 2})),
+            (None, InputRequest(method="m", params={"b": 2, "a": 1})),
+            True,
+        ),
         (("city", question("Which one, at 12:00?")), ("city", question("Which one, at 12:05?")), True),
-        (("city", question("Which one?")), question("Which one?"), False),
+        (("city", question("Which one?")), (None, question("Which one?")), False),
     ],
 )
 async def test_a_question_is_the_same_if_it_asks_the_same_or_has_the_same_key(
-    before: Any, now: Any, is_same: bool
+    before: tuple[str | None, InputRequest], now: tuple[str | None, InputRequest], is_same: bool
 ) -> None:
     async def body(run: Run) -> Ending:
-        asked = before if run.attempt == 1 else now
-        key, request = asked if isinstance(asked, tuple) else (None, asked)
+        key, request = before if run.attempt == 1 else now
         return ok(await run.ask(request, Asking(key=key)))
 
     ended = await twice(body)

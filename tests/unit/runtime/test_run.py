@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
+import sys
 import time
 import weakref
 from datetime import timedelta
@@ -142,7 +143,7 @@ async def test_an_ending_that_cannot_be_stored_fails_the_task(ending: Ending, ki
 
 async def test_a_result_that_is_too_deep_fails_the_task() -> None:
     value: list[Any] = []
-    for _ in range(20_000):
+    for _ in range(5 * sys.getrecursionlimit()):
         value = [value]
     assert (await ended(ok(value), store=MeddledStore())).status is TaskStatus.FAILED
 
@@ -318,13 +319,6 @@ async def test_nothing_that_comes_after_the_cancellation_counts(raises: bool) ->
         assert await as_of_now(runtime, task) == cancelled
 
 
-async def test_cancelling_from_an_old_view_of_the_task_works_on_what_it_is_by_now() -> None:
-    async with running(at_once) as runtime:
-        old = await launch(runtime)
-        done = await until_final(runtime, old)
-        assert await finished(runtime, await cancel(runtime, old)) == done
-
-
 async def test_a_task_that_is_removed_under_its_run_stops_it() -> None:
     stopped = anyio.Event()
 
@@ -442,11 +436,9 @@ async def test_a_run_that_is_given_up_while_the_store_is_away_does_not_leave_its
 async def test_where_no_ending_at_all_can_be_stored_the_task_is_left_and_that_is_said(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def refuse(record: TaskRecord, **options: Any) -> None:
-        if record.is_final:
-            raise ValueNotStorable("a value is too odd")
-
-    async with running(at_once, store=MeddledStore(save=refuse), policy=RERUN) as runtime:
+    store = MeddledStore()
+    store.refuse(ValueNotStorable("a value is too odd"), "save", when=lambda record, _: record.is_final)
+    async with running(at_once, store=store, policy=RERUN) as runtime:
         task = await launch(runtime)
         await time_passes(1)
         assert "is left as it is, and the others go on" in caplog.text

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from datetime import timedelta, timezone
 from typing import Any
 
@@ -205,20 +204,16 @@ async def test_a_run_that_sleeps_in_one_branch_and_does_something_in_another_sta
         assert begun == ([] if other == "asks" else ["work"])
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        lambda run: {"until": (NOON + HOUR).astimezone(timezone(timedelta(hours=9)))},
-        # The same one in the next run by its name, however long it is then.
-        lambda run: {"duration": run.attempt * HOUR, "name": "review"},
-    ],
-    ids=["until an instant", "with a name"],
-)
-async def test_a_sleep_is_the_same_one_in_the_next_run(arguments: Callable[[Run], dict[str, Any]]) -> None:
-    clock = FakeClock()
+@pytest.mark.parametrize("by_name", [True, False], ids=["with a name", "until an instant"])
+async def test_a_sleep_is_the_same_one_in_the_next_run(by_name: bool) -> None:
+    clock, there = FakeClock(), timezone(timedelta(hours=9))
 
     async def body(run: Run) -> Ending:
-        await current_task().sleep(**arguments(run))
+        if by_name:
+            # However long it is then.
+            await current_task().sleep(run.attempt * HOUR, name="review")
+        else:
+            await current_task().sleep(until=(NOON + HOUR).astimezone(there))
         return ok("awake")
 
     async with running(body, policy=PARKS, clock=clock) as runtime:

@@ -16,7 +16,7 @@ import anyio
 import pytest
 
 from mcp_tasks.model import TaskRecord, TaskRequest, TaskStatus
-from mcp_tasks.runtime import Body, Ending, Run, TaskRuntime, ToolPolicy
+from mcp_tasks.runtime import Body, Ending, Run, TaskRuntime, ToolPolicy, current_task
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.stores.base import EVERYBODY
 from mcp_tasks.testing.clock import NOON
@@ -154,11 +154,11 @@ async def test_a_run_that_waits_has_no_slot_and_has_it_again_before_it_goes_on()
     order, gate = list[str](), anyio.Event()
 
     async def asking(run: Run) -> Ending:
-        try:
-            with anyio.move_on_after(cast("float", run.request.arguments["limit"])) as scope:
-                await asks(run)
-        finally:
-            order.append("goes on" if not scope.cancel_called else "gives up")
+        with anyio.move_on_after(cast("float", run.request.arguments["limit"])):
+            await asks(run)
+            order.append("goes on")
+            return ok()
+        order.append("gives up")
         return ok()
 
     async def hog(run: Run) -> Ending:
@@ -205,7 +205,7 @@ async def test_a_step_does_not_begin_in_a_run_that_is_stopped_while_it_stands_in
 
     async def body(run: Run) -> Ending:
         await asks(run)
-        await run.step("step", partial(asyncio.to_thread, begun.append, "step"))
+        await current_task().step("step", lambda: begun.append("step"))
         return ok()
 
     tools = {"steps": Tool(body, ToolPolicy(rerun=rerun)), "hog": Tool(never_ending)}
