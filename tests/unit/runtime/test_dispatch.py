@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -17,17 +17,18 @@ import anyio
 import pytest
 
 from harness.waiting import eventually
-from mcp_tasks.engines import Engine, LocalEngine, Serves
+from mcp_tasks.engines import Engine, LocalEngine, RemoteEngine, Route, Serves
 from mcp_tasks.errors import InvalidOption, StoreUnavailable
 from mcp_tasks.model import TaskRecord, TaskRequest, TaskStatus
-from mcp_tasks.runtime import Body, Ending, Run, Settings, TaskRuntime, ToolPolicy
+from mcp_tasks.model.values import Statement
+from mcp_tasks.runtime import Body, Ending, Run, Settings, TaskRuntime, ToolPolicy, dispatch
 from mcp_tasks.runtime.sweeps import IDLE_FOR_LONG
 from mcp_tasks.stores import MemoryStore
-from mcp_tasks.stores.base import Ready
+from mcp_tasks.stores.base import Handing, Ready
 from mcp_tasks.stores.sqlite import SqliteStore
 from mcp_tasks.testing import make_record
 from mcp_tasks.testing.engine_suite import EngineSuite
-from tests.unit.carrying import Broker, carrying_engine
+from tests.unit.carrying import Broker, BrokerCarrier, carrying_engine
 from tests.unit.losing import sweep_for
 from tests.unit.running import (
     PARKS,
@@ -415,3 +416,37 @@ async def test_tasks_of_a_process_that_died_are_carried_to_another_by_whoever_no
             for each in tasks:
                 ended = await until_final(server, each)
                 assert (ended.status, ended.attempt, ended.lost) == (TaskStatus.COMPLETED, 2, 1)
+
+
+class JobEngine(RemoteEngine):
+    """One whose jobs are rows of a database."""
+
+    def job(self, task_id: str, *, route: Route, namespace: str) -> Statement:
+        return Statement(place="here", text="INSERT", values={"task": task_id})
+
+
+async def test_a_task_whose_job_is_written_with_it_is_not_submitted_as_well() -> None:
+    jobs, broker = list[Statement](), Broker()
+
+    async def keep(record: TaskRecord, *args: Any, handing: Handing | None = None, **options: Any) -> None:
+        if handing is not None and handing.job is not None and handing.handed:
+            jobs.append(handing.job)
+            handing.carried = True
+
+    store, engine = MeddledStore(), JobEngine(BrokerCarrier(broker))
+    store.after["create"] = keep
+    async with running(at_once, store=store, engine=engine, runs_tools=False) as runtime:
+        task = await start(runtime)
+    assert [job.values for job in jobs] == [{"task": task.id}]
+    assert broker.submitted == {}
+
+
+async def test_a_task_that_has_slept_and_finds_too_many_at_work_is_carried_again_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(dispatch, "TRY_AGAIN", timedelta(0))
+    broker = Broker(copies=0)
+    async with running(at_once, engine=carrying_engine(broker), runs_tools=False) as runtime:
+        task = await start(runtime)
+        await runtime.dispatch.refused(replace(task, wake_at=runtime.now()))
+        await until_submitted(broker, task, 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import gc
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -16,10 +17,15 @@ import pytest
 
 from mcp_tasks.engines import Engine, LocalEngine
 from mcp_tasks.errors import StoreUnavailable, ValueNotStorable
-from mcp_tasks.model import Progress, TaskRecord, TaskRequest, TaskStatus
-from mcp_tasks.model.record import Outcome
+from mcp_tasks.model import Progress, RunStarted, TaskRecord, TaskRequest, TaskStatus
+from mcp_tasks.model.machine import RunCompleted
+from mcp_tasks.model.record import NOBODY, Outcome
 from mcp_tasks.runtime import Ending, Run, TaskRuntime, ToolPolicy, current_task
+from mcp_tasks.runtime import launch as early
+from mcp_tasks.runtime.changes import Write
+from mcp_tasks.runtime.launch import Unwritten
 from mcp_tasks.stores import MemoryStore
+from mcp_tasks.testing import make_record
 from tests.unit.carrying import Broker, carrying_engine
 from tests.unit.losing import as_of_now
 from tests.unit.running import (
@@ -28,6 +34,7 @@ from tests.unit.running import (
     REQUEST,
     RERUN,
     Tool,
+    at_once,
     finished,
     ok,
     question,
@@ -242,6 +249,19 @@ async def test_after_a_long_run_a_tool_does_not_start_early() -> None:
             assert work.begun == 2
             store.may_create.set()
             await until_final(runtime, await starting)
+
+
+async def test_only_so_many_tools_are_remembered_as_quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(early, "MAX_KNOWN", 1)
+    tools = {name: Tool(at_once, EARLY) for name in ("first", "second")}
+    store = SlowStore()
+    async with running(tools, store=store) as runtime:
+        for name in ("first", "second", "first", "first"):
+            task = await runtime.launch(replace(REQUEST, name=name), owner=None, retention=None)
+            await until_final(runtime, task)
+    assert [line for line in store.written if line.startswith("created")] == ["created working"] * 3 + [
+        "created completed"
+    ]
 
 
 # What a run writes
@@ -500,3 +520,61 @@ async def test_a_server_that_stops_meanwhile_leaves_all_of_the_task_or_nothing(t
             assert (record.status, record.worker, outcome) == (TaskStatus.WORKING, None, None)
         else:
             assert (record.status, outcome) == (TaskStatus.COMPLETED, Outcome(body=b'{"value":"in the end"}'))
+
+
+# A task that is not written yet
+
+
+class Insert:
+    """Writes a task when the test says so, and never with its ending."""
+
+    def __init__(self) -> None:
+        self.may_end = anyio.Event()
+
+    async def __call__(self, record: TaskRecord, *args: Any, ending: Write | None = None, **options: Any) -> TaskRecord:
+        await self.may_end.wait()
+        if ending is not None:
+            raise ValueNotStorable("a value is too large")
+        return record
+
+
+async def test_a_task_that_was_given_up_while_it_could_not_be_written_is_left_to_others() -> None:
+    insert = Insert()
+    unwritten = Unwritten(make_record(), REQUEST, RunStarted(worker="here"), insert)
+    ending = Write(events=[RunCompleted(attempt=1)], actor=NOBODY, outcome=Outcome(body=b"{}"))
+    writing = asyncio.create_task(unwritten.write(ending, context=contextvars.copy_context()))
+    await settle()
+    unwritten.give_up()
+    insert.may_end.set()
+    await asyncio.wait({writing})
+    assert isinstance(writing.exception(), ValueNotStorable)
+    assert unwritten.written.result() is None
+    assert await unwritten.write(context=contextvars.copy_context()) is None
+
+
+def test_an_event_loop_that_is_closed_meanwhile_leaves_nobody_waiting() -> None:
+    async def begin_to_write() -> Unwritten:
+        unwritten = Unwritten(make_record(), REQUEST, RunStarted(worker="here"), Insert())
+        with anyio.move_on_after(0):
+            await unwritten.write(context=contextvars.copy_context())
+        await settle()
+        assert not unwritten.written.done()
+        return unwritten
+
+    assert asyncio.run(begin_to_write()).written.cancelled()
+
+
+class NoSlot:
+    """A slot of an engine that starts nothing any more."""
+
+    def start(self, task_id: str) -> bool:
+        return False
+
+    def release(self) -> None: ...
+
+
+async def test_where_nothing_is_started_any_more_nothing_is_written_by_an_early_start() -> None:
+    async with running(at_once, policy=EARLY) as runtime:
+        record = make_record()
+        assert await runtime.early.start(NoSlot(), record, REQUEST, EARLY, Insert()) is None
+        assert not runtime.has(record.id)

@@ -20,7 +20,7 @@ import pytest
 from harness.waiting import eventually
 from mcp_tasks.errors import StoreUnavailable, TaskUnreadable
 from mcp_tasks.model import Progress, TaskRecord, TaskRequest, TaskStatus
-from mcp_tasks.runtime import Body, Ending, Run, TaskRuntime
+from mcp_tasks.runtime import Body, Ending, Run, TaskRuntime, changes
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.stores.base import Hint, LocalNotifier
 from mcp_tasks.stores.sqlite import SqliteStore
@@ -35,6 +35,7 @@ from tests.unit.running import (
     asks,
     at_once,
     cancel,
+    create,
     launch,
     never_ending,
     opened_by,
@@ -236,6 +237,21 @@ async def test_whatever_goes_wrong_in_a_look_at_the_store_the_next_one_comes(
         await eventually(lambda: not runtime.runs())
 
 
+async def test_a_change_that_was_passed_over_and_cannot_be_looked_at_is_found_by_a_look(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.DEBUG, logger="mcp_tasks.runtime.dispatch")
+    store = MeddledStore()
+    async with one_run(store) as (runtime, task):
+        await store.delete(task.id, expected=task.version, now=runtime.now())
+        store.refuse(RuntimeError("a defect"), "get")
+        runtime.changes.unheard.put(Hint(task.id, task.version + 1))
+        await eventually(lambda: "could not hear of a change" in caplog.text)
+        store.before.clear()
+        await runtime.lookout.look()
+        await eventually(lambda: not runtime.runs())
+
+
 @pytest.mark.parametrize("failure", [RuntimeError("a defect"), StoreUnavailable("the disk is full")])
 async def test_a_task_that_another_queued_and_that_cannot_be_looked_at_is_found_by_a_sweep(
     failure: Exception, caplog: pytest.LogCaptureFixture
@@ -324,3 +340,10 @@ async def test_a_run_and_whoever_listens_learn_of_a_change_although_every_hint_i
             assert (await anext(hints)).version == cancelled.version > seen.version
         with anyio.fail_after(5):
             await stopped.wait()
+
+
+async def test_of_its_own_changes_a_process_remembers_only_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(changes, "MAX_REMEMBERED", 2)
+    async with running(at_once, runs_tools=False) as runtime:
+        written = [Hint(task.id, task.version) for task in [await create(runtime) for _ in range(3)]]
+        assert [runtime.changes.wrote(hint) for hint in written] == [False, True, True]

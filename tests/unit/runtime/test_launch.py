@@ -78,6 +78,11 @@ async def test_a_tool_asks_on_the_call_while_its_task_is_not_announced() -> None
             await runtime.announce(launched)
 
 
+async def test_an_announced_task_asks_in_the_task() -> None:
+    async with running(asks_on_call) as runtime:
+        assert (await until_asking(runtime, await start(runtime))).announced
+
+
 async def test_of_the_call_and_the_tool_the_first_to_write_wins() -> None:
     store = MeddledStore()
     async with running(asks_on_call, store=store) as runtime, running(asks_on_call, store=store) as other:
@@ -276,6 +281,20 @@ async def test_a_request_that_is_given_up_while_its_task_is_kept_does_not_leave_
             hold.goes_on.set()
         (task,) = (await runtime.list(EVERYBODY)).records
         assert (await until_final(runtime, task)).status is TaskStatus.COMPLETED
+
+
+async def test_a_start_that_is_cancelled_while_its_answer_is_on_its_way_leaves_a_task_that_runs() -> None:
+    store, hold = MeddledStore(), Held()
+    store.after["create"] = hold
+    async with running(at_once, store=store) as runtime:
+        starting = asyncio.create_task(start(runtime, task_id="task"))
+        await hold.came.wait()
+        starting.cancel()
+        await settle()
+        hold.goes_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+        assert (await until_final(runtime, await runtime.find("task"))).status is TaskStatus.COMPLETED
 
 
 async def test_a_task_that_was_kept_while_its_process_stopped_is_run_by_the_next_one() -> None:

@@ -41,7 +41,8 @@ from mcp_tasks.runtime import (
     ToolPolicy,
     current_task,
 )
-from mcp_tasks.runtime.observers import Choosy, Observed, Observers, Refusal, TaskAccess, Wanted, Watcher
+from mcp_tasks.runtime import observers as watching
+from mcp_tasks.runtime.observers import Choosy, Observed, Observers, Refusal, TaskAccess, Troubles, Wanted, Watcher
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.stores.codec import new_write_id
 from mcp_tasks.testing import FakeClock, make_record
@@ -484,3 +485,24 @@ async def test_a_log_level_counts_also_when_it_is_changed_and_where_nobody_reads
             return "was created" in log()
 
         await eventually(another_is_told_of)
+
+
+async def test_deletion_is_for_those_who_want_to_know_everything(caplog: pytest.LogCaptureFixture) -> None:
+    for level, said in ((logging.INFO, 0), (logging.DEBUG, 1)):
+        caplog.set_level(level, logger="mcp_tasks.runtime.observers")
+        async with running(at_once) as runtime:
+            await runtime.discard(await until_final(runtime, await launch(runtime)))
+        assert caplog.text.count("was deleted") == said
+
+
+def test_only_so_many_tasks_are_remembered_that_gave_trouble(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "MAX_TROUBLES", 2)
+    noted = Troubles()
+    tasks = ("one", "two", "one", "three", "one", "two")
+    assert [noted.note(task, ValueError("odd")) for task in tasks] == [1, 1, 2, 1, 3, 1]
+
+
+def test_a_change_of_no_task_is_none() -> None:
+    change = TaskChange(before=None, event=TaskCreated(), after=None, actor=CLIENT)
+    with pytest.raises(ValueError, match="a change is one of some task"):
+        _ = change.task

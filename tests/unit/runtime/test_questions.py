@@ -42,6 +42,7 @@ from tests.unit.running import (
     question,
     running,
     settle,
+    twice,
     until,
     until_asking,
     until_final,
@@ -136,15 +137,15 @@ async def test_a_question_that_is_too_large_is_refused_and_the_tool_may_go_on(*,
         assert "at most 262,144 can be asked" in said
 
 
-async def test_the_largest_question_is_asked() -> None:
+async def test_the_largest_question_is_asked_and_several_come_back_under_the_callers_labels() -> None:
     async def body(run: Run) -> Ending:
         empty = len(encode_json(question("").params))
-        return ok(await run.ask(question("x" * (LARGEST_QUESTION - empty))))
+        return ok(await run.ask_all({"large": question("x" * (LARGEST_QUESTION - empty)), "small": question("")}))
 
     async with running(body) as runtime:
         task = await until_asking(runtime, await launch(runtime))
-        await answer(runtime, task, elicitation_1=True)
-        assert (await until_final(runtime, task)).result == {"value": True}
+        await answer(runtime, task, elicitation_1=True, elicitation_2=False)
+        assert (await until_final(runtime, task)).result == {"value": {"large": True, "small": False}}
 
 
 async def test_an_answer_to_a_task_that_has_ended_changes_nothing() -> None:
@@ -224,6 +225,14 @@ async def test_a_question_that_the_tool_gives_up_on_is_withdrawn() -> None:
         end.set()
         assert (await until_final(runtime, task)).result == {"value": "did not wait"}
         assert await answers(runtime, task) == {}
+
+
+async def test_a_run_that_gave_up_on_a_question_can_be_started_again() -> None:
+    async def body(run: Run) -> Ending:
+        heard = await impatient(run)
+        return ok([heard, await run.ask(question("Really?"))])
+
+    assert (await twice(body)).result == {"value": ["did not wait", "yes"]}
 
 
 async def test_a_question_given_up_while_it_is_being_written_is_withdrawn_and_its_neighbour_is_unharmed() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import threading
 import sys
+import threading
 import time
 import weakref
 from datetime import timedelta
@@ -249,6 +249,19 @@ async def test_a_run_that_has_ended_is_freed_at_once_and_not_by_the_garbage_coll
             assert [run() for run in runs] == [None]
     finally:
         gc.enable()
+
+
+async def test_what_is_done_beside_a_tool_and_fails_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    async def fails() -> None:
+        raise RuntimeError("out of paper")
+
+    async def body(run: Run) -> Ending:
+        run.help(fails())
+        await settle()
+        return ok()
+
+    assert (await ended(body)).status is TaskStatus.COMPLETED
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
 
 
 # How it is stopped

@@ -29,9 +29,11 @@ from pydantic import BaseModel, Field, PrivateAttr, SecretStr, computed_field
 from mcp_tasks.errors import InvalidOption, StepError, UsageError, ValueNotStorable
 from mcp_tasks.runtime import Ending, Run, current_task
 from mcp_tasks.runtime.steps import Retry, keep_error, restore_error
+from mcp_tasks.stores import MemoryStore
 from tests.unit.running import (
     CLIENT,
     PARKS,
+    RERUN,
     SECOND,
     FailingStore,
     MeddledStore,
@@ -45,6 +47,8 @@ from tests.unit.running import (
     settle,
     started,
     twice,
+    until,
+    until_asking,
     until_final,
     until_parked,
 )
@@ -382,6 +386,24 @@ async def test_a_step_that_a_tool_leaves_behind_when_it_returns_goes_on() -> Non
         may_end.set()
         await settle()
         assert done.is_set()
+
+
+async def test_a_tool_may_do_steps_and_ask_from_a_thread_in_every_run() -> None:
+    def work(run: Run) -> list[Any]:
+        step = partial(current_task().step, "one", lambda: run.attempt)
+        return [anyio.from_thread.run(step), anyio.from_thread.run(run.ask, question("Sure?"))]
+
+    async def body(run: Run) -> Ending:
+        return ok(await anyio.to_thread.run_sync(work, run))
+
+    store = MemoryStore()
+    async with running(body, store=store, policy=RERUN) as one:
+        task = await until_asking(one, await launch(one))
+        await one.abandon()
+    async with running(body, store=store, policy=RERUN) as other:
+        await until(other, task, lambda record: record.attempt == 2)
+        await answer(other, task, elicitation_1="yes")
+        assert (await until_final(other, task)).result == {"value": [1, "yes"]}
 
 
 # Values, as the first run gets them and as later ones do

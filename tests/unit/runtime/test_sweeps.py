@@ -21,7 +21,7 @@ from mcp_tasks.model import RunStarted, TaskRecord, TaskStatus
 from mcp_tasks.model.limits import Limits
 from mcp_tasks.model.machine import RunParked
 from mcp_tasks.runtime import Body, Ending, Run, TaskRuntime, sweeps
-from mcp_tasks.runtime.sweeps import BATCH, MESSAGE, PAGES, PATIENCE, SLICE, UNATTENDED_BATCH
+from mcp_tasks.runtime.sweeps import BATCH, MESSAGE, PAGES, PATIENCE, SLICE, TURNS, UNATTENDED_BATCH, Idleness
 from mcp_tasks.stores import Forgotten, MemoryStore
 from mcp_tasks.stores.base import EVERYBODY
 from mcp_tasks.stores.codec import queued_since
@@ -257,13 +257,16 @@ async def test_of_what_is_more_than_one_sweep_does_the_rest_is_done_before_the_n
             await claimed_by(runtime, "gone")
             asleep = RunStarted(worker="gone"), RunParked(attempt=1, wake_at=clock() + SECOND)
             await runtime.changes.change(await create(runtime, retention=HOUR), *asleep, actor=ANOTHER)
-        for _ in range(5):
+        for _ in range(sweeps.SLICE + 5):
             await claimed_by(runtime, runtime.worker)
         await runtime.janitor.take_up()
         clock.advance(HOUR)
         await time_passes(90)
         records = (await runtime.list(EVERYBODY, limit=4 * count)).records
-        assert (len(records), {record.status for record in records}) == (2 * count + 5, {TaskStatus.COMPLETED})
+        assert (len(records), {record.status for record in records}) == (
+            2 * count + sweeps.SLICE + 5,
+            {TaskStatus.COMPLETED},
+        )
         assert {record.attempt for record in records} == {2}
         assert (await store.claimed("gone", limit=1)).ids == []
         assert await store.forget_expired(clock(), limit=1) == [], "they were forgotten"
@@ -479,3 +482,16 @@ async def test_many_tasks_are_told_of_in_turns() -> None:
         assert said == [MESSAGE] * UNATTENDED_BATCH + [None]
         await serving.janitor.sweep()
         assert await said_of(serving, tasks[-1]) == MESSAGE
+
+
+@pytest.mark.parametrize("patience", [timedelta(0), timedelta(seconds=30)])
+def test_of_more_idle_tasks_than_can_be_remembered_each_is_submitted_some_time(patience: timedelta) -> None:
+    clock, submitted, rounds = Seconds(), Counter[int](), 100 * TURNS
+    idleness = Idleness(clock, limit=10)
+    for _ in range(rounds):
+        submitted.update(number for number in range(35) if idleness.is_over(f"task {number}", 1, patience))
+        assert len(idleness) <= 10
+        idleness.end_round()
+        clock.advance(SECOND)
+    assert len(submitted) == 35
+    assert max(submitted.values()) <= rounds / TURNS, "what cannot be remembered is not submitted all the time"

@@ -201,19 +201,21 @@ async def test_a_step_keeps_the_slot_however_many_branches_wait_and_gives_it_bac
 
 @pytest.mark.parametrize("rerun", [False, True])
 async def test_a_step_does_not_begin_in_a_run_that_is_stopped_while_it_stands_in_line(rerun: bool) -> None:
-    begun = list[str]()
+    may_begin, begun = anyio.Event(), list[str]()
 
     async def body(run: Run) -> Ending:
-        await asks(run)
-        await current_task().step("step", lambda: begun.append("step"))
-        return ok()
+        async def later() -> None:
+            await may_begin.wait()
+            await current_task().step("step", lambda: begun.append("step"))
+
+        return ok(await asyncio.gather(asks(run), later()))
 
     tools = {"steps": Tool(body, ToolPolicy(rerun=rerun)), "hog": Tool(never_ending)}
     async with running(tools, concurrency=1) as runtime:
         task = await until_asking(runtime, await launch(runtime, "steps"))
         hog = await launch(runtime, "hog")
         await settle()
-        await answer(runtime, task, elicitation_1="yes")
+        may_begin.set()
         await time_passes(1)
         await cancel(runtime, await as_of_now(runtime, task))
         await settle()
