@@ -83,9 +83,7 @@ unit: $(STAMP)
 everything: $(STAMP)
 	@# Three at a time, also on two cores: most tests wait for processes. A file stays in one of them for the servers that
 	@# it shares; those with few tests come when they come, because they are the long ones and would be waited for at the end.
-	@# Some are about time, and may find a core taken: what fails runs once more, alone, and is red if it fails again.
-	$(BIN)/python -m pytest -q -m "not interop" -n 3 --dist loadfile --no-loadscope-reorder --junitxml=$(CACHE)/everything.xml \
-		|| $(BIN)/python -m pytest -q -m "not interop" --last-failed --last-failed-no-failures none
+	$(BIN)/python -m pytest -q -m "not interop" -n 3 --dist loadfile --no-loadscope-reorder --junitxml=$(CACHE)/everything.xml
 
 coverage: $(STAMP) ## fails for a line or branch of core, runtime or protocol that no test comes to, and shows them
 	rm -f $(CACHE)/cover*
