@@ -393,22 +393,6 @@ async def test_an_answer_that_comes_while_the_old_run_tidies_up_is_acted_on_at_o
         assert (await until_final(runtime, task, limit=5)).result == {"value": "yes"}
 
 
-async def test_no_branch_of_a_tool_waits_on_after_its_run_is_over() -> None:
-    branches: list[asyncio.Task[object]] = []
-
-    async def body(run: Run) -> Ending:
-        # Waiting for a branch does not cancel it, as `gather` would.
-        branches.append(asyncio.create_task(run.ask(question("Sure?"))))
-        await asyncio.wait(branches)
-        return ok()
-
-    async with running(body, policy=PARKS) as runtime:
-        await until_asking(runtime, await launch(runtime))
-        await settle()
-    await settle()
-    assert [branch.cancelled() for branch in branches] == [True]
-
-
 async def test_a_run_whose_task_is_gone_by_the_time_it_would_be_parked_just_ends() -> None:
     store = MeddledStore()
 

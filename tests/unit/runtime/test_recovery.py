@@ -22,7 +22,7 @@ from mcp_tasks.model.machine import InputRequested, RunReleased, StepRecorded
 from mcp_tasks.runtime import TaskRuntime, ToolPolicy
 from mcp_tasks.runtime.claims import TRIES_TO_LOOK_UP
 from mcp_tasks.runtime.lease import LeaseTimes, new_worker_name
-from mcp_tasks.runtime.sweeps import LONGEST_PAUSE, PER_SWEEP, TROUBLES_BEFORE_THE_END
+from mcp_tasks.runtime.sweeps import LONGEST_PAUSE, ORPHANS_EVERY, PER_SWEEP, TROUBLES_BEFORE_THE_END
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.testing import FakeClock
 from tests.unit.losing import ANOTHER, as_of_now, claimed_by, sweep_for
@@ -305,7 +305,7 @@ async def test_a_task_of_our_own_that_nothing_runs_is_given_up_some_time_and_not
     options: dict[str, Any] = {"sweep_interval": SECOND, "monotonic": loop_time, "uptime": loop_time}
     async with running(at_once, policy=ToolPolicy(rerun=True, max_lost_runs=1), **options) as runtime:
         task = await claimed_by(runtime, runtime.worker, announced=announced)
-        await time_passes(2)
+        await time_passes(ORPHANS_EVERY + 0.5)
         assert (await as_of_now(runtime, task)).worker == runtime.worker, "it may be just beginning or ending"
         ended = await until_final(runtime, task, limit=600)
         assert (ended.status, ended.attempt) == (TaskStatus.COMPLETED, 2)

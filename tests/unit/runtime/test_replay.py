@@ -276,36 +276,13 @@ async def test_a_question_is_the_same_if_it_asks_the_same_or_has_the_same_key(
     assert (ended.result, error_type(ended)) == (({"value": "yes"}, None) if is_same else (None, "ReplayMismatch"))
 
 
-async def test_a_long_question_is_cut_where_it_is_named() -> None:
-    async def body(run: Run) -> Ending:
-        return ok(await run.ask(question("x" * 10_000 + str(run.attempt))))
-
-    assert len(str((await twice(body)).status_message)) < 1_000
-
-
 # A tool whose branches are of every kind
-
-
-async def _gathers_deeply(tale: Tale) -> None:
-    await asyncio.gather(tale.step("a", 1), asyncio.gather(tale.step("b", 2), asyncio.gather(tale.step("c", 3))))
-
-
-async def _has_a_group(tale: Tale) -> None:
-    async with asyncio.TaskGroup() as group:
-        for name, seconds in (("c", 3), ("a", 1), ("b", 2)):
-            group.create_task(tale.step(name, seconds))
 
 
 async def _has_a_group_of_anyio(tale: Tale) -> None:
     async with anyio.create_task_group() as group:
         for name, seconds in (("c", 3), ("a", 1), ("b", 2)):
             group.start_soon(tale.step, name, seconds)
-
-
-async def _waits_for_the_first(tale: Tale) -> None:
-    branches = [asyncio.create_task(tale.step(name, seconds)) for name, seconds in (("c", 3), ("a", 1), ("b", 2))]
-    await asyncio.wait(branches, return_when=asyncio.FIRST_COMPLETED)
-    await asyncio.wait(branches)
 
 
 async def _waits_in_a_generator(tale: Tale) -> None:
@@ -334,16 +311,7 @@ async def _takes_turns(tale: Tale) -> None:
 
 
 @pytest.mark.parametrize(
-    "tool",
-    [
-        _gathers_deeply,
-        _has_a_group,
-        _has_a_group_of_anyio,
-        _waits_for_the_first,
-        _waits_in_a_generator,
-        _takes_turns,
-    ],
-    ids=lambda tool: tool.__name__,
+    "tool", [_has_a_group_of_anyio, _waits_in_a_generator, _takes_turns], ids=lambda tool: tool.__name__
 )
 async def test_whatever_kind_of_branches_a_tool_has_it_learns_of_things_in_the_same_order(
     tool: Callable[[Tale], Awaitable[object]],

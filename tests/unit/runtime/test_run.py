@@ -366,14 +366,6 @@ async def test_an_async_body_that_runs_too_long_is_stopped_and_the_task_says_so(
             await stopped.wait()
 
 
-@simulated
-async def test_a_body_within_its_limit_is_left_alone() -> None:
-    async with running(at_once, policy=QUICKLY) as runtime:
-        record = await until_final(runtime, await launch(runtime))
-        await time_passes(60)
-        assert await finished(runtime, await as_of_now(runtime, record)) == record
-
-
 # When the store is away
 
 

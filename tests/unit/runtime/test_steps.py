@@ -41,6 +41,7 @@ from tests.unit.running import (
     asks,
     error_type,
     launch,
+    loop_time,
     ok,
     question,
     running,
@@ -52,6 +53,7 @@ from tests.unit.running import (
     until_final,
     until_parked,
 )
+from tests.unit.virtual_time import simulated
 
 pytestmark = pytest.mark.anyio
 
@@ -214,9 +216,17 @@ def test_a_retry_that_cannot_be_is_refused(mistake: dict[str, Any], says: str) -
         Retry(**mistake)
 
 
-def test_the_pauses_of_a_retry_double_up_to_a_limit() -> None:
-    retry = Retry(wait=SECOND, max_wait=timedelta(seconds=5))
-    assert [retry.pause_after(failures) for failures in range(1, 6)] == [1, 2, 4, 5, 5]
+@simulated
+async def test_the_pauses_of_a_retry_double_up_to_a_limit() -> None:
+    begun, times = loop_time(), list[float]()
+
+    async def work() -> None:
+        times.append(loop_time() - begun)
+        raise ConnectionError
+
+    with pytest.raises(ConnectionError):
+        await current_task().step("work", work, retry=Retry(attempts=6, wait=SECOND, max_wait=5 * SECOND))
+    assert times == [0, 1, 3, 7, 12, 17]
 
 
 async def _work() -> int:

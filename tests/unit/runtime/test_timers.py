@@ -145,22 +145,6 @@ async def test_a_sleeping_run_uses_no_slot_and_can_be_cancelled() -> None:
         assert runtime.runs() == []
 
 
-async def test_two_sleeps_of_one_length_are_two_timers() -> None:
-    clock = FakeClock()
-
-    async def body(run: Run) -> Ending:
-        await current_task().sleep(HOUR)
-        return await sleep_an_hour(run)
-
-    async with running(body, policy=PARKS, clock=clock) as runtime:
-        task = await launch(runtime)
-        for attempt in (1, 2):
-            asleep = await until(runtime, task, lambda r, n=attempt: r.attempt == n and r.worker is None)
-            assert asleep.wake_at == clock() + HOUR
-            await ring(runtime, clock)
-        assert (await until_final(runtime, task)).result == {"value": "awake"}
-
-
 async def test_a_task_that_slept_and_then_asks_is_not_started_before_its_answer() -> None:
     async def body(run: Run) -> Ending:
         await current_task().sleep(timedelta(milliseconds=10))
