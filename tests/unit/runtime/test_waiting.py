@@ -84,7 +84,7 @@ async def _gathers(run: Run) -> object:
 
 
 async def _works_beside(run: Run) -> object:
-    working = asyncio.create_task(anyio.sleep(1_000))
+    working = asyncio.create_task(time_passes(1_000))
     await _asks(run)
     return await working
 
