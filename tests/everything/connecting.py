@@ -29,7 +29,7 @@ from harness.processes import ENVIRONMENT, ROOT
 from mcp_tasks.fallback.service import HANDLE_SCHEMA
 
 ERAS: Final = {"older": "legacy", "newer": "auto"}
-TRANSPORTS: Final = ("stdio", "stateful", "json", "stateless", "stateless-json", "old")
+TRANSPORTS: Final = ("stdio", "stateful", "json", "stateless-json", "old")
 
 COMPANIONS: Final = ["task_status", "task_cancel"]
 """The tools that callers without tasks are shown besides, at the end of the list."""
@@ -74,13 +74,13 @@ class Visit:
 
 
 @asynccontextmanager
-async def visiting(where: Any, mode: Any, *, log_level: Any = "info", **more: Any) -> AsyncGenerator[Visit]:
+async def visiting(where: Any, mode: Any, **more: Any) -> AsyncGenerator[Visit]:
     """The SDK's client, connected."""
     host = Host()
     client = Client(
         where,
         mode=mode,
-        log_level=log_level,
+        log_level="info",
         logging_callback=host.log,
         message_handler=host.hear,
         elicitation_callback=host.elicit,
@@ -112,6 +112,8 @@ class Pair:
     plain: Visit
     way: str
     newer: bool
+    inline: bool
+    """Whether the first gives a caller without tasks plain calls: then it answers in everything like the other."""
 
     @property
     def streams(self) -> bool:
@@ -121,7 +123,7 @@ class Pair:
     @property
     def answers(self) -> bool:
         """Whether the client can be asked something by a request during a call."""
-        return self.streams and not self.newer and self.way != "stateless"
+        return self.streams and not self.newer
 
     @property
     def hands_over(self) -> bool:
@@ -168,13 +170,11 @@ async def outcome(ask: Callable[[Visit], Awaitable[Any]], visit: Visit) -> Any:
 
 
 @asynccontextmanager
-async def paired(
-    site: str, way: str, era: str, *options: str, kind: str = "tasks", **more: Any
-) -> AsyncGenerator[Pair]:
+async def paired(site: str, way: str, era: str, kind: str = "tasks") -> AsyncGenerator[Pair]:
     """Both clients, connected: of the server `kind`, and of the one without tasks."""
     async with AsyncExitStack() as stack:
         tasks, plain = [
-            await stack.enter_async_context(visiting(target(site, served, way, options), ERAS[era], **more))
+            await stack.enter_async_context(visiting(target(site, served, way), ERAS[era]))
             for served in (kind, "plain")
         ]
-        yield Pair(tasks, plain, way, newer=era == "newer")
+        yield Pair(tasks, plain, way, newer=era == "newer", inline=kind == "inline")

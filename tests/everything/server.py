@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping
 from typing import Annotated, Any, TypeAlias
 
 import anyio
-from mcp.server import MCPServer
-from mcp.server.auth.provider import OAuthAuthorizationServerProvider
-from mcp.server.auth.settings import AuthSettings
+from mcp.server import MCPServer, Server, ServerRequestContext
 from mcp.server.mcpserver import Context, Elicit, Resolve
 from mcp.server.mcpserver.prompts.base import AssistantMessage, UserMessage
 from mcp_types import (
     Annotations,
+    CallToolRequestParams,
+    CallToolResult,
     Completion,
     CompletionArgument,
     CompletionContext,
@@ -22,12 +22,15 @@ from mcp_types import (
     EmbeddedResource,
     ImageContent,
     InputRequiredResult,
+    ListToolsResult,
+    PaginatedRequestParams,
     PromptReference,
     ResourceLink,
     ResourceTemplateReference,
     SamplingMessage,
     TextContent,
     TextResourceContents,
+    Tool,
     ToolAnnotations,
 )
 from pydantic import BaseModel
@@ -64,9 +67,6 @@ def ask_for_name() -> Elicit[Name]:
 def build(
     tasks: Tasks | None,
     changes: ListChanges | None = None,
-    *,
-    auth: AuthSettings | None = None,
-    provider: OAuthAuthorizationServerProvider[Any, Any, Any] | None = None,
 ) -> MCPServer[Any]:
     """The server: with tasks, or the same one without."""
     more: Mapping[str, Any] = {**({} if changes is None else changes.wiring())}
@@ -78,8 +78,6 @@ def build(
         version="1",
         instructions="Ask for anything.",
         log_level="CRITICAL",
-        auth=auth,
-        auth_server_provider=provider,
         **more,
     )
     mark: Mark = _unmarked if tasks is None else tasks.task()
@@ -253,3 +251,26 @@ def _add_prompts(server: MCPServer[Any]) -> None:
         been = (context.arguments or {}).get("last") if context is not None else None
         found = [city for city in CITIES if city.startswith(argument.value) and city != been]
         return Completion(values=found, total=len(found), has_more=False)
+
+
+PAGES = (("tool-0", "tool-1"), ("tool-2", "tool-3"), ("tool-4",))
+"""The tools of a low-level server, as it lists them."""
+
+
+def build_lowlevel(tasks: Tasks | None) -> Server[Any]:
+    """A low-level server that lists its tools in pages: with tasks attached, or the same one without."""
+
+    async def list_tools(ctx: ServerRequestContext[Any, Any], params: PaginatedRequestParams | None) -> ListToolsResult:
+        page = 0 if params is None or params.cursor is None else int(params.cursor)
+        tools = [Tool(name=name, input_schema={"type": "object"}) for name in PAGES[page]]
+        return ListToolsResult(tools=tools, next_cursor=str(page + 1) if page + 1 < len(PAGES) else None)
+
+    async def call_tool(ctx: ServerRequestContext[Any, Any], params: CallToolRequestParams) -> CallToolResult:
+        return CallToolResult(content=[TextContent(type="text", text=f"{params.name} done")])
+
+    server: Server[Any] = Server("everything-low", version="1", on_list_tools=list_tools, on_call_tool=call_tool)
+    if tasks is not None:
+        for name in (name for page in PAGES for name in page):
+            tasks.mark(name)
+        tasks.attach(server)
+    return server

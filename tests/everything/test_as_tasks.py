@@ -2,35 +2,46 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import anyio
 import pytest
 from mcp import Client, StdioServerParameters
 from mcp.client.sse import sse_client
+from mcp.server import MCPServer
+from mcp.server.mcpserver import Context
 from mcp_types import CallToolResult, ResourceTemplateReference
+from starlette.applications import Starlette
+from starlette.routing import Mount
 
-from harness.rpc import PATIENCE
+from harness.http import HttpWire, LegacyHttpWire, http_client, initialize, serving_app
+from harness.rpc import PATIENCE, legacy_request, loads
+from harness.waiting import eventually
 from mcp_tasks.client import (
     ServerTransport,
     TaskFailed,
     TaskHandle,
     TasksClient,
     reconnecting_http,
+    resume_task,
     start_task,
     stdio_transport,
     with_tasks,
 )
 from tests.everything.connecting import ERAS, TRANSPORTS, Host, listed_tools, own_tools, target, visiting
 from tests.everything.server import SIGN_IN
+from tests.everything.site import new_tasks
 
 pytestmark = pytest.mark.anyio
 
 CITY = ResourceTemplateReference(uri="weather://{city}/today")
 
 ASKING = ("ask_form", "ask_before", "think", "roots")
-WAYS = [(way, era) for way in TRANSPORTS for era in ERAS]
+ANSWERING: dict[str, dict[str, Any]] = {"weather": {"city": "Paris"}, "gallery": {}, "talk": {}, "fail": {}}
 
 
 def _transport(site: str, way: str) -> ServerTransport:
@@ -53,7 +64,7 @@ class Two:
     """Whether every message of the first one says that it takes tasks: not in the older era."""
 
 
-@pytest.fixture(scope="module", params=WAYS, ids=lambda way: "-".join(way))
+@pytest.fixture(scope="module", params=[(way, era) for way in TRANSPORTS for era in ERAS], ids="-".join)
 async def two(request: pytest.FixtureRequest, site: str) -> AsyncGenerator[Two]:
     """Both of them, connected."""
     way, era = request.param
@@ -65,58 +76,45 @@ async def two(request: pytest.FixtureRequest, site: str) -> AsyncGenerator[Two]:
         yield Two(visit.client, visit.host, plain.client, answers, declares=era == "newer")
 
 
-async def _as_task(client: Client, tool: str, **arguments: Any) -> CallToolResult:
+async def _start(client: Client, tool: str, **arguments: Any) -> TaskHandle:
     handle = await start_task(client, tool, arguments)
     assert isinstance(handle, TaskHandle)
-    return await handle.result(timeout=PATIENCE)
+    return handle
+
+
+async def _as_task(client: Client, tool: str, **arguments: Any) -> CallToolResult:
+    return await (await _start(client, tool, **arguments)).result(timeout=PATIENCE)
 
 
 def _shown(result: CallToolResult) -> dict[str, Any]:
     return result.model_dump(by_alias=True, mode="json", exclude={"meta", "result_type"})
 
 
-async def test_a_client_that_declares_tasks_is_shown_the_tools_as_they_are(two: Two) -> None:
+async def test_a_task_gives_what_the_call_gives(two: Two) -> None:
     listed = await listed_tools(two.client)
     # In the older era nobody can tell from a request for the list who will ask for tasks.
     assert (listed if two.declares else own_tools(listed)) == await listed_tools(two.plain)
-
-
-@pytest.mark.parametrize(
-    ("tool", "arguments"),
-    [("weather", {"city": "Paris"}), ("gallery", {}), ("talk", {}), *((tool, {}) for tool in ASKING)],
-)
-async def test_a_task_gives_what_the_call_gives(two: Two, tool: str, arguments: dict[str, Any]) -> None:
-    if tool in ASKING and not two.answers:
+    asking: dict[str, dict[str, Any]] = {tool: {} for tool in ASKING if two.answers}
+    for tool, arguments in (ANSWERING | asking).items():
+        expected = await two.plain.call_tool(tool, arguments)
+        assert expected.is_error is (tool == "fail")
+        assert _shown(await _as_task(two.client, tool, **arguments)) == _shown(expected)
+    for tool in (*ASKING, "ask_url") if not two.answers else ():
         # What a `Resolve(...)` parameter asks, the SDK refuses in its own words.
         words = "did not declare" if tool == "ask_before" else "this server is stateless"
         with pytest.raises(TaskFailed, match=words):
             await _as_task(two.client, tool)
-        return
-    expected = await two.plain.call_tool(tool, arguments)
-    assert not expected.is_error
-    assert _shown(await _as_task(two.client, tool, **arguments)) == _shown(expected)
 
 
-async def test_a_tool_that_fails_says_so_in_the_same_words(two: Two) -> None:
-    expected = await two.plain.call_tool("fail", {})
-    assert expected.is_error
-    assert _shown(await _as_task(two.client, "fail")) == _shown(expected)
-
-
-async def test_somebody_is_sent_to_a_page_by_a_task(two: Two) -> None:
-    two.host.asked.clear()
-    if not two.answers:
-        with pytest.raises(TaskFailed, match="this server is stateless"):
-            await _as_task(two.client, "ask_url")
-        return
-    answer = await _as_task(two.client, "ask_url")
-    assert answer.structured_content == {"result": "accept"}
-    assert two.host.asked == ["Please sign in", SIGN_IN]
+async def test_a_user_is_sent_to_a_page_by_a_task(two: Two) -> None:
+    if two.answers:
+        two.host.asked.clear()
+        assert (await _as_task(two.client, "ask_url")).structured_content == {"result": "accept"}
+        assert two.host.asked == ["Please sign in", SIGN_IN]
 
 
 async def test_everything_else_goes_on_beside_a_task(two: Two) -> None:
-    handle = await start_task(two.client, "linger", {})
-    assert isinstance(handle, TaskHandle)
+    handle = await _start(two.client, "linger")
     mine, theirs = [
         (
             [prompt.name for prompt in (await client.list_prompts()).prompts],
@@ -128,3 +126,84 @@ async def test_everything_else_goes_on_beside_a_task(two: Two) -> None:
     ]
     assert mine == theirs
     assert (await handle.result(timeout=PATIENCE)).structured_content == {"result": "lingered"}
+
+
+# Streams that are taken up again
+
+
+@pytest.mark.parametrize(("tool", "text"), [("linger", "lingered"), ("hang_up", "hung up")])
+async def test_an_answer_whose_stream_ended_is_fetched_on_another(site: str, tool: str, text: str) -> None:
+    url = f"{site}/tasks/resumable/mcp"
+    call = legacy_request("tools/call", {"name": tool, "arguments": {}, "_meta": {"progressToken": "p"}})
+    async with http_client() as http:
+        session, _ = await initialize(HttpWire(url, http), {})
+        headers = _stream_headers(session)
+        with anyio.fail_after(PATIENCE):
+            async with http.stream("POST", url, headers=headers, json=call) as ended:
+                # A client that leaves after the first event, or a tool that ends the stream itself.
+                first = await anext(line[4:] async for line in ended.aiter_lines() if line.startswith("id: "))
+            async with http.stream("GET", url, headers={**headers, "last-event-id": first}) as resumed:
+                said = (loads(line[5:]) async for line in resumed.aiter_lines() if line[:5] == "data:" and line[6:])
+                answer = await anext(message async for message in said if message.get("id") == call["id"])
+    assert answer["result"]["content"][0]["text"] == text
+
+
+def _stream_headers(session: LegacyHttpWire) -> dict[str, str]:
+    base = {"content-type": "application/json", "accept": "application/json, text/event-stream"}
+    return base | dict(session.headers)
+
+
+# The old HTTP+SSE transport, on which the SDK starts and stops the server with every connection
+
+
+@dataclass(eq=False)
+class Shelf:
+    """The state of a server's lifespan."""
+
+    is_open: bool = True
+
+
+@pytest.mark.parametrize("era", ERAS)
+async def test_a_task_goes_on_when_its_client_leaves(era: str) -> None:
+    shelves: list[Shelf] = []
+    gate = asyncio.Event()
+
+    @asynccontextmanager
+    async def lifespan(_: MCPServer[Shelf]) -> AsyncGenerator[Shelf]:
+        shelves.append(mine := Shelf())
+        try:
+            yield mine
+        finally:
+            mine.is_open = False
+
+    tasks = new_tasks()
+    server: MCPServer[Shelf] = MCPServer("old", log_level="CRITICAL", **tasks.wiring(lifespan))
+
+    @server.tool()
+    @tasks.task()
+    async def fetch(ctx: Context[Shelf, Any]) -> str:
+        """Wait, and say whether what the lifespan opened is still open."""
+        await gate.wait()
+        shelf = ctx.request_context.lifespan_context
+        return f"shelf {shelves.index(shelf)} is {'open' if shelf.is_open else 'closed'}"
+
+    @asynccontextmanager
+    async def around(_: Starlette) -> AsyncGenerator[None]:
+        async with tasks.running(server):
+            yield
+
+    def connect(base: str) -> Client:
+        mode: Any = ERAS[era]
+        return Client(with_tasks(sse_client(f"{base}/sse")), extensions=[TasksClient()], mode=mode)
+
+    async with serving_app(Starlette(routes=[Mount("/", server.sse_app())], lifespan=around)) as base:
+        async with connect(base) as client:
+            handle = await _start(client, "fetch")
+            assert (await handle.status()).status == "working"
+        # Nobody is connected any more: the server's lifespan of that connection has ended.
+        await eventually(lambda: not any(shelf.is_open for shelf in shelves[1:]))
+        gate.set()
+        async with connect(base) as client:
+            answer = await resume_task(client, handle.id).result(timeout=PATIENCE)
+    # And it was given what lives as long as the process, not what lives as long as the connection.
+    assert answer.structured_content == {"result": "shelf 0 is open"}

@@ -117,7 +117,7 @@ async def test_invented_names_of_tools_are_one_label_of_metrics(log: io.StringIO
 
 
 def test_invented_names_of_tools_do_not_fill_spans() -> None:
-    done = run(python("tests.peers.forged_spans"), check=True)
+    done = run(python("tests.peers.inventing"), check=True)
     spans: list[dict[str, Any]] = json.loads(done.stdout)
     assert {"tasks.run"} <= {span["name"] for span in spans}
     for span in spans:

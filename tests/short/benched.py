@@ -1,6 +1,6 @@
-"""The benchmark's server in a process of its own, with what else a server may have, on a socket that is bound already.
+"""The benchmark's server in a process of its own, with all that a server may have beside tasks, and its spans.
 
-python -m tests.short.benched FD DB [auth] [traced] [long] [watched]
+python -m tests.short.benched FD DB short|long
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ import logging
 import sys
 from typing import Any
 
-from mcp.server import MCPServer
 from mcp_types import ToolAnnotations
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import set_tracer_provider
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -22,7 +24,6 @@ from mcp_tasks import Tasks
 from mcp_tasks.errors import StoreUnavailable
 from mcp_tasks.model.record import TaskRecord, TaskRequest
 from mcp_tasks.stores.sqlite import SqliteStore
-from tests.short.collecting import Collector
 
 
 class FailingStore(SqliteStore):
@@ -38,25 +39,18 @@ class FailingStore(SqliteStore):
                 return await super().create(record, request, **options)
 
 
-def build(tasks: Tasks, collector: Collector, *, auth: bool) -> MCPServer[Any]:
-    """The server, with tools that tell of it."""
-    server = server_with(tasks, "benched", USERS if auth else None)
-    repeatable = ToolAnnotations(idempotent_hint=True)
-
-    @server.tool(annotations=repeatable)
-    @tasks.task()
-    async def noop(fails: str | None = None) -> str:
-        """Do nothing, as a task."""
-        return "ok"
-
-    @server.tool()
-    async def seen() -> str:
-        """What was answered, what was handed over, and the spans of it all."""
-        counts = tasks.short_way
-        spans = [span.told() for span in collector.spans]
-        return json.dumps({"answered": counts.answered, "handed_over": counts.handed_over, "spans": spans})
-
-    return server
+def told(span: ReadableSpan) -> dict[str, Any]:
+    """What a collector sees of a span, as JSON, but for what differs between any two spans."""
+    # Whether it names its task, and not which that is: no two servers have the same.
+    attributes = {name: name == "mcp_tasks.task" or value for name, value in (span.attributes or {}).items()}
+    return {
+        "name": span.name,
+        "kind": span.kind.name,
+        "attributes": attributes,
+        "status": [span.status.status_code.name, span.status.description],
+        "exceptions": [(event.attributes or {}).get("exception.type") for event in span.events],
+        "parent": None if span.parent is None else f"{span.parent.span_id:x}",
+    }
 
 
 def leaving(app: ASGIApp) -> ASGIApp:
@@ -72,24 +66,37 @@ def leaving(app: ASGIApp) -> ASGIApp:
     return watched
 
 
-def main(number: int, db: str, *options: str) -> None:
+def main(number: int, db: str, way: str) -> None:
     """Serve until stopped."""
     logging.disable(logging.CRITICAL)
-    collector = Collector()
-    if "traced" in options:
-        set_tracer_provider(collector)
-    is_watched = "watched" in options
-    tasks = Tasks(
-        FailingStore(db),
-        limits=UNPACED,
-        short_way="long" not in options,
-        audit=f"{db}.audit.jsonl" if is_watched else None,
-    )
-    server = build(tasks, collector, auth="auth" in options)
-    if is_watched:
-        server.custom_route("/metrics", methods=["GET"])(tasks.metrics.endpoint)
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    set_tracer_provider(provider)
+    tasks = Tasks(FailingStore(db), limits=UNPACED, short_way=way == "short", audit=f"{db}.audit.jsonl")
+    server = server_with(tasks, "benched", USERS)
+    server.custom_route("/metrics", methods=["GET"])(tasks.metrics.endpoint)
+
+    @server.tool(annotations=ToolAnnotations(idempotent_hint=True))
+    @tasks.task()
+    async def noop(fails: str | None = None) -> str:
+        """Do nothing, as a task."""
+        return "ok"
+
+    @server.tool()
+    async def seen() -> str:
+        """What was answered, what was handed over, and the spans of it all in the order in which they began."""
+        counts = tasks.short_way
+        spans = sorted(exporter.get_finished_spans(), key=lambda span: span.start_time or 0)
+        return json.dumps(
+            {
+                "answered": counts.answered,
+                "handed_over": counts.handed_over,
+                "spans": [told(span) for span in spans if span.name not in ("tools/call seen", "tasks.run")],
+            }
+        )
+
     serve_app(leaving(server.streamable_http_app()), fd=number, log_level="critical", access_log=False)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), *sys.argv[2:])
+    main(int(sys.argv[1]), sys.argv[2], sys.argv[3])

@@ -10,10 +10,9 @@ from datetime import timedelta
 from itertools import count
 from typing import Final
 
-from tests.short.drafts import Step
 from tests.short.raw import Answer, exchange
-from tests.short.servers import Setup, Stage, Twins, Way, Written
-from tests.short.standing import STAND_IN, STATES, neutral, put
+from tests.short.requests import Step
+from tests.short.servers import STAND_IN, STATES, Setup, Stage, Twins, Way, Written, neutral, put
 
 SETUPS: Final = [
     Setup(),

@@ -1,13 +1,16 @@
-"""Two servers that differ in one thing only: whether requests go the short way. They share a store and a clock."""
+"""Two servers that differ in one thing only: whether requests go the short way. They share a store and a clock.
+
+Tasks in every state come in pairs: one for each way, equal but for their ids.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from mcp.server import MCPServer, Server, ServerRequestContext
 from mcp.server.mcpserver import Context, Resolve
@@ -24,10 +27,20 @@ from mcp_types import (
 from pydantic import Field
 from starlette.types import ASGIApp
 
-from harness.auth import USERS, server_with
+from harness.auth import USERS, owner_of, server_with
 from harness.server import UNPACED, Name, resolve_name
 from mcp_tasks import Settings, Tasks
-from mcp_tasks.model.record import JournalEntry, TaskRecord, TaskRequest
+from mcp_tasks.model.json import encode_json
+from mcp_tasks.model.record import (
+    InputBook,
+    InputRequest,
+    JournalEntry,
+    Outcome,
+    Progress,
+    TaskRecord,
+    TaskRequest,
+    TaskStatus,
+)
 from mcp_tasks.server.options import TaskMode
 from mcp_tasks.stores.memory import MemoryStore
 from mcp_tasks.testing import FakeClock
@@ -238,11 +251,6 @@ class Stage:
             self._pairs[setup] = self.run(self._begin(setup))
         return self._pairs[setup]
 
-    @property
-    def pairs(self) -> list[Twins]:
-        """All that were started."""
-        return list(self._pairs.values())
-
     async def _begin(self, setup: Setup) -> Twins:
         ready: asyncio.Future[Twins] = asyncio.get_running_loop().create_future()
 
@@ -268,3 +276,124 @@ class Stage:
 
         self.run(leave())
         self._runner.close()
+
+
+# Tasks
+
+STAND_IN: Final = "twin-_______-"
+"""What the id of a task begins with in a request before it is known which of the two ways it goes."""
+
+_FORM = {
+    "mode": "form",
+    "message": "Who?",
+    "requestedSchema": {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]},
+}
+_ASKED = InputBook().ask(
+    {
+        "who": InputRequest(method="elicitation/create", params=_FORM),
+        "where": InputRequest(method="roots/list", params={"task": {"ttl": 1}}),
+    }
+)
+_TEXT = {"content": [{"type": "text", "text": "Grüße \U0001f600"}], "isError": False}
+_STRANGE: Mapping[str, Any] = {
+    "content": [],
+    "structuredContent": {"null": None, "big": 2**70, "float": 1.0, "small": 1e-300, "\u2028": ["\x00"]},
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class State:
+    """A state that a task may be in, as what differs from a new one.
+
+    Attributes:
+        outcome: How it ended, if it has.
+        expires: After how long from now it is gone, for one that has ended.
+    """
+
+    fields: Mapping[str, Any]
+    outcome: Outcome | None = None
+    expires: timedelta = timedelta(hours=2)
+    token: str | None = "alice"
+
+
+def _ended(status: TaskStatus, told: object = None, meta: object = None, **fields: Any) -> State:
+    outcome = (
+        None if told is None else Outcome(body=encode_json(told), meta=None if meta is None else encode_json(meta))
+    )
+    expires = fields.pop("expires", timedelta(hours=2))
+    return State(fields={"status": status, "attempt": 1, **fields}, outcome=outcome, expires=expires)
+
+
+_AT_WORK: Mapping[str, Any] = {"worker": "somebody", "attempt": 1}
+
+STATES: Final[Mapping[str, State]] = {
+    "queued": State(fields={}),
+    "at-work": State(fields={**_AT_WORK, "poll_interval": timedelta(seconds=7)}),
+    "progress": State(fields={**_AT_WORK, "progress": Progress(progress=1, total=3.5, message="some way\u2028")}),
+    "forever": State(fields={**_AT_WORK, "retention": None, "status_message": 'quoted "so" \x7f'}),
+    "asks": State(fields={"status": TaskStatus.INPUT_REQUIRED, "attempt": 1, "inputs": _ASKED}),
+    "asks-at-work": State(fields={**_AT_WORK, "status": TaskStatus.INPUT_REQUIRED, "inputs": _ASKED}),
+    "parked": State(fields={"attempt": 1, "wake_at": timedelta(minutes=5)}),
+    "done": _ended(TaskStatus.COMPLETED, _TEXT),
+    "done-meta": _ended(TaskStatus.COMPLETED, _STRANGE, {"a": {"b": None}}, status_message="all of it"),
+    "failed": _ended(TaskStatus.FAILED, {"code": -32099, "message": "no", "data": {"hint": None}}),
+    "cancelled": _ended(TaskStatus.CANCELLED, status_message="Cancelled by the client"),
+    "huge": _ended(TaskStatus.COMPLETED, {"content": [{"type": "text", "text": "ü" * 300_000}]}),
+    "expiring": _ended(TaskStatus.COMPLETED, _TEXT, expires=timedelta(seconds=1)),
+    "expired": _ended(TaskStatus.COMPLETED, _TEXT, expires=-timedelta(seconds=1)),
+    "elsewhere": State(fields={"namespace": "another"}),
+    "prompt": State(fields={"method": "prompts/get"}),
+    "of-bob": State(fields={}, token="bob"),
+    "of-nobody": State(fields={}, token=None),
+}
+
+
+def task_id(side: str, number: int, state: str) -> str:
+    """The id of one of the two; of one length for both, so that requests are of one length too."""
+    return f"{_prefix(side, number)}{state}"
+
+
+def _prefix(side: str, number: int) -> str:
+    return f"twin-{side}{number:06d}-"
+
+
+def for_side(text: bytes, side: str, number: int) -> bytes:
+    """What is written with the stand-in, for the tasks of one side."""
+    return text.replace(STAND_IN.encode(), _prefix(side, number).encode())
+
+
+def neutral(text: bytes, side: str, number: int) -> bytes:
+    """What came back, as it would be on either side."""
+    return text.replace(_prefix(side, number).encode(), STAND_IN.encode())
+
+
+async def put(pair: Twins, number: int, states: Mapping[str, State] = STATES) -> None:
+    """Keep a task in each of the states, for either side."""
+    now = pair.clock()
+    for side in "ab":
+        for name, state in states.items():
+            record = _record(task_id(side, number, name), state, now, auth=pair.setup.auth)
+            request = TaskRequest(name=record.name, arguments={}, method=record.method)
+            await pair.store.create(replace(record, version=1), request)
+            if state.outcome is not None or record.version > 1:
+                await pair.store.save(record, expected=1, outcome=state.outcome)
+    pair.store.written.clear()
+
+
+def _record(identifier: str, state: State, now: datetime, *, auth: bool) -> TaskRecord:
+    fields: dict[str, Any] = {"retention": timedelta(hours=3), "namespace": NAME, "version": 2, **state.fields}
+    is_ours = state.token is not None and (auth or state.token == "bob")
+    record = TaskRecord(
+        id=identifier,
+        owner=owner_of(state.token) if is_ours and state.token else None,
+        name="marked",
+        created_at=now - timedelta(hours=4),
+        updated_at=now - timedelta(minutes=1),
+        **fields,
+    )
+    if record.wake_at is not None:
+        record = replace(record, wake_at=now + timedelta(minutes=5))
+    if not record.is_final:
+        return record
+    kept = record.retention or timedelta(0)
+    return replace(record, finished_at=now + state.expires - kept, updated_at=now + state.expires - kept)

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from harness.soaking import batch_settings, soak
 from tests.short.comparing import SETUPS, Comparison, Tally
-from tests.short.drafts import Step
-from tests.short.requests import LISTENING, STEPS
+from tests.short.requests import LISTENING, STEPS, Step
 from tests.short.servers import Setup
 
 BATCH = 300

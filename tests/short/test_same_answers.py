@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from harness.thoroughness import TIMES, examples
 from tests.short.comparing import SETUPS, Comparison
-from tests.short.drafts import Step
-from tests.short.requests import GOOD, LISTENING, SINGLE_FLAWS, STEPS
+from tests.short.requests import GOOD, LISTENING, SINGLE_FLAWS, STEPS, Step
 from tests.short.servers import Setup
 
 # Hypothesis may take five minutes to make a failure small, and says what failed only then.

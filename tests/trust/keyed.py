@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Protocol
 
-import anyio
 from mcp.server import MCPServer
 from mcp.server.mcpserver import Context
 from mcp_types import ElicitRequest, ElicitRequestFormParams, InputRequiredResult
 
 from harness.http import HttpWire, LegacyHttpWire, initialize, serving
-from harness.rpc import EVERYTHING, PATIENCE, Reply, Tasking
+from harness.rpc import EVERYTHING, Reply, Tasking
+from harness.waiting import eventually
 from mcp_tasks import Tasks
 from mcp_tasks.model.record import TaskRecord
 from mcp_tasks.stores import MemoryStore, Store
@@ -55,9 +55,11 @@ class Scene:
 
     async def until_idle(self) -> None:
         """Return when all of them have ended."""
-        with anyio.fail_after(PATIENCE):
-            while any(not task.is_final for task in await self.all_tasks()):  # noqa: ASYNC110
-                await anyio.sleep(0.005)
+
+        async def idle() -> bool:
+            return all(task.is_final for task in await self.all_tasks())
+
+        await eventually(idle)
 
     async def pass_time(self, time: timedelta) -> None:
         """It is later, and whatever has expired is gone."""

@@ -2,23 +2,38 @@
 
     python -m tests.trust.paying FOLDER PORT STORE_URL
 
-`pay` may not run twice, `look_up` may. Each writes its name into `runs` in the folder.
+`pay` may not run twice, `look_up` may. Each writes its name into `runs` in the folder. If there is a file `die` in the
+folder, which it removes before, the server dies right after its file has kept a new task: once for each time.
 """
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 from mcp.server import MCPServer
 
+from harness.processes import crash
 from harness.serving import serve_app
 from mcp_tasks import Tasks
+from mcp_tasks.model.record import TaskRecord
+from mcp_tasks.stores.sqlite import SqliteStore
 
 
 def main(folder: Path, port: int, url: str) -> None:
     """Serve until killed."""
-    tasks = Tasks(url, engine="local", namespace="paying")
+
+    class DyingStore(SqliteStore):
+        async def create(self, *args: Any, **kwargs: Any) -> TaskRecord:
+            created = await super().create(*args, **kwargs)
+            if (folder / "die").exists():
+                (folder / "die").unlink()
+                crash()
+            return created
+
+    store = DyingStore(folder / "tasks.db") if url.startswith("sqlite") else url
+    tasks = Tasks(store, engine="local", namespace="paying")
     server = MCPServer("paying", **tasks.wiring())
 
     def note(name: str) -> None:

@@ -1,12 +1,14 @@
-"""A server that is killed between making a task and answering the call: made again under its key, there is one task."""
+"""A task is kept, and its caller does not hear of it: the server is killed, or the store's answer is lost. Made again
+under its key, there is one task, and nothing runs twice."""
 
 from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime, timedelta
+from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
 import anyio
@@ -14,80 +16,59 @@ import httpx2
 import pytest
 from mcp import Client
 
-from harness.databases import Postgres, postgres
+from harness.databases import Valkey
 from harness.http import HttpWire, http_client, initialize
+from harness.proxy import Proxy, proxy_to
 from harness.rpc import NOTHING, PATIENCE, TASKS, Reply, Tasking, text_of
 from harness.serving import ServerProcess
-from mcp_tasks.client import Patience, TasksClient, call_tool, reconnecting_http
-from mcp_tasks.stores import Store
-from mcp_tasks.stores.base import EVERYBODY
-from mcp_tasks.stores.postgres import PostgresStore
+from harness.stored import all_tasks, opened
+from mcp_tasks.client import CallLost, Patience, TasksClient, call_tool, reconnecting_http
 from mcp_tasks.stores.sqlite import SqliteStore
 from tests.client.connecting import text
 from tests.trust.keyed import KEY, LONG_KEY, told
 
-pytestmark = pytest.mark.anyio
-
-PATIENT = Patience(first_pause=timedelta(seconds=0.5), max_pause=timedelta(seconds=8))
-"""For a server that is started again by hand."""
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 
-class Mortal(ServerProcess):
-    """A server that dies when told to, and is started again on the same port and store."""
+@dataclass
+class Paying:
+    """The server process, and the folder that its tools write to."""
 
-    def __init__(self, folder: Path, url: str) -> None:
-        super().__init__("tests.trust.crashing", folder, "{port}", url)
-        self.folder = folder
-        self.store_url = url
-
-    def to_die(self) -> None:
-        """The next task that it makes is its last act."""
-        (self.folder / "die").touch()
-
-    async def died(self) -> None:
-        """Return when it has been killed."""
-        assert await asyncio.to_thread(self.process.wait, PATIENCE) == -signal.SIGKILL
+    server: ServerProcess
+    folder: Path
+    proxy: Proxy | None = None
 
     @property
     def runs(self) -> list[str]:
-        """What the tool was run with."""
-        return (self.folder / "runs").read_text().split()
-
-    async def tasks(self) -> int:
-        """How many tasks there are."""
-        is_postgres = self.store_url.startswith("postgresql")
-        store: Store = PostgresStore(self.store_url) if is_postgres else SqliteStore(self.folder / "tasks.db")
-        await store.open("crashing")
-        try:
-            return len((await store.list("crashing", EVERYBODY, now=datetime.now(UTC), limit=10)).records)
-        finally:
-            await store.close()
+        """The tools that have run."""
+        runs = self.folder / "runs"
+        return runs.read_text().split() if runs.exists() else []
 
 
-@pytest.fixture(scope="module")
-def database() -> Generator[Postgres]:
-    with postgres() as server:
-        yield server
+# The server is killed
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
-async def mortal(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerator[Mortal]:
-    is_postgres = request.param == "postgres"
-    url = request.getfixturevalue("database").new_database() if is_postgres else "sqlite"
-    async with Mortal(tmp_path, url) as server:
-        yield server
+@pytest.fixture
+async def mortal(tmp_path: Path) -> AsyncGenerator[Paying]:
+    """A server that dies when told to, and is started again on the same port and store."""
+    async with ServerProcess("tests.trust.paying", tmp_path, "{port}", "sqlite") as server:
+        yield Paying(server, tmp_path)
 
 
-@asynccontextmanager
-async def wire_to(server: Mortal) -> AsyncGenerator[HttpWire]:
-    async with http_client() as client:
-        yield HttpWire(server.url, client)
+async def killed(mortal: Paying) -> None:
+    """Return when the server has been killed."""
+    assert await asyncio.to_thread(mortal.server.process.wait, PATIENCE) == -signal.SIGKILL
 
 
-async def call(server: Mortal, door: str) -> Reply:
+async def only_task(mortal: Paying) -> bool:
+    async with opened(SqliteStore(mortal.folder / "tasks.db")) as store:
+        return len(await all_tasks(store, "paying")) == 1
+
+
+async def call(mortal: Paying, door: str) -> Reply:
     """Call the tool once, as a client of the door does."""
-    async with wire_to(server) as wire:
-        params = {"name": "pay", "arguments": {"amount": 7}}
+    async with http_client() as client:
+        wire, params = HttpWire(mortal.server.url, client), {"name": "look_up", "arguments": {"amount": 7}}
         if door == "older tasks":
             session, _ = await initialize(wire, {})
             return await session.ask("tools/call", {**params, "_meta": {KEY: LONG_KEY}, "task": {}})
@@ -95,41 +76,86 @@ async def call(server: Mortal, door: str) -> Reply:
         return await Tasking(wire, capabilities).ask("tools/call", params, meta={KEY: LONG_KEY})
 
 
-@pytest.mark.parametrize(
-    ("mortal", "door"),
-    [("sqlite", "tasks"), ("sqlite", "older tasks"), ("sqlite", "without tasks"), ("postgres", "tasks")],
-    indirect=["mortal"],
-)
-async def test_a_call_made_again_after_the_crash_comes_to_the_task_of_the_first(mortal: Mortal, door: str) -> None:
-    mortal.to_die()
+@pytest.mark.parametrize("door", ["tasks", "older tasks", "without tasks"])
+async def test_a_call_made_again_after_the_crash_comes_to_the_task_of_the_first(mortal: Paying, door: str) -> None:
+    (mortal.folder / "die").touch()
     with pytest.raises(httpx2.TransportError):
         await call(mortal, door)
-    await mortal.died()
-    await mortal.started()
+    await killed(mortal)
+    await mortal.server.started()
     first = told(await call(mortal, door))
     assert told(await call(mortal, door)) == first
-    assert await mortal.tasks() == 1
+    assert await only_task(mortal)
     if door == "tasks":
-        async with wire_to(mortal) as wire:
-            ended = await Tasking(wire).until(first, "completed")
-            assert text_of(ended["result"]) == "paid 7"
-        assert mortal.runs == ["7"]
+        async with http_client() as client:
+            ended = await Tasking(HttpWire(mortal.server.url, client)).until(first, "completed")
+        assert text_of(ended["result"]) == "looked up 7"
+        assert mortal.runs == ["look_up"]
 
 
-async def test_our_client_does_so_by_itself(mortal: Mortal) -> None:
-    async with Client(reconnecting_http(mortal.url), extensions=[TasksClient(patience=PATIENT)]) as client:
+async def test_our_client_does_so_by_itself(mortal: Paying) -> None:
+    patience = Patience(first_pause=timedelta(seconds=0.2), max_pause=timedelta(seconds=2))
+    extensions = [TasksClient(patience=patience)]
+    async with Client(reconnecting_http(mortal.server.url), extensions=extensions) as client:
         await client.list_tools()
-        mortal.to_die()
-        results: list[str] = []
-
-        async def pay() -> None:
-            results.append(text(await call_tool(client, "pay", {"amount": 7})))
-
+        (mortal.folder / "die").touch()
         with anyio.fail_after(PATIENCE):
-            async with anyio.create_task_group() as group:
-                group.start_soon(pay)
-                await mortal.died()
-                mortal.launch()
-    assert results == ["paid 7"]
-    assert mortal.runs == ["7"]
-    assert await mortal.tasks() == 1
+            calling = asyncio.create_task(call_tool(client, "look_up", {"amount": 7}))
+            await killed(mortal)
+            mortal.server.launch()
+            assert text(await calling) == "looked up 7"
+    assert mortal.runs == ["look_up"]
+    assert await only_task(mortal)
+
+
+# The store keeps the task, its answer is lost, and it is away for a while
+
+
+@pytest.fixture
+async def paying(shared_valkey: Valkey, tmp_path: Path) -> AsyncGenerator[Paying]:
+    async with (
+        proxy_to(shared_valkey.url) as proxy,
+        ServerProcess("tests.trust.paying", tmp_path, "{port}", proxy.before(shared_valkey.new_database())) as server,
+    ):
+        yield Paying(server, tmp_path, proxy)
+
+
+@asynccontextmanager
+async def losing(paying: Paying) -> AsyncGenerator[None]:
+    """While the store loses the answer for the next task."""
+    assert paying.proxy is not None
+    proxy = paying.proxy
+
+    async def lose() -> None:
+        proxy.lose(of=r"^create$", then_cut=True)
+        await proxy.until_lost()
+        await anyio.sleep(2)  # sleep: the store is away for so long
+        proxy.restore()
+
+    lost = asyncio.create_task(lose())
+    try:
+        yield
+        await lost
+    finally:
+        lost.cancel()
+
+
+@pytest.mark.parametrize(("tool", "result"), [("pay", "paid 7"), ("look_up", "looked up 7")])
+async def test_our_client_gets_its_result_and_the_tool_runs_once(paying: Paying, tool: str, result: str) -> None:
+    async with Client(reconnecting_http(paying.server.url), extensions=[TasksClient()]) as client:
+        await client.list_tools()
+        with anyio.fail_after(2 * PATIENCE):
+            async with losing(paying):
+                assert text(await call_tool(client, tool, {"amount": 7})) == result
+    assert paying.runs == [tool]
+
+
+async def test_without_a_key_the_call_is_lost(paying: Paying) -> None:
+    # A client with a pinned version asks the server nothing, and so does not know that it honours keys.
+    async with Client(reconnecting_http(paying.server.url), mode="2026-07-28", extensions=[TasksClient()]) as client:
+        with anyio.fail_after(2 * PATIENCE):
+            async with losing(paying):
+                with pytest.raises(CallLost, match="may have been made") as caught:
+                    await call_tool(client, "pay", {"amount": 7})
+    assert caught.value.may_have_run
+    assert caught.value.data == {"reason": "may_have_happened"}

@@ -13,6 +13,7 @@ import pytest
 from harness.http import HttpWire, initialize, serving
 from harness.older import HttpClient, http_session
 from harness.rpc import PATIENCE, hello, legacy_request
+from harness.waiting import eventually
 from mcp_tasks import Limits
 from mcp_tasks.protocol.shapes import LIMIT_EXCEEDED
 from tests.trust.guarded import build, by_header, guarded, new_tasks
@@ -73,19 +74,11 @@ async def test_another_owner_cannot_answer_a_question_of_a_session() -> None:
         assert "Ada" in json.dumps((await ada.result(task_id)).result)
 
 
-async def test_a_session_that_was_opened_without_a_name_is_not_one_of_somebody() -> None:
+async def test_sessions_without_a_name_and_of_versions_before_tasks_are_kept_apart_as_well() -> None:
     async with guarded(auth=False, principal=by_header) as (wire, _), http_session(wire) as nobody:
         assert nobody.session_id is not None
         assert (await sent(wire, "POST", nobody.session_id, "ada")).status_code == 404
-
-
-async def test_where_no_one_has_a_name_sessions_work_as_ever() -> None:
-    async with guarded(auth=False) as (wire, _), http_session(wire) as client:
-        assert (await client.get(await client.start("hold")))["status"] == "working"
-
-
-async def test_versions_before_tasks_have_their_owners_too() -> None:
-    async with guarded(**BY_HEADER) as (wire, _):
+        assert (await nobody.get(await nobody.start("hold")))["status"] == "working"
         session, _ = await initialize(wire.as_user("ada"), {}, "2025-06-18")
         session_id = dict(session.headers)["mcp-session-id"]
         assert (await sent(wire, "GET", session_id, "eve")).status_code == 404
@@ -111,20 +104,16 @@ async def test_an_owner_has_only_so_many_sessions() -> None:
         await initialize(ada, {})
 
 
-async def test_what_opens_no_session_takes_none() -> None:
-    async with guarded(**BY_HEADER, limits=Limits(owner_sessions=1)) as (wire, _):
+async def test_what_opens_no_session_and_one_that_the_sdk_has_ended_take_no_place() -> None:
+    server = build(new_tasks(principal=by_header, limits=Limits(owner_sessions=1)))
+    async with serving(server) as wire:
+        server.session_manager.session_idle_timeout = 0.1
         ada = wire.as_user("ada")
         for _ in range(3):
             assert (await ada.raw_post("{", [])).status_code == 400
         await initialize(ada, {})
 
+        async def opened() -> bool:
+            return (await ada.raw_post(json.dumps(legacy_request("initialize", hello({}))), [])).status_code == 200
 
-async def test_a_session_that_the_sdk_has_ended_takes_no_place() -> None:
-    server = build(new_tasks(principal=by_header, limits=Limits(owner_sessions=1)))
-    async with serving(server) as wire:
-        server.session_manager.session_idle_timeout = 0.1
-        ada = wire.as_user("ada")
-        await initialize(ada, {})
-        with anyio.fail_after(PATIENCE):
-            while (await ada.raw_post(json.dumps(legacy_request("initialize", hello({}))), [])).status_code != 200:  # noqa: ASYNC110 - nobody tells of it
-                await anyio.sleep(0.5)
+        await eventually(opened)
