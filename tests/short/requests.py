@@ -400,7 +400,7 @@ _TASK_CALLS = st.builds(
 )
 _REQUESTS = st.one_of(_ABOUT, _ABOUT, _TASK_CALLS, _TASK_CALLS, _CALLS, st.sampled_from(_OTHER))
 _MORE = st.sampled_from([*[{}] * 8, {"toolsListChanged": True}, {"resourceSubscriptions": []}])
-_FLAWS = st.one_of(
+_ANY_FLAW = st.one_of(
     st.sampled_from(SINGLE_FLAWS),
     st.builds(Flaw, st.just("param"), st.tuples(st.sampled_from(_PARAM_KEYS), _JSON)),
     st.builds(Flaw, st.just("meta"), st.tuples(st.sampled_from(_META_KEYS), _JSON)),
@@ -408,8 +408,8 @@ _FLAWS = st.one_of(
 _FLAW_LISTS = st.one_of(
     st.just([]),
     st.lists(st.sampled_from(_HARMLESS), max_size=3),
-    st.lists(_FLAWS, min_size=1, max_size=1),
-    st.lists(st.sampled_from(_HARMLESS) | _FLAWS, max_size=3),
+    st.lists(_ANY_FLAW, min_size=1, max_size=1),
+    st.lists(st.sampled_from(_HARMLESS) | _ANY_FLAW, max_size=3),
 )
 _TOKENS = st.sampled_from(["alice", "alice", "alice", "alice", "bob", "robot", "nobody", "", None])
 _WAITS = st.sampled_from([0, 0, 0, 1, 250, 1_000, 61_000, 3_600_000])

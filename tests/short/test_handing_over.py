@@ -322,14 +322,15 @@ async def test_what_an_author_puts_in_sees_every_call_from_then_on(
     put_in: Callable[[Any, Seen], None], low_level: bool
 ) -> None:
     seen: Seen = []
+    # Of the tools of a low-level server no schema is known.
+    call = Step("tools/call", {"name": "marked"}, "marked") if low_level else CALL
     async with _served(low_level=low_level) as served:
-        await served.ask(CALL)
+        await served.ask(call)
         assert served.counts == ({"tools/call": 1}, {})
         put_in(served.server, seen)
-        await served.ask(CALL)
+        await served.ask(call)
         assert served.counts == ({"tools/call": 1}, {Handover.SERVER: 1})
-        await served.ask(CANCEL)
-    assert seen[:1] == ["tools/call"]
+    assert seen == ["tools/call"]
 
 
 @pytest.mark.anyio
