@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import sqlite3
-from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -12,16 +12,15 @@ from typing import Any
 
 import psycopg
 import pytest
-import redis
 from redis.asyncio import Redis
 
-from harness.databases import Postgres, Valkey, postgres, valkey
+from harness.databases import Valkey
 from harness.postgres_store import new_store_url
 from mcp_tasks.encryption import Cipher, Keyring, new_key
 from mcp_tasks.errors import EncryptionMismatch, StoreUnavailable, TaskUnreadable, UsageError
-from mcp_tasks.model import JournalEntry, Outcome, Progress, TaskStatus
+from mcp_tasks.model import JournalEntry, Outcome, Progress, TaskRecord, TaskStatus
 from mcp_tasks.stores import Store
-from mcp_tasks.stores.base import OwnedBy
+from mcp_tasks.stores.base import OwnedBy, ReadsOwned
 from mcp_tasks.stores.codec import Codec
 from mcp_tasks.stores.encryption import BEGUN, NAME, NAMESPACE
 from mcp_tasks.stores.reencrypt import encrypt_store
@@ -43,28 +42,14 @@ DATABASES = pytest.mark.parametrize("url", ["postgres", "redis"], indirect=True)
 """A file that is in use is not encrypted at all."""
 
 
-@pytest.fixture(scope="module")
-def postgres_server() -> Iterator[Postgres]:
-    with postgres(durable=False) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def valkey_server() -> Iterator[Valkey]:
-    with valkey() as server:
-        yield server
-
-
 @pytest.fixture(params=["sqlite", "postgres", "redis"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/tasks.db"
     if request.param == "postgres":
-        return new_store_url(request.getfixturevalue("postgres_server"))
-    server: Valkey = request.getfixturevalue("valkey_server")
-    with closing(redis.Redis.from_url(server.url)) as client:
-        client.flushall()
-    return server.url
+        return new_store_url(request.getfixturevalue("shared_postgres"))
+    server: Valkey = request.getfixturevalue("shared_valkey")
+    return server.new_database()
 
 
 async def opened(url: str, cipher: Cipher | None = None) -> Store:
@@ -131,19 +116,15 @@ async def test_turned_on_nothing_is_readable_and_all_is_there(url: str) -> None:
     await fill(url)
     assert SECRET.encode() in await kept(url)
     ring = Keyring(new_key())
+    with pytest.raises(EncryptionMismatch, match=r"has tasks that are not encrypted.*mcp-tasks encrypt --store URL"):
+        await opened(url, ring)
+    await check(url, None)
     done = await encrypt_store(url, ring, watch=0.1)
     assert (done.changed, done.plain, done.unreadable) == (13, 13, 0)
     assert SECRET.encode() not in await kept(url)
     await check(url, ring)
     again = await encrypt_store(url, ring, watch=0.1)
     assert (again.changed, again.kept) == (0, 13)
-
-
-async def test_a_store_that_is_encrypted_from_the_start(url: str) -> None:
-    ring = Keyring(new_key())
-    await fill(url, ring)
-    assert SECRET.encode() not in await kept(url)
-    await check(url, ring)
 
 
 MOVES = {"request": "body", "body": "meta", "meta": "state", "state": "request"}
@@ -205,14 +186,9 @@ async def test_no_key_and_a_wrong_key_are_refused_at_the_start(url: str) -> None
         await opened(url, Keyring(new_key()))
     with pytest.raises(EncryptionMismatch, match="it needs the key"):
         await encrypt_store(url, Keyring(new_key()), watch=0.1)
-    await (await opened(url, ring)).close()
-
-
-async def test_a_plain_store_is_not_opened_with_a_key(url: str) -> None:
-    await fill(url)
-    with pytest.raises(EncryptionMismatch, match=r"has tasks that are not encrypted.*mcp-tasks encrypt --store URL"):
-        await opened(url, Keyring(new_key()))
-    await check(url, None)
+    await fill(url, ring)
+    assert SECRET.encode() not in await kept(url)
+    await check(url, ring)
 
 
 async def test_a_key_is_changed(url: str) -> None:
@@ -305,11 +281,16 @@ async def test_memory_and_what_is_not_there_are_refused(tmp_path: Path) -> None:
 
 
 @DATABASES
-async def test_who_opened_it_plain_writes_nothing_plain_any_more(url: str) -> None:
+@pytest.mark.parametrize("is_empty", [False, True], ids=["filled", "empty"])
+async def test_who_opened_it_plain_writes_nothing_plain_any_more(url: str, is_empty: bool) -> None:
     """A server that only serves does not beat, so nobody sees that it is there."""
-    await fill(url)
+    if not is_empty:
+        await fill(url)
     store, ring = await opened(url), Keyring(new_key())
-    await encrypt_store(url, ring, watch=0.1)
+    if is_empty:
+        await (await opened(url, ring)).close()
+    else:
+        await encrypt_store(url, ring, watch=0.1)
     for write in (
         store.create(make_record(id="three", namespace="demo"), REQUEST),
         store.set_note("demo", "other", SECRET.encode(), expected=None),
@@ -319,62 +300,16 @@ async def test_who_opened_it_plain_writes_nothing_plain_any_more(url: str) -> No
         assert SECRET not in str(refused.value)
     await store.close()
     assert SECRET.encode() not in await kept(url)
-    await check(url, ring)
 
 
-@DATABASES
-async def test_an_empty_store_that_somebody_has_open_without_a_key(url: str) -> None:
-    plain = await opened(url)
-    sealed = await opened(url, Keyring(new_key()))
-    with pytest.raises(EncryptionMismatch, match="has been encrypted"):
-        await plain.create(make_record(id="three", namespace="demo"), REQUEST)
-    await sealed.create(make_record(id="three", namespace="demo"), REQUEST)
-    await plain.close()
-    await sealed.close()
-
-
-@pytest.mark.parametrize("what", ["task", "note"])
-async def test_a_store_that_another_server_keeps_plain_is_not_taken_for_an_encrypted_one(url: str, what: str) -> None:
+async def test_a_store_that_another_server_keeps_plain_is_not_taken_for_an_encrypted_one(url: str) -> None:
     store = store_from_url(url)
     await store.open("another")
-    if what == "task":
-        await store.create(make_record(id="one", namespace="another"), REQUEST)
-    else:
-        await store.set_note("another", "note", SECRET.encode(), expected=None)
+    await store.set_note("another", "note", SECRET.encode(), expected=None)
     await store.close()
     with pytest.raises(EncryptionMismatch, match="has tasks that are not encrypted"):
         await opened(url, Keyring(new_key()))
     await (await opened(url)).close()
-
-
-@DATABASES
-async def test_one_that_was_interrupted_looks_again_for_servers_at_work(url: str) -> None:
-    await fill(url)
-    store, ring = await opened(url), Keyring(new_key())
-    # Before it looks for one: where nobody is at work, it does not watch.
-    await store.heartbeat("worker", namespace="demo")
-    encrypting = asyncio.create_task(encrypt_store(url, ring, watch=30))
-    await asyncio.sleep(0.2)  # sleep: it watches by then, of which nobody is told
-    encrypting.cancel()
-    await asyncio.gather(encrypting, return_exceptions=True)
-    # Nothing had been done, so nobody is kept out.
-    await (await opened(url)).close()
-
-    is_alive = asyncio.Event()
-
-    async def live() -> None:
-        while True:
-            await store.heartbeat("worker", namespace="demo")
-            is_alive.set()
-            await asyncio.sleep(0.05)
-
-    living = asyncio.create_task(live())
-    await is_alive.wait()
-    with pytest.raises(StoreUnavailable, match="is in use"):
-        await encrypt_store(url, ring, watch=0.5)
-    living.cancel()
-    await asyncio.gather(living, return_exceptions=True)
-    await store.close()
 
 
 async def test_what_is_kept_has_the_size_of_what_was_encrypted_from_the_start(url: str) -> None:
@@ -435,3 +370,36 @@ async def test_tables_whose_encryption_was_interrupted_are_written_anew(url: str
     await encrypt_store(url, ring, watch=0.1)
     assert file_of_tasks() != before
     await check(url, ring)
+
+
+class Garbled(Codec):
+    """Writes what nobody can read."""
+
+    def encode_state(self, record: TaskRecord) -> bytes:
+        return super().encode_state(record)[:-5]
+
+
+async def test_whose_a_task_is_is_known_before_anything_of_it_is_read(
+    url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = await opened(url)
+    assert isinstance(store, ReadsOwned)
+    owners = ("ada", "", "=", "\\-", "nul\0", "\ud800", '["app","https://issuer.example","ada"]', None)
+    for number, owner in enumerate(owners):
+        await store.create(make_record(id=f"task-{number}", namespace="demo", owner=owner), REQUEST)
+        found = [await store.get_owned(f"task-{number}", other) is not None for other in owners]
+        assert found == [other == owner for other in owners]
+    assert await store.get_owned("task_of_nobody \0", "ada") is None
+    # Of what cannot be read only the owner hears.
+    of_this_kind: Any = type(store)
+    path = Path(url.removeprefix("sqlite:///"))
+    garbling: Store = of_this_kind(path if url.startswith("sqlite") else url, codec=Garbled())
+    await garbling.open("demo")
+    await garbling.create(make_record(id="garbled", namespace="demo", owner="ada"), REQUEST)
+    await garbling.close()
+    with caplog.at_level(logging.DEBUG, "mcp_tasks"):
+        assert await store.get_owned("garbled", "bob") is await store.get_owned("garbled", None) is None
+    assert caplog.records == []
+    with pytest.raises(TaskUnreadable):
+        await store.get_owned("garbled", "ada")
+    await store.close()

@@ -117,12 +117,26 @@ def test_a_column_is_not_taken_for_another_one(path: Path) -> None:
 
 
 @BOTH
-def test_turned_on_nothing_readable_is_left(fill: Act, check: Act, path: Path) -> None:
+def test_turned_on_nothing_readable_is_left_before_it_is_said_to_be(fill: Act, check: Act, path: Path) -> None:
+    clean: list[bool] = []
+
+    class Looking(Keyring):
+        def encrypt(self, bound_to: str, data: bytes) -> bytes:
+            if (bound_to, data) == ("ledger:mark", b"on"):
+                clean.append(not found(path))
+            return super().encrypt(bound_to, data)
+
     fill(path, None)
     assert found(path)
-    ring = Keyring(new_key())
+    ring = Looking(new_key())
+    with (
+        closing(Ledger(path) if fill is fill_ledger else HostedFile(path)),
+        pytest.raises(StoreUnavailable, match="another process has it open"),
+    ):
+        check(path, ring)
+    check(path, None)
     check(path, ring)
-    assert not found(path)
+    assert (clean, found(path)) == ([True], False)
     check(path, ring)
 
 
@@ -147,17 +161,6 @@ def test_no_key_and_a_wrong_key_are_refused(fill: Act, check: Act, path: Path) -
     check(path, ring)
 
 
-@BOTH
-def test_a_file_that_somebody_has_open_is_not_encrypted_behind_his_back(fill: Act, check: Act, path: Path) -> None:
-    fill(path, None)
-    with (
-        closing(Ledger(path) if fill is fill_ledger else HostedFile(path)),
-        pytest.raises(StoreUnavailable, match="another process has it open"),
-    ):
-        check(path, Keyring(new_key()))
-    check(path, None)
-
-
 def test_a_client_gives_its_cipher_to_the_ledger_that_a_path_names(path: Path) -> None:
     ring = Keyring(new_key())
     client = TasksClient(ledger=path, cipher=ring)
@@ -167,18 +170,3 @@ def test_a_client_gives_its_cipher_to_the_ledger_that_a_path_names(path: Path) -
         TasksClient(ledger=path)
     with pytest.raises(InvalidOption, match=r"Ledger\(path, cipher=...\)"):
         TasksClient(cipher=ring)
-
-
-@BOTH
-def test_a_file_is_clean_before_it_is_said_to_be(fill: Act, check: Act, path: Path) -> None:
-    found: list[bool] = []
-
-    class Looking(Keyring):
-        def encrypt(self, bound_to: str, data: bytes) -> bytes:
-            if (bound_to, data) == ("ledger:mark", b"on"):
-                found.append(any(SECRET.encode() in file.read_bytes() for file in path.parent.iterdir()))
-            return super().encrypt(bound_to, data)
-
-    fill(path, None)
-    check(path, Looking(new_key()))
-    assert found == [False]

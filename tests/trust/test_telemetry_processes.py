@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Generator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
 
-from harness.databases import postgres
 from harness.http import HttpWire, http_client
 from harness.processes import environment, python, run, running
-from harness.rpc import EVERYTHING, PATIENCE, Tasking, accept
+from harness.rpc import EVERYTHING, Tasking, accept
 from harness.serving import ServerProcess
+from harness.waiting import eventually
 from mcp_tasks.errors import short_id
 
 TRACED = "tests.trust.traced"
@@ -29,14 +27,10 @@ def _named(path: Path, name: str) -> list[dict[str, Any]]:
     return [span for span in spans if span["name"] == name]
 
 
-@pytest.fixture
-def url() -> Generator[str]:
-    with postgres() as server:
-        yield server.new_database()
-
-
+@pytest.mark.slow
 @pytest.mark.anyio
-async def test_one_trace_has_the_call_the_runs_and_the_question(tmp_path: Path, url: str) -> None:
+async def test_one_trace_has_the_call_the_runs_and_the_question(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/tasks.db"
     served, worked = tmp_path / "served.jsonl", tmp_path / "worked.jsonl"
     with ExitStack() as stack:
         server = ServerProcess(TRACED, "serve", url, served, "{fd}", fork=False, env=environment(), polite=True)
@@ -50,9 +44,7 @@ async def test_one_trace_has_the_call_the_runs_and_the_question(tmp_path: Path, 
             await client.until(task_id, "input_required")
             await client.update(task_id, **{"elicitation-1": accept(name="Ada")})
             await client.until(task_id, "completed")
-            with anyio.fail_after(PATIENCE):
-                while not (_named(worked, "tasks.run") and _named(served, "tasks.question")):  # noqa: ASYNC110
-                    await anyio.sleep(0.02)
+            await eventually(lambda: _named(worked, "tasks.run") and _named(served, "tasks.question"))
             measured = json.loads((await client.call("measured"))["content"][0]["text"])
         assert worker.poll() is None, f"the worker ended by itself with {worker.returncode}"
     [call], [question] = _named(served, "tools/call ask"), _named(served, "tasks.question")
@@ -95,6 +87,7 @@ def _check_metrics(measured: dict[str, Any]) -> None:
     assert found["mcp_tasks.reads"]["data"]["data_points"][0]["value"] >= 2
 
 
+@pytest.mark.slow
 def test_a_task_that_no_call_made_is_one_trace_as_well(tmp_path: Path) -> None:
     path = tmp_path / "spans.jsonl"
     run(python(TRACED, "start", "memory://", path), env=environment(), check=True)
