@@ -200,19 +200,3 @@ async def test_listeners_that_never_read_cost_little_and_hold_up_nobody(server: 
         # All states of all listeners would be 300 MB.
         assert server.memory - before < 3 * GROWTH
         await one.ask(request("tasks/cancel", {"taskId": task_id}))
-
-
-async def test_streams_that_are_opened_and_left_again_leave_nothing(server: Target) -> None:
-    async def open_and_leave(times: int) -> None:
-        for _ in range(times):
-            async with AsyncExitStack() as stack:
-                ids = [secrets.token_urlsafe(16) for _ in range(100)]
-                async for each in listeners(server, stack, 5, ids):
-                    with anyio.fail_after(PATIENCE):
-                        await each.reader.readuntil(b"\r\n\r\n")
-
-    await open_and_leave(10)
-    before = server.memory
-    await open_and_leave(examples(30))
-    await is_served(server.url)
-    assert server.memory - before < GROWTH / 2

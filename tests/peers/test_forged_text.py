@@ -93,14 +93,6 @@ async def test_the_uri_of_a_resource_forges_no_line_of_the_log(log: io.StringIO)
     assert r"\x1b[2J" in log.getvalue()
 
 
-async def test_the_uri_of_a_resource_does_not_fill_the_log(log: io.StringIO) -> None:
-    async with _with_pages() as old:
-        task_id = (await old.ask("resources/read", {"uri": f"page://{LARGE}", "task": {}})).result["task"]["taskId"]
-        await old.result(task_id)
-        await _in_log(log, "completed after")
-    assert max(map(len, _lines(log))) < 5_000
-
-
 async def test_invented_names_of_tools_are_one_label_of_metrics(log: io.StringIO) -> None:
     tasks = Tasks("memory://", settings=QUICK, default_mode="optional")
     page = tasks.metrics

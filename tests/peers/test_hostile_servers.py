@@ -196,24 +196,3 @@ async def test_messages_that_nobody_asked_for_are_dropped_and_the_answer_is_foun
 
     async with serving_hostile("tasks/get", EVENTS, flood) as (url, _):
         await look(url)
-
-
-async def test_an_answer_that_comes_a_byte_at_a_time_does_not_hold_up_other_requests() -> None:
-    begun = asyncio.Event()
-
-    async def drip(_request: Mapping[str, Any]) -> AsyncIterator[bytes]:
-        while True:
-            yield b" "
-            begun.set()
-            await asyncio.sleep(0.01)
-
-    async with (
-        serving_hostile("tasks/get", JSON, drip) as (url, _),
-        Client(reconnecting_http(url), extensions=[TasksClient(patience=SHORT)]) as client,
-    ):
-        waiting = asyncio.create_task(resume_task(client, TASK_ID).status())
-        with anyio.fail_after(PATIENCE):
-            await begun.wait()
-            await resume_task(client, TASK_ID).cancel()
-        assert not waiting.done()
-        waiting.cancel()

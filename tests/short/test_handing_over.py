@@ -364,35 +364,6 @@ def _before_the_app(served: Served, wrap: Callable[[ASGIApp], ASGIApp]) -> None:
 
 
 @pytest.mark.anyio
-async def test_what_an_author_puts_before_the_layer_stays_before_it() -> None:
-    seen: Seen = []
-
-    def guarding(inner: ASGIApp) -> ASGIApp:
-        async def guard(scope: Scope, receive: Receive, send: Send) -> None:
-            seen.append(scope["method"])
-            await inner(scope, receive, send)
-
-        return guard
-
-    async with _served() as served:
-        _before_the_app(served, guarding)
-        async with served.tasks.running(served.server):
-            # As for a client in memory, the lifespan is entered once more.
-            pass
-        await served.ask(CALL)
-        assert served.counts == ({"tools/call": 1}, {})
-    assert seen == ["POST"]
-
-
-@pytest.mark.anyio
-async def test_switched_off_it_is_not_there() -> None:
-    async with _served(short_way=False) as served:
-        answer = await served.ask(CALL)
-        assert served.counts == ({}, {})
-    assert answer.message["result"]["resultType"] == "task"
-
-
-@pytest.mark.anyio
 async def test_listeners_beyond_the_limit_are_the_sdks() -> None:
     async with _served(max_listeners=1) as served:
         answers = await asyncio.gather(served.ask(LISTEN), served.ask(LISTEN))

@@ -315,14 +315,6 @@ async def test_looks_of_companions_and_of_the_servers_own_code_are_written(tmp_p
     assert looks == [("read", "companion"), ("refused", "companion"), ("read", "local"), ("listed", "local")]
 
 
-async def test_a_request_without_an_owner_is_refused_by_that_name(tmp_path: Path) -> None:
-    path = tmp_path / "audit.jsonl"
-    async with serving(build(Tasks("memory://", settings=QUICK, audit=path, require_owner=True))) as wire:
-        assert "error" in (await Tasking(wire, EVERYTHING).ask("tasks/get", {"taskId": "task_1"})).message
-    [refused] = [each for each in entries(path) if each["event"] == "refused"]
-    assert (refused["reason"], "principal" in refused) == ("owner_required", False)
-
-
 async def test_a_server_whose_audit_log_cannot_be_written_does_not_start(tmp_path: Path) -> None:
     wrong: list[Any] = ["", 5]
     for audit in wrong:

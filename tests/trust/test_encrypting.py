@@ -17,12 +17,11 @@ from redis.asyncio import Redis
 from harness.databases import Valkey
 from harness.postgres_store import new_store_url
 from mcp_tasks.encryption import Cipher, Keyring, new_key
-from mcp_tasks.errors import EncryptionMismatch, StoreUnavailable, TaskUnreadable, UsageError
+from mcp_tasks.errors import EncryptionMismatch, StoreUnavailable, TaskUnreadable
 from mcp_tasks.model import JournalEntry, Outcome, Progress, TaskRecord, TaskStatus
 from mcp_tasks.stores import Store
 from mcp_tasks.stores.base import OwnedBy, ReadsOwned
 from mcp_tasks.stores.codec import Codec
-from mcp_tasks.stores.encryption import BEGUN, NAME, NAMESPACE
 from mcp_tasks.stores.reencrypt import encrypt_store
 from mcp_tasks.stores.url import store_from_url
 from mcp_tasks.testing import make_record, make_request
@@ -273,13 +272,6 @@ async def test_a_store_that_is_in_use_is_not_turned_into_an_encrypted_one(url: s
     await check(url, None)
 
 
-async def test_memory_and_what_is_not_there_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="nothing to encrypt"):
-        await encrypt_store("memory://", Keyring(new_key()))
-    with pytest.raises(UsageError, match="there is no file"):
-        await encrypt_store(f"sqlite:///{tmp_path}/none.db", Keyring(new_key()))
-
-
 @DATABASES
 @pytest.mark.parametrize("is_empty", [False, True], ids=["filled", "empty"])
 async def test_who_opened_it_plain_writes_nothing_plain_any_more(url: str, is_empty: bool) -> None:
@@ -335,41 +327,6 @@ async def test_what_is_kept_has_the_size_of_what_was_encrypted_from_the_start(ur
         assert (await store.usage("demo", OwnedBy("alice"))).stored_bytes == 0
         await store.close()
     assert sizes[0] == sizes[1] > len(SECRET)
-
-
-async def test_a_file_is_clean_before_it_is_said_to_be(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path}/tasks.db"
-    await fill(url)
-    found: list[bool] = []
-
-    class Looking(Keyring):
-        def encrypt(self, bound_to: str, data: bytes) -> bytes:
-            if data.endswith(b"on"):
-                found.append(any(SECRET.encode() in file.read_bytes() for file in tmp_path.iterdir()))
-            return super().encrypt(bound_to, data)
-
-    await encrypt_store(url, Looking(new_key()))
-    assert found == [False]
-
-
-@pytest.mark.parametrize("url", ["postgres"], indirect=True)
-async def test_tables_whose_encryption_was_interrupted_are_written_anew(url: str) -> None:
-    ring = Keyring(new_key())
-    await fill(url, ring)
-
-    def file_of_tasks() -> Any:
-        with psycopg.connect(url) as connection:
-            return connection.execute("SELECT pg_relation_filenode('mcp_tasks_tasks')").fetchone()
-
-    before = file_of_tasks()
-    await encrypt_store(url, ring, watch=0.1)
-    assert file_of_tasks() == before
-    with psycopg.connect(url) as connection:
-        begun = Codec(ring).encode_note(NAMESPACE, NAME, BEGUN)
-        connection.execute("UPDATE mcp_tasks_notes SET value = %s WHERE name = %s", (begun, NAME))
-    await encrypt_store(url, ring, watch=0.1)
-    assert file_of_tasks() != before
-    await check(url, ring)
 
 
 class Garbled(Codec):

@@ -122,14 +122,6 @@ async def test_results_that_end_at_once_are_kept_only_as_far_as_there_is_room(au
             await server.as_user("bob").create("echo")
 
 
-async def test_small_results_are_kept_however_much_there_is() -> None:
-    async with limited(owner_stored_bytes=10_000, **UNPACED) as server:
-        alice = server.as_user("alice")
-        ids = [await alice.create("gated", size=1_000) for _ in range(30)]
-        server.gate.set()
-        assert {(await settled(alice, task_id))["status"] for task_id in ids} == {"completed"}
-
-
 async def test_children_are_held_to_the_total_alone() -> None:
     for limits, is_error in (({"owner_open_tasks": 2, "open_tasks": 50}, False), ({"open_tasks": 3}, True)):
         async with limited(**limits, **UNPACED) as server:
@@ -274,22 +266,6 @@ async def test_a_task_has_so_much_and_with_more_it_fails(
         assert says in str(await settled(alice, await alice.create(tool, **beyond)))
 
 
-async def test_a_message_of_progress_is_cut() -> None:
-    async with limited(status_message_bytes=100) as server:
-        alice = server.as_user("alice")
-
-        async def said(message: str) -> str:
-            task_id = await alice.create("says", message=message)
-
-            async def look() -> str | None:
-                return (await alice.get(task_id)).get("statusMessage")
-
-            return await eventually(look) or ""
-
-        assert await said("é" * 40) == "é" * 40
-        assert await said("é" * 60) == "é" * 48 + "…"
-
-
 # Waiting and listening
 
 
@@ -365,16 +341,6 @@ async def test_a_caller_of_the_older_era_is_held_to_the_same() -> None:
             return (await session.ask("tools/call", called)).error["data"]["limit"] == "owner_open_tasks"
 
         await eventually(limit)
-
-
-async def test_a_model_without_tasks_reads_in_words_what_it_may_not() -> None:
-    async with limited(owner_creates=1, argument_bytes=1_000) as server:
-        alice = server.as_user("alice").declaring({})
-        first, second = [(await call(alice, "echo")).result for _ in range(2)]
-        assert not first.get("isError")
-        assert second["isError"]
-        assert text_of(second).startswith('The tool "echo" was not called: You start tasks more often than once')
-        assert text_of(second).endswith('Call "echo" again, but not before 1 s have passed.')
 
 
 @pytest.mark.parametrize("auth", [False, True], ids=["open", "authenticated elsewhere"])

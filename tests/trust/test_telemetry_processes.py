@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from harness.http import HttpWire, http_client
-from harness.processes import environment, python, run, running
+from harness.processes import environment, python, running
 from harness.rpc import EVERYTHING, Tasking, accept
 from harness.serving import ServerProcess
 from harness.waiting import eventually
@@ -85,14 +85,3 @@ def _check_metrics(measured: dict[str, Any]) -> None:
     assert "create" in verbs
     assert found["mcp_tasks.store"]["unit"] == "s"
     assert found["mcp_tasks.reads"]["data"]["data_points"][0]["value"] >= 2
-
-
-@pytest.mark.slow
-def test_a_task_that_no_call_made_is_one_trace_as_well(tmp_path: Path) -> None:
-    path = tmp_path / "spans.jsonl"
-    run(python(TRACED, "start", "memory://", path), env=environment(), check=True)
-    [made], runs = _named(path, "tasks.create"), _named(path, "tasks.run")
-    assert made["parent"] is None
-    assert runs
-    assert {(run["trace"], run["parent"]) for run in runs} == {(made["trace"], made["id"])}
-    assert [run["attributes"]["mcp_tasks.run.end"] for run in runs][-1] == "completed"
