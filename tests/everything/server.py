@@ -136,14 +136,6 @@ def _add_answering_tools(server: MCPServer[Any], mark: Mark) -> None:
         await ctx.report_progress(2, 2, "all")
         return "lingered"
 
-    @server.tool()
-    @mark
-    async def hang_up(ctx: Context) -> str:
-        """Ends the stream of its call, so that the client comes back for the answer on another."""
-        await ctx.close_sse_stream()
-        await anyio.sleep(0.3)
-        return "hung up"
-
 
 def _add_asking_tools(server: MCPServer[Any], mark: Mark) -> None:
     @server.tool()

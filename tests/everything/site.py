@@ -23,7 +23,6 @@ from harness.server import QUICK
 from harness.serving import ServerProcess, serve_app, serve_stdio
 from mcp_tasks import Tasks
 from mcp_tasks.server import ListChanges
-from tests.conformance.everything_server import MemoryEvents
 from tests.everything.server import build, build_lowlevel
 
 WINDOW: Final = timedelta(milliseconds=100)
@@ -32,7 +31,6 @@ WAYS: Final[Mapping[str, Mapping[str, Any]]] = {
     "stateful": {},
     "json": {"json_response": True},
     "stateless-json": {"stateless_http": True, "json_response": True},
-    "resumable": {"retry_interval": 10},
     "changes": {},
 }
 """How a server is served, by the name of the place that it is served at."""
@@ -66,9 +64,8 @@ def site() -> Starlette:
     for kind, tasks in KINDS.items():
         for way, options in WAYS.items():
             server = build(tasks(), ListChanges(window=WINDOW) if way == "changes" else None)
-            events: Mapping[str, Any] = {"event_store": MemoryEvents()} if way == "resumable" else {}
             managed.append(server)
-            routes.append(Mount(f"/{kind}/{way}", server.streamable_http_app(**options, **events)))
+            routes.append(Mount(f"/{kind}/{way}", server.streamable_http_app(**options)))
         low = build_lowlevel(tasks())
         managed.append(low)
         routes.append(Mount(f"/{kind}/low", low.streamable_http_app()))

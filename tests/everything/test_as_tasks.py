@@ -2,39 +2,28 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import anyio
 import pytest
 from mcp import Client, StdioServerParameters
 from mcp.client.sse import sse_client
-from mcp.server import MCPServer
-from mcp.server.mcpserver import Context
 from mcp_types import CallToolResult, ResourceTemplateReference
-from starlette.applications import Starlette
-from starlette.routing import Mount
 
-from harness.http import HttpWire, LegacyHttpWire, http_client, initialize, serving_app
-from harness.rpc import PATIENCE, legacy_request, loads
-from harness.waiting import eventually
+from harness.rpc import PATIENCE
 from mcp_tasks.client import (
     ServerTransport,
     TaskFailed,
     TaskHandle,
     TasksClient,
     reconnecting_http,
-    resume_task,
     start_task,
     stdio_transport,
     with_tasks,
 )
 from tests.everything.connecting import ERAS, TRANSPORTS, Host, listed_tools, own_tools, target, visiting
 from tests.everything.server import SIGN_IN
-from tests.everything.site import new_tasks
 
 pytestmark = pytest.mark.anyio
 
@@ -126,84 +115,3 @@ async def test_everything_else_goes_on_beside_a_task(two: Two) -> None:
     ]
     assert mine == theirs
     assert (await handle.result(timeout=PATIENCE)).structured_content == {"result": "lingered"}
-
-
-# Streams that are taken up again
-
-
-@pytest.mark.parametrize(("tool", "text"), [("linger", "lingered"), ("hang_up", "hung up")])
-async def test_an_answer_whose_stream_ended_is_fetched_on_another(site: str, tool: str, text: str) -> None:
-    url = f"{site}/tasks/resumable/mcp"
-    call = legacy_request("tools/call", {"name": tool, "arguments": {}, "_meta": {"progressToken": "p"}})
-    async with http_client() as http:
-        session, _ = await initialize(HttpWire(url, http), {})
-        headers = _stream_headers(session)
-        with anyio.fail_after(PATIENCE):
-            async with http.stream("POST", url, headers=headers, json=call) as ended:
-                # A client that leaves after the first event, or a tool that ends the stream itself.
-                first = await anext(line[4:] async for line in ended.aiter_lines() if line.startswith("id: "))
-            async with http.stream("GET", url, headers={**headers, "last-event-id": first}) as resumed:
-                said = (loads(line[5:]) async for line in resumed.aiter_lines() if line[:5] == "data:" and line[6:])
-                answer = await anext(message async for message in said if message.get("id") == call["id"])
-    assert answer["result"]["content"][0]["text"] == text
-
-
-def _stream_headers(session: LegacyHttpWire) -> dict[str, str]:
-    base = {"content-type": "application/json", "accept": "application/json, text/event-stream"}
-    return base | dict(session.headers)
-
-
-# The old HTTP+SSE transport, on which the SDK starts and stops the server with every connection
-
-
-@dataclass(eq=False)
-class Shelf:
-    """The state of a server's lifespan."""
-
-    is_open: bool = True
-
-
-@pytest.mark.parametrize("era", ERAS)
-async def test_a_task_goes_on_when_its_client_leaves(era: str) -> None:
-    shelves: list[Shelf] = []
-    gate = asyncio.Event()
-
-    @asynccontextmanager
-    async def lifespan(_: MCPServer[Shelf]) -> AsyncGenerator[Shelf]:
-        shelves.append(mine := Shelf())
-        try:
-            yield mine
-        finally:
-            mine.is_open = False
-
-    tasks = new_tasks()
-    server: MCPServer[Shelf] = MCPServer("old", log_level="CRITICAL", **tasks.wiring(lifespan))
-
-    @server.tool()
-    @tasks.task()
-    async def fetch(ctx: Context[Shelf, Any]) -> str:
-        """Wait, and say whether what the lifespan opened is still open."""
-        await gate.wait()
-        shelf = ctx.request_context.lifespan_context
-        return f"shelf {shelves.index(shelf)} is {'open' if shelf.is_open else 'closed'}"
-
-    @asynccontextmanager
-    async def around(_: Starlette) -> AsyncGenerator[None]:
-        async with tasks.running(server):
-            yield
-
-    def connect(base: str) -> Client:
-        mode: Any = ERAS[era]
-        return Client(with_tasks(sse_client(f"{base}/sse")), extensions=[TasksClient()], mode=mode)
-
-    async with serving_app(Starlette(routes=[Mount("/", server.sse_app())], lifespan=around)) as base:
-        async with connect(base) as client:
-            handle = await _start(client, "fetch")
-            assert (await handle.status()).status == "working"
-        # Nobody is connected any more: the server's lifespan of that connection has ended.
-        await eventually(lambda: not any(shelf.is_open for shelf in shelves[1:]))
-        gate.set()
-        async with connect(base) as client:
-            answer = await resume_task(client, handle.id).result(timeout=PATIENCE)
-    # And it was given what lives as long as the process, not what lives as long as the connection.
-    assert answer.structured_content == {"result": "shelf 0 is open"}

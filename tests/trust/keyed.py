@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from mcp.server import MCPServer
 from mcp.server.mcpserver import Context
@@ -21,20 +21,11 @@ from mcp_tasks import Tasks
 from mcp_tasks.model.record import TaskRecord
 from mcp_tasks.stores import MemoryStore, Store
 from mcp_tasks.stores.base import EVERYBODY
+from mcp_tasks.testing import FakeClock
 
 KEY: Final = "mcp-tasks/idempotencyKey"
 REPEATED: Final = "mcp-tasks/repeated"
 LONG_KEY: Final = "k" * 22
-
-
-@dataclass
-class Clock:
-    """A clock that a test sets."""
-
-    now: datetime = field(default_factory=lambda: datetime.now(UTC))
-
-    def __call__(self) -> datetime:
-        return self.now
 
 
 @dataclass
@@ -44,7 +35,7 @@ class Scene:
     tasks: Tasks
     server: MCPServer[Any]
     store: Store
-    clock: Clock
+    clock: FakeClock
     runs: Counter[str] = field(default_factory=Counter[str])
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     meta: list[Mapping[str, Any]] = field(default_factory=list[Mapping[str, Any]])
@@ -63,13 +54,13 @@ class Scene:
 
     async def pass_time(self, time: timedelta) -> None:
         """It is later, and whatever has expired is gone."""
-        self.clock.now += time
+        self.clock.advance(time)
         await self.store.forget_expired(self.clock(), limit=100)
 
 
 def build(store: Store | None = None, **options: Any) -> Scene:
     """A server with tools of every kind that a call can be of."""
-    clock, store = Clock(), store or MemoryStore()
+    clock, store = FakeClock(datetime.now(UTC)), store or MemoryStore()
     tasks = Tasks(
         store,
         namespace="keyed",
@@ -139,14 +130,6 @@ def question() -> InputRequiredResult:
     return InputRequiredResult(input_requests={"sure": ElicitRequest(params=form)})
 
 
-class Door(Protocol):
-    """A way to call tools of the server."""
-
-    async def call(self, tool: str, key: object = None, *, user: str | None = None, **arguments: Any) -> Reply:
-        """Call a tool, under a key if there is one."""
-        ...
-
-
 @dataclass
 class ModernDoor:
     """Calls of the newest wire."""
@@ -162,9 +145,7 @@ class ModernDoor:
     ) -> Reply:
         """A call with these params."""
         meta = ({} if key is None else {KEY: key}) | ({REPEATED: True} if repeated else {})
-        self.wire.client.headers["x-user"] = user or ""
-        if user is None:
-            del self.wire.client.headers["x-user"]
+        _sign_in(self.wire, user)
         return await Tasking(self.wire, self.capabilities).ask("tools/call", params, meta=meta)
 
 
@@ -182,12 +163,17 @@ class LegacyDoor:
             params["_meta"] = {KEY: key}
         if self.as_tasks:
             params["task"] = {}
-        self.wire.client.headers["x-user"] = user or ""
-        if user is None:
-            del self.wire.client.headers["x-user"]
+        _sign_in(self.wire, user)
         if user not in self.sessions:
             self.sessions[user], _ = await initialize(self.wire, {"elicitation": {}})
         return await self.sessions[user].ask("tools/call", params)
+
+
+def _sign_in(wire: HttpWire, user: str | None) -> None:
+    """Say who asks from now on, if anybody."""
+    wire.client.headers.pop("x-user", None)
+    if user is not None:
+        wire.client.headers["x-user"] = user
 
 
 DOORS: Final = ("short", "sdk", "without tasks", "older tasks", "older, without tasks")

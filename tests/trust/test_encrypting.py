@@ -1,10 +1,11 @@
-"""Encryption that is turned on for a store, keys that change, and stores that are opened with the wrong one or none."""
+"""Encryption that is turned on, keys that change, and stores and ledgers that are opened with the wrong one or none."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import sqlite3
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -16,9 +17,12 @@ from redis.asyncio import Redis
 
 from harness.databases import Valkey
 from harness.postgres_store import new_store_url
+from mcp_tasks.client import Ledger, TasksClient
 from mcp_tasks.encryption import Cipher, Keyring, new_key
-from mcp_tasks.errors import EncryptionMismatch, StoreUnavailable, TaskUnreadable
+from mcp_tasks.errors import EncryptionMismatch, InvalidOption, StoreUnavailable, TaskUnreadable
+from mcp_tasks.legacy.hosting_file import HostedFile
 from mcp_tasks.model import JournalEntry, Outcome, Progress, TaskRecord, TaskStatus
+from mcp_tasks.protocol.shapes import TaskSnapshot
 from mcp_tasks.stores import Store
 from mcp_tasks.stores.base import OwnedBy, ReadsOwned
 from mcp_tasks.stores.codec import Codec
@@ -126,49 +130,20 @@ async def test_turned_on_nothing_is_readable_and_all_is_there(url: str) -> None:
     assert (again.changed, again.kept) == (0, 13)
 
 
-MOVES = {"request": "body", "body": "meta", "meta": "state", "state": "request"}
-"""Where each part of a task is put, with the name of its column. The answers become steps."""
-
-_TABLE_OF = {"state": "tasks", "request": "requests", "body": "outcomes", "meta": "outcomes"}
-_FIELD_OF = {"state": "s", "request": "r", "body": "b", "meta": "m"}
-
-
-async def move_parts(url: str) -> None:
-    """What somebody could do who can write to the store, and has no key. All tasks, each within itself."""
-    if url.startswith("redis"):
-        client: Any = Redis.from_url(url)
-        for task_id in ("one", "two"):
-            row = "{mcp-tasks}:t:" + task_id
-            found = {part: await client.hget(row, field) for part, field in _FIELD_OF.items()}
-            await client.hset(row, mapping={_FIELD_OF[to]: found[part] for part, to in MOVES.items()})
-            await client.lset("{mcp-tasks}:j:" + task_id, 0, "step")
-        await client.aclose()
-        return
-    sqlite = url.startswith("sqlite")
-    prefix, mark, task = ("", "?", "key") if sqlite else ("mcp_tasks_", "%s", "key")
-    connection: Any = sqlite3.connect(url.removeprefix("sqlite:///")) if sqlite else psycopg.connect(url)
-    with closing(connection):
-        found = {
-            part: dict(
-                connection.execute(
-                    f"SELECT {task if table == 'tasks' else 'task'}, {part} FROM {prefix}{table}"
-                ).fetchall()
-            )
-            for part, table in _TABLE_OF.items()
-        }
-        for part, to in MOVES.items():
-            table = _TABLE_OF[to]
-            for key, value in found[part].items():
-                where = task if table == "tasks" else "task"
-                connection.execute(f"UPDATE {prefix}{table} SET {to} = {mark} WHERE {where} = {mark}", (value, key))
-        connection.execute(f"UPDATE {prefix}journal SET kind = 'step' WHERE kind = 'answer'")
-        connection.commit()
-
-
-async def test_a_part_of_a_task_is_not_taken_for_another_part_of_it(url: str) -> None:
-    ring = Keyring(new_key())
+async def test_a_part_of_a_task_is_not_taken_for_another_part_of_it(tmp_path: Path) -> None:
+    """As someone could put it there who can write to the store, and has no key."""
+    url, ring = f"sqlite:///{tmp_path}/tasks.db", Keyring(new_key())
     await fill(url, ring)
-    await move_parts(url)
+    with closing(sqlite3.connect(tmp_path / "tasks.db", isolation_level=None)) as connection:
+        # The body is put in the place of the row, the row in that of the request, and the request in that of the body.
+        parts = {"tasks": ("key", "state"), "outcomes": ("task", "body"), "requests": ("task", "request")}
+        rows = {
+            table: connection.execute(f"SELECT {part}, {key} FROM {table}").fetchall()
+            for table, (key, part) in parts.items()
+        }
+        for (table, (key, part)), moved in zip(parts.items(), [*list(rows.values())[1:], rows["tasks"]], strict=True):
+            connection.executemany(f"UPDATE {table} SET {part} = ? WHERE {key} = ?", moved)
+        connection.execute("UPDATE journal SET kind = 'step' WHERE kind = 'answer'")
     store = await opened(url, ring)
     for read in (store.get, store.request, store.outcome, store.journal):
         with pytest.raises(TaskUnreadable, match="it was changed, or was encrypted for something else"):
@@ -294,16 +269,6 @@ async def test_who_opened_it_plain_writes_nothing_plain_any_more(url: str, is_em
     assert SECRET.encode() not in await kept(url)
 
 
-async def test_a_store_that_another_server_keeps_plain_is_not_taken_for_an_encrypted_one(url: str) -> None:
-    store = store_from_url(url)
-    await store.open("another")
-    await store.set_note("another", "note", SECRET.encode(), expected=None)
-    await store.close()
-    with pytest.raises(EncryptionMismatch, match="has tasks that are not encrypted"):
-        await opened(url, Keyring(new_key()))
-    await (await opened(url)).close()
-
-
 async def test_what_is_kept_has_the_size_of_what_was_encrypted_from_the_start(url: str) -> None:
     async def usage(cipher: Cipher) -> int:
         store = await opened(url, cipher)
@@ -360,3 +325,158 @@ async def test_whose_a_task_is_is_known_before_anything_of_it_is_read(
     with pytest.raises(TaskUnreadable):
         await store.get_owned("garbled", "ada")
     await store.close()
+
+
+# What a client keeps: the ledger, and the file of hosted tasks
+
+QUESTION = {"method": "elicitation/create", "params": {"message": SECRET}}
+ANSWER = {"action": "accept", "content": {"pin": SECRET}}
+
+
+def seen(status: TaskStatus) -> TaskSnapshot:
+    return TaskSnapshot(
+        id="task \udcff",
+        status=status,
+        created_at=NOON,
+        updated_at=NOON,
+        message=SECRET,
+        result={"text": SECRET} if status is TaskStatus.COMPLETED else None,
+    )
+
+
+def fill_ledger(path: Path, cipher: Cipher | None) -> None:
+    with closing(Ledger(path, keep_results=True, cipher=cipher)) as ledger:
+        ledger.add("task \udcff", server="s", tool="render")
+        ledger.saw("s", seen(TaskStatus.COMPLETED))
+        ledger.record_answer("s", "task \udcff", "q", ANSWER, question=QUESTION)
+
+
+def check_ledger(path: Path, cipher: Cipher | None) -> None:
+    with closing(Ledger(path, keep_results=True, cipher=cipher)) as ledger:
+        (entry,) = ledger.entries()
+        assert (entry.message, entry.result) == (SECRET, {"text": SECRET})
+        assert ledger.recorded_answer("s", "task \udcff", "q", question=QUESTION) == ANSWER
+        assert ledger.recorded_answer("s", "task \udcff", "q", question={"method": "other"}) is None
+        assert ledger.answers("s", "task \udcff") == {"q": (ANSWER, False)}
+
+
+RECORD = TaskRecord(
+    id="hosted",
+    owner="s",
+    name="elicitation/create",
+    method="elicitation/create",
+    created_at=NOON,
+    updated_at=NOON,
+    status_message=SECRET,
+)
+
+
+def fill_hosted(path: Path, cipher: Cipher | None) -> None:
+    with closing(HostedFile(path, cipher)) as file:
+        file.add(RECORD, {"message": SECRET})
+        file.save(RECORD, {"content": SECRET})
+
+
+def check_hosted(path: Path, cipher: Cipher | None) -> None:
+    with closing(HostedFile(path, cipher)) as file:
+        record = file.get("s", "hosted")
+        assert record is not None
+        assert record.status_message == SECRET
+        assert (file.request("hosted"), file.outcome("hosted")) == ({"message": SECRET}, {"content": SECRET})
+
+
+Act = Callable[[Path, Cipher | None], None]
+BOTH = pytest.mark.parametrize(("fill", "check"), [(fill_ledger, check_ledger), (fill_hosted, check_hosted)])
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "ledger" / "kept.db"
+
+
+def is_found(path: Path) -> bool:
+    return any(SECRET.encode() in file.read_bytes() for file in path.parent.iterdir())
+
+
+@BOTH
+def test_nothing_is_readable_and_all_is_there(fill: Act, check: Act, path: Path) -> None:
+    ring = Keyring(new_key())
+    fill(path, ring)
+    assert not is_found(path)
+    check(path, ring)
+    plain = path.with_name("plain.db")
+    fill(plain, None)
+    assert is_found(plain)
+
+
+def test_a_column_is_not_taken_for_another_one(path: Path) -> None:
+    ring = Keyring(new_key())
+    fill_ledger(path, ring)
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("UPDATE tasks SET result = message")
+        db.commit()
+    with closing(Ledger(path, keep_results=True, cipher=ring)) as ledger, pytest.raises(EncryptionMismatch):
+        ledger.entries()
+    hosted = path.with_name("hosted.db")
+    fill_hosted(hosted, ring)
+    with closing(sqlite3.connect(hosted)) as db:
+        db.execute("UPDATE tasks SET outcome = request")
+        db.commit()
+    with closing(HostedFile(hosted, ring)) as file, pytest.raises(EncryptionMismatch):
+        file.outcome("hosted")
+
+
+@BOTH
+def test_turned_on_nothing_readable_is_left_before_it_is_said_to_be(fill: Act, check: Act, path: Path) -> None:
+    clean: list[bool] = []
+
+    class Looking(Keyring):
+        def encrypt(self, bound_to: str, data: bytes) -> bytes:
+            if (bound_to, data) == ("ledger:mark", b"on"):
+                clean.append(not is_found(path))
+            return super().encrypt(bound_to, data)
+
+    fill(path, None)
+    assert is_found(path)
+    ring = Looking(new_key())
+    with (
+        closing(Ledger(path) if fill is fill_ledger else HostedFile(path)),
+        pytest.raises(StoreUnavailable, match="another process has it open"),
+    ):
+        check(path, ring)
+    check(path, None)
+    check(path, ring)
+    assert (clean, is_found(path)) == ([True], False)
+    check(path, ring)
+
+
+@BOTH
+def test_a_key_is_changed_when_the_file_is_opened(fill: Act, check: Act, path: Path) -> None:
+    old, new = new_key(), new_key()
+    fill(path, Keyring(old))
+    check(path, Keyring([new, old]))
+    check(path, Keyring(new))
+    with pytest.raises(EncryptionMismatch, match="it needs the key"):
+        check(path, Keyring(old))
+
+
+@BOTH
+def test_no_key_and_a_wrong_key_are_refused(fill: Act, check: Act, path: Path) -> None:
+    ring = Keyring(new_key())
+    fill(path, ring)
+    with pytest.raises(EncryptionMismatch, match="is encrypted, and there is no key"):
+        check(path, None)
+    with pytest.raises(EncryptionMismatch, match=f"with a key that is not there .*{ring.key_ids[0]}"):
+        check(path, Keyring(new_key()))
+    check(path, ring)
+
+
+def test_a_client_gives_its_cipher_to_the_ledger_that_a_path_names(path: Path) -> None:
+    ring = Keyring(new_key())
+    client = TasksClient(ledger=path, cipher=ring)
+    assert client.ledger is not None
+    client.ledger.close()
+    with pytest.raises(EncryptionMismatch):
+        TasksClient(ledger=path)
+    with pytest.raises(InvalidOption, match=r"Ledger\(path, cipher=...\)"):
+        TasksClient(cipher=ring)

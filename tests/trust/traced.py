@@ -2,9 +2,6 @@
 
 python -m tests.trust.traced serve STORE FILE FD
 python -m tests.trust.traced work STORE FILE
-python -m tests.trust.traced start STORE FILE
-
-The last starts a task itself, outside of any request, and ends when that has.
 """
 
 from __future__ import annotations
@@ -13,7 +10,6 @@ import asyncio
 import json
 import sys
 from collections.abc import Sequence
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +25,7 @@ from opentelemetry.trace import format_span_id, format_trace_id
 
 from harness.server import QUICK, Name
 from harness.serving import serve_app
-from mcp_tasks import Tasks, current_task
+from mcp_tasks import Tasks
 
 
 class FileExporter(SpanExporter):
@@ -55,15 +51,14 @@ def _told(span: ReadableSpan) -> dict[str, Any]:
         "parent": None if span.parent is None else format_span_id(span.parent.span_id),
         "links": [format_trace_id(link.context.trace_id) for link in span.links],
         "attributes": dict(span.attributes or {}),
-        "lasted": (span.end_time or 0) - (span.start_time or 0),
     }
 
 
-def build(store: str) -> tuple[MCPServer[Any], Tasks, InMemoryMetricReader]:
-    """The server, and what its metrics are read with."""
+def build(store: str) -> tuple[MCPServer[Any], Tasks]:
+    """The server, whose metrics a tool gives."""
     reader = InMemoryMetricReader()
     metrics.set_meter_provider(MeterProvider([reader]))
-    tasks = Tasks(store, settings=QUICK, runs_tools=store == "memory://")
+    tasks = Tasks(store, settings=QUICK, runs_tools=False)
     server: MCPServer[Any] = MCPServer("traced", version="1", **tasks.wiring(), log_level="CRITICAL")
 
     @server.tool(annotations=ToolAnnotations(idempotent_hint=True))
@@ -74,25 +69,13 @@ def build(store: str) -> tuple[MCPServer[Any], Tasks, InMemoryMetricReader]:
             answer = await ctx.elicit("Who?", Name)
         return str(answer.action)
 
-    @server.tool(annotations=ToolAnnotations(idempotent_hint=True))
-    @tasks.task()
-    async def nap() -> str:
-        """Sleep a little."""
-        await current_task().sleep(timedelta(milliseconds=50))
-        return "rested"
-
     @server.tool()
     async def measured() -> str:
         """What OpenTelemetry would export of this process."""
         data = reader.get_metrics_data()
         return "{}" if data is None else data.to_json()
 
-    return server, tasks, reader
-
-
-async def _start(tasks: Tasks, server: MCPServer[Any]) -> None:
-    async with tasks.running(server):
-        await (await tasks.start("nap")).wait()
+    return server, tasks
 
 
 def main(role: str, store: str, path: str, *number: str) -> None:
@@ -100,12 +83,9 @@ def main(role: str, store: str, path: str, *number: str) -> None:
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(FileExporter(Path(path))))
     trace.set_tracer_provider(provider)
-    server, tasks, _ = build(store)
+    server, tasks = build(store)
     if role == "work":
         asyncio.run(tasks.work(server))
-        return
-    if role == "start":
-        asyncio.run(_start(tasks, server))
         return
     serve_app(server.streamable_http_app(), fd=int(number[0]), log_level="critical", access_log=False)
 

@@ -282,22 +282,6 @@ async def test_an_owner_keeps_no_place_for_a_call_that_is_refused_or_goes_away()
         await make(runtime)
 
 
-async def test_a_look_that_takes_long_is_made_less_often() -> None:
-    clock = Ticking()
-
-    class Slow(Counted):
-        async def usage(self, namespace: str, whose: Owners) -> Usage:
-            clock.now += 0.2
-            return await super().usage(namespace, whose)
-
-    store = Slow()
-    async with room(store, clock, open_tasks=100) as runtime:
-        for seconds, asked in ((0, 1), (9, 1), (20, 2)):
-            clock.now += seconds
-            await make(runtime)
-            assert store.asked == asked
-
-
 async def test_a_task_that_is_too_old_fails_whether_it_runs_or_waits() -> None:
     clock = FakeClock()
     limits = Limits(task_age=timedelta(days=30))
