@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import logging
 import re
 from collections.abc import AsyncGenerator, Generator
@@ -12,21 +11,39 @@ from typing import Any, Final
 
 import anyio
 import pytest
+from mcp.server import Server, ServerRequestContext
+from mcp_types import CallToolRequestParams, CallToolResult, TextContent
 
-from harness.http import serving
-from harness.processes import python, run
-from harness.rpc import PATIENCE
+from harness.http import HttpWire, serving
+from harness.rpc import EVERYTHING, PATIENCE, Tasking
 from harness.server import QUICK, build
 from mcp_tasks import Tasks
 from mcp_tasks.telemetry.telemetry import Metrics
 from tests.legacy.tasking import OldTasks, over_http
-from tests.peers.inventing import call, low_level
 
 pytestmark = pytest.mark.anyio
 
 FORGED: Final = "\nCRITICAL root: the disk was erased"
 CLEAR: Final = "\x1b[2J\x1b[31m"
 LARGE: Final = "x" * 50_000
+
+
+def low_level(tasks: Tasks) -> Server[Any]:
+    """A server that takes every name; its author marked one."""
+
+    async def call_tool(ctx: ServerRequestContext[Any, Any], params: CallToolRequestParams) -> CallToolResult:
+        return CallToolResult(content=[TextContent(type="text", text="done")])
+
+    server: Server[Any] = Server("low", version="1", on_call_tool=call_tool)
+    tasks.mark("own")
+    tasks.attach(server)
+    return server
+
+
+async def call(wire: HttpWire, name: str) -> None:
+    """Call a tool as a task, and wait for its end."""
+    client = Tasking(wire, EVERYTHING)
+    await client.until(await client.create(name), "completed")
 
 
 @pytest.fixture
@@ -106,12 +123,3 @@ async def test_invented_names_of_tools_are_one_label_of_metrics(log: io.StringIO
     assert set(re.findall(r'tool="([^"]*)"', text)) == {"own", "other"}
     assert len(text) < 60_000
     assert max(map(len, _lines(log))) < 5_000
-
-
-def test_invented_names_of_tools_do_not_fill_spans() -> None:
-    done = run(python("tests.peers.inventing"), check=True)
-    spans: list[dict[str, Any]] = json.loads(done.stdout)
-    assert {"tasks.run"} <= {span["name"] for span in spans}
-    for span in spans:
-        assert len(span["name"]) <= 200
-        assert all(len(str(value)) <= 200 for value in span["attributes"].values())

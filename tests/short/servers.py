@@ -5,7 +5,6 @@ Tasks in every state come in pairs: one for each way, equal but for their ids.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -230,52 +229,6 @@ async def _way(setup: Setup, clock: FakeClock, store: WatchedStore, *, short: bo
     )
     async with app.router.lifespan_context(app):
         yield Way(tasks, server, app)
-
-
-class Stage:
-    """Keeps pairs of servers alive on an event loop of its own, for tests that are not coroutines."""
-
-    def __init__(self) -> None:
-        self._runner = asyncio.Runner()
-        self._pairs: dict[Setup, Twins] = {}
-        self._hosts: list[asyncio.Task[None]] = []
-        self._over = asyncio.Event()
-
-    def run(self, coroutine: Any) -> Any:
-        """Run a coroutine to its end, with the servers alive beside it."""
-        return self._runner.run(coroutine)
-
-    def pair(self, setup: Setup) -> Twins:
-        """The pair of servers of that setup."""
-        if setup not in self._pairs:
-            self._pairs[setup] = self.run(self._begin(setup))
-        return self._pairs[setup]
-
-    async def _begin(self, setup: Setup) -> Twins:
-        ready: asyncio.Future[Twins] = asyncio.get_running_loop().create_future()
-
-        async def host() -> None:
-            # Entered and left in one asyncio task, as the SDK's task groups have to be.
-            async with twins(setup) as pair:
-                ready.set_result(pair)
-                await self._over.wait()
-
-        hosted = asyncio.ensure_future(host())
-        self._hosts.append(hosted)
-        await asyncio.wait({hosted, ready}, return_when=asyncio.FIRST_COMPLETED)
-        if hosted.done():
-            hosted.result()
-        return ready.result()
-
-    def close(self) -> None:
-        """Stop all servers."""
-
-        async def leave() -> None:
-            self._over.set()
-            await asyncio.gather(*self._hosts)
-
-        self.run(leave())
-        self._runner.close()
 
 
 # Tasks

@@ -24,7 +24,7 @@ from mcp_tasks.legacy.hosting_file import HostedFile
 from mcp_tasks.model import JournalEntry, Outcome, Progress, TaskRecord, TaskStatus
 from mcp_tasks.protocol.shapes import TaskSnapshot
 from mcp_tasks.stores import Store
-from mcp_tasks.stores.base import OwnedBy, ReadsOwned
+from mcp_tasks.stores.base import ReadsOwned
 from mcp_tasks.stores.codec import Codec
 from mcp_tasks.stores.reencrypt import encrypt_store
 from mcp_tasks.stores.url import store_from_url
@@ -269,31 +269,6 @@ async def test_who_opened_it_plain_writes_nothing_plain_any_more(url: str, is_em
     assert SECRET.encode() not in await kept(url)
 
 
-async def test_what_is_kept_has_the_size_of_what_was_encrypted_from_the_start(url: str) -> None:
-    async def usage(cipher: Cipher) -> int:
-        store = await opened(url, cipher)
-        used = await store.usage("demo", OwnedBy("alice"))
-        await store.close()
-        return used.stored_bytes
-
-    record = make_record(id="one", namespace="demo", owner="alice")
-    ended = replace(record, version=2, status=TaskStatus.COMPLETED, finished_at=NOON)
-    ring, sizes = Keyring(new_key()), list[int]()
-    for cipher in (None, ring):
-        store = await opened(url, cipher)
-        await store.create(record, REQUEST)
-        await store.save(ended, expected=1, entries=ENTRIES, outcome=OUTCOME)
-        await store.close()
-        if cipher is None:
-            await encrypt_store(url, ring, watch=0.1)
-        sizes.append(await usage(ring))
-        store = await opened(url, ring)
-        await store.delete("one", expected=2)
-        assert (await store.usage("demo", OwnedBy("alice"))).stored_bytes == 0
-        await store.close()
-    assert sizes[0] == sizes[1] > len(SECRET)
-
-
 class Garbled(Codec):
     """Writes what nobody can read."""
 
@@ -407,23 +382,6 @@ def test_nothing_is_readable_and_all_is_there(fill: Act, check: Act, path: Path)
     plain = path.with_name("plain.db")
     fill(plain, None)
     assert is_found(plain)
-
-
-def test_a_column_is_not_taken_for_another_one(path: Path) -> None:
-    ring = Keyring(new_key())
-    fill_ledger(path, ring)
-    with closing(sqlite3.connect(path)) as db:
-        db.execute("UPDATE tasks SET result = message")
-        db.commit()
-    with closing(Ledger(path, keep_results=True, cipher=ring)) as ledger, pytest.raises(EncryptionMismatch):
-        ledger.entries()
-    hosted = path.with_name("hosted.db")
-    fill_hosted(hosted, ring)
-    with closing(sqlite3.connect(hosted)) as db:
-        db.execute("UPDATE tasks SET outcome = request")
-        db.commit()
-    with closing(HostedFile(hosted, ring)) as file, pytest.raises(EncryptionMismatch):
-        file.outcome("hosted")
 
 
 @BOTH

@@ -184,18 +184,18 @@ async def test_a_child_has_the_owner_of_its_parent() -> None:
 
     @server.tool()
     @tasks.task()
-    async def family(foreign: str | None = None) -> str:
+    async def parents(foreign: str | None = None) -> str:
         children.append((await tasks.start("echo")).id)
         # A stranger's task, or its children, are not shown for having been named.
         page = await tasks.list(parent=foreign) if foreign is not None else None
         return "" if page is None else str([task.id for task in page.tasks])
 
     async with tasks.running(server):
-        parent = await tasks.start("family", owner="ada")
+        parent = await tasks.start("parents", owner="ada")
         await parent.wait(30)
         assert await owner_of(tasks, children[0]) == "ada"
         assert [task.id for task in (await tasks.list(parent=parent.id)).tasks] == children[:1]
-        looked = await (await tasks.start("family", {"foreign": parent.id}, owner="bob")).wait(30)
+        looked = await (await tasks.start("parents", {"foreign": parent.id}, owner="bob")).wait(30)
         assert children[0] not in str(looked)
 
 

@@ -226,11 +226,12 @@ def _spans(path: Path, name: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-async def test_one_trace_has_the_call_the_runs_and_the_question(tmp_path: Path) -> None:
+@pytest.mark.parametrize("role", ["serve", "serve-long"])
+async def test_one_trace_has_the_call_the_runs_and_the_question(tmp_path: Path, role: str) -> None:
     url = f"sqlite:///{tmp_path}/tasks.db"
     served, worked = tmp_path / "served.jsonl", tmp_path / "worked.jsonl"
     with ExitStack() as stack:
-        server = ServerProcess(TRACED, "serve", url, served, "{fd}", fork=False, env=environment(), polite=True)
+        server = ServerProcess(TRACED, role, url, served, "{fd}", fork=False, env=environment(), polite=True)
         stack.enter_context(server)
         worker = stack.enter_context(running(python(TRACED, "work", url, worked), env=environment(), polite=True))
         async with http_client() as http:

@@ -1,6 +1,6 @@
 """A server that only serves, or a worker that only runs, in a process of its own whose spans and metrics go to a file.
 
-python -m tests.trust.traced serve STORE FILE FD
+python -m tests.trust.traced serve|serve-long STORE FILE FD
 python -m tests.trust.traced work STORE FILE
 """
 
@@ -54,11 +54,11 @@ def _told(span: ReadableSpan) -> dict[str, Any]:
     }
 
 
-def build(store: str) -> tuple[MCPServer[Any], Tasks]:
+def build(store: str, *, short_way: bool) -> tuple[MCPServer[Any], Tasks]:
     """The server, whose metrics a tool gives."""
     reader = InMemoryMetricReader()
     metrics.set_meter_provider(MeterProvider([reader]))
-    tasks = Tasks(store, settings=QUICK, runs_tools=False)
+    tasks = Tasks(store, settings=QUICK, runs_tools=False, short_way=short_way)
     server: MCPServer[Any] = MCPServer("traced", version="1", **tasks.wiring(), log_level="CRITICAL")
 
     @server.tool(annotations=ToolAnnotations(idempotent_hint=True))
@@ -83,7 +83,7 @@ def main(role: str, store: str, path: str, *number: str) -> None:
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(FileExporter(Path(path))))
     trace.set_tracer_provider(provider)
-    server, tasks = build(store)
+    server, tasks = build(store, short_way=role == "serve")
     if role == "work":
         asyncio.run(tasks.work(server))
         return
