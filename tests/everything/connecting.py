@@ -16,7 +16,6 @@ from mcp.client.sse import sse_client
 from mcp.shared.exceptions import MCPError
 from mcp_types import (
     CreateMessageResult,
-    ElicitRequestURLParams,
     ElicitResult,
     ListRootsResult,
     Root,
@@ -40,7 +39,6 @@ class Host:
     """What sits around a client: it answers what the server asks, and keeps what it is told."""
 
     logged: list[Any] = field(default_factory=list[Any])
-    asked: list[str] = field(default_factory=list[str])
     told: list[str] = field(default_factory=list[str])
     """The methods of the notifications that came, in order."""
 
@@ -52,10 +50,6 @@ class Host:
             self.told.append(message.method)
 
     async def elicit(self, context: Any, params: Any) -> ElicitResult:
-        self.asked.append(params.message)
-        if isinstance(params, ElicitRequestURLParams):
-            self.asked.append(params.url)
-            return ElicitResult(action="accept")
         return ElicitResult(action="accept", content={"name": "Ada"})
 
     async def think(self, context: Any, params: Any) -> CreateMessageResult:

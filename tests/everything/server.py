@@ -10,26 +10,17 @@ from mcp.server import MCPServer, Server, ServerRequestContext
 from mcp.server.mcpserver import Context, Elicit, Resolve
 from mcp.server.mcpserver.prompts.base import AssistantMessage, UserMessage
 from mcp_types import (
-    Annotations,
     CallToolRequestParams,
     CallToolResult,
     Completion,
     CompletionArgument,
     CompletionContext,
-    ElicitRequest,
-    ElicitRequestURLParams,
-    ElicitResult,
-    EmbeddedResource,
-    ImageContent,
-    InputRequiredResult,
     ListToolsResult,
     PaginatedRequestParams,
     PromptReference,
-    ResourceLink,
     ResourceTemplateReference,
     SamplingMessage,
     TextContent,
-    TextResourceContents,
     Tool,
     ToolAnnotations,
 )
@@ -40,8 +31,6 @@ from mcp_tasks.server import ListChanges
 
 Mark: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
 
-PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
-SIGN_IN = "https://login.example.com/start"
 CITIES = ("Paris", "Prague", "Porto")
 
 
@@ -102,18 +91,6 @@ def _add_answering_tools(server: MCPServer[Any], mark: Mark) -> None:
 
     @server.tool()
     @mark
-    def gallery() -> list[Any]:
-        """Every kind of content, a link to a resource among them."""
-        contents = TextResourceContents(uri="memo://greeting", mime_type="text/plain", text="Good day.")
-        return [
-            TextContent(type="text", text="for people", annotations=Annotations(audience=["user"], priority=1)),
-            ImageContent(type="image", data=PIXEL, mime_type="image/png"),
-            ResourceLink(type="resource_link", name="greeting", uri="memo://greeting", mime_type="text/plain"),
-            EmbeddedResource(type="resource", resource=contents),
-        ]
-
-    @server.tool()
-    @mark
     def fail() -> str:
         """A defect."""
         raise RuntimeError("out of paper")
@@ -150,24 +127,6 @@ def _add_asking_tools(server: MCPServer[Any], mark: Mark) -> None:
     async def ask_before(who: Annotated[Name, Resolve(ask_for_name)]) -> str:
         """A form, before the tool's body."""
         return f"Hello, {who.name}!"
-
-    @server.tool()
-    @mark
-    async def ask_url(ctx: Context) -> str:
-        """Something to be done on a web page, and word when it is done."""
-        answer = await ctx.elicit_url("Please sign in", SIGN_IN, "sign-in-1")
-        await ctx.session.send_elicit_complete("sign-in-1", ctx.request_context.request_id)
-        return answer.action
-
-    @server.tool()
-    @mark
-    async def ask_url_by_returning(ctx: Context) -> str | InputRequiredResult:
-        """The same as a client without requests from servers is asked."""
-        answer = (ctx.input_responses or {}).get("page")
-        if not isinstance(answer, ElicitResult):
-            page = ElicitRequestURLParams(message="Please sign in", url=SIGN_IN, elicitation_id="sign-in-2")
-            return InputRequiredResult(input_requests={"page": ElicitRequest(params=page)})
-        return answer.action
 
     @server.tool()
     @mark
@@ -215,11 +174,6 @@ def _add_resources(server: MCPServer[Any]) -> None:
     def greeting() -> str:
         """A text."""
         return "Good day."
-
-    @server.resource("image://pixel", mime_type="image/png")
-    def pixel() -> bytes:
-        """Bytes."""
-        return b"\x89PNG"
 
     @server.resource("weather://{city}/today", mime_type="application/json")
     def today(city: str) -> str:

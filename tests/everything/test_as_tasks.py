@@ -23,14 +23,13 @@ from mcp_tasks.client import (
     with_tasks,
 )
 from tests.everything.connecting import ERAS, TRANSPORTS, Host, listed_tools, own_tools, target, visiting
-from tests.everything.server import SIGN_IN
 
 pytestmark = pytest.mark.anyio
 
 CITY = ResourceTemplateReference(uri="weather://{city}/today")
 
 ASKING = ("ask_form", "ask_before", "think", "roots")
-ANSWERING: dict[str, dict[str, Any]] = {"weather": {"city": "Paris"}, "gallery": {}, "talk": {}, "fail": {}}
+ANSWERING: dict[str, dict[str, Any]] = {"weather": {"city": "Paris"}, "talk": {}, "fail": {}}
 
 
 def _transport(site: str, way: str) -> ServerTransport:
@@ -88,18 +87,11 @@ async def test_a_task_gives_what_the_call_gives(two: Two) -> None:
         expected = await two.plain.call_tool(tool, arguments)
         assert expected.is_error is (tool == "fail")
         assert _shown(await _as_task(two.client, tool, **arguments)) == _shown(expected)
-    for tool in (*ASKING, "ask_url") if not two.answers else ():
+    for tool in ASKING if not two.answers else ():
         # What a `Resolve(...)` parameter asks, the SDK refuses in its own words.
         words = "did not declare" if tool == "ask_before" else "this server is stateless"
         with pytest.raises(TaskFailed, match=words):
             await _as_task(two.client, tool)
-
-
-async def test_a_user_is_sent_to_a_page_by_a_task(two: Two) -> None:
-    if two.answers:
-        two.host.asked.clear()
-        assert (await _as_task(two.client, "ask_url")).structured_content == {"result": "accept"}
-        assert two.host.asked == ["Please sign in", SIGN_IN]
 
 
 async def test_everything_else_goes_on_beside_a_task(two: Two) -> None:

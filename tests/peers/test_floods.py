@@ -155,24 +155,6 @@ async def test_ids_that_nobody_knows_are_not_remembered(server: Target) -> None:
     await is_served(server.url)
 
 
-async def test_requests_that_come_a_byte_at_a_time_hold_up_nobody(server: Target) -> None:
-    whole = as_bytes(server.url, request("tasks/get", {"taskId": "x" * 100}))
-    before = server.memory
-    async with AsyncExitStack() as stack:
-        slow = [await stack.enter_async_context(line(server.url)) for _ in range(200)]
-        for at in range(40):
-            for number, one in enumerate(slow):
-                # Some are in their headers, and some in their bodies.
-                start = 0 if number % 2 else len(whole) - 100
-                one.writer.write(whole[:start] if at == 0 else b"")
-                one.writer.write(whole[start + at : start + at + 1])
-            if at % 20 == 0:
-                await is_served(server.url, times=1)
-        assert server.memory - before < 2 * GROWTH
-        await is_served(server.url)
-    await is_served(server.url)
-
-
 async def listeners(server: Target, stack: AsyncExitStack, count: int, ids: list[str]) -> AsyncGenerator[Line]:
     message = request("subscriptions/listen", {"notifications": {"taskIds": ids}})
     for _ in range(count):

@@ -26,7 +26,6 @@ from harness.server import QUICK
 from mcp_tasks import Tasks
 from mcp_tasks.errors import StoreUnavailable, TaskUnreadable
 from mcp_tasks.model.record import TaskRecord, TaskRequest
-from mcp_tasks.protocol.shapes import AnyParams
 from mcp_tasks.server.fast_path.requests import Handover
 from mcp_tasks.stores.memory import MemoryStore
 from tests.short.comparing import Tally, compare
@@ -321,19 +320,6 @@ async def test_what_an_author_puts_in_sees_every_call_from_then_on(
         await served.ask(call)
         assert served.counts == ({"tools/call": 1}, {Handover.SERVER: 1})
     assert seen == ["tools/call"]
-
-
-async def test_middleware_that_goes_and_a_handler_of_one_method_leave_the_rest_to_the_short_way() -> None:
-    seen: Seen = []
-    async with _served() as served:
-        _append_middleware(served.server, seen)
-        await served.ask(GET)
-        served.server.middleware.pop()
-        _wrap_handler(served.server, seen, "tasks/get", AnyParams)
-        await served.ask(GET)
-        await served.ask(CALL)
-        assert served.counts == ({"tools/call": 1}, {Handover.SERVER: 2})
-    assert seen == ["tasks/get"] * 2
 
 
 async def test_another_extension_sees_calls_if_it_looks_at_them() -> None:

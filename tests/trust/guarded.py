@@ -105,14 +105,6 @@ def _add_limited_tools(server: MCPServer[Any], tasks: Tasks, gate: asyncio.Event
 
     @server.tool(annotations=repeatable)
     @tasks.task()
-    async def says(message: str, ctx: Context) -> str:
-        """Report progress."""
-        await ctx.report_progress(1, 2, message)
-        await gate.wait()
-        return "said"
-
-    @server.tool(annotations=repeatable)
-    @tasks.task()
     async def asks(times: int, ctx: Context) -> str:
         """Ask so many things at once."""
         await asyncio.gather(*(ctx.elicit(f"Who is number {n}?", Name) for n in range(times)))

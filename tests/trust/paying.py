@@ -1,9 +1,9 @@
-"""A server whose tools write down each time they run, on the store of a URL.
+"""A server that dies between making a task and answering the call, once for each time that it is told to.
 
-    python -m tests.trust.paying FOLDER PORT STORE_URL
+    python -m tests.trust.paying FOLDER PORT
 
-`pay` may not run twice, `look_up` may. Each writes its name into `runs` in the folder. If there is a file `die` in the
-folder, which it removes before, the server dies right after its file has kept a new task: once for each time.
+It dies right after its store has kept a new task, if there is a file `die` in the folder, which it removes before. Its
+tool writes a line into `runs` there.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from mcp_tasks.model.record import TaskRecord
 from mcp_tasks.stores.sqlite import SqliteStore
 
 
-def main(folder: Path, port: int, url: str) -> None:
+def main(folder: Path, port: int) -> None:
     """Serve until killed."""
 
     class DyingStore(SqliteStore):
@@ -32,28 +32,18 @@ def main(folder: Path, port: int, url: str) -> None:
                 crash()
             return created
 
-    store = DyingStore(folder / "tasks.db") if url.startswith("sqlite") else url
-    tasks = Tasks(store, engine="local", namespace="paying")
+    tasks = Tasks(DyingStore(folder / "tasks.db"), engine="local", namespace="paying")
     server = MCPServer("paying", **tasks.wiring())
-
-    def note(name: str) -> None:
-        with (folder / "runs").open("a") as runs:
-            runs.write(f"{name}\n")
-
-    @server.tool()
-    @tasks.task()
-    async def pay(amount: int) -> str:
-        note("pay")
-        return f"paid {amount}"
 
     @server.tool()
     @tasks.task(recover="rerun")
     async def look_up(amount: int) -> str:
-        note("look_up")
+        with (folder / "runs").open("a") as runs:
+            runs.write("look_up\n")
         return f"looked up {amount}"
 
     serve_app(server.streamable_http_app(), port=port)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
+    main(Path(sys.argv[1]), int(sys.argv[2]))

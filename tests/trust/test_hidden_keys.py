@@ -18,7 +18,7 @@ import redis
 from harness.databases import Valkey
 from harness.postgres_store import new_store_url
 from mcp_tasks.encryption import Cipher, Keyring, new_key
-from mcp_tasks.errors import StoreCorrupt, StoreUnavailable
+from mcp_tasks.errors import StoreUnavailable
 from mcp_tasks.runtime.launch import NOTE, READ_AGAIN, SURE_AFTER, HiddenKeys
 from mcp_tasks.stores import MemoryStore, Store
 from mcp_tasks.stores.reencrypt import encrypt_store
@@ -227,10 +227,3 @@ async def test_while_the_secret_cannot_be_had_nothing_is_done(verb: str) -> None
         store.away = set()
         assert await scene.all_tasks() == []
         assert told(await caller.call("pay", LONG_KEY, amount=7))
-
-
-async def test_a_note_that_is_no_secret_is_not_used() -> None:
-    store = MemoryStore()
-    await store.set_note("", NOTE, b"short", expected=None)
-    with pytest.raises(StoreCorrupt, match="secret for the keys of tasks"):
-        await HiddenKeys(store, "").hide("a")

@@ -1,12 +1,10 @@
-"""A task is kept, and its caller does not hear of it: the server is killed, or the store's answer is lost. Made again
-under its key, there is one task, and nothing runs twice."""
+"""A server that is killed between making a task and answering the call: made again under its key, there is one task."""
 
 from __future__ import annotations
 
 import asyncio
 import signal
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -16,13 +14,11 @@ import httpx2
 import pytest
 from mcp import Client
 
-from harness.databases import Valkey
 from harness.http import HttpWire, http_client, initialize
-from harness.proxy import Proxy, proxy_to
 from harness.rpc import NOTHING, PATIENCE, TASKS, Reply, Tasking, text_of
 from harness.serving import ServerProcess
 from harness.stored import all_tasks, opened
-from mcp_tasks.client import CallLost, Patience, TasksClient, call_tool, reconnecting_http
+from mcp_tasks.client import Patience, TasksClient, call_tool, reconnecting_http
 from mcp_tasks.stores.sqlite import SqliteStore
 from tests.client.connecting import text
 from tests.trust.keyed import KEY, LONG_KEY, told
@@ -36,7 +32,6 @@ class Paying:
 
     server: ServerProcess
     folder: Path
-    proxy: Proxy | None = None
 
     @property
     def runs(self) -> list[str]:
@@ -45,13 +40,10 @@ class Paying:
         return runs.read_text().split() if runs.exists() else []
 
 
-# The server is killed
-
-
 @pytest.fixture
 async def mortal(tmp_path: Path) -> AsyncGenerator[Paying]:
     """A server that dies when told to, and is started again on the same port and store."""
-    async with ServerProcess("tests.trust.paying", tmp_path, "{port}", "sqlite") as server:
+    async with ServerProcess("tests.trust.paying", tmp_path, "{port}") as server:
         yield Paying(server, tmp_path)
 
 
@@ -106,56 +98,3 @@ async def test_our_client_does_so_by_itself(mortal: Paying) -> None:
             assert text(await calling) == "looked up 7"
     assert mortal.runs == ["look_up"]
     assert await only_task(mortal)
-
-
-# The store keeps the task, its answer is lost, and it is away for a while
-
-
-@pytest.fixture
-async def paying(shared_valkey: Valkey, tmp_path: Path) -> AsyncGenerator[Paying]:
-    async with (
-        proxy_to(shared_valkey.url) as proxy,
-        ServerProcess("tests.trust.paying", tmp_path, "{port}", proxy.before(shared_valkey.new_database())) as server,
-    ):
-        yield Paying(server, tmp_path, proxy)
-
-
-@asynccontextmanager
-async def losing(paying: Paying) -> AsyncGenerator[None]:
-    """While the store loses the answer for the next task."""
-    assert paying.proxy is not None
-    proxy = paying.proxy
-
-    async def lose() -> None:
-        proxy.lose(of=r"^create$", then_cut=True)
-        await proxy.until_lost()
-        await anyio.sleep(2)  # sleep: the store is away for so long
-        proxy.restore()
-
-    lost = asyncio.create_task(lose())
-    try:
-        yield
-        await lost
-    finally:
-        lost.cancel()
-
-
-@pytest.mark.parametrize(("tool", "result"), [("pay", "paid 7"), ("look_up", "looked up 7")])
-async def test_our_client_gets_its_result_and_the_tool_runs_once(paying: Paying, tool: str, result: str) -> None:
-    async with Client(reconnecting_http(paying.server.url), extensions=[TasksClient()]) as client:
-        await client.list_tools()
-        with anyio.fail_after(2 * PATIENCE):
-            async with losing(paying):
-                assert text(await call_tool(client, tool, {"amount": 7})) == result
-    assert paying.runs == [tool]
-
-
-async def test_without_a_key_the_call_is_lost(paying: Paying) -> None:
-    # A client with a pinned version asks the server nothing, and so does not know that it honours keys.
-    async with Client(reconnecting_http(paying.server.url), mode="2026-07-28", extensions=[TasksClient()]) as client:
-        with anyio.fail_after(2 * PATIENCE):
-            async with losing(paying):
-                with pytest.raises(CallLost, match="may have been made") as caught:
-                    await call_tool(client, "pay", {"amount": 7})
-    assert caught.value.may_have_run
-    assert caught.value.data == {"reason": "may_have_happened"}
