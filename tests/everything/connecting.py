@@ -148,6 +148,9 @@ def own_tools(listed: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def _narrowed(wider: Mapping[str, Any] | None) -> Any:
     if wider is None:
         return None
+    if "anyOf" not in wider:
+        # Of a tool that is never a task.
+        return wider
     narrow, handle = wider["anyOf"]
     assert handle == HANDLE_SCHEMA
     assert wider == {"type": "object", "anyOf": [narrow, handle]}

@@ -26,10 +26,10 @@ from tests.everything.connecting import ERAS, TRANSPORTS, Host, listed_tools, ow
 
 pytestmark = pytest.mark.anyio
 
-CITY = ResourceTemplateReference(uri="weather://{city}/today")
+NOTE = ResourceTemplateReference(uri="memo://{day}/note")
 
-ASKING = ("ask_form", "ask_before", "think", "roots")
-ANSWERING: dict[str, dict[str, Any]] = {"weather": {"city": "Paris"}, "talk": {}, "fail": {}}
+ASKING = ("ask_name", "ask_before", "ask_model", "ask_roots")
+ANSWERING: dict[str, dict[str, Any]] = {"point": {"x": 1.5}, "logs": {}, "fails": {}}
 
 
 def _transport(site: str, way: str) -> ServerTransport:
@@ -85,7 +85,7 @@ async def test_a_task_gives_what_the_call_gives(two: Two) -> None:
     asking: dict[str, dict[str, Any]] = {tool: {} for tool in ASKING if two.answers}
     for tool, arguments in (ANSWERING | asking).items():
         expected = await two.plain.call_tool(tool, arguments)
-        assert expected.is_error is (tool == "fail")
+        assert expected.is_error is (tool == "fails")
         assert _shown(await _as_task(two.client, tool, **arguments)) == _shown(expected)
     for tool in ASKING if not two.answers else ():
         # What a `Resolve(...)` parameter asks, the SDK refuses in its own words.
@@ -99,9 +99,9 @@ async def test_everything_else_goes_on_beside_a_task(two: Two) -> None:
     mine, theirs = [
         (
             [prompt.name for prompt in (await client.list_prompts()).prompts],
-            (await client.get_prompt("travel", {"city": "Paris"})).messages,
+            (await client.get_prompt("introduce", {"person": "Ada"})).messages,
             (await client.read_resource("memo://greeting")).contents,
-            (await client.complete(CITY, {"name": "city", "value": "P"})).completion,
+            (await client.complete(NOTE, {"name": "day", "value": "t"})).completion,
         )
         for client in (two.client, two.plain)
     ]

@@ -43,10 +43,10 @@ async def _until_told(host: Host, method: str, count: int = 1) -> None:
 
 async def _grow_and_shrink(visit: Visit, heard: int) -> None:
     """Change the list often, twice; each time is heard of once, so after the second there are two more."""
-    await visit.client.call_tool("grow", {"count": 50})
+    await visit.client.call_tool("more_tools", {"count": 50})
     await _until_told(visit.host, TOOLS, heard + 1)
     assert len((await visit.client.list_tools()).tools) > 50
-    await visit.client.call_tool("shrink", {"count": 50})
+    await visit.client.call_tool("fewer_tools", {"count": 50})
     await _until_told(visit.host, TOOLS, heard + 2)
     assert visit.host.told.count(TOOLS) == heard + 2
 
@@ -71,16 +71,16 @@ async def _listen(stack: AsyncExitStack, visit: Visit, era: str) -> None:
 
     async def hears() -> bool:
         # The stream on which a server speaks by itself is opened after the handshake, in the background.
-        await visit.client.call_tool("grow", {"count": 1})
-        await visit.client.call_tool("shrink", {"count": 1})
+        await visit.client.call_tool("more_tools", {"count": 1})
+        await visit.client.call_tool("fewer_tools", {"count": 1})
         return TOOLS in visit.host.told
 
     await eventually(hears)
     # All of it was told of when the next change is.
     heard = visit.host.told.count(PROMPTS)
-    await visit.client.call_tool("grow", {"count": 1})
+    await visit.client.call_tool("more_tools", {"count": 1})
     await _until_told(visit.host, PROMPTS, heard + 1)
-    await visit.client.call_tool("shrink", {"count": 1})
+    await visit.client.call_tool("fewer_tools", {"count": 1})
     await anyio.sleep(0.3)  # sleep: three windows, after which nothing is left to be told
     visit.host.told.clear()
 
@@ -102,7 +102,7 @@ async def test_a_change_by_a_task_reaches_every_session_and_listener(site: str) 
         for visit in visits:
             visit.host.told.clear()
         *_, newer = visits
-        for count, tool in ((1, "grow"), (2, "shrink")):
+        for count, tool in ((1, "more_tools"), (2, "fewer_tools")):
             handle = await start_task(newer.client, tool, {"count": 5})
             assert isinstance(handle, TaskHandle)
             await handle.result()
@@ -142,7 +142,7 @@ async def test_an_older_client_is_told_in_the_handshake_whether_it_will_hear_of_
     async with serving(build(new_tasks(), ListChanges(bus, window=SHORT)), stateless=True) as wire:
         assert not any(await promised(wire.url))
         async with visiting(wire.url, ERAS["older"]) as visit:
-            await visit.client.call_tool("grow", {"count": 2})
+            await visit.client.call_tool("more_tools", {"count": 2})
             assert bus.listening == 0
 
 

@@ -30,7 +30,7 @@ from tests.everything.server import PAGES
 
 pytestmark = pytest.mark.anyio
 
-CITY = ResourceTemplateReference(uri="weather://{city}/today")
+NOTE = ResourceTemplateReference(uri="memo://{day}/note")
 
 WAYS = [(way, era, "tasks") for way in TRANSPORTS for era in ERAS] + [
     (way, era, "inline") for way in ("stateful", "stateless-json") for era in ERAS
@@ -89,16 +89,16 @@ async def test_tools_are_listed_alike_and_come_and_go(pair: Pair) -> None:
     listed = await _listed(pair)
     assert listed == await listed_tools(pair.plain.client)
     by_name = {tool["name"]: tool for tool in listed}
-    assert by_name["weather"]["annotations"]["readOnlyHint"]
+    assert by_name["ask_name"]["annotations"]["idempotentHint"]
     # What is asked for before the body is no argument.
     assert by_name["ask_before"]["inputSchema"]["properties"] == {}
-    assert _text(await _call(pair, "grow", count=2)) == "2 more"
+    assert _text(await _call(pair, "more_tools", count=2)) == "2 more"
     try:
         more = {tool["name"] for tool in await _listed(pair)}
         assert more == by_name.keys() | {"fresh-0", "fresh-1"}
         assert _text(await _call(pair, "fresh-1")) == "fresh"
     finally:
-        assert _text(await _call(pair, "shrink", count=2)) == "2 fewer"
+        assert _text(await _call(pair, "fewer_tools", count=2)) == "2 fewer"
     assert await _listed(pair) == listed
     for gone in ("fresh-1", *(COMPANIONS if pair.inline else [])):
         answer = await _call(pair, gone)
@@ -106,9 +106,16 @@ async def test_tools_are_listed_alike_and_come_and_go(pair: Pair) -> None:
 
 
 async def test_calls_give_the_same_and_fail_alike(pair: Pair) -> None:
-    answer = await _call(pair, "weather", city="Paris")
-    assert answer["structuredContent"] == {"city": "Paris", "degrees": 21.5, "wind": None}
-    for tool, arguments in (("fail", {}), ("weather", {}), ("weather", {"city": 7}), ("nothing-like-it", {})):
+    answer = await _call(pair, "point", x=1.5)
+    assert answer["structuredContent"] == {"x": 1.5, "y": None}
+    assert _text(await _call(pair, "greet", name="Ada")) == "Hello, Ada!"
+    for tool, arguments in (
+        ("fails", {}),
+        ("crashes", {}),
+        ("point", {}),
+        ("point", {"x": "y"}),
+        ("nothing-like-it", {}),
+    ):
         answer = await _call(pair, tool, **arguments)
         assert isinstance(answer, tuple) or answer["isError"]
 
@@ -117,19 +124,19 @@ async def test_resources_prompts_and_completion_are_the_same(pair: Pair) -> None
     listed = await pair.both(lambda visit: visit.client.list_resources())
     assert [resource["uri"] for resource in listed["resources"]] == ["memo://greeting"]
     templates = await pair.both(lambda visit: visit.client.list_resource_templates())
-    assert [template["uriTemplate"] for template in templates["resourceTemplates"]] == [CITY.uri]
-    for uri, kind in (("memo://greeting", "text"), ("weather://Oslo/today", "text")):
+    assert [template["uriTemplate"] for template in templates["resourceTemplates"]] == [NOTE.uri]
+    for uri, kind in (("memo://greeting", "text"), ("memo://monday/note", "text")):
         read = await pair.both(lambda visit, uri=uri: visit.client.read_resource(uri))
         assert read["contents"][0][kind]
     assert isinstance(await pair.both(lambda visit: visit.client.read_resource("memo://nothing")), tuple)
     [prompt] = (await pair.both(lambda visit: visit.client.list_prompts()))["prompts"]
-    assert [argument["required"] for argument in prompt["arguments"]] == [True, False]
-    got = await pair.both(lambda visit: visit.client.get_prompt("travel", {"city": "Paris"}))
-    assert [message["content"]["text"] for message in got["messages"]] == ["3 days in Paris, please.", "With pleasure."]
-    assert isinstance(await pair.both(lambda visit: visit.client.get_prompt("travel", {})), tuple)
-    for ref in (PromptReference(name="travel"), CITY):
-        found = await pair.both(lambda visit, ref=ref: visit.client.complete(ref, {"name": "city", "value": "P"}))
-        assert found["completion"]["values"] == ["Paris", "Prague", "Porto"]
+    assert [argument["required"] for argument in prompt["arguments"]] == [True]
+    got = await pair.both(lambda visit: visit.client.get_prompt("introduce", {"person": "Ada"}))
+    assert [message["content"]["text"] for message in got["messages"]] == ["Introduce Ada."]
+    assert isinstance(await pair.both(lambda visit: visit.client.get_prompt("introduce", {})), tuple)
+    for ref in (PromptReference(name="introduce"), NOTE):
+        found = await pair.both(lambda visit, ref=ref: visit.client.complete(ref, {"name": "day", "value": "t"}))
+        assert found["completion"]["values"] == ["tuesday"]
 
 
 async def test_progress_and_the_log_of_a_call(pair: Pair) -> None:
@@ -140,20 +147,20 @@ async def test_progress_and_the_log_of_a_call(pair: Pair) -> None:
         async def note(progress: float, total: float | None, message: str | None) -> None:
             reported.append((progress, total, message))
 
-        answer = await visit.client.call_tool("talk", {}, progress_callback=note)
+        answer = await visit.client.call_tool("logs", {}, progress_callback=note)
         return answer.model_dump(by_alias=True), reported, list(visit.host.logged)
 
     answer, reported, logged = await pair.both(talk)
     assert _text(answer) == "Good day."
-    assert reported == ([(1, 2, "half")] if pair.streams else [])
-    assert logged == ([("info", "for the log")] if pair.streams else [])
+    assert reported == ([(1, 2, "half of it")] if pair.streams else [])
+    assert logged == ([("info", "a line for the log")] if pair.streams else [])
 
 
 ASKING = {
-    "ask_before": ("Hello, Ada!", 'It asks: "Who is it?"'),
-    "ask_form": ("Hello, Ada!", 'It asks: "Who is it?"'),
-    "think": ("Forty-two.", "It waits for this client itself to answer a sampling/createMessage request."),
-    "roots": ("file:///home/ada", "It waits for this client itself to answer a roots/list request."),
+    "ask_before": ("Hello, Ada!", 'It asks: "Who goes there?"'),
+    "ask_name": ("Hello, Ada!", 'It asks: "What is your name?"'),
+    "ask_model": ("Forty-two.", "It waits for this client itself to answer a sampling/createMessage request."),
+    "ask_roots": ("file:///home/ada", "It waits for this client itself to answer a roots/list request."),
 }
 """What a tool gives that was answered, and how word is given of what it asks."""
 
@@ -175,7 +182,7 @@ async def test_a_tool_asks_where_it_can_and_otherwise_word_is_given_of_it(pair: 
     answer = await outcome(_calling(tool), pair.tasks)
     if pair.newer:
         assert _text(answer) == expected
-    elif pair.way.startswith("stateless") and tool not in ("ask_form", "ask_before"):
+    elif pair.way.startswith("stateless") and tool not in ("ask_name", "ask_before"):
         # Nobody but this client could answer it, and nobody knows which client this is.
         assert (answer[0], "this server is stateless" in answer[1]) == (INVALID_REQUEST, True)
     else:
