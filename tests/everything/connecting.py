@@ -61,15 +61,12 @@ class Host:
 
 @dataclass(frozen=True)
 class Visit:
-    """A client of one of the two servers."""
-
     client: Client
     host: Host
 
 
 @asynccontextmanager
 async def visiting(where: Any, mode: Any, **more: Any) -> AsyncGenerator[Visit]:
-    """The SDK's client, connected."""
     host = Host()
     client = Client(
         where,
@@ -158,7 +155,6 @@ def _narrowed(wider: Mapping[str, Any] | None) -> Any:
 
 
 async def outcome(ask: Callable[[Visit], Awaitable[Any]], visit: Visit) -> Any:
-    """What one server answers."""
     try:
         answer = await ask(visit)
     except MCPError as exc:

@@ -57,7 +57,6 @@ def build(tasks: Tasks | None, changes: ListChanges | None = None) -> MCPServer[
     @server.tool()
     @marks.task()
     async def fewer_tools(count: int, ctx: Context) -> str:
-        """Take them away again."""
         for number in range(count):
             server.remove_tool(f"fresh-{number}")
             await ctx.notify_tools_changed()

@@ -37,7 +37,6 @@ WAYS: Final[Mapping[str, Mapping[str, Any]]] = {
 
 
 def new_tasks() -> Tasks:
-    """Tasks that are kept in memory."""
     return Tasks("memory://", settings=QUICK)
 
 
@@ -82,7 +81,6 @@ def site() -> Starlette:
 
 
 def main() -> None:
-    """Serve until stopped."""
     parser = argparse.ArgumentParser()
     parser.add_argument("transport", choices=("stdio", "http"))
     parser.add_argument("--fd", type=int)

@@ -54,7 +54,6 @@ class Two:
 
 @pytest.fixture(scope="module", params=[(way, era) for way in TRANSPORTS for era in ERAS], ids="-".join)
 async def two(request: pytest.FixtureRequest, site: str) -> AsyncGenerator[Two]:
-    """Both of them, connected."""
     way, era = request.param
     async with (
         visiting(_transport(site, way), ERAS[era], extensions=[TasksClient()]) as visit,

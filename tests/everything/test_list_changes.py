@@ -64,7 +64,6 @@ async def visit(request: pytest.FixtureRequest, site: str) -> AsyncGenerator[Vis
 
 
 async def _listen(stack: AsyncExitStack, visit: Visit, era: str) -> None:
-    """Return when the client hears of changes."""
     if era == "newer":
         listening = visit.client.listen(tools_list_changed=True, prompts_list_changed=True)
         await stack.enter_async_context(listening)
@@ -112,8 +111,6 @@ async def test_a_change_by_a_task_reaches_every_session_and_listener(site: str) 
 
 
 class Counting(InMemorySubscriptionBus):
-    """A bus that knows how many listen to it."""
-
     def __init__(self) -> None:
         super().__init__()
         self.listening = 0

@@ -121,7 +121,6 @@ def has_traceback(log: str) -> bool:
 
 
 async def fire(wire: StdioWire, good: Sequence[dict[str, Any]], seed: int) -> None:
-    """Send spoilt messages, a line each."""
     chance = random.Random(seed)
     for _ in range(examples(100)):
         body = spoilt(chance, chance.choice(good))

@@ -37,13 +37,11 @@ class Target(ServerProcess):
 
     @property
     def memory(self) -> int:
-        """Bytes of memory that it has now."""
         status = Path(f"/proc/{self.pid}/status").read_text()
         return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmRSS:"))
 
 
 def as_bytes(url: str, message: Mapping[str, Any]) -> bytes:
-    """A request as it goes over a socket."""
     content = json.dumps(message).encode()
     lines = [("host", urlsplit(url).netloc), ("content-type", "application/json"), *modern_headers(message)]
     lines += [("accept", "application/json, text/event-stream"), ("content-length", str(len(content)))]
@@ -52,8 +50,6 @@ def as_bytes(url: str, message: Mapping[str, Any]) -> bytes:
 
 
 class Line:
-    """A bare connection."""
-
     def __init__(self, url: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.url = url
         self.reader = reader
@@ -72,7 +68,6 @@ class Line:
             return [await self.answer() for _ in messages]
 
     async def answer(self) -> dict[str, Any]:
-        """The message in the next answer."""
         head = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
         length = next(line[15:] for line in head.split("\r\n") if line.startswith("content-length:"))
         return json.loads(await self.reader.readexactly(int(length)))
@@ -80,7 +75,6 @@ class Line:
 
 @asynccontextmanager
 async def line(url: str, *, receive_buffer: int | None = None) -> AsyncGenerator[Line]:
-    """A connection while the block lasts."""
     address = urlsplit(url)
     sock = socket.socket()
     sock.setblocking(False)

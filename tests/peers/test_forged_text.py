@@ -41,14 +41,12 @@ def low_level(tasks: Tasks) -> Server[Any]:
 
 
 async def call(wire: HttpWire, name: str) -> None:
-    """Call a tool as a task, and wait for its end."""
     client = Tasking(wire, EVERYTHING)
     await client.until(await client.create(name), "completed")
 
 
 @pytest.fixture
 def log() -> Generator[io.StringIO]:
-    """What a plain handler writes of our loggers."""
     text = io.StringIO()
     handler, logger = logging.StreamHandler(text), logging.getLogger("mcp_tasks")
     handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
@@ -67,7 +65,6 @@ async def _with_pages() -> AsyncGenerator[OldTasks]:
     @server.resource("page://{name}")
     @tasks.task(kind="resource")
     async def page(name: str) -> str:
-        """A page of any name."""
         return name
 
     async with serving(server) as wire:

@@ -45,7 +45,6 @@ class Hostile:
         self.connections: set[asyncio.Task[Any]] = set()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer the requests of one connection."""
         connection = asyncio.current_task()
         assert connection is not None
         self.connections.add(connection)
@@ -120,14 +119,12 @@ EVENTS = {"content-type": "text/event-stream"}
 
 
 async def look(url: str) -> None:
-    """Look at a task of the server, once."""
     async with Client(reconnecting_http(url), extensions=[TasksClient(patience=SHORT)]) as client:
         with anyio.fail_after(PATIENCE):
             await resume_task(client, TASK_ID).status()
 
 
 async def failing_look(url: str) -> None:
-    """Look at a task of the server, which fails."""
     async with Client(reconnecting_http(url), extensions=[TasksClient(patience=SHORT)]) as client:
         with anyio.fail_after(PATIENCE), pytest.raises((MCPError, TasksError)):
             await resume_task(client, TASK_ID).status()
@@ -140,14 +137,12 @@ async def spaces(_request: Mapping[str, Any]) -> AsyncIterator[bytes]:
 
 
 async def one_line(_request: Mapping[str, Any]) -> AsyncIterator[bytes]:
-    """An event whose line never ends."""
     yield b"data: "
     while True:
         yield b"x" * MIB
 
 
 async def many_lines(_request: Mapping[str, Any]) -> AsyncIterator[bytes]:
-    """An event that never ends."""
     while True:
         yield (b"data: " + b"x" * 1_017 + b"\n") * 1_024
 

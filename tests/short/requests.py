@@ -59,7 +59,6 @@ class Draft:
         self.length: bytes | None = None
 
     def sent(self, side: str, number: int) -> Sent:
-        """The request as it goes one way."""
         if self.meta is not _ABSENT:
             self.params["_meta"] = self.meta
         body = for_side(json.dumps(self.message).encode(), side, number)
@@ -92,7 +91,6 @@ class Flaw:
     to: Any = None
 
     def do(self, draft: Draft) -> None:
-        """Do it."""
         # A copy: what another flaw does to it is not done to what is drawn next.
         _FLAWS[self.what](draft, deepcopy(self.to))
 
@@ -113,7 +111,6 @@ class Step:
     wait_ms: int = 0
 
     def draft(self, *, auth: bool) -> Draft:
-        """The request, ready to be sent either way."""
         draft = Draft(self.method, self.params, self.name)
         if auth and self.token is not None:
             draft.headers.append((b"authorization", f"Bearer {self.token}".encode()))

@@ -73,8 +73,6 @@ class Written:
 
 
 class WatchedStore(MemoryStore):
-    """Remembers what is written by requests."""
-
     def __init__(self) -> None:
         super().__init__()
         self.written: list[Written] = []
@@ -105,7 +103,6 @@ def build(tasks: Tasks, *, auth: bool = False) -> MCPServer[Any]:
 
 def _add_tools(server: MCPServer[Any], tasks: Tasks) -> None:
     async def marked(value: Any = None, number: int = 0) -> str:
-        """A task, whatever it is called with."""
         return f"{value} {number}"
 
     def add(name: str, **options: Any) -> None:
@@ -128,19 +125,16 @@ def _add_tools(server: MCPServer[Any], tasks: Tasks) -> None:
     @server.tool()
     @tasks.task()
     async def typed(count: int, scene: str = "forest") -> str:
-        """Takes what is typed so."""
         return f"{count} {scene}"
 
     @server.tool()
     @tasks.task()
     async def routed(region: Annotated[str, Field(json_schema_extra={"x-mcp-header": "Region"})] = "eu") -> str:
-        """Has an argument that is in a header as well."""
         return region
 
     @server.tool()
     @tasks.task()
     async def resolving(who: Annotated[Name, Resolve(resolve_name)]) -> str:
-        """Has the SDK ask before the body."""
         return who.name
 
     @server.tool()
@@ -172,8 +166,6 @@ def build_low_level(tasks: Tasks) -> Server[Any]:
 
 @dataclass(frozen=True)
 class Way:
-    """One of the two servers."""
-
     tasks: Tasks
     server: MCPServer[Any] | Server[Any]
     app: ASGIApp
@@ -197,7 +189,6 @@ class Twins:
 
 @asynccontextmanager
 async def twins(setup: Setup | None = None) -> AsyncGenerator[Twins]:
-    """The two servers while the block lasts."""
     chosen, clock, store = setup or Setup(), FakeClock(), WatchedStore()
     async with AsyncExitStack() as stack:
         ways = [await stack.enter_async_context(_way(chosen, clock, store, short=short)) for short in (True, False)]

@@ -151,8 +151,6 @@ async def test_a_flaw_of_one_request_is_not_held_against_the_next(pair: Twins) -
 
 
 class FailingStore(MemoryStore):
-    """Fails in the way that it is told to."""
-
     def __init__(self) -> None:
         super().__init__()
         self.failure: Exception | None = None
@@ -178,8 +176,6 @@ class FailingStore(MemoryStore):
 
 @dataclass
 class Served:
-    """A server, and what was sent to it."""
-
     server: MCPServer[Any] | Server[Any]
     tasks: Tasks
     store: FailingStore
@@ -206,7 +202,6 @@ def _high_level(tasks: Tasks, extensions: list[Extension], **more: Any) -> MCPSe
     @server.tool()
     @tasks.task()
     async def marked(value: Any = None) -> str:
-        """A task."""
         return str(value)
 
     return server
@@ -241,8 +236,6 @@ async def _served(
 
 
 class Looking(Extension):
-    """An extension that looks at calls."""
-
     identifier = "example.com/looking"
 
     async def intercept_tool_call(
@@ -252,8 +245,6 @@ class Looking(Extension):
 
 
 class Idle(Extension):
-    """An extension that does not."""
-
     identifier = "example.com/idle"
 
 

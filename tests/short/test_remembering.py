@@ -49,7 +49,6 @@ def _grown(before: int) -> int:
 
 @pytest.fixture
 def traced_memory() -> Iterator[None]:
-    """Counts memory while a test lasts."""
     tracemalloc.start()
     yield
     tracemalloc.stop()
@@ -59,7 +58,6 @@ def traced_memory() -> Iterator[None]:
 
 
 def add(texts: Texts, record: TaskRecord, outcome: Outcome | None = None) -> int:
-    """Keep the text of a task; gives its size."""
     return texts.add(DIALECT, record, DIALECT.task(record, outcome, record.updated_at)).size
 
 
@@ -106,8 +104,6 @@ def test_texts_take_no_more_memory_than_is_counted_and_say_the_same_of_their_tim
 
 
 class CountingStore(SqliteStore):
-    """Counts how often whole tasks are read."""
-
     reads = 0
 
     async def get_owned(self, task_id: str, owner: str | None) -> TaskRecord | None:
@@ -128,21 +124,18 @@ class Polled:
         self.record = make_record(owner=None, namespace=NAME, id="polled", retention=timedelta(minutes=10))
 
     async def poll(self) -> Answer:
-        """What both ways say."""
         sent = Step("tasks/get", {"taskId": "polled"}, "polled").draft(auth=False).sent("a", 0)
         answers = [await exchange(way.app, sent) for way in self._ways]
         assert answers[0].told() == answers[1].told()
         return answers[0]
 
     async def state(self) -> dict[str, Any]:
-        """The same, answered the short way."""
         before = self._counts.answered.total()
         answer = await self.poll()
         assert self._counts.answered.total() == before + 1
         return answer.message["result"]
 
     async def change(self, outcome: Outcome | None = None, **fields: Any) -> None:
-        """Change the task from elsewhere."""
         changed = replace(self.record, version=self.record.version + 1, updated_at=self.clock(), **fields)
         await self.other.save(changed, expected=self.record.version, outcome=outcome)
         self.record = changed
@@ -251,8 +244,6 @@ KEPT = b'{"content" : [],  "structuredContent" : %b  }' % json.dumps(VALUE).enco
 
 
 class Threads(ThreadPoolExecutor):
-    """Counts what is done beside the event loop."""
-
     used = 0
 
     def submit(self, *args: Any, **kwargs: Any) -> Any:

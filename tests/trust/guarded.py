@@ -59,32 +59,27 @@ def _add_tools(server: MCPServer[Any], tasks: Tasks) -> None:
     @server.tool(annotations=ToolAnnotations(idempotent_hint=True))
     @tasks.task()
     def echo(size: int = 1) -> str:
-        """Give so many characters."""
         return "x" * size
 
     @server.tool()
     @tasks.task(ttl=timedelta(milliseconds=1))
     def brief() -> str:
-        """Be gone at once."""
         return "gone"
 
     @server.tool()
     @tasks.task()
     async def ask(ctx: Context[Any, Any], size: int = 0) -> str:
-        """Ask who it is, with so many characters more."""
         return str(await ctx.elicit("Who?" + "x" * size, Name))
 
     @server.tool()
     @tasks.task()
     async def hold() -> str:
-        """Wait for good."""
         await asyncio.Event().wait()
         return ""
 
     @server.tool()
     @tasks.task()
     async def peek(task_id: str) -> str:
-        """Look at a task whose id the caller gives."""
         return (await tasks.handle(task_id).fetch()).status
 
     @server.tool()
@@ -106,15 +101,12 @@ def _add_limited_tools(server: MCPServer[Any], tasks: Tasks, gate: asyncio.Event
     @server.tool(annotations=repeatable)
     @tasks.task()
     async def asks(times: int, ctx: Context) -> str:
-        """Ask so many things at once."""
         await asyncio.gather(*(ctx.elicit(f"Who is number {n}?", Name) for n in range(times)))
         return "asked"
 
     @server.tool(annotations=repeatable)
     @tasks.task()
     async def steps(count: int) -> str:
-        """Do so many steps."""
-
         async def nothing() -> None:
             """Nothing."""
 
@@ -125,7 +117,6 @@ def _add_limited_tools(server: MCPServer[Any], tasks: Tasks, gate: asyncio.Event
     @server.tool(annotations=repeatable)
     @tasks.task()
     async def family(children: int) -> str:
-        """Start so many children, and wait for them."""
         started = [await tasks.start("echo", {"size": n}) for n in range(children)]
         for child in started:
             await child.result()
@@ -145,7 +136,6 @@ async def planted(tasks: Tasks, owner: str | None) -> dict[str, str]:
 
 
 def new_tasks(**options: Any) -> Tasks:
-    """Tasks as the tests here want them."""
     usual: dict[str, Any] = {
         "companions": "always",
         "fallback": Fallback(model_may_answer=True),
@@ -157,7 +147,6 @@ def new_tasks(**options: Any) -> Tasks:
 
 @asynccontextmanager
 async def guarded(*, auth: bool = True, **options: Any) -> AsyncGenerator[tuple[HttpWire, Tasks]]:
-    """The server behind HTTP."""
     tasks = new_tasks(**options)
     async with serving(build(tasks, auth=auth)) as wire:
         yield wire, tasks
@@ -172,12 +161,10 @@ class Limited:
     store: MemoryStore
 
     def as_user(self, token: str) -> Tasking:
-        """A client with a token."""
         return Tasking(self.wire.as_user(token))
 
     @property
     def anybody(self) -> Tasking:
-        """A client without one."""
         return Tasking(self.wire)
 
 
@@ -185,7 +172,6 @@ class Limited:
 async def limited(
     *, auth: bool = True, store: MemoryStore | None = None, options: Mapping[str, Any] | None = None, **limits: Any
 ) -> AsyncGenerator[Limited]:
-    """The server behind HTTP, with these limits."""
     store, gate = store or MemoryStore(), asyncio.Event()
     tasks = Tasks(
         store,
@@ -201,7 +187,6 @@ async def limited(
 
 
 async def call(client: Tasking, tool: str, **arguments: Any) -> Reply:
-    """Call a tool; whatever comes back."""
     return await client.ask("tools/call", {"name": tool, "arguments": arguments})
 
 
@@ -215,8 +200,6 @@ def check_refused(reply: Reply, limit: str, *, come_back: bool = True) -> float:
 
 
 async def settled(client: Tasking, task_id: str) -> dict[str, Any]:
-    """The task once it has ended."""
-
     async def ended() -> dict[str, Any] | None:
         task = await client.get(task_id)
         return None if task["status"] in ("working", "input_required") else task
@@ -227,7 +210,6 @@ async def settled(client: Tasking, task_id: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Serve until stopped."""
     parser = argparse.ArgumentParser()
     parser.add_argument("transport", choices=("stdio",))
     for option in ("--auth", "--required", "--seldom"):

@@ -41,12 +41,9 @@ class Scene:
     meta: list[Mapping[str, Any]] = field(default_factory=list[Mapping[str, Any]])
 
     async def all_tasks(self) -> Sequence[TaskRecord]:
-        """All tasks, whoever owns them."""
         return (await self.store.list("keyed", EVERYBODY, now=self.clock(), limit=100)).records
 
     async def until_idle(self) -> None:
-        """Return when all of them have ended."""
-
         async def idle() -> bool:
             return all(task.is_final for task in await self.all_tasks())
 
@@ -125,15 +122,12 @@ def _add_tools(scene: Scene) -> None:
 
 
 def question() -> InputRequiredResult:
-    """The tool wants to know something first."""
     form = ElicitRequestFormParams(message="Sure?", requested_schema={"type": "object", "properties": {}})
     return InputRequiredResult(input_requests={"sure": ElicitRequest(params=form)})
 
 
 @dataclass
 class ModernDoor:
-    """Calls of the newest wire."""
-
     wire: HttpWire
     capabilities: Mapping[str, Any]
 
@@ -143,7 +137,6 @@ class ModernDoor:
     async def send(
         self, params: Mapping[str, Any], key: object = None, *, user: str | None = None, repeated: bool = False
     ) -> Reply:
-        """A call with these params."""
         meta = ({} if key is None else {KEY: key}) | ({REPEATED: True} if repeated else {})
         _sign_in(self.wire, user)
         return await Tasking(self.wire, self.capabilities).ask("tools/call", params, meta=meta)
@@ -170,7 +163,6 @@ class LegacyDoor:
 
 
 def _sign_in(wire: HttpWire, user: str | None) -> None:
-    """Say who asks from now on, if anybody."""
     wire.client.headers.pop("x-user", None)
     if user is not None:
         wire.client.headers["x-user"] = user
@@ -182,7 +174,6 @@ TASK_DOORS: Final = ("short", "sdk", "older tasks")
 
 @asynccontextmanager
 async def opened(door: str, **options: Any) -> AsyncGenerator[tuple[Scene, Any]]:
-    """A server with one of the doors to it."""
     scene = build(short_way=door == "short", **options)
     async with serving(scene.server, json_response=True) as wire:
         if door.startswith("older"):

@@ -22,8 +22,6 @@ from mcp_tasks.stores.sqlite import SqliteStore
 
 
 def main(folder: Path, port: int) -> None:
-    """Serve until killed."""
-
     class DyingStore(SqliteStore):
         async def create(self, *args: Any, **kwargs: Any) -> TaskRecord:
             created = await super().create(*args, **kwargs)

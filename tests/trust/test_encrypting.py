@@ -75,7 +75,6 @@ async def fill(url: str, cipher: Cipher | None = None) -> None:
 
 
 async def check(url: str, cipher: Cipher | None) -> None:
-    """All is there as it was."""
     store = await opened(url, cipher)
     for task_id in ("one", "two"):
         record = await store.get(task_id)
@@ -90,7 +89,6 @@ async def check(url: str, cipher: Cipher | None) -> None:
 
 
 async def kept(url: str) -> bytes:
-    """Every byte that is kept."""
     if url.startswith("sqlite"):
         path = Path(url.removeprefix("sqlite:///"))
         return b"".join(file.read_bytes() for file in path.parent.iterdir())
@@ -186,8 +184,6 @@ async def test_what_was_interrupted_lets_nobody_in_until_it_is_done(url: str) ->
         pass
 
     class Half(Keyring):
-        """Encrypts some values, and breaks."""
-
         left = 4
 
         def encrypt(self, bound_to: str, data: bytes) -> bytes:
@@ -270,8 +266,6 @@ async def test_who_opened_it_plain_writes_nothing_plain_any_more(url: str, is_em
 
 
 class Garbled(Codec):
-    """Writes what nobody can read."""
-
     def encode_state(self, record: TaskRecord) -> bytes:
         return super().encode_state(record)[:-5]
 

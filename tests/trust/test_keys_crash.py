@@ -35,7 +35,6 @@ class Paying:
 
     @property
     def runs(self) -> list[str]:
-        """The tools that have run."""
         runs = self.folder / "runs"
         return runs.read_text().split() if runs.exists() else []
 
@@ -48,7 +47,6 @@ async def mortal(tmp_path: Path) -> AsyncGenerator[Paying]:
 
 
 async def killed(mortal: Paying) -> None:
-    """Return when the server has been killed."""
     assert await asyncio.to_thread(mortal.server.process.wait, PATIENCE) == -signal.SIGKILL
 
 

@@ -211,7 +211,6 @@ async def test_the_values_of_an_answer_count_whichever_way_it_comes(way: str) ->
 
 
 def nested(depth: int) -> Any:
-    """Lists in lists."""
     value: Any = []
     for _ in range(depth - 1):
         value = [value]
@@ -375,7 +374,6 @@ async def on_one_connection(wire: HttpWire) -> AsyncGenerator[HttpWire]:
 
 
 def asking(kind: str, client: Tasking | OldTasks) -> Callable[[], Awaitable[Reply]]:
-    """A way to ask for what is counted."""
     if kind == "creates":
         return lambda: call(client, "echo") if isinstance(client, Tasking) else client.try_create("echo")
     method = {"cancels": "tasks/cancel", "unknown": "tasks/get"}[kind]

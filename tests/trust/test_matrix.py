@@ -46,8 +46,6 @@ def blanked(message: Mapping[str, Any], task_id: str) -> str:
 
 
 class Probe(ABC):
-    """One caller on one way to a server."""
-
     async def about(self, task_id: str) -> dict[str, str]:
         """What every method says of a task, blanked; those that end it come last."""
         return {method: blanked(said, task_id) for method, said in (await self.all(task_id)).items()}
@@ -134,8 +132,6 @@ def _without_subscription(message: dict[str, Any]) -> dict[str, Any]:
 
 
 class Older(Probe):
-    """A caller of 2025-11-25 with a session."""
-
     def __init__(self, client: OlderClient) -> None:
         self._client = client
 

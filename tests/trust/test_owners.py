@@ -77,7 +77,6 @@ async def test_a_request_without_an_owner_makes_no_task(short_way: bool, capabil
 
 
 def by_tenant(caller: Caller) -> str:
-    """A rule that fails for most."""
     assert caller.identity is not None
     return str(caller.identity.claims["no such claim"])
 
@@ -238,7 +237,6 @@ BY_HEADER: Mapping[str, Any] = {"auth": False, "principal": by_header, "require_
 
 
 def told(response: httpx2.Response) -> tuple[int, dict[str, str], bytes]:
-    """All of an answer but when it was given."""
     headers = {name: value for name, value in response.headers.items() if name != "date"}
     return response.status_code, headers, response.content
 

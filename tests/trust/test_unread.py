@@ -89,7 +89,6 @@ def deaf_post(wire: HttpWire, message: Mapping[str, Any]) -> Any:
 
 
 async def large(wire: HttpWire) -> tuple[Tasking, str]:
-    """A task that has ended with a large result."""
     ada = Tasking(wire.as_user("ada"), EVERYTHING)
     task_id = await ada.create("echo", size=SIZE)
     await ada.until(task_id, "completed")
@@ -109,8 +108,6 @@ async def until_refused(ada: Tasking, task_id: str) -> Mapping[str, Any]:
 
 
 async def until_answered(ada: Tasking, task_id: str) -> None:
-    """Return when the task can be read again."""
-
     async def answered() -> bool:
         return "result" in (await ada.ask("tasks/get", {"taskId": task_id})).message
 

@@ -29,8 +29,6 @@ from mcp_tasks import Tasks
 
 
 class FileExporter(SpanExporter):
-    """Writes each span as a line."""
-
     def __init__(self, path: Path) -> None:
         self._path = path
 
@@ -55,7 +53,6 @@ def _told(span: ReadableSpan) -> dict[str, Any]:
 
 
 def build(store: str, *, short_way: bool) -> tuple[MCPServer[Any], Tasks]:
-    """The server, whose metrics a tool gives."""
     reader = InMemoryMetricReader()
     metrics.set_meter_provider(MeterProvider([reader]))
     tasks = Tasks(store, settings=QUICK, runs_tools=False, short_way=short_way)
@@ -79,7 +76,6 @@ def build(store: str, *, short_way: bool) -> tuple[MCPServer[Any], Tasks]:
 
 
 def main(role: str, store: str, path: str, *number: str) -> None:
-    """Serve or work until told to stop."""
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(FileExporter(Path(path))))
     trace.set_tracer_provider(provider)

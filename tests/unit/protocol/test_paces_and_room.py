@@ -41,8 +41,6 @@ CALL = TaskRequest(method="tools/call", name="tool", arguments={}, protocol_vers
 
 
 class Ticking:
-    """A clock that goes when it is told to."""
-
     def __init__(self) -> None:
         self.now = 1_000.0
 
@@ -191,7 +189,6 @@ async def _never(run: Run) -> Ending:
 async def room(
     store: Counted | None = None, clock: Ticking | None = None, **limits: Any
 ) -> AsyncGenerator[TaskRuntime]:
-    """A runtime that makes tasks and runs none."""
     none: dict[str, Any] = {"open_tasks": None, "owner_open_tasks": None, "owner_stored_bytes": None}
     runtime = make_runtime(
         _never,
