@@ -25,7 +25,7 @@ from mcp_tasks import Tasks
 from mcp_tasks.server import ListChanges
 from tests.everything.server import build, build_lowlevel
 
-WINDOW: Final = timedelta(milliseconds=100)
+WINDOW: Final = timedelta(milliseconds=200)
 
 WAYS: Final[Mapping[str, Mapping[str, Any]]] = {
     "stateful": {},

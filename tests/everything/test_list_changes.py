@@ -29,7 +29,7 @@ from mcp_tasks.errors import InvalidDuration
 from mcp_tasks.server import ListChanges
 from tests.everything.connecting import ERAS, Host, Visit, target, visiting
 from tests.everything.server import build, build_lowlevel
-from tests.everything.site import new_tasks
+from tests.everything.site import WINDOW, new_tasks
 
 pytestmark = pytest.mark.anyio
 
@@ -80,7 +80,7 @@ async def _listen(stack: AsyncExitStack, visit: Visit, era: str) -> None:
     await visit.client.call_tool("more_tools", {"count": 1})
     await _until_told(visit.host, PROMPTS, heard + 1)
     await visit.client.call_tool("fewer_tools", {"count": 1})
-    await anyio.sleep(0.3)  # sleep: three windows, after which nothing is left to be told
+    await anyio.sleep(3 * WINDOW.total_seconds())  # sleep: after three windows nothing is left to be told
     visit.host.told.clear()
 
 
