@@ -53,7 +53,7 @@ async def compare(pair: Twins, number: int, steps: Sequence[Step], tally: Tally)
     Raises:
         AssertionError: The two ways differ in what they answer, or in what they do.
     """
-    named = repr(steps)
+    named, short = repr(steps), Answer(status=None)
     await put(pair, number, {name: state for name, state in STATES.items() if f"{STAND_IN}{name}" in named})
     for step in steps:
         pair.clock.advance(timedelta(milliseconds=step.wait_ms))

@@ -311,14 +311,14 @@ def any_step(chance: random.Random) -> Step:
     task = f"{STAND_IN}{chance.choice(list(STATES))}"
     tool = chance.choice(TASK_TOOLS if chance.random() < 0.7 else OTHER_TOOLS)
     call = ("tools/call", {"name": tool, "arguments": chance.choice(_ARGUMENTS)}, tool)
-    more = chance.choice([{}, {}, {}, {"toolsListChanged": True}, {"resourceSubscriptions": []}])
+    others: list[dict[str, Any]] = [{}, {}, {}, {"toolsListChanged": True}, {"resourceSubscriptions": []}]
     tasks = [task, *(f"{STAND_IN}{each}" for each in chance.sample(list(STATES), chance.randrange(3)))]
     kinds: list[tuple[str, dict[str, Any], str | None]] = [
         *[("tasks/get", {"taskId": task}, task)] * 5,
         *[("tasks/cancel", {"taskId": task}, task)] * 3,
         *[("tasks/update", {"taskId": task, "inputResponses": chance.choice(_ANSWERS)}, task)] * 3,
         *[call] * 6,
-        ("subscriptions/listen", {"notifications": {"taskIds": tasks, **more}}, None),
+        ("subscriptions/listen", {"notifications": {"taskIds": tasks, **chance.choice(others)}}, None),
         (chance.choice(["tools/list", "server/discover", "ping", "tasks/list", "initialize", "TASKS/GET"]), {}, None),
     ]
     harmless, bad = chance.choices(HARMLESS, k=chance.choice((0, 1, 3))), chance.choices(FLAWS, k=2)

@@ -271,7 +271,7 @@ def _wrap_our_middleware(server: Any, seen: Seen) -> None:
 
 
 def _wrap_handler(server: Any, seen: Seen, method: str = "tools/call", params: Any = CallToolRequestParams) -> None:
-    low: Server[Any] = server if isinstance(server, Server) else server.session_manager.app
+    low = cast("Server[Any]", server if isinstance(server, Server) else server.session_manager.app)
     entry = low.get_request_handler(method)
     assert entry is not None
     inner: Callable[[ServerRequestContext[Any, Any], Any], Awaitable[HandlerResult]] = entry.handler

@@ -85,7 +85,7 @@ def test_texts_take_no_more_memory_than_is_counted_and_say_the_same_of_their_tim
         {"status_message": "\u1234" * 4_000, "progress": Progress(progress=1, message="y" * 4_000)},
         {"unknown": {f"{n}": [n] * 100 for n in range(100)}, "finished_at": NOON + HOUR, "retention": HOUR},
     ]
-    before = tracemalloc.get_traced_memory()[0]
+    record, before = make_record(), tracemalloc.get_traced_memory()[0]
     for number in range(1_000):
         # Each made anew, as a store makes them: nothing of it is shared.
         new = {"owner": f"{uuid4()}" * (1 + number % 50), "namespace": f"{uuid4()}", "id": f"{uuid4()}"}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -169,15 +169,17 @@ class Limited:
 
 
 @asynccontextmanager
-async def limited(
-    *, auth: bool = True, store: MemoryStore | None = None, options: Mapping[str, Any] | None = None, **limits: Any
-) -> AsyncGenerator[Limited]:
-    store, gate = store or MemoryStore(), asyncio.Event()
+async def limited(**wanted: Any) -> AsyncGenerator[Limited]:
+    """The server behind HTTP, with the limits that are wanted; beside them `auth`, `store` and `options` of tasks."""
+    auth: bool = wanted.pop("auth", True)
+    store: MemoryStore = wanted.pop("store", None) or MemoryStore()
+    options: dict[str, Any] = wanted.pop("options", {})
+    gate = asyncio.Event()
     tasks = Tasks(
         store,
-        limits=Limits(**limits),
+        limits=Limits(**wanted),
         settings=replace(QUICK, stop_timeout=timedelta(milliseconds=50)),
-        **(options or {}),
+        **options,
     )
     async with serving(build(tasks, gate, auth=auth)) as wire:
         try:

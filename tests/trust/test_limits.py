@@ -41,7 +41,7 @@ pytestmark = pytest.mark.anyio
 UNPACED: Final[dict[str, Any]] = {"owner_creates": None, "owner_requests": None}
 """For a test of another limit: it may be as quick as it likes."""
 
-FORMS: Final = {**TASKS, "elicitation": {"form": {}}}
+FORMS: Final[dict[str, Any]] = {**TASKS, "elicitation": {"form": {}}}
 
 
 def turned_away(replies: list[Reply]) -> list[Reply]:
