@@ -201,6 +201,7 @@ _FLAWS: Final[Mapping[str, Callable[[Draft, Any], None]]] = {
     )[0],
     "verb": lambda draft, to: setattr(draft, "verb", to),
     "id": lambda draft, to: draft.message.update(id=to),
+    "member": lambda draft, to: draft.message.update([to]),
     "drop member": lambda draft, name: draft.message.pop(name, None),
     "no meta": lambda draft, _: setattr(draft, "meta", _ABSENT),
     "meta": _set_meta,
@@ -268,6 +269,11 @@ FLAWS: Final = [
         for how in ("set header", "add header", "add last header")
     ),
     *(Flaw(how, name) for name in _HEADERS for how in ("drop header", "repeat header")),
+    *(
+        Flaw("member", (name, value))
+        for name in ("x", "result", "error", "jsonrpc", "params")
+        for value in (1, None, {})
+    ),
     *(Flaw("drop member", name) for name in ("jsonrpc", "id", "method", "params")),
     *(Flaw("version", version) for version in ("2025-11-25", "2027-01-01", "")),
     *(Flaw("verb", verb) for verb in ("GET", "PUT", "DELETE", "post", "HEAD")),

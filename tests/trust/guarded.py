@@ -117,7 +117,7 @@ def _add_limited_tools(server: MCPServer[Any], tasks: Tasks, gate: asyncio.Event
     @server.tool(annotations=repeatable)
     @tasks.task()
     async def family(children: int) -> str:
-        started = [await tasks.start("echo", {"size": n}) for n in range(children)]
+        started = [await tasks.start("gated", {"note": n}) for n in range(children)]
         for child in started:
             await child.result()
         return "all"

@@ -17,7 +17,7 @@ import pytest
 from mcp_tasks import files
 from mcp_tasks.client import Ledger
 from mcp_tasks.errors import StoreError, UntrustedFile
-from mcp_tasks.files import make_private_file, make_private_folder, open_private, read_secret
+from mcp_tasks.files import check_still, make_private_file, make_private_folder, open_private, read_secret
 from mcp_tasks.legacy.hosting_file import HostedFile
 from mcp_tasks.stores.sqlite import SqliteStore
 from mcp_tasks.stores.url import default_store
@@ -127,6 +127,16 @@ def test_a_file_and_a_journal_of_somebody_else_are_refused(use: Callable[[Path],
         use(path)
 
 
+def test_a_file_that_is_exchanged_while_it_is_opened_is_noticed(path: Path) -> None:
+    known = make_private_file(path)
+    check_still(path, known)
+    other = path.with_name("other.db")
+    make_private_file(other)
+    other.replace(path)
+    with pytest.raises(UntrustedFile, match="was replaced by another file"):
+        check_still(path, known)
+
+
 def test_what_is_opened_is_what_was_looked_at(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A link that is laid at the last moment is not followed: it is the open that refuses it, and no look before."""
     victim = path.with_name("victim")
@@ -163,6 +173,13 @@ def test_the_folder_of_the_default_path_is_ours_alone(tmp_path: Path, monkeypatc
     folder.symlink_to(tmp_path / "moved")
     with pytest.raises(UntrustedFile, match="is a link"):
         make_private_folder(folder)
+
+
+@as_root
+def test_a_folder_of_somebody_else_is_refused(tmp_path: Path) -> None:
+    os.chown(tmp_path, STRANGER, -1)
+    with pytest.raises(UntrustedFile, match="belongs to"):
+        make_private_folder(tmp_path)
 
 
 def test_a_secret_may_be_mounted_and_must_be_small(tmp_path: Path) -> None:

@@ -126,6 +126,8 @@ async def test_children_are_held_to_the_total_alone() -> None:
     for limits, is_error in (({"owner_open_tasks": 2, "open_tasks": 50}, False), ({"open_tasks": 3}, True)):
         async with limited(**limits, **UNPACED) as server:
             alice = server.as_user("alice")
+            if not is_error:
+                server.gate.set()
             task = await settled(alice, await alice.create("family", children=5))
             # An error for the tool, and no wait for ever.
             assert task["result"].get("isError", False) is is_error

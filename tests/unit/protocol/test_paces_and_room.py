@@ -29,7 +29,7 @@ from mcp_tasks.model.limits import KIB
 from mcp_tasks.model.record import TaskRequest, TaskStatus
 from mcp_tasks.protocol.limits import MOST_HELD_BACK, MOST_KNOWN, Limiting, Pace
 from mcp_tasks.runtime import Ending, Run, TaskRuntime
-from mcp_tasks.runtime.launch import FRESH
+from mcp_tasks.runtime.launch import FRESH, MOST_OWNERS, Quota
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.stores.base import EVERYBODY, Owners, Usage
 from mcp_tasks.testing import FakeClock
@@ -140,6 +140,9 @@ async def test_connections_have_their_pace_and_all_of_them_theirs() -> None:
             await limiting.unknown(None, None)
             await limiting.unknown(None, "a")
             limiting.not_counted("unknown", None, "a")
+    # One that comes a little too soon waits for a moment.
+    often = Limiting(Limits(connection_unknown=None, unknown=1_000), clock)
+    await asyncio.gather(*(often.unknown(None, "a") for _ in range(1_020)))
 
 
 def test_a_place_that_is_given_back_twice_is_one_place() -> None:
@@ -277,6 +280,13 @@ async def test_an_owner_keeps_no_place_for_a_call_that_is_refused_or_goes_away()
         store.told = Usage(open_tasks=0, stored_bytes=0)
         store.answers.set()
         await make(runtime)
+
+
+async def test_owners_that_make_nothing_are_forgotten() -> None:
+    quota = Quota(Limits(open_tasks=None), lambda whose: Counted().usage("", whose), Ticking())
+    for number in range(MOST_OWNERS + 50):
+        (await quota.admit(str(number))).leave()
+    assert len(quota._owners) == MOST_OWNERS  # pyright: ignore[reportPrivateUsage]
 
 
 async def test_a_task_that_is_too_old_fails_whether_it_runs_or_waits() -> None:

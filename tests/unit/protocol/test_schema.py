@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -10,9 +11,10 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
+from mcp_tasks.errors import AnswerRefused
 from mcp_tasks.model import InputBook, InputRequest, TaskRecord
 from mcp_tasks.model.limits import Limits
-from mcp_tasks.protocol.answers import MOST_VALUES, check_answers, misfits, turns_of, warn_of_schema
+from mcp_tasks.protocol.answers import MOST_VALUES, check_answers, misfits, take_answer, turns_of, warn_of_schema
 from mcp_tasks.protocol.errors import RpcError
 from mcp_tasks.protocol.schema import (
     MOST_PROBLEMS,
@@ -24,7 +26,9 @@ from mcp_tasks.protocol.schema import (
     target_of,
     why_unusable,
 )
+from mcp_tasks.runtime import Ending, Run
 from mcp_tasks.testing import make_record
+from tests.unit.running import FailingStore, launch, ok, question, running, until_asking, until_final
 
 BACKTRACKING = "(a+)+$"
 LETTERS = "a" * 50 + "!"
@@ -273,3 +277,35 @@ def test_an_author_is_warned_of_a_form_that_is_not_enforced_and_of_no_other(capl
     warn_of_schema({"requestedSchema": {"properties": {"a": {"pattern": "(?=z)"}}}})
     [line] = caplog.messages
     assert "(?=z)" in line
+
+
+# Answers that are given once, as those of older clients are
+
+
+async def _asking(run: Run) -> Ending:
+    try:
+        return ok(await run.ask(question("Sure?")))
+    except AnswerRefused as exc:
+        return ok(str(exc))
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("what", ["cannot be stored", "is not stored yet", "came to nothing"])
+async def test_an_answer_that_cannot_be_written_reaches_its_tool_all_the_same(
+    what: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "mcp_tasks.protocol.answers")
+    store, answer = FailingStore(), {"action": "decline"}
+    async with running(_asking, store=store) as runtime:
+        task = await until_asking(runtime, await launch(runtime))
+        if what == "came to nothing":
+            gone = make_record(inputs=InputBook().ask({"elicitation-1": question("Sure?")}))
+            await take_answer(lambda: runtime, gone, "elicitation-1", answer)
+        elif what == "is not stored yet":
+            store.refuse_save(lambda record: True, times=1)
+        odd: dict[str, Any] = {"action": "accept", "content": {"a": {1, 2}}}
+        await take_answer(lambda: runtime, task, "elicitation-1", odd if what == "cannot be stored" else answer)
+        ended = await until_final(runtime, task)
+    assert ended.result is not None
+    assert (what in ended.result["value"]) if what == "cannot be stored" else ended.result["value"] == answer
+    assert what in caplog.text

@@ -49,7 +49,8 @@ from mcp_tasks.model import (
     apply,
 )
 from mcp_tasks.model.record import Outcome, TaskRecord
-from mcp_tasks.protocol.errors import describe, to_error_data
+from mcp_tasks.protocol.errors import RpcError, describe, to_error_data
+from mcp_tasks.protocol.methods import refusal_of
 from mcp_tasks.protocol.shapes import (
     LIMIT_EXCEEDED,
     PROGRESS_META_KEY,
@@ -64,6 +65,7 @@ from mcp_tasks.protocol.shapes import (
     render_task,
     timestamp,
 )
+from mcp_tasks.runtime.observers import Refusal
 from mcp_tasks.testing import make_record
 from mcp_tasks.testing.clock import NOON
 from mcp_tasks.testing.strategies import json_objects, json_values, records
@@ -392,3 +394,25 @@ def test_an_error_says_why_in_words_and_for_programs_and_not_where_tasks_are_kep
 )
 def test_text_that_is_not_valid_unicode_does_not_get_into_an_error(exc: Exception) -> None:
     assert "\ufffd" in json.dumps(describe(exc), ensure_ascii=False).encode().decode()
+
+
+@pytest.mark.parametrize(
+    ("why", "told"),
+    [
+        (UnknownTask("t"), (Refusal.UNKNOWN, None)),
+        (LimitExceeded("owner_requests", "too often"), (Refusal.LIMIT, "owner_requests")),
+        (OwnerRequired("who?"), (Refusal.OWNER, None)),
+        (KeyTaken(), (Refusal.KEY, "key_taken")),
+        (AnswerRefused(-1, "no"), (Refusal.ANSWER, None)),
+        (StoreUnavailable("away"), (Refusal.FAILED, None)),
+        (ValueError("a defect"), (Refusal.FAILED, None)),
+        (RpcError(INVALID_REQUEST, "who?"), (Refusal.OWNER, None)),
+        (RpcError(INVALID_PARAMS, "what?"), (Refusal.MALFORMED, None)),
+        (RpcError(INTERNAL_ERROR, "a defect"), (Refusal.FAILED, None)),
+        (RpcError(-32010, "no", {"reason": "limit", "limit": "creates"}), (Refusal.LIMIT, "creates")),
+        (RpcError(-32010, "no", {"reason": "key_too_short"}), (Refusal.KEY, "key_too_short")),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_refusal_has_one_word_for_those_who_watch(why: Exception, told: tuple[Refusal, str | None]) -> None:
+    assert refusal_of(why) == told
