@@ -252,6 +252,8 @@ _INFOS: Final[Sequence[Any]] = [
     *({"name": "x", "version": "1", "more": [1.0]}, {"name": "x", "version": "1", "websiteUrl": None}),
 ]
 
+_ODD: Final[Sequence[Any]] = (1, None, {})
+
 HARMLESS: Final = [
     *(Flaw("encode name"), Flaw("pieces", [1, 2, 50]), Flaw("pieces", [700]), Flaw("drop meta", INFO_KEY)),
     *(Flaw("id", each) for each in ("x", "", 0, -5, 2**53 - 1, "\u2028é", "1")),
