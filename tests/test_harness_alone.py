@@ -48,15 +48,13 @@ EXCEPTIONS: Final[Mapping[str, str]] = {
     "bench/numbers.py": "process",
     # What is measured is uvicorn as an author runs it, layer by layer.
     "bench/serve.py": "serve",
-    # An authorization server of its own.
-    "tests/everything/oauth.py": "auth",
     # Servers that need nothing but the standard library, so that a test waits for no imports.
     "tests/cli/hostile_server.py": "message",
     "tests/cli/old_server.py": "message",
     # Its matter is a process that was forked, and groups of processes of which this one is the parent.
     "tests/unit/runtime/test_child_process.py": "process",
     # Their matter is a message that is taken apart, member by member; and bytes that are no message.
-    "tests/short/drafts.py": "message",
+    "tests/short/requests.py": "message",
     "tests/wire/test_bad_input.py": "message",
     # Each process that looks for a fault is a fork of this one, and is killed when another has found it.
     "tests/simulation/mutants.py": "process",

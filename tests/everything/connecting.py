@@ -16,7 +16,6 @@ from mcp.client.sse import sse_client
 from mcp.shared.exceptions import MCPError
 from mcp_types import (
     CreateMessageResult,
-    ElicitRequestURLParams,
     ElicitResult,
     ListRootsResult,
     Root,
@@ -29,7 +28,7 @@ from harness.processes import ENVIRONMENT, ROOT
 from mcp_tasks.fallback.service import HANDLE_SCHEMA
 
 ERAS: Final = {"older": "legacy", "newer": "auto"}
-TRANSPORTS: Final = ("stdio", "stateful", "json", "stateless", "stateless-json", "old")
+TRANSPORTS: Final = ("stdio", "stateful", "json", "stateless-json", "old")
 
 COMPANIONS: Final = ["task_status", "task_cancel"]
 """The tools that callers without tasks are shown besides, at the end of the list."""
@@ -40,7 +39,6 @@ class Host:
     """What sits around a client: it answers what the server asks, and keeps what it is told."""
 
     logged: list[Any] = field(default_factory=list[Any])
-    asked: list[str] = field(default_factory=list[str])
     told: list[str] = field(default_factory=list[str])
     """The methods of the notifications that came, in order."""
 
@@ -52,10 +50,6 @@ class Host:
             self.told.append(message.method)
 
     async def elicit(self, context: Any, params: Any) -> ElicitResult:
-        self.asked.append(params.message)
-        if isinstance(params, ElicitRequestURLParams):
-            self.asked.append(params.url)
-            return ElicitResult(action="accept")
         return ElicitResult(action="accept", content={"name": "Ada"})
 
     async def think(self, context: Any, params: Any) -> CreateMessageResult:
@@ -67,20 +61,17 @@ class Host:
 
 @dataclass(frozen=True)
 class Visit:
-    """A client of one of the two servers."""
-
     client: Client
     host: Host
 
 
 @asynccontextmanager
-async def visiting(where: Any, mode: Any, *, log_level: Any = "info", **more: Any) -> AsyncGenerator[Visit]:
-    """The SDK's client, connected."""
+async def visiting(where: Any, mode: Any, **more: Any) -> AsyncGenerator[Visit]:
     host = Host()
     client = Client(
         where,
         mode=mode,
-        log_level=log_level,
+        log_level="info",
         logging_callback=host.log,
         message_handler=host.hear,
         elicitation_callback=host.elicit,
@@ -112,6 +103,8 @@ class Pair:
     plain: Visit
     way: str
     newer: bool
+    inline: bool
+    """Whether the first gives a caller without tasks plain calls: then it answers in everything like the other."""
 
     @property
     def streams(self) -> bool:
@@ -121,7 +114,7 @@ class Pair:
     @property
     def answers(self) -> bool:
         """Whether the client can be asked something by a request during a call."""
-        return self.streams and not self.newer and self.way != "stateless"
+        return self.streams and not self.newer
 
     @property
     def hands_over(self) -> bool:
@@ -152,6 +145,9 @@ def own_tools(listed: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def _narrowed(wider: Mapping[str, Any] | None) -> Any:
     if wider is None:
         return None
+    if "anyOf" not in wider:
+        # Of a tool that is never a task.
+        return wider
     narrow, handle = wider["anyOf"]
     assert handle == HANDLE_SCHEMA
     assert wider == {"type": "object", "anyOf": [narrow, handle]}
@@ -159,7 +155,6 @@ def _narrowed(wider: Mapping[str, Any] | None) -> Any:
 
 
 async def outcome(ask: Callable[[Visit], Awaitable[Any]], visit: Visit) -> Any:
-    """What one server answers."""
     try:
         answer = await ask(visit)
     except MCPError as exc:
@@ -168,13 +163,11 @@ async def outcome(ask: Callable[[Visit], Awaitable[Any]], visit: Visit) -> Any:
 
 
 @asynccontextmanager
-async def paired(
-    site: str, way: str, era: str, *options: str, kind: str = "tasks", **more: Any
-) -> AsyncGenerator[Pair]:
+async def paired(site: str, way: str, era: str, kind: str = "tasks") -> AsyncGenerator[Pair]:
     """Both clients, connected: of the server `kind`, and of the one without tasks."""
     async with AsyncExitStack() as stack:
         tasks, plain = [
-            await stack.enter_async_context(visiting(target(site, served, way, options), ERAS[era], **more))
+            await stack.enter_async_context(visiting(target(site, served, way), ERAS[era]))
             for served in (kind, "plain")
         ]
-        yield Pair(tasks, plain, way, newer=era == "newer")
+        yield Pair(tasks, plain, way, newer=era == "newer", inline=kind == "inline")

@@ -23,14 +23,13 @@ from mcp_tasks.client import (
     with_tasks,
 )
 from tests.everything.connecting import ERAS, TRANSPORTS, Host, listed_tools, own_tools, target, visiting
-from tests.everything.server import SIGN_IN
 
 pytestmark = pytest.mark.anyio
 
-CITY = ResourceTemplateReference(uri="weather://{city}/today")
+NOTE = ResourceTemplateReference(uri="memo://{day}/note")
 
-ASKING = ("ask_form", "ask_before", "think", "roots")
-WAYS = [(way, era) for way in TRANSPORTS for era in ERAS]
+ASKING = ("ask_name", "ask_before", "ask_model", "ask_roots")
+ANSWERING: dict[str, dict[str, Any]] = {"point": {"x": 1.5}, "logs": {}, "fails": {}}
 
 
 def _transport(site: str, way: str) -> ServerTransport:
@@ -53,9 +52,8 @@ class Two:
     """Whether every message of the first one says that it takes tasks: not in the older era."""
 
 
-@pytest.fixture(scope="module", params=WAYS, ids=lambda way: "-".join(way))
+@pytest.fixture(scope="module", params=[(way, era) for way in TRANSPORTS for era in ERAS], ids="-".join)
 async def two(request: pytest.FixtureRequest, site: str) -> AsyncGenerator[Two]:
-    """Both of them, connected."""
     way, era = request.param
     async with (
         visiting(_transport(site, way), ERAS[era], extensions=[TasksClient()]) as visit,
@@ -65,64 +63,44 @@ async def two(request: pytest.FixtureRequest, site: str) -> AsyncGenerator[Two]:
         yield Two(visit.client, visit.host, plain.client, answers, declares=era == "newer")
 
 
-async def _as_task(client: Client, tool: str, **arguments: Any) -> CallToolResult:
+async def _start(client: Client, tool: str, **arguments: Any) -> TaskHandle:
     handle = await start_task(client, tool, arguments)
     assert isinstance(handle, TaskHandle)
-    return await handle.result(timeout=PATIENCE)
+    return handle
+
+
+async def _as_task(client: Client, tool: str, **arguments: Any) -> CallToolResult:
+    return await (await _start(client, tool, **arguments)).result(timeout=PATIENCE)
 
 
 def _shown(result: CallToolResult) -> dict[str, Any]:
     return result.model_dump(by_alias=True, mode="json", exclude={"meta", "result_type"})
 
 
-async def test_a_client_that_declares_tasks_is_shown_the_tools_as_they_are(two: Two) -> None:
+async def test_a_task_gives_what_the_call_gives(two: Two) -> None:
     listed = await listed_tools(two.client)
     # In the older era nobody can tell from a request for the list who will ask for tasks.
     assert (listed if two.declares else own_tools(listed)) == await listed_tools(two.plain)
-
-
-@pytest.mark.parametrize(
-    ("tool", "arguments"),
-    [("weather", {"city": "Paris"}), ("gallery", {}), ("talk", {}), *((tool, {}) for tool in ASKING)],
-)
-async def test_a_task_gives_what_the_call_gives(two: Two, tool: str, arguments: dict[str, Any]) -> None:
-    if tool in ASKING and not two.answers:
+    asking: dict[str, dict[str, Any]] = {tool: {} for tool in ASKING if two.answers}
+    for tool, arguments in (ANSWERING | asking).items():
+        expected = await two.plain.call_tool(tool, arguments)
+        assert expected.is_error is (tool == "fails")
+        assert _shown(await _as_task(two.client, tool, **arguments)) == _shown(expected)
+    for tool in ASKING if not two.answers else ():
         # What a `Resolve(...)` parameter asks, the SDK refuses in its own words.
         words = "did not declare" if tool == "ask_before" else "this server is stateless"
         with pytest.raises(TaskFailed, match=words):
             await _as_task(two.client, tool)
-        return
-    expected = await two.plain.call_tool(tool, arguments)
-    assert not expected.is_error
-    assert _shown(await _as_task(two.client, tool, **arguments)) == _shown(expected)
-
-
-async def test_a_tool_that_fails_says_so_in_the_same_words(two: Two) -> None:
-    expected = await two.plain.call_tool("fail", {})
-    assert expected.is_error
-    assert _shown(await _as_task(two.client, "fail")) == _shown(expected)
-
-
-async def test_somebody_is_sent_to_a_page_by_a_task(two: Two) -> None:
-    two.host.asked.clear()
-    if not two.answers:
-        with pytest.raises(TaskFailed, match="this server is stateless"):
-            await _as_task(two.client, "ask_url")
-        return
-    answer = await _as_task(two.client, "ask_url")
-    assert answer.structured_content == {"result": "accept"}
-    assert two.host.asked == ["Please sign in", SIGN_IN]
 
 
 async def test_everything_else_goes_on_beside_a_task(two: Two) -> None:
-    handle = await start_task(two.client, "linger", {})
-    assert isinstance(handle, TaskHandle)
+    handle = await _start(two.client, "linger")
     mine, theirs = [
         (
             [prompt.name for prompt in (await client.list_prompts()).prompts],
-            (await client.get_prompt("travel", {"city": "Paris"})).messages,
+            (await client.get_prompt("introduce", {"person": "Ada"})).messages,
             (await client.read_resource("memo://greeting")).contents,
-            (await client.complete(CITY, {"name": "city", "value": "P"})).completion,
+            (await client.complete(NOTE, {"name": "day", "value": "t"})).completion,
         )
         for client in (two.client, two.plain)
     ]

@@ -2,7 +2,8 @@
 
 The client is the SDK's own and has never heard of tasks. Every tool it meets is marked as one that may be a task. What
 differs by design is what is listed (`own_tools`), and that a tool gets an answer to what it asks, or word is given that
-it asks, where a server without tasks refuses it.
+it asks, where a server without tasks refuses it. Where the author wants plain calls (`fallback="inline"`,
+`companions="never"`), that does not differ either.
 """
 
 from __future__ import annotations
@@ -11,37 +12,35 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
 import pytest
-from mcp_types import (
-    INVALID_REQUEST,
-    METHOD_NOT_FOUND,
-    PromptReference,
-    ResourceTemplateReference,
-)
+from mcp_types import INVALID_REQUEST, METHOD_NOT_FOUND, PromptReference, ResourceTemplateReference
 
 from harness.rpc import LEGACY, MODERN
-from tests.everything.connecting import ERAS, TRANSPORTS, Pair, Visit, listed_tools, outcome, own_tools, paired
-from tests.everything.server import SIGN_IN
+from tests.everything.connecting import (
+    COMPANIONS,
+    ERAS,
+    TRANSPORTS,
+    Pair,
+    Visit,
+    listed_tools,
+    outcome,
+    own_tools,
+    paired,
+)
+from tests.everything.server import PAGES
 
 pytestmark = pytest.mark.anyio
 
-CITY = ResourceTemplateReference(uri="weather://{city}/today")
+NOTE = ResourceTemplateReference(uri="memo://{day}/note")
 
-QUOTED = {
-    "ask_form": 'It asks: "Who is it?"',
-    "ask_before": 'It asks: "Who is it?"',
-    "think": "It waits for this client itself to answer a sampling/createMessage request.",
-    "roots": "It waits for this client itself to answer a roots/list request.",
-}
-"""How word is given of what a tool asks."""
+WAYS = [(way, era, "tasks") for way in TRANSPORTS for era in ERAS] + [
+    (way, era, "inline") for way in ("stateful", "stateless-json") for era in ERAS
+]
 
 
-@pytest.fixture(
-    scope="module", params=[(way, era) for way in TRANSPORTS for era in ERAS], ids=lambda pair: "-".join(pair)
-)
+@pytest.fixture(scope="module", params=WAYS, ids="-".join)
 async def pair(request: pytest.FixtureRequest, site: str) -> AsyncGenerator[Pair]:
     """Clients of both servers over one of the transports, in one of the eras."""
-    way, era = request.param
-    async with paired(site, way, era) as connected:
+    async with paired(site, *request.param) as connected:
         yield connected
 
 
@@ -58,7 +57,13 @@ async def _call(pair: Pair, tool: str, **arguments: Any) -> Any:
     return await pair.both(_calling(tool, **arguments))
 
 
-async def test_the_server_says_the_same_of_itself(pair: Pair) -> None:
+async def _listed(pair: Pair) -> list[dict[str, Any]]:
+    """The tools of the server with tasks, as the other one would list them."""
+    listed = await listed_tools(pair.tasks.client)
+    return listed if pair.inline else own_tools(listed)
+
+
+async def test_the_server_says_the_same_of_itself_and_has_no_more_methods(pair: Pair) -> None:
     async def introduction(visit: Visit) -> Any:
         client, info = visit.client, visit.client.server_info
         assert info is not None
@@ -68,84 +73,70 @@ async def test_the_server_says_the_same_of_itself(pair: Pair) -> None:
         capabilities.pop("extensions", None)
         experimental = capabilities.pop("experimental", {})
         experimental.pop("mcp-tasks/idempotencyKeys", None)
-        return (
-            info.name,
-            info.title,
-            info.version,
-            client.instructions,
-            client.protocol_version,
-            (capabilities, experimental),
-        )
+        return info.name, info.title, client.instructions, client.protocol_version, (capabilities, experimental)
 
     *words, protocol, _ = await pair.both(introduction)
-    assert words == ["everything", "Everything", "1", "Ask for anything."]
+    assert words == ["everything", "Everything", "Ask for anything."]
     assert protocol == (MODERN if pair.newer else LEGACY)
 
+    async def set_level(visit: Visit) -> Any:
+        return await visit.client.session.set_logging_level("debug")  # pyright: ignore[reportDeprecated]
 
-async def test_tools_are_listed_alike_but_for_what_the_fallback_needs(pair: Pair) -> None:
-    listed = own_tools(await listed_tools(pair.tasks.client))
+    assert (await pair.both(set_level))[0] == METHOD_NOT_FOUND
+
+
+async def test_tools_are_listed_alike_and_come_and_go(pair: Pair) -> None:
+    listed = await _listed(pair)
     assert listed == await listed_tools(pair.plain.client)
     by_name = {tool["name"]: tool for tool in listed}
-    assert by_name["weather"]["title"] == "Weather"
-    assert by_name["weather"]["annotations"]["readOnlyHint"]
-    assert by_name["weather"]["outputSchema"]["required"] == ["city", "degrees"]
+    assert by_name["ask_name"]["annotations"]["idempotentHint"]
     # What is asked for before the body is no argument.
     assert by_name["ask_before"]["inputSchema"]["properties"] == {}
+    assert _text(await _call(pair, "more_tools", count=2)) == "2 more"
+    try:
+        more = {tool["name"] for tool in await _listed(pair)}
+        assert more == by_name.keys() | {"fresh-0", "fresh-1"}
+        assert _text(await _call(pair, "fresh-1")) == "fresh"
+    finally:
+        assert _text(await _call(pair, "fewer_tools", count=2)) == "2 fewer"
+    assert await _listed(pair) == listed
+    for gone in ("fresh-1", *(COMPANIONS if pair.inline else [])):
+        answer = await _call(pair, gone)
+        assert isinstance(answer, tuple) or answer["isError"]
 
 
-async def test_a_structured_result(pair: Pair) -> None:
-    answer = await _call(pair, "weather", city="Paris")
-    assert answer["structuredContent"] == {"city": "Paris", "degrees": 21.5, "wind": None}
+async def test_calls_give_the_same_and_fail_alike(pair: Pair) -> None:
+    answer = await _call(pair, "point", x=1.5)
+    assert answer["structuredContent"] == {"x": 1.5, "y": None}
+    assert _text(await _call(pair, "greet", name="Ada")) == "Hello, Ada!"
+    for tool, arguments in (
+        ("fails", {}),
+        ("crashes", {}),
+        ("point", {}),
+        ("point", {"x": "y"}),
+        ("nothing-like-it", {}),
+    ):
+        answer = await _call(pair, tool, **arguments)
+        assert isinstance(answer, tuple) or answer["isError"]
 
 
-async def test_every_kind_of_content_a_link_to_a_resource_included(pair: Pair) -> None:
-    answer = await _call(pair, "gallery")
-    assert [block["type"] for block in answer["content"]] == ["text", "image", "resource_link", "resource"]
-    link = answer["content"][2]["uri"]
-    read = await pair.both(lambda visit: visit.client.read_resource(link))
-    assert read["contents"][0]["text"] == "Good day."
-
-
-@pytest.mark.parametrize(
-    ("tool", "arguments"), [("fail", {}), ("weather", {}), ("weather", {"city": 7}), ("nothing-like-it", {})]
-)
-async def test_a_call_that_fails(pair: Pair, tool: str, arguments: dict[str, Any]) -> None:
-    answer = await _call(pair, tool, **arguments)
-    assert isinstance(answer, tuple) or answer["isError"]
-
-
-async def test_resources_and_templates(pair: Pair) -> None:
+async def test_resources_prompts_and_completion_are_the_same(pair: Pair) -> None:
     listed = await pair.both(lambda visit: visit.client.list_resources())
-    assert [resource["uri"] for resource in listed["resources"]] == ["memo://greeting", "image://pixel"]
+    assert [resource["uri"] for resource in listed["resources"]] == ["memo://greeting"]
     templates = await pair.both(lambda visit: visit.client.list_resource_templates())
-    assert [template["uriTemplate"] for template in templates["resourceTemplates"]] == [CITY.uri]
-    for uri, kind in (("memo://greeting", "text"), ("image://pixel", "blob"), ("weather://Oslo/today", "text")):
+    assert [template["uriTemplate"] for template in templates["resourceTemplates"]] == [NOTE.uri]
+    for uri, kind in (("memo://greeting", "text"), ("memo://monday/note", "text")):
         read = await pair.both(lambda visit, uri=uri: visit.client.read_resource(uri))
         assert read["contents"][0][kind]
-    _, message = await pair.both(lambda visit: visit.client.read_resource("memo://nothing"))
-    assert "memo://nothing" in message
-
-
-async def test_prompts(pair: Pair) -> None:
-    listed = await pair.both(lambda visit: visit.client.list_prompts())
-    [prompt] = listed["prompts"]
-    assert [(argument["name"], argument["required"]) for argument in prompt["arguments"]] == [
-        ("city", True),
-        ("days", False),
-    ]
-    got = await pair.both(lambda visit: visit.client.get_prompt("travel", {"city": "Paris"}))
-    assert [message["content"]["text"] for message in got["messages"]] == ["3 days in Paris, please.", "With pleasure."]
-    assert isinstance(await pair.both(lambda visit: visit.client.get_prompt("travel", {})), tuple)
-
-
-async def test_completion(pair: Pair) -> None:
-    for ref in (PromptReference(name="travel"), CITY):
-        found = await pair.both(lambda visit, ref=ref: visit.client.complete(ref, {"name": "city", "value": "P"}))
-        assert found["completion"]["values"] == ["Paris", "Prague", "Porto"]
-    fewer = await pair.both(
-        lambda visit: visit.client.complete(CITY, {"name": "city", "value": "P"}, context_arguments={"last": "Paris"})
-    )
-    assert fewer["completion"]["values"] == ["Prague", "Porto"]
+    assert isinstance(await pair.both(lambda visit: visit.client.read_resource("memo://nothing")), tuple)
+    [prompt] = (await pair.both(lambda visit: visit.client.list_prompts()))["prompts"]
+    assert [argument["required"] for argument in prompt["arguments"]] == [True]
+    got = await pair.both(lambda visit: visit.client.get_prompt("introduce", {"person": "Ada"}))
+    assert [message["content"]["text"] for message in got["messages"]] == ["Introduce Ada."]
+    assert isinstance(await pair.both(lambda visit: visit.client.get_prompt("introduce", {})), tuple)
+    for ref in (PromptReference(name="introduce"), NOTE):
+        found = await pair.both(lambda visit, ref=ref: visit.client.complete(ref, {"name": "day", "value": "t"}))
+        assert found["completion"]["values"] == ["tuesday"]
 
 
 async def test_progress_and_the_log_of_a_call(pair: Pair) -> None:
@@ -156,44 +147,45 @@ async def test_progress_and_the_log_of_a_call(pair: Pair) -> None:
         async def note(progress: float, total: float | None, message: str | None) -> None:
             reported.append((progress, total, message))
 
-        answer = await visit.client.call_tool("talk", {}, progress_callback=note)
+        answer = await visit.client.call_tool("logs", {}, progress_callback=note)
         return answer.model_dump(by_alias=True), reported, list(visit.host.logged)
 
     answer, reported, logged = await pair.both(talk)
     assert _text(answer) == "Good day."
-    assert reported == ([(1, 2, "half")] if pair.streams else [])
-    assert logged == ([("info", "for the log")] if pair.streams else [])
+    assert reported == ([(1, 2, "half of it")] if pair.streams else [])
+    assert logged == ([("info", "a line for the log")] if pair.streams else [])
 
 
-async def test_a_form_before_the_body(pair: Pair) -> None:
-    if not pair.hands_over:
-        assert _text(await _call(pair, "ask_before")) == "Hello, Ada!"
-        return
-    _check_word_of_question(await outcome(_calling("ask_before"), pair.tasks), "ask_before", QUOTED["ask_before"])
-    without = await outcome(_calling("ask_before"), pair.plain)
-    assert isinstance(without, tuple) or without["isError"]
+ASKING = {
+    "ask_before": ("Hello, Ada!", 'It asks: "Who goes there?"'),
+    "ask_name": ("Hello, Ada!", 'It asks: "What is your name?"'),
+    "ask_model": ("Forty-two.", "It waits for this client itself to answer a sampling/createMessage request."),
+    "ask_roots": ("file:///home/ada", "It waits for this client itself to answer a roots/list request."),
+}
+"""What a tool gives that was answered, and how word is given of what it asks."""
 
 
-@pytest.mark.parametrize(
-    ("tool", "expected"), [("ask_form", "Hello, Ada!"), ("think", "Forty-two."), ("roots", "file:///home/ada")]
-)
-async def test_what_a_tool_asks_in_the_middle(pair: Pair, tool: str, expected: str) -> None:
-    if pair.answers:
+@pytest.mark.parametrize("tool", ASKING)
+async def test_a_tool_asks_where_it_can_and_otherwise_word_is_given_of_it(pair: Pair, tool: str) -> None:
+    expected, quoted = ASKING[tool]
+    if pair.answers or (tool == "ask_before" and not pair.hands_over):
         assert _text(await _call(pair, tool)) == expected
+        return
+    # Over JSON in the older era the SDK drops what it cannot send and waits for the answer for good.
+    can_refuse = pair.way != "json" or pair.newer or tool == "ask_before"
+    without: Any = await outcome(_calling(tool), pair.plain) if can_refuse else (INVALID_REQUEST, "")
+    assert isinstance(without, tuple) or without["isError"]
+    if pair.inline:
+        assert await outcome(_calling(tool), pair.tasks) == without
         return
     answer = await outcome(_calling(tool), pair.tasks)
     if pair.newer:
         assert _text(answer) == expected
-    elif pair.way.startswith("stateless") and tool != "ask_form":
+    elif pair.way.startswith("stateless") and tool not in ("ask_name", "ask_before"):
         # Nobody but this client could answer it, and nobody knows which client this is.
-        code, message = answer
-        assert code == INVALID_REQUEST
-        assert "this server is stateless" in message
+        assert (answer[0], "this server is stateless" in answer[1]) == (INVALID_REQUEST, True)
     else:
-        _check_word_of_question(answer, tool, QUOTED[tool])
-    if pair.way != "json" or pair.newer:
-        # Over the other one the SDK drops what it cannot send and waits for the answer for good.
-        assert (await outcome(_calling(tool), pair.plain))[0] == INVALID_REQUEST
+        _check_word_of_question(answer, tool, quoted)
 
 
 def _check_word_of_question(answer: Any, tool: str, quoted: str) -> None:
@@ -201,52 +193,29 @@ def _check_word_of_question(answer: Any, tool: str, quoted: str) -> None:
     status = {"status": "input_required", "statusMessage": "waiting for an answer"}
     assert answer["structuredContent"] == {"taskId": task_id, **status}
     assert not answer["isError"]
-    assert _text(answer).splitlines() == [
-        f'The tool "{tool}" is still running: it waits for an answer. It has not finished, and this is not its result.',
-        f'Do not call "{tool}" again: that would start the same work a second time.',
-        "The question below is for the user, and you cannot answer it: tell the user about it. Then call the tool "
-        f'"task_status" with {{"task_id": "{task_id}"}}. It waits, and returns the result once there is one. If it '
-        "says that the tool has not finished, call it again. It also puts the question to the user, where this client "
-        "can.",
-        f"Task: {task_id}",
-        'Status: input_required ("waiting for an answer")',
-        quoted,
-    ]
+    first, again, next_step, *_, last = _text(answer).splitlines()
+    assert first.startswith(f'The tool "{tool}" is still running: it waits for an answer.')
+    assert again.startswith(f'Do not call "{tool}" again')
+    assert f'"task_status" with {{"task_id": "{task_id}"}}' in next_step
+    assert last == quoted
 
 
-async def test_a_page_that_somebody_is_sent_to(pair: Pair) -> None:
-    if pair.newer:
-        assert _text(await _call(pair, "ask_url_by_returning")) == "accept"
-    elif pair.answers:
-        assert _text(await _call(pair, "ask_url")) == "accept"
-        for visit in (pair.tasks, pair.plain):
-            assert "notifications/elicitation/complete" in visit.host.told
-    else:
-        return
-    for visit in (pair.tasks, pair.plain):
-        assert visit.host.asked[-2:] == ["Please sign in", SIGN_IN]
+@pytest.mark.parametrize("era", ERAS)
+async def test_a_low_level_server_lists_its_tools_in_the_same_pages(site: str, era: str) -> None:
+    async with paired(site, "low", era) as pair:
 
+        async def pages(visit: Visit) -> Any:
+            found: list[list[str]] = []
+            cursor: str | None = None
+            while not found or cursor is not None:
+                page = await visit.client.list_tools(cursor=cursor)
+                found.append([tool.name for tool in page.tools])
+                cursor = page.next_cursor
+            if visit is pair.tasks:
+                # The author's own have their pages to themselves, but for the end of the last.
+                *found[-1], status, cancel = found[-1]
+                assert [status, cancel] == COMPANIONS
+            return found
 
-async def test_tools_come_and_go_while_the_server_runs(pair: Pair) -> None:
-    async def names(visit: Visit) -> Any:
-        listed = await listed_tools(visit.client)
-        return sorted(tool["name"] for tool in (own_tools(listed) if visit is pair.tasks else listed))
-
-    before = await pair.both(names)
-    assert _text(await _call(pair, "grow", count=2)) == "2 more"
-    try:
-        assert await pair.both(names) == sorted([*before, "fresh-0", "fresh-1"])
-        assert _text(await _call(pair, "fresh-1")) == "fresh"
-    finally:
-        assert _text(await _call(pair, "shrink", count=2)) == "2 fewer"
-    assert await pair.both(names) == before
-    gone = await _call(pair, "fresh-1")
-    assert isinstance(gone, tuple) or gone["isError"]
-
-
-async def test_what_the_server_does_not_have(pair: Pair) -> None:
-    async def set_level(visit: Visit) -> Any:
-        return await visit.client.session.set_logging_level("debug")  # pyright: ignore[reportDeprecated]
-
-    code, _ = await pair.both(set_level)
-    assert code == METHOD_NOT_FOUND
+        assert await pair.both(pages) == [list(page) for page in PAGES]
+        assert _text(await _call(pair, "tool-4")) == "tool-4 done"

@@ -81,7 +81,6 @@ NAMES: Final[Sequence[str]] = (
 
 
 def written(value: Any) -> str:
-    """A message as text."""
     if isinstance(value, Raw):
         return value.text
     if isinstance(value, Mapping):

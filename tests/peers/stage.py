@@ -60,7 +60,6 @@ class Complaints(logging.Handler):
         self.lines: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep it, if it is one."""
         if record.exc_info or record.levelno >= logging.ERROR:
             self.lines.append(self.format(record))
 
@@ -84,7 +83,6 @@ class Stage:
         self._numbers = count(1)
 
     async def post(self, body: bytes, headers: Sequence[tuple[bytes, bytes]]) -> Answer:
-        """Send a body as it is."""
         base = [
             (b"host", b"127.0.0.1:80"),
             (b"content-type", b"application/json"),
@@ -99,12 +97,10 @@ class Stage:
         return await self.post(sent, _headers(_read(sent) or message))
 
     async def older(self, message: Mapping[str, Any], body: bytes | None = None) -> Answer:
-        """The same of 2025-11-25, in the session."""
         headers = [(b"mcp-protocol-version", LEGACY.encode()), (b"mcp-session-id", self.session.encode())]
         return await self.post(json.dumps(message).encode() if body is None else body, headers)
 
     async def open(self) -> None:
-        """Open the session and make the tasks."""
         opened = await self.post(json.dumps(legacy_request("initialize", OLDER)).encode(), [])
         self.session = (opened.header(b"mcp-session-id") or b"").decode()
         await self.older(notification("notifications/initialized"))
@@ -130,12 +126,10 @@ class Stage:
 
 
 def call(tool: str, arguments: Mapping[str, Any], *, capabilities: Mapping[str, Any] = EVERYTHING) -> dict[str, Any]:
-    """A call of the newest wire."""
     return request("tools/call", {"name": tool, "arguments": arguments}, capabilities=capabilities)
 
 
 def older_call(tool: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """A call of 2025-11-25 that asks for a task."""
     return legacy_request("tools/call", {"name": tool, "arguments": arguments, "task": {"ttl": 60_000}})
 
 
@@ -150,7 +144,6 @@ def messages_of(answer: Answer) -> list[dict[str, Any]]:
 
 
 def result_of(answer: Answer) -> dict[str, Any]:
-    """The result in an answer."""
     results = [message["result"] for message in messages_of(answer) if "result" in message]
     assert results, answer
     return results[0]
@@ -202,7 +195,6 @@ def _read(body: bytes) -> Mapping[str, Any] | None:
 
 @asynccontextmanager
 async def stage() -> AsyncGenerator[Stage]:
-    """The server while the block lasts."""
     tasks = Tasks(
         "memory://",
         settings=QUICK,
@@ -214,7 +206,6 @@ async def stage() -> AsyncGenerator[Stage]:
     @server.tool()
     @tasks.task(recover="rerun")
     async def fill_in(ctx: Context) -> str:
-        """Ask for a form with rules."""
         answer = await ctx.session.elicit_form("Fill this in", dict(FORM))
         return answer.action
 

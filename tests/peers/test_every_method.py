@@ -5,12 +5,33 @@
 
 from __future__ import annotations
 
+import json
+import random
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
 import pytest
 
-from harness.rpc import request
+from harness.rpc import EVERYTHING, NOTHING, Tasking, accept, legacy_request, notification, request, response
+from harness.stdio import StdioWire, stdio_process
 from harness.thoroughness import examples
-from tests.peers.nasty import Raw, written
-from tests.peers.stage import Fuzz, call, fault_in, messages_of, modern_messages, older_messages, result_of, stage
+from mcp_tasks.model import TaskStatus
+from tests.peers.nasty import Raw, spoilt, written
+from tests.peers.stage import (
+    OLDER,
+    Fuzz,
+    Stage,
+    call,
+    fault_in,
+    messages_of,
+    modern_messages,
+    older_call,
+    older_messages,
+    result_of,
+    stage,
+)
 from tests.short.raw import Answer
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(400)]
@@ -57,3 +78,93 @@ async def test_brackets_within_brackets_are_refused_or_answered() -> None:
             assert fault_in(answer, 0) is None
         await staged.still_answers()
         assert staged.complaints.lines == []
+
+
+# A request without a valid id is a notification: it asks for no answer, and must do nothing.
+
+
+async def everything(staged: Stage) -> dict[str, TaskStatus]:
+    return {task.id: task.status async for task in staged.tasks.list_all(everybody=True)}
+
+
+async def test_no_request_without_an_id_makes_or_changes_a_task() -> None:
+    async with stage() as staged:
+        before = await everything(staged)
+        older = [
+            older_call("echo", {"value": {"not": 5}}),
+            notification("tasks/cancel", {"taskId": staged.ids["older"]}),
+            notification("tasks/cancel", {"taskId": 5}),
+            notification("tasks/result", {"taskId": staged.ids["older"]}),
+            notification("tasks/list", {"cursor": 5}),
+        ]
+        modern = [
+            call("echo", {"value": 1}),
+            call("gated", {}, capabilities=NOTHING),
+            request("tools/call", {"name": "gated", "arguments": {}, "requestState": "mcp-tasks.x"}),
+            request("tasks/cancel", {"taskId": staged.ids["working"]}),
+            request("subscriptions/listen", {"notifications": {"taskIds": [staged.ids["working"]]}}),
+        ]
+        for send, messages in ((staged.older, older), (staged.modern, modern)):
+            for message in messages:
+                rest = {name: value for name, value in message.items() if name != "id"}
+                for each in (rest, *({**rest, "id": identifier} for identifier in ([1], {"x": 1}, None, True))):
+                    await send(message, json.dumps(each).encode())
+        assert await everything(staged) == before
+        assert staged.complaints.lines == []
+
+
+# Through the pipes of a real process
+
+
+def has_traceback(log: str) -> bool:
+    return "Traceback" in Path(log).read_text(errors="replace")
+
+
+async def fire(wire: StdioWire, good: Sequence[dict[str, Any]], seed: int) -> None:
+    chance = random.Random(seed)
+    for _ in range(examples(100)):
+        body = spoilt(chance, chance.choice(good))
+        if len(body) < 100_000:
+            await wire.write(body.replace(b"\n", b" ").replace(b"\r", b" "))
+
+
+async def test_a_server_of_the_newest_wire_goes_on_answering() -> None:
+    with tempfile.NamedTemporaryFile() as log:
+        async with stdio_process(stderr=log.file) as wire:
+            client = Tasking(wire, EVERYTHING)
+            asking = await client.create("ask_name")
+            answers = {"inputResponses": {"q": {"action": "accept", "content": {"name": "a"}}}}
+            good = [
+                request("tools/call", {"name": "echo", "arguments": {"value": [1]}}),
+                request("tools/call", {"name": "echo", "arguments": {"value": [1]}}, capabilities={}),
+                request("tasks/get", {"taskId": asking}),
+                request("tasks/update", {"taskId": asking, **answers}),
+                request("tasks/cancel", {"taskId": "x"}),
+                request("subscriptions/listen", {"notifications": {"taskIds": [asking, "x"]}}),
+                request("server/discover"),
+            ]
+            await fire(wire, good, 1)
+            assert "completed" in str(await client.finish("echo", value="fine"))
+        assert not has_traceback(log.name)
+
+
+async def test_a_server_of_the_older_wire_goes_on_answering() -> None:
+    with tempfile.NamedTemporaryFile() as log:
+        async with stdio_process(stderr=log.file) as wire:
+            await wire.send(legacy_request("initialize", OLDER))
+            await wire.notify("notifications/initialized")
+            made = (await wire.send(older_call("ask_name", {}))).result["task"]["taskId"]
+            named = {"taskId": made}
+            good = [
+                older_call("echo", {"value": [1]}),
+                legacy_request("tasks/get", named),
+                legacy_request("tasks/result", named),
+                legacy_request("tasks/list", {"cursor": "x"}),
+                legacy_request("tasks/cancel", {"taskId": "x"}),
+                notification("notifications/cancelled", {"requestId": 1}),
+                notification("notifications/tasks/status", named),
+                response(1, accept(name="a")),
+            ]
+            await fire(wire, good, 2)
+            assert "task" in (await wire.send(older_call("echo", {"value": "fine"}))).result
+        assert not has_traceback(log.name)

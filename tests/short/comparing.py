@@ -7,13 +7,11 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from itertools import count
 from typing import Final
 
-from tests.short.drafts import Step
 from tests.short.raw import Answer, exchange
-from tests.short.servers import Setup, Stage, Twins, Way, Written
-from tests.short.standing import STAND_IN, STATES, neutral, put
+from tests.short.requests import Step
+from tests.short.servers import STAND_IN, STATES, Setup, Twins, Way, Written, neutral, put
 
 SETUPS: Final = [
     Setup(),
@@ -39,54 +37,36 @@ _SEALED: Final = re.compile(rb'"requestState":"[^"]*"')
 class Tally:
     """How many pairs were compared, and how many of them the short way answered, by method."""
 
-    pairs: int = 0
     sent: Counter[str] = field(default_factory=Counter[str])
     answered: Counter[str] = field(default_factory=Counter[str])
     handed_over: Counter[str] = field(default_factory=Counter[str])
 
     def __str__(self) -> str:
         by_method = ", ".join(f"{method} {self.answered[method]} of {sent}" for method, sent in self.sent.most_common())
-        share = sum(self.answered.values()) / max(self.pairs, 1)
-        return f"{self.pairs} pairs, {share:.0%} answered the short way: {by_method}; {dict(self.handed_over)}"
+        share = sum(self.answered.values()) / max(self.sent.total(), 1)
+        return f"{self.sent.total()} pairs, {share:.0%} answered the short way: {by_method}; {dict(self.handed_over)}"
 
 
-class Comparison:
-    """Sends requests both ways to servers that stay alive from one request to the next, as real ones do."""
+async def compare(pair: Twins, number: int, steps: Sequence[Step], tally: Tally) -> Answer:
+    """Send requests one after the other, both ways, to tasks of their own; gives the last answer.
 
-    def __init__(self, tally: Tally | None = None) -> None:
-        self.stage = Stage()
-        self.tally = Tally() if tally is None else tally
-        self._numbers = count()
-
-    def compare(self, setup: Setup, steps: Sequence[Step]) -> None:
-        """Send requests one after the other, to tasks of their own.
-
-        Raises:
-            AssertionError: The two ways differ in what they answer, or in what they do.
-        """
-        pair, number = self.stage.pair(setup), next(self._numbers) % 1_000_000
-        self.stage.run(self._compare(pair, number, steps))
-
-    async def _compare(self, pair: Twins, number: int, steps: Sequence[Step]) -> None:
-        named = repr(steps)
-        await put(pair, number, {name: state for name, state in STATES.items() if f"{STAND_IN}{name}" in named})
-        for step in steps:
-            pair.clock.advance(timedelta(milliseconds=step.wait_ms))
-            counts = pair.short.tasks.short_way
-            answered, handed_over = sum(counts.answered.values()), Counter(counts.handed_over)
-            short, short_writes = await go(pair, pair.short, "a", number, step)
-            is_answered = sum(counts.answered.values()) > answered
-            long, long_writes = await go(pair, pair.long, "b", number, step)
-            self.tally.pairs += 1
-            self.tally.sent[step.method] += 1
-            self.tally.answered[step.method] += is_answered
-            self.tally.handed_over.update(str(reason) for reason in counts.handed_over - handed_over)
-            assert short.told() == long.told(), f"{step}\n{short}\n{long}"
-            assert short_writes == long_writes, f"{step}\n{short_writes}\n{long_writes}"
-
-    def close(self) -> None:
-        """Stop the servers."""
-        self.stage.close()
+    Raises:
+        AssertionError: The two ways differ in what they answer, or in what they do.
+    """
+    named, short = repr(steps), Answer(status=None)
+    await put(pair, number, {name: state for name, state in STATES.items() if f"{STAND_IN}{name}" in named})
+    for step in steps:
+        pair.clock.advance(timedelta(milliseconds=step.wait_ms))
+        counts = pair.short.tasks.short_way
+        answered, handed_over = Counter(counts.answered), Counter(counts.handed_over)
+        short, short_writes = await go(pair, pair.short, "a", number, step)
+        tally.answered += counts.answered - answered
+        tally.handed_over += Counter(str(reason) for reason in (counts.handed_over - handed_over).elements())
+        long, long_writes = await go(pair, pair.long, "b", number, step)
+        tally.sent[step.method] += 1
+        assert short.told() == long.told(), f"{step}\n{short}\n{long}"
+        assert short_writes == long_writes, f"{step}\n{short_writes}\n{long_writes}"
+    return short
 
 
 async def go(pair: Twins, way: Way, side: str, number: int, step: Step) -> tuple[Answer, list[Written]]:

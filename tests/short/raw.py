@@ -45,7 +45,6 @@ class Sent:
     is_cut_off: bool = False
 
     def messages(self) -> list[Message]:
-        """What the server hands to the app."""
         edges = [0, *sorted(cut % (len(self.body) + 1) for cut in self.cuts), len(self.body)]
         pieces = [self.body[start:end] for start, end in pairwise(edges)]
         messages: list[Message] = [{"type": "http.request", "body": piece, "more_body": True} for piece in pieces]
@@ -74,7 +73,6 @@ class Answer:
 
     @property
     def is_stream(self) -> bool:
-        """Whether it is a stream of events."""
         return (self.header(b"content-type") or b"").startswith(b"text/event-stream")
 
     def told(self) -> object:
@@ -121,8 +119,6 @@ def _event(event: bytes) -> object:
 
 
 class _Client:
-    """The other end of one exchange."""
-
     def __init__(self, sent: Sent) -> None:
         self._messages = sent.messages()
         self.answered: list[Message] = []
@@ -139,7 +135,6 @@ class _Client:
 
     @property
     def body(self) -> bytes:
-        """What came so far."""
         return b"".join(message.get("body", b"") for message in self.answered[1:])
 
     @property
@@ -154,7 +149,6 @@ class _Client:
 
     @property
     def is_streaming(self) -> bool:
-        """Whether a stream of events has begun."""
         return bool(self.answered) and (b"content-type", b"text/event-stream") in self.answered[0].get("headers", ())
 
 

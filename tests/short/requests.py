@@ -6,72 +6,228 @@ looks behind it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, TypeAlias
-
-from hypothesis import strategies as st
+import base64
+import json
+import random
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any, Final
 
 from mcp_tasks.protocol.shapes import EXTENSION_ID
-from tests.short.drafts import CAPABILITIES_KEY, INFO_KEY, RAW_EDITS, VERSION_KEY, WITH_TASKS, Flaw, Step
-from tests.short.standing import STAND_IN, STATES
+from tests.peers.nasty import spoilt
+from tests.short.raw import Sent
+from tests.short.servers import STAND_IN, STATES, for_side
 
-Request: TypeAlias = tuple[str, Mapping[str, Any], str | None]
-"""Method, params, and what the name header says."""
-
-TASK_TOOLS: Final = ("marked", "repeatable", "required", "limited", "kept", "größe")
-"""Those whose calls become tasks at once."""
-
-TOOLS: Final = (
-    *TASK_TOOLS,
-    *("typed", "routed", "plain", "forbidden", "graceful", "joined", "resolving", "talking", "nobody"),
-)
+VERSION: Final = "2026-07-28"
+VERSION_KEY: Final = "io.modelcontextprotocol/protocolVersion"
+INFO_KEY: Final = "io.modelcontextprotocol/clientInfo"
+CAPABILITIES_KEY: Final = "io.modelcontextprotocol/clientCapabilities"
+WITH_TASKS: Final[Mapping[str, Any]] = {"extensions": {EXTENSION_ID: {}}}
 
 
-_HEADER_FLAWS: Final = ("set header", "add header", "add last header")
+class Draft:
+    """A request that is being made worse.
 
-# Values
+    Attributes:
+        name: What the name header says; None for no such header.
+        encoded: Whether the name is written in the way for what no header carries as it is.
+        edits: What is done to the bytes of the body in the end.
+    """
+
+    def __init__(self, method: str, params: Mapping[str, Any], name: str | None) -> None:
+        self.verb = "POST"
+        self.headers: list[tuple[bytes, bytes]] = [
+            (b"host", b"farm:80"),
+            (b"content-type", b"application/json"),
+            (b"accept", b"application/json, text/event-stream"),
+            (b"mcp-protocol-version", VERSION.encode()),
+            (b"mcp-method", method.encode()),
+        ]
+        self.name = name
+        self.encoded = False
+        self.meta: Any = {
+            VERSION_KEY: VERSION,
+            INFO_KEY: {"name": "fuzz", "version": "1"},
+            CAPABILITIES_KEY: dict(WITH_TASKS),
+        }
+        self.params: dict[str, Any] = dict(params)
+        self.message: dict[str, Any] = {"jsonrpc": "2.0", "id": 1, "method": method, "params": self.params}
+        self.edits: list[Callable[[bytes], bytes]] = []
+        self.cuts: Sequence[int] = ()
+        self.is_cut_off = False
+        self.length: bytes | None = None
+
+    def sent(self, side: str, number: int) -> Sent:
+        if self.meta is not _ABSENT:
+            self.params["_meta"] = self.meta
+        body = for_side(json.dumps(self.message).encode(), side, number)
+        for edit in self.edits:
+            body = edit(body)
+        headers = [(name, for_side(value, side, number)) for name, value in self.headers]
+        if self.name is not None:
+            name = for_side(self.name.encode(errors="surrogatepass"), side, number)
+            headers.append((b"mcp-name", _encoded(name) if self.encoded else _latin(name)))
+        headers.append((b"content-length", str(len(body)).encode() if self.length is None else self.length))
+        return Sent(headers=headers, body=body, verb=self.verb, cuts=self.cuts, is_cut_off=self.is_cut_off)
 
 
-_ODD: Final[tuple[Any, ...]] = (
-    None, True, False, 0, 1, -1, 1.0, 0.5, 2**31, 2**53, -(2**53), 2**53 - 1, 2**63, 2**64, 10**30, 1e300, "", "1", " ",
-    "é", "\u2028", "\U0001f600", "\x00", "\x7f", "null", "a" * 300, [], [1], ["x"], {}, {"a": 1}, {"": None},
-    {"io.modelcontextprotocol/x": 1}, [[[]]], {"a": {"b": [1.5, None, True]}},
-)  # fmt: skip
-_ANSWER_LIST: Final[Sequence[Any]] = [
-    {},
-    {"who": {"action": "accept", "content": {"name": "Ada"}}},
-    {"who": {"action": "decline"}},
-    {"who": {"action": "accept", "content": {"name": 7}}},
-    {"where": {"roots": []}},
-    {"where": {"roots": [{"uri": "file:///a", "name": None}]}},
-    {"who": {"action": "cancel"}, "where": {"roots": []}},
-    {"unknown": 1},
-    {"who": {"action": "accept", "content": {"name": "\U0001f600", "more": [1.0, None]}}, "unknown": {}},
-    {"who": None},
-    {"who": {"method": "elicitation/create", "result": {"action": "cancel"}}},
-]
-_VALUES: Final[Mapping[bytes, Sequence[bytes]]] = {
+_ABSENT: Final = object()
+
+
+def _encoded(name: bytes) -> bytes:
+    return b"=?base64?" + base64.b64encode(name) + b"?="
+
+
+def _latin(name: bytes) -> bytes:
+    return name.decode(errors="replace").encode("latin-1", errors="replace")
+
+
+@dataclass(frozen=True)
+class Flaw:
+    """Something done to a request that was good before."""
+
+    what: str
+    to: Any = None
+
+    def do(self, draft: Draft) -> None:
+        # A copy: what another flaw does to it is not done to what is drawn next.
+        _FLAWS[self.what](draft, deepcopy(self.to))
+
+
+@dataclass(frozen=True)
+class Step:
+    """One request, and how long after the one before it comes.
+
+    Attributes:
+        token: Who asks, on servers that want to know.
+    """
+
+    method: str
+    params: Mapping[str, Any]
+    name: str | None
+    flaws: Sequence[Flaw] = ()
+    token: str | None = "alice"
+    wait_ms: int = 0
+
+    def draft(self, *, auth: bool) -> Draft:
+        draft = Draft(self.method, self.params, self.name)
+        if auth and self.token is not None:
+            draft.headers.append((b"authorization", f"Bearer {self.token}".encode()))
+        for flaw in self.flaws:
+            flaw.do(draft)
+        return draft
+
+
+# What is done to the bytes of a body
+
+
+def _behind(opening: bytes) -> Callable[[bytes], Callable[[bytes], bytes]]:
+    """What puts text into a body behind the opening of an object, as its first members."""
+    return lambda text: lambda body: body.replace(opening, opening + text, 1)
+
+
+_argument, _param, _in_meta = _behind(b'"arguments": {'), _behind(b'"params": {'), _behind(b'"_meta": {')
+
+RAW_EDITS: Final[Mapping[str, Callable[[bytes], bytes]]] = {
+    "nothing": lambda body: b"",
+    "bom": lambda body: b"\xef\xbb\xbf" + body,
+    "space around": lambda body: b" \t\r\n" + body + b"\n\n",
+    "garbage after": lambda body: body + b"x",
+    "batch": lambda body: b"[" + body + b"]",
+    "halved": lambda body: body[: len(body) // 2],
+    "bad utf-8": lambda body: body.replace(b"2.0", b"2.0\xff", 1),
+    "surrogate pair": lambda body: body.replace(b"fuzz", b"\\ud83d\\ude00"),
+    "escaped null": lambda body: body.replace(b"fuzz", b"\\u0000"),
+    "escaped slash": lambda body: body.replace(b"/", b"\\/"),
+    "escaped method": lambda body: body.replace(b'"method"', b'"m\\u0065thod"', 1),
+    "raw control": lambda body: body.replace(b"fuzz", b"f\tzz"),
+    "minus zero argument": _argument(b'"value": [-0, -0.0, 0e0, 1E2], '),
+    "digits argument": _argument(b'"value": 0.1000000000000000055511151231257827, '),
+    "3 KB": lambda body: body + b" " * 3_000,
+    "256 KiB": lambda body: body + b" " * (262_144 - len(body)),
+    "over 256 KiB": lambda body: body + b" " * (262_145 - len(body)),
+    "large argument": _argument(b'"value": "' + b"y" * 100_000 + b'", '),
+    "large meta": _in_meta(b'"x": "' + b"y" * 5_000 + b'", '),
+}  # fmt: skip
+
+
+# What is done to the rest
+
+
+def _set_header(draft: Draft, to: tuple[bytes, bytes]) -> None:
+    name, value = to
+    if name == b"mcp-name":
+        draft.name = None
+    if name == b"content-length":
+        draft.length = value
+        return
+    draft.headers = [header for header in draft.headers if header[0] != name]
+    draft.headers.append(to)
+
+
+def _drop_header(draft: Draft, name: bytes) -> None:
+    draft.headers = [header for header in draft.headers if header[0] != name]
+    draft.name = None if name == b"mcp-name" else draft.name
+
+
+def _repeat_header(draft: Draft, name: bytes) -> None:
+    if name == b"mcp-name" and draft.name is not None:
+        draft.headers.append((name, draft.name.encode()))
+    draft.headers += [header for header in draft.headers if header[0] == name][:1]
+
+
+def _set_meta(draft: Draft, to: tuple[str, Any]) -> None:
+    if isinstance(draft.meta, dict):
+        draft.meta[to[0]] = to[1]
+
+
+def _drop_meta(draft: Draft, name: str) -> None:
+    if isinstance(draft.meta, dict):
+        draft.meta.pop(name, None)
+
+
+_FLAWS: Final[Mapping[str, Callable[[Draft, Any], None]]] = {
+    "set header": _set_header,
+    "add header": lambda draft, to: draft.headers.insert(0, to),
+    "add last header": lambda draft, to: draft.headers.append(to),
+    "drop header": _drop_header,
+    "repeat header": _repeat_header,
+    "encode name": lambda draft, _: setattr(draft, "encoded", True),
+    "name": lambda draft, to: setattr(draft, "name", to),
+    "version": lambda draft, to: (
+        _set_header(draft, (b"mcp-protocol-version", to.encode())),
+        _set_meta(draft, (VERSION_KEY, to)),
+    )[0],
+    "verb": lambda draft, to: setattr(draft, "verb", to),
+    "id": lambda draft, to: draft.message.update(id=to),
+    "member": lambda draft, to: draft.message.update([to]),
+    "drop member": lambda draft, name: draft.message.pop(name, None),
+    "no meta": lambda draft, _: setattr(draft, "meta", _ABSENT),
+    "meta": _set_meta,
+    "drop meta": _drop_meta,
+    "param": lambda draft, to: draft.params.update([to]),
+    "drop param": lambda draft, name: draft.params.pop(name, None),
+    "body": lambda draft, name: draft.edits.append(RAW_EDITS[name]),
+    "spoil": lambda draft, seed: draft.edits.append(
+        lambda body: spoilt(random.Random(seed), json.loads(body)) if body[:1] == b"{" else body
+    ),
+    "pieces": lambda draft, cuts: setattr(draft, "cuts", cuts),
+    "cut off": lambda draft, cuts: (setattr(draft, "cuts", cuts), setattr(draft, "is_cut_off", True))[0],
+}
+
+
+# What may be wrong with a request
+
+_HEADERS: Final[Mapping[bytes, Sequence[bytes]]] = {
     b"host": [b"farm", b"farm:", b"farm:8080", b"127.0.0.1", b"evil", b""],
     b"origin": [b"http://farm", b"http://farm:1", b"http://evil", b"null", b""],
-    b"content-type": [
-        b"application/json; charset=utf-8",
-        b"application/jsonx",
-        b"APPLICATION/JSON",
-        b"text/plain",
-        b"",
-    ],
+    b"content-type": [b"application/json; charset=utf-8", b"application/jsonx", b"APPLICATION/JSON", b"text/plain"],
     b"accept": [
-        b"*/*",
-        b"application/json",
-        b"text/event-stream",
-        b"application/*",
-        b"text/event-stream;q=0",
-        b"",
-        b"application/json;q=0.5,text/event-stream",
-        b"text/*, application/json",
-        b"application/json,*/*",
+        *(b"*/*", b"application/json", b"text/event-stream", b"application/*", b"text/event-stream;q=0", b""),
+        *(b"application/json;q=0.5,text/event-stream", b"text/*, application/json", b"application/json,*/*"),
     ],
-    b"mcp-protocol-version": [b"2025-11-25", b"2025-06-18", b"2024-11-05", b"2027-01-01", b"", b" 2026-07-28", b"\xff"],
+    b"mcp-protocol-version": [b"2025-11-25", b"2025-06-18", b"2027-01-01", b"", b" 2026-07-28", b"\xff"],
     b"mcp-method": [b"tasks/get", b"tasks/cancel", b"tools/call", b"Tasks/Get", b"tools/list", b"", b"\xff"],
     b"mcp-name": [b"marked", b"x", b"", b"gr\xf6\xdfe", b"=?base64?bWFya2Vk?=", b"=?base64?!?=", b"=?base64?", b"\xff"],
     b"content-length": [b"0", b"1", b"-1", b"99999999", b"4194305", b"abc", b"", b"+3", b"1_0", b"\xb2"],
@@ -79,267 +235,62 @@ _VALUES: Final[Mapping[bytes, Sequence[bytes]]] = {
     b"mcp-session-id": [b"x", b""],
     b"transfer-encoding": [b"chunked", b"identity", b""],
     b"mcp-param-region": [b"us", b"eu", b"", b"=?base64?dXM=?="],
-    b"mcp-param-x": [b"1"],
     b"traceparent": [b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", b"x"],
+    b"mcp-param-x": [b"1"],
     b"last-event-id": [b"1"],
-    b"content-encoding": [b"gzip", b"identity"],
+    b"content-encoding": [b"gzip"],
     b"connection": [b"close"],
-    b"x-y": [b"z"],
 }
-_META_KEY_LIST: Final[Sequence[Any]] = [
-    VERSION_KEY,
-    INFO_KEY,
-    CAPABILITIES_KEY,
-    "progressToken",
-    "traceparent",
-    "tracestate",
-    "baggage",
-    "x",
-    "",
-    "a/b",
-    "io.modelcontextprotocol/logLevel",
-    "io.modelcontextprotocol/related-task",
-    "io.modelcontextprotocol/x",
-    "io.modelcontextprotocol/serverInfo",
-    EXTENSION_ID,
-    "mcp-tasks/x",
-]
-_CAPABILITY_LIST: Final[Sequence[Any]] = [
-    {},
-    {"extensions": {}},
-    {"extensions": {EXTENSION_ID: {"x": 1}}},
-    {"extensions": {EXTENSION_ID: None}},
-    {"extensions": {EXTENSION_ID: []}},
-    {"extensions": None},
-    {"extensions": []},
-    None,
-    [],
-    "x",
-    1,
-    {**WITH_TASKS, "elicitation": {}},
-    {**WITH_TASKS, "elicitation": None},
-    {**WITH_TASKS, "elicitation": 1},
+_CAPABILITIES: Final[Sequence[Any]] = [
+    *({}, {"extensions": {}}, {"extensions": {EXTENSION_ID: {"x": 1}}}, {"extensions": {EXTENSION_ID: None}}),
+    *({"extensions": {EXTENSION_ID: []}}, {"extensions": None}, {"extensions": []}, None, [], "x", 1),
+    *({**WITH_TASKS, "elicitation": {}}, {**WITH_TASKS, "elicitation": 1}, {**WITH_TASKS, "x": [1.0]}),
     {**WITH_TASKS, "sampling": {"tools": {}}, "roots": {"listChanged": 1}},
-    {**WITH_TASKS, "x": [1.0]},
-    {**WITH_TASKS, "tasks": {}},
-    {**WITH_TASKS, "experimental": {"a": {}}},
-    {**WITH_TASKS, "experimental": 1},
 ]
-_INFO_LIST: Final[Sequence[Any]] = [
-    None,
-    {},
-    {"name": "x"},
-    {"name": "x", "version": "1", "more": [1.0]},
-    {"name": 1, "version": "1"},
-    "x",
-    [],
-    {"name": "x", "version": "1", "icons": [{"src": "y"}]},
-    {"name": "x", "version": "1", "websiteUrl": None},
-    {"name": "é\u2028", "version": ""},
-]
-_PARAM_KEY_LIST: Final[Sequence[Any]] = [
-    "taskId",
-    "inputResponses",
-    "name",
-    "arguments",
-    "task",
-    "requestState",
-    "notifications",
-    "x",
-    "",
-    "cursor",
-    "uri",
-    "task_id",
-    "input_responses",
-    "request_state",
+_INFOS: Final[Sequence[Any]] = [
+    *(None, {}, {"name": "x"}, {"name": 1, "version": "1"}, "x", [], {"name": "é\u2028", "version": ""}),
+    *({"name": "x", "version": "1", "more": [1.0]}, {"name": "x", "version": "1", "websiteUrl": None}),
 ]
 
-ODD = st.sampled_from(_ODD)
-JSON = st.recursive(
-    ODD,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
-    max_leaves=6,
-)
-IDS = st.sampled_from([f"{STAND_IN}{state}" for state in STATES])
-ANSWERS = st.sampled_from(_ANSWER_LIST)
-_NUMBERS: st.SearchStrategy[Any] = st.sampled_from([1, "7", 1.0, 1.5, True, None, 2**70])
-_NO_ARGUMENTS: Mapping[str, Any] = {}
-ARGUMENTS: st.SearchStrategy[Any] = st.one_of(
-    st.just(_NO_ARGUMENTS),
-    st.dictionaries(st.sampled_from(["value", "number"]), JSON | _NUMBERS),
-    st.dictionaries(st.sampled_from(["count", "count", "scene", "x"]), _NUMBERS | ODD),
-    st.just({"region": "us"}),
-    JSON,
-)
+_ODD: Final[Sequence[Any]] = (1, None, {})
 
-
-_NAMES = st.sampled_from(sorted(_VALUES))
-_HEADERS = st.sampled_from([(name, value) for name, values in _VALUES.items() for value in values])
-_META_KEYS = st.sampled_from(_META_KEY_LIST)
-_CAPABILITIES = st.sampled_from(_CAPABILITY_LIST)
-_INFOS = st.sampled_from(_INFO_LIST)
-_PARAM_KEYS = st.sampled_from(_PARAM_KEY_LIST)
-
-
-# Good requests
-
-
-def _get(task: str) -> Request:
-    return "tasks/get", {"taskId": task}, task
-
-
-def _cancel(task: str) -> Request:
-    return "tasks/cancel", {"taskId": task}, task
-
-
-def _update(task: str, answers: Any) -> Request:
-    return "tasks/update", {"taskId": task, "inputResponses": answers}, task
-
-
-def _call(tool: str, arguments: Any) -> Request:
-    return "tools/call", {"name": tool, "arguments": arguments}, tool
-
-
-def _call_without(tool: str) -> Request:
-    return "tools/call", {"name": tool}, tool
-
-
-def _listen(tasks: list[str], more: Mapping[str, Any]) -> Request:
-    return "subscriptions/listen", {"notifications": {"taskIds": tasks, **more}}, None
-
-
-_GETS = st.builds(_get, IDS)
-_CANCELS = st.builds(_cancel, IDS)
-_UPDATES = st.builds(_update, IDS, ANSWERS)
-_CALLS = st.builds(_call, st.sampled_from(TOOLS), ARGUMENTS)
-_TASK_CALLS = st.builds(
-    _call,
-    st.sampled_from(TASK_TOOLS),
-    st.fixed_dictionaries({}, optional={"value": JSON, "number": st.sampled_from([1, 0, -7, 2**70])}),
-)
-_PLAIN_CALLS = st.one_of(
-    st.builds(_call_without, st.sampled_from(TOOLS)), st.builds(_call, st.sampled_from(TOOLS), st.just({"value": 1}))
-)
-_MORE: Final[Sequence[Mapping[str, Any]]] = (
-    *({}, {}, {}, {}, {}, {}, {}, {}),
-    {"toolsListChanged": True},
-    {"toolsListChanged": False},
-    {"resourceSubscriptions": []},
-)
-_LISTENS = st.builds(_listen, st.lists(IDS, max_size=4), st.sampled_from(_MORE))
-_OTHER: Final[Sequence[Request]] = (
-    ("tools/list", {}, None),
-    ("server/discover", {}, None),
-    ("ping", {}, None),
-    ("tasks/list", {}, None),
-    ("tasks/result", {"taskId": "x"}, "x"),
-    ("TASKS/GET", {"taskId": "x"}, "x"),
-    ("initialize", {}, None),
-)
-_REQUESTS = st.one_of(_GETS, _GETS, _CANCELS, _UPDATES, _CALLS, _TASK_CALLS, _TASK_CALLS, _PLAIN_CALLS)
-
-
-# What is done to them
-
-
-def _flaw(what: str, to: st.SearchStrategy[Any]) -> st.SearchStrategy[Flaw]:
-    return st.builds(Flaw, st.just(what), to)
-
-
-_CUTS = st.lists(st.integers(0, 2_000), min_size=1, max_size=4)
-_HARMLESS = st.one_of(
-    _flaw("encode name", st.none()),
-    _flaw("pieces", _CUTS),
-    _flaw("id", st.sampled_from(["x", "", 0, -5, 2**53 - 1, "\u2028é", "1"])),
-    _flaw(
-        "meta",
-        st.tuples(
-            st.sampled_from(["progressToken", "x", "traceparent", "baggage", "a/b"]), st.sampled_from(["x", 1, ""])
-        ),
+HARMLESS: Final = [
+    *(Flaw("encode name"), Flaw("pieces", [1, 2, 50]), Flaw("pieces", [700]), Flaw("drop meta", INFO_KEY)),
+    *(Flaw("id", each) for each in ("x", "", 0, -5, 2**53 - 1, "\u2028é", "1")),
+    *(Flaw("meta", (key, value)) for key in ("progressToken", "x", "traceparent", "a/b") for value in ("x", 1, "")),
+    *(Flaw("meta", (CAPABILITIES_KEY, value)) for value in _CAPABILITIES),
+    *(Flaw("meta", (INFO_KEY, value)) for value in _INFOS),
+    *(Flaw("add header", header) for header in ((b"x-y", b"z"), (b"traceparent", b"x"), (b"origin", b"http://farm"))),
+]
+FLAWS: Final = [
+    *(Flaw("body", name) for name in RAW_EDITS),
+    *(
+        Flaw(how, (name, value))
+        for name, values in _HEADERS.items()
+        for value in values
+        for how in ("set header", "add header", "add last header")
     ),
-    _flaw("meta", st.tuples(st.just(CAPABILITIES_KEY), _CAPABILITIES)),
-    _flaw("meta", st.tuples(st.just(INFO_KEY), _INFOS)),
-    _flaw("drop meta", st.just(INFO_KEY)),
-    _flaw(
-        "body",
-        st.sampled_from(["space around", "escaped slash", "escaped method", "surrogate pair", "3 KB", "256 KiB"]),
+    *(Flaw(how, name) for name in _HEADERS for how in ("drop header", "repeat header")),
+    *(
+        Flaw("member", (name, value))
+        for name in ("x", "result", "error", "jsonrpc", "params")
+        for value in (1, None, {})
     ),
-    _flaw("add header", st.sampled_from([(b"x-y", b"z"), (b"traceparent", b"x"), (b"origin", b"http://farm")])),
-)
-_HARMFUL = st.one_of(
-    _flaw("set header", _HEADERS),
-    _flaw("add header", _HEADERS),
-    _flaw("add last header", _HEADERS),
-    _flaw("drop header", _NAMES),
-    _flaw("repeat header", _NAMES),
-    _flaw("name", st.one_of(IDS, st.sampled_from(TOOLS), st.text(max_size=5))),
-    _flaw("version", st.sampled_from(["2025-11-25", "2027-01-01", ""])),
-    _flaw("verb", st.sampled_from(["GET", "PUT", "DELETE", "post", "HEAD"])),
-    _flaw("id", ODD),
-    _flaw("member", st.tuples(st.sampled_from(["jsonrpc", "id", "method", "params", "x", "result", "error"]), JSON)),
-    _flaw("drop member", st.sampled_from(["jsonrpc", "id", "method", "params"])),
-    _flaw("whole meta", ODD),
-    _flaw("no meta", st.none()),
-    _flaw("meta", st.tuples(_META_KEYS, JSON)),
-    _flaw("meta", st.tuples(_META_KEYS, ODD)),
-    _flaw("drop meta", _META_KEYS),
-    _flaw("param", st.tuples(_PARAM_KEYS, JSON)),
-    _flaw("param", st.tuples(_PARAM_KEYS, ODD)),
-    _flaw("param", st.tuples(st.just("taskId"), st.one_of(IDS, st.text(max_size=5), st.just("x" * 300)))),
-    _flaw("param", st.tuples(st.sampled_from(["inputResponses", "requestState", "task"]), st.one_of(ANSWERS, ODD))),
-    _flaw("drop param", _PARAM_KEYS),
-    _flaw("body", st.sampled_from(sorted(RAW_EDITS))),
-    _flaw("body", st.sampled_from(sorted(RAW_EDITS))),
-    _flaw("cut off", _CUTS),
-)
-
-_FLAW_LISTS = st.one_of(
-    st.just([]),
-    st.lists(_HARMLESS, max_size=3),
-    st.lists(_HARMFUL, min_size=1, max_size=1),
-    st.lists(st.one_of(_HARMLESS, _HARMFUL), max_size=3),
-)
-_TOKENS = st.sampled_from(["alice", "alice", "alice", "bob", "robot", "nobody", "", None])
-_WAITS = st.sampled_from([0, 0, 0, 1, 250, 1_000, 61_000, 3_600_000])
+    *(Flaw("drop member", name) for name in ("jsonrpc", "id", "method", "params")),
+    *(Flaw("version", version) for version in ("2025-11-25", "2027-01-01", "")),
+    *(Flaw("verb", verb) for verb in ("GET", "PUT", "DELETE", "post", "HEAD")),
+    *(Flaw("name", name) for name in (f"{STAND_IN}asks", "kept", "größe", "é\u2028")),
+    *(Flaw("no meta"), Flaw("drop meta", CAPABILITIES_KEY), Flaw("drop meta", VERSION_KEY), Flaw("cut off", [1, 9])),
+]
+"""What else a member may be in place of what it is, `spoilt` says."""
 
 
-def _step(request: Request, flaws: Sequence[Flaw], token: str | None, wait: int) -> Step:
-    return Step(*request, flaws=flaws, token=token, wait_ms=wait)
+# Requests
 
+TASK_TOOLS: Final = ("marked", "repeatable", "required", "limited", "kept", "größe")
+"""Tools whose calls become tasks at once."""
 
-STEPS: st.SearchStrategy[Step] = st.one_of(
-    st.builds(_step, _REQUESTS, _FLAW_LISTS, _TOKENS, _WAITS),
-    st.builds(_step, _REQUESTS, _FLAW_LISTS, st.just("alice"), _WAITS),
-    st.builds(_step, st.one_of(_REQUESTS, st.sampled_from(_OTHER)), _FLAW_LISTS, _TOKENS, _WAITS),
-)
-"""Anything that is answered at once."""
-
-LISTENING: st.SearchStrategy[Step] = st.builds(_step, _LISTENS, _FLAW_LISTS, _TOKENS, _WAITS)
-"""Requests that are answered with streams. They take longer, because nobody can tell when all is said."""
-
-
-def _singles() -> list[Flaw]:
-    """Everything above that can be wrong with a request, one at a time."""
-    flaws = [Flaw("body", name) for name in sorted(RAW_EDITS)]
-    flaws += [Flaw(how, (name, value)) for name, values in _VALUES.items() for value in values for how in _HEADER_FLAWS]
-    flaws += [Flaw(how, name) for name in _VALUES for how in ("drop header", "repeat header")]
-    flaws += [Flaw("meta", (key, value)) for key in _META_KEY_LIST for value in _ODD]
-    flaws += [Flaw("drop meta", key) for key in _META_KEY_LIST]
-    flaws += [Flaw("meta", (CAPABILITIES_KEY, value)) for value in _CAPABILITY_LIST]
-    flaws += [Flaw("meta", (INFO_KEY, value)) for value in _INFO_LIST]
-    flaws += [Flaw("param", (key, value)) for key in _PARAM_KEY_LIST for value in _ODD]
-    flaws += [Flaw("drop param", key) for key in _PARAM_KEY_LIST]
-    flaws += [Flaw("param", ("inputResponses", value)) for value in _ANSWER_LIST]
-    flaws += [Flaw(what, value) for what in ("id", "whole meta") for value in _ODD]
-    flaws += [Flaw("member", (name, value)) for name in ("jsonrpc", "method", "params", "x") for value in _ODD]
-    flaws += [Flaw("drop member", name) for name in ("jsonrpc", "id", "method", "params")]
-    flaws += [Flaw("version", version) for version in ("2025-11-25", "2027-01-01", "")]
-    flaws += [Flaw("verb", verb) for verb in ("GET", "PUT", "DELETE", "post", "HEAD")]
-    flaws += [Flaw("no meta"), Flaw("encode name"), Flaw("pieces", [1, 2, 50]), Flaw("cut off", [1, 9])]
-    return flaws
-
-
-SINGLE_FLAWS: Final = _singles()
+OTHER_TOOLS: Final = ("typed", "routed", "plain", "forbidden", "graceful", "joined", "resolving", "talking", "nobody")
 
 GOOD: Final = (
     Step("tasks/get", {"taskId": f"{STAND_IN}done"}, f"{STAND_IN}done"),
@@ -348,3 +299,39 @@ GOOD: Final = (
     Step("tasks/cancel", {"taskId": f"{STAND_IN}queued"}, f"{STAND_IN}queued"),
 )
 """One request of each kind with nothing wrong."""
+
+_ANSWERS: Final[Sequence[Any]] = [
+    *({}, {"unknown": 1}, {"who": None}, {"who": {"action": "decline"}}, {"where": {"roots": []}}),
+    *({"who": {"action": "accept", "content": {"name": name}}} for name in ("Ada", 7, "\U0001f600")),
+    *(
+        {"where": {"roots": [{"uri": "file:///a", "name": None}]}},
+        {"who": {"action": "cancel"}, "where": {"roots": []}},
+    ),
+]
+_ARGUMENTS: Final[Sequence[Any]] = [
+    *({}, {"value": None}, {"value": [1, 1.0, True, {"a": "é"}], "number": 2**70}, {"number": "7"}, {"number": 1.5}),
+    *({"count": 1}, {"count": "7", "scene": "x"}, {"count": None}, {"count": 1.0, "x": {}}, {"region": "us"}, None, []),
+]
+
+
+def any_step(chance: random.Random) -> Step:
+    """A request of any kind, with up to three things wrong with it; one in twenty is answered with a stream."""
+    task = f"{STAND_IN}{chance.choice(list(STATES))}"
+    tool = chance.choice(TASK_TOOLS if chance.random() < 0.7 else OTHER_TOOLS)
+    call = ("tools/call", {"name": tool, "arguments": chance.choice(_ARGUMENTS)}, tool)
+    others: list[dict[str, Any]] = [{}, {}, {}, {"toolsListChanged": True}, {"resourceSubscriptions": []}]
+    tasks = [task, *(f"{STAND_IN}{each}" for each in chance.sample(list(STATES), chance.randrange(3)))]
+    kinds: list[tuple[str, dict[str, Any], str | None]] = [
+        *[("tasks/get", {"taskId": task}, task)] * 5,
+        *[("tasks/cancel", {"taskId": task}, task)] * 3,
+        *[("tasks/update", {"taskId": task, "inputResponses": chance.choice(_ANSWERS)}, task)] * 3,
+        *[call] * 6,
+        ("subscriptions/listen", {"notifications": {"taskIds": tasks, **chance.choice(others)}}, None),
+        (chance.choice(["tools/list", "server/discover", "ping", "tasks/list", "initialize", "TASKS/GET"]), {}, None),
+    ]
+    harmless, bad = chance.choices(HARMLESS, k=chance.choice((0, 1, 3))), chance.choices(FLAWS, k=2)
+    spoil = Flaw("spoil", chance.randrange(2**32))
+    token = chance.choice(["alice"] * 12 + ["bob", "robot", "nobody", "", None])
+    wait = chance.choice([0, 0, 0, 1, 250, 1_000, 61_000, 3_600_000])
+    flaws = chance.choice([[], [], harmless, harmless, bad[:1], [spoil], [*harmless, *bad]])
+    return Step(*chance.choice(kinds), flaws=flaws, token=token, wait_ms=wait)

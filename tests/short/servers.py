@@ -1,13 +1,15 @@
-"""Two servers that differ in one thing only: whether requests go the short way. They share a store and a clock."""
+"""Two servers that differ in one thing only: whether requests go the short way. They share a store and a clock.
+
+Tasks in every state come in pairs: one for each way, equal but for their ids.
+"""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from mcp.server import MCPServer, Server, ServerRequestContext
 from mcp.server.mcpserver import Context, Resolve
@@ -24,10 +26,20 @@ from mcp_types import (
 from pydantic import Field
 from starlette.types import ASGIApp
 
-from harness.auth import USERS, server_with
+from harness.auth import USERS, owner_of, server_with
 from harness.server import UNPACED, Name, resolve_name
 from mcp_tasks import Settings, Tasks
-from mcp_tasks.model.record import JournalEntry, TaskRecord, TaskRequest
+from mcp_tasks.model.json import encode_json
+from mcp_tasks.model.record import (
+    InputBook,
+    InputRequest,
+    JournalEntry,
+    Outcome,
+    Progress,
+    TaskRecord,
+    TaskRequest,
+    TaskStatus,
+)
 from mcp_tasks.server.options import TaskMode
 from mcp_tasks.stores.memory import MemoryStore
 from mcp_tasks.testing import FakeClock
@@ -61,8 +73,6 @@ class Written:
 
 
 class WatchedStore(MemoryStore):
-    """Remembers what is written by requests."""
-
     def __init__(self) -> None:
         super().__init__()
         self.written: list[Written] = []
@@ -93,7 +103,6 @@ def build(tasks: Tasks, *, auth: bool = False) -> MCPServer[Any]:
 
 def _add_tools(server: MCPServer[Any], tasks: Tasks) -> None:
     async def marked(value: Any = None, number: int = 0) -> str:
-        """A task, whatever it is called with."""
         return f"{value} {number}"
 
     def add(name: str, **options: Any) -> None:
@@ -116,19 +125,16 @@ def _add_tools(server: MCPServer[Any], tasks: Tasks) -> None:
     @server.tool()
     @tasks.task()
     async def typed(count: int, scene: str = "forest") -> str:
-        """Takes what is typed so."""
         return f"{count} {scene}"
 
     @server.tool()
     @tasks.task()
     async def routed(region: Annotated[str, Field(json_schema_extra={"x-mcp-header": "Region"})] = "eu") -> str:
-        """Has an argument that is in a header as well."""
         return region
 
     @server.tool()
     @tasks.task()
     async def resolving(who: Annotated[Name, Resolve(resolve_name)]) -> str:
-        """Has the SDK ask before the body."""
         return who.name
 
     @server.tool()
@@ -160,8 +166,6 @@ def build_low_level(tasks: Tasks) -> Server[Any]:
 
 @dataclass(frozen=True)
 class Way:
-    """One of the two servers."""
-
     tasks: Tasks
     server: MCPServer[Any] | Server[Any]
     app: ASGIApp
@@ -185,7 +189,6 @@ class Twins:
 
 @asynccontextmanager
 async def twins(setup: Setup | None = None) -> AsyncGenerator[Twins]:
-    """The two servers while the block lasts."""
     chosen, clock, store = setup or Setup(), FakeClock(), WatchedStore()
     async with AsyncExitStack() as stack:
         ways = [await stack.enter_async_context(_way(chosen, clock, store, short=short)) for short in (True, False)]
@@ -219,52 +222,122 @@ async def _way(setup: Setup, clock: FakeClock, store: WatchedStore, *, short: bo
         yield Way(tasks, server, app)
 
 
-class Stage:
-    """Keeps pairs of servers alive on an event loop of its own, for tests that are not coroutines."""
+# Tasks
 
-    def __init__(self) -> None:
-        self._runner = asyncio.Runner()
-        self._pairs: dict[Setup, Twins] = {}
-        self._hosts: list[asyncio.Task[None]] = []
-        self._over = asyncio.Event()
+STAND_IN: Final = "twin-_______-"
+"""What the id of a task begins with in a request before it is known which of the two ways it goes."""
 
-    def run(self, coroutine: Any) -> Any:
-        """Run a coroutine to its end, with the servers alive beside it."""
-        return self._runner.run(coroutine)
+_FORM = {
+    "mode": "form",
+    "message": "Who?",
+    "requestedSchema": {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]},
+}
+_ASKED = InputBook().ask(
+    {
+        "who": InputRequest(method="elicitation/create", params=_FORM),
+        "where": InputRequest(method="roots/list", params={"task": {"ttl": 1}}),
+    }
+)
+_TEXT = {"content": [{"type": "text", "text": "Grüße \U0001f600"}], "isError": False}
+_STRANGE: Mapping[str, Any] = {
+    "content": [],
+    "structuredContent": {"null": None, "big": 2**70, "float": 1.0, "small": 1e-300, "\u2028": ["\x00"]},
+}
 
-    def pair(self, setup: Setup) -> Twins:
-        """The pair of servers of that setup."""
-        if setup not in self._pairs:
-            self._pairs[setup] = self.run(self._begin(setup))
-        return self._pairs[setup]
 
-    @property
-    def pairs(self) -> list[Twins]:
-        """All that were started."""
-        return list(self._pairs.values())
+@dataclass(frozen=True, kw_only=True)
+class State:
+    """A state that a task may be in, as what differs from a new one.
 
-    async def _begin(self, setup: Setup) -> Twins:
-        ready: asyncio.Future[Twins] = asyncio.get_running_loop().create_future()
+    Attributes:
+        outcome: How it ended, if it has.
+        expires: After how long from now it is gone, for one that has ended.
+    """
 
-        async def host() -> None:
-            # Entered and left in one asyncio task, as the SDK's task groups have to be.
-            async with twins(setup) as pair:
-                ready.set_result(pair)
-                await self._over.wait()
+    fields: Mapping[str, Any]
+    outcome: Outcome | None = None
+    expires: timedelta = timedelta(hours=2)
+    token: str | None = "alice"
 
-        hosted = asyncio.ensure_future(host())
-        self._hosts.append(hosted)
-        await asyncio.wait({hosted, ready}, return_when=asyncio.FIRST_COMPLETED)
-        if hosted.done():
-            hosted.result()
-        return ready.result()
 
-    def close(self) -> None:
-        """Stop all servers."""
+def _ended(status: TaskStatus, told: object = None, meta: object = None, **fields: Any) -> State:
+    outcome = (
+        None if told is None else Outcome(body=encode_json(told), meta=None if meta is None else encode_json(meta))
+    )
+    expires = fields.pop("expires", timedelta(hours=2))
+    return State(fields={"status": status, "attempt": 1, **fields}, outcome=outcome, expires=expires)
 
-        async def leave() -> None:
-            self._over.set()
-            await asyncio.gather(*self._hosts)
 
-        self.run(leave())
-        self._runner.close()
+_AT_WORK: Mapping[str, Any] = {"worker": "somebody", "attempt": 1}
+
+STATES: Final[Mapping[str, State]] = {
+    "queued": State(fields={}),
+    "at-work": State(fields={**_AT_WORK, "poll_interval": timedelta(seconds=7)}),
+    "progress": State(fields={**_AT_WORK, "progress": Progress(progress=1, total=3.5, message="some way\u2028")}),
+    "forever": State(fields={**_AT_WORK, "retention": None, "status_message": 'quoted "so" \x7f'}),
+    "asks": State(fields={"status": TaskStatus.INPUT_REQUIRED, "attempt": 1, "inputs": _ASKED}),
+    "asks-at-work": State(fields={**_AT_WORK, "status": TaskStatus.INPUT_REQUIRED, "inputs": _ASKED}),
+    "parked": State(fields={"attempt": 1, "wake_at": timedelta(minutes=5)}),
+    "done": _ended(TaskStatus.COMPLETED, _TEXT),
+    "done-meta": _ended(TaskStatus.COMPLETED, _STRANGE, {"a": {"b": None}}, status_message="all of it"),
+    "failed": _ended(TaskStatus.FAILED, {"code": -32099, "message": "no", "data": {"hint": None}}),
+    "cancelled": _ended(TaskStatus.CANCELLED, status_message="Cancelled by the client"),
+    "huge": _ended(TaskStatus.COMPLETED, {"content": [{"type": "text", "text": "ü" * 300_000}]}),
+    "expiring": _ended(TaskStatus.COMPLETED, _TEXT, expires=timedelta(seconds=1)),
+    "expired": _ended(TaskStatus.COMPLETED, _TEXT, expires=-timedelta(seconds=1)),
+    "elsewhere": State(fields={"namespace": "another"}),
+    "prompt": State(fields={"method": "prompts/get"}),
+    "of-bob": State(fields={}, token="bob"),
+    "of-nobody": State(fields={}, token=None),
+}
+
+
+def task_id(side: str, number: int, state: str) -> str:
+    """The id of one of the two; of one length for both, so that requests are of one length too."""
+    return f"{_prefix(side, number)}{state}"
+
+
+def _prefix(side: str, number: int) -> str:
+    return f"twin-{side}{number:06d}-"
+
+
+def for_side(text: bytes, side: str, number: int) -> bytes:
+    """What is written with the stand-in, for the tasks of one side."""
+    return text.replace(STAND_IN.encode(), _prefix(side, number).encode())
+
+
+def neutral(text: bytes, side: str, number: int) -> bytes:
+    """What came back, as it would be on either side."""
+    return text.replace(_prefix(side, number).encode(), STAND_IN.encode())
+
+
+async def put(pair: Twins, number: int, states: Mapping[str, State] = STATES) -> None:
+    """Keep a task in each of the states, for either side."""
+    now = pair.clock()
+    for side in "ab":
+        for name, state in states.items():
+            record = _record(task_id(side, number, name), state, now, auth=pair.setup.auth)
+            request = TaskRequest(name=record.name, arguments={}, method=record.method)
+            await pair.store.create(replace(record, version=1), request)
+            if state.outcome is not None or record.version > 1:
+                await pair.store.save(record, expected=1, outcome=state.outcome)
+    pair.store.written.clear()
+
+
+def _record(identifier: str, state: State, now: datetime, *, auth: bool) -> TaskRecord:
+    fields: dict[str, Any] = {"retention": timedelta(hours=3), "namespace": NAME, "version": 2, **state.fields}
+    is_ours = state.token is not None and (auth or state.token == "bob")
+    record = TaskRecord(
+        id=identifier,
+        owner=owner_of(state.token) if is_ours and state.token else None,
+        name="marked",
+        created_at=now - timedelta(hours=4),
+        updated_at=now - timedelta(minutes=1),
+        **fields,
+    )
+    if record.wake_at is not None:
+        record = replace(record, wake_at=now + timedelta(minutes=5))
+    if not record.is_final:
+        return record
+    kept = record.retention or timedelta(0)
+    return replace(record, finished_at=now + state.expires - kept, updated_at=now + state.expires - kept)

@@ -1,41 +1,27 @@
-"""The same requests both ways for as long as one likes: `make soak SECONDS=600`, `SEED=` to repeat a run.
-
-A failure is made small and shown with the seed of its batch; `make soak SEED=` with that number finds it at once.
-"""
+"""Random requests both ways, for as long as one likes: `make soak SECONDS=600`, `SEED=` to repeat a run."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import random
 import sys
-from collections.abc import Sequence
 
-from hypothesis import given, seed
-from hypothesis import strategies as st
-
-from harness.soaking import batch_settings, soak
-from tests.short.comparing import SETUPS, Comparison, Tally
-from tests.short.drafts import Step
-from tests.short.requests import LISTENING, STEPS
-from tests.short.servers import Setup
+from harness.soaking import soak
+from tests.short.comparing import SETUPS, Tally, compare
+from tests.short.requests import any_step
+from tests.short.servers import twins
 
 BATCH = 300
-"""Examples drawn from one seed, each of several requests."""
+"""Sequences drawn from one seed, each of several requests."""
 
 
-def run_batch(number: int, tally: Tally) -> None:
-    """Compare as many requests as a batch has; raises what the smallest one that fails raises."""
-    comparison = Comparison(tally)
-
-    @seed(number)
-    @batch_settings(BATCH)
-    @given(st.sampled_from(SETUPS), st.lists(STEPS, min_size=1, max_size=20), st.lists(LISTENING, max_size=1))
-    def batch(setup: Setup, steps: Sequence[Step], listening: Sequence[Step]) -> None:
-        comparison.compare(setup, [*steps, *listening])
-
-    try:
-        batch()
-    finally:
-        comparison.close()
+async def run_batch(number: int, tally: Tally) -> None:
+    """Compare as many requests as a batch has; raises what the first one that differs raises."""
+    chance = random.Random(number)
+    async with twins(chance.choice(SETUPS)) as pair:
+        for each in range(BATCH):
+            await compare(pair, each, [any_step(chance) for _ in range(10)], tally)
 
 
 def main() -> int:
@@ -45,7 +31,7 @@ def main() -> int:
     tally = Tally()
 
     def batch(number: int) -> str:
-        run_batch(number, tally)
+        asyncio.run(run_batch(number, tally))
         return str(tally)
 
     return soak("both ways", "Send random requests the short way and the SDK's, and compare.", batch)

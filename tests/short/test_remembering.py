@@ -1,53 +1,46 @@
-"""What the short way remembers is bounded, and never older than the store."""
+"""What the short way remembers is bounded, and never older than the store; the event loop writes no large result."""
 
 from __future__ import annotations
 
+import asyncio
+import json
 import tracemalloc
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from datetime import timedelta
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import pytest
-from mcp.server import Server
-from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+from mcp.server import MCPServer
 
+from harness.http import HttpWire, http_client, initialize, modern_headers, serving_app
+from harness.rpc import NOTHING, request
+from harness.server import QUICK
 from mcp_tasks import Tasks
 from mcp_tasks.model.json import encode_json
 from mcp_tasks.model.limits import is_expired
 from mcp_tasks.model.record import InputBook, InputRequest, Outcome, Progress, TaskRecord, TaskStatus
-from mcp_tasks.protocol.cache import Texts
-from mcp_tasks.protocol.dialect import Message, ModernDialect
-from mcp_tasks.server.fast_path.admission import Admitted, EnvelopeCheck, HeaderCheck, Remembered, sift
+from mcp_tasks.protocol.cache import LARGEST, Texts
+from mcp_tasks.protocol.dialect import ModernDialect
+from mcp_tasks.server.fast_path.admission import Remembered
+from mcp_tasks.server.fast_path.requests import LARGEST as LARGEST_BODY
+from mcp_tasks.stores import MemoryStore
 from mcp_tasks.stores.sqlite import SqliteStore
 from mcp_tasks.testing import FakeClock
 from mcp_tasks.testing.clock import NOON
 from mcp_tasks.testing.records import make_record, make_request
-from tests.short.drafts import CAPABILITIES_KEY, VERSION, VERSION_KEY, WITH_TASKS, Step
+from tests.conformance.everything_server import MemoryEvents
 from tests.short.raw import Answer, exchange
+from tests.short.requests import Flaw, Step
 from tests.short.servers import STILL, Way, build
 
 NAME = "twins"
-MANY = 2_000
 HOUR = timedelta(hours=1)
-
-
-def test_verdicts_are_forgotten_when_there_are_too_many() -> None:
-    verdicts: Remembered[bool] = Remembered()
-    for number in range(MANY):
-        verdicts.keep(number, True, 10)
-    assert sum(verdicts.find(number) is not None for number in range(MANY)) <= Remembered.MOST
-    assert verdicts.find(MANY - 1) is True
-
-
-def test_a_verdict_on_something_large_is_not_kept() -> None:
-    verdicts: Remembered[bool] = Remembered()
-    assert verdicts.keep("large", True, Remembered.LARGEST + 1) is True
-    assert verdicts.find("large") is None
+DIALECT = ModernDialect()
 
 
 def _grown(before: int) -> int:
@@ -55,115 +48,62 @@ def _grown(before: int) -> int:
 
 
 @pytest.fixture
-def traced_memory() -> Any:
-    """Counts memory while a test lasts."""
+def traced_memory() -> Iterator[None]:
     tracemalloc.start()
     yield
     tracemalloc.stop()
 
 
-@pytest.mark.usefixtures("traced_memory")
-def test_a_flood_of_different_envelopes_takes_no_more_memory_than_its_bound() -> None:
-    check = EnvelopeCheck()
-    admitted = Admitted("tasks/get", VERSION, takes_streams=True)
-    before = tracemalloc.get_traced_memory()[0]
-    for number in range(MANY):
-        meta = {VERSION_KEY: VERSION, CAPABILITIES_KEY: WITH_TASKS, "x": f"{number:04d}" * 750}
-        assert check.passes(admitted, meta)
-    # Six megabytes, were they all kept.
-    assert _grown(before) < Remembered.MOST * Remembered.LARGEST * 1.5
+# Texts of answers
 
 
-@pytest.mark.anyio
-@pytest.mark.usefixtures("traced_memory")
-async def test_a_flood_of_different_headers_takes_no_more_memory_than_its_bound() -> None:
-    check = HeaderCheck(StreamableHTTPSessionManager(Server("flooded")))
-    before = tracemalloc.get_traced_memory()[0]
-    for number in range(MANY):
-        headers = [
-            (b"host", b"%04d" % number * 750),
-            (b"content-type", b"application/json"),
-            (b"accept", b"application/json, text/event-stream"),
-            (b"mcp-protocol-version", VERSION.encode()),
-            (b"mcp-method", b"tasks/get"),
-        ]
-        scope = {"type": "http", "method": "POST", "headers": headers}
-        assert isinstance(await check.judge(scope, sift(headers, 1_000).judged), Admitted)
-    assert _grown(before) < Remembered.MOST * Remembered.LARGEST * 1.5
+def add(texts: Texts, record: TaskRecord, outcome: Outcome | None = None) -> int:
+    return texts.add(DIALECT, record, DIALECT.task(record, outcome, record.updated_at)).size
 
 
-def test_texts_are_forgotten_when_there_are_too_many() -> None:
-    texts, dialect = Texts({}, most_bytes=100_000), ModernDialect()
-    records = [make_record() for _ in range(MANY)]
-    for record in records:
-        texts.add(dialect, record, dialect.task(record, None, record.updated_at))
-    kept = [text for record in records if (text := texts.find(record.id, record.owner)) is not None]
-    assert 0 < sum(text.size for text in kept) <= 100_000
-    assert texts.find(records[-1].id, records[-1].owner) is not None
-
-
-def test_a_large_text_is_not_kept() -> None:
-    texts, dialect, record = Texts({}), ModernDialect(), make_record(status=TaskStatus.COMPLETED)
-    texts.add(dialect, record, Message(fields={"a": 1}, large=("result", b'"' + b"x" * 100_000 + b'"')))
-    assert texts.find(record.id, record.owner) is None
-
-
-QUESTION = InputRequest(method="elicitation/create", params={"message": "Sure?", "requestedSchema": {}})
-
-SHAPES: dict[str, Callable[[], dict[str, Any]]] = {
-    "plain": dict,
-    "many questions, all answered": lambda: {"inputs": InputBook(used=frozenset(f"{n:032d}" for n in range(1_000)))},
-    "many questions, all open": lambda: {
-        "inputs": InputBook().ask({f"{n:032d}": replace(QUESTION, params={"message": f"{n}"}) for n in range(100)})
-    },
-    "a long message": lambda: {
-        "status_message": "\u1234" * 4_000,
-        "progress": Progress(progress=1, message="y" * 4_000),
-    },
-    "fields of a newer release": lambda: {"unknown": {f"{n}": [n] * 100 for n in range(100)}},
-    "names that are long": lambda: {"owner": "\u1234" * 5_000, "namespace": "n" * 5_000, "id": f"{uuid4()}" * 7},
-    "all times": lambda: {
-        "finished_at": NOON + HOUR,
-        "poll_interval": HOUR + HOUR,
-        "retention": HOUR,
-        "version": 10**9,
-    },
-}
+def test_texts_are_kept_for_their_owner_and_those_not_asked_for_go_first() -> None:
+    size = add(Texts({}), make_record(id="task-1", owner="ada"))
+    texts = Texts({}, most_bytes=10 * size)
+    for number in range(100):
+        add(texts, make_record(id=f"task-{number}", owner="ada"))
+        # Asked for all the time.
+        assert texts.find("task-0", "ada") is not None
+    kept = [number for number in range(100) if texts.find(f"task-{number}", "ada") is not None]
+    assert (kept[0], kept[-1], len(kept) in (9, 10)) == (0, 99, True)
+    assert texts.find("task-99", "bob") is texts.find("task-99", None) is None
+    large = make_record(status=TaskStatus.COMPLETED, finished_at=NOON)
+    assert add(texts, large, Outcome(body=json.dumps({"content": "x" * LARGEST}).encode())) > LARGEST
+    assert texts.find(large.id, large.owner) is None
 
 
 @pytest.mark.usefixtures("traced_memory")
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_a_text_takes_no_more_memory_than_is_counted(shape: Callable[[], dict[str, Any]]) -> None:
-    texts = Texts({})
-
-    def add(**fields: Any) -> int:
+def test_texts_take_no_more_memory_than_is_counted_and_say_the_same_of_their_time() -> None:
+    texts, most = Texts({}, most_bytes=1_000_000), 1_000_000
+    questions = {f"{n:032d}": InputRequest(method="elicitation/create", params={"message": f"{n}"}) for n in range(100)}
+    shapes: list[dict[str, Any]] = [
+        *({}, {"inputs": InputBook(used=frozenset(questions))}, {"inputs": InputBook().ask(questions)}),
+        {"status_message": "\u1234" * 4_000, "progress": Progress(progress=1, message="y" * 4_000)},
+        {"unknown": {f"{n}": [n] * 100 for n in range(100)}, "finished_at": NOON + HOUR, "retention": HOUR},
+    ]
+    record, before = make_record(), tracemalloc.get_traced_memory()[0]
+    for number in range(1_000):
         # Each made anew, as a store makes them: nothing of it is shared.
-        record = make_record(**{"owner": f"{uuid4()}", "namespace": f"{uuid4()}", "id": f"{uuid4()}", **fields})
-        return texts.add(ModernDialect(), record, ModernDialect().task(record, None, record.updated_at)).size
-
-    # What is made once, whatever is kept, is not of the texts.
-    add()
-    before = tracemalloc.get_traced_memory()[0]
-    counted = sum(add(**shape()) for _ in range(50))
-    assert _grown(before) <= counted
-    assert counted < 50 * 64 * 1024
-
-
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_what_is_kept_of_a_task_says_the_same_of_its_time_as_the_task(shape: Callable[[], dict[str, Any]]) -> None:
-    dialect, record = ModernDialect(), make_record(**shape())
-    kept = Texts({}).add(dialect, record, dialect.task(record, None, record.updated_at)).record
+        new = {"owner": f"{uuid4()}" * (1 + number % 50), "namespace": f"{uuid4()}", "id": f"{uuid4()}"}
+        record = make_record(**(new | shapes[number % len(shapes)]))
+        add(texts, record)
+    assert _grown(before) < 1.1 * most
+    kept = texts.find(record.id, record.owner)
+    assert kept is not None
     for seconds in (0, 1, 100, 4_000, 10_000):
         now = NOON + timedelta(seconds=seconds)
-        assert dialect.moving(kept, now) == dialect.moving(record, now)
-        assert is_expired(kept, now) == is_expired(record, now)
-    asked_for = attrgetter("id", "version", "owner", "namespace", "method")
-    assert asked_for(kept) == asked_for(record)
+        assert DIALECT.moving(kept.record, now) == DIALECT.moving(record, now)
+        assert is_expired(kept.record, now) == is_expired(record, now)
+
+
+# Polls
 
 
 class CountingStore(SqliteStore):
-    """Counts how often whole tasks are read."""
-
     reads = 0
 
     async def get_owned(self, task_id: str, owner: str | None) -> TaskRecord | None:
@@ -178,26 +118,24 @@ class Polled:
         self.clock = clock
         self.store = store
         self.other = other
+        self.short = short
         self._ways = (short, long)
         self._counts = short.tasks.short_way
         self.record = make_record(owner=None, namespace=NAME, id="polled", retention=timedelta(minutes=10))
 
     async def poll(self) -> Answer:
-        """What both ways say."""
         sent = Step("tasks/get", {"taskId": "polled"}, "polled").draft(auth=False).sent("a", 0)
         answers = [await exchange(way.app, sent) for way in self._ways]
         assert answers[0].told() == answers[1].told()
         return answers[0]
 
     async def state(self) -> dict[str, Any]:
-        """The same, answered the short way."""
         before = self._counts.answered.total()
         answer = await self.poll()
         assert self._counts.answered.total() == before + 1
         return answer.message["result"]
 
     async def change(self, outcome: Outcome | None = None, **fields: Any) -> None:
-        """Change the task from elsewhere."""
         changed = replace(self.record, version=self.record.version + 1, updated_at=self.clock(), **fields)
         await self.other.save(changed, expected=self.record.version, outcome=outcome)
         self.record = changed
@@ -277,3 +215,92 @@ async def test_a_task_that_expires_between_two_polls_is_gone(polled: Polled) -> 
     await polled.state()
     polled.clock.advance(timedelta(milliseconds=1))
     assert (await polled.poll()).status == 400
+
+
+@pytest.mark.anyio
+@pytest.mark.usefixtures("traced_memory")
+async def test_a_flood_of_different_headers_and_envelopes_takes_no_more_memory_than_its_bound(polled: Polled) -> None:
+    async def flood(first: int, last: int) -> None:
+        for number in range(first, last):
+            large = f"{number:04d}" * 750
+            flaws = [Flaw("set header", (b"host", large.encode())), Flaw("meta", ("x", large))]
+            sent = Step("tasks/get", {"taskId": "polled"}, "polled", flaws).draft(auth=False).sent("a", 0)
+            await exchange(polled.short.app, sent)
+
+    await flood(0, 20)
+    before, answered = tracemalloc.get_traced_memory()[0], polled.short.tasks.short_way.answered.total()
+    await flood(20, 1_020)
+    assert polled.short.tasks.short_way.answered.total() == answered + 1_000
+    # Seven megabytes, were they all kept.
+    assert _grown(before) < 2 * Remembered.MOST * Remembered.LARGEST * 1.5
+
+
+# Large results
+
+
+VALUE = {"items": [{"number": number, "text": 'Hello, "you"\n'} for number in range(5_000)]}
+KEPT = b'{"content" : [],  "structuredContent" : %b  }' % json.dumps(VALUE).encode()
+"""A result as nobody would write it: whoever reads and writes it again writes something else."""
+
+
+class Threads(ThreadPoolExecutor):
+    used = 0
+
+    def submit(self, *args: Any, **kwargs: Any) -> Any:
+        self.used += 1
+        return super().submit(*args, **kwargs)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("way", ["JSON", "streams", "streams that are kept", "middleware"])
+async def test_a_large_result_is_not_written_by_the_event_loop_whatever_a_request_looks_like(way: str) -> None:
+    seen: list[Any] = []
+    threads = Threads(2)
+    asyncio.get_running_loop().set_default_executor(threads)
+
+    async def see(ctx: Any, call_next: Any) -> Any:
+        result = await call_next(ctx)
+        if ctx.method.startswith("tasks/"):
+            seen.append(result)
+        return result
+
+    store = MemoryStore()
+    tasks = Tasks(store, settings=QUICK)
+    server: MCPServer[Any] = MCPServer("large", **tasks.wiring(), log_level="CRITICAL")
+    events = MemoryEvents() if way == "streams that are kept" else None
+    if way == "middleware":
+        server.middleware.append(see)
+    app = server.streamable_http_app(json_response=way == "JSON", event_store=events)
+    async with serving_app(app) as base, http_client() as client:
+        record = make_record(id="large", namespace="large", owner=None, retention=None)
+        await store.create(record, make_request())
+        ended = replace(record, version=2, status=TaskStatus.COMPLETED, finished_at=NOON)
+        await store.save(ended, expected=1, outcome=Outcome(body=KEPT))
+        wire, counts = HttpWire(f"{base}/mcp", client), tasks.short_way
+        poll = request("tasks/get", {"taskId": "large"})
+        params = poll["params"]
+        messages: dict[str, dict[str, Any]] = {
+            "the short way": poll,
+            "a large body": {**poll, "params": {**params, "more": "x" * LARGEST_BODY}},
+            "a member that nobody knows": {**poll, "more": 1},
+            "an id that is not the same to all": {**poll, "id": 2**60},
+        }
+        for what, message in messages.items():
+            # Arguments in headers are compared on calls of tools, and on nothing else.
+            headers = [*modern_headers(message), ("mcp-param-region", "us"), ("mcp-param-region", "eu")]
+            threads.used = 0
+            answer = await wire.raw_post(json.dumps(message), headers)
+            # It goes out as it is kept. Where it is read and written again, the event loop does not do it.
+            is_spliced = way in ("JSON", "streams") or (what == "the short way" and way != "middleware")
+            assert (KEPT[1:-1].rstrip() in answer.content) is is_spliced
+            assert is_spliced or threads.used >= 1
+            assert (await wire.post(json.dumps(message), headers)).result["result"]["structuredContent"] == VALUE
+        assert (counts.answered["tasks/get"], counts.handed_over.total()) == ((0, 8) if seen else (2, 6))
+        session, _ = await initialize(wire, NOTHING)
+        threads.used = 0
+        older = (await session.ask("tasks/result", {"taskId": "large"})).result
+        assert (older["structuredContent"], threads.used >= 1) == (VALUE, True)
+        assert older["_meta"] == {"io.modelcontextprotocol/related-task": {"taskId": "large"}}
+        # Middleware of the author sees all of it.
+        assert [(each.get("result") or each)["structuredContent"] == VALUE for each in seen] == [True] * len(seen)
+        assert len(seen) == (9 if way == "middleware" else 0)

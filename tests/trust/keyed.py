@@ -8,33 +8,24 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
-import anyio
 from mcp.server import MCPServer
 from mcp.server.mcpserver import Context
 from mcp_types import ElicitRequest, ElicitRequestFormParams, InputRequiredResult
 
 from harness.http import HttpWire, LegacyHttpWire, initialize, serving
-from harness.rpc import EVERYTHING, PATIENCE, Reply, Tasking
+from harness.rpc import EVERYTHING, Reply, Tasking
+from harness.waiting import eventually
 from mcp_tasks import Tasks
 from mcp_tasks.model.record import TaskRecord
 from mcp_tasks.stores import MemoryStore, Store
 from mcp_tasks.stores.base import EVERYBODY
+from mcp_tasks.testing import FakeClock
 
 KEY: Final = "mcp-tasks/idempotencyKey"
 REPEATED: Final = "mcp-tasks/repeated"
 LONG_KEY: Final = "k" * 22
-
-
-@dataclass
-class Clock:
-    """A clock that a test sets."""
-
-    now: datetime = field(default_factory=lambda: datetime.now(UTC))
-
-    def __call__(self) -> datetime:
-        return self.now
 
 
 @dataclass
@@ -44,30 +35,29 @@ class Scene:
     tasks: Tasks
     server: MCPServer[Any]
     store: Store
-    clock: Clock
+    clock: FakeClock
     runs: Counter[str] = field(default_factory=Counter[str])
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     meta: list[Mapping[str, Any]] = field(default_factory=list[Mapping[str, Any]])
 
     async def all_tasks(self) -> Sequence[TaskRecord]:
-        """All tasks, whoever owns them."""
         return (await self.store.list("keyed", EVERYBODY, now=self.clock(), limit=100)).records
 
     async def until_idle(self) -> None:
-        """Return when all of them have ended."""
-        with anyio.fail_after(PATIENCE):
-            while any(not task.is_final for task in await self.all_tasks()):  # noqa: ASYNC110
-                await anyio.sleep(0.005)
+        async def idle() -> bool:
+            return all(task.is_final for task in await self.all_tasks())
+
+        await eventually(idle)
 
     async def pass_time(self, time: timedelta) -> None:
         """It is later, and whatever has expired is gone."""
-        self.clock.now += time
+        self.clock.advance(time)
         await self.store.forget_expired(self.clock(), limit=100)
 
 
 def build(store: Store | None = None, **options: Any) -> Scene:
     """A server with tools of every kind that a call can be of."""
-    clock, store = Clock(), store or MemoryStore()
+    clock, store = FakeClock(datetime.now(UTC)), store or MemoryStore()
     tasks = Tasks(
         store,
         namespace="keyed",
@@ -132,23 +122,12 @@ def _add_tools(scene: Scene) -> None:
 
 
 def question() -> InputRequiredResult:
-    """The tool wants to know something first."""
     form = ElicitRequestFormParams(message="Sure?", requested_schema={"type": "object", "properties": {}})
     return InputRequiredResult(input_requests={"sure": ElicitRequest(params=form)})
 
 
-class Door(Protocol):
-    """A way to call tools of the server."""
-
-    async def call(self, tool: str, key: object = None, *, user: str | None = None, **arguments: Any) -> Reply:
-        """Call a tool, under a key if there is one."""
-        ...
-
-
 @dataclass
 class ModernDoor:
-    """Calls of the newest wire."""
-
     wire: HttpWire
     capabilities: Mapping[str, Any]
 
@@ -158,11 +137,8 @@ class ModernDoor:
     async def send(
         self, params: Mapping[str, Any], key: object = None, *, user: str | None = None, repeated: bool = False
     ) -> Reply:
-        """A call with these params."""
         meta = ({} if key is None else {KEY: key}) | ({REPEATED: True} if repeated else {})
-        self.wire.client.headers["x-user"] = user or ""
-        if user is None:
-            del self.wire.client.headers["x-user"]
+        _sign_in(self.wire, user)
         return await Tasking(self.wire, self.capabilities).ask("tools/call", params, meta=meta)
 
 
@@ -180,12 +156,16 @@ class LegacyDoor:
             params["_meta"] = {KEY: key}
         if self.as_tasks:
             params["task"] = {}
-        self.wire.client.headers["x-user"] = user or ""
-        if user is None:
-            del self.wire.client.headers["x-user"]
+        _sign_in(self.wire, user)
         if user not in self.sessions:
             self.sessions[user], _ = await initialize(self.wire, {"elicitation": {}})
         return await self.sessions[user].ask("tools/call", params)
+
+
+def _sign_in(wire: HttpWire, user: str | None) -> None:
+    wire.client.headers.pop("x-user", None)
+    if user is not None:
+        wire.client.headers["x-user"] = user
 
 
 DOORS: Final = ("short", "sdk", "without tasks", "older tasks", "older, without tasks")
@@ -194,7 +174,6 @@ TASK_DOORS: Final = ("short", "sdk", "older tasks")
 
 @asynccontextmanager
 async def opened(door: str, **options: Any) -> AsyncGenerator[tuple[Scene, Any]]:
-    """A server with one of the doors to it."""
     scene = build(short_way=door == "short", **options)
     async with serving(scene.server, json_response=True) as wire:
         if door.startswith("older"):

@@ -100,35 +100,32 @@ def is_there(found: Bank, task_id: str) -> bool:
 SECRETS = ("argument", "answer", "progress", "step-name", "step-value", "question", "error", "rpc-error", "result")
 
 
-async def test_no_secret_is_found_anywhere(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("encrypted", [True, False], ids=["encrypted", "plain"])
+async def test_no_secret_is_found_anywhere_or_without_encryption_all_of_them(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, encrypted: bool
+) -> None:
     caplog.set_level(logging.DEBUG, "mcp_tasks")
-    ring = Keyring(new_key())
     (tmp_path / "ledger").mkdir()
     path = tmp_path / "ledger" / "ledger.db"
-    with anyio.fail_after(LIMIT), Bank(tmp_path, new_key()) as found:
-        with closing(Ledger(path, keep_results=True, cipher=ring)) as ledger:
+
+    def remembered() -> bytes:
+        return b"".join(file.read_bytes() for file in path.parent.iterdir())
+
+    with anyio.fail_after(LIMIT), Bank(tmp_path, new_key() if encrypted else None) as found:
+        cipher = Keyring(new_key()) if encrypted else None
+        with closing(Ledger(path, keep_results=True, cipher=cipher)) as ledger:
             ids = await lead_a_life(found, ledger)
-            remembered = b"".join(file.read_bytes() for file in path.parent.iterdir())
             assert any(f"{MARK}-result" in str(entry.result) for entry in ledger.entries())
-        assert MARK.encode() not in found.kept() + remembered
+            kept = found.kept() + remembered()
         await anyio.to_thread.run_sync(found.stop)
-        assert MARK.encode() not in found.kept()
-    remembered = b"".join(file.read_bytes() for file in path.parent.iterdir())
-    assert MARK.encode() not in remembered
+        at_the_end = found.kept() + remembered()
+    if encrypted:
+        assert MARK.encode() not in kept + at_the_end
+    else:
+        assert [secret for secret in SECRETS if f"{MARK}-{secret}".encode() not in kept] == []
+    # Not even without encryption in a log.
     logged = found.logged()
     assert "raised an unexpected exception" in logged
     assert MARK not in logged + caplog.text
     assert [task_id for task_id in ids if task_id in logged + caplog.text] == []
-
-
-async def test_without_encryption_all_of_them_are_found(tmp_path: Path) -> None:
-    (tmp_path / "ledger").mkdir()
-    path = tmp_path / "ledger" / "ledger.db"
-    with anyio.fail_after(LIMIT), Bank(tmp_path, None) as found:
-        with closing(Ledger(path, keep_results=True)) as ledger:
-            await lead_a_life(found, ledger)
-        kept = found.kept()
-    assert [secret for secret in SECRETS if f"{MARK}-{secret}".encode() not in kept] == []
-    assert f"{MARK}-result".encode() in path.read_bytes()
-    # Not even then in a log.
-    assert MARK not in found.logged()

@@ -1,10 +1,11 @@
-"""Encryption that is turned on for a store, keys that change, and stores that are opened with the wrong one or none."""
+"""Encryption that is turned on, keys that change, and stores and ledgers that are opened with the wrong one or none."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -12,18 +13,19 @@ from typing import Any
 
 import psycopg
 import pytest
-import redis
 from redis.asyncio import Redis
 
-from harness.databases import Postgres, Valkey, postgres, valkey
+from harness.databases import Valkey
 from harness.postgres_store import new_store_url
+from mcp_tasks.client import Ledger, TasksClient
 from mcp_tasks.encryption import Cipher, Keyring, new_key
-from mcp_tasks.errors import EncryptionMismatch, StoreUnavailable, TaskUnreadable, UsageError
-from mcp_tasks.model import JournalEntry, Outcome, Progress, TaskStatus
+from mcp_tasks.errors import EncryptionMismatch, InvalidOption, StoreUnavailable, TaskUnreadable
+from mcp_tasks.legacy.hosting_file import HostedFile
+from mcp_tasks.model import JournalEntry, Outcome, Progress, TaskRecord, TaskStatus
+from mcp_tasks.protocol.shapes import TaskSnapshot
 from mcp_tasks.stores import Store
-from mcp_tasks.stores.base import OwnedBy
+from mcp_tasks.stores.base import ReadsOwned
 from mcp_tasks.stores.codec import Codec
-from mcp_tasks.stores.encryption import BEGUN, NAME, NAMESPACE
 from mcp_tasks.stores.reencrypt import encrypt_store
 from mcp_tasks.stores.url import store_from_url
 from mcp_tasks.testing import make_record, make_request
@@ -43,28 +45,14 @@ DATABASES = pytest.mark.parametrize("url", ["postgres", "redis"], indirect=True)
 """A file that is in use is not encrypted at all."""
 
 
-@pytest.fixture(scope="module")
-def postgres_server() -> Iterator[Postgres]:
-    with postgres(durable=False) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def valkey_server() -> Iterator[Valkey]:
-    with valkey() as server:
-        yield server
-
-
 @pytest.fixture(params=["sqlite", "postgres", "redis"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/tasks.db"
     if request.param == "postgres":
-        return new_store_url(request.getfixturevalue("postgres_server"))
-    server: Valkey = request.getfixturevalue("valkey_server")
-    with closing(redis.Redis.from_url(server.url)) as client:
-        client.flushall()
-    return server.url
+        return new_store_url(request.getfixturevalue("shared_postgres"))
+    server: Valkey = request.getfixturevalue("shared_valkey")
+    return server.new_database()
 
 
 async def opened(url: str, cipher: Cipher | None = None) -> Store:
@@ -87,7 +75,6 @@ async def fill(url: str, cipher: Cipher | None = None) -> None:
 
 
 async def check(url: str, cipher: Cipher | None) -> None:
-    """All is there as it was."""
     store = await opened(url, cipher)
     for task_id in ("one", "two"):
         record = await store.get(task_id)
@@ -102,7 +89,6 @@ async def check(url: str, cipher: Cipher | None) -> None:
 
 
 async def kept(url: str) -> bytes:
-    """Every byte that is kept."""
     if url.startswith("sqlite"):
         path = Path(url.removeprefix("sqlite:///"))
         return b"".join(file.read_bytes() for file in path.parent.iterdir())
@@ -131,6 +117,9 @@ async def test_turned_on_nothing_is_readable_and_all_is_there(url: str) -> None:
     await fill(url)
     assert SECRET.encode() in await kept(url)
     ring = Keyring(new_key())
+    with pytest.raises(EncryptionMismatch, match=r"has tasks that are not encrypted.*mcp-tasks encrypt --store URL"):
+        await opened(url, ring)
+    await check(url, None)
     done = await encrypt_store(url, ring, watch=0.1)
     assert (done.changed, done.plain, done.unreadable) == (13, 13, 0)
     assert SECRET.encode() not in await kept(url)
@@ -139,56 +128,20 @@ async def test_turned_on_nothing_is_readable_and_all_is_there(url: str) -> None:
     assert (again.changed, again.kept) == (0, 13)
 
 
-async def test_a_store_that_is_encrypted_from_the_start(url: str) -> None:
-    ring = Keyring(new_key())
+async def test_a_part_of_a_task_is_not_taken_for_another_part_of_it(tmp_path: Path) -> None:
+    """As someone could put it there who can write to the store, and has no key."""
+    url, ring = f"sqlite:///{tmp_path}/tasks.db", Keyring(new_key())
     await fill(url, ring)
-    assert SECRET.encode() not in await kept(url)
-    await check(url, ring)
-
-
-MOVES = {"request": "body", "body": "meta", "meta": "state", "state": "request"}
-"""Where each part of a task is put, with the name of its column. The answers become steps."""
-
-_TABLE_OF = {"state": "tasks", "request": "requests", "body": "outcomes", "meta": "outcomes"}
-_FIELD_OF = {"state": "s", "request": "r", "body": "b", "meta": "m"}
-
-
-async def move_parts(url: str) -> None:
-    """What somebody could do who can write to the store, and has no key. All tasks, each within itself."""
-    if url.startswith("redis"):
-        client: Any = Redis.from_url(url)
-        for task_id in ("one", "two"):
-            row = "{mcp-tasks}:t:" + task_id
-            found = {part: await client.hget(row, field) for part, field in _FIELD_OF.items()}
-            await client.hset(row, mapping={_FIELD_OF[to]: found[part] for part, to in MOVES.items()})
-            await client.lset("{mcp-tasks}:j:" + task_id, 0, "step")
-        await client.aclose()
-        return
-    sqlite = url.startswith("sqlite")
-    prefix, mark, task = ("", "?", "key") if sqlite else ("mcp_tasks_", "%s", "key")
-    connection: Any = sqlite3.connect(url.removeprefix("sqlite:///")) if sqlite else psycopg.connect(url)
-    with closing(connection):
-        found = {
-            part: dict(
-                connection.execute(
-                    f"SELECT {task if table == 'tasks' else 'task'}, {part} FROM {prefix}{table}"
-                ).fetchall()
-            )
-            for part, table in _TABLE_OF.items()
+    with closing(sqlite3.connect(tmp_path / "tasks.db", isolation_level=None)) as connection:
+        # The body is put in the place of the row, the row in that of the request, and the request in that of the body.
+        parts = {"tasks": ("key", "state"), "outcomes": ("task", "body"), "requests": ("task", "request")}
+        rows = {
+            table: connection.execute(f"SELECT {part}, {key} FROM {table}").fetchall()
+            for table, (key, part) in parts.items()
         }
-        for part, to in MOVES.items():
-            table = _TABLE_OF[to]
-            for key, value in found[part].items():
-                where = task if table == "tasks" else "task"
-                connection.execute(f"UPDATE {prefix}{table} SET {to} = {mark} WHERE {where} = {mark}", (value, key))
-        connection.execute(f"UPDATE {prefix}journal SET kind = 'step' WHERE kind = 'answer'")
-        connection.commit()
-
-
-async def test_a_part_of_a_task_is_not_taken_for_another_part_of_it(url: str) -> None:
-    ring = Keyring(new_key())
-    await fill(url, ring)
-    await move_parts(url)
+        for (table, (key, part)), moved in zip(parts.items(), [*list(rows.values())[1:], rows["tasks"]], strict=True):
+            connection.executemany(f"UPDATE {table} SET {part} = ? WHERE {key} = ?", moved)
+        connection.execute("UPDATE journal SET kind = 'step' WHERE kind = 'answer'")
     store = await opened(url, ring)
     for read in (store.get, store.request, store.outcome, store.journal):
         with pytest.raises(TaskUnreadable, match="it was changed, or was encrypted for something else"):
@@ -205,14 +158,9 @@ async def test_no_key_and_a_wrong_key_are_refused_at_the_start(url: str) -> None
         await opened(url, Keyring(new_key()))
     with pytest.raises(EncryptionMismatch, match="it needs the key"):
         await encrypt_store(url, Keyring(new_key()), watch=0.1)
-    await (await opened(url, ring)).close()
-
-
-async def test_a_plain_store_is_not_opened_with_a_key(url: str) -> None:
-    await fill(url)
-    with pytest.raises(EncryptionMismatch, match=r"has tasks that are not encrypted.*mcp-tasks encrypt --store URL"):
-        await opened(url, Keyring(new_key()))
-    await check(url, None)
+    await fill(url, ring)
+    assert SECRET.encode() not in await kept(url)
+    await check(url, ring)
 
 
 async def test_a_key_is_changed(url: str) -> None:
@@ -236,8 +184,6 @@ async def test_what_was_interrupted_lets_nobody_in_until_it_is_done(url: str) ->
         pass
 
     class Half(Keyring):
-        """Encrypts some values, and breaks."""
-
         left = 4
 
         def encrypt(self, bound_to: str, data: bytes) -> bytes:
@@ -297,19 +243,17 @@ async def test_a_store_that_is_in_use_is_not_turned_into_an_encrypted_one(url: s
     await check(url, None)
 
 
-async def test_memory_and_what_is_not_there_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="nothing to encrypt"):
-        await encrypt_store("memory://", Keyring(new_key()))
-    with pytest.raises(UsageError, match="there is no file"):
-        await encrypt_store(f"sqlite:///{tmp_path}/none.db", Keyring(new_key()))
-
-
 @DATABASES
-async def test_who_opened_it_plain_writes_nothing_plain_any_more(url: str) -> None:
+@pytest.mark.parametrize("is_empty", [False, True], ids=["filled", "empty"])
+async def test_who_opened_it_plain_writes_nothing_plain_any_more(url: str, is_empty: bool) -> None:
     """A server that only serves does not beat, so nobody sees that it is there."""
-    await fill(url)
+    if not is_empty:
+        await fill(url)
     store, ring = await opened(url), Keyring(new_key())
-    await encrypt_store(url, ring, watch=0.1)
+    if is_empty:
+        await (await opened(url, ring)).close()
+    else:
+        await encrypt_store(url, ring, watch=0.1)
     for write in (
         store.create(make_record(id="three", namespace="demo"), REQUEST),
         store.set_note("demo", "other", SECRET.encode(), expected=None),
@@ -319,119 +263,172 @@ async def test_who_opened_it_plain_writes_nothing_plain_any_more(url: str) -> No
         assert SECRET not in str(refused.value)
     await store.close()
     assert SECRET.encode() not in await kept(url)
-    await check(url, ring)
 
 
-@DATABASES
-async def test_an_empty_store_that_somebody_has_open_without_a_key(url: str) -> None:
-    plain = await opened(url)
-    sealed = await opened(url, Keyring(new_key()))
-    with pytest.raises(EncryptionMismatch, match="has been encrypted"):
-        await plain.create(make_record(id="three", namespace="demo"), REQUEST)
-    await sealed.create(make_record(id="three", namespace="demo"), REQUEST)
-    await plain.close()
-    await sealed.close()
+class Garbled(Codec):
+    def encode_state(self, record: TaskRecord) -> bytes:
+        return super().encode_state(record)[:-5]
 
 
-@pytest.mark.parametrize("what", ["task", "note"])
-async def test_a_store_that_another_server_keeps_plain_is_not_taken_for_an_encrypted_one(url: str, what: str) -> None:
-    store = store_from_url(url)
-    await store.open("another")
-    if what == "task":
-        await store.create(make_record(id="one", namespace="another"), REQUEST)
-    else:
-        await store.set_note("another", "note", SECRET.encode(), expected=None)
-    await store.close()
-    with pytest.raises(EncryptionMismatch, match="has tasks that are not encrypted"):
-        await opened(url, Keyring(new_key()))
-    await (await opened(url)).close()
-
-
-@DATABASES
-async def test_one_that_was_interrupted_looks_again_for_servers_at_work(url: str) -> None:
-    await fill(url)
-    store, ring = await opened(url), Keyring(new_key())
-    # Before it looks for one: where nobody is at work, it does not watch.
-    await store.heartbeat("worker", namespace="demo")
-    encrypting = asyncio.create_task(encrypt_store(url, ring, watch=30))
-    await asyncio.sleep(0.2)  # sleep: it watches by then, of which nobody is told
-    encrypting.cancel()
-    await asyncio.gather(encrypting, return_exceptions=True)
-    # Nothing had been done, so nobody is kept out.
-    await (await opened(url)).close()
-
-    is_alive = asyncio.Event()
-
-    async def live() -> None:
-        while True:
-            await store.heartbeat("worker", namespace="demo")
-            is_alive.set()
-            await asyncio.sleep(0.05)
-
-    living = asyncio.create_task(live())
-    await is_alive.wait()
-    with pytest.raises(StoreUnavailable, match="is in use"):
-        await encrypt_store(url, ring, watch=0.5)
-    living.cancel()
-    await asyncio.gather(living, return_exceptions=True)
+async def test_whose_a_task_is_is_known_before_anything_of_it_is_read(
+    url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = await opened(url)
+    assert isinstance(store, ReadsOwned)
+    owners = ("ada", "", "=", "\\-", "nul\0", "\ud800", '["app","https://issuer.example","ada"]', None)
+    for number, owner in enumerate(owners):
+        await store.create(make_record(id=f"task-{number}", namespace="demo", owner=owner), REQUEST)
+        found = [await store.get_owned(f"task-{number}", other) is not None for other in owners]
+        assert found == [other == owner for other in owners]
+    assert await store.get_owned("task_of_nobody \0", "ada") is None
+    # Of what cannot be read only the owner hears.
+    of_this_kind: Any = type(store)
+    path = Path(url.removeprefix("sqlite:///"))
+    garbling: Store = of_this_kind(path if url.startswith("sqlite") else url, codec=Garbled())
+    await garbling.open("demo")
+    await garbling.create(make_record(id="garbled", namespace="demo", owner="ada"), REQUEST)
+    await garbling.close()
+    with caplog.at_level(logging.DEBUG, "mcp_tasks"):
+        assert await store.get_owned("garbled", "bob") is await store.get_owned("garbled", None) is None
+    assert caplog.records == []
+    with pytest.raises(TaskUnreadable):
+        await store.get_owned("garbled", "ada")
     await store.close()
 
 
-async def test_what_is_kept_has_the_size_of_what_was_encrypted_from_the_start(url: str) -> None:
-    async def usage(cipher: Cipher) -> int:
-        store = await opened(url, cipher)
-        used = await store.usage("demo", OwnedBy("alice"))
-        await store.close()
-        return used.stored_bytes
+# What a client keeps: the ledger, and the file of hosted tasks
 
-    record = make_record(id="one", namespace="demo", owner="alice")
-    ended = replace(record, version=2, status=TaskStatus.COMPLETED, finished_at=NOON)
-    ring, sizes = Keyring(new_key()), list[int]()
-    for cipher in (None, ring):
-        store = await opened(url, cipher)
-        await store.create(record, REQUEST)
-        await store.save(ended, expected=1, entries=ENTRIES, outcome=OUTCOME)
-        await store.close()
-        if cipher is None:
-            await encrypt_store(url, ring, watch=0.1)
-        sizes.append(await usage(ring))
-        store = await opened(url, ring)
-        await store.delete("one", expected=2)
-        assert (await store.usage("demo", OwnedBy("alice"))).stored_bytes == 0
-        await store.close()
-    assert sizes[0] == sizes[1] > len(SECRET)
+QUESTION = {"method": "elicitation/create", "params": {"message": SECRET}}
+ANSWER = {"action": "accept", "content": {"pin": SECRET}}
 
 
-async def test_a_file_is_clean_before_it_is_said_to_be(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path}/tasks.db"
-    await fill(url)
-    found: list[bool] = []
+def seen(status: TaskStatus) -> TaskSnapshot:
+    return TaskSnapshot(
+        id="task \udcff",
+        status=status,
+        created_at=NOON,
+        updated_at=NOON,
+        message=SECRET,
+        result={"text": SECRET} if status is TaskStatus.COMPLETED else None,
+    )
+
+
+def fill_ledger(path: Path, cipher: Cipher | None) -> None:
+    with closing(Ledger(path, keep_results=True, cipher=cipher)) as ledger:
+        ledger.add("task \udcff", server="s", tool="render")
+        ledger.saw("s", seen(TaskStatus.COMPLETED))
+        ledger.record_answer("s", "task \udcff", "q", ANSWER, question=QUESTION)
+
+
+def check_ledger(path: Path, cipher: Cipher | None) -> None:
+    with closing(Ledger(path, keep_results=True, cipher=cipher)) as ledger:
+        (entry,) = ledger.entries()
+        assert (entry.message, entry.result) == (SECRET, {"text": SECRET})
+        assert ledger.recorded_answer("s", "task \udcff", "q", question=QUESTION) == ANSWER
+        assert ledger.recorded_answer("s", "task \udcff", "q", question={"method": "other"}) is None
+        assert ledger.answers("s", "task \udcff") == {"q": (ANSWER, False)}
+
+
+RECORD = TaskRecord(
+    id="hosted",
+    owner="s",
+    name="elicitation/create",
+    method="elicitation/create",
+    created_at=NOON,
+    updated_at=NOON,
+    status_message=SECRET,
+)
+
+
+def fill_hosted(path: Path, cipher: Cipher | None) -> None:
+    with closing(HostedFile(path, cipher)) as file:
+        file.add(RECORD, {"message": SECRET})
+        file.save(RECORD, {"content": SECRET})
+
+
+def check_hosted(path: Path, cipher: Cipher | None) -> None:
+    with closing(HostedFile(path, cipher)) as file:
+        record = file.get("s", "hosted")
+        assert record is not None
+        assert record.status_message == SECRET
+        assert (file.request("hosted"), file.outcome("hosted")) == ({"message": SECRET}, {"content": SECRET})
+
+
+Act = Callable[[Path, Cipher | None], None]
+BOTH = pytest.mark.parametrize(("fill", "check"), [(fill_ledger, check_ledger), (fill_hosted, check_hosted)])
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "ledger" / "kept.db"
+
+
+def is_found(path: Path) -> bool:
+    return any(SECRET.encode() in file.read_bytes() for file in path.parent.iterdir())
+
+
+@BOTH
+def test_nothing_is_readable_and_all_is_there(fill: Act, check: Act, path: Path) -> None:
+    ring = Keyring(new_key())
+    fill(path, ring)
+    assert not is_found(path)
+    check(path, ring)
+    plain = path.with_name("plain.db")
+    fill(plain, None)
+    assert is_found(plain)
+
+
+@BOTH
+def test_turned_on_nothing_readable_is_left_before_it_is_said_to_be(fill: Act, check: Act, path: Path) -> None:
+    clean: list[bool] = []
 
     class Looking(Keyring):
         def encrypt(self, bound_to: str, data: bytes) -> bytes:
-            if data.endswith(b"on"):
-                found.append(any(SECRET.encode() in file.read_bytes() for file in tmp_path.iterdir()))
+            if (bound_to, data) == ("ledger:mark", b"on"):
+                clean.append(not is_found(path))
             return super().encrypt(bound_to, data)
 
-    await encrypt_store(url, Looking(new_key()))
-    assert found == [False]
+    fill(path, None)
+    assert is_found(path)
+    ring = Looking(new_key())
+    with (
+        closing(Ledger(path) if fill is fill_ledger else HostedFile(path)),
+        pytest.raises(StoreUnavailable, match="another process has it open"),
+    ):
+        check(path, ring)
+    check(path, None)
+    check(path, ring)
+    assert (clean, is_found(path)) == ([True], False)
+    check(path, ring)
 
 
-@pytest.mark.parametrize("url", ["postgres"], indirect=True)
-async def test_tables_whose_encryption_was_interrupted_are_written_anew(url: str) -> None:
+@BOTH
+def test_a_key_is_changed_when_the_file_is_opened(fill: Act, check: Act, path: Path) -> None:
+    old, new = new_key(), new_key()
+    fill(path, Keyring(old))
+    check(path, Keyring([new, old]))
+    check(path, Keyring(new))
+    with pytest.raises(EncryptionMismatch, match="it needs the key"):
+        check(path, Keyring(old))
+
+
+@BOTH
+def test_no_key_and_a_wrong_key_are_refused(fill: Act, check: Act, path: Path) -> None:
     ring = Keyring(new_key())
-    await fill(url, ring)
+    fill(path, ring)
+    with pytest.raises(EncryptionMismatch, match="is encrypted, and there is no key"):
+        check(path, None)
+    with pytest.raises(EncryptionMismatch, match=f"with a key that is not there .*{ring.key_ids[0]}"):
+        check(path, Keyring(new_key()))
+    check(path, ring)
 
-    def file_of_tasks() -> Any:
-        with psycopg.connect(url) as connection:
-            return connection.execute("SELECT pg_relation_filenode('mcp_tasks_tasks')").fetchone()
 
-    before = file_of_tasks()
-    await encrypt_store(url, ring, watch=0.1)
-    assert file_of_tasks() == before
-    with psycopg.connect(url) as connection:
-        begun = Codec(ring).encode_note(NAMESPACE, NAME, BEGUN)
-        connection.execute("UPDATE mcp_tasks_notes SET value = %s WHERE name = %s", (begun, NAME))
-    await encrypt_store(url, ring, watch=0.1)
-    assert file_of_tasks() != before
-    await check(url, ring)
+def test_a_client_gives_its_cipher_to_the_ledger_that_a_path_names(path: Path) -> None:
+    ring = Keyring(new_key())
+    client = TasksClient(ledger=path, cipher=ring)
+    assert client.ledger is not None
+    client.ledger.close()
+    with pytest.raises(EncryptionMismatch):
+        TasksClient(ledger=path)
+    with pytest.raises(InvalidOption, match=r"Ledger\(path, cipher=...\)"):
+        TasksClient(cipher=ring)

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
+import sqlite3
 import stat
 import sys
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
 
 from mcp_tasks import files
 from mcp_tasks.client import Ledger
-from mcp_tasks.errors import UntrustedFile
-from mcp_tasks.files import check_still, make_folder, make_private_file, make_private_folder, open_private, read_secret
+from mcp_tasks.errors import StoreError, UntrustedFile
+from mcp_tasks.files import check_still, make_private_file, make_private_folder, open_private, read_secret
 from mcp_tasks.legacy.hosting_file import HostedFile
 from mcp_tasks.stores.sqlite import SqliteStore
 from mcp_tasks.stores.url import default_store
@@ -68,20 +70,17 @@ def test_what_we_make_is_private(use: Callable[[Path], None], path: Path) -> Non
 
 
 @USERS
-def test_what_others_can_read_is_made_private(use: Callable[[Path], None], path: Path) -> None:
+def test_what_others_can_read_is_made_private_and_what_they_can_write_is_refused(
+    use: Callable[[Path], None], path: Path
+) -> None:
     use(path)
     path.chmod(0o644)
     use(path)
     assert mode(path) == 0o600
-
-
-@USERS
-@pytest.mark.parametrize("bits", [0o620, 0o602, 0o666])
-def test_what_others_can_write_is_refused(use: Callable[[Path], None], bits: int, path: Path) -> None:
-    use(path)
-    path.chmod(bits)
-    with pytest.raises(UntrustedFile, match=f"others can write .*mode {bits:04o}.*chmod 600"):
-        use(path)
+    for bits in (0o620, 0o602, 0o666):
+        path.chmod(bits)
+        with pytest.raises(UntrustedFile, match=f"others can write .*mode {bits:04o}.*chmod 600"):
+            use(path)
     path.chmod(0o600)
     use(path)
 
@@ -102,37 +101,29 @@ def test_links_are_refused(use: Callable[[Path], None], path: Path) -> None:
     with pytest.raises(UntrustedFile, match="2 hard links"):
         use(path)
 
-
-@USERS
-def test_no_pipe_is_waited_for(use: Callable[[Path], None], path: Path) -> None:
-    make_folder(path.parent)
-    os.mkfifo(path, 0o600)
+    fifo = path.with_name("pipe.db")
+    os.mkfifo(fifo, 0o600)
     with pytest.raises(UntrustedFile, match="no regular file"):
-        use(path)
+        use(fifo)
 
 
 @as_root
 @USERS
-def test_a_file_of_somebody_else_is_refused(use: Callable[[Path], None], path: Path) -> None:
+def test_a_file_and_a_journal_of_somebody_else_are_refused(use: Callable[[Path], None], path: Path) -> None:
     use(path)
+    for suffix in ("-wal", "-journal", "-shm"):
+        planted = path.with_name(path.name + suffix)
+        planted.touch()
+        os.chown(planted, STRANGER, -1)
+        with pytest.raises(UntrustedFile, match=f"{suffix} belongs to"):
+            use(path)
+        planted.unlink()
+        planted.symlink_to(path)
+        with pytest.raises(UntrustedFile, match=f"{suffix} is a symbolic link"):
+            use(path)
+        planted.unlink()
     os.chown(path, STRANGER, -1)
     with pytest.raises(UntrustedFile, match=r"belongs to the user with the number 12345.*chown 0"):
-        use(path)
-
-
-@as_root
-@USERS
-@pytest.mark.parametrize("suffix", ["-wal", "-journal", "-shm"])
-def test_a_journal_that_somebody_planted_is_not_played(use: Callable[[Path], None], suffix: str, path: Path) -> None:
-    use(path)
-    planted = path.with_name(path.name + suffix)
-    planted.touch()
-    os.chown(planted, STRANGER, -1)
-    with pytest.raises(UntrustedFile, match=f"{suffix} belongs to"):
-        use(path)
-    planted.unlink()
-    planted.symlink_to(path)
-    with pytest.raises(UntrustedFile, match=f"{suffix} is a symbolic link"):
         use(path)
 
 
@@ -164,19 +155,6 @@ def test_what_is_opened_is_what_was_looked_at(path: Path, monkeypatch: pytest.Mo
     assert victim.read_bytes() == b"secret"
 
 
-def test_a_log_is_private_and_appended_to(path: Path) -> None:
-    for line in (b"one\n", b"two\n"):
-        descriptor = open_private(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        os.write(descriptor, line)
-        os.close(descriptor)
-        path.chmod(0o644)
-    os.close(open_private(path, os.O_RDONLY))
-    assert (path.read_bytes(), mode(path)) == (b"one\ntwo\n", 0o600)
-    path.chmod(0o646)
-    with pytest.raises(UntrustedFile, match="others can write"):
-        open_private(path, os.O_WRONLY | os.O_APPEND)
-
-
 def test_the_folder_of_the_default_path_is_ours_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     folder = tmp_path / "state" / "mcp-tasks"
@@ -199,11 +177,9 @@ def test_the_folder_of_the_default_path_is_ours_alone(tmp_path: Path, monkeypatc
 
 @as_root
 def test_a_folder_of_somebody_else_is_refused(tmp_path: Path) -> None:
-    folder = tmp_path / "mcp-tasks"
-    folder.mkdir()
-    os.chown(folder, STRANGER, -1)
+    os.chown(tmp_path, STRANGER, -1)
     with pytest.raises(UntrustedFile, match="belongs to"):
-        make_private_folder(folder)
+        make_private_folder(tmp_path)
 
 
 def test_a_secret_may_be_mounted_and_must_be_small(tmp_path: Path) -> None:
@@ -218,3 +194,24 @@ def test_a_secret_may_be_mounted_and_must_be_small(tmp_path: Path) -> None:
         read_secret(secret)
     with pytest.raises(UntrustedFile, match="no file"):
         read_secret(tmp_path)
+
+
+def test_a_ledger_that_somebody_wrote_into_is_read_or_refused_and_left_alone(tmp_path: Path) -> None:
+    chance = random.Random(3)
+    odd = [b"\xff\xfe", "x" * 1_000, "{", '{"a":' * 50, "9" * 5_000, b"", "NaN", 7, -1.5, "null", "[]"]
+    columns = ["task_id", "server", "tool", "started", "status", "message", "result", "error", "finished"]
+    for number in range(20):
+        path = tmp_path / f"{number}.db"
+        if number % 2:
+            with closing(Ledger(path, keep_results=True)) as ledger:
+                ledger.add("t", server="s", tool="x")
+            with closing(sqlite3.connect(path, isolation_level=None)) as db:
+                db.execute(f"UPDATE tasks SET {chance.choice(columns)} = ?", (chance.choice(odd),))
+        else:
+            path.write_bytes(chance.choice([b"", b"SQLite format 3\x00"]) + chance.randbytes(3_000))
+        before = path.read_bytes()
+        # Random bytes are no ledger.
+        refusing = suppress(StoreError) if number % 2 else pytest.raises(StoreError, match=str(path))
+        with refusing, closing(Ledger(path)) as ledger:
+            ledger.entries()
+        assert number % 2 or path.read_bytes() == before

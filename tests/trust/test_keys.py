@@ -3,86 +3,94 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from dataclasses import replace
+import signal
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import anyio
+import httpx2
 import pytest
+from mcp import Client
 
-from harness.http import initialize, serving
-from harness.rpc import EVERYTHING, INVALID_PARAMS, PATIENCE, Tasking
+from harness import stored
+from harness.http import HttpWire, http_client, initialize, serving
+from harness.rpc import EVERYTHING, INTERNAL_ERROR, INVALID_PARAMS, NOTHING, PATIENCE, TASKS, Reply, Tasking, text_of
+from harness.serving import ServerProcess
+from harness.waiting import eventually
 from mcp_tasks import Limits
+from mcp_tasks.client import Patience, TasksClient, call_tool, reconnecting_http
 from mcp_tasks.errors import StoreUnavailable
-from mcp_tasks.model import TaskRecord, TaskStatus
-from mcp_tasks.model.record import WriteId
+from mcp_tasks.model import TaskRecord, TaskRequest, TaskStatus
 from mcp_tasks.stores import MemoryStore
-from tests.trust.keyed import DOORS, KEY, LONG_KEY, TASK_DOORS, build, opened, told
+from mcp_tasks.stores.sqlite import SqliteStore
+from tests.client.connecting import text
+from tests.trust.keyed import DOORS, KEY, LONG_KEY, build, opened, told
 
 pytestmark = pytest.mark.anyio
 
+BOTH_ORDERS = ({"a": 1, "b": 2}, {"b": 2, "a": 1})
+
 
 @pytest.mark.parametrize("door", DOORS)
-async def test_the_same_call_under_the_same_key_comes_to_the_same_task(door: str) -> None:
+async def test_a_call_made_again_under_its_key_comes_to_the_same_task_and_another_is_refused(door: str) -> None:
+    key = "a-key-that-nobody-may-see"
     async with opened(door) as (scene, caller):
-        first = told(await caller.call("pay", LONG_KEY, amount=7))
-        again = [told(await caller.call("pay", LONG_KEY, amount=7)) for _ in range(3)]
-        assert again == [first] * 3
+        replies = await asyncio.gather(*(caller.call("pay", key, amount=7) for _ in range(8)))
+        [first] = {told(reply) for reply in replies}
         await scene.until_idle()
+        assert told(await caller.call("pay", key, amount=7)) == first
         assert scene.runs["pay"] == 1
-        other = await caller.call("pay", "o" * 22, amount=7)
+        for tool, amount in (("pay", 8), ("refund", 7)):
+            reply = await caller.call(tool, key, amount=amount)
+            assert (reply.code, reply.error["data"]) == (INVALID_PARAMS, {"reason": "key_taken"})
+        # The key is neither kept nor shown to the tool.
+        [task] = await scene.all_tasks()
+        request = await scene.store.request(task.id)
+        assert request is not None
+        assert KEY not in request.meta
+        assert key not in repr((task, request))
+        assert [KEY in meta for meta in scene.meta] == [False]
+        other = told(await caller.call("pay", "o" * 22, amount=7))
         await scene.until_idle()
         assert scene.runs["pay"] == 2
-        assert door.endswith("without tasks") or told(other) != first
+        assert door.endswith("without tasks") or other != first
+        # The order of arguments makes no other call.
+        turned = [await caller.call("pay", "m" * 22, amount=7, more=each) for each in BOTH_ORDERS]
+        assert told(turned[0]) == told(turned[1])
+        if door == "short":
+            assert scene.tasks.short_way.answered["tools/call"] == 14
+            assert not scene.tasks.short_way.handed_over
 
 
 @pytest.mark.parametrize("door", DOORS)
-async def test_many_at_once_make_one_task(door: str) -> None:
+async def test_what_is_no_key_or_could_be_guessed_is_refused(door: str) -> None:
     async with opened(door) as (scene, caller):
-        replies = await asyncio.gather(*(caller.call("pay", LONG_KEY, amount=7) for _ in range(8)))
-        assert len({told(reply) for reply in replies}) == 1
-        await scene.until_idle()
-        assert scene.runs["pay"] == 1
-
-
-class WatchedStore(MemoryStore):
-    """Keeps the newest write id of each creation and change."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.ids: list[WriteId | None] = []
-
-    async def create(self, record: TaskRecord, *args: Any, **options: Any) -> TaskRecord:
-        self.ids.append(next(iter(record.writes), None))
-        return await super().create(record, *args, **options)
-
-    async def save(self, record: TaskRecord, **options: Any) -> TaskRecord:
-        self.ids.append(next(iter(record.writes), None))
-        return await super().save(record, **options)
-
-
-@pytest.mark.parametrize("tool", ["pay", "joined"])
-async def test_each_write_of_a_call_has_an_id_of_its_own(tool: str) -> None:
-    store = WatchedStore()
-    async with opened(TASK_DOORS[0], store=store) as (scene, caller):
-        told(await caller.send({"name": tool, "arguments": {"amount": 7}}, LONG_KEY))
-        scene.gate.set()
-        await scene.until_idle()
-    assert None not in store.ids
-    assert len(set(store.ids)) == len(store.ids) > 1
-
-
-@pytest.mark.parametrize("door", DOORS)
-async def test_another_call_under_the_key_is_refused(door: str) -> None:
-    async with opened(door) as (scene, caller):
-        await caller.call("pay", LONG_KEY, amount=7)
-        for tool, amount in (("pay", 8), ("refund", 7)):
-            reply = await caller.call(tool, LONG_KEY, amount=amount)
+        for key in (7, "", "k" * 256, ["k" * 30], True, {"key": "k" * 30}):
+            reply = await caller.call("pay", key, user="ada", amount=7)
             assert reply.code == INVALID_PARAMS
-            assert reply.error["data"] == {"reason": "key_taken"}
+            assert "must be a string of 1 to 255 characters" in reply.error["message"]
+        reply = await caller.call("pay", "k" * 21, amount=7)
+        assert (reply.code, reply.error["data"]) == (INVALID_PARAMS, {"reason": "key_too_short"})
+        assert "at least 22 characters" in reply.error["message"]
+        assert not await scene.all_tasks()
+        # Who has a name guesses only among its own.
+        told(await caller.call("pay", "1", user="ada", amount=7))
+        assert len(await scene.all_tasks()) == 1
+
+
+@pytest.mark.parametrize("door", DOORS)
+async def test_each_owner_has_keys_of_its_own_and_so_has_the_servers_own_code(door: str) -> None:
+    async with opened(door) as (scene, caller):
+        for user in ("ada", "bob", "ada", None):
+            told(await caller.call("pay", LONG_KEY, user=user, amount=7))
         await scene.until_idle()
-        assert scene.runs.total() == 1
+        assert sorted(str(task.owner) for task in await scene.all_tasks()) == ["None", "ada", "bob"]
+        own = [(await scene.tasks.start("pay", {"amount": 7}, key=LONG_KEY)).id for _ in range(2)]
+        assert own[0] == own[1]
+        assert len(await scene.all_tasks()) == 4
 
 
 @pytest.mark.parametrize("door", DOORS)
@@ -100,61 +108,6 @@ async def test_the_key_of_an_expired_task_is_spent_for_a_day(door: str) -> None:
         told(await caller.call("pay", LONG_KEY, amount=7))
         await scene.until_idle()
         assert scene.runs["pay"] == 2
-
-
-@pytest.mark.parametrize("door", DOORS)
-async def test_without_a_name_a_key_that_could_be_guessed_is_refused(door: str) -> None:
-    async with opened(door) as (scene, caller):
-        reply = await caller.call("pay", "k" * 21, amount=7)
-        assert reply.code == INVALID_PARAMS
-        assert reply.error["data"] == {"reason": "key_too_short"}
-        assert "at least 22 characters" in reply.error["message"]
-        assert not await scene.all_tasks()
-        told(await caller.call("pay", "1", user="ada", amount=7))
-        assert len(await scene.all_tasks()) == 1
-
-
-@pytest.mark.parametrize("door", DOORS)
-async def test_each_owner_has_keys_of_its_own(door: str) -> None:
-    async with opened(door) as (scene, caller):
-        for user in ("ada", "bob", "ada", None):
-            told(await caller.call("pay", LONG_KEY, user=user, amount=7))
-        await scene.until_idle()
-        assert sorted(str(task.owner) for task in await scene.all_tasks()) == ["None", "ada", "bob"]
-
-
-@pytest.mark.parametrize("door", DOORS)
-async def test_what_is_no_key_is_refused_and_says_what_it_must_be(door: str) -> None:
-    async with opened(door) as (scene, caller):
-        for key in (7, "", "k" * 256, ["k" * 30], True, {"key": "k" * 30}):
-            reply = await caller.call("pay", key, user="ada", amount=7)
-            assert reply.code == INVALID_PARAMS
-            assert "must be a string of 1 to 255 characters" in reply.error["message"]
-        assert not await scene.all_tasks()
-
-
-@pytest.mark.parametrize("door", DOORS)
-async def test_the_key_is_neither_kept_nor_shown_to_the_tool(door: str) -> None:
-    key = "a-key-that-nobody-may-see"
-    async with opened(door) as (scene, caller):
-        told(await caller.call("pay", key, amount=7))
-        await scene.until_idle()
-        [task] = await scene.all_tasks()
-        request = await scene.store.request(task.id)
-        assert request is not None
-        assert KEY not in request.meta
-        assert key not in repr((task, request))
-        assert all(KEY not in meta for meta in scene.meta)
-        assert len(scene.meta) == 1
-
-
-async def test_calls_under_keys_stay_on_the_short_way() -> None:
-    async with opened("short") as (scene, caller):
-        for _ in range(3):
-            await caller.call("pay", LONG_KEY, amount=7)
-        assert scene.tasks.short_way.answered["tools/call"] == 3
-        await caller.call("pay", LONG_KEY, amount=8)
-        assert not scene.tasks.short_way.handed_over
 
 
 @pytest.mark.parametrize("door", ["short", "sdk"])
@@ -233,9 +186,11 @@ async def test_a_call_that_joins_and_is_refused_leaves_its_key_free() -> None:
         assert [task.id for task in await scene.all_tasks() if not task.is_final] == [first]
         scene.gate.set()
         await scene.until_idle()
-        with anyio.fail_after(PATIENCE):
-            while "error" in (await caller.send(params, "o" * 22)).message:  # noqa: ASYNC110
-                await anyio.sleep(0.02)
+
+        async def taken() -> bool:
+            return "result" in (await caller.send(params, "o" * 22)).message
+
+        await eventually(taken)
         await scene.until_idle()
         assert scene.runs["joined"] == 2
 
@@ -295,15 +250,6 @@ async def test_a_plain_call_takes_no_notice_of_its_key_but_is_not_made_again(doo
             assert scene.runs["plain"] == 1
 
 
-@pytest.mark.parametrize("door", TASK_DOORS)
-async def test_keys_of_clients_never_meet_those_of_the_servers_own_code(door: str) -> None:
-    async with opened(door) as (scene, caller):
-        own = await scene.tasks.start("pay", {"amount": 7}, key=LONG_KEY)
-        assert told(await caller.call("pay", LONG_KEY, amount=7)) != own.id
-        again = await scene.tasks.start("pay", {"amount": 7}, key=LONG_KEY)
-        assert again.id == own.id
-
-
 async def test_the_server_says_that_it_honours_keys() -> None:
     async with serving(build().server) as wire:
         discovered = (await Tasking(wire, EVERYTHING).ask("server/discover")).result
@@ -315,8 +261,102 @@ async def test_the_server_says_that_it_honours_keys() -> None:
             assert introduced["capabilities"]["experimental"]["mcp-tasks/idempotencyKeys"] == {}
 
 
-async def test_the_order_of_arguments_makes_no_other_call() -> None:
-    async with opened("short") as (_, caller):
-        params: dict[str, Any] = json.loads('{"name": "pay", "arguments": {"amount": 7, "more": {"a": 1, "b": 2}}}')
-        turned: dict[str, Any] = json.loads('{"name": "pay", "arguments": {"more": {"b": 2, "a": 1}, "amount": 7}}')
-        assert told(await caller.send(params, LONG_KEY)) == told(await caller.send(turned, LONG_KEY))
+class AwayStore(MemoryStore):
+    """A store that keeps no new task, or keeps it and does not say so."""
+
+    keeps = False
+
+    async def create(self, record: TaskRecord, request: TaskRequest, **options: Any) -> TaskRecord:
+        if self.keeps:
+            await super().create(record, request, **options)
+        raise StoreUnavailable("secret-host:5432", may_have_happened=self.keeps)
+
+
+@pytest.mark.parametrize("keeps", [True, False], ids=["kept", "not kept"])
+@pytest.mark.parametrize("door", DOORS)
+async def test_every_caller_is_told_whether_the_call_may_have_been_made(door: str, keeps: bool) -> None:
+    store = AwayStore()
+    store.keeps = keeps
+    async with opened(door, store=store) as (_, way):
+        error = (await way.call("pay", amount=7)).error
+    assert error["code"] == INTERNAL_ERROR
+    assert error["data"] == {"reason": "may_have_happened" if keeps else "unavailable"}
+    assert ("may have been carried out" in error["message"]) is keeps
+    assert "secret" not in error["message"]
+
+
+# A server that is killed between making a task and answering the call
+
+
+@dataclass
+class Paying:
+    """The server process, and the folder that its tools write to."""
+
+    server: ServerProcess
+    folder: Path
+
+    @property
+    def runs(self) -> list[str]:
+        runs = self.folder / "runs"
+        return runs.read_text().split() if runs.exists() else []
+
+
+@pytest.fixture
+async def mortal(tmp_path: Path) -> AsyncGenerator[Paying]:
+    """A server that dies when told to, and is started again on the same port and store."""
+    async with ServerProcess("tests.trust.paying", tmp_path, "{port}") as server:
+        yield Paying(server, tmp_path)
+
+
+async def killed(mortal: Paying) -> None:
+    assert await asyncio.to_thread(mortal.server.process.wait, PATIENCE) == -signal.SIGKILL
+
+
+async def only_task(mortal: Paying) -> bool:
+    async with stored.opened(SqliteStore(mortal.folder / "tasks.db")) as store:
+        return len(await stored.all_tasks(store, "paying")) == 1
+
+
+async def call(mortal: Paying, door: str) -> Reply:
+    """Call the tool once, as a client of the door does."""
+    async with http_client() as client:
+        wire, params = HttpWire(mortal.server.url, client), {"name": "look_up", "arguments": {"amount": 7}}
+        if door == "older tasks":
+            session, _ = await initialize(wire, {})
+            return await session.ask("tools/call", {**params, "_meta": {KEY: LONG_KEY}, "task": {}})
+        capabilities = TASKS if door == "tasks" else NOTHING
+        return await Tasking(wire, capabilities).ask("tools/call", params, meta={KEY: LONG_KEY})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("door", ["tasks", "older tasks", "without tasks"])
+async def test_a_call_made_again_after_the_crash_comes_to_the_task_of_the_first(mortal: Paying, door: str) -> None:
+    (mortal.folder / "die").touch()
+    with pytest.raises(httpx2.TransportError):
+        await call(mortal, door)
+    await killed(mortal)
+    await mortal.server.started()
+    first = told(await call(mortal, door))
+    assert told(await call(mortal, door)) == first
+    assert await only_task(mortal)
+    if door == "tasks":
+        async with http_client() as client:
+            ended = await Tasking(HttpWire(mortal.server.url, client)).until(first, "completed")
+        assert text_of(ended["result"]) == "looked up 7"
+        assert mortal.runs == ["look_up"]
+
+
+@pytest.mark.slow
+async def test_our_client_does_so_by_itself(mortal: Paying) -> None:
+    patience = Patience(first_pause=timedelta(seconds=0.2), max_pause=timedelta(seconds=2))
+    extensions = [TasksClient(patience=patience)]
+    async with Client(reconnecting_http(mortal.server.url), extensions=extensions) as client:
+        await client.list_tools()
+        (mortal.folder / "die").touch()
+        with anyio.fail_after(PATIENCE):
+            calling = asyncio.create_task(call_tool(client, "look_up", {"amount": 7}))
+            await killed(mortal)
+            mortal.server.launch()
+            assert text(await calling) == "looked up 7"
+    assert mortal.runs == ["look_up"]
+    assert await only_task(mortal)

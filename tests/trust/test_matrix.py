@@ -6,33 +6,26 @@ that never was; and by somebody who has no name. Whole answers are compared, wit
 
 from __future__ import annotations
 
-import asyncio
 import json
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from typing import Any, Final
 
 import pytest
-from mcp.client import Client
-from mcp_types import SubscriptionsAcknowledgedNotification
 
-from harness.http import HttpWire
-from harness.official import ClaimsTasks, ClientWire
+from harness.http import HttpWire, modern_headers
 from harness.older import OlderClient, http_session, pipe_session
 from harness.rpc import (
     EVERYTHING,
     INVALID_PARAMS,
     INVALID_REQUEST,
-    MODERN,
     NOTHING,
-    PATIENCE,
     accept,
     loads,
     request,
 )
 from harness.stdio import StdioWire, stdio_process
-from tests.trust.guarded import blanked, build, by_header, guarded, new_tasks, planted
+from tests.trust.guarded import by_header, guarded, planted
 
 pytestmark = pytest.mark.anyio
 
@@ -46,9 +39,13 @@ COMPANIONS: Final[Mapping[str, Mapping[str, Any]]] = {
 }
 
 
-class Probe(ABC):
-    """One caller on one way to a server."""
+def blanked(message: Mapping[str, Any], task_id: str) -> str:
+    """An answer without its id, and without the id of the task."""
+    text = json.dumps({key: value for key, value in message.items() if key != "id"}, sort_keys=True)
+    return text.replace(task_id, "ID")
 
+
+class Probe(ABC):
     async def about(self, task_id: str) -> dict[str, str]:
         """What every method says of a task, blanked; those that end it come last."""
         return {method: blanked(said, task_id) for method, said in (await self.all(task_id)).items()}
@@ -79,9 +76,7 @@ class Modern(Probe):
         return said
 
     @abstractmethod
-    async def ask(
-        self, method: str, params: Mapping[str, Any], *, capabilities: Mapping[str, Any] = EVERYTHING
-    ) -> dict[str, Any]:
+    async def ask(self, method: str, params: Any, *, capabilities: Any = EVERYTHING) -> dict[str, Any]:
         """The answer to one request, with the status if it has one."""
 
     @abstractmethod
@@ -93,17 +88,15 @@ class OverHttp(Modern):
     def __init__(self, wire: HttpWire) -> None:
         self._wire = wire
 
-    async def ask(
-        self, method: str, params: Mapping[str, Any], *, capabilities: Mapping[str, Any] = EVERYTHING
-    ) -> dict[str, Any]:
+    async def ask(self, method: str, params: Any, *, capabilities: Any = EVERYTHING) -> dict[str, Any]:
         reply = await self._wire.send(request(method, params, capabilities=capabilities))
         return {"status": reply.status, **reply.message}
 
     async def listen(self, task_id: str) -> dict[str, Any]:
         message = request("subscriptions/listen", {"notifications": {"taskIds": [task_id]}}, capabilities=EVERYTHING)
-        kinds = [("content-type", "application/json"), ("accept", "application/json, text/event-stream")]
         token = [] if self._wire.token is None else [("authorization", f"Bearer {self._wire.token}")]
-        headers = [*kinds, *token, ("mcp-protocol-version", MODERN), ("mcp-method", "subscriptions/listen")]
+        headers = [("content-type", "application/json"), ("accept", "application/json, text/event-stream"), *token]
+        headers += modern_headers(message)
         content = json.dumps(message)
         async with self._wire.client.stream("POST", self._wire.url, content=content, headers=headers) as response:
             if not response.headers.get("content-type", "").startswith("text/event-stream"):
@@ -118,9 +111,7 @@ class OverStdio(Modern):
     def __init__(self, wire: StdioWire) -> None:
         self._wire = wire
 
-    async def ask(
-        self, method: str, params: Mapping[str, Any], *, capabilities: Mapping[str, Any] = EVERYTHING
-    ) -> dict[str, Any]:
+    async def ask(self, method: str, params: Any, *, capabilities: Any = EVERYTHING) -> dict[str, Any]:
         return (await self._wire.send(request(method, params, capabilities=capabilities))).message
 
     async def listen(self, task_id: str) -> dict[str, Any]:
@@ -134,31 +125,6 @@ class OverStdio(Modern):
         return _without_subscription(await self._wire.wait_for(is_first))
 
 
-class InMemory(Modern):
-    """The SDK's own client: one that declares tasks, and one that does not."""
-
-    def __init__(self, declaring: Client, plain: Client, acknowledged: asyncio.Queue[dict[str, Any]]) -> None:
-        self._declaring = ClientWire(declaring)
-        self._plain = ClientWire(plain)
-        self._acknowledged = acknowledged
-
-    async def ask(
-        self, method: str, params: Mapping[str, Any], *, capabilities: Mapping[str, Any] = EVERYTHING
-    ) -> dict[str, Any]:
-        wire = self._declaring if capabilities is EVERYTHING else self._plain
-        return (await wire.send(request(method, params, capabilities=capabilities))).message
-
-    async def listen(self, task_id: str) -> dict[str, Any]:
-        wanted = {"notifications": {"taskIds": [task_id]}}
-        listening = asyncio.create_task(self.ask("subscriptions/listen", wanted))
-        first = asyncio.create_task(self._acknowledged.get())
-        done, _ = await asyncio.wait([listening, first], timeout=PATIENCE, return_when=asyncio.FIRST_COMPLETED)
-        for each in (listening, first):
-            each.cancel()
-        await asyncio.wait([listening, first])
-        return done.pop().result()
-
-
 def _without_subscription(message: dict[str, Any]) -> dict[str, Any]:
     # Its id is that of the request.
     message.get("params", {}).pop("_meta", None)
@@ -166,8 +132,6 @@ def _without_subscription(message: dict[str, Any]) -> dict[str, Any]:
 
 
 class Older(Probe):
-    """A caller of 2025-11-25 with a session."""
-
     def __init__(self, client: OlderClient) -> None:
         self._client = client
 
@@ -293,32 +257,6 @@ async def test_over_pipes_where_an_owner_is_required_everywhere() -> None:
     async with stdio_process("--required", module="tests.trust.guarded") as wire:
         nobody = OverStdio(wire)
         await nobody_is_let_in(nobody, await _planted_by_tool(nobody, "bob"))
-
-
-@pytest.mark.requirement("security/every-request-is-checked")
-@pytest.mark.parametrize("auth", [False, True], ids=["open", "authenticated elsewhere"])
-async def test_in_memory(auth: bool) -> None:
-    tasks = new_tasks()
-    async with _in_memory(build(tasks, auth=auth)) as me:
-        ids = await planted(tasks, "bob")
-        await nothing_is_told(me, ids, gone=ids["gone"])
-        mine = {"small": await _created(me, "echo"), "hold": await _created(me, "hold")}
-        await own_are_there(me, mine)
-
-
-@asynccontextmanager
-async def _in_memory(server: Any) -> AsyncGenerator[InMemory]:
-    acknowledged: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
-
-    async def take(message: Any) -> None:
-        if isinstance(message, SubscriptionsAcknowledgedNotification):
-            acknowledged.put_nowait({"notifications": message.params.notifications.model_dump(by_alias=True)})
-
-    async with (
-        Client(server, extensions=[ClaimsTasks()], mode=MODERN, message_handler=take) as declaring,
-        Client(server, mode=MODERN) as plain,
-    ):
-        yield InMemory(declaring, plain, acknowledged)
 
 
 async def _created(probe: Modern, tool: str) -> str:

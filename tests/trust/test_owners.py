@@ -1,30 +1,38 @@
-"""Whose a task is: who is refused where everybody needs a name, what code in the process has to say, and what a rule of
-the author's own can go by."""
+"""Whose a task or a session is: who is refused where everybody needs a name, what code in the process has to say, and
+what a rule of the author's own can go by."""
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+import anyio
+import httpx2
 import pytest
 
 from harness.auth import ISSUER
-from harness.http import HttpWire
+from harness.http import HttpWire, initialize, serving
+from harness.older import HttpClient, http_session
 from harness.rpc import (
     EVERYTHING,
     INTERNAL_ERROR,
     INVALID_PARAMS,
     INVALID_REQUEST,
     NOTHING,
+    PATIENCE,
     Tasking,
+    hello,
+    legacy_request,
     request,
 )
-from mcp_tasks import Tasks
+from harness.waiting import eventually
+from mcp_tasks import Limits, Tasks
 from mcp_tasks.errors import OwnerRequired, UnknownTask, UsageError
-from mcp_tasks.protocol.owners import RULE_FAILED
-from mcp_tasks.server import Caller, Identity, LocalTask
+from mcp_tasks.protocol.owners import MOST_NAMED, RULE_FAILED
+from mcp_tasks.protocol.shapes import LIMIT_EXCEEDED
+from mcp_tasks.server import Caller, LocalTask
 from tests.trust.guarded import build, by_header, guarded, new_tasks, planted
 
 pytestmark = pytest.mark.anyio
@@ -68,69 +76,54 @@ async def test_a_request_without_an_owner_makes_no_task(short_way: bool, capabil
         assert (await wire.send(request("tools/list", capabilities=capabilities))).result["tools"]
 
 
-async def test_an_empty_name_is_none_where_one_is_required() -> None:
-    async with guarded(auth=False, principal=empty, require_owner=True) as (wire, tasks):
-        reply = await wire.send(request("tools/call", {"name": "echo", "arguments": {}}, capabilities=EVERYTHING))
-        assert reply.code == INVALID_REQUEST
-        with pytest.raises(OwnerRequired):
-            await tasks.start("echo", owner="")
-
-
 def by_tenant(caller: Caller) -> str:
-    """A rule that fails for most."""
     assert caller.identity is not None
     return str(caller.identity.claims["no such claim"])
 
 
-@pytest.mark.parametrize("method", ["tools/call", "tasks/get", "subscriptions/listen", "companion"])
 @pytest.mark.parametrize("short_way", [True, False])
 async def test_a_rule_that_raises_refuses_the_request_and_is_one_line_in_the_log(
-    short_way: bool, method: str, caplog: pytest.LogCaptureFixture
+    short_way: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    told: dict[str, tuple[str, dict[str, Any]]] = {
-        "tools/call": ("tools/call", {"name": "echo", "arguments": {}}),
-        "tasks/get": ("tasks/get", {"taskId": UNKNOWN}),
-        "subscriptions/listen": ("subscriptions/listen", {"notifications": {"taskIds": [UNKNOWN]}}),
-        "companion": ("tools/call", {"name": "task_status", "arguments": {"task_id": UNKNOWN}}),
-    }
-    name, params = told[method]
-    capabilities = NOTHING if method == "companion" else EVERYTHING
+    requests: list[tuple[str, dict[str, Any], Any]] = [
+        ("tools/call", {"name": "echo", "arguments": {}}, EVERYTHING),
+        ("tasks/get", {"taskId": UNKNOWN}, EVERYTHING),
+        ("subscriptions/listen", {"notifications": {"taskIds": [UNKNOWN]}}, EVERYTHING),
+        ("tools/call", {"name": "task_status", "arguments": {"task_id": UNKNOWN}}, NOTHING),
+    ]
     async with guarded(principal=by_tenant, short_way=short_way) as (wire, tasks):
-        reply = await wire.as_user("ada").send(request(name, params, capabilities=capabilities))
-        assert (reply.status, reply.code) == (200, INTERNAL_ERROR)
-        assert reply.error["message"] == RULE_FAILED
+        for name, params, capabilities in requests:
+            caplog.clear()
+            reply = await wire.as_user("ada").send(request(name, params, capabilities=capabilities))
+            assert (reply.status, reply.code, reply.error["message"]) == (200, INTERNAL_ERROR, RULE_FAILED)
+            told = [each for each in caplog.records if each.name[:9] == "mcp_tasks" and each.levelno >= logging.ERROR]
+            assert [("KeyError" in each.getMessage(), each.exc_info) for each in told] == [(True, None)]
+            assert "by_tenant" in told[0].getMessage()
         assert await everything(tasks) == []
-        assert (await wire.as_user("ada").send(request("tools/list", capabilities=capabilities))).result["tools"]
-    [line] = [each for each in caplog.records if each.name.startswith("mcp_tasks") and each.levelno >= logging.ERROR]
-    assert "KeyError" in line.getMessage()
-    assert "by_tenant" in line.getMessage()
-    assert line.exc_info is None
+        assert (await wire.as_user("ada").send(request("tools/list", capabilities=EVERYTHING))).result["tools"]
 
 
-async def test_an_empty_name_is_none_where_none_is_required() -> None:
-    async with guarded(auth=False, principal=empty) as (wire, tasks):
-        assert await owner_of(tasks, await Tasking(wire, EVERYTHING).create("echo")) is None
+@pytest.mark.parametrize(
+    ("options", "owner"),
+    [
+        ({}, f'["app","{ISSUER}","ada"]'),
+        ({"auth": False}, None),
+        ({"auth": False, "principal": empty}, None),
+        ({"principal": nobody, "require_owner": False}, None),
+    ],
+    ids=["tokens", "open", "an empty name", "no name"],
+)
+async def test_a_task_belongs_to_client_issuer_and_subject_or_to_nobody(
+    options: dict[str, Any], owner: str | None
+) -> None:
+    async with guarded(**options) as (wire, tasks):
+        assert await owner_of(tasks, await user(wire, "ada@app").create("echo")) == owner
 
 
 async def test_a_server_that_requires_authentication_requires_an_owner_unless_it_says_otherwise() -> None:
     async with guarded(principal=nobody) as (wire, _):
         reply = await wire.as_user("ada").send(request("tasks/get", {"taskId": UNKNOWN}, capabilities=EVERYTHING))
         assert reply.code == INVALID_REQUEST
-    async with guarded(principal=nobody, require_owner=False) as (wire, tasks):
-        task_id = await user(wire, "ada").create("echo")
-        assert await owner_of(tasks, task_id) is None
-
-
-async def test_a_server_without_authentication_requires_none() -> None:
-    async with guarded(auth=False) as (wire, tasks):
-        assert await owner_of(tasks, await Tasking(wire, EVERYTHING).create("echo")) is None
-        assert await owner_of(tasks, (await tasks.start("echo")).id) is None
-
-
-async def test_the_usual_owner_is_client_issuer_and_subject() -> None:
-    async with guarded() as (wire, tasks):
-        task_id = await user(wire, "ada@app").create("echo")
-        assert await owner_of(tasks, task_id) == f'["app","{ISSUER}","ada"]'
 
 
 # Code in the process
@@ -150,23 +143,23 @@ async def test_code_in_the_process_names_an_owner() -> None:
             tasks.handle(started.id, owner="ada", everybody=True)
 
 
-LOOKS: dict[str, Callable[[LocalTask[Any]], Awaitable[object]]] = {
-    "fetch": lambda task: task.fetch(),
-    "wait": lambda task: task.wait(5),
-    "until_asked": lambda task: task.until_asked(5),
-    "send_input": lambda task: task.send_input("decline"),
-    "cancel": lambda task: task.cancel(),
-}
+LOOKS: list[Callable[[LocalTask[Any]], Awaitable[object]]] = [
+    lambda task: task.fetch(),
+    lambda task: task.wait(5),
+    lambda task: task.until_asked(5),
+    lambda task: task.send_input("decline"),
+    lambda task: task.cancel(),
+]
 
 
-@pytest.mark.parametrize("look", LOOKS)
-async def test_another_owners_task_is_not_there_for_code_that_says_whose_it_wants(look: str) -> None:
+async def test_another_owners_task_is_not_there_for_code_that_says_whose_it_wants() -> None:
     async with guarded() as (_, tasks):
         ids = await planted(tasks, "ada")
-        for task_id in (*ids.values(), UNKNOWN):
-            with pytest.raises(UnknownTask) as raised:
-                await LOOKS[look](tasks.handle(task_id, owner="bob"))
-            assert str(raised.value).replace(task_id, UNKNOWN) == str(UnknownTask(UNKNOWN))
+        for look in LOOKS:
+            for task_id in (*ids.values(), UNKNOWN):
+                with pytest.raises(UnknownTask) as raised:
+                    await look(tasks.handle(task_id, owner="bob"))
+                assert str(raised.value).replace(task_id, UNKNOWN) == str(UnknownTask(UNKNOWN))
         assert (await tasks.handle(ids["hold"], owner="ada").fetch()).status == "working"
 
 
@@ -190,18 +183,18 @@ async def test_a_child_has_the_owner_of_its_parent() -> None:
 
     @server.tool()
     @tasks.task()
-    async def family(foreign: str | None = None) -> str:
+    async def parents(foreign: str | None = None) -> str:
         children.append((await tasks.start("echo")).id)
         # A stranger's task, or its children, are not shown for having been named.
         page = await tasks.list(parent=foreign) if foreign is not None else None
         return "" if page is None else str([task.id for task in page.tasks])
 
     async with tasks.running(server):
-        parent = await tasks.start("family", owner="ada")
+        parent = await tasks.start("parents", owner="ada")
         await parent.wait(30)
         assert await owner_of(tasks, children[0]) == "ada"
         assert [task.id for task in (await tasks.list(parent=parent.id)).tasks] == children[:1]
-        looked = await (await tasks.start("family", {"foreign": parent.id}, owner="bob")).wait(30)
+        looked = await (await tasks.start("parents", {"foreign": parent.id}, owner="bob")).wait(30)
         assert children[0] not in str(looked)
 
 
@@ -222,52 +215,115 @@ async def test_one_person_who_uses_two_hosts() -> None:
         assert json.loads(str(await owner_of(tasks, task_id))) == [ISSUER, "ada"]
 
 
-async def test_a_rule_sees_what_the_token_says() -> None:
-    seen: list[Caller] = []
-
-    def tenant(caller: Caller) -> str | None:
-        seen.append(caller)
-        return caller.identity and str(caller.identity.claims["tenant"])
-
-    async with guarded(principal=tenant) as (wire, _):
-        task_id = await user(wire, "ada!4102444800").create("echo")
-        assert (await user(wire, "ann").get(task_id))["taskId"] == task_id
-    identity = seen[0].identity
-    assert identity == Identity(
-        client_id="app",
-        issuer=ISSUER,
-        subject="ada",
-        scopes=("tasks",),
-        claims={"iss": ISSUER, "tenant": "a"},
-        expires_at=4102444800,
-    )
-
-
-async def test_a_token_without_a_subject_is_warned_about_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_tokens_without_a_subject_are_warned_about_once_each_and_not_without_end(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     caplog.set_level(logging.WARNING, "mcp_tasks.protocol.owners")
     async with guarded() as (wire, _):
-        machine = user(wire, "machine@batch")
-        task_id = await machine.create("echo")
-        assert (await machine.get(task_id))["taskId"] == task_id
         await user(wire, "ada").create("echo")
-    [line] = [record.getMessage() for record in caplog.records if record.name == "mcp_tasks.protocol.owners"]
-    assert "'batch'" in line
-    assert "subject" in line
-    assert "principal=" in line
+        for number in range(MOST_NAMED + 20):
+            for _ in range(2):
+                await user(wire, f"machine@batch{number}").ask("tasks/get", {"taskId": UNKNOWN})
+    told = [record.getMessage() for record in caplog.records if record.name == "mcp_tasks.protocol.owners"]
+    assert len(told) == MOST_NAMED
+    assert all(word in told[0] for word in ("'batch0'", "subject", "principal="))
 
 
-async def test_a_refused_child_fails_its_tool_and_is_not_there() -> None:
-    tasks = new_tasks()
-    server = build(tasks, auth=True)
+# Sessions of an older version
 
-    @server.tool()
-    @tasks.task()
-    async def orphan() -> str:
-        await tasks.start("echo", owner=None)
-        return "started"
+UNKNOWN_SESSION = "0123456789abcdef0123456789abcdef"
 
-    async with tasks.running(server):
-        parent = await tasks.start("orphan", owner="ada")
-        result = await parent.wait(30)
-        assert result.is_error
-        assert [task.id for task in await everything(tasks)] == [parent.id]
+BY_HEADER: Mapping[str, Any] = {"auth": False, "principal": by_header, "require_owner": True}
+
+
+def told(response: httpx2.Response) -> tuple[int, dict[str, str], bytes]:
+    headers = {name: value for name, value in response.headers.items() if name != "date"}
+    return response.status_code, headers, response.content
+
+
+async def answer_to(wire: HttpWire, method: str, session_id: str, token: str) -> httpx2.Response:
+    """The answer to a request for a session, which must be whole at once."""
+    headers = {
+        "authorization": f"Bearer {token}",
+        "mcp-session-id": session_id,
+        "mcp-protocol-version": "2025-11-25",
+        "accept": "application/json, text/event-stream",
+        "content-type": "application/json",
+    }
+    content = json.dumps(legacy_request("tasks/list", {})) if method == "POST" else None
+    with anyio.fail_after(PATIENCE):
+        return await wire.client.request(method, wire.url, headers=headers, content=content)
+
+
+@pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
+async def test_a_session_of_another_owner_is_not_there(method: str) -> None:
+    async with guarded(**BY_HEADER) as (wire, _), http_session(wire.as_user("ada")) as ada:
+        assert ada.session_id is not None
+        task_id = await ada.start("ask")
+        foreign = await answer_to(wire, method, ada.session_id, "eve")
+        assert foreign.status_code == 404
+        assert told(foreign) == told(await answer_to(wire, method, UNKNOWN_SESSION, "eve"))
+        # And goes on as if nothing had been asked.
+        async with ada.listening():
+            assert (await ada.question(task_id)).params["message"] == "Who?"
+        assert (await answer_to(wire, "DELETE", ada.session_id, "ada")).status_code == 200
+        assert (await answer_to(wire, "GET", ada.session_id, "ada")).status_code == 404
+
+
+async def test_another_owner_cannot_answer_a_question_of_a_session() -> None:
+    async with guarded(**BY_HEADER) as (wire, _), http_session(wire.as_user("ada")) as ada, ada.listening():
+        task_id = await ada.start("ask")
+        question = await ada.question(task_id)
+        eve = HttpClient(wire.as_user("eve"))
+        eve.session_id, eve.version = ada.session_id, ada.version
+        answer = {"action": "accept", "content": {"name": "Eve"}}
+        with pytest.raises(AssertionError, match="Session not found"):
+            await eve.answer(question, answer)
+        assert (await ada.get(task_id))["status"] == "input_required"
+        await ada.answer(question, {"action": "accept", "content": {"name": "Ada"}})
+        assert "Ada" in json.dumps((await ada.result(task_id)).result)
+
+
+async def test_sessions_without_a_name_and_of_versions_before_tasks_are_kept_apart_as_well() -> None:
+    async with guarded(auth=False, principal=by_header) as (wire, _), http_session(wire) as nobody:
+        assert nobody.session_id is not None
+        assert (await answer_to(wire, "POST", nobody.session_id, "ada")).status_code == 404
+        assert (await nobody.get(await nobody.start("hold")))["status"] == "working"
+        session, _ = await initialize(wire.as_user("ada"), {}, "2025-06-18")
+        session_id = dict(session.headers)["mcp-session-id"]
+        assert (await answer_to(wire, "GET", session_id, "eve")).status_code == 404
+        assert (await session.ask("tools/list")).result["tools"]
+
+
+async def test_an_owner_has_only_so_many_sessions() -> None:
+    limits = Limits(owner_sessions=2)
+    async with guarded(**BY_HEADER, limits=limits) as (wire, _):
+        ada = wire.as_user("ada")
+        first, _ = await initialize(ada, {})
+        await initialize(ada, {})
+        opening = json.dumps(legacy_request("initialize", hello({})))
+        refused = await ada.raw_post(opening, [])
+        assert refused.status_code == 429
+        error = refused.json()["error"]
+        assert (error["code"], error["data"]["limit"]) == (LIMIT_EXCEEDED, "owner_sessions")
+        assert error["data"]["retryAfterMs"] > 0
+        # Others have their own, and one that has ended makes room.
+        await initialize(wire.as_user("eve"), {})
+        session_id = dict(first.headers)["mcp-session-id"]
+        assert (await answer_to(wire, "DELETE", session_id, "ada")).status_code == 200
+        await initialize(ada, {})
+
+
+async def test_what_opens_no_session_and_one_that_the_sdk_has_ended_take_no_place() -> None:
+    server = build(new_tasks(principal=by_header, limits=Limits(owner_sessions=1)))
+    async with serving(server) as wire:
+        server.session_manager.session_idle_timeout = 0.1
+        ada = wire.as_user("ada")
+        for _ in range(3):
+            assert (await ada.raw_post("{", [])).status_code == 400
+        await initialize(ada, {})
+
+        async def opened() -> bool:
+            return (await ada.raw_post(json.dumps(legacy_request("initialize", hello({}))), [])).status_code == 200
+
+        await eventually(opened)

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
 import yaml
 
 from harness.auth import owner_of
-from harness.http import serving
-from harness.rpc import EVERYTHING, PATIENCE, Tasking, accept
+from harness.http import HttpWire, http_client, serving
+from harness.processes import environment, python, running
+from harness.rpc import EVERYTHING, Tasking, accept
 from harness.server import QUICK, Desk, build
+from harness.serving import ServerProcess
+from harness.waiting import eventually
 from mcp_tasks import Tasks
-from mcp_tasks.errors import StoreUnavailable
+from mcp_tasks.errors import StoreUnavailable, short_id
 from mcp_tasks.runtime.observers import Refusal, TaskAccess
 from mcp_tasks.stores.memory import MemoryStore
 from mcp_tasks.telemetry.audit import AuditLog
@@ -43,12 +47,14 @@ ROOT = Path(__file__).parents[2]
 
 async def _until(wire: Any, **wanted: float) -> dict[str, float]:
     """The page of metrics once these are at least so large: observers are told a moment later."""
-    with anyio.fail_after(PATIENCE):
-        while True:
-            found = await scrape(wire)
-            if all(found.get(name, 0) >= value for name, value in wanted.items()):
-                return found
-            await anyio.sleep(0.02)
+
+    async def look() -> dict[str, float] | None:
+        found = await scrape(wire)
+        return found if all(found.get(name, 0) >= value for name, value in wanted.items()) else None
+
+    found = await eventually(look)
+    assert found is not None
+    return found
 
 
 @pytest.mark.requirement("older/monitoring")
@@ -62,7 +68,7 @@ async def test_the_page_counts_what_happened(short_way: bool) -> None:
         await alice.until(asking, "input_required")
         await alice.update(asking, **{"elicitation-1": accept(name="Ada")})
         await alice.until(asking, "completed")
-        waiting = await alice.create("gated")
+        await alice.create("gated")
         await alice.cancel(await alice.create("gated"))
         await bob.ask("tasks/get", {"taskId": echo})
         found = await _until(
@@ -72,9 +78,13 @@ async def test_the_page_counts_what_happened(short_way: bool) -> None:
                 'mcp_tasks_ended_total{status="cancelled",tool="gated"}': 1,
             },
         )
-        assert waiting
+    # A counter that begins with its first event would look as if nothing had happened.
+    zeros = ('suspicious_total{pattern="failed_lookups"}', 'store_failures_total{verb="create"}')
+    for zero in (*zeros, 'runs_lost_total{tool="gated"}', 'limited_total{limit="owner_open_tasks"}'):
+        assert found[f"mcp_tasks_{zero}"] == 0
     assert found['mcp_tasks_created_total{tool="gated"}'] == 2
     assert found['mcp_tasks_ended_total{status="completed",tool="echo"}'] == 1
+    assert found['mcp_tasks_ended_total{status="tool_error",tool="echo"}'] == 0
     assert found['mcp_tasks_questions_total{tool="ask_name",what="asked"}'] == 1
     assert found['mcp_tasks_questions_total{tool="ask_name",what="answered"}'] == 1
     assert found['mcp_tasks_wait_seconds_count{tool="echo"}'] == 1
@@ -133,15 +143,6 @@ def test_the_alert_rules_name_metrics_that_exist() -> None:
     assert {"mcp_tasks_suspicious_total", "mcp_tasks_runs_lost_total", "mcp_tasks_queue_oldest_age_seconds"} <= named
 
 
-def test_a_metric_does_not_grow_with_what_is_called() -> None:
-    numbers = Numbers()
-    for number in range(MOST_SERIES + 50):
-        numbers.add(CREATED, f"tool-{number}")
-    series = numbers.counts(CREATED)
-    assert len(series) == MOST_SERIES + 1
-    assert series["other",] == 50
-
-
 async def test_a_store_that_is_away_is_counted_and_still_the_same_store() -> None:
     class Away(MemoryStore):
         async def heartbeat(self, worker: str, *, namespace: str, beats: int | None = None) -> None:
@@ -181,47 +182,104 @@ async def test_many_failed_look_ups_are_told_with_the_principal(caplog: pytest.L
 
 @pytest.mark.requirement("older/audit-patterns")
 def test_excessive_polling_is_counted_for_each_task_and_minute(tmp_path: Path) -> None:
-    now = [0.0]
-    numbers = Numbers()
+    now, numbers = [0.0], Numbers()
     suspicion = Suspicion(numbers, AuditLog(tmp_path / "audit.jsonl"), clock=lambda: now[0])
     look = TaskAccess("read", "tasks/get", "alice", 0.0, "task_1", "echo")
     for minute in range(3):
         now[0] = minute * MINUTE
-        for _ in range(THRESHOLDS["excessive_polling"] + 10):
+        for number in range(THRESHOLDS["excessive_polling"] + 10):
             suspicion.consider(look)
-            suspicion.consider(look._replace(task_id=f"task_other{_ % 5}"))
+            suspicion.consider(look._replace(task_id=f"task_other{number % 5}"))
     assert numbers.counts(SUSPICIOUS)["excessive_polling",] == 3
+    # Who polls many tasks hides nobody who guesses ids.
+    for number in range(MOST_CALLERS + 1):
+        suspicion.consider(look._replace(task_id=f"task_{number}"))
+    guess = look._replace(task_id=None, refused=Refusal.UNKNOWN, times=THRESHOLDS["failed_lookups"])
+    suspicion.consider(guess._replace(owner="eve"))
+    assert numbers.counts(SUSPICIOUS)["failed_lookups",] == 1
 
 
-def test_who_is_watched_has_a_bound(tmp_path: Path) -> None:
+def test_who_is_watched_and_what_is_counted_has_a_bound(tmp_path: Path) -> None:
     numbers = Numbers()
     suspicion = Suspicion(numbers, AuditLog(tmp_path / "audit.jsonl"), clock=lambda: 0.0)
     refused = TaskAccess("read", "tasks/get", None, 0.0, refused=Refusal.UNKNOWN, times=THRESHOLDS["failed_lookups"])
     for number in range(MOST_CALLERS + 100):
         suspicion.consider(refused._replace(owner=f"user {number}"))
     assert numbers.counts(SUSPICIOUS)["failed_lookups",] == MOST_CALLERS
+    for number in range(MOST_SERIES + 50):
+        numbers.add(CREATED, f"tool-{number}")
+    series = numbers.counts(CREATED)
+    assert (len(series), series["other",]) == (MOST_SERIES + 1, 50)
 
 
-async def test_what_alerts_count_stands_at_nothing_from_the_start() -> None:
-    """A counter that begins with its first event looks as if nothing had happened."""
-    async with guarded(Tasks("memory://", settings=QUICK), page=True) as wire:
-        found = await scrape(wire)
-        assert found['mcp_tasks_suspicious_total{pattern="failed_lookups"}'] == 0
-        assert found['mcp_tasks_store_failures_total{verb="create"}'] == 0
-        assert found['mcp_tasks_runs_lost_total{tool="gated"}'] == 0
-        assert found['mcp_tasks_limited_total{limit="owner_open_tasks"}'] == 0
-        assert found['mcp_tasks_refused_total{method="tasks/get",reason="unknown"}'] == 0
-        await user(wire, "alice").finish("echo", value=1)
-        found = await _until(wire, **{'mcp_tasks_ended_total{status="completed",tool="echo"}': 1})
-        assert found['mcp_tasks_ended_total{status="tool_error",tool="echo"}'] == 0
+# Traces: the call, the runs and the answers are in different processes
+
+TRACED = "tests.trust.traced"
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+PARENT = f"00-{TRACE}-b7ad6b7169203331-01"
 
 
-def test_who_polls_many_tasks_hides_nobody_who_guesses_ids(tmp_path: Path) -> None:
-    numbers = Numbers()
-    suspicion = Suspicion(numbers, AuditLog(tmp_path / "audit.jsonl"), clock=lambda: 0.0)
-    look = TaskAccess("read", "tasks/get", "alice", 0.0, "task_1", "echo")
-    for number in range(MOST_CALLERS + 1):
-        suspicion.consider(look._replace(task_id=f"task_{number}"))
-    guess = TaskAccess("read", "tasks/get", "eve", 0.0, refused=Refusal.UNKNOWN, times=THRESHOLDS["failed_lookups"])
-    suspicion.consider(guess)
-    assert numbers.counts(SUSPICIOUS)["failed_lookups",] == 1
+def _spans(path: Path, name: str) -> list[dict[str, Any]]:
+    """The spans of that name that a process has written."""
+    spans = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return [span for span in spans if span["name"] == name]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("role", ["serve", "serve-long"])
+async def test_one_trace_has_the_call_the_runs_and_the_question(tmp_path: Path, role: str) -> None:
+    url = f"sqlite:///{tmp_path}/tasks.db"
+    served, worked = tmp_path / "served.jsonl", tmp_path / "worked.jsonl"
+    with ExitStack() as stack:
+        server = ServerProcess(TRACED, role, url, served, "{fd}", fork=False, env=environment(), polite=True)
+        stack.enter_context(server)
+        worker = stack.enter_context(running(python(TRACED, "work", url, worked), env=environment(), polite=True))
+        async with http_client() as http:
+            client = Tasking(HttpWire(server.url, http), EVERYTHING)
+            meta = {"traceparent": PARENT}
+            created = await client.ask("tools/call", {"name": "ask", "arguments": {}}, meta=meta)
+            task_id = created.result["taskId"]
+            await client.until(task_id, "input_required")
+            await client.update(task_id, **{"elicitation-1": accept(name="Ada")})
+            await client.until(task_id, "completed")
+            await eventually(lambda: _spans(worked, "tasks.run") and _spans(served, "tasks.question"))
+            measured = json.loads((await client.call("measured"))["content"][0]["text"])
+        assert worker.poll() is None, f"the worker ended by itself with {worker.returncode}"
+    [call], [question] = _spans(served, "tools/call ask"), _spans(served, "tasks.question")
+    runs, [work] = _spans(worked, "tasks.run"), _spans(worked, "author.work")
+    assert call["trace"] == TRACE
+    # In another process, and yet of the same trace, by name of the call that made the task.
+    assert {(span["trace"], span["parent"]) for span in (*runs, question)} == {(TRACE, call["id"])}
+    assert runs[-1]["links"] == [TRACE]
+    assert runs[-1]["attributes"]["mcp_tasks.run.end"] == "completed"
+    assert call["attributes"]["mcp_tasks.task"] == short_id(task_id)
+    assert runs[-1]["attributes"]["mcp_tasks.task"] == short_id(task_id)
+    assert (work["trace"], work["parent"]) == (TRACE, runs[-1]["id"])
+    assert question["attributes"]["mcp_tasks.question.end"] == "answered"
+    # Polls and the answer are in traces of their own, which lead here.
+    polls, updates = _spans(served, "tasks/get"), _spans(served, "tasks/update")
+    assert polls
+    assert updates
+    for span in (*polls, *updates):
+        assert span["trace"] != TRACE
+        assert span["links"] == [TRACE], span
+        assert span["attributes"]["mcp_tasks.task"] == short_id(task_id)
+    _check_metrics(measured)
+    assert task_id not in served.read_text() + worked.read_text()
+
+
+def _check_metrics(measured: dict[str, Any]) -> None:
+    """What the serving process has counted, as OpenTelemetry exports it."""
+    found = {
+        metric["name"]: metric
+        for resource in measured["resource_metrics"]
+        for scope in resource["scope_metrics"]
+        for metric in scope["metrics"]
+    }
+    [made] = found["mcp_tasks.created"]["data"]["data_points"]
+    assert (made["value"], made["attributes"]) == (1, {"server": "traced", "tool": "ask"})
+    assert found["mcp_tasks.created"]["unit"] == "{task}"
+    verbs = {point["attributes"]["verb"] for point in found["mcp_tasks.store"]["data"]["data_points"]}
+    assert "create" in verbs
+    assert found["mcp_tasks.store"]["unit"] == "s"
+    assert found["mcp_tasks.reads"]["data"]["data_points"][0]["value"] >= 2

@@ -1,10 +1,7 @@
 """A server that only serves, or a worker that only runs, in a process of its own whose spans and metrics go to a file.
 
-python -m tests.trust.traced serve STORE FILE FD
+python -m tests.trust.traced serve|serve-long STORE FILE FD
 python -m tests.trust.traced work STORE FILE
-python -m tests.trust.traced start STORE FILE
-
-The last starts a task itself, outside of any request, and ends when that has.
 """
 
 from __future__ import annotations
@@ -13,7 +10,6 @@ import asyncio
 import json
 import sys
 from collections.abc import Sequence
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +25,10 @@ from opentelemetry.trace import format_span_id, format_trace_id
 
 from harness.server import QUICK, Name
 from harness.serving import serve_app
-from mcp_tasks import Tasks, current_task
+from mcp_tasks import Tasks
 
 
 class FileExporter(SpanExporter):
-    """Writes each span as a line."""
-
     def __init__(self, path: Path) -> None:
         self._path = path
 
@@ -55,15 +49,13 @@ def _told(span: ReadableSpan) -> dict[str, Any]:
         "parent": None if span.parent is None else format_span_id(span.parent.span_id),
         "links": [format_trace_id(link.context.trace_id) for link in span.links],
         "attributes": dict(span.attributes or {}),
-        "lasted": (span.end_time or 0) - (span.start_time or 0),
     }
 
 
-def build(store: str) -> tuple[MCPServer[Any], Tasks, InMemoryMetricReader]:
-    """The server, and what its metrics are read with."""
+def build(store: str, *, short_way: bool) -> tuple[MCPServer[Any], Tasks]:
     reader = InMemoryMetricReader()
     metrics.set_meter_provider(MeterProvider([reader]))
-    tasks = Tasks(store, settings=QUICK, runs_tools=store == "memory://")
+    tasks = Tasks(store, settings=QUICK, runs_tools=False, short_way=short_way)
     server: MCPServer[Any] = MCPServer("traced", version="1", **tasks.wiring(), log_level="CRITICAL")
 
     @server.tool(annotations=ToolAnnotations(idempotent_hint=True))
@@ -74,38 +66,22 @@ def build(store: str) -> tuple[MCPServer[Any], Tasks, InMemoryMetricReader]:
             answer = await ctx.elicit("Who?", Name)
         return str(answer.action)
 
-    @server.tool(annotations=ToolAnnotations(idempotent_hint=True))
-    @tasks.task()
-    async def nap() -> str:
-        """Sleep a little."""
-        await current_task().sleep(timedelta(milliseconds=50))
-        return "rested"
-
     @server.tool()
     async def measured() -> str:
         """What OpenTelemetry would export of this process."""
         data = reader.get_metrics_data()
         return "{}" if data is None else data.to_json()
 
-    return server, tasks, reader
-
-
-async def _start(tasks: Tasks, server: MCPServer[Any]) -> None:
-    async with tasks.running(server):
-        await (await tasks.start("nap")).wait()
+    return server, tasks
 
 
 def main(role: str, store: str, path: str, *number: str) -> None:
-    """Serve or work until told to stop."""
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(FileExporter(Path(path))))
     trace.set_tracer_provider(provider)
-    server, tasks, _ = build(store)
+    server, tasks = build(store, short_way=role == "serve")
     if role == "work":
         asyncio.run(tasks.work(server))
-        return
-    if role == "start":
-        asyncio.run(_start(tasks, server))
         return
     serve_app(server.streamable_http_app(), fd=int(number[0]), log_level="critical", access_log=False)
 

@@ -29,7 +29,6 @@ async def guarded(tasks: Tasks, desk: Desk | None = None, *, page: bool = False)
 
 
 def user(wire: HttpWire, token: str) -> Tasking:
-    """One of them."""
     return Tasking(wire.as_user(token), EVERYTHING)
 
 

@@ -129,7 +129,6 @@ REQUIREMENTS = (
             "trust/test_matrix::test_over_http",
             "trust/test_matrix::test_over_pipes",
             "trust/test_matrix::test_over_pipes_where_an_owner_is_required_everywhere",
-            "trust/test_matrix::test_in_memory",
             "trust/test_owners::test_a_request_without_an_owner_makes_no_task",
             "trust/test_streams::test_a_stream_ends_with_the_token_that_opened_it",
         ),
