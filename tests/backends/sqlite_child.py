@@ -26,11 +26,9 @@ from mcp_tasks.testing.clock import NOON
 
 REQUEST = make_request()
 WRITERS = 10
-CREATES = 300
+CREATES = 100
 INCREMENTS = 40
-BEATS = 40
 STIRRED = 100
-SHARED_WORKER = "worker"
 NOBODY = 65534
 SHARED_TASK = "shared"
 SMALL_FILE = 512 * 1024
@@ -84,15 +82,6 @@ async def increment(path: Path) -> None:
     await store.close()
 
 
-async def heartbeat(path: Path) -> None:
-    """Beat for a worker that another process beats for as well."""
-    store = SqliteStore(path)
-    await store.open()
-    for _ in range(BEATS):
-        await store.heartbeat(SHARED_WORKER, namespace="demo")
-    await store.close()
-
-
 async def stir(path: Path) -> None:
     """Claim queued tasks whose ids begin with `claim`, and create others, before and after all that are there."""
     store = SqliteStore(path)
@@ -108,24 +97,15 @@ async def stir(path: Path) -> None:
     await store.close()
 
 
-async def open_and_close(path: Path) -> None:
-    """Open the store and say how that went."""
-    store = SqliteStore(path)
-    try:
-        await store.open()
-    except StoreError as exc:
-        say(f"{type(exc).__name__}: {exc}")
-    else:
-        say("open")
-    await store.close()
-
-
 async def open_as_nobody(path: Path) -> None:
     """Open the store as a user to whom permission bits apply. Only here: this user may not read all of Python."""
     if os.geteuid() == 0:
         os.setegid(NOBODY)
         os.seteuid(NOBODY)
-    await open_and_close(path)
+    try:
+        await SqliteStore(path).open()
+    except StoreError as exc:
+        say(f"{type(exc).__name__}: {exc}")
 
 
 async def fill_disk(path: Path) -> None:
@@ -168,8 +148,7 @@ def hold_lock(path: Path, begin: str) -> None:
 
 
 ASYNC_VERBS: dict[str, Callable[[Path], Awaitable[None]]] = {
-    verb.__name__: verb
-    for verb in (create_tasks, create_for_ever, increment, heartbeat, stir, open_as_nobody, fill_disk)
+    verb.__name__: verb for verb in (create_tasks, create_for_ever, increment, stir, open_as_nobody, fill_disk)
 }
 LOCKS = {"lock_writes": "BEGIN IMMEDIATE", "lock_all": "BEGIN EXCLUSIVE"}
 
