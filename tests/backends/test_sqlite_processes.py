@@ -19,8 +19,7 @@ from harness.stored import opened
 from mcp_tasks.errors import StoreUnavailable
 from mcp_tasks.stores.sqlite import SqliteStore
 from mcp_tasks.testing import make_record, make_request
-from mcp_tasks.testing.clock import NOON
-from tests.backends.sqlite_child import CREATES, INCREMENTS, SHARED_TASK, STIRRED
+from tests.backends.sqlite_child import CREATES
 
 REQUEST = make_request()
 LIMIT = 60
@@ -86,50 +85,6 @@ async def test_processes_that_start_on_a_new_file_together_make_one_store_and_lo
         created = [line for each in children for line in each.finish()]
     assert len(set(created)) == 4 * CREATES
     assert await missing(path, created) == []
-
-
-async def test_two_processes_that_swap_the_same_task_lose_no_update(tmp_path: Path) -> None:
-    path = tmp_path / "tasks.db"
-    store = SqliteStore(path)
-    await store.open()
-    await store.create(make_record(id=SHARED_TASK), REQUEST)
-    with child("increment", path) as first, child("increment", path) as second:
-        first.go()
-        second.go()
-        first.finish()
-        second.finish()
-    record = await store.get(SHARED_TASK)
-    assert record is not None
-    assert record.version == 1 + 2 * INCREMENTS
-    await store.close()
-
-
-async def test_a_sweep_gives_every_task_once_while_another_process_claims_and_creates(tmp_path: Path) -> None:
-    path = tmp_path / "tasks.db"
-    store = SqliteStore(path)
-    await store.open()
-    async with anyio.create_task_group() as group:
-        for number in range(STIRRED):
-            for name in ("claim", "stay"):
-                created_at = NOON + timedelta(seconds=number % 7)
-                record = make_record(id=f"{name}-{number:03}", namespace="demo", created_at=created_at)
-                group.start_soon(store.create, record, REQUEST)
-    with child("stir", path) as other:
-        other.go()
-        found: list[str] = []
-        cursor = None
-        while True:
-            other.expect("stirred")
-            page = await store.queued("demo", cursor=cursor, limit=5)
-            found += page.ids
-            if (cursor := page.cursor) is None:
-                break
-        other.finish()
-    assert len(set(found)) == len(found)
-    assert sorted(task_id for task_id in found if task_id.startswith("stay")) == [
-        f"stay-{number:03}" for number in range(STIRRED)
-    ]
-    await store.close()
 
 
 async def test_a_killed_process_loses_no_task_that_it_was_told_is_created(tmp_path: Path) -> None:

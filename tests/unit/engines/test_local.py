@@ -93,6 +93,7 @@ async def test_an_owner_with_many_tasks_keeps_another_back_for_one_turn_and_stan
 
         for number in range(1_000):
             await engine.submit(f"al {number}", owner="al")
+        await work.until("start al 0")
         assert [await take(), await take()] == ["al 1", "al 2"]
         await engine.submit("bob 0", owner="bob")
         assert [await take() for _ in range(3)] == ["al 3", "bob 0", "al 4"]
