@@ -1,6 +1,6 @@
 """What is in the files that older releases wrote: `schema_1.sqlite` is one of the first release (0.1.0).
 
-They were written by the releases themselves, at the commits 1acc012, aa51081, bba4828, ca78dfb, eb8c067 and 3f0e52d.
+They were written by the releases themselves, at the commits 1acc012, aa51081, eb8c067 and 3f0e52d.
 A file of a new schema is written with `create`, `save`, `heartbeat` and `set_note`.
 """
 
@@ -155,23 +155,16 @@ SCHEMA_2 = OldFile(
 )
 
 
-# The last one without sessions and parents: its tasks are those of the second, in the words of now.
+# The last one without queues: tasks are handed to nobody, and at work for nobody's share. They may have sessions,
+# parents, keys, and questions that the client holds; those of the second schema have the words of now.
 RENAMED = {"holder": "worker", "ttl": "retention"}
-SCHEMA_3 = OldFile(
-    3,
+HOSTED = InputRequest(method="sampling/createMessage", params=ODD, hosted_as="theirs")
+AT_WORK: Fields = {"owner": "bob", "namespace": "demo", "worker": "a process of yesterday", "attempt": 1, "version": 2}
+SCHEMA_5 = OldFile(
+    5,
     [
         *({RENAMED.get(name, name): value for name, value in fields.items()} for fields in SCHEMA_2.tasks),
         task(id="under a key", namespace="demo", key="the key", announced=False),
-    ],
-    SCHEMA_2.journals,
-)
-
-# The last one without notes: tasks may have sessions and parents, and questions that the client holds.
-HOSTED = InputRequest(method="sampling/createMessage", params=ODD, hosted_as="theirs")
-SCHEMA_4 = OldFile(
-    4,
-    [
-        *SCHEMA_3.tasks,
         task(id="with a session", namespace="demo", session="s1", parent="under a key"),
         task(
             id="hosted",
@@ -189,21 +182,11 @@ SCHEMA_4 = OldFile(
             key="a key of an ended task",
             **ENDED,
         ),
-    ],
-    SCHEMA_3.journals,
-)
-
-# The last one without queues: tasks are queued, handed to nobody, and at work for nobody's share.
-AT_WORK: Fields = {"owner": "bob", "namespace": "demo", "worker": "a process of yesterday", "attempt": 1, "version": 2}
-SCHEMA_5 = OldFile(
-    5,
-    [
-        *SCHEMA_4.tasks,
         task(id="queued again", namespace="demo", owner=None, attempt=1, version=4, updated_at=NOON + HOUR),
         task(id="at work for bob", **AT_WORK),
         task(id="asks in memory", status=TaskStatus.INPUT_REQUIRED, **AT_WORK),
     ],
-    SCHEMA_4.journals,
+    SCHEMA_2.journals,
     notes={"note": b"value", "\u2603": b"\0"},
 )
 

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
+import os
 import signal
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import anyio
 import anyio.to_thread
 import pytest
+from mcp import Client
 
 from harness.databases import Postgres, Valkey, postgres, valkey
+from harness.processes import ENVIRONMENT, PIPE, python, start_async
 from harness.proxy import Proxy, proxy_to
 from harness.waiting import eventually
+from mcp_tasks.client import TasksClient
 from mcp_tasks.engines import ANYWHERE, Engine, RemoteEngine, Route, Serves
 from mcp_tasks.engines.docket import DocketCarrier
 from mcp_tasks.engines.procrastinate import ProcrastinateCarrier
@@ -224,3 +230,27 @@ def test_a_url_that_is_none_is_refused_without_being_repeated(make: Callable[[],
     with pytest.raises(UsageError) as refused:
         make()
     assert "secret" not in str(refused.value)
+
+
+async def test_a_worker_fed_by_celery_runs_what_a_server_was_asked_for(
+    shared_valkey: Valkey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = shared_valkey.new_database()
+    farm = {"FARM_STORE": f"sqlite:///{tmp_path / 'tasks.db'}", "FARM_BROKER": broker}
+    for name, value in farm.items():
+        monkeypatch.setenv(name, value)
+    served = importlib.import_module("tests.backends.celery_farm").server
+    command = python("mcp_tasks", "worker", "tests.backends.celery_farm:server")
+    worker = await start_async(command, env={**ENVIRONMENT, **farm}, stderr=PIPE)
+    try:
+        async with Client(served, extensions=[TasksClient()]) as client:
+            ran = [(await client.call_tool("where", {})).structured_content for _ in range(3)]
+        assert ran == [{"result": worker.pid}] * 3
+        assert worker.pid != os.getpid()
+        worker.send_signal(signal.SIGTERM)
+        _, said = await worker.communicate()
+        assert worker.returncode == 0, said
+    finally:
+        if worker.returncode is None:
+            worker.kill()
+            await worker.wait()

@@ -29,19 +29,14 @@ REQUEST = make_request()
 
 CHILD = """
 import asyncio, sys
-from mcp_tasks.stores.base import Hint
 from mcp_tasks.stores.postgres import PostgresStore
-from mcp_tasks.testing import make_record, make_request
 
-async def main(url, what, name):
+async def main(url, name):
     store = PostgresStore(url)
     # All children come to this line, and go on together.
     print("ready", flush=True)
     await asyncio.to_thread(sys.stdin.readline)
     await store.open()
-    if what == "hint":
-        await store.create(make_record(id=name), make_request())
-        await store.notifier().publish(Hint(name, 1))
     await store.heartbeat(name, namespace="demo")
     await store.close()
 
@@ -49,10 +44,10 @@ asyncio.run(main(*sys.argv[1:]))
 """
 
 
-def run_together(url: str, what: str, *names: str) -> None:
+def run_together(url: str, *names: str) -> None:
     """Run processes that open the store in the same moment."""
     with ExitStack() as stack:
-        commands = [[sys.executable, "-c", CHILD, url, what, name] for name in names]
+        commands = [[sys.executable, "-c", CHILD, url, name] for name in names]
         started = [stack.enter_context(running(command, stdin=PIPE, stdout=PIPE, text=True)) for command in commands]
         for child in started:
             assert read_line(child) == "ready\n"
@@ -64,7 +59,7 @@ def run_together(url: str, what: str, *names: str) -> None:
 async def test_processes_that_start_together_make_the_tables_once(shared_postgres: Postgres) -> None:
     url = shared_postgres.new_database()
     names = [f"child {number}" for number in range(3)]
-    await asyncio.to_thread(run_together, url, "open", *names)
+    await asyncio.to_thread(run_together, url, *names)
     async with opened(PostgresStore(url)) as store:
         assert await store.workers("demo") == dict.fromkeys(names, 1)
     with psycopg.connect(url) as connection:
@@ -95,18 +90,6 @@ async def test_tables_of_an_older_release_are_brought_up_to_date_and_take_tasks(
         assert await store.create(new, REQUEST) == new
 
 
-async def test_a_hint_reaches_another_process(postgres_place: PostgresPlace) -> None:
-    url = postgres_place.url
-    async with opened(PostgresStore(url)) as store, store.notifier().listen() as hints, asyncio.timeout(60):
-        child = asyncio.create_task(asyncio.to_thread(run_together, url, "hint", "of a child"))
-        assert await anext(hints) == Hint("of a child", 1)
-        await child
-        # One listens for all of this process.
-        async with store.notifier().listen(), store.notifier().listen():
-            listening = execute(url, b"SELECT FROM pg_stat_activity WHERE application_name = 'mcp-tasks hints'")
-            assert listening == 1
-
-
 async def test_many_hints_are_told_in_few_round_trips(postgres_place: PostgresPlace) -> None:
     wanted = {Hint(f"task {number} \0 \ud800 ☃", number) for number in range(1, 500)} | {Hint("long" * 1_000, 3)}
     async with (
@@ -124,6 +107,10 @@ async def test_many_hints_are_told_in_few_round_trips(postgres_place: PostgresPl
         while heard != wanted:
             heard.add(await anext(hints))
         assert store.round_trips - before < 10
+        # One listens for all of this process.
+        listening = b"SELECT FROM pg_stat_activity WHERE application_name = 'mcp-tasks hints'"
+        async with other.notifier().listen(), other.notifier().listen():
+            assert execute(postgres_place.url, listening) == 1
 
 
 async def test_tables_of_others_and_of_newer_releases_are_left_alone(shared_postgres: Postgres) -> None:

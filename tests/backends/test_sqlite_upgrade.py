@@ -31,8 +31,6 @@ from tests.backends.old_files import (
     RENAMED,
     SCHEMA_1,
     SCHEMA_2,
-    SCHEMA_3,
-    SCHEMA_4,
     SCHEMA_5,
     SCHEMA_7,
     Fields,
@@ -44,7 +42,7 @@ pytestmark = pytest.mark.anyio
 TOMORROW = NOON + timedelta(days=1)
 REQUEST = TaskRequest(name="render", arguments={})
 FILES = pytest.mark.parametrize(
-    "file", [SCHEMA_1, SCHEMA_2, SCHEMA_3, SCHEMA_4, SCHEMA_5, SCHEMA_7], ids=lambda file: f"schema {file.schema}"
+    "file", [SCHEMA_1, SCHEMA_2, SCHEMA_5, SCHEMA_7], ids=lambda file: f"schema {file.schema}"
 )
 
 
@@ -175,44 +173,16 @@ async def test_of_servers_that_open_the_file_at_the_same_time_one_gets_the_tasks
         await store.close()
 
 
-@of(SCHEMA_3)
-async def test_tasks_of_the_third_schema_are_found_where_they_were_and_can_join_a_session(path: Path) -> None:
-    async with opened(path) as store:
-        queued = (await store.queued("demo", limit=9)).ids
-        assert list(queued) == ["queued", "under a key"]
-        standing = await store.create(make_record(namespace="demo"), REQUEST, key="the key")
-        assert standing.id == "under a key"
-        assert await store.workers("demo") == {"a process of yesterday": 1}
-        await store.save(replace(standing, session="s1", version=2), expected=1)
-        await store.create(make_record(id="child", namespace="demo", parent="under a key"), REQUEST)
+@of(SCHEMA_5)
+async def test_tasks_of_the_fifth_schema_are_found_where_they_were_and_are_handed_out_and_counted(path: Path) -> None:
     async with opened(path) as store:
         of_session = await store.list("demo", InSession("s1"), now=NOON)
         of_parent = await store.list("demo", ChildrenOf("under a key"), now=NOON)
-        assert [record.id for record in (*of_session.records, *of_parent.records)] == ["under a key", "child"]
-
-
-@of(SCHEMA_4)
-async def test_a_file_of_the_fourth_schema_gets_notes_and_its_ended_tasks_can_lose_their_keys(path: Path) -> None:
-    key = "a key of an ended task"
-    async with opened(path) as store:
-        of_session = await store.list("demo", InSession("s1"), now=NOON)
-        assert [record.id for record in of_session.records] == ["with a session"]
-        standing = await store.create(make_record(namespace="demo"), REQUEST, key=key)
-        assert standing.id == "completed with an error"
-        new = make_record(namespace="demo")
-        assert await store.create(new, REQUEST, key=key, key_until_end=True) == new
-        assert await store.get(standing.id) == standing
+        assert [record.id for record in (*of_session.records, *of_parent.records)] == ["with a session"] * 2
         running = await store.create(make_record(namespace="demo"), REQUEST, key="the key", key_until_end=True)
         assert running.id == "under a key"
-        assert await store.note("demo", "note") is None
-        assert await store.set_note("demo", "note", b"value", expected=None)
-    async with opened(path) as store:
-        assert await store.note("demo", "note") == b"value"
-
-
-@of(SCHEMA_5)
-async def test_tasks_of_the_fifth_schema_are_handed_out_and_counted(path: Path) -> None:
-    async with opened(path) as store:
+        standing = await store.create(make_record(namespace="demo"), REQUEST, key="a key of an ended task")
+        assert standing.id == "completed with an error"
         queued = ["queued", "queued again", "under a key", "with a session"]
         assert list((await store.queued("demo", handed_out=False, limit=9)).ids) == queued
         # Since when they wait, nobody has written down: since they were made, at the earliest.

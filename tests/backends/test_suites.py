@@ -14,13 +14,11 @@ from mcp_tasks.stores import Store
 from mcp_tasks.stores.codec import Codec
 from mcp_tasks.stores.postgres import PostgresStore
 from mcp_tasks.stores.redis import RedisStore
-from mcp_tasks.testing._store_listings import NoteTests
-from mcp_tasks.testing._store_records import PartTests, RecordTests, StoreTests
-from mcp_tasks.testing.store_suite import StoreSuite
+from mcp_tasks.testing.store_suite import NoteTests, PartTests, RecordTests, StoreSuite
 from tests.backends.places import PostgresPlace, RedisPlace, SqlitePlace
 
 
-class _InAFile(StoreTests):
+class _InAFile:
     codec: Codec | None = None
 
     @pytest.fixture(autouse=True)

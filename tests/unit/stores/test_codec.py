@@ -349,7 +349,7 @@ def test_a_request_with_something_new_in_it_is_read() -> None:
 
 
 WRONG_FIELDS: Sequence[Mapping[str, Any]] = json.loads("""[
-    {"status": "invented"}, {"status": null}, {"format": "2"}, {"format": 2}, {"readable": "5"}, {"readable": null},
+    {"status": "invented"}, {"status": null}, {"format": "2"}, {"readable": "5"}, {"readable": null},
     {"owner": 5}, {"version": "1"}, {"attempt": null}, {"attempt": [1]}, {"created": "yesterday"},
     {"updated": 1.5}, {"finished": {}}, {"retention": "long"}, {"name": null}, {"method": 7},
     {"announced": "yes"}, {"lost": "often"}, {"message": ["text"]}, {"worker": 7}, {"progress": [1]},

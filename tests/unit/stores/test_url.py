@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from harness.processes import run
-from mcp_tasks.engines import Engine, LocalEngine
+from mcp_tasks import Tasks
+from mcp_tasks.engines import Engine
 from mcp_tasks.engines.remote import engine_from_url
 from mcp_tasks.errors import TasksError, UsageError
 from mcp_tasks.files import state_folder
-from mcp_tasks.server.options import chosen_parts
 from mcp_tasks.stores import MemoryStore, Store
 from mcp_tasks.stores.postgres import PostgresStore
 from mcp_tasks.stores.postgres.database import Pooled, QuietPools
@@ -163,33 +163,27 @@ def test_anything_else_is_refused_with_what_to_write(url: str, says: str) -> Non
         store_from_url(url)
 
 
-@pytest.mark.parametrize("url", ["sqlite:tasks.db", "tasks.db", "memory:"])
-def test_a_url_from_the_environment_is_refused_with_where_it_comes_from(
-    url: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("store", "engine", "says"),
+    [
+        ("memory://", "localhost", r"names no engine; use 'local', postgresql://"),
+        ("memory://", "sqlite:///x.db", r"names no engine; use 'local', postgresql://"),
+        ("memory://", "redis://u:s3cret@h", "tasks in memory are seen only by this process"),
+        (MemoryStore(), "postgresql://u:s3cret@h/db", "tasks in memory are seen only by this process"),
+    ],
+)
+def test_an_engine_that_cannot_carry_the_tasks_of_a_store_is_refused(
+    store: str | Store, engine: str, says: str
 ) -> None:
-    monkeypatch.setenv("MCP_TASKS_URL", url)
+    with pytest.raises(UsageError, match=says) as refused:
+        Tasks(store, engine=engine)
+    assert "s3cret" not in str(refused.value)
+
+
+def test_a_url_from_the_environment_is_refused_with_where_it_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MCP_TASKS_URL", "tasks.db")
     with pytest.raises(UsageError, match=r"environment variable MCP_TASKS_URL: '.*' names no store"):
-        chosen_parts(None, None, None)
-
-
-@pytest.mark.parametrize("engine", ["", "localhost", "memory://", "sqlite:///x.db", "amqp://h"])
-def test_what_names_no_engine_is_refused_where_an_engine_is_said(engine: str) -> None:
-    with pytest.raises(UsageError, match=r"names no engine; use 'local', postgresql://"):
-        chosen_parts("memory://", engine, None)
-
-
-@pytest.mark.parametrize("url", ["memory://", "sqlite:///x.db", "SQLITE:///x.db"])
-def test_beside_a_store_of_one_machine_this_process_runs_the_tools(url: str) -> None:
-    assert isinstance(chosen_parts(url, None, None).engine, LocalEngine)
-    assert isinstance(chosen_parts(url, "local", None).with_concurrency(3).engine, LocalEngine)
-
-
-@pytest.mark.parametrize("engine", ["redis://h", "postgresql://u:s3cret@h/db"])
-def test_nothing_carries_tasks_that_no_other_process_can_have(engine: str) -> None:
-    for store in ("memory://", MemoryStore()):
-        with pytest.raises(UsageError, match="tasks in memory are seen only by this process") as refused:
-            chosen_parts(store, engine, None)
-        assert "s3cret" not in str(refused.value)
+        Tasks()
 
 
 @pytest.mark.parametrize(
@@ -244,15 +238,6 @@ def test_a_long_name_still_makes_a_file_and_of_a_path_the_end_is_kept(name: str,
     (tmp_path / file).touch()
     assert file.endswith(".db")
     assert ("server.py" in file) == name.endswith("server.py")
-
-
-def test_the_environment_decides_for_a_server_that_chose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MCP_TASKS_URL", "sqlite:///elsewhere.db")
-    chosen = chosen_parts(None, None, None).store
-    assert chosen is not None
-    assert path_of(chosen) == Path("elsewhere.db")
-    monkeypatch.setenv("MCP_TASKS_URL", "memory://")
-    assert isinstance(chosen_parts(None, None, None).store, MemoryStore)
 
 
 @pytest.mark.skipif(sys.platform in ("win32", "darwin"), reason="the place is another there")
