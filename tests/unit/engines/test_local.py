@@ -128,20 +128,6 @@ async def test_no_more_than_the_limit_run_at_a_time() -> None:
         assert work.running == {"a", "c"}
 
 
-async def test_a_task_that_is_submitted_while_it_runs_has_one_more_turn_when_it_has_ended() -> None:
-    engine = LocalEngine(concurrency=2)
-    async with at_work(engine) as work:
-        await engine.submit("a")
-        await work.until("start a")
-        await engine.submit("a")
-        await engine.submit("a")
-        await settle()
-        assert work.log == ["start a"]
-        work.end("a")
-        await settle()
-        assert work.log == ["start a", "end a"] * 2
-
-
 async def test_draining_forgets_who_wanted_one_more_turn() -> None:
     engine = LocalEngine()
     async with at_work(engine) as work:
@@ -285,19 +271,6 @@ async def test_a_slot_that_was_kept_while_the_engine_stopped_is_not_used() -> No
         assert engine.is_idle
 
 
-async def test_draining_starts_nothing_more_and_waits_for_what_runs() -> None:
-    engine = LocalEngine(concurrency=1)
-    async with at_work(engine) as work, anyio.create_task_group() as group:
-        await engine.submit("a")
-        await engine.submit("b")
-        await work.until("start a")
-        group.start_soon(engine.drain, LONG)
-        await settle()
-        await engine.submit("c")
-        work.end("a", "b", "c")
-    assert work.log == ["start a", "end a"]
-
-
 async def test_a_run_comes_back_from_its_wait_while_the_engine_drains() -> None:
     engine = LocalEngine(concurrency=1)
     async with at_work(engine) as work:
@@ -307,17 +280,6 @@ async def test_a_run_comes_back_from_its_wait_while_the_engine_drains() -> None:
         await engine.drain(SHORT)
         with anyio.fail_after(5):
             await work.slots["a"].acquire()
-
-
-@pytest.mark.parametrize("engine", [LocalEngine(), InlineEngine()], ids=["local", "inline"])
-async def test_stopping_twice_and_before_the_start_leaves_the_threads_as_they_were(engine: Engine) -> None:
-    threads = anyio.to_thread.current_default_thread_limiter().total_tokens
-    await engine.stop(NONE)
-    await engine.stop(NONE)
-    async with at_work(engine):
-        await engine.drain(NONE)
-        await engine.stop(NONE)
-    assert anyio.to_thread.current_default_thread_limiter().total_tokens == threads
 
 
 @pytest.mark.parametrize("engine", [LocalEngine(), InlineEngine()], ids=["local", "inline"])
