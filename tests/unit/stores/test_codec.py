@@ -426,10 +426,15 @@ def test_an_encrypted_part_is_readable_with_its_key_and_for_its_task_alone(part:
     with pytest.raises(TaskUnreadable, match=rf"task another cannot be read: {part} cannot be decrypted") as refused:
         read(codec, "another", data)
     assert isinstance(refused.value.__cause__, InvalidTag)
+    # Nor is it another part of the same task.
+    for other, (_, read_other) in encrypted_parts(codec).items():
+        if other != part:
+            with pytest.raises(TaskUnreadable, match="cannot be decrypted"):
+                read_other(codec, "mine", data)
     # Another key, or a changed byte.
-    for other, changed in ((Codec(AesCipher()), data), (codec, data[:-1] + bytes([data[-1] ^ 1])), (codec, data[:1])):
+    for another, changed in ((Codec(AesCipher()), data), (codec, data[:-1] + bytes([data[-1] ^ 1])), (codec, data[:1])):
         with pytest.raises(TaskUnreadable, match="cannot be decrypted"):
-            read(other, "mine", changed)
+            read(another, "mine", changed)
     with pytest.raises(TaskUnreadable, match=f"{part} is encrypted; give the store the cipher"):
         read(CODEC, "mine", data)
     with pytest.raises(TaskUnreadable, match=f"{part} is not encrypted, and this store has a cipher"):
