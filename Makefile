@@ -96,11 +96,10 @@ coverage: $(STAMP) ## fails for a line or branch of core, runtime or protocol th
 numbers: $(STAMP) ## how large and how quick it all is, from the source and from the last runs
 	@$(BIN)/python -m bench.numbers
 
-soak: $(STAMP) ## all stores with ten times the examples, then random requests, bad peers, random tools and simulated fleets for SECONDS=600 each; SEED= to repeat
+soak: $(STAMP) ## all stores with ten times the examples, then random requests, bad peers and simulated fleets for SECONDS=600 each; SEED= to repeat
 	MCP_TASKS_TEST_TIMES=10 $(BIN)/python -m pytest -q tests/properties tests/short/test_same_answers.py tests/push/test_many_listeners.py
 	$(BIN)/python -m tests.short.soak --seconds $(or $(SECONDS),600) $(if $(SEED),--seed $(SEED))
 	$(BIN)/python -m tests.peers.soak --seconds $(or $(SECONDS),600) $(if $(SEED),--seed $(SEED))
-	$(BIN)/python -m tests.properties.tools.soak --seconds $(or $(SECONDS),600) $(if $(SEED),--seed $(SEED))
 	$(BIN)/python -m tests.simulation.soak --seconds $(or $(SECONDS),600) --processes 2 $(if $(SEED),--seed $(SEED))
 
 chaos: $(STAMP) ## a fleet under fire on BACKEND=postgres, redis or sqlite, for SECONDS=60; SEED= to repeat

@@ -12,27 +12,19 @@ import resource
 import sqlite3
 import sys
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 from secrets import token_hex
 
 import anyio
 
-from mcp_tasks.errors import StoreError, StoreUnavailable, VersionConflict
+from mcp_tasks.errors import StoreError, StoreUnavailable
 from mcp_tasks.stores.sqlite import SqliteStore
 from mcp_tasks.testing import make_record, make_request
-from mcp_tasks.testing.clock import NOON
 
 REQUEST = make_request()
 WRITERS = 10
-CREATES = 300
-INCREMENTS = 40
-BEATS = 40
-STIRRED = 100
-SHARED_WORKER = "worker"
+CREATES = 100
 NOBODY = 65534
-SHARED_TASK = "shared"
 SMALL_FILE = 512 * 1024
 
 
@@ -68,64 +60,15 @@ async def create_for_ever(path: Path) -> None:
     await create_tasks(path, count=None)
 
 
-async def increment(path: Path) -> None:
-    """Raise the version of a shared task, again and again, by compare-and-swap."""
-    store = SqliteStore(path)
-    await store.open()
-    done = 0
-    while done < INCREMENTS:
-        record = await store.get(SHARED_TASK)
-        assert record is not None
-        try:
-            await store.save(replace(record, version=record.version + 1), expected=record.version)
-        except VersionConflict:
-            continue
-        done += 1
-    await store.close()
-
-
-async def heartbeat(path: Path) -> None:
-    """Beat for a worker that another process beats for as well."""
-    store = SqliteStore(path)
-    await store.open()
-    for _ in range(BEATS):
-        await store.heartbeat(SHARED_WORKER, namespace="demo")
-    await store.close()
-
-
-async def stir(path: Path) -> None:
-    """Claim queued tasks whose ids begin with `claim`, and create others, before and after all that are there."""
-    store = SqliteStore(path)
-    await store.open()
-    for number in range(STIRRED):
-        record = await store.get(f"claim-{number:03}")
-        assert record is not None
-        await store.save(replace(record, version=2, worker="child", attempt=1), expected=1)
-        for minutes in (-60, 60):
-            created_at = NOON + timedelta(minutes=minutes)
-            await store.create(make_record(id=token_hex(8), namespace="demo", created_at=created_at), REQUEST)
-        say("stirred")
-    await store.close()
-
-
-async def open_and_close(path: Path) -> None:
-    """Open the store and say how that went."""
-    store = SqliteStore(path)
-    try:
-        await store.open()
-    except StoreError as exc:
-        say(f"{type(exc).__name__}: {exc}")
-    else:
-        say("open")
-    await store.close()
-
-
 async def open_as_nobody(path: Path) -> None:
     """Open the store as a user to whom permission bits apply. Only here: this user may not read all of Python."""
     if os.geteuid() == 0:
         os.setegid(NOBODY)
         os.seteuid(NOBODY)
-    await open_and_close(path)
+    try:
+        await SqliteStore(path).open()
+    except StoreError as exc:
+        say(f"{type(exc).__name__}: {exc}")
 
 
 async def fill_disk(path: Path) -> None:
@@ -168,8 +111,7 @@ def hold_lock(path: Path, begin: str) -> None:
 
 
 ASYNC_VERBS: dict[str, Callable[[Path], Awaitable[None]]] = {
-    verb.__name__: verb
-    for verb in (create_tasks, create_for_ever, increment, heartbeat, stir, open_as_nobody, fill_disk)
+    verb.__name__: verb for verb in (create_tasks, create_for_ever, open_as_nobody, fill_disk)
 }
 LOCKS = {"lock_writes": "BEGIN IMMEDIATE", "lock_all": "BEGIN EXCLUSIVE"}
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import sqlite3
 import subprocess
 from collections.abc import Generator, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from datetime import timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,14 +15,13 @@ import anyio
 import pytest
 
 from harness.processes import PIPE, python, running
+from harness.stored import opened
 from mcp_tasks.errors import StoreUnavailable
 from mcp_tasks.stores.sqlite import SqliteStore
 from mcp_tasks.testing import make_record, make_request
-from mcp_tasks.testing.clock import NOON
-from tests.backends.sqlite_child import BEATS, CREATES, INCREMENTS, SHARED_TASK, SHARED_WORKER, STIRRED
+from tests.backends.sqlite_child import CREATES
 
 REQUEST = make_request()
-ROOT = Path(__file__).parents[2]
 LIMIT = 60
 """Seconds for one child; a slow disk takes some."""
 
@@ -73,108 +72,32 @@ def integrity(path: Path) -> str:
 
 async def missing(path: Path, ids: list[str]) -> list[str]:
     """Those of `ids` that the store does not have."""
-    store = SqliteStore(path)
-    await store.open()
-    gone = [task_id for task_id in ids if await store.get(task_id) is None]
-    await store.close()
-    return gone
+    async with opened(SqliteStore(path)) as store:
+        return [task_id for task_id in ids if await store.get(task_id) is None]
 
 
-async def test_two_processes_that_write_at_once_lose_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "tasks.db"
-    with child("create_tasks", path) as first, child("create_tasks", path) as second:
-        first.go()
-        second.go()
-        created = [*first.finish(), *second.finish()]
-    assert len(set(created)) == 2 * CREATES
+async def test_processes_that_start_on_a_new_file_together_make_one_store_and_lose_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "er" / "tasks.db"
+    with ExitStack() as stack:
+        children = [stack.enter_context(child("create_tasks", path)) for _ in range(4)]
+        for each in children:
+            each.go()
+        created = [line for each in children for line in each.finish()]
+    assert len(set(created)) == 4 * CREATES
     assert await missing(path, created) == []
-
-
-async def test_two_processes_that_swap_the_same_task_lose_no_update(tmp_path: Path) -> None:
-    path = tmp_path / "tasks.db"
-    store = SqliteStore(path)
-    await store.open()
-    await store.create(make_record(id=SHARED_TASK), REQUEST)
-    with child("increment", path) as first, child("increment", path) as second:
-        first.go()
-        second.go()
-        first.finish()
-        second.finish()
-    record = await store.get(SHARED_TASK)
-    assert record is not None
-    assert record.version == 1 + 2 * INCREMENTS
-    await store.close()
-
-
-async def test_heartbeats_of_two_processes_are_all_counted(tmp_path: Path) -> None:
-    path = tmp_path / "tasks.db"
-    store = SqliteStore(path)
-    await store.open()
-    await store.heartbeat(SHARED_WORKER, namespace="demo")
-    with child("heartbeat", path) as first, child("heartbeat", path) as second:
-        first.go()
-        second.go()
-        first.finish()
-        second.finish()
-    assert await store.workers("demo") == {SHARED_WORKER: 1 + 2 * BEATS}
-    await store.close()
-
-
-async def test_a_sweep_gives_every_task_once_while_another_process_claims_and_creates(tmp_path: Path) -> None:
-    path = tmp_path / "tasks.db"
-    store = SqliteStore(path)
-    await store.open()
-    async with anyio.create_task_group() as group:
-        for number in range(STIRRED):
-            for name in ("claim", "stay"):
-                created_at = NOON + timedelta(seconds=number % 7)
-                record = make_record(id=f"{name}-{number:03}", namespace="demo", created_at=created_at)
-                group.start_soon(store.create, record, REQUEST)
-    with child("stir", path) as other:
-        other.go()
-        found: list[str] = []
-        cursor = None
-        while True:
-            other.expect("stirred")
-            page = await store.queued("demo", cursor=cursor, limit=5)
-            found += page.ids
-            if (cursor := page.cursor) is None:
-                break
-        other.finish()
-    assert len(set(found)) == len(found)
-    assert sorted(task_id for task_id in found if task_id.startswith("stay")) == [
-        f"stay-{number:03}" for number in range(STIRRED)
-    ]
-    await store.close()
 
 
 async def test_a_killed_process_loses_no_task_that_it_was_told_is_created(tmp_path: Path) -> None:
     path = tmp_path / "tasks.db"
-    for _ in range(3):
-        with child("create_for_ever", path) as writer:
-            writer.go()
-            lines = writer.lines()
-            acknowledged = [next(lines) for _ in range(200)]
-            writer.process.kill()
-            # The last line may be cut short: then nobody was told that id.
-            acknowledged += [line for line in lines if len(line) == len(acknowledged[0])]
-        assert await missing(path, acknowledged) == []
-        assert integrity(path) == "ok"
-
-
-async def test_processes_that_start_on_a_new_file_together_make_one_store(tmp_path: Path) -> None:
-    path = tmp_path / "deep" / "er" / "tasks.db"
-    with (
-        child("create_tasks", path) as one,
-        child("create_tasks", path) as two,
-        child("create_tasks", path) as three,
-        child("create_tasks", path) as four,
-    ):
-        for each in (one, two, three, four):
-            each.go()
-        created = [line for each in (one, two, three, four) for line in each.finish()]
-    assert len(set(created)) == 4 * CREATES
-    assert await missing(path, created) == []
+    with child("create_for_ever", path) as writer:
+        writer.go()
+        lines = writer.lines()
+        acknowledged = [next(lines) for _ in range(200)]
+        writer.process.kill()
+        # The last line may be cut short: then no client was told that id.
+        acknowledged += [line for line in lines if len(line) == len(acknowledged[0])]
+    assert await missing(path, acknowledged) == []
+    assert integrity(path) == "ok"
 
 
 async def test_a_full_disk_refuses_writes_until_there_is_room(tmp_path: Path) -> None:
@@ -193,41 +116,29 @@ async def test_a_full_disk_refuses_writes_until_there_is_room(tmp_path: Path) ->
 
 
 async def test_a_write_waits_for_another_process_and_then_gives_up(tmp_path: Path) -> None:
-    store = SqliteStore(tmp_path / "tasks.db", busy_timeout=timedelta(milliseconds=100))
-    await store.open()
+    path = tmp_path / "tasks.db"
     before, during, after = make_record(), make_record(), make_record()
-    await store.create(before, REQUEST)
-    with child("lock_writes", store.path) as locker:
-        locker.go()
-        locker.expect("locked")
-        with pytest.raises(StoreUnavailable, match="locked by another process") as refused:
-            await store.create(during, REQUEST)
-        assert str(store.path) in str(refused.value)
-        assert isinstance(refused.value.__cause__, sqlite3.OperationalError)
-        # Readers do not wait for writers.
-        assert await store.get(before.id) == before
-        assert await store.get(during.id) is None
-        locker.go()
-        locker.finish()
-    await store.create(after, REQUEST)
-    assert await store.get(after.id) == after
-    await store.close()
-
-
-async def test_a_write_that_waits_goes_on_when_the_lock_is_given_up(tmp_path: Path) -> None:
-    store = SqliteStore(tmp_path / "tasks.db", busy_timeout=timedelta(seconds=LIMIT))
-    await store.open()
-    record = make_record()
-    with child("lock_writes", store.path) as locker:
-        locker.go()
-        locker.expect("locked")
-        async with anyio.create_task_group() as group:
-            group.start_soon(store.create, record, REQUEST)
-            await anyio.lowlevel.checkpoint()
-            assert await store.get(record.id) is None
+    async with (
+        opened(SqliteStore(path, busy_timeout=timedelta(milliseconds=100))) as store,
+        opened(SqliteStore(path, busy_timeout=timedelta(seconds=LIMIT))) as patient,
+    ):
+        await store.create(before, REQUEST)
+        with child("lock_writes", path) as locker:
             locker.go()
-    assert await store.get(record.id) == record
-    await store.close()
+            locker.expect("locked")
+            with pytest.raises(StoreUnavailable, match="locked by another process") as refused:
+                await store.create(during, REQUEST)
+            assert str(path) in str(refused.value)
+            assert isinstance(refused.value.__cause__, sqlite3.OperationalError)
+            # Readers do not wait for writers.
+            assert await store.get(before.id) == before
+            assert await store.get(during.id) is None
+            async with anyio.create_task_group() as group:
+                group.start_soon(patient.create, after, REQUEST)
+                await anyio.lowlevel.checkpoint()
+                assert await store.get(after.id) is None
+                locker.go()
+        assert await store.get(after.id) == after
 
 
 async def test_a_file_that_another_process_keeps_to_itself_cannot_be_opened(tmp_path: Path) -> None:

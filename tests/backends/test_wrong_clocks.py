@@ -70,7 +70,12 @@ class Place:
         return (self.folder / "paid").read_text().splitlines().count(job)
 
 
-@pytest.fixture(params=["redis", "postgres"])
+CASES = pytest.mark.parametrize(
+    ("place", "hours"), [("redis", 24), ("postgres", -24)], indirect=["place"], ids=["a day ahead", "a day behind"]
+)
+
+
+@pytest.fixture
 async def place(
     request: pytest.FixtureRequest, shared_backend: Callable[[BackendName], Backend], tmp_path: Path
 ) -> AsyncGenerator[Place]:
@@ -93,7 +98,7 @@ async def open_question(door: Tasking, task: str) -> str:
     return key
 
 
-@pytest.mark.parametrize("hours", [24, -24], ids=["a day ahead", "a day behind"])
+@CASES
 async def test_processes_with_wrong_clocks_end_nothing_early_or_late(place: Place, hours: int) -> None:
     first = await place.start("first", 0)
     right = await place.door(first)
@@ -151,7 +156,7 @@ async def in_seconds(place: Place) -> float:
         return (due - now).total_seconds()
 
 
-@pytest.mark.parametrize("hours", [24, -24], ids=["a day ahead", "a day behind"])
+@CASES
 async def test_what_is_handed_to_an_engine_for_later_is_due_by_its_servers_clock(place: Place, hours: int) -> None:
     arguments = ("sender", str(hours), place.url, str(place.folder))
     command = [*python("tests.backends.wrong_clock_child"), *arguments]

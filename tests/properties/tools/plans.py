@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from tests.properties.tools.store import Faults
 from tests.properties.tools.tree import (
     Ask,
     Beside,
@@ -22,7 +21,7 @@ from tests.properties.tools.tree import (
     Trimmer,
     Twice,
 )
-from tests.properties.tools.world import Act, Plan, What
+from tests.properties.tools.world import Act, Faults, Plan, What
 
 _STEPS = st.builds(Step, st.sampled_from((0.0, 0.5, 3.0)), st.sampled_from((False, False, False, True)))
 _ASKS = st.builds(Ask, st.sampled_from((None, None, 2.0, 20.0)), st.booleans())

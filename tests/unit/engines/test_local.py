@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -10,7 +11,8 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from mcp_tasks.engines import Engine, InlineEngine, LocalEngine, ReservesSlots
+from harness.waiting import eventually
+from mcp_tasks.engines import Engine, InlineEngine, Lane, LocalEngine, ReservesSlots, Route
 from mcp_tasks.errors import InvalidOption
 from mcp_tasks.testing._engine_work import LONG, NONE, SHORT, Work, at_work, settle
 from mcp_tasks.testing.engine_suite import EngineSuite
@@ -28,14 +30,89 @@ class TestInlineEngine(EngineSuite):
         return InlineEngine()
 
 
-async def test_tasks_are_run_in_the_order_they_came() -> None:
+Submission = tuple[str, Lane, str | None, int]
+"""An id, and its lane, owner and priority."""
+
+
+def new(task_id: str, owner: str | None = None, priority: int = 0) -> Submission:
+    return task_id, "new", owner, priority
+
+
+def again(task_id: str, owner: str | None = None, priority: int = 0) -> Submission:
+    return task_id, "again", owner, priority
+
+
+ORDERS: dict[str, tuple[Sequence[Submission], str]] = {
+    "as they came": ([new("c"), new("a"), new("b")], "c a b"),
+    "each once": ([new("a"), new("a"), again("b", "bob"), new("b", "al", 9)], "b a"),
+    "owners by turns": (
+        [new("a1", "al"), new("a2", "al"), new("a3", "al"), new("b1", "bob"), new("n1"), new("n2"), new("b2", "bob")],
+        "a1 b1 n1 a2 b2 n2 a3",
+    ),
+    "lanes by turns": (
+        [new("n1"), new("n2"), new("n3"), again("a1"), again("a2"), again("a3"), again("a4"), again("a5")],
+        "a1 n1 a2 n2 a3 n3 a4 a5",
+    ),
+    "the urgent first, whatever the lane and the owner": (
+        [again("low", "bob", -1), new("p1", "al"), new("p2", "al"), again("high", "al", 7), new("highest", "al", 8)],
+        "highest high p1 p2 low",
+    ),
+    "lanes by turns within a priority": (
+        [new("n1", "al"), again("a1", "al"), new("n2", "al"), again("a2", "al"), new("urgent", None, 1)],
+        "urgent a1 n1 a2 n2",
+    ),
+}
+
+
+@pytest.mark.parametrize(("submissions", "order"), ORDERS.values(), ids=ORDERS)
+async def test_tasks_that_stand_in_line_are_run(submissions: Sequence[Submission], order: str) -> None:
     engine = LocalEngine(concurrency=1)
     async with at_work(engine) as work:
-        work.end("a", "b", "c")
-        for task_id in "abc":
-            await engine.submit(task_id)
-        await work.until("end c")
-        assert work.log == ["start a", "end a", "start b", "end b", "start c", "end c"]
+        await engine.submit("first")
+        await work.until("start first")
+        for task_id, lane, owner, priority in submissions:
+            await engine.submit(task_id, lane=lane, owner=owner, route=Route(priority=priority))
+        assert engine.backlog == len({task_id for task_id, lane, *_ in submissions if lane == "again"})
+        work.end("first", *order.split())
+        await work.until(f"end {order.split()[-1]}")
+        await settle()
+        assert work.log == [f"{what} {task_id}" for task_id in ["first", *order.split()] for what in ("start", "end")]
+        assert (engine.backlog, engine.is_idle) == (0, True)
+
+
+async def test_an_owner_with_many_tasks_keeps_another_back_for_one_turn_and_stands_behind_when_he_comes_back() -> None:
+    engine = LocalEngine(concurrency=1)
+    async with at_work(engine) as work:
+
+        async def take() -> str:
+            """End what runs; what is started next."""
+            count = len(work.started)
+            work.end(work.started[-1])
+            await eventually(lambda: len(work.started) > count)
+            return work.started[-1]
+
+        for number in range(1_000):
+            await engine.submit(f"al {number}", owner="al")
+        await work.until("start al 0")
+        assert [await take(), await take()] == ["al 1", "al 2"]
+        await engine.submit("bob 0", owner="bob")
+        assert [await take() for _ in range(3)] == ["al 3", "bob 0", "al 4"]
+        await engine.submit("bob 1", owner="bob")
+        assert [await take() for _ in range(2)] == ["al 5", "bob 1"]
+        await engine.drain(NONE)
+
+
+async def test_a_task_that_wants_one_more_turn_has_it_with_its_owner_and_its_priority() -> None:
+    engine = LocalEngine(concurrency=1)
+    async with at_work(engine) as work:
+        await engine.submit("first", owner="alice")
+        await work.until("start first")
+        for number in range(2):
+            await engine.submit(f"alice {number}", owner="alice", lane="again")
+        await engine.submit("first", owner="bob", lane="again", route=Route(priority=1))
+        work.end("first", "alice 0", "alice 1")
+        await work.until("end alice 1")
+        assert work.started == ["first", "first", "alice 0", "alice 1"]
 
 
 async def test_no_more_than_the_limit_run_at_a_time() -> None:
@@ -51,31 +128,6 @@ async def test_no_more_than_the_limit_run_at_a_time() -> None:
         assert work.running == {"a", "c"}
 
 
-async def test_a_task_that_is_queued_twice_is_run_once() -> None:
-    engine = LocalEngine(concurrency=1)
-    async with at_work(engine) as work:
-        for task_id in "abbb":
-            await engine.submit(task_id)
-        work.end("a", "b")
-        await work.until("end b")
-        await settle()
-        assert work.log == ["start a", "end a", "start b", "end b"]
-
-
-async def test_a_task_that_is_submitted_while_it_runs_has_one_more_turn_when_it_has_ended() -> None:
-    engine = LocalEngine(concurrency=2)
-    async with at_work(engine) as work:
-        await engine.submit("a")
-        await work.until("start a")
-        await engine.submit("a")
-        await engine.submit("a")
-        await settle()
-        assert work.log == ["start a"]
-        work.end("a")
-        await settle()
-        assert work.log == ["start a", "end a"] * 2
-
-
 async def test_draining_forgets_who_wanted_one_more_turn() -> None:
     engine = LocalEngine()
     async with at_work(engine) as work:
@@ -88,24 +140,7 @@ async def test_draining_forgets_who_wanted_one_more_turn() -> None:
         assert work.log == ["start a", "end a"]
 
 
-async def test_the_backlog_is_what_was_submitted_again_and_waits_for_room() -> None:
-    engine = LocalEngine(concurrency=1)
-    assert (engine.backlog, engine.is_idle) == (0, True)
-    async with at_work(engine) as work:
-        for task_id in "abc":
-            await engine.submit(task_id)
-        # New ones do not keep a sweep from bringing what was left elsewhere.
-        assert (engine.backlog, engine.is_idle) == (0, False)
-        for task_id in "de":
-            await engine.submit(task_id, lane="again")
-        assert engine.backlog == 2
-        await work.until("start a")
-        work.end(*"abcde")
-        await work.until(*(f"end {task_id}" for task_id in "abcde"))
-        assert engine.backlog == 0
-
-
-async def test_an_engine_is_idle_when_all_that_runs_only_waits() -> None:
+async def test_a_run_that_waits_lets_one_other_start_however_often_it_gives_its_slot_back() -> None:
     engine = LocalEngine(concurrency=1)
     async with at_work(engine) as work:
         await engine.submit("a")
@@ -113,95 +148,16 @@ async def test_an_engine_is_idle_when_all_that_runs_only_waits() -> None:
         assert not engine.is_idle
         work.slots["a"].release()
         assert engine.is_idle
-
-
-async def test_new_tasks_and_those_submitted_again_have_room_by_turns() -> None:
-    engine = LocalEngine(concurrency=1)
-    async with at_work(engine) as work:
-        for task_id in ("first", "n1", "n2", "n3"):
+        work.slots["a"].release()
+        for task_id in "bc":
             await engine.submit(task_id)
-        for task_id in ("a1", "a2", "a3", "a4", "a5"):
-            await engine.submit(task_id, lane="again")
-        everything = ("first", "n1", "n2", "n3", "a1", "a2", "a3", "a4", "a5")
-        work.end(*everything)
-        await work.until(*(f"end {task_id}" for task_id in everything))
-    started = [line.removeprefix("start ") for line in work.log if line.startswith("start ")]
-    assert started == ["first", "a1", "n1", "a2", "n2", "a3", "n3", "a4", "a5"]
-
-
-async def test_a_task_that_wants_another_turn_stands_in_line_once_whatever_its_lane() -> None:
-    engine = LocalEngine(concurrency=1)
-    async with at_work(engine) as work:
-        await engine.submit("a")
-        await engine.submit("b")
-        await engine.submit("b", lane="again")
-        assert engine.backlog == 0
-        work.end("a", "b")
-        await work.until("end b")
-        await settle()
-    assert work.log == ["start a", "end a", "start b", "end b"]
-
-
-async def test_a_run_that_waits_lets_another_one_start() -> None:
-    engine = LocalEngine(concurrency=1)
-    async with at_work(engine) as work:
-        await engine.submit("a")
-        await engine.submit("b")
-        await work.until("start a")
-        work.slots["a"].release()
-        await work.until("start b")
-
-
-async def test_giving_a_slot_back_twice_frees_one_slot() -> None:
-    engine = LocalEngine(concurrency=1)
-    async with at_work(engine) as work:
-        for task_id in "abc":
-            await engine.submit(task_id)
-        await work.until("start a")
-        work.slots["a"].release()
-        work.slots["a"].release()
         await settle()
         assert work.running == {"a", "b"}
-
-
-async def test_a_run_that_ends_while_it_waits_frees_no_second_slot() -> None:
-    engine = LocalEngine(concurrency=1)
-    async with at_work(engine) as work:
-        for task_id in "abc":
-            await engine.submit(task_id)
-        await work.until("start a")
-        work.slots["a"].release()
-        await work.until("start b")
+        # Nor does its end free a second slot.
         work.end("a")
         await work.until("end a")
         await settle()
         assert work.running == {"b"}
-
-
-async def test_a_run_that_comes_back_goes_before_those_that_have_not_begun_if_one_began_last() -> None:
-    engine = LocalEngine(concurrency=1)
-    async with at_work(engine) as work, anyio.create_task_group() as group:
-        for task_id in "abc":
-            await engine.submit(task_id)
-        await work.until("start a")
-        work.slots["a"].release()
-        await work.until("start b")
-        back = anyio.Event()
-
-        async def come_back() -> None:
-            await work.slots["a"].acquire()
-            back.set()
-
-        group.start_soon(come_back)
-        await settle()
-        assert not back.is_set()
-        work.end("b")
-        with anyio.fail_after(5):
-            await back.wait()
-        await settle()
-        assert work.running == {"a"}
-        work.end("a")
-        await work.until("start c")
 
 
 async def test_runs_that_come_back_and_those_that_have_not_begun_have_room_by_turns() -> None:
@@ -230,22 +186,6 @@ async def test_runs_that_come_back_and_those_that_have_not_begun_have_room_by_tu
         turns = [line for line in work.log if line.startswith(("back", "start"))][4:]
         assert turns == ["back a", "start x", "back b", "start y", "back c", "start z"]
         assert engine.is_idle
-
-
-async def test_a_slot_that_a_cancelled_run_was_given_on_its_way_back_goes_to_the_next_in_line() -> None:
-    engine = LocalEngine(concurrency=1)
-    async with at_work(engine) as work:
-        for task_id in ("a", "b"):
-            await engine.submit(task_id)
-            await work.until(f"start {task_id}")
-            if task_id == "a":
-                work.slots["a"].release()
-        back = asyncio.create_task(work.slots["a"].acquire())
-        await settle()
-        await engine.submit("c")
-        work.slots["b"].release()
-        back.cancel()
-        await work.until("start c")
 
 
 async def test_two_branches_of_a_run_that_come_back_together_take_one_slot() -> None:
@@ -299,16 +239,14 @@ async def test_a_slot_can_be_kept_for_a_task_that_is_being_made() -> None:
         await work.until("start a")
         work.end("a")
         await work.until("start b")
-
-
-async def test_a_slot_that_was_kept_for_nothing_goes_to_the_next_in_line() -> None:
-    engine = LocalEngine(concurrency=1)
-    async with at_work(engine) as work:
+        work.end("b")
+        await settle()
+        # One that was kept for nothing goes to the next in line.
         slot = engine.reserve()
         assert slot is not None
-        await engine.submit("a")
+        await engine.submit("c")
         slot.release()
-        await work.until("start a")
+        await work.until("start c")
 
 
 async def test_no_slot_is_kept_before_those_that_wait_in_line_or_in_an_engine_that_stands_still() -> None:
@@ -333,19 +271,6 @@ async def test_a_slot_that_was_kept_while_the_engine_stopped_is_not_used() -> No
         assert engine.is_idle
 
 
-async def test_draining_starts_nothing_more_and_waits_for_what_runs() -> None:
-    engine = LocalEngine(concurrency=1)
-    async with at_work(engine) as work, anyio.create_task_group() as group:
-        await engine.submit("a")
-        await engine.submit("b")
-        await work.until("start a")
-        group.start_soon(engine.drain, LONG)
-        await settle()
-        await engine.submit("c")
-        work.end("a", "b", "c")
-    assert work.log == ["start a", "end a"]
-
-
 async def test_a_run_comes_back_from_its_wait_while_the_engine_drains() -> None:
     engine = LocalEngine(concurrency=1)
     async with at_work(engine) as work:
@@ -355,17 +280,6 @@ async def test_a_run_comes_back_from_its_wait_while_the_engine_drains() -> None:
         await engine.drain(SHORT)
         with anyio.fail_after(5):
             await work.slots["a"].acquire()
-
-
-@pytest.mark.parametrize("engine", [LocalEngine(), InlineEngine()], ids=["local", "inline"])
-async def test_stopping_twice_and_before_the_start_leaves_the_threads_as_they_were(engine: Engine) -> None:
-    threads = anyio.to_thread.current_default_thread_limiter().total_tokens
-    await engine.stop(NONE)
-    await engine.stop(NONE)
-    async with at_work(engine):
-        await engine.drain(NONE)
-        await engine.stop(NONE)
-    assert anyio.to_thread.current_default_thread_limiter().total_tokens == threads
 
 
 @pytest.mark.parametrize("engine", [LocalEngine(), InlineEngine()], ids=["local", "inline"])
@@ -383,11 +297,6 @@ async def test_what_is_submitted_where_nothing_is_run_is_forgotten_and_left_to_t
     await engine.submit("after the stop")
     assert work.started == ["a"]
     assert engine.backlog == 0
-
-
-def test_only_an_engine_that_runs_tools_beside_its_caller_keeps_slots_for_them() -> None:
-    assert isinstance(LocalEngine(), ReservesSlots)
-    assert not isinstance(InlineEngine(), ReservesSlots)
 
 
 async def test_there_is_room_while_a_slot_is_free_and_nobody_in_line() -> None:
@@ -439,21 +348,17 @@ def test_an_engine_that_could_run_nothing_is_refused(concurrency: Any) -> None:
         LocalEngine(concurrency)
 
 
-async def test_the_inline_engine_returns_when_the_run_has_ended() -> None:
+async def test_the_inline_engine_returns_when_the_run_has_ended_or_waits_and_keeps_no_slots() -> None:
     engine = InlineEngine()
-    async with at_work(engine) as work:
+    assert not isinstance(engine, ReservesSlots)
+    async with at_work(engine) as work, anyio.create_task_group() as group:
         work.end("a")
         await engine.submit("a")
         assert work.log == ["start a", "end a"]
-
-
-async def test_the_inline_engine_returns_when_the_run_waits() -> None:
-    engine = InlineEngine()
-    async with at_work(engine) as work, anyio.create_task_group() as group:
-        group.start_soon(engine.submit, "a")
-        await work.until("start a")
-        work.slots["a"].release()
-    assert work.log == ["start a", "end a"]
+        group.start_soon(engine.submit, "b")
+        await work.until("start b")
+        work.slots["b"].release()
+    assert work.log[2:] == ["start b", "end b"]
 
 
 async def test_the_inline_engine_starts_nothing_once_more_while_it_drains() -> None:

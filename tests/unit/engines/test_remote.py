@@ -8,6 +8,7 @@ from datetime import timedelta
 import anyio
 import pytest
 
+from harness.waiting import eventually
 from mcp_tasks.engines import Abilities, Deliver, Lane, RemoteEngine, Route, Serves, Slot
 from mcp_tasks.engines.base import Takes
 from mcp_tasks.testing._engine_work import LONG, NONE, WAIT, Work, at_work, settle
@@ -108,9 +109,7 @@ async def test_an_id_that_is_brought_while_it_runs_has_one_more_turn_here(hand: 
         assert await hand.brings("a")
         assert await hand.brings("a")
         work.end("a")
-        with anyio.fail_after(WAIT):
-            while work.log != ["start a", "end a"] * 2:
-                await anyio.lowlevel.checkpoint()
+        await eventually(lambda: work.log == ["start a", "end a"] * 2)
 
 
 async def test_a_delivery_that_is_given_up_in_line_leaves_the_slot_to_others(hand: Hand) -> None:
@@ -218,26 +217,9 @@ async def test_an_engine_whose_carrier_cannot_be_opened_has_not_been_started(han
         assert await hand.brings("a")
 
 
-async def test_taking_goes_on_when_the_carrier_is_back(hand: Hand) -> None:
-    engine = RemoteEngine(hand)
-    async with at_work(engine) as work:
-        await settle()
-        await engine.drain(NONE)
-        hand.fails = False
-    await engine.start(work.execute)
-    hand.fails = True
-    with anyio.fail_after(WAIT):
-        while hand.takes < 3:  # noqa: ASYNC110
-            await anyio.sleep(0.01)
-        hand.fails = False
-        while hand.deliver is None:  # noqa: ASYNC110
-            await anyio.sleep(0.01)
-    assert await hand.brings("a")
-    work.end("a")
-    await engine.stop(LONG)
-
-
-async def test_an_engine_says_whether_ids_reach_it(hand: Hand, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_taking_goes_on_when_the_carrier_is_back_and_an_engine_says_whether_ids_reach_it(
+    hand: Hand, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("mcp_tasks.engines.remote.SETTLED", 0.05)
     engine = RemoteEngine(hand)
     await engine.start(Work().execute)
@@ -247,13 +229,10 @@ async def test_an_engine_says_whether_ids_reach_it(hand: Hand, monkeypatch: pyte
     hand.fails = False
     await engine.start(Work().execute)
     hand.fails = True
-    with anyio.fail_after(WAIT):
-        while hand.takes < 2:  # noqa: ASYNC110
-            await anyio.sleep(0.01)
-        assert not engine.is_taking
-        hand.fails = False
-        while not engine.is_taking:  # noqa: ASYNC110
-            await anyio.sleep(0.01)
+    await eventually(lambda: hand.takes >= 3)
+    assert not engine.is_taking
+    hand.fails = False
+    await eventually(lambda: engine.is_taking)
     assert await hand.brings("a")
     await engine.stop(NONE)
 

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import re
 import sys
 import unicodedata
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
 
 import pytest
 
 from harness.processes import run
-from mcp_tasks.engines import Engine, LocalEngine
+from mcp_tasks import Tasks
+from mcp_tasks.engines import Engine
 from mcp_tasks.engines.remote import engine_from_url
 from mcp_tasks.errors import TasksError, UsageError
 from mcp_tasks.files import state_folder
-from mcp_tasks.server.options import chosen_parts
 from mcp_tasks.stores import MemoryStore, Store
 from mcp_tasks.stores.postgres import PostgresStore
 from mcp_tasks.stores.postgres.database import Pooled, QuietPools
@@ -47,21 +47,11 @@ def path_of(store: Store) -> Path:
         ("sqlite:///some/folder/tasks.db", "some/folder/tasks.db"),
         ("sqlite:////var/lib/tasks.db", "/var/lib/tasks.db"),
         ("sqlite:///with%20space.db", "with space.db"),
-        ("sqlite:///snow%E2%98%83.db", "snow☃.db"),
+        ("sqlite:///snow%E2%98%83%3F%23.db", "snow☃?#.db"),
     ],
 )
 def test_a_sqlite_url_names_a_file(url: str, path: str) -> None:
     assert path_of(store_from_url(url)) == Path(path)
-
-
-def test_a_memory_url_names_no_place() -> None:
-    assert isinstance(store_from_url("memory://"), MemoryStore)
-
-
-@pytest.mark.parametrize("url", ["", "tasks.db", "sqlite:///", "mysql://localhost/tasks", "/a/path"])
-def test_anything_else_is_refused_with_what_to_write(url: str) -> None:
-    with pytest.raises(UsageError, match="sqlite:///FILE"):
-        store_from_url(url)
 
 
 @pytest.mark.parametrize(
@@ -106,12 +96,6 @@ def test_a_redis_database_that_is_no_number_is_refused(database: str) -> None:
             refuse(f"redis://h:6379{fine}")
 
 
-def test_an_engine_url_with_a_password_that_is_not_encoded_is_not_repeated() -> None:
-    with pytest.raises(UsageError, match="percent-encoded") as refused:
-        engine_from_url("redis://u:s3/cret@h:6379/0", 1)
-    assert "s3" not in f"{refused.value} {refused.value.__cause__!r}"
-
-
 @pytest.mark.parametrize(
     ("make", "what"),
     [
@@ -149,99 +133,76 @@ def test_a_store_whose_driver_is_not_installed_says_what_to_install(extra: str, 
 
 
 @pytest.mark.parametrize(
-    ("url", "instead"),
+    ("url", "says"),
     [
-        ("sqlite:tasks.db", "sqlite:///tasks.db"),
-        ("sqlite://tasks.db", "sqlite:///tasks.db"),
-        ("sqlite://folder/tasks.db", "sqlite:///folder/tasks.db"),
-        ("sqlite:", "sqlite:///tasks.db"),
-        ("sqlite://", "sqlite:///tasks.db"),
+        ("", "sqlite:///FILE"),
+        ("tasks.db", "sqlite:///FILE"),
+        ("sqlite:///", "sqlite:///FILE"),
+        ("mysql://localhost/tasks", "sqlite:///FILE"),
+        # Too few slashes would be another file.
+        (
+            "sqlite:tasks.db",
+            "'sqlite:tasks.db' names no store: after sqlite: come three slashes and the file (sqlite:///ta",
+        ),
+        (
+            "sqlite://folder/tasks.db",
+            "(sqlite:///folder/tasks.db), or four for an absolute path (sqlite:////var/lib/x.db)",
+        ),
+        ("sqlite:", "(sqlite:///tasks.db)"),
+        ("sqlite:/srv/x.db", "absolute path (sqlite:////srv/x.db)"),
+        # Nothing is dropped silently.
+        ("sqlite:///a.db?mode=ro", "in the name of a file that is written %3F"),
+        ("sqlite:///a.db#frag", "in the name of a file that is written %23"),
+        ("memory:", "memory:// is all"),
+        ("memory:///", "memory:// is all"),
+        ("memory://?a", "memory:// is all"),
     ],
 )
-def test_a_sqlite_url_with_too_few_slashes_is_not_taken_for_another_file(url: str, instead: str) -> None:
-    with pytest.raises(UsageError) as refused:
+def test_anything_else_is_refused_with_what_to_write(url: str, says: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(says)):
         store_from_url(url)
-    assert str(refused.value) == (
-        f"{url!r} names no store: after sqlite: come three slashes and the file ({instead}), or four for an absolute "
-        "path (sqlite:////var/lib/x.db)"
-    )
-
-
-def test_an_absolute_path_after_one_slash_is_shown_with_four() -> None:
-    with pytest.raises(UsageError, match=r"absolute path \(sqlite:////srv/x\.db\)"):
-        store_from_url("sqlite:/srv/x.db")
 
 
 @pytest.mark.parametrize(
-    ("url", "written"), [("sqlite:///a.db?mode=ro", "%3F"), ("sqlite:///a.db#frag", "%23"), ("sqlite:///a.db?", "%3F")]
+    ("store", "engine", "says"),
+    [
+        ("memory://", "localhost", r"names no engine; use 'local', postgresql://"),
+        ("memory://", "sqlite:///x.db", r"names no engine; use 'local', postgresql://"),
+        ("memory://", "redis://u:s3cret@h", "tasks in memory are seen only by this process"),
+        (MemoryStore(), "postgresql://u:s3cret@h/db", "tasks in memory are seen only by this process"),
+    ],
 )
-def test_nothing_in_a_url_is_dropped_silently(url: str, written: str) -> None:
-    with pytest.raises(UsageError, match=rf"in the name of a file that is written {written}"):
-        store_from_url(url)
-    assert path_of(store_from_url(f"sqlite:///a{written}.db")).name == f"a{unquote(written)}.db"
-
-
-@pytest.mark.parametrize("url", ["memory:", "memory:/", "memory://x", "memory:///", "memory://?a"])
-def test_memory_has_one_spelling(url: str) -> None:
-    with pytest.raises(UsageError, match=r"memory:// is all"):
-        store_from_url(url)
-
-
-@pytest.mark.parametrize("url", ["sqlite:tasks.db", "tasks.db", "memory:"])
-def test_a_url_from_the_environment_is_refused_with_where_it_comes_from(
-    url: str, monkeypatch: pytest.MonkeyPatch
+def test_an_engine_that_cannot_carry_the_tasks_of_a_store_is_refused(
+    store: str | Store, engine: str, says: str
 ) -> None:
-    monkeypatch.setenv("MCP_TASKS_URL", url)
+    with pytest.raises(UsageError, match=says) as refused:
+        Tasks(store, engine=engine)
+    assert "s3cret" not in str(refused.value)
+
+
+def test_a_url_from_the_environment_is_refused_with_where_it_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MCP_TASKS_URL", "tasks.db")
     with pytest.raises(UsageError, match=r"environment variable MCP_TASKS_URL: '.*' names no store"):
-        chosen_parts(None, None, None)
+        Tasks()
 
 
-@pytest.mark.parametrize("engine", ["", "localhost", "memory://", "sqlite:///x.db", "amqp://h"])
-def test_what_names_no_engine_is_refused_where_an_engine_is_said(engine: str) -> None:
-    with pytest.raises(UsageError, match=r"names no engine; use 'local', postgresql://"):
-        chosen_parts("memory://", engine, None)
-
-
-@pytest.mark.parametrize("url", ["memory://", "sqlite:///x.db", "SQLITE:///x.db"])
-def test_beside_a_store_of_one_machine_this_process_runs_the_tools(url: str) -> None:
-    assert isinstance(chosen_parts(url, None, None).engine, LocalEngine)
-    assert isinstance(chosen_parts(url, "local", None).with_concurrency(3).engine, LocalEngine)
-
-
-@pytest.mark.parametrize("engine", ["redis://h", "postgresql://u:s3cret@h/db"])
-def test_nothing_carries_tasks_that_no_other_process_can_have(engine: str) -> None:
-    for store in ("memory://", MemoryStore()):
-        with pytest.raises(UsageError, match="tasks in memory are seen only by this process") as refused:
-            chosen_parts(store, engine, None)
-        assert "s3cret" not in str(refused.value)
-
-
-def test_a_server_without_a_store_gets_a_file_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("MCP_TASKS_URL", raising=False)
-    path = path_of(default_store("render-farm", "acme.server"))
-    assert path == state_folder() / "render-farm@acme.server.db"
-
-
-NAMES = {
-    "../../etc/passwd": "etc-passwd",
-    "": "server",
-    "...": "server",
-    "späße": "späße",
-    "render farm": "render-farm",
-    "Demo": "Demo",
-    "/home/me/demo/server.py": "home-me-demo-server.py",
-}
-
-
-@pytest.mark.parametrize(("name", "kept"), NAMES.items())
-def test_a_name_never_leads_out_of_the_folder_and_stays_distinct(
-    name: str, kept: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("MCP_TASKS_URL", raising=False)
+@pytest.mark.parametrize(
+    ("name", "kept"),
+    [
+        ("../../etc/passwd", "etc-passwd"),
+        ("...", "server"),
+        ("späße", "späße"),
+        ("render farm", "render-farm"),
+        ("Demo", "Demo"),
+        ("/home/me/demo/server.py", "home-me-demo-server.py"),
+    ],
+)
+def test_a_name_never_leads_out_of_the_folder_and_stays_distinct(name: str, kept: str) -> None:
     # What was changed, or differs from another name only in case or accents, gets a hash.
     safe = f"{kept}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
     assert path_of(default_store(name, "acme")) == state_folder() / f"{safe}@acme.db"
     assert path_of(default_store("demo", name)) == state_folder() / f"demo@{safe}.db"
+    assert path_of(default_store("render-farm", "acme.server")).name == "render-farm@acme.server.db"
 
 
 ALIKE = [
@@ -262,8 +223,7 @@ ALIKE = [
 ]
 
 
-def test_no_two_servers_or_programs_share_a_file_by_accident(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("MCP_TASKS_URL", raising=False)
+def test_no_two_servers_or_programs_share_a_file_by_accident() -> None:
     files = [path_of(default_store(server, origin)).name for server in ALIKE for origin in ALIKE]
     # Some file systems fold case and compose accents.
     assert len({unicodedata.normalize("NFC", file.casefold()) for file in files}) == len(ALIKE) ** 2
@@ -271,29 +231,13 @@ def test_no_two_servers_or_programs_share_a_file_by_accident(monkeypatch: pytest
     assert path_of(default_store("a@b", "c")) != path_of(default_store("a", "b@c"))
 
 
-@pytest.mark.parametrize(
-    "name", ["x" * 5_000, "ü" * 5_000, "𝄞" * 5_000, "/very" * 100 + "/server.py"], ids=["x", "u", "clef", "path"]
-)
-def test_a_long_name_still_makes_a_file(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv("MCP_TASKS_URL", raising=False)
+@pytest.mark.parametrize("name", ["x" * 5_000, "ü" * 5_000, "𝄞" * 5_000, "/very" * 100 + "/server.py"], ids=len)
+def test_a_long_name_still_makes_a_file_and_of_a_path_the_end_is_kept(name: str, tmp_path: Path) -> None:
     file = path_of(default_store(name, name)).name
     assert len(file.encode()) < 200
     (tmp_path / file).touch()
     assert file.endswith(".db")
-
-
-def test_of_a_long_path_the_end_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("MCP_TASKS_URL", raising=False)
-    assert "server.py" in path_of(default_store("demo", "/very" * 100 + "/server.py")).name
-
-
-def test_the_environment_decides_for_a_server_that_chose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MCP_TASKS_URL", "sqlite:///elsewhere.db")
-    chosen = chosen_parts(None, None, None).store
-    assert chosen is not None
-    assert path_of(chosen) == Path("elsewhere.db")
-    monkeypatch.setenv("MCP_TASKS_URL", "memory://")
-    assert isinstance(chosen_parts(None, None, None).store, MemoryStore)
+    assert ("server.py" in file) == name.endswith("server.py")
 
 
 @pytest.mark.skipif(sys.platform in ("win32", "darwin"), reason="the place is another there")

@@ -1,11 +1,12 @@
-"""What is particular to jobs in Postgres: their schema, their transaction, a database that goes away, what is left."""
+"""What is particular to jobs in Postgres: their schema, their transaction with the task, and what is left of them."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import signal
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -15,34 +16,29 @@ import psycopg
 import pytest
 from procrastinate.schema import SchemaManager
 
-from harness.databases import Postgres, postgres
+from harness.databases import Postgres
+from harness.waiting import eventually
 from mcp_tasks.engines import Route, Serves
 from mcp_tasks.engines.base import WritesJobs
-from mcp_tasks.engines.procrastinate import TRIES, Pace, ProcrastinateCarrier, ProcrastinateEngine, prepare, queue_of
-from mcp_tasks.engines.remote import SETTLED
-from mcp_tasks.errors import InvalidOption, StoreUnavailable, UsageError
+from mcp_tasks.engines.procrastinate import TRIES, ProcrastinateCarrier, ProcrastinateEngine, prepare
+from mcp_tasks.errors import InvalidOption, StoreUnavailable
+from mcp_tasks.model import TaskRecord, TaskRequest, TaskStatus
 from mcp_tasks.model.values import Statement, database_place
-from mcp_tasks.testing._engine_work import LONG, WAIT, Work, at_work, serving
-from tests.backends.procrastinate_child import QUICK
+from mcp_tasks.runtime import Ending, Run, TaskRuntime, ToolPolicy
+from mcp_tasks.stores.postgres import PostgresStore
+from mcp_tasks.testing._engine_work import LONG, WAIT, at_work, serving
+from tests.backends.carriers import QUICK, TOLD
+from tests.unit.running import RERUN, Tool, cancel, ok, running, until, until_final
 
 pytestmark = pytest.mark.anyio
-
-TOLD = Pace(poll=timedelta(minutes=10))
-"""Of a worker that learns of jobs by notifications alone."""
 
 MIGRATIONS = sorted(Path(SchemaManager.get_migrations_path()).glob("*.sql"))
 JOBS = "mcp_tasks_jobs.procrastinate_jobs"
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Postgres]:
-    with postgres() as running:
-        yield running
-
-
 @pytest.fixture
-def url(server: Postgres) -> str:
-    return server.new_database()
+def url(shared_postgres: Postgres) -> str:
+    return shared_postgres.new_database()
 
 
 def rows(url: str, query: str) -> list[tuple[Any, ...]]:
@@ -63,16 +59,9 @@ def write(url: str, job: Statement) -> None:
         connection.execute(job.text.encode(), job.values)
 
 
-async def until_rows(url: str, query: str, wanted: list[tuple[Any, ...]]) -> None:
-    with anyio.fail_after(WAIT):
-        while rows(url, query) != wanted:  # noqa: ASYNC110
-            await anyio.sleep(0.02)
-
-
-async def until_ended(work: Work, task_id: str, seconds: float) -> None:
-    with anyio.fail_after(seconds):
-        while f"end {task_id}" not in work.log:  # noqa: ASYNC110 - `until` has less patience
-            await anyio.sleep(0.01)
+async def until_no_job(url: str) -> None:
+    left = f"SELECT FROM {JOBS} WHERE task_name = 'mcp_tasks.run'"
+    await eventually(lambda: not rows(url, left), WAIT)
 
 
 # The schema
@@ -140,35 +129,13 @@ async def test_a_job_is_written_with_the_task_or_not_at_all(url: str) -> None:
         work.end("kept", "undone")
         for task_id in "undone", "kept":
             job = engine.job(task_id, route=Route(queue="gpu", tool="render", priority=7), namespace="farm")
+            assert job.place == database_place(url)
             with psycopg.connect(url) as connection:
                 connection.execute(job.text.encode(), job.values)
                 if task_id == "undone":
                     connection.rollback()
         await work.until("end kept")
         assert work.started == ["kept"]
-
-
-async def test_a_job_is_for_the_database_of_its_engine(url: str) -> None:
-    job = ProcrastinateEngine(url).job("a", route=Route(), namespace="")
-    assert job.place == database_place(url)
-
-
-# A database that goes away
-
-
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
-async def test_a_restart_of_the_database_needs_nobody(server: Postgres, url: str, how: signal.Signals) -> None:
-    front = ProcrastinateEngine(url, pace=TOLD)
-    async with serving(front), at_work(ProcrastinateEngine(url, pace=TOLD)) as work:
-        work.end("before", "after", "told")
-        await front.submit("before")
-        await work.until("end before")
-        await asyncio.to_thread(server.restart, how)
-        await front.submit("after")
-        await until_ended(work, "after", 20)
-        # It listens again, too: nothing is looked for in ten minutes.
-        await front.submit("told")
-        await until_ended(work, "told", WAIT)
 
 
 async def test_a_worker_whose_listening_connection_is_lost_listens_again(url: str) -> None:
@@ -179,73 +146,24 @@ async def test_a_worker_whose_listening_connection_is_lost_listens_again(url: st
         rows(url, f"SELECT pg_terminate_backend({listening})")
         assert await until_listening(url, other_than=listening) != listening
         await front.submit("after")
-        await until_ended(work, "after", WAIT)
+        await work.until("end after")
 
 
 async def until_listening(url: str, other_than: int = 0) -> int:
     """The process of the server that a worker listens to."""
     query = "SELECT pid FROM pg_stat_activity WHERE query LIKE 'LISTEN%' AND state = 'idle' AND datname = "
-    with anyio.fail_after(2 * WAIT):
-        while not (found := rows(url, f"{query} current_database() AND pid <> {other_than}")):  # noqa: ASYNC110
-            await anyio.sleep(0.02)
+    found = await eventually(lambda: rows(url, f"{query} current_database() AND pid <> {other_than}"), 2 * WAIT)
     pid: int = found[0][0]
     return pid
-
-
-async def test_without_the_database_a_worker_stops_and_an_id_is_given_up_in_time(server: Postgres, url: str) -> None:
-    engine = ProcrastinateEngine(url, pace=QUICK)
-    await engine.start(Work().execute)
-    await asyncio.to_thread(server.stop)
-    try:
-        with anyio.fail_after(30):
-            await engine.submit("a")
-            await engine.drain(LONG)
-            await engine.stop(LONG)
-    finally:
-        await asyncio.to_thread(server.start)
-
-
-async def test_without_the_database_a_worker_never_says_that_it_takes(server: Postgres, url: str) -> None:
-    engine = ProcrastinateEngine(url, pace=QUICK)
-    async with at_work(engine):
-        await until_listening(url)
-        await asyncio.to_thread(server.stop)
-        try:
-            with anyio.fail_after(WAIT):
-                while engine.is_taking:  # noqa: ASYNC110
-                    await anyio.sleep(0.02)
-            # It tries again meanwhile, and what is tried for longer than this would count as working.
-            with anyio.move_on_after(3 * SETTLED):
-                while True:
-                    assert not engine.is_taking
-                    await anyio.sleep(0.02)
-        finally:
-            await asyncio.to_thread(server.start)
-        with anyio.fail_after(WAIT):
-            while not engine.is_taking:  # noqa: ASYNC110
-                await anyio.sleep(0.02)
-
-
-# Who has room
-
-
-async def test_a_worker_without_room_leaves_ids_where_others_find_them(url: str) -> None:
-    busy = ProcrastinateEngine(url, concurrency=1, pace=QUICK)
-    async with at_work(busy) as work:
-        await busy.submit("a")
-        await work.until("start a")
-        await busy.submit("b")
-        await anyio.sleep(5 * QUICK.poll.total_seconds())  # sleep: polls, none of which may take it
-        assert rows(url, f"SELECT status, attempts FROM {JOBS} WHERE args->>'task_id' = 'b'") == [("todo", 0)]
-        async with at_work(ProcrastinateEngine(url, pace=QUICK)) as other:
-            other.end("b")
-            await other.until("end b")
 
 
 # What is left
 
 
-async def test_nothing_is_left_of_what_was_carried(url: str) -> None:
+async def test_nothing_is_left_of_what_was_carried_and_none_of_it_is_news(
+    url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
     engine = ProcrastinateEngine(url, pace=QUICK)
     async with at_work(engine) as work:
         ids = [f"task-{number}" for number in range(20)]
@@ -253,9 +171,10 @@ async def test_nothing_is_left_of_what_was_carried(url: str) -> None:
         for task_id in ids:
             await engine.submit(task_id)
         await work.until(*(f"end {task_id}" for task_id in ids))
-        await until_rows(url, f"SELECT count(*) FROM {JOBS} WHERE task_name = 'mcp_tasks.run'", [(0,)])
+        await until_no_job(url)
     assert rows(url, "SELECT count(*) FROM mcp_tasks_jobs.procrastinate_workers") == [(0,)]
     assert rows(url, "SELECT count(*) FROM mcp_tasks_jobs.procrastinate_periodic_defers") <= [(1,)]
+    assert "mcp_tasks.run" not in caplog.text
 
 
 async def test_an_id_that_nobody_ever_takes_is_not_carried_for_ever(url: str) -> None:
@@ -271,7 +190,7 @@ async def test_an_id_that_nobody_ever_takes_is_not_carried_for_ever(url: str) ->
 
     engine = ProcrastinateEngine(url, pace=QUICK)
     await engine.start(store_is_away)
-    await until_rows(url, f"SELECT count(*) FROM {JOBS} WHERE task_name = 'mcp_tasks.run'", [(0,)])
+    await until_no_job(url)
     await engine.stop(LONG)
     assert runs == 1
 
@@ -282,55 +201,10 @@ async def test_jobs_of_workers_that_died_often_are_given_up(url: str) -> None:
     write(url, ProcrastinateEngine(url).job("a", route=Route(queue="nobody's"), namespace=""))
     change(url, f"UPDATE {JOBS} SET status = 'doing', attempts = {TRIES}")
     async with at_work(ProcrastinateEngine(url, pace=QUICK)):
-        await until_rows(url, f"SELECT count(*) FROM {JOBS} WHERE task_name = 'mcp_tasks.run'", [(0,)])
+        await until_no_job(url)
 
 
 # Names, words and mistakes
-
-
-def test_a_queue_is_named_so_that_it_can_be_listened_to() -> None:
-    name = queue_of("n" * 100, "the GPU queue ☃", "render")
-    assert len(f"procrastinate_queue_v1#{name}".encode()) < 64
-    assert name.startswith("the-GPU-queue-render.")
-    routes = [
-        ("a", "b", None),
-        ("a", "b", "None"),
-        ("ab", "", None),
-        ("", "ab", None),
-        ("a", "b-c", None),
-        ("a", "b", "c"),
-    ]
-    assert len({queue_of(*route) for route in routes}) == len(routes)
-
-
-async def test_our_jobs_are_no_news_in_the_log(url: str, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    engine = ProcrastinateEngine(url, pace=QUICK)
-    async with at_work(engine) as work:
-        work.end("a")
-        await engine.submit("a")
-        await work.until("end a")
-    assert "mcp_tasks.run" not in caplog.text
-
-
-async def test_a_database_that_cannot_be_reached_is_named_without_the_password() -> None:
-    carrier = ProcrastinateCarrier("postgresql://me:secret@127.0.0.1:1/tasks")
-    with pytest.raises(
-        StoreUnavailable, match=r"the jobs in postgresql://127\.0\.0\.1:1/tasks cannot be reached"
-    ) as raised:
-        await carrier.open("")
-    assert "secret" not in f"{raised.value}{carrier!r}{ProcrastinateEngine('postgresql://me:secret@host/x')!r}"
-
-
-async def test_an_engine_that_is_not_started_says_so(url: str) -> None:
-    with pytest.raises(StoreUnavailable, match="the engine is not started"):
-        await ProcrastinateCarrier(url).send("a", route=Route(), lane="new", delay=None)
-
-
-def test_a_url_that_is_none_is_refused_without_being_repeated() -> None:
-    with pytest.raises(UsageError, match="not one of Postgres") as raised:
-        ProcrastinateEngine("postgresql://me:secret%zz@host/x")
-    assert "secret" not in str(raised.value)
 
 
 def test_an_engine_has_a_connection() -> None:
@@ -356,21 +230,80 @@ async def test_a_connection_asks_for_nothing_that_poolers_refuse() -> None:
     assert b"options\0" not in asked
 
 
-async def test_a_database_that_is_away_is_told_of_in_few_lines(
-    server: Postgres, url: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    engine = ProcrastinateEngine(url, pace=QUICK)
-    async with at_work(engine):
-        await until_listening(url)
-        assert not caplog.records
-        await asyncio.to_thread(server.stop)
-        try:
-            with anyio.fail_after(WAIT):
-                while engine.is_taking:  # noqa: ASYNC110
-                    await anyio.sleep(0.02)
-            await anyio.sleep(1)  # sleep: pools and workers try again and again
-        finally:
-            await asyncio.to_thread(server.start)
-    told = [(record.name, record.getMessage()) for record in caplog.records]
-    assert [name for name, _ in told] == ["mcp_tasks.engines.remote"], told
+# Tasks and their jobs in one database
+
+
+Start = Callable[..., AbstractAsyncContextManager[TaskRuntime]]
+
+
+@pytest.fixture
+def process(url: str) -> Start:
+    """Starts a process of the fleet, as far as stores and engines can tell."""
+
+    def start(tool: Any, **options: Any) -> AbstractAsyncContextManager[TaskRuntime]:
+        engine = ProcrastinateEngine(url, concurrency=10)
+        return running(tool, store=PostgresStore(url), engine=engine, policy=RERUN, **options)
+
+    return start
+
+
+async def not_here(run: Run) -> Ending:
+    raise AssertionError("a process that only serves has run a tool")
+
+
+async def launch(runtime: TaskRuntime) -> TaskRecord:
+    return await runtime.launch(TaskRequest(name="tool", arguments={}), owner=None, retention=None)
+
+
+def jobs(url: str) -> list[str]:
+    """The ids that wait to be carried."""
+    return [
+        task_id for (task_id,) in rows(url, f"SELECT args->>'task_id' FROM {JOBS} WHERE task_name = 'mcp_tasks.run'")
+    ]
+
+
+async def test_a_task_is_written_with_its_job_and_run_once_by_one_of_the_workers(process: Start, url: str) -> None:
+    runs: Counter[str] = Counter()
+
+    async def counting(run: Run) -> Ending:
+        runs[run.record.id] += 1
+        return ok()
+
+    async with process(not_here, runs_tools=False) as server:
+        tasks = [await launch(server) for _ in range(20)]
+        assert sorted(jobs(url)) == sorted(task.id for task in tasks), "one each: none was submitted besides"
+        async with process(counting), process(counting):
+            for task in tasks:
+                ended = await until_final(server, task)
+                assert (ended.status, ended.attempt) == (TaskStatus.COMPLETED, 1)
+    assert runs == {task.id: 1 for task in tasks}
+
+
+async def test_a_task_that_is_cancelled_before_it_arrives_starts_nothing(process: Start, url: str) -> None:
+    runs: list[str] = []
+
+    async def noting(run: Run) -> Ending:
+        runs.append(run.record.id)
+        return ok()
+
+    async with process(not_here, runs_tools=False) as server:
+        task = await launch(server)
+        await cancel(server, task)
+        assert jobs(url) == [task.id], "it is still on its way"
+        async with process(noting):
+            other = await launch(server)
+            await until_final(server, other)
+            assert runs == [other.id]
+    assert jobs(url) == []
+
+
+async def test_a_timer_is_carried_when_its_time_has_come_and_needs_no_sweep(process: Start) -> None:
+    async def sleeping(run: Run) -> Ending:
+        await run.sleep(timedelta(seconds=0.5))
+        return ok()
+
+    tool = {"tool": Tool(sleeping, ToolPolicy(rerun=True, park_after=timedelta(0)))}
+    async with process(not_here, runs_tools=False) as server, process(tool):
+        task = await launch(server)
+        await until(server, task, lambda record: record.worker is None and record.attempt == 1)
+        assert (await until_final(server, task)).attempt == 2
