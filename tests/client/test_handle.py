@@ -10,6 +10,7 @@ from typing import Any
 
 import anyio
 import pytest
+from mcp import Client
 from mcp.shared.exceptions import MCPError
 
 from harness.rpc import PATIENCE
@@ -46,11 +47,13 @@ def push(request: pytest.FixtureRequest) -> bool:
 @pytest.mark.parametrize("way", ["handle", "call_tool", "the SDK's call_tool"])
 async def test_a_failed_task_is_an_error_of_ours_and_of_the_sdk(url: str, way: str) -> None:
     async with connect(url) as client:
+        verbs: dict[str, Any] = {
+            "handle": (await begin(client, "breaks")).result,
+            "call_tool": partial(call_tool, client, "breaks"),
+            "the SDK's call_tool": partial(client.call_tool, "breaks"),
+        }
         with pytest.raises(MCPError) as caught:
-            if way == "handle":
-                await (await begin(client, "breaks")).result()
-            else:
-                await (call_tool(client, "breaks") if way == "call_tool" else client.call_tool("breaks"))
+            await verbs[way]()
     failed = caught.value
     assert isinstance(failed, TaskFailed)
     assert isinstance(failed, TasksError)
@@ -222,20 +225,25 @@ async def test_a_question_that_somebody_else_answers_leaves_the_person_alone(url
 # Giving up
 
 
+async def by_handle(client: Client, timeout: timedelta, on_abandon: Any) -> None:
+    await (await begin(client, "gated")).result(timeout, on_abandon=on_abandon)
+
+
+async def by_call(client: Client, timeout: timedelta, on_abandon: Any) -> None:
+    await call_tool(client, "gated", timeout=timeout, on_abandon=on_abandon)
+
+
 @pytest.mark.requirement("client/cancels-with-tasks-cancel")
 @pytest.mark.parametrize("on_abandon", ["cancel", "leave", None])
-@pytest.mark.parametrize("way", ["handle", "call"])
+@pytest.mark.parametrize("wait", [by_handle, by_call])
 async def test_a_wait_that_takes_too_long_leaves_or_cancels_its_task_and_says_which(
-    url: str, desk: Desk, ledger: Ledger, way: str, on_abandon: Any
+    url: str, desk: Desk, ledger: Ledger, wait: Any, on_abandon: Any
 ) -> None:
     # What a call does not say is as the client was made.
     async with connect(url, on_abandon="leave" if on_abandon else "cancel", ledger=ledger) as client:
         await client.list_tools()
         with pytest.raises(WaitTimedOut, match="resume_task" if on_abandon == "leave" else "was cancelled") as caught:
-            if way == "handle":
-                await (await begin(client, "gated")).result(timedelta(seconds=0.2), on_abandon=on_abandon)
-            else:
-                await call_tool(client, "gated", timeout=0.2, on_abandon=on_abandon)
+            await wait(client, timedelta(seconds=0.2), on_abandon)
         assert isinstance(caught.value, TimeoutError)
         assert caught.value.seconds == 0.2
         handle = resume_task(client, caught.value.task_id)

@@ -212,10 +212,7 @@ async def test_a_question_without_an_answer_cancels_the_task_if_that_is_the_rule
 ) -> None:
     async with connect(url, person=callback, on_abandon="cancel" if way == "client" else "leave") as client:
         with anyio.fail_after(PATIENCE), pytest.raises(QuestionUnanswered, match="was cancelled") as caught:
-            if way == "client":
-                await client.call_tool("ask_name", {})
-            else:
-                await call_tool(client, "ask_name", on_abandon="cancel")
+            await call_tool(client, "ask_name", on_abandon="cancel" if way == "call" else None)
         assert caught.value.fate == "cancelled"
         snapshot = await resume_task(client, caught.value.task_id).status()
     assert snapshot.status is TaskStatus.CANCELLED
