@@ -43,10 +43,9 @@ from mcp_tasks.client import (
     reconnecting_http,
     resume_task,
     start_task,
-    with_tasks,
 )
 from mcp_tasks.errors import InvalidDuration, UsageError
-from tests.client.connecting import ANSWER, Person, accepted, begin, seen, text
+from tests.client.connecting import ANSWER, Person, begin, seen, text
 
 pytestmark = pytest.mark.anyio
 
@@ -85,14 +84,6 @@ async def test_calls_become_tasks_where_the_tool_offers_it_and_give_their_result
             assert isinstance(inline, CallToolResult)
             assert text(inline) == "Hello, Ada!"
         assert [task.status for task in await all_tasks(client)] == [TaskStatus.COMPLETED] * 3
-
-
-async def test_a_client_without_a_tasks_client_calls_as_ever(url: str) -> None:
-    async with Client(reconnecting_http(url), mode="legacy") as client:
-        assert text(await client.call_tool("echo", {"value": 7})) == "7"
-        with pytest.raises(MCPError) as refused:
-            await client.call_tool("must")
-    assert refused.value.code == -32601
 
 
 @pytest.mark.parametrize("verb", ["plain", "call"])
@@ -169,34 +160,6 @@ async def test_progress_is_reported_to_whoever_waits(url: str, desk: Desk) -> No
             assert text(await client.call_tool("progressing", arguments, progress_callback=hear)) == "done"
     assert reported[-1] == Progress(progress=3, total=3, message="working on it")
     assert heard, "the SDK's own callback hears of it, too"
-
-
-async def test_a_wait_that_is_given_up_cancels_the_task_if_told_to(url: str, desk: Desk) -> None:
-    async with connect(url, on_abandon="cancel") as client:
-        with anyio.fail_after(PATIENCE):
-            calling = asyncio.create_task(client.call_tool("gated"))
-            await desk.started.wait()
-            calling.cancel()
-            await desk.stopped.wait()
-            await until_status(client, TaskStatus.CANCELLED)
-
-
-async def until_status(client: Client, status: TaskStatus) -> None:
-    """Return when the one task that there is has that status."""
-    with anyio.fail_after(PATIENCE):
-        while [task.status for task in await all_tasks(client)] != [status]:  # noqa: ASYNC110 - a server changes it
-            await anyio.sleep(0.01)
-
-
-async def test_a_task_that_is_cancelled_is_so_for_whoever_waits(url: str, desk: Desk) -> None:
-    async with connect(url) as client:
-        handle = await begin(client, "gated")
-        waiting = asyncio.create_task(handle.result(PATIENCE))
-        await desk.started.wait()
-        await handle.cancel()
-        with pytest.raises(TaskWasCancelled):
-            await waiting
-        assert (await handle.status()).status is TaskStatus.CANCELLED
 
 
 async def test_cancelling_a_task_that_has_ended_changes_nothing(url: str) -> None:
@@ -338,19 +301,6 @@ async def test_a_transport_that_cannot_carry_tasks_is_a_clear_error_and_plain_ca
         assert text(await client.call_tool("echo", {"value": 1})) == "1"
 
 
-async def test_a_ledger_needs_an_address_and_a_wrapped_transport_has_the_one_it_is_given(
-    url: str, tmp_path: Path
-) -> None:
-    with pytest.raises(UsageError, match="address"):
-        Client(with_tasks(streamable_http_client(url)), extensions=[TasksClient(ledger=tmp_path / "ledger.db")])
-    tasks = TasksClient(ledger=tmp_path / "ledger.db")
-    transport = with_tasks(streamable_http_client(url), address="the farm")
-    async with Client(transport, mode="legacy", extensions=[tasks]) as client:
-        await begin(client, "gated")
-        assert tasks.ledger is not None
-        assert [entry.server for entry in tasks.ledger.pending()] == ["the farm"]
-
-
 async def test_a_newer_server_does_not_list_tasks(url: str) -> None:
     async with Client(reconnecting_http(url), extensions=[TasksClient()]) as client:
         with pytest.raises(UsageError, match="does not list tasks"):
@@ -379,19 +329,6 @@ async def test_a_question_that_was_answered_wrongly_by_hand_is_shown_again(url: 
         again = await shown(handle, lambda snapshot: snapshot.input_requests.keys() - {first})
         await handle.answer(dict.fromkeys(again.input_requests, ANSWER))
         assert text(await handle.result(PATIENCE)) == "Hello, Ada!"
-
-
-async def test_a_callback_that_errs_is_called_again(url: str) -> None:
-    asked: list[str] = []
-
-    async def person(context: ClientRequestContext, params: Any) -> ElicitResult:
-        asked.append(params.message)
-        return accepted() if len(asked) > 2 else ElicitResult.model_validate(MISFIT)
-
-    async with connect(url, person=person) as client:
-        handle = await begin(client, "ask_name")
-        assert text(await handle.result(PATIENCE)) == "Hello, Ada!"
-    assert len(asked) == 3
 
 
 async def test_a_callback_that_always_errs_is_told_what_does_not_fit(url: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from contextlib import aclosing, closing
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -61,19 +60,6 @@ async def never(params: Mapping[str, Any]) -> Answer:
 # What is asked of a server
 
 
-async def test_a_task_is_asked_for_as_the_protocol_has_it() -> None:
-    peer = MemoryPeer()
-    peer.on("tasks/get", old_task("completed"))
-    peer.on("tasks/result", old_result())
-    async with connected(peer) as client:
-        assert text(await client.call_tool("x", {"a": 1})) == "done"
-    [call] = peer.asked("tools/call")
-    assert (call["name"], call["arguments"], call["task"]) == ("x", {"a": 1}, {})
-    assert call["_meta"]["progressToken"]
-    for method in ("tasks/get", "tasks/result"):
-        assert all(params == {"taskId": TASK_ID} for params in peer.asked(method)), method
-
-
 async def test_an_older_version_has_no_tasks_whatever_the_server_declares() -> None:
     peer = MemoryPeer(EVERYTHING, version="2025-06-18")
     peer.on("tools/call", old_result("plain"))
@@ -106,16 +92,6 @@ async def test_a_tool_that_takes_no_tasks_any_more_is_called_plainly() -> None:
         peer.offer(x="forbidden")
         peer.on("tools/call", Refusal(-32601, "not as a task"), old_result("plain"))
         assert text(await call_tool(client, "x")) == "plain"
-
-
-async def test_a_task_may_be_asked_for_that_is_not_kept_at_all() -> None:
-    peer = MemoryPeer()
-    peer.on("tasks/get", old_task("completed"))
-    peer.on("tasks/result", old_result())
-    async with connected(peer) as client:
-        assert text(await call_tool(client, "x", ttl=timedelta(0))) == "done"
-    [call] = peer.asked("tools/call")
-    assert call["task"] == {"ttl": 0}
 
 
 async def test_a_call_that_is_given_up_before_it_has_a_task_cancels_the_task() -> None:
@@ -368,22 +344,6 @@ async def test_a_list_of_something_else_is_an_invalid_response(page: Mapping[str
 
 
 # What a server sends by itself
-
-
-async def test_status_notifications_are_hints_and_not_believed() -> None:
-    peer = MemoryPeer()
-    peer.on("tools/call", {"task": old_task(pollInterval=60_000)})
-    peer.on("tasks/get", old_task("completed"))
-    peer.on("tasks/result", never, old_result())
-    async with connected(peer) as client:
-        handle = await begin(client, "x")
-        waiting = asyncio.create_task(handle.result())
-        await eventually(lambda: peer.asked("tasks/result"))
-        for lie in ({}, {"taskId": 7}, {"taskId": TASK_ID, "status": "on fire"}):
-            await peer.tell("notifications/tasks/status", lie)
-        await peer.tell("notifications/tasks/status", old_task("cancelled"))
-        with anyio.fail_after(PATIENCE):
-            assert text(await waiting) == "done"
 
 
 async def test_progress_that_comes_before_the_task_and_with_it_reaches_whoever_waits() -> None:
