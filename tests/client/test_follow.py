@@ -280,7 +280,11 @@ async def test_a_question_that_is_shown_only_to_who_waits_is_fetched_or_unseen()
         return await anyio.sleep_forever()
 
     async def ask(params: object) -> Answer:
-        form = {"mode": "form", "message": "Sure?", "requestedSchema": {"type": "object", "properties": {}}}
+        form: dict[str, Any] = {
+            "mode": "form",
+            "message": "Sure?",
+            "requestedSchema": {"type": "object", "properties": {}},
+        }
         await asks.send("elicitation/create", {**form, "_meta": dict(RELATED)})
         return await never(params)
 

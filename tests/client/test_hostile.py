@@ -77,7 +77,7 @@ async def test_a_task_as_the_answer_to_another_request_is_no_result(peer: Peer, 
 
 @pytest.mark.parametrize(
     "answer",
-    [task(resultType="promise"), *(task(resultType="task", taskId=task_id) for task_id in (..., None, 5, ["x"], {}))],
+    [task(resultType="promise"), *(task(resultType="task", taskId=task_id) for task_id in (..., None, 5, ["x"]))],
 )
 async def test_a_result_of_an_unknown_kind_and_a_task_without_an_id_are_none(
     peer: Peer, peer_url: str, answer: Answer

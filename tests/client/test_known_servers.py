@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import stat
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,13 @@ def test_variables_are_looked_up_and_one_that_is_not_set_is_named(
     assert str(project / ".mcp.json") in problem.value.hint
 
 
+def test_a_variable_in_a_host_is_written_as_it_is(project: Path) -> None:
+    write(project / ".mcp.json", {"farm": {"url": "https://Farm.${NOPE}.Example/mcp"}})
+    farm = named(project / ".mcp.json", "farm")
+    assert farm.spec == "https://farm.${NOPE}.example/mcp"
+    assert KnownServers(project / ".mcp.json").at(ServerAddress.parse(farm.spec)) == farm
+
+
 def test_no_value_of_a_variable_is_in_what_a_ledger_keeps_and_the_server_is_found_by_it(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -100,7 +108,7 @@ def test_no_value_of_a_variable_is_in_what_a_ledger_keeps_and_the_server_is_foun
         {
             "farm": {"url": f"{URL}?key=${{TOKEN}}"},
             "local": {"command": "farm", "args": ["--key", "${TOKEN}"]},
-            "plain": {"url": "https://Farm.${NOPE}.Example/mcp"},
+            "plain": {"command": "farm"},
         },
     )
     known = KnownServers(project / ".mcp.json")
@@ -295,12 +303,20 @@ def fails_with(kind: type[httpx2.TimeoutException]) -> Any:
 
 
 def status(code: int, **headers: str) -> Any:
-    return lambda request: httpx2.Response(code, headers=headers)  # pyright: ignore[reportUnknownLambdaType]
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        return httpx2.Response(code, headers=headers)
+
+    return answer
 
 
 def no_gzip(request: httpx2.Request) -> httpx2.Response:
     headers = {"content-type": "application/json", "content-encoding": "gzip"}
     return httpx2.Response(200, headers=headers, stream=httpx2.ByteStream(gzip.compress(b"{}")[::-1]))
+
+
+def take(client: httpx2.AsyncClient, **options: object) -> httpx2.AsyncClient:
+    """Make no client of one's own."""
+    return client
 
 
 @pytest.mark.anyio
@@ -324,7 +340,7 @@ async def test_why_a_url_cannot_be_used_is_said(
     monkeypatch: pytest.MonkeyPatch, answer: Any, what: str, hint: str, reason: str
 ) -> None:
     client = httpx2.AsyncClient(transport=httpx2.MockTransport(answer))
-    monkeypatch.setattr("mcp_tasks.client.servers.httpx2.AsyncClient", lambda **_: client)
+    monkeypatch.setattr("mcp_tasks.client.servers.httpx2.AsyncClient", partial(take, client))
     found = await check_url("http://farm.example/mcp")
     assert isinstance(found, ServerUnreachable)
     assert found.what.removeprefix("http://farm.example/mcp ").startswith(what)

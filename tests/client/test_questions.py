@@ -442,9 +442,10 @@ async def test_a_task_that_asks_without_end_is_left(peer: Peer, peer_url: str) -
     peer.on("tasks/update", ACK)
     async with connect(peer_url, person=busy) as client:
         # Nor is it asked on for who comes back to it.
-        for wait in (client.call_tool, lambda _: resume_task(client, TASK_ID).result()):
+        waits: list[Any] = [lambda: client.call_tool("x"), lambda: resume_task(client, TASK_ID).result()]
+        for wait in waits:
             with anyio.fail_after(PATIENCE), pytest.raises(QuestionUnanswered, match="at most 100 questions"):
-                await wait("x")
+                await wait()
             assert busy.asked <= 100
     assert busy.most <= 4
 
@@ -475,7 +476,7 @@ async def test_requests_of_a_server_wait_for_their_turns_and_of_too_many_some_ar
     peer, busy = MemoryPeer(), Busy(ready=False)
     async with connected(peer, person=busy):
         for number in range(2_000):
-            await peer.send("elicitation/create", {"mode": "form", "message": "?", "requestedSchema": {}}, number)
+            await peer.send("elicitation/create", asking("q")["inputRequests"]["q"]["params"], number)
         for number in (40, 41):
             await peer.tell("notifications/cancelled", {"requestId": number})
         # What neither has its turn nor fits into the queue is refused at once.

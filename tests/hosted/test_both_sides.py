@@ -130,18 +130,6 @@ async def test_a_client_that_declares_no_tasks_is_not_asked_for_one(host: Host) 
     assert host.asked == []
 
 
-async def test_a_server_that_is_killed_comes_back_for_what_it_asked(host: Host) -> None:
-    async with http_server() as server:
-        async with hosting_client(reconnecting_http(server.url), host) as client:
-            task_id = await call(client, "begin", question="Publish?")
-            await eventually(lambda: host.asked == ["Publish?"])
-            server.kill()
-            await server.started()
-            host.ready.set()
-            assert await call(client, "fetch", task_id=task_id, seconds=20) == "accept"
-        assert host.asked == ["Publish?"]
-
-
 @asynccontextmanager
 async def over_any_version(host: Host) -> AsyncGenerator[Client]:
     """A client that hosts tasks, and speaks the newest version that the server does."""
