@@ -192,17 +192,19 @@ async def test_what_a_hook_raises_at_the_progress_of_a_call_ends_the_call() -> N
 async def test_the_time_is_up_for_a_task_that_has_not_ended_and_that_is_not_said_of_the_next_wait(
     url: str, desk: Desk, on_abandon: Any, fate: Fate
 ) -> None:
-    follower = Follower(on_abandon=on_abandon, timeout=0.3)
+    follower = Follower(on_abandon=on_abandon, timeout=0.5)
     late = await called(follower, url, "gated")
     assert isinstance(late.problem, WaitTimedOut)
-    assert (late.problem.fate, late.problem.seconds, late.problem.task_id) == (fate, 0.3, late.task_id)
+    assert (late.problem.fate, late.problem.seconds, late.problem.task_id) == (fate, 0.5, late.task_id)
     assert late.fate == fate
     desk.gate.set()
+    if fate == "cancelled":
+        return
     # Once it has ended, however long that takes.
     connect_to = connector()
     while isinstance((done := (await follower.follow([late.entry], connect_to))[0]).problem, WaitTimedOut):
         pass
-    assert (done.status, done.problem, done.fate) == ("completed" if fate == "left" else fate, None, None)
+    assert (done.status, done.problem, done.fate) == ("completed", None, None)
 
 
 async def test_a_question_that_nobody_answers_ends_the_wait(url: str) -> None:

@@ -354,6 +354,7 @@ async def test_a_watch_goes_back_only_to_what_two_looks_in_a_row_have_found(
         states = [snapshot async for snapshot in (await begin(client, "x")).watch()]
     assert [state.message for state in states] == shown
     assert states[-1].status is TaskStatus.COMPLETED
+    assert len(paced.times) == 1 + len(looks), "an end needs no second look"
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,8 @@ def answers(peer: Peer) -> list[Mapping[str, Any]]:
 async def test_a_question_that_comes_with_every_look_is_put_once(peer: Peer, peer_url: str) -> None:
     ready = asyncio.Event()
     person = Person(ready=ready)
-    peer.on("tasks/get", asking("a"))
+    # Each look shows something new of the task, and the same question.
+    peer.on("tasks/get", *({**asking("a"), "statusMessage": str(look)} for look in range(1_000)))
     peer.on("tasks/update", ACK)
     async with connect(peer_url, person=person) as client:
         handle = await begin(client, "x")

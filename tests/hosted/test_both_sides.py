@@ -72,7 +72,7 @@ async def test_a_tool_asks_as_a_task_and_gets_the_answer(kind: str, host: Host) 
 
 
 async def test_a_later_call_comes_back_for_the_answer(host: Host) -> None:
-    async with any_client("http", host) as client:
+    async with any_client("stdio", host) as client:
         task_id = await call(client, "begin", question="Publish?")
         assert await call(client, "status", task_id=task_id) == "working"
         assert "did not end within 0.2 s" in await refused(client, "fetch", task_id=task_id, seconds=0.2)
