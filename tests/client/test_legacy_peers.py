@@ -540,6 +540,5 @@ async def test_an_answer_of_the_session_names_the_task_that_its_question_names(d
         assert plain["result"] == {"action": "decline", "_meta": {"own": 1}}
     else:
         assert named["error"]["data"].pop("_meta") == related
-        own: Any = data if isinstance(data, dict) else {} if data is None else {"mcp-tasks/data": data}
-        assert named["error"]["data"] == own
+        assert named["error"]["data"] == (data or {} if data in (None, {"why": "no"}) else {"mcp-tasks/data": data})
         assert plain["error"].get("data") == data
