@@ -1,4 +1,4 @@
-"""What binds clients. The tests are those of `tests/client` and `tests/unit/client`."""
+"""What binds clients. The tests are those of `tests/client`."""
 
 from __future__ import annotations
 
