@@ -1,14 +1,16 @@
-"""A furnished server behind HTTP, and one that says what a test wants it to say."""
+"""A furnished server behind HTTP, one that says what a test wants it to say, and a ledger."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Generator
+from pathlib import Path
 
 import pytest
 
 from harness.http import serving
 from harness.server import QUICK, Desk, build
 from mcp_tasks import Tasks
+from mcp_tasks.client import Ledger
 from tests.client.peer import Peer, serving_peer
 
 
@@ -36,3 +38,17 @@ async def peer_url(peer: Peer) -> AsyncGenerator[str]:
     """Where the other server is."""
     async with serving_peer(peer) as where:
         yield where
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Where a ledger may be."""
+    return tmp_path / "ledger.db"
+
+
+@pytest.fixture
+def ledger(path: Path) -> Generator[Ledger]:
+    """A ledger that forgets what has ended."""
+    book = Ledger(path)
+    yield book
+    book.close()

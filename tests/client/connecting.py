@@ -35,7 +35,7 @@ class Person:
     def __init__(self, *, ready: asyncio.Event | None = None) -> None:
         self.asked: list[str] = []
         self.left_alone = 0
-        self._ready = ready
+        self.ready: asyncio.Event | None = ready
         self._begun = asyncio.Event()
 
     async def __call__(self, context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult:
@@ -43,8 +43,8 @@ class Person:
         self.asked.append(params.message)
         self._begun.set()
         try:
-            if self._ready is not None:
-                await self._ready.wait()
+            if self.ready is not None:
+                await self.ready.wait()
         except asyncio.CancelledError:
             self.left_alone += 1
             raise
@@ -57,8 +57,12 @@ class Person:
 
 
 def accepted() -> ElicitResult:
-    """The answer that fits every form of the furnished server."""
-    return ElicitResult(action="accept", content={"name": "Ada", "age": 36})
+    """The answer that fits every form of the servers in tests."""
+    return ElicitResult(action="accept", content={"name": "Ada", "age": 36, "confirm": True})
+
+
+ANSWER = accepted().model_dump(by_alias=True, mode="json", exclude_none=True)
+"""The same, as it is on the wire."""
 
 
 def connect(target: Any, *, person: Any = None, tasks: TasksClient | None = None, **options: Any) -> Client:

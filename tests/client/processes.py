@@ -2,8 +2,7 @@
 
     python -m tests.client.processes URL LEDGER LOG start [--think MESSAGE] TOOL ARGUMENTS [TOOL ARGUMENTS ...]
         [--mode legacy]
-    python -m tests.client.processes URL LEDGER LOG resume
-    python -m tests.client.processes URL - LOG wait TASK_ID
+    python -m tests.client.processes URL LEDGER LOG resume [--mode legacy]
 
 A client prints a line of JSON for each task that it starts and for each result that it has, and writes a line into
 LOG whenever its person is asked, and another when the person answers. With --think the person never answers
@@ -30,7 +29,7 @@ from harness.forking import Forked, fork
 from harness.processes import ENVIRONMENT, PIPE
 from harness.rpc import PATIENCE
 from harness.serving import ServerProcess
-from mcp_tasks.client import TaskHandle, TasksClient, pending_tasks, reconnecting_http, resume_task, start_task
+from mcp_tasks.client import TaskHandle, TasksClient, pending_tasks, reconnecting_http, start_task
 from tests.client.connecting import text
 
 START_LIMIT = 30.0
@@ -74,7 +73,7 @@ class ClientProcess:
 
 
 @asynccontextmanager
-async def client_process(url: str, ledger: Path | str, log: Path, *arguments: str) -> AsyncGenerator[ClientProcess]:
+async def client_process(url: str, ledger: Path, log: Path, *arguments: str) -> AsyncGenerator[ClientProcess]:
     """A client process, ended at the end of the block if it has not ended by then."""
     command = ("tests.client.processes", url, ledger, log, *arguments)
     # Its pipe is the event loop's, which closes it.
@@ -107,7 +106,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("url")
     parser.add_argument("ledger")
     parser.add_argument("log", type=Path)
-    parser.add_argument("what", choices=("start", "resume", "wait"))
+    parser.add_argument("what", choices=("start", "resume"))
     parser.add_argument("--think", default="")
     parser.add_argument("--mode", default="auto")
     parser.add_argument("rest", nargs="*")
@@ -117,7 +116,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 async def _run(options: argparse.Namespace) -> None:
     person = _Person(options.log, options.think)
-    tasks = TasksClient(ledger=None if options.ledger == "-" else options.ledger)
+    tasks = TasksClient(ledger=options.ledger)
     async with (
         Client(
             reconnecting_http(options.url), mode=options.mode, elicitation_callback=person, extensions=[tasks]
@@ -133,8 +132,6 @@ async def _run(options: argparse.Namespace) -> None:
 async def _handles(client: Client, options: argparse.Namespace) -> list[TaskHandle]:
     if options.what == "resume":
         return pending_tasks(client)
-    if options.what == "wait":
-        return [resume_task(client, task_id) for task_id in options.rest]
     handles: list[TaskHandle] = []
     for tool, arguments in zip(options.rest[::2], options.rest[1::2], strict=True):
         handle = await start_task(client, tool, json.loads(arguments))

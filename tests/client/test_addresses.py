@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncGenerator, Generator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,27 +27,17 @@ from mcp_tasks.client import (
 )
 from mcp_tasks.errors import UnknownTask, UsageError
 from tests.client.connecting import begin, text
-from tests.client.peer import TASK_ID, UNKNOWN_TASK, Peer, asking, completed, serving_peer, task
+from tests.client.peer import ACK, TASK_ID, UNKNOWN_TASK, Peer, asking, completed, serving_peer, task
 
 pytestmark = pytest.mark.anyio
 
-ACK = {"resultType": "complete"}
-
 
 @pytest.fixture
-async def staging(peer: Peer) -> AsyncGenerator[tuple[Peer, str]]:
+async def staging() -> AsyncGenerator[tuple[Peer, str]]:
     """Another server that gives itself the same name, and its tasks the same ids."""
-    other = Peer(name=peer.name)
+    other = Peer()
     async with serving_peer(other) as where:
         yield other, where
-
-
-@pytest.fixture
-def ledger(tmp_path: Path) -> Generator[Ledger]:
-    """The one ledger."""
-    book = Ledger(tmp_path / "ledger.db")
-    yield book
-    book.close()
 
 
 class Pins:

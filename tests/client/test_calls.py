@@ -2,27 +2,41 @@
 
 from __future__ import annotations
 
+import asyncio
+import builtins
+import inspect
+import re
+import sys
 from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import anyio
+import mcp
+import mcp_types
 import pytest
 from mcp import Client, StdioServerParameters
-from mcp.client.session import ClientRequestContext
 from mcp.server import MCPServer
 from mcp.shared.exceptions import MCPError
-from mcp_types import ElicitRequestParams, ElicitResult
+from mcp_types import CallToolResult
 
+import mcp_tasks.client
 from harness.forking import piped
 from harness.http import serving
 from harness.lowlevel import build_lowlevel
-from harness.processes import ENVIRONMENT, ROOT
-from harness.server import CUSTOM_ERROR, QUICK, build
-from mcp_tasks import Tasks
+from harness.processes import ENVIRONMENT, ROOT, run
+from harness.rpc import PATIENCE
+from harness.server import CUSTOM_ERROR, QUICK, UNPACED, Desk, build
+from harness.waiting import eventually
+from mcp_tasks import Tasks, errors
 from mcp_tasks.client import (
+    InvalidOption,
+    Ledger,
     TaskHandle,
     TasksClient,
+    TaskStatus,
     call_tool,
     pending_tasks,
     reconnecting_http,
@@ -30,7 +44,7 @@ from mcp_tasks.client import (
     start_task,
 )
 from mcp_tasks.errors import UsageError
-from mcp_tasks.testing import fixture_server
+from mcp_tasks.stores import MemoryStore
 from tests.client.connecting import Person, begin, connect, text
 
 pytestmark = pytest.mark.anyio
@@ -59,23 +73,12 @@ async def _target(way: str, stack: AsyncExitStack) -> Any:
 
 
 @pytest.mark.requirement("client/either-result")
-async def test_a_tool_that_is_a_task_gives_its_result(client: Client) -> None:
+async def test_a_tool_gives_its_result_whether_it_is_a_task_or_answers_inline(client: Client) -> None:
     assert text(await client.call_tool("echo", {"value": "hello"})) == "hello"
-
-
-@pytest.mark.requirement("client/either-result")
-async def test_a_tool_that_is_none_answers_inline(client: Client) -> None:
+    assert text(await client.call_tool("must", {})) == "as a task"
+    assert (await client.call_tool("point", {"x": 1})).structured_content == {"x": 1.0, "y": None}
     assert text(await client.call_tool("greet", {"name": "Ada"})) == "Hello, Ada!"
     assert text(await client.call_tool("never", {})) == "task: None"
-
-
-async def test_a_tool_that_must_be_a_task_is_one(client: Client) -> None:
-    assert text(await client.call_tool("must", {})) == "as a task"
-
-
-async def test_structured_output_comes_through_with_its_nulls(client: Client) -> None:
-    result = await client.call_tool("point", {"x": 1})
-    assert result.structured_content == {"x": 1.0, "y": None}
 
 
 async def test_errors_are_those_of_a_plain_call(client: Client) -> None:
@@ -86,44 +89,22 @@ async def test_errors_are_those_of_a_plain_call(client: Client) -> None:
 
 
 @pytest.mark.requirement("client/inspects-input-requests")
-async def test_questions_in_the_middle_are_answered(client: Client) -> None:
-    assert text(await client.call_tool("ask_name", {})) == "Hello, Ada!"
-    assert text(await client.call_tool("ask_both", {})) == "Ada is 36"
+async def test_questions_are_answered_before_the_task_and_in_the_middle(client: Client) -> None:
+    for tool in ("ask_name", "ask_by_returning", "ask_before"):
+        assert text(await client.call_tool(tool, {})) == "Hello, Ada!"
 
 
-async def test_questions_before_the_task_are_answered_on_the_call(client: Client) -> None:
-    assert text(await client.call_tool("ask_by_returning", {})) == "Hello, Ada!"
-    assert text(await client.call_tool("ask_before", {})) == "Hello, Ada!"
-
-
-async def test_a_handle_is_there_for_who_wants_it(client: Client) -> None:
+async def test_a_handle_is_there_for_who_wants_it_and_does_not_change_the_next_call(client: Client) -> None:
     handle = await begin(client, "echo", value=5)
     assert handle.tool == "echo"
-    assert text(await resume_task(client, handle.id).result()) == "5"
-
-
-async def test_one_call_wanting_a_handle_does_not_change_the_next(client: Client) -> None:
-    assert isinstance(await start_task(client, "echo", {"value": 1}), TaskHandle)
     assert text(await client.call_tool("echo", {"value": 2})) == "2"
     assert text(await call_tool(client, "echo", {"value": 3}, timeout=60)) == "3"
+    assert text(await resume_task(client, handle.id).result()) == "5"
+    inline = await start_task(client, "greet", {"name": "Ada"})
+    assert isinstance(inline, CallToolResult)
 
 
 # Other servers and other clients
-
-
-async def test_a_question_before_the_task_is_asked_once_and_the_task_only_greets() -> None:
-    seen: list[str] = []
-
-    async def name(context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult:
-        seen.append(params.message)
-        return ElicitResult(action="accept", content={"name": "Grace"})
-
-    server = fixture_server.build(Tasks("memory://", settings=QUICK))
-    async with serving(server) as wire, connect(wire.url, person=name) as client:
-        assert text(await client.call_tool("test_tool_with_task", {})) == "Hello, Grace!"
-        handle = await begin(client, "test_tool_with_task")
-        assert text(await handle.result()) == "Hello, Grace!"
-    assert seen == ["What is your name?"] * 2
 
 
 @pytest.mark.parametrize("push", [True, False])
@@ -142,56 +123,137 @@ async def test_a_server_without_the_extension_is_called_as_ever() -> None:
         """Add."""
         return a + b
 
-    async with serving(server) as wire, connect(wire.url) as client:
+    async with connect(server) as client:
         assert (await client.call_tool("add", {"a": 1, "b": 2})).structured_content == {"result": 3}
 
 
-async def test_on_the_older_wire_calls_are_plain_calls() -> None:
-    server = build(Tasks("memory://", settings=QUICK))
-    async with serving(server) as wire, Client(wire.url, mode="legacy", extensions=[TasksClient()]) as client:
-        assert text(await client.call_tool("echo", {"value": "old"})) == "old"
+@pytest.mark.parametrize("push", [True, False], ids=["push", "polls"])
+async def test_a_hundred_calls_on_one_connection_all_get_their_result(push: bool) -> None:
+    results: list[str] = []
+    desk = Desk()
+    server = build(Tasks("memory://", settings=QUICK, limits=UNPACED, concurrency=101), desk)
+    async with serving(server) as wire, connect(wire.url, push=push) as client:
+
+        async def call() -> None:
+            results.append(text(await client.call_tool("gated")))
+
+        await client.list_tools()
+        with anyio.fail_after(2 * PATIENCE):
+            async with anyio.create_task_group() as group:
+                for _ in range(100):
+                    group.start_soon(call)
+                # All of them at once: none ends before this one has begun.
+                await begin(client, "gated")
+                desk.gate.set()
+    assert results == ["through"] * 100
 
 
-async def test_a_client_without_tasks_says_how_to_have_them(url: str) -> None:
-    async with Client(url) as client:
-        for use in (lambda: resume_task(client, "x"), lambda: pending_tasks(client)):
+@pytest.mark.parametrize("ours", ["none", "another", "given"])
+async def test_verbs_work_for_a_client_that_was_given_the_extension_and_say_so_otherwise(
+    url: str, ours: str, path: Path
+) -> None:
+    tasks = TasksClient(ledger=path, server=url)
+    extensions = {"none": None, "another": [TasksClient()], "given": [tasks]}[ours]
+    async with Client(url, extensions=extensions) as client:
+        arguments: Any = ("echo", {"value": 1})
+        verbs: list[Any] = [
+            lambda: tasks.resume(client, "x"),
+            lambda: tasks.pending(client),
+            lambda: tasks.start(client, *arguments),
+            lambda: tasks.call(client, *arguments),
+        ]
+        functions: list[Any] = [
+            lambda: resume_task(client, "x"),
+            lambda: pending_tasks(client),
+            lambda: start_task(client, *arguments),
+            lambda: call_tool(client, *arguments),
+        ]
+        for verb in [] if ours == "given" else [*verbs, *(functions if ours == "none" else [])]:
             with pytest.raises(UsageError, match="TasksClient"):
-                use()
-        with pytest.raises(UsageError, match="TasksClient"):
-            await start_task(client, "echo", {"value": 1})
-        with pytest.raises(UsageError, match="TasksClient"):
-            await call_tool(client, "echo", {"value": 1})
+                await verb()
+        if ours == "given":
+            handle = await tasks.start(client, "gated")
+            assert isinstance(handle, TaskHandle)
+            assert [(pending.id, pending.tool) for pending in tasks.pending(client)] == [(handle.id, "gated")]
+            await handle.cancel()
+            assert text(await tasks.call(client, *arguments, timeout=60)) == "1"
 
 
-# The verbs of the extension
+@pytest.mark.parametrize(
+    ("mistake", "says"),
+    [
+        ({"on_abandon": "kill"}, "on_abandon must be 'cancel' or 'leave', got 'kill'"),
+        ({"patience": 5}, r"patience must be a Patience, got 5: write patience=Patience\(\.\.\.\)"),
+        ({"ledger": 5}, "ledger must be the path of a file, or a Ledger; got 5"),
+        ({"push": "no"}, "push must be True or False, got 'no'"),
+        ({"on_progress": "x"}, "on_progress must be an async function of the progress, got 'x'"),
+        ({"server": ""}, "server must be a non-empty string, got ''"),
+        ({"identity": None}, "identity must be a string, got None"),
+    ],
+    ids=str,
+)
+def test_a_value_that_a_client_cannot_have_is_refused(mistake: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidOption, match=says):
+        TasksClient(**mistake)
 
 
-async def test_the_extension_starts_calls_and_resumes_by_itself(url: str) -> None:
-    tasks = TasksClient()
-    async with Client(url, extensions=[tasks]) as client:
-        handle = await tasks.start(client, "echo", {"value": 1})
-        assert isinstance(handle, TaskHandle)
-        assert text(await tasks.resume(client, handle.id, tool="echo").result()) == "1"
-        assert text(await tasks.call(client, "echo", {"value": 2}, timeout=60)) == "2"
-        assert tasks.pending(client) == []
+# Names and words
 
 
-async def test_the_extension_gives_back_the_tasks_of_its_ledger(url: str, tmp_path: Path) -> None:
-    tasks = TasksClient(ledger=tmp_path / "ledger.db")
-    async with Client(reconnecting_http(url), extensions=[tasks]) as client:
-        handle = await tasks.start(client, "gated")
-        assert isinstance(handle, TaskHandle)
-        assert [(pending.id, pending.tool) for pending in tasks.pending(client)] == [(handle.id, "gated")]
-        await handle.cancel()
+def test_every_class_that_the_page_names_and_a_wait_raises_can_be_imported() -> None:
+    page = (ROOT / "docs" / "client.md").read_text()
+    named = set(re.findall(r"`([A-Z][a-z]\w+)\b", page))
+    raised = re.findall(r"^ +(\w+): ", (inspect.getdoc(TaskHandle.result) or "").partition("Raises:")[2], re.MULTILINE)
+    assert {"TasksClient", "TaskFailed", "UsageError"} <= named
+    assert "WaitTimedOut" in raised
+    homes = (mcp_tasks.client, errors, mcp, mcp_types, builtins)
+    assert [name for name in sorted(named) if not any(hasattr(home, name) for home in homes)] == []
+    assert [name for name in raised if name not in (*mcp_tasks.client.__all__, "MCPError")] == []
 
 
-async def test_an_extension_that_the_client_was_not_given_says_so(url: str) -> None:
-    tasks = TasksClient()
-    async with connect(url) as client:
-        for use in (lambda: tasks.resume(client, "x"), lambda: tasks.pending(client)):
-            with pytest.raises(UsageError, match="not given this TasksClient"):
-                use()
-        with pytest.raises(UsageError, match="not given this TasksClient"):
-            await tasks.start(client, "echo", {"value": 1})
-        with pytest.raises(UsageError, match="not given this TasksClient"):
-            await tasks.call(client, "echo", {"value": 1})
+def test_the_functions_take_what_the_methods_take() -> None:
+    pairs = {"call": call_tool, "start": start_task, "resume": resume_task, "pending": pending_tasks}
+    for method, function in pairs.items():
+        _, *parameters = inspect.signature(getattr(TasksClient, method)).parameters.values()
+        assert list(inspect.signature(function).parameters.values()) == parameters
+
+
+async def test_the_client_of_the_readme_is_a_program_that_comes_back_to_its_tasks(path: Path) -> None:
+    server_code, client_code = re.findall(
+        r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), flags=re.DOTALL | re.MULTILINE
+    )
+    store = MemoryStore()
+    names: dict[str, Any] = {"__name__": "readme_server", "store": store}
+    exec(compile(server_code.replace("Tasks()", "Tasks(store)"), "README.md", "exec"), names)
+    program = path.with_name("client.py")
+
+    async def run_program() -> tuple[int, int]:
+        command = [sys.executable, program.name]
+        said = (await asyncio.to_thread(run, command, cwd=program.parent, env=ENVIRONMENT, check=True)).stdout
+        return said.count("published"), said.count("<TaskHandle")
+
+    def left() -> set[str]:
+        with closing(Ledger(path)) as ledger:
+            return {entry.task_id for entry in ledger.entries()}
+
+    async with serving(names["server"]) as wire:
+        assert "http://127.0.0.1:8000/mcp" in client_code
+        program.write_text(client_code.replace("http://127.0.0.1:8000/mcp", wire.url))
+        assert await run_program() == (2, 1)
+        # The task that the first run left in the ledger, and its own call.
+        assert await run_program() == (4, 1)
+        known = left()
+        assert known
+        for task_id in known:
+            # Once it only waits for its answer: until then its run saves it again and again.
+            version = await eventually(partial(version_asking, store, task_id))
+            await store.delete(task_id, expected=version)
+        # A task that the server has deleted meanwhile is dropped, and the program goes on.
+        assert await run_program() == (2, 1)
+        assert not known & left()
+
+
+async def version_asking(store: MemoryStore, task_id: str) -> int:
+    """The version of the task, if it waits for its answer; else nothing."""
+    record = await store.get(task_id)
+    return record.version if record is not None and record.status is TaskStatus.INPUT_REQUIRED else 0

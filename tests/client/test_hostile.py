@@ -3,45 +3,40 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
 from mcp import Client
 from mcp.shared.exceptions import MCPError
+from mcp_types import jsonrpc_message_adapter
 from pydantic import ValidationError
 
 from harness.rpc import LEGACY, PATIENCE, response
-from harness.waiting import eventually
-from mcp_tasks.client import Ledger, TasksClient, call_tool, resume_task
-from mcp_tasks.client.poller import MOST_UNREADABLE, Patience
-from mcp_tasks.errors import InvalidResponse, WaitTimedOut
-from tests.client.connecting import LONG, SHORT, Person, begin, connect, text
+from mcp_tasks.client import InvalidResponse, Ledger, Patience, TasksClient, WaitTimedOut, call_tool, resume_task
+from mcp_tasks.client.poller import MOST_UNREADABLE
+from tests.client.connecting import LONG, SHORT, connect, text
 from tests.client.peer import (
     TASK_ID,
     Answer,
-    Frames,
+    MemoryPeer,
     Peer,
     Raw,
     Refusal,
-    asking,
     completed,
-    pushed,
-    stream_of,
+    connected,
+    old_result,
     task,
-    working,
 )
 
 pytestmark = pytest.mark.anyio
 
 
-async def wait(url: str, *, limit: float = PATIENCE, patience: Patience = SHORT, **options: Any) -> str:
+async def wait(url: str, *, patience: Patience = SHORT, **options: Any) -> str:
     """Call a tool of the peer, for a while; gives the text of its result."""
-    async with connect(url, person=Person(), patience=patience, **options) as client:
+    async with connect(url, patience=patience, **options) as client:
         try:
-            with anyio.fail_after(limit):
+            with anyio.fail_after(PATIENCE):
                 return text(await client.call_tool("x", {}))
         except Exception as exc:
             failure = exc
@@ -52,10 +47,17 @@ async def wait(url: str, *, limit: float = PATIENCE, patience: Patience = SHORT,
 # Tasks that nobody asked for
 
 
-async def test_a_task_for_a_client_that_did_not_declare_the_extension_is_no_result(peer: Peer, peer_url: str) -> None:
-    async with Client(peer_url) as client:
+@pytest.mark.parametrize("client", ["no extension", "the older wire"])
+async def test_a_task_for_a_client_that_did_not_declare_the_extension_is_no_result(
+    peer: Peer, peer_url: str, client: str
+) -> None:
+    capabilities: dict[str, Any] = {"tools": {}}
+    info = {"name": "peer", "version": "1"}
+    peer.on("initialize", {"protocolVersion": LEGACY, "capabilities": capabilities, "serverInfo": info})
+    options: dict[str, Any] = {} if client == "no extension" else {"mode": "legacy", "extensions": [TasksClient()]}
+    async with Client(peer_url, **options) as undeclared:
         with pytest.raises(ValidationError):
-            await client.call_tool("x", {})
+            await undeclared.call_tool("x", {})
     assert peer.asked("tasks/get") == []
 
 
@@ -73,25 +75,14 @@ async def test_a_task_as_the_answer_to_another_request_is_no_result(peer: Peer, 
     assert peer.asked("tasks/get") == []
 
 
-async def test_a_task_on_the_older_wire_is_no_result(peer: Peer, peer_url: str) -> None:
-    capabilities: dict[str, Any] = {"tools": {}}
-    info = {"name": "peer", "version": "1"}
-    peer.on("initialize", {"protocolVersion": LEGACY, "capabilities": capabilities, "serverInfo": info})
-    async with Client(peer_url, mode="legacy", extensions=[TasksClient()]) as client:
-        with pytest.raises(ValidationError):
-            await client.call_tool("x", {})
-    assert peer.asked("tasks/get") == []
-
-
-async def test_a_result_of_an_unknown_kind_is_no_result(peer: Peer, peer_url: str) -> None:
-    peer.on("tools/call", task(resultType="promise"))
-    with pytest.raises(ValidationError):
-        await wait(peer_url)
-
-
-@pytest.mark.parametrize("task_id", [..., None, 5, ["x"], {}])
-async def test_a_task_without_an_id_is_no_result(peer: Peer, peer_url: str, task_id: Any) -> None:
-    peer.on("tools/call", task(resultType="task", taskId=task_id))
+@pytest.mark.parametrize(
+    "answer",
+    [task(resultType="promise"), *(task(resultType="task", taskId=task_id) for task_id in (..., None, 5, ["x"]))],
+)
+async def test_a_result_of_an_unknown_kind_and_a_task_without_an_id_are_none(
+    peer: Peer, peer_url: str, answer: Answer
+) -> None:
+    peer.on("tools/call", answer)
     with pytest.raises((ValidationError, InvalidResponse)):
         await wait(peer_url)
     assert peer.asked("tasks/get") == []
@@ -105,7 +96,7 @@ async def test_an_odd_id_is_an_id_and_stays_where_it_belongs(peer: Peer, peer_ur
     assert [params["taskId"] for params in peer.asked("tasks/get")] == [task_id]
 
 
-# Tasks that are none
+# Tasks and outcomes that are none
 
 
 @pytest.mark.parametrize(
@@ -121,94 +112,72 @@ async def test_an_odd_id_is_an_id_and_stays_where_it_belongs(peer: Peer, peer_ur
         task("input_required"),
         {},
         {"resultType": "complete"},
+        pytest.param(completed(result={}), id="a result without content"),
+        pytest.param(completed(result={"content": "text"}), id="content that is no list"),
+        pytest.param(completed(result={"content": [{"type": "smell"}]}), id="content of no kind"),
+        pytest.param(task("failed", error={"code": "high", "message": "no"}), id="a code that is no number"),
+        pytest.param(task("failed", error={"code": 2**80, "message": ["no"]}), id="a message that is no text"),
+        pytest.param(task("failed", error={"message": None, "data": 1e308}), id="no code"),
+        pytest.param(task("failed", error={}), id="an error of no kind"),
+        pytest.param(task(_meta=5), id="meta that is no object"),
     ],
 )
-async def test_a_look_that_shows_no_task_ends_the_wait(peer: Peer, peer_url: str, answer: Mapping[str, Any]) -> None:
+async def test_a_look_that_shows_no_task_or_no_outcome_ends_the_wait(peer: Peer, peer_url: str, answer: Answer) -> None:
     peer.on("tasks/get", answer)
-    with pytest.raises(InvalidResponse):
+    with pytest.raises((InvalidResponse, MCPError)):
         await wait(peer_url)
     assert len(peer.asked("tasks/get")) == 1
 
 
-async def test_a_task_that_changes_its_id_is_an_invalid_response(peer: Peer, peer_url: str) -> None:
-    peer.on("tasks/get", task(), completed("of another", taskId="another"))
-    with pytest.raises(InvalidResponse):
-        await wait(peer_url)
-
-
-async def test_a_task_that_changes_its_id_does_not_make_the_ledger_forget_another(
-    peer: Peer, peer_url: str, tmp_path: Path
+async def test_a_task_that_changes_its_id_is_an_invalid_response_and_the_ledger_forgets_no_other(
+    peer: Peer, peer_url: str, ledger: Ledger
 ) -> None:
-    ledger = Ledger(tmp_path / "ledger.db")
     ledger.add("another", server=peer_url, tool="x")
     peer.on("tasks/get", completed(taskId="another"))
     async with connect(peer_url, ledger=ledger) as client:
         with pytest.raises(InvalidResponse):
             await resume_task(client, TASK_ID).status()
-    remembered = [entry.task_id for entry in ledger.entries()]
-    ledger.close()
-    assert remembered == ["another"]
+    assert [entry.task_id for entry in ledger.entries()] == ["another"]
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
-        pytest.param(completed(result={}), id="a result without content"),
-        pytest.param(completed(result={"content": "text"}), id="content that is no list"),
-        pytest.param(completed(result={"content": [{"type": "smell"}]}), id="content of no kind"),
-        pytest.param(task("failed", error={"code": "high", "message": "no"}), id="a code that is no number"),
-        pytest.param(task(_meta=5), id="meta that is no object"),
-    ],
-)
-async def test_an_outcome_that_is_none_is_an_invalid_response(
-    peer: Peer, peer_url: str, answer: Mapping[str, Any]
+@pytest.mark.parametrize("ttl", [..., None, 0, -5, "long", 10**400])
+async def test_a_time_to_live_that_is_odd_and_questions_that_are_missing_do_not_matter(
+    peer: Peer, peer_url: str, ttl: Any
 ) -> None:
-    peer.on("tasks/get", answer)
-    with pytest.raises((InvalidResponse, MCPError)):
-        await wait(peer_url)
+    peer.on("tools/call", task(resultType="task", ttlMs=ttl))
+    peer.on("tasks/get", task(ttlMs=ttl), task("input_required", inputRequests={}), completed(ttlMs=ttl))
+    assert await wait(peer_url) == "ok"
 
 
-@pytest.mark.parametrize("error", [{}, {"code": 2**80, "message": ["no"]}, {"message": None, "data": float("1e308")}])
-async def test_an_error_that_says_little_is_an_error_nevertheless(
-    peer: Peer, peer_url: str, error: Mapping[str, Any]
-) -> None:
-    peer.on("tasks/get", task("failed", error=error))
-    with pytest.raises(MCPError):
-        await wait(peer_url)
-
-
-# Credentials that expire
-
-
-@pytest.mark.parametrize("status", [401, 403])
-async def test_credentials_that_are_refused_meanwhile_end_the_wait_at_once(
-    peer: Peer, peer_url: str, status: int, tmp_path: Path
-) -> None:
-    peer.on("tasks/get", task(), Raw(b'{"error": "expired"}', status=status))
-    with pytest.raises(MCPError, match=f"refuses the credentials, with HTTP {status}"):
-        await wait(peer_url, patience=LONG, ledger=tmp_path / "ledger.db")
-    assert len(peer.asked("tasks/get")) == 2
-
-
-# Clocks that go back
-
-
-async def test_a_question_is_asked_though_the_clock_of_its_server_has_gone_back(peer: Peer, peer_url: str) -> None:
-    peer.on("tasks/get", working(40), asking("name"), asking("name"), completed("after all"))
-    peer.on("tasks/update", {"resultType": "complete"})
-    assert await wait(peer_url, patience=LONG) == "after all"
-    assert len(peer.asked("tasks/update")) == 1
+async def test_a_huge_result_comes_through(peer: Peer, peer_url: str) -> None:
+    peer.on("tasks/get", completed("x" * 5_000_000))
+    assert len(await wait(peer_url)) == 5_000_000
 
 
 # Answers that are none
 
 
+@pytest.mark.parametrize("status", [401, 403])
+async def test_credentials_that_are_refused_meanwhile_end_the_wait_at_once(
+    peer: Peer, peer_url: str, status: int, ledger: Ledger
+) -> None:
+    peer.on("tasks/get", task(), Raw(b'{"error": "expired"}', status=status))
+    with pytest.raises(MCPError, match=f"refuses the credentials, with HTTP {status}"):
+        await wait(peer_url, patience=LONG, ledger=ledger)
+    assert len(peer.asked("tasks/get")) == 2
+
+
+PAGE = pytest.param(Raw(b"<html>bad gateway</html>", "text/html", 502), id="a gateway's page")
+ENDS = pytest.param(Raw(b": ping\r\n\r\n", "text/event-stream"), id="a stream that ends")
+HALF = pytest.param(Raw(b"{nope"), id="half an object")
+
+
 @pytest.mark.parametrize(
     "answer",
     [
+        PAGE,
+        ENDS,
         pytest.param(Raw(b"<html>hello</html>", "text/html"), id="a page"),
-        pytest.param(Raw(b"<html>bad gateway</html>", "text/html", 502), id="a gateway's page"),
-        pytest.param(Raw(b": ping\r\n\r\n", "text/event-stream"), id="a stream that ends"),
         pytest.param(Raw(b"", status=202), id="accepted"),
         pytest.param(Raw(b"", status=401), id="unauthorized"),
         pytest.param(Raw(b"", status=500), id="broken"),
@@ -227,7 +196,7 @@ async def test_answers_that_are_none_end_the_wait_sooner_or_later(peer: Peer, pe
 @pytest.mark.parametrize(
     "answer",
     [
-        pytest.param(Raw(b"{nope"), id="half an object"),
+        HALF,
         pytest.param(Raw(b""), id="nothing"),
         pytest.param(Raw(b"[]"), id="a list"),
         pytest.param(Raw(b"\xff\xfe\x00"), id="no text"),
@@ -244,14 +213,7 @@ async def test_answers_that_cannot_be_read_end_the_wait_long_before_an_outage(
     assert len(peer.asked("tasks/get")) == 1 + MOST_UNREADABLE
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
-        pytest.param(Raw(b"<html>bad gateway</html>", "text/html", 502), id="a gateway's page"),
-        pytest.param(Raw(b"{nope"), id="half an object"),
-        pytest.param(Raw(b": ping\r\n\r\n", "text/event-stream"), id="a stream that ends"),
-    ],
-)
+@pytest.mark.parametrize("answer", [PAGE, ENDS, HALF])
 async def test_an_answer_that_was_cut_off_once_does_not_end_the_wait(peer: Peer, peer_url: str, answer: Answer) -> None:
     peer.on("tasks/get", task(), answer, answer, completed("after all"))
     assert await wait(peer_url, patience=LONG) == "after all"
@@ -264,75 +226,39 @@ async def test_an_answer_to_another_request_does_not_outlast_the_time_limit(peer
             await call_tool(client, "x", timeout=0.2, on_abandon="leave")
 
 
-# Servers that want to keep a client busy, or waiting
+def unread(line: str) -> Exception:
+    """What the SDK's transports make of a line that is no message."""
+    with pytest.raises(ValidationError) as failed:
+        jsonrpc_message_adapter.validate_json(line, by_name=False)
+    return failed.value
 
 
-@pytest.mark.parametrize("interval", [0, -1, -(10**18), 1, 0.001, False, "0"])
-async def test_a_server_that_wants_to_be_asked_all_the_time_is_asked_at_a_pace(
-    peer: Peer, peer_url: str, interval: Any
-) -> None:
-    peer.on("tasks/get", task(pollIntervalMs=interval))
-    async with connect(peer_url, push=False, on_abandon="leave") as client, anyio.create_task_group() as group:
-        group.start_soon(client.call_tool, "x")
-        await eventually(lambda: peer.asked("tasks/get"))
-        # From the first look on, so that a slow start of the call counts for nothing.
-        await anyio.sleep(0.5)  # sleep: how often it is asked in this time is what is tested
-        group.cancel_scope.cancel()
-    assert len(peer.asked("tasks/get")) <= 13
+@pytest.mark.parametrize("result", ['{"text": "\\ud800"}', "[]"])
+@pytest.mark.parametrize("asked", ["by the session", "by us"])
+async def test_a_line_that_answers_and_cannot_be_read_is_an_error_for_who_asked(result: str, asked: str) -> None:
+    peer = MemoryPeer()
+
+    async def spoilt(params: object) -> Answer:
+        request_id = json.dumps(peer.requests[-1]["id"])
+        return await peer.write(unread(f'{{"jsonrpc": "2.0", "id": {request_id}, "result": {result}}}'))
+
+    peer.on("prompts/list", spoilt)
+    peer.on("tasks/get", spoilt)
+    async with connected(peer) as client:
+        with anyio.fail_after(PATIENCE), pytest.raises(MCPError, match="no JSON-RPC message"):
+            await (client.list_prompts() if asked == "by the session" else resume_task(client, TASK_ID).status())
 
 
-@pytest.mark.parametrize("interval", [10**15, 10**400, 1e300])
-async def test_a_server_that_wants_to_be_left_alone_does_not_hold_up_the_time_limit(
-    peer: Peer, peer_url: str, interval: float
-) -> None:
-    peer.on("tasks/get", task(pollIntervalMs=interval))
-    async with connect(peer_url, push=False) as client:
-        handle = await begin(client, "x")
-        with anyio.fail_after(PATIENCE), pytest.raises(WaitTimedOut):
-            await handle.result(0.1)
+@pytest.mark.parametrize(
+    "line", ["hello", '{"id": 7, "resu', '{"id": 7, "method": 8}', '{"id": {}, "result": {}}', "[" * 100_000, '"x"']
+)
+async def test_a_line_that_answers_nobody_changes_nothing(line: str) -> None:
+    peer = MemoryPeer()
 
+    async def late(params: object) -> Answer:
+        await peer.write(unread(line))
+        return old_result("after all")
 
-@pytest.mark.parametrize("ttl", [..., None, 0, -5, "long", 10**400])
-async def test_a_time_to_live_that_is_odd_or_missing_does_not_matter(peer: Peer, peer_url: str, ttl: Any) -> None:
-    peer.on("tools/call", task(resultType="task", ttlMs=ttl))
-    peer.on("tasks/get", task(ttlMs=ttl), completed(ttlMs=ttl))
-    assert await wait(peer_url) == "ok"
-
-
-async def test_a_task_that_never_ends_is_waited_for_as_long_as_the_caller_wants(peer: Peer, peer_url: str) -> None:
-    peer.on("tasks/get", *(task(statusMessage=str(number)) for number in range(1_000)))
-    peer.on("tasks/cancel", {"resultType": "complete"})
-    async with connect(peer_url) as client:
-        with pytest.raises(WaitTimedOut):
-            await call_tool(client, "x", timeout=0.3, on_abandon="cancel")
-    assert len(peer.asked("tasks/cancel")) == 1
-    assert len(peer.asked("tasks/get")) <= 10
-
-
-@pytest.mark.parametrize("push", [True, False], ids=["push", "polls"])
-async def test_a_task_that_ends_before_it_was_last_changed_has_ended(peer: Peer, peer_url: str, push: bool) -> None:
-    # Two machines of the server, and the clock of one of them is behind.
-    ended = completed("ended", lastUpdatedAt="2026-08-01T10:00:00.000Z")
-    peer.on("tasks/get", working(30), working(30), ended)
-    if push:
-        peer.on("subscriptions/listen", Frames(stream_of(pushed(1, working(30), ended))))
-    assert await wait(peer_url, limit=2.0) == "ended"
-
-
-async def test_a_task_that_wants_input_and_does_not_say_which_is_waited_for(peer: Peer, peer_url: str) -> None:
-    peer.on("tasks/get", task("input_required", inputRequests={}), completed())
-    assert await wait(peer_url) == "ok"
-
-
-async def test_a_task_with_ever_new_questions_is_answered_at_its_pace(peer: Peer, peer_url: str) -> None:
-    peer.on("tasks/get", *(asking(f"q{number}") for number in range(5)), completed("no more"))
-    peer.on("tasks/update", {"resultType": "complete"})
-    assert await wait(peer_url) == "no more"
-    assert [list(params["inputResponses"]) for params in peer.asked("tasks/update")] == [
-        [f"q{number}"] for number in range(5)
-    ]
-
-
-async def test_a_huge_result_comes_through(peer: Peer, peer_url: str) -> None:
-    peer.on("tasks/get", completed("x" * 5_000_000))
-    assert len(await wait(peer_url)) == 5_000_000
+    peer.on("tools/call", late)
+    async with connected(peer) as client:
+        assert text(await client.call_tool("x")) == "after all"

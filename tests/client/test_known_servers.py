@@ -1,20 +1,32 @@
-"""Servers by name: which file a name is of, what is in the place of variables, and what is kept."""
+"""Servers by name: what is in the place of variables, what is kept, credentials, and why one cannot be used."""
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import stat
-import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 
-from mcp_tasks.client.known_servers import KnownServer, KnownServers
-from mcp_tasks.client.servers import ServerAddress
+from mcp_tasks.client import (
+    InvalidOption,
+    KnownServer,
+    KnownServers,
+    ServerAddress,
+    ServerUnreachable,
+    check_token,
+    is_in_the_clear,
+    read_headers,
+    read_token,
+    secrets_of,
+)
+from mcp_tasks.client.servers import check_url
 from mcp_tasks.errors import InvalidServerFile, UnknownServer
-from mcp_tasks.files import alone
 
 URL = "https://farm.example/mcp"
 
@@ -44,25 +56,6 @@ def named(config: Path, name: str) -> KnownServer:
     known = KnownServers(config).get(name)
     assert known is not None
     return known
-
-
-def test_names_are_those_of_the_file_that_is_given_and_of_the_users_own(
-    home: Path, project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    own, given = home / ".config/mcp-tasks/servers.json", project / ".mcp.json"
-    others = ["mcp.json", ".cursor/mcp.json", ".vscode/mcp.json"]
-    not_read = [given, *(project / name for name in others), home / ".cursor/mcp.json", home / ".mcp.json"]
-    for number, path in enumerate([own, *not_read, home / ".config/Claude/claude_desktop_config.json"]):
-        write(path, {"farm": {"url": URL}, f"only-{number}": {"url": URL}})
-    monkeypatch.chdir(project)
-    assert [(server.name, server.source) for server in KnownServers()] == [("farm", own), ("only-0", own)]
-    assert [(server.name, server.source) for server in KnownServers(given)] == [
-        ("farm", given),
-        ("only-1", given),
-        ("only-0", own),
-    ]
-    own.unlink()
-    assert list(KnownServers()) == []
 
 
 @pytest.mark.parametrize("name", [".mcp.json", ".vscode/mcp.json"])
@@ -126,18 +119,6 @@ def test_no_value_of_a_variable_is_in_what_a_ledger_keeps_and_the_server_is_foun
         assert known.at(back) is server
     assert "s3cret" in named(project / ".mcp.json", "farm").secrets
     assert known.at(ServerAddress(url="https://other.example/mcp")) is None
-
-
-def test_a_name_is_neither_a_url_nor_a_command_of_several_words(project: Path) -> None:
-    write(
-        project / ".mcp.json", {URL: {"command": "evil"}, "python server.py": {"command": "evil"}, "sh": {"url": URL}}
-    )
-    known = KnownServers(project / ".mcp.json")
-    assert known.resolve(URL) == ServerAddress(url=URL)
-    command = known.resolve("python server.py")
-    assert isinstance(command, ServerAddress)
-    assert command.argv == ("python", "server.py")
-    assert known.resolve("sh") is known.get("sh")
 
 
 def test_a_name_that_is_spelled_wrong_is_answered_with_those_that_are_near(project: Path) -> None:
@@ -261,14 +242,107 @@ def test_nothing_is_lost_of_what_is_kept(project: Path) -> None:
     assert servers.kept_in.read_text() == "{nonsense"
 
 
-def test_who_adds_a_server_waits_for_whoever_is_changing_the_file() -> None:
-    servers = KnownServers()
-    servers.add("first", ServerAddress.parse(URL))
-    adding = threading.Thread(target=lambda: KnownServers().add("second", ServerAddress.parse(URL)))
-    with alone(servers.kept_in):
-        adding.start()
-        adding.join(0.5)
-        assert adding.is_alive()
-        assert "second" not in json.loads(servers.kept_in.read_text())["mcpServers"]
-    adding.join(30)
-    assert {known.name for known in KnownServers()} == {"first", "second"}
+# Tokens and headers as people write them
+
+
+@pytest.mark.parametrize(
+    ("read", "why"),
+    [
+        (lambda: check_token(" \n"), "is empty"),
+        (lambda: check_token("two words"), "characters"),
+        (lambda: check_token("caf\u00e9"), "characters"),
+        (lambda: read_headers([], " "), "the token is empty"),
+        (lambda: read_headers(["X-Team"]), "NAME:VALUE, with a colon"),
+        (lambda: read_headers([":blue"]), "NAME:VALUE"),
+        (lambda: read_headers(["X:\u00e9"]), "'X' has characters"),
+        (lambda: read_token(Path("/nowhere")), "cannot be read"),
+    ],
+)
+def test_what_is_no_token_and_no_header_is_refused_without_repeating_it(read: Any, why: str) -> None:
+    with pytest.raises(InvalidOption, match=why) as raised:
+        read()
+    assert "two words" not in str(raised.value)
+
+
+def test_headers_are_names_and_values_and_a_token_is_one_of_them() -> None:
+    assert check_token(" abc.def\n") == "abc.def"
+    assert read_headers(["X-Team: blue ", "X-Url:http://a"]) == {"X-Team": "blue", "X-Url": "http://a"}
+    assert read_headers(["X-Team:blue"], "abc") == {"X-Team": "blue", "Authorization": "Bearer abc"}
+
+
+@pytest.mark.skipif(os.name != "posix", reason="others are kept out by other means on Windows")
+def test_a_token_file_that_others_may_read_is_told_and_one_that_is_large_refused(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("abc\n")
+    for mode, others in ((0o600, False), (0o644, True)):
+        file.chmod(mode)
+        assert read_token(file) == ("abc", others)
+    file.write_bytes(b"x" * 100_000)
+    with pytest.raises(InvalidOption, match="too large to be a token file"):
+        read_token(file)
+
+
+def test_what_may_be_a_secret_is_known() -> None:
+    headers = {"Authorization": "Bearer abc", "X-Team": "blue", "Mcp-Session-Id": "s1", "X-Api-Key": ""}
+    assert secrets_of(headers=headers) == ["abc", "s1"]
+    assert secrets_of("https://ann:x@farm.example/mcp") == [":x@"]
+    assert secrets_of("https://farm.example/mcp?a:b@c", {}) == []
+    in_the_clear = {"http://farm.example/mcp": True, "https://farm.example": False, "http://localhost:1": False}
+    assert {url: is_in_the_clear(url) for url in in_the_clear} == in_the_clear
+    assert not is_in_the_clear("http://[::1]")
+
+
+# Why a URL cannot be used, as far as HTTP can tell
+
+
+def fails_with(kind: type[httpx2.TimeoutException]) -> Any:
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        raise kind("")
+
+    return answer
+
+
+def status(code: int, **headers: str) -> Any:
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        return httpx2.Response(code, headers=headers)
+
+    return answer
+
+
+def no_gzip(request: httpx2.Request) -> httpx2.Response:
+    headers = {"content-type": "application/json", "content-encoding": "gzip"}
+    return httpx2.Response(200, headers=headers, stream=httpx2.ByteStream(gzip.compress(b"{}")[::-1]))
+
+
+def take(client: httpx2.AsyncClient, **options: object) -> httpx2.AsyncClient:
+    """Make no client of one's own."""
+    return client
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("answer", "what", "hint", "reason"),
+    [
+        (no_gzip, "breaks the connection: Error", "", "connection"),
+        (fails_with(httpx2.ReadTimeout), "does not answer", "Look at the server's log.", "timeout"),
+        (fails_with(httpx2.ConnectTimeout), "does not answer", "Is the host name", "timeout"),
+        (
+            status(401, **{"www-authenticate": "Basic realm=x"}),
+            "",
+            "It asks for Basic authorization: send",
+            "credentials",
+        ),
+        (status(401), "", "Send an Authorization header.", "credentials"),
+        (status(403), "", "Send an Authorization header, or another.", "credentials"),
+    ],
+)
+async def test_why_a_url_cannot_be_used_is_said(
+    monkeypatch: pytest.MonkeyPatch, answer: Any, what: str, hint: str, reason: str
+) -> None:
+    client = httpx2.AsyncClient(transport=httpx2.MockTransport(answer))
+    monkeypatch.setattr("mcp_tasks.client.servers.httpx2.AsyncClient", partial(take, client))
+    found = await check_url("http://farm.example/mcp")
+    assert isinstance(found, ServerUnreachable)
+    assert found.what.removeprefix("http://farm.example/mcp ").startswith(what)
+    assert found.hint.startswith(hint)
+    assert found.reason == reason

@@ -1,17 +1,17 @@
-"""The file in which a client remembers its tasks: what is in it after crashes, damage and company."""
+"""The ledger in which a client remembers its tasks: what it keeps and gives, also after damage and crashes."""
 
 from __future__ import annotations
 
+import json
 import os
 import sqlite3
-import stat
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,54 +19,121 @@ import pytest
 
 from harness.processes import PIPE, kill, start
 from harness.rpc import PATIENCE
-from mcp_tasks.client import Ledger
-from mcp_tasks.encryption import Keyring, new_key
-from mcp_tasks.errors import AmbiguousTask, StoreCorrupt, StoreError, StoreUnavailable
+from mcp_tasks.cli.terminal import problem_of
+from mcp_tasks.client import Ledger, LedgerEntry, user_ledger
+from mcp_tasks.client.ledger import UNKNOWN, on_one_line, printable, printable_json, user_ledger_path
+from mcp_tasks.encryption import LEDGER_KEYS_VARIABLE, Keyring, new_key
+from mcp_tasks.errors import (
+    AmbiguousTask,
+    EncryptionMismatch,
+    StoreCorrupt,
+    StoreError,
+    StoreUnavailable,
+    TaskNotRemembered,
+)
 from mcp_tasks.protocol.shapes import parse_task
-from tests.client.peer import TASK_ID, completed, task, working
+from tests.client.connecting import begin, connect
+from tests.client.peer import TASK_ID, Peer, completed, task, working
+
+pytestmark = pytest.mark.anyio
 
 SERVER = "peer"
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    """Where the ledger is."""
-    return tmp_path / "ledger.db"
+def keeper(path: Path) -> Generator[Ledger]:
+    """A ledger that keeps what has ended."""
+    with closing(Ledger(path, keep_results=True)) as book:
+        yield book
 
 
-@pytest.fixture
-def ledger(path: Path) -> Generator[Ledger]:
-    """A ledger that forgets what has ended."""
-    book = Ledger(path)
-    yield book
-    book.close()
-
-
-def reopened(path: Path, *, keep_results: bool = False) -> Ledger:
-    """The ledger as another process finds it."""
-    return Ledger(path, keep_results=keep_results)
+# What is remembered
 
 
 def test_a_task_is_remembered_over_restarts_until_its_end_was_seen(path: Path, ledger: Ledger) -> None:
-    ledger.add(TASK_ID, server=SERVER, tool="render")
+    ledger.add(TASK_ID, server=SERVER, tool="render", arguments={"scene": "forest"})
     ledger.saw(SERVER, parse_task(working(1)))
+    # Adding it again changes nothing.
+    ledger.add(TASK_ID, server=SERVER, tool="second")
+    ledger.record_answer(SERVER, TASK_ID, "k", {"n": 1})
     ledger.close()
-    again = reopened(path)
-    [entry] = again.pending()
-    assert (entry.task_id, entry.server, entry.tool, entry.status) == (TASK_ID, SERVER, "render", "working")
-    assert entry.message == "step 1"
-    assert not entry.is_final
-    again.saw(SERVER, parse_task(completed()))
-    assert again.entries() == []
-    again.close()
+    with closing(Ledger(path)) as again:
+        [entry] = again.pending()
+        assert (entry.task_id, entry.server, entry.tool, entry.status) == (TASK_ID, SERVER, "render", "working")
+        assert (entry.message, entry.is_final, entry.arguments) == ("step 1", False, None)
+        again.saw(SERVER, parse_task(completed()))
+        assert again.entries() == []
+        assert again.answers(SERVER, TASK_ID) == {}, "answers go with their task"
+        again.close()
 
 
-def test_tasks_come_oldest_first_and_by_server(ledger: Ledger) -> None:
-    for number in range(5):
-        ledger.add(f"t{number}", server=f"s{number % 2}", tool="x")
-    assert [entry.task_id for entry in ledger.pending()] == ["t0", "t1", "t2", "t3", "t4"]
-    assert [entry.task_id for entry in ledger.pending(server="s1")] == ["t1", "t3"]
-    assert ledger.pending(server="s2") == []
+def test_results_are_kept_until_forgotten_if_asked_for(path: Path, keeper: Ledger) -> None:
+    keeper.add(TASK_ID, server=SERVER, tool="x")
+    keeper.saw(SERVER, parse_task(completed("forty-two")))
+    with closing(Ledger(path, keep_results=True)) as again:
+        [entry] = again.entries()
+        assert again.pending() == []
+        assert (entry.is_final, entry.result) == (True, completed("forty-two")["result"])
+        again.forget(TASK_ID, server=SERVER)
+        assert again.entries() == []
+
+
+def test_a_task_that_was_never_added_leaves_no_trace(ledger: Ledger) -> None:
+    ledger.saw(SERVER, parse_task(task()))
+    ledger.saw(SERVER, parse_task(completed()))
+    ledger.forget("nobody", server=SERVER)
+    assert ledger.entries() == []
+
+
+def test_a_task_that_ended_is_not_unknown_because_its_server_forgot_it(keeper: Ledger) -> None:
+    for task_id in ("ended", "open"):
+        keeper.add(task_id, server="s", tool="x")
+    keeper.saw("s", parse_task(completed(taskId="ended")))
+    for task_id in ("ended", "open"):
+        keeper.lost(task_id, server="s")
+    assert {entry.task_id: entry.status for entry in keeper.entries()} == {"ended": "completed", "open": "unknown"}
+    assert [entry.task_id for entry in keeper.pending()] == ["open"]
+
+
+def test_two_servers_may_use_the_same_id(ledger: Ledger) -> None:
+    for server in ("a", "b"):
+        ledger.add("1", server=server, tool="x")
+        ledger.record_answer(server, "1", "k", {"of": server})
+    ledger.forget("1", server="a")
+    assert [entry.server for entry in ledger.entries()] == ["b"]
+    assert ledger.answers("a", "1") == {}
+    assert ledger.answers("b", "1") == {"k": ({"of": "b"}, False)}
+
+
+def test_an_answer_is_there_from_before_it_was_sent_until_it_is_refused_or_replaced(path: Path, ledger: Ledger) -> None:
+    for key in ("name", "bad"):
+        ledger.record_answer(SERVER, TASK_ID, key, {"n": 1})
+    with closing(Ledger(path)) as other:
+        assert other.answers(SERVER, TASK_ID)["name"] == ({"n": 1}, False)
+        ledger.answer_sent(SERVER, TASK_ID, "name")
+        ledger.answer_refused(SERVER, TASK_ID, "bad")
+        assert other.answers(SERVER, TASK_ID) == {"name": ({"n": 1}, True)}
+        ledger.record_answer(SERVER, TASK_ID, "name", {"n": 2})
+        assert other.answers(SERVER, TASK_ID) == {"name": ({"n": 2}, False)}
+
+
+@pytest.mark.parametrize("odd", ["'; DROP TABLE tasks; --", "\n", "☃" * 500, "\ud800 half a pair"])
+def test_odd_names_and_text_that_is_no_unicode_are_remembered_like_any_other(path: Path, odd: str) -> None:
+    with closing(Ledger(path, keep_results=True)) as book:
+        book.add(odd, server="s" + odd, tool=odd)
+        book.saw("s" + odd, parse_task(working(1, taskId=odd) | {"statusMessage": odd}))
+        book.record_answer("s" + odd, odd, odd, {odd: odd}, question={"method": odd})
+    with closing(Ledger(path, keep_results=True)) as book:
+        [entry] = book.pending(server="s" + odd)
+        assert (entry.task_id, entry.server, entry.tool, entry.message) == (odd, "s" + odd, odd, odd)
+        assert book.recorded_answer("s" + odd, odd, odd, question={"method": odd}) == {odd: odd}
+        assert book.recorded_answer("s" + odd, odd, odd, question={"method": "another"}) is None
+        book.answer_sent("s" + odd, odd, odd)
+        assert book.answers("s" + odd, odd) == {odd: ({odd: odd}, True)}
+        book.saw("s" + odd, parse_task(completed(odd, taskId=odd)))
+        assert book.pending() == []
+        book.forget(odd, server="s" + odd)
+        assert book.entries() == []
 
 
 @pytest.mark.parametrize(
@@ -78,151 +145,115 @@ def test_tasks_come_oldest_first_and_by_server(ledger: Ledger) -> None:
     ],
 )
 def test_how_long_a_task_took_does_not_depend_on_the_clock_of_its_server(
-    path: Path, created: str, ended: str, seconds: int
+    keeper: Ledger, created: str, ended: str, seconds: int
 ) -> None:
-    with closing(reopened(path, keep_results=True)) as ledger:
-        ledger.add(TASK_ID, server=SERVER, tool="render")
-        ledger.saw(SERVER, parse_task(completed(createdAt=created, lastUpdatedAt=ended)))
-        [entry] = ledger.entries()
-        assert entry.finished_at is not None
-        assert int((entry.finished_at - entry.started_at).total_seconds()) == seconds
+    keeper.add(TASK_ID, server=SERVER, tool="render")
+    keeper.saw(SERVER, parse_task(completed(createdAt=created, lastUpdatedAt=ended)))
+    [entry] = keeper.entries()
+    assert entry.finished_at is not None
+    assert int((entry.finished_at - entry.started_at).total_seconds()) == seconds
 
 
-def test_of_many_tasks_that_begin_alike_some_are_named_and_the_rest_counted(ledger: Ledger) -> None:
-    for number in range(12):
-        ledger.add(f"task_{number:02}", server=SERVER, tool="render")
+def test_arguments_are_kept_in_short_encrypted_and_without_what_looks_like_a_secret(path: Path) -> None:
+    given = {"scene": "a\nrainforest", "api_key": "sk-1", "max_tokens": 5, "tags": ["a"], "text": "x" * 1000}
+    with closing(Ledger(path, keep_results=True, cipher=Keyring(new_key()))) as book:
+        book.add(TASK_ID, server=SERVER, tool="render", arguments=given)
+        book.add("many", server=SERVER, tool="render", arguments={f"name{n}": "y" * 50 for n in range(1000)})
+        one, many = book.entries()
+    assert (one.arguments or "").startswith('scene=a rainforest api_key=*** max_tokens=5 tags=["a"] text=xxx')
+    assert all(len(entry.arguments or "") <= 200 for entry in (one, many))
+    assert b"rainforest" not in path.read_bytes()
+
+
+# Which tasks it gives
+
+HERE, THERE = "https://farm.example/mcp", "https://mill.example/mcp"
+
+
+@pytest.fixture
+def filled(keeper: Ledger) -> Ledger:
+    """A ledger with a task that is done, one that is lost, and one of another server and user."""
+    keeper.add("task_done", server=HERE, tool="render", arguments={"scene": "Forest"})
+    keeper.add("task_lost", server=HERE, tool="render")
+    keeper.add("task_busy", server=THERE, tool="grind", identity="ann")
+    keeper.lost("task_lost", server=HERE)
+    keeper.saw(HERE, parse_task(completed(taskId="task_done")))
+    return keeper
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [
+        ({}, ["done", "lost", "busy"]),
+        ({"server": HERE}, ["done", "lost"]),
+        ({"server": "elsewhere"}, []),
+        ({"identity": "ann"}, ["busy"]),
+        ({"active": True}, ["lost", "busy"]),
+        ({"active": False}, ["done"]),
+        ({"status": UNKNOWN}, ["lost"]),
+        ({"search": "forest"}, ["done"]),
+        ({"search": "MILL.example"}, ["busy"]),
+        ({"search": "render", "active": True}, ["lost"]),
+    ],
+)
+def test_tasks_are_listed_oldest_first_by_what_is_asked_for(
+    filled: Ledger, wanted: dict[str, Any], found: list[str]
+) -> None:
+    assert [entry.task_id for entry in filled.entries(**wanted)] == [f"task_{name}" for name in found]
+
+
+def test_tasks_are_found_each_once_and_in_order_and_with_a_server_also_those_that_are_not_there(filled: Ledger) -> None:
+    assert [entry.task_id for entry in filled.find_all(["busy", "do", "task_busy"])] == ["task_busy", "task_done"]
+    [entry] = filled.find_all(["task_new"], server=THERE, identity="ann")
+    assert (entry.key, entry.status) == ((THERE, "ann", "task_new"), "working")
+    with pytest.raises(TaskNotRemembered, match="begins with 'task_new'") as raised:
+        filled.find_all(["task_new"])
+    assert raised.value.start == "task_new"
+    for number in range(9):
+        filled.add(f"task_{number:02}", server=SERVER, tool="render")
     with pytest.raises(AmbiguousTask, match="matches 12 tasks") as refused:
-        ledger.find("task_")
+        filled.find("task_")
     assert refused.value.hint.splitlines()[10:] == ["and 2 more"]
 
 
-def test_no_age_is_too_great_to_be_asked_for(path: Path) -> None:
-    with closing(reopened(path, keep_results=True)) as ledger:
-        ledger.add(TASK_ID, server=SERVER, tool="render")
-        ledger.saw(SERVER, parse_task(completed()))
-        assert ledger.prune(older_than=timedelta.max) == []
-        assert [entry.task_id for entry in ledger.prune()] == [TASK_ID]
+def test_what_is_over_is_pruned(filled: Ledger) -> None:
+    for age in (timedelta(hours=1), timedelta.max):
+        assert filled.prune(older_than=age) == []
+    assert [entry.task_id for entry in filled.prune(dry_run=True)] == ["task_done", "task_lost"]
+    assert [entry.task_id for entry in filled.prune()] == ["task_done", "task_lost"]
+    assert [entry.task_id for entry in filled.entries()] == ["task_busy"]
 
 
-def test_adding_a_task_again_changes_nothing(ledger: Ledger) -> None:
-    ledger.add(TASK_ID, server=SERVER, tool="first")
-    ledger.saw(SERVER, parse_task(working(3)))
-    ledger.add(TASK_ID, server=SERVER, tool="second")
-    [entry] = ledger.entries()
-    assert (entry.tool, entry.message) == ("first", "step 3")
+def test_a_task_as_json_has_what_has_a_value() -> None:
+    started = datetime(2026, 8, 1, 10, tzinfo=UTC)
+    common: dict[str, Any] = {"task_id": "task_1", "server": HERE, "tool": "render", "started_at": started}
+    shown = {"taskId": "task_1", "server": HERE, "tool": "render", "startedAt": "2026-08-01T10:00:00+00:00"}
+    assert LedgerEntry(**common, status="working").to_json() == {**shown, "status": "working"}
+    result: dict[str, Any] = {"content": [], "isError": True}
+    ended = LedgerEntry(**common, status="completed", finished_at=started, identity="ann", result=result).to_json()
+    assert (ended["isError"], ended["result"], ended["identity"]) == (True, result, "ann")
+    assert ended["finishedAt"] == ended["startedAt"]
 
 
-def test_two_servers_may_use_the_same_id(ledger: Ledger) -> None:
-    for server in ("a", "b"):
-        ledger.add("1", server=server, tool="x")
-        ledger.record_answer(server, "1", "k", {"of": server})
-    ledger.forget("1", server="a")
-    [entry] = ledger.entries()
-    assert entry.server == "b"
-    assert ledger.answers("a", "1") == {}
-    assert ledger.answers("b", "1") == {"k": ({"of": "b"}, False)}
-
-
-def test_results_are_kept_until_forgotten_if_asked_for(path: Path) -> None:
-    keeper = reopened(path, keep_results=True)
-    keeper.add(TASK_ID, server=SERVER, tool="x")
-    keeper.saw(SERVER, parse_task(completed("forty-two")))
-    keeper.close()
-    again = reopened(path, keep_results=True)
-    [entry] = again.entries()
-    assert again.pending() == []
-    assert entry.is_final
-    assert entry.result == completed("forty-two")["result"]
-    again.forget(TASK_ID, server=SERVER)
-    assert again.entries() == []
-    again.close()
-
-
-def test_a_task_that_was_never_added_leaves_no_trace(ledger: Ledger) -> None:
-    ledger.saw(SERVER, parse_task(task()))
-    ledger.saw(SERVER, parse_task(completed()))
-    ledger.forget("nobody", server=SERVER)
-    assert ledger.entries() == []
-
-
-def test_an_answer_is_there_from_before_it_was_sent(path: Path, ledger: Ledger) -> None:
-    ledger.add(TASK_ID, server=SERVER, tool="x")
-    ledger.record_answer(SERVER, TASK_ID, "name", {"action": "accept", "content": {"name": "Ada"}})
-    other = reopened(path)
-    assert other.answers(SERVER, TASK_ID) == {"name": ({"action": "accept", "content": {"name": "Ada"}}, False)}
-    ledger.answer_sent(SERVER, TASK_ID, "name")
-    assert other.answers(SERVER, TASK_ID)["name"][1]
-    other.close()
-
-
-def test_a_later_answer_takes_the_place_of_an_earlier_one(ledger: Ledger) -> None:
-    ledger.record_answer(SERVER, TASK_ID, "k", {"n": 1})
-    ledger.answer_sent(SERVER, TASK_ID, "k")
-    ledger.record_answer(SERVER, TASK_ID, "k", {"n": 2})
-    assert ledger.answers(SERVER, TASK_ID) == {"k": ({"n": 2}, False)}
-
-
-def test_an_answer_that_was_refused_is_none_to_come_back_to(ledger: Ledger) -> None:
-    for key in ("good", "bad"):
-        ledger.record_answer(SERVER, TASK_ID, key, {"n": 1})
-    ledger.answer_refused(SERVER, TASK_ID, "bad")
-    assert list(ledger.answers(SERVER, TASK_ID)) == ["good"]
-
-
-def test_answers_go_with_their_task(ledger: Ledger) -> None:
-    ledger.add(TASK_ID, server=SERVER, tool="x")
-    ledger.record_answer(SERVER, TASK_ID, "k", {"n": 1})
-    ledger.saw(SERVER, parse_task(completed()))
-    assert ledger.answers(SERVER, TASK_ID) == {}
-
-
-@pytest.mark.parametrize("odd", ["'; DROP TABLE tasks; --", "", "\n", "☃" * 500])
-def test_odd_names_are_names_like_others(ledger: Ledger, odd: str) -> None:
-    ledger.add(odd, server=odd, tool=odd)
-    ledger.record_answer(odd, odd, odd, {odd: odd})
-    [entry] = ledger.pending(server=odd)
-    assert (entry.task_id, entry.server, entry.tool) == (odd, odd, odd)
-    assert ledger.answers(odd, odd) == {odd: ({odd: odd}, False)}
-
-
-def test_a_folder_that_is_missing_is_made(tmp_path: Path) -> None:
-    Ledger(tmp_path / "a" / "b" / "ledger.db").close()
-    assert (tmp_path / "a" / "b" / "ledger.db").exists()
-
-
-@pytest.mark.skipif(os.name != "posix", reason="other systems have other ways")
-def test_a_ledger_is_for_its_owner_alone(path: Path) -> None:
-    Ledger(path).close()
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-
-
-def test_closing_twice_is_safe(path: Path) -> None:
-    book = Ledger(path)
-    book.close()
-    book.close()
+def test_text_of_a_server_moves_no_cursor_and_its_json_stays_the_same_value() -> None:
+    assert printable("a\x1b[2Jb\u202ec\nd") == "a[2Jbc\nd"
+    assert on_one_line("a\r\nb\u2028c") == "a bc"
+    values: list[object] = [{"a": "\x1b[2J\u202e\u2028"}, ["\u00e9\U0001f600", "\ud800"], "plain"]
+    for value in values:
+        assert json.loads(printable_json(value)) == value
+        assert printable(printable_json(value)) == printable_json(value)
+    assert printable_json(["\u00e9", "\u6f22"], indent=1) == '[\n "\u00e9",\n "\u6f22"\n]'
 
 
 # Damage
 
 
-def test_a_file_that_is_no_database_is_named_as_corrupt(path: Path) -> None:
-    path.write_bytes(b"this is a shopping list, and not a short one: " + b"milk, " * 1_000)
-    with pytest.raises(StoreCorrupt, match=r"ledger\.db"):
-        Ledger(path)
-    assert path.read_bytes().startswith(b"this is a shopping list"), "what somebody else wrote is not touched"
-
-
-@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="asks Linux which files are open")
-def test_a_file_that_is_no_ledger_is_let_go_of(path: Path) -> None:
-    path.write_bytes(b"no database" * 1_000)
-    with pytest.raises(StoreCorrupt) as caught:
-        Ledger(path)
-    # Asked while the exception, and what hangs on it, is still there.
-    assert caught.value.__traceback__ is not None
-    assert str(path) not in {os.path.realpath(link) for link in Path("/proc/self/fd").iterdir()}
-
-
-def test_a_place_that_cannot_be_written_is_named_as_unavailable(tmp_path: Path) -> None:
+def test_a_place_that_cannot_be_written_is_named_as_unavailable_and_a_folder_that_is_missing_is_made(
+    tmp_path: Path,
+) -> None:
+    book = Ledger(tmp_path / "a" / "b" / "ledger.db")
+    book.close()
+    book.close()
     (tmp_path / "file").touch()
     with pytest.raises(StoreUnavailable, match="under"):
         Ledger(tmp_path / "file" / "under")
@@ -230,59 +261,56 @@ def test_a_place_that_cannot_be_written_is_named_as_unavailable(tmp_path: Path) 
         Ledger(tmp_path)
 
 
-def _damage_pages(path: Path) -> None:
-    """Overwrite everything behind the first page."""
-    with path.open("r+b") as file:
-        file.seek(4096)
-        file.write(b"\xff" * (path.stat().st_size - 4096))
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="asks Linux which files are open")
+def test_a_file_that_is_no_ledger_is_let_go_of(path: Path) -> None:
+    path.write_bytes(b"no database" * 1_000)
+    with pytest.raises(StoreCorrupt, match=r"ledger\.db") as caught:
+        Ledger(path)
+    # Asked while the exception, and what hangs on it, is still there.
+    assert caught.value.__traceback__ is not None
+    assert str(path) not in {os.path.realpath(link) for link in Path("/proc/self/fd").iterdir()}
 
 
-def _damage_answer(path: Path) -> None:
-    with sqlite3.connect(path) as db:
-        db.execute("UPDATE answers SET answer = '{nope'")
-    db.close()
-
-
-def _damage_result(path: Path) -> None:
-    with sqlite3.connect(path) as db:
-        db.execute("UPDATE tasks SET result = '{nope'")
-    db.close()
-
-
-def _damage_time(path: Path) -> None:
-    with sqlite3.connect(path) as db:
-        db.execute("UPDATE tasks SET started = 'yesterday'")
-    db.close()
-
-
-@pytest.mark.parametrize("damage", [_damage_pages, _damage_answer, _damage_result, _damage_time])
-def test_damage_found_later_is_named_as_corrupt_too(path: Path, damage: Callable[[Path], None]) -> None:
-    book = Ledger(path, keep_results=True)
-    for number in range(5):
-        book.add(f"t{number}", server=SERVER, tool="x" * 100)
-        book.record_answer(SERVER, f"t{number}", "k", {"n": number})
-    book.close()
-    damage(path)
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "pages",
+        "UPDATE answers SET answer = '{nope'",
+        "UPDATE tasks SET result = '{nope'",
+        "UPDATE tasks SET started = 'yesterday'",
+    ],
+)
+def test_damage_found_later_is_named_as_corrupt_too(path: Path, damage: str) -> None:
+    with closing(Ledger(path, keep_results=True)) as book:
+        for number in range(5):
+            book.add(f"t{number}", server=SERVER, tool="x" * 100)
+            book.record_answer(SERVER, f"t{number}", "k", {"n": number})
+    if damage == "pages":
+        content = path.read_bytes()
+        path.write_bytes(content[:4096] + b"\xff" * (len(content) - 4096))
+    else:
+        with closing(sqlite3.connect(path)) as db, db:
+            db.execute(damage)
     with pytest.raises(StoreCorrupt):
-        _read_all(Ledger(path))
+        read_all(path)
 
 
-def _read_all(book: Ledger) -> list[Any]:
-    try:
+def read_all(path: Path) -> list[Any]:
+    with closing(Ledger(path)) as book:
         return [book.answers(entry.server, entry.task_id) for entry in book.entries()]
-    finally:
-        book.close()
 
 
-def test_a_file_that_somebody_has_locked_is_named_as_unavailable(path: Path, ledger: Ledger) -> None:
-    ledger._db.execute("PRAGMA busy_timeout = 20")  # pyright: ignore[reportPrivateUsage] - five seconds, otherwise
-    lock = sqlite3.connect(path, isolation_level=None)
-    lock.execute("BEGIN IMMEDIATE")
-    try:
-        with pytest.raises(StoreUnavailable):
-            ledger.add(TASK_ID, server=SERVER, tool="x")
-    finally:
-        lock.close()
+async def test_a_task_that_cannot_be_kept_is_named_to_who_started_it(peer: Peer, peer_url: str, ledger: Ledger) -> None:
+    async with connect(peer_url, ledger=ledger) as client:
+        ledger.close()
+        with pytest.raises(StoreError) as refused:
+            await begin(client, "x")
+    assert refused.value.__notes__ == [f"The task goes on, and is not in the ledger: {TASK_ID}"]
+    # Not in its text, which is logged.
+    assert TASK_ID not in str(refused.value)
+    problem = problem_of(refused.value)
+    assert problem is not None
+    assert TASK_ID in str(problem.hint)
 
 
 # Crashes and company
@@ -296,10 +324,6 @@ for number in range(10**6):
     ledger.record_answer("s", f"{sys.argv[2]}{number}", "k", {"n": number})
     print(number, flush=True)
 """
-
-
-def _start_writer(path: Path, name: str) -> subprocess.Popen[str]:
-    return start([sys.executable, "-c", _WRITER, path, name], stdout=PIPE, text=True)
 
 
 def _read_until(writer: subprocess.Popen[str], wanted: int) -> int:
@@ -320,83 +344,65 @@ def _kill(writer: subprocess.Popen[str]) -> int:
     return said[-1] if said else -1
 
 
-def test_after_a_kill_the_ledger_is_a_prefix_with_all_that_was_said_to_be_in_it(path: Path) -> None:
-    writer = _start_writer(path, "t")
-    said = max(_read_until(writer, 30), _kill(writer))
-    book = reopened(path)
-    ids = [entry.task_id for entry in book.entries()]
-    assert ids == [f"t{number}" for number in range(len(ids))]
-    assert len(ids) >= said + 1
-    # At most the answer of the very last task is missing: it is written after the task.
-    assert all(book.answers("s", task_id) == {"k": ({"n": n}, False)} for n, task_id in enumerate(ids[:-1]))
-    book.close()
-
-
-def test_two_processes_share_a_ledger_and_one_of_them_dies(path: Path) -> None:
-    writers = [_start_writer(path, name) for name in "ab"]
+def test_two_processes_share_a_ledger_and_when_they_are_killed_it_has_all_that_was_said_to_be_in_it(path: Path) -> None:
+    writers = [start([sys.executable, "-c", _WRITER, path, name], stdout=PIPE, text=True) for name in "ab"]
     with ThreadPoolExecutor() as pool:
         said = list(pool.map(_read_until, writers, [20, 20]))
     said[0] = max(said[0], _kill(writers[0]))
     said[1] = max(_read_until(writers[1], said[1] + 20), _kill(writers[1]))
-    book = reopened(path)
-    for name, last in zip("ab", said, strict=True):
-        ids = [entry.task_id for entry in book.entries() if entry.task_id.startswith(name)]
-        assert ids == [f"{name}{number}" for number in range(len(ids))]
-        assert len(ids) >= last + 1
-    book.close()
+    with closing(Ledger(path)) as book:
+        for name, last in zip("ab", said, strict=True):
+            ids = [entry.task_id for entry in book.entries() if entry.task_id.startswith(name)]
+            assert ids == [f"{name}{number}" for number in range(len(ids))]
+            assert len(ids) >= last + 1
+            # At most the answer of the very last task is missing: it is written after the task.
+            assert all(book.answers("s", task_id) == {"k": ({"n": n}, False)} for n, task_id in enumerate(ids[:-1]))
 
 
 def test_a_ledger_that_many_open_for_the_first_time_at_once_is_there_for_all(path: Path) -> None:
     ready = threading.Barrier(8)
 
-    def write(name: int) -> StoreError | None:
+    def write(name: int) -> None:
         ready.wait(PATIENCE)
-        try:
-            book = Ledger(path)
-        except StoreError as exc:
-            return exc
-        book.add(f"t{name}", server=SERVER, tool="x")
-        book.close()
-        return None
+        with closing(Ledger(path)) as book:
+            book.add(f"t{name}", server=SERVER, tool="x")
 
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(write, range(8))) == [None] * 8
-    book = reopened(path)
-    assert len(book.entries()) == 8
-    book.close()
+    with closing(Ledger(path)) as book:
+        assert len(book.entries()) == 8
 
 
-_OPENER = """
-import sys
-from mcp_tasks.client.ledger import Ledger
-Ledger(sys.argv[1]).add(sys.argv[2], server="s", tool="x")
-"""
+# The ledger that programs of a user share with the `mcp-tasks` command
 
 
-def test_processes_that_make_the_file_at_the_same_moment_all_get_it(path: Path) -> None:
-    openers = [start([sys.executable, "-c", _OPENER, path, str(number)]) for number in range(6)]
-    assert [opener.wait(30) for opener in openers] == [0] * 6
-    assert len(Ledger(path).entries()) == 6
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("XDG_STATE_HOME", "HOME", "LOCALAPPDATA"):
+        monkeypatch.setenv(name, str(tmp_path))
+    monkeypatch.delenv(LEDGER_KEYS_VARIABLE, raising=False)
 
 
-def test_arguments_are_kept_in_short_and_without_what_looks_like_a_secret(path: Path) -> None:
-    book = Ledger(path, keep_results=True)
-    given = {"scene": "a\nforest", "api_key": "sk-1", "max_tokens": 5, "tags": ["a"], "text": "x" * 1000}
-    book.add(TASK_ID, server=SERVER, tool="render", arguments=given)
-    book.add("many", server=SERVER, tool="render", arguments={f"name{n}": "y" * 50 for n in range(1000)})
-    one, many = book.entries()
-    assert (one.arguments or "").startswith('scene=a forest api_key=*** max_tokens=5 tags=["a"] text=xxx')
-    assert all(len(entry.arguments or "") <= 200 for entry in (one, many))
-    book.close()
+@pytest.mark.usefixtures("home")
+@pytest.mark.parametrize("other", [None, "other.db"])
+def test_the_users_ledger_is_in_the_state_folder_and_keeps_what_has_ended(tmp_path: Path, other: str | None) -> None:
+    wanted = tmp_path / other if other else user_ledger_path()
+    with closing(user_ledger(tmp_path / other) if other else user_ledger()) as ledger:
+        assert (ledger.path, ledger.keep_results) == (wanted, True)
+        assert ledger.path.is_file()
+    assert user_ledger_path().exists() is not bool(other)
 
 
-def test_a_ledger_that_keeps_no_results_keeps_no_arguments(ledger: Ledger) -> None:
-    ledger.add(TASK_ID, server=SERVER, tool="render", arguments={"scene": "forest"})
-    assert ledger.entries()[0].arguments is None
-
-
-def test_arguments_are_encrypted_like_the_result(path: Path) -> None:
-    with closing(Ledger(path, keep_results=True, cipher=Keyring(new_key()))) as book:
-        book.add(TASK_ID, server=SERVER, tool="render", arguments={"scene": "rainforest"})
-        assert book.entries()[0].arguments == "scene=rainforest"
-    assert b"rainforest" not in path.read_bytes()
+@pytest.mark.usefixtures("home")
+@pytest.mark.parametrize(("variable", "value"), [("", ""), ("", "short"), ("_FILE", "/nonexistent")])
+def test_the_users_ledger_is_encrypted_with_the_keys_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str
+) -> None:
+    monkeypatch.setenv(LEDGER_KEYS_VARIABLE + variable, value or new_key())
+    if value:
+        with pytest.raises(EncryptionMismatch, match=r"the ledger .* needs its keys, see MCP_TASKS_LEDGER_KEYS"):
+            user_ledger()
+        return
+    user_ledger().close()
+    with pytest.raises(EncryptionMismatch):
+        Ledger(user_ledger_path())

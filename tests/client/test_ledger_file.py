@@ -11,9 +11,7 @@ import pytest
 
 from mcp_tasks.client import Ledger
 from mcp_tasks.errors import StoreCorrupt
-from mcp_tasks.protocol.shapes import parse_task
 from mcp_tasks.stores.sqlite import SqliteStore
-from tests.client.peer import TASK_ID, completed, working
 
 FIRST_FORMAT = """
 CREATE TABLE tasks (
@@ -29,12 +27,6 @@ INSERT INTO tasks (task_id, server, tool, started, status)
     VALUES ('t1', 'render-farm', 'render', '2026-08-01T10:00:00+00:00', 'working');
 INSERT INTO answers (server, task_id, key, answer) VALUES ('render-farm', 't1', 'pin', '{"pin": 1234}');
 """
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    """Where the file is."""
-    return tmp_path / "ledger.db"
 
 
 def _make(path: Path, script: str) -> None:
@@ -70,66 +62,44 @@ PRAGMA user_version = 1;
 """
 
 
-def test_a_file_of_the_format_before_keeps_its_tasks_and_takes_arguments(path: Path) -> None:
-    _make(path, SECOND_FORMAT)
-    with closing(Ledger(path, keep_results=True)) as ledger:
-        ledger.add("t2", server="http://a/mcp", tool="render", arguments={"scene": "forest"})
-        assert [(entry.task_id, entry.arguments) for entry in ledger.entries()] == [
-            ("t1", None),
-            ("t2", "scene=forest"),
-        ]
-    assert _pragmas(path)[1] == 3
-
-
 THIRD_FORMAT = SECOND_FORMAT.replace("finished TEXT, PRIMARY", "finished TEXT, arguments TEXT, PRIMARY").replace(
     "user_version = 1", "user_version = 2"
 )
 
 
 @pytest.mark.parametrize("script", [SECOND_FORMAT, THIRD_FORMAT])
-def test_of_tasks_of_the_formats_before_it_is_not_known_how_their_server_was_said(path: Path, script: str) -> None:
+def test_a_file_of_a_format_before_keeps_its_tasks_and_takes_what_they_do_not_have(path: Path, script: str) -> None:
     _make(path, script)
-    with closing(Ledger(path)) as ledger:
+    with closing(Ledger(path, keep_results=True)) as ledger:
         assert not ledger.was_called("http://a/mcp")
         ledger.called("http://a/mcp", name="farm")
-        ledger.add("t2", server="http://a/mcp", tool="render")
+        ledger.add("t2", server="http://a/mcp", tool="render", arguments={"scene": "forest"})
         ledger.called("http://a/mcp")
         ledger.add("t3", server="http://a/mcp", tool="render")
         ledger.add("t4", server="http://b/mcp", tool="render")
-        assert [(entry.task_id, entry.named) for entry in ledger.entries()] == [
-            ("t1", None),
-            ("t2", "farm"),
-            ("t3", ""),
-            ("t4", None),
+        assert [(entry.task_id, entry.named, entry.arguments) for entry in ledger.entries()] == [
+            ("t1", None, None),
+            ("t2", "farm", "scene=forest"),
+            ("t3", "", None),
+            ("t4", None, None),
         ]
         assert ledger.was_called("http://a/mcp")
     assert _pragmas(path)[1] == 3
 
 
-def test_a_ledger_says_that_it_is_one(path: Path) -> None:
-    Ledger(path).close()
-    assert _pragmas(path) == (int.from_bytes(b"MCPL", "big"), 3)
-
-
-def test_a_task_store_is_no_ledger(path: Path) -> None:
+def test_neither_is_a_task_store_a_ledger_nor_a_ledger_a_task_store(path: Path) -> None:
     anyio.run(_open_store, path)
     before = path.read_bytes()
     with pytest.raises(StoreCorrupt, match="task store"):
         Ledger(path)
     assert path.read_bytes() == before
-
-
-def test_a_ledger_is_no_task_store(path: Path) -> None:
-    book = Ledger(path)
-    book.add(TASK_ID, server="s", tool="x")
-    book.close()
+    path.unlink()
+    Ledger(path).close()
+    assert _pragmas(path) == (int.from_bytes(b"MCPL", "big"), 3)
     before = path.read_bytes()
     with pytest.raises(StoreCorrupt):
         anyio.run(_open_store, path)
     assert path.read_bytes() == before
-    book = Ledger(path)
-    assert [entry.task_id for entry in book.entries()] == [TASK_ID]
-    book.close()
 
 
 @pytest.mark.parametrize(
@@ -162,38 +132,4 @@ def test_tasks_of_the_first_format_stay_listed_and_its_answers_go(path: Path) ->
     book = Ledger(path)
     book.forget("t1", server="render-farm")
     assert book.entries() == []
-    book.close()
-
-
-HALF = "\ud800 half a pair"
-
-
-def test_text_that_is_no_unicode_is_remembered_like_any_other(path: Path) -> None:
-    book = Ledger(path, keep_results=True)
-    book.add(HALF, server="s", tool=HALF)
-    book.saw("s", parse_task(working(1, taskId=HALF) | {"statusMessage": HALF}))
-    book.record_answer("s", HALF, HALF, {HALF: HALF}, question={"method": HALF})
-    book.close()
-    book = Ledger(path, keep_results=True)
-    [entry] = book.pending(server="s")
-    assert (entry.task_id, entry.tool, entry.message) == (HALF, HALF, HALF)
-    assert book.recorded_answer("s", HALF, HALF, question={"method": HALF}) == {HALF: HALF}
-    book.answer_sent("s", HALF, HALF)
-    assert book.answers("s", HALF) == {HALF: ({HALF: HALF}, True)}
-    book.saw("s", parse_task(completed(HALF, taskId=HALF)))
-    assert book.pending() == []
-    book.forget(HALF, server="s")
-    assert book.entries() == []
-    book.close()
-
-
-def test_a_task_that_ended_is_not_unknown_because_its_server_forgot_it(path: Path) -> None:
-    book = Ledger(path, keep_results=True)
-    for task_id in ("ended", "open"):
-        book.add(task_id, server="s", tool="x")
-    book.saw("s", parse_task(completed(taskId="ended")))
-    for task_id in ("ended", "open"):
-        book.lost(task_id, server="s")
-    assert {entry.task_id: entry.status for entry in book.entries()} == {"ended": "completed", "open": "unknown"}
-    assert [entry.task_id for entry in book.pending()] == ["open"]
     book.close()

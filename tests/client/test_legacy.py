@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +18,12 @@ from mcp.server import MCPServer
 from mcp.shared.exceptions import MCPError
 from mcp_types import (
     CallToolResult,
-    CreateMessageRequestParams,
-    CreateMessageResult,
+    ElicitResult,
     ErrorData,
-    ListRootsResult,
-    Root,
-    TextContent,
 )
-from pydantic import FileUrl
 
 from harness.http import serving
-from harness.rpc import LEGACY, PATIENCE
+from harness.rpc import INVALID_PARAMS, LEGACY, PATIENCE
 from harness.server import CUSTOM_ERROR, QUICK, Desk, build
 from harness.waiting import eventually
 from mcp_tasks import Tasks
@@ -41,21 +37,17 @@ from mcp_tasks.client import (
     TaskStatus,
     TaskWasCancelled,
     UnknownTask,
-    WaitTimedOut,
     call_tool,
     list_tasks,
     pending_tasks,
     reconnecting_http,
     resume_task,
     start_task,
-    with_tasks,
 )
 from mcp_tasks.errors import InvalidDuration, UsageError
-from tests.client.connecting import LONG, Person, accepted, begin, seen, text
+from tests.client.connecting import ANSWER, Person, begin, seen, text
 
 pytestmark = pytest.mark.anyio
-
-ANSWER = accepted().model_dump(by_alias=True, mode="json", exclude_none=True)
 
 
 def connect(url: str, *, person: Any = None, tasks: TasksClient | None = None, **options: Any) -> Client:
@@ -81,58 +73,17 @@ async def all_tasks(client: Client) -> list[TaskSnapshot]:
 # Calls
 
 
-async def test_a_plain_call_of_a_tool_that_may_be_a_task_becomes_one_and_gets_its_result(url: str) -> None:
+async def test_calls_become_tasks_where_the_tool_offers_it_and_give_their_results(url: str) -> None:
     async with connect(url) as client:
         assert client.protocol_version == LEGACY
-        assert text(await client.call_tool("echo", {"value": 7})) == "7"
-        [task] = await all_tasks(client)
-    assert task.status is TaskStatus.COMPLETED
-
-
-async def test_a_plain_call_of_a_tool_that_must_be_a_task_becomes_one(url: str) -> None:
-    async with connect(url) as client:
         assert text(await client.call_tool("must")) == "as a task"
-
-
-@pytest.mark.parametrize("verb", ["plain", "call", "start"])
-async def test_a_tool_that_is_not_offered_as_a_task_is_called_as_ever(url: str, verb: str) -> None:
-    async with connect(url) as client:
-        if verb == "plain":
-            result: object = await client.call_tool("greet", {"name": "Ada"})
-        elif verb == "call":
-            result = await call_tool(client, "greet", {"name": "Ada"})
-        else:
-            result = await start_task(client, "greet", {"name": "Ada"})
-        assert isinstance(result, CallToolResult)
-        assert text(result) == "Hello, Ada!"
-        assert await all_tasks(client) == []
-
-
-async def test_a_client_without_a_tasks_client_calls_as_ever(url: str) -> None:
-    async with Client(reconnecting_http(url), mode="legacy") as client:
-        assert text(await client.call_tool("echo", {"value": 7})) == "7"
-        with pytest.raises(MCPError) as refused:
-            await client.call_tool("must")
-    assert refused.value.code == -32601
-
-
-async def test_a_structured_result_arrives_whole(url: str) -> None:
-    async with connect(url) as client:
         plain, by_hand = await client.call_tool("point", {"x": 1.5}), await call_tool(client, "point", {"x": 1.5})
-    assert plain.structured_content == by_hand.structured_content == {"x": 1.5, "y": None}
-
-
-async def test_a_handle_sees_a_task_through_its_life(url: str, desk: Desk) -> None:
-    async with connect(url) as client:
-        handle = await begin(client, "gated")
-        assert (await handle.status()).status is TaskStatus.WORKING
-        desk.gate.set()
-        assert text(await handle.result(PATIENCE)) == "through"
-        final = await handle.status()
-    assert (final.status, (final.result or {})["content"]) == (
-        TaskStatus.COMPLETED,
-        [{"type": "text", "text": "through"}],
-    )
+        assert plain.structured_content == by_hand.structured_content == {"x": 1.5, "y": None}
+        for verb in (client.call_tool, partial(call_tool, client), partial(start_task, client)):
+            inline = await verb("greet", {"name": "Ada"})
+            assert isinstance(inline, CallToolResult)
+            assert text(inline) == "Hello, Ada!"
+        assert [task.status for task in await all_tasks(client)] == [TaskStatus.COMPLETED] * 3
 
 
 @pytest.mark.parametrize("verb", ["plain", "call"])
@@ -160,15 +111,6 @@ async def test_a_task_that_ends_in_a_protocol_error_raises_it(url: str) -> None:
     )
     assert failed.value.data["hint"] == plain.value.data["hint"] == "ask again"
     assert plain.value.code == CUSTOM_ERROR
-
-
-async def test_a_time_to_live_is_asked_for(url: str) -> None:
-    async with connect(url) as client:
-        handle = await start_task(client, "echo", {"value": 1}, ttl=timedelta(minutes=3))
-        assert isinstance(handle, TaskHandle)
-        final = await seen(handle, lambda snapshot: snapshot.is_final)
-    assert final.expires_at is not None
-    assert timedelta(minutes=3) <= final.expires_at - final.updated_at < timedelta(minutes=3, seconds=5)
 
 
 async def test_a_time_to_live_that_cannot_be_is_refused_before_anything_is_sent(url: str) -> None:
@@ -203,76 +145,25 @@ async def test_the_immediate_response_of_our_server_reaches_the_handle() -> None
 
 async def test_progress_is_reported_to_whoever_waits(url: str, desk: Desk) -> None:
     reported: list[Progress] = []
+    heard: list[float] = []
 
     async def report(progress: Progress) -> None:
         reported.append(progress)
-        desk.gate.set()
+        go_on()
+
+    async def hear(progress: float, total: float | None, message: str | None) -> None:
+        heard.append(progress)
+        go_on()
+
+    def go_on() -> None:
+        if heard and reported and reported[-1].progress == 3:
+            desk.gate.set()
 
     async with connect(url, on_progress=report) as client:
         arguments = {"steps": 3, "total": 3, "message": "working on it"}
         with anyio.fail_after(PATIENCE):
-            assert text(await client.call_tool("progressing", arguments)) == "done"
+            assert text(await client.call_tool("progressing", arguments, progress_callback=hear)) == "done"
     assert reported[-1] == Progress(progress=3, total=3, message="working on it")
-
-
-async def test_the_sdks_own_progress_callback_still_hears_of_it(url: str, desk: Desk) -> None:
-    heard: list[float] = []
-
-    async def hear(progress: float, total: float | None, message: str | None) -> None:
-        heard.append(progress)
-        desk.gate.set()
-
-    async with connect(url) as client:
-        arguments = {"steps": 3, "total": 3, "message": None}
-        with anyio.fail_after(PATIENCE):
-            await client.call_tool("progressing", arguments, progress_callback=hear)
-    assert heard
-
-
-async def test_a_wait_that_times_out_leaves_the_task(url: str, desk: Desk) -> None:
-    async with connect(url) as client:
-        with pytest.raises(WaitTimedOut) as timed_out:
-            await call_tool(client, "gated", timeout=0.05)
-        desk.gate.set()
-        assert text(await resume_task(client, timed_out.value.task_id).result(PATIENCE)) == "through"
-
-
-async def test_a_wait_that_is_given_up_cancels_the_task_if_told_to(url: str, desk: Desk) -> None:
-    async with connect(url, on_abandon="cancel") as client:
-        with anyio.fail_after(PATIENCE):
-            calling = asyncio.create_task(client.call_tool("gated"))
-            await desk.started.wait()
-            calling.cancel()
-            await desk.stopped.wait()
-            await until_status(client, TaskStatus.CANCELLED)
-
-
-async def test_a_read_time_out_of_the_sdk_gives_the_wait_up_and_not_the_task(url: str, desk: Desk) -> None:
-    async with connect(url) as client:
-        await client.list_tools()
-        with pytest.raises(MCPError, match="timed out"):
-            # Long enough for there to be a task: without one, there would be nothing to leave.
-            await client.call_tool("gated", read_timeout_seconds=2)
-        desk.gate.set()
-        await until_status(client, TaskStatus.COMPLETED)
-
-
-async def until_status(client: Client, status: TaskStatus) -> None:
-    """Return when the one task that there is has that status."""
-    with anyio.fail_after(PATIENCE):
-        while [task.status for task in await all_tasks(client)] != [status]:  # noqa: ASYNC110 - a server changes it
-            await anyio.sleep(0.01)
-
-
-async def test_a_task_that_is_cancelled_is_so_for_whoever_waits(url: str, desk: Desk) -> None:
-    async with connect(url) as client:
-        handle = await begin(client, "gated")
-        waiting = asyncio.create_task(handle.result(PATIENCE))
-        await desk.started.wait()
-        await handle.cancel()
-        with pytest.raises(TaskWasCancelled):
-            await waiting
-        assert (await handle.status()).status is TaskStatus.CANCELLED
 
 
 async def test_cancelling_a_task_that_has_ended_changes_nothing(url: str) -> None:
@@ -303,36 +194,6 @@ async def test_a_question_is_put_to_the_callback_of_the_client(url: str) -> None
     assert len(person.asked) == 6
 
 
-async def test_models_and_roots_are_asked_for_as_well(url: str) -> None:
-    async def sample(context: ClientRequestContext, params: CreateMessageRequestParams) -> CreateMessageResult:
-        return CreateMessageResult(role="assistant", content=TextContent(type="text", text="42"), model="m")
-
-    async def roots(context: ClientRequestContext) -> ListRootsResult:
-        return ListRootsResult(roots=[Root(uri=FileUrl("file:///home"))])
-
-    async with Client(
-        reconnecting_http(url),
-        mode="legacy",
-        sampling_callback=sample,
-        list_roots_callback=roots,
-        extensions=[TasksClient()],
-    ) as client:
-        assert text(await client.call_tool("ask_model")) == "42"
-        assert text(await client.call_tool("ask_roots")) == "file:///home"
-
-
-async def test_time_in_which_somebody_works_on_an_answer_does_not_count(url: str) -> None:
-    ready = asyncio.Event()
-    person = Person(ready=ready)
-    async with connect(url, person=person) as client:
-        calling = asyncio.create_task(call_tool(client, "ask_name", timeout=1.0))
-        await person.until_asked()
-        await anyio.sleep(1.2)  # sleep: longer than the limit
-        assert not calling.done()
-        ready.set()
-        assert text(await calling) == "Hello, Ada!"
-
-
 async def test_a_watch_shows_questions_and_they_are_answered_by_hand(url: str) -> None:
     async with connect(url, person=Person(ready=asyncio.Event())) as client:
         handle = await begin(client, "ask_both")
@@ -340,7 +201,9 @@ async def test_a_watch_shows_questions_and_they_are_answered_by_hand(url: str) -
         assert asking.status is TaskStatus.INPUT_REQUIRED
         messages = {request["params"]["message"] for request in asking.input_requests.values()}
         assert messages == {"Your name?", "Your age?"}
-        await handle.answer(dict.fromkeys(asking.input_requests, ANSWER))
+        for _ in range(2):
+            # What was given may be given again.
+            await handle.answer(dict.fromkeys(asking.input_requests, ANSWER))
         assert text(await handle.result(PATIENCE)) == "Ada is 36"
 
 
@@ -361,15 +224,6 @@ async def test_an_answer_to_something_that_was_not_asked_here_says_why_it_cannot
         handle = await begin(client, "gated")
         with pytest.raises(UsageError, match="has not asked 'q1' over this connection"):
             await handle.answer({"q1": ANSWER})
-
-
-async def test_an_answer_that_was_given_may_be_given_again(url: str) -> None:
-    async with connect(url, person=Person()) as client:
-        handle = await begin(client, "ask_name")
-        asking = await shown(handle, lambda snapshot: snapshot.input_requests)
-        for _ in range(2):
-            await handle.answer(dict.fromkeys(asking.input_requests, ANSWER))
-        assert text(await handle.result(PATIENCE)) == "Hello, Ada!"
 
 
 @pytest.mark.parametrize("verb", ["plain", "call"])
@@ -429,22 +283,6 @@ async def test_a_plain_call_is_in_the_ledger_while_it_runs(url: str, tmp_path: P
     ledger.close()
 
 
-async def test_a_question_waits_for_the_client_that_comes_back(url: str) -> None:
-    async with connect(url, person=Person()) as client:
-        handle = await begin(client, "ask_name")
-        await shown(handle, lambda snapshot: snapshot.input_requests)
-    async with connect(url, person=Person()) as client:
-        assert text(await resume_task(client, handle.id).result(PATIENCE)) == "Hello, Ada!"
-
-
-async def test_many_tasks_are_waited_for_at_once(url: str) -> None:
-    async with connect(url, patience=LONG) as client:
-        handles = [await begin(client, "echo", value=number) for number in range(40)]
-        with anyio.fail_after(PATIENCE):
-            results = await asyncio.gather(*(handle.result() for handle in handles))
-    assert [text(result) for result in results] == [str(number) for number in range(40)]
-
-
 # Transports
 
 
@@ -467,25 +305,6 @@ async def test_a_transport_that_cannot_carry_tasks_is_a_clear_error_and_plain_ca
         assert text(await client.call_tool("echo", {"value": 1})) == "1"
 
 
-async def test_any_transport_carries_tasks_when_wrapped(url: str) -> None:
-    transport = with_tasks(streamable_http_client(url))
-    async with Client(transport, mode="legacy", elicitation_callback=Person(), extensions=[TasksClient()]) as client:
-        assert text(await client.call_tool("ask_name")) == "Hello, Ada!"
-
-
-async def test_a_ledger_needs_an_address_and_a_wrapped_transport_has_the_one_it_is_given(
-    url: str, tmp_path: Path
-) -> None:
-    with pytest.raises(UsageError, match="address"):
-        Client(with_tasks(streamable_http_client(url)), extensions=[TasksClient(ledger=tmp_path / "ledger.db")])
-    tasks = TasksClient(ledger=tmp_path / "ledger.db")
-    transport = with_tasks(streamable_http_client(url), address="the farm")
-    async with Client(transport, mode="legacy", extensions=[tasks]) as client:
-        await begin(client, "gated")
-        assert tasks.ledger is not None
-        assert [entry.server for entry in tasks.ledger.pending()] == ["the farm"]
-
-
 async def test_a_newer_server_does_not_list_tasks(url: str) -> None:
     async with Client(reconnecting_http(url), extensions=[TasksClient()]) as client:
         with pytest.raises(UsageError, match="does not list tasks"):
@@ -499,3 +318,33 @@ async def test_what_one_era_started_the_other_reads_and_cancels(url: str, desk: 
         await resume_task(newer, handle.id).cancel()
         with pytest.raises(TaskWasCancelled):
             await handle.result(PATIENCE)
+
+
+# Answers that do not fit: the question comes again
+
+MISFIT = {"action": "accept", "content": {"name": 7}}
+
+
+async def test_a_question_that_was_answered_wrongly_by_hand_is_shown_again(url: str) -> None:
+    async with connect(url, person=Person()) as client:
+        handle = await begin(client, "ask_name")
+        [first] = (await shown(handle, lambda snapshot: snapshot.input_requests)).input_requests
+        await handle.answer({first: MISFIT})
+        again = await shown(handle, lambda snapshot: snapshot.input_requests.keys() - {first})
+        await handle.answer(dict.fromkeys(again.input_requests, ANSWER))
+        assert text(await handle.result(PATIENCE)) == "Hello, Ada!"
+
+
+async def test_a_callback_that_always_errs_is_told_what_does_not_fit(url: str) -> None:
+    asked: list[str] = []
+
+    async def person(context: ClientRequestContext, params: Any) -> ElicitResult:
+        asked.append(params.message)
+        return ElicitResult.model_validate(MISFIT)
+
+    async with connect(url, person=person) as client:
+        handle = await begin(client, "ask_name")
+        with pytest.raises(MCPError, match=r"does not fit: \$\.name: 7 is not of type 'string'") as refused:
+            await handle.result(PATIENCE)
+    assert refused.value.code == INVALID_PARAMS
+    assert len(asked) == 3

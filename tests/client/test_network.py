@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
 
 import anyio
 import httpx2
@@ -10,15 +13,16 @@ import pytest
 from mcp.shared.exceptions import MCPError
 
 from harness.ports import closed_port, mcp_url
-from harness.rpc import MODERN, PATIENCE
+from harness.rpc import LEGACY, MODERN, PATIENCE, hello, legacy_request, response
 from harness.server import Desk
 from harness.waiting import eventually
-from mcp_tasks.client import poller as poller_module
 from mcp_tasks.client import reconnecting_http
+from mcp_tasks.client.http import SESSION, RenewsSession
 from mcp_tasks.client.servers import leaves
 from tests.client.connecting import LONG, SHORT, Person, begin, connect, text
-from tests.client.peer import Frames, Peer, completed, pushed, stream_of, working
+from tests.client.peer import ACK, Peer, completed, working
 from tests.client.relay import Relay, relaying
+from tests.unit.virtual_time import simulated
 
 pytestmark = pytest.mark.anyio
 
@@ -51,7 +55,7 @@ async def test_a_wait_survives_connections_that_are_dropped(url: str, desk: Desk
     assert results == ["through"]
 
 
-@pytest.mark.parametrize("keep", [0, 10, 40, 150, 300])
+@pytest.mark.parametrize("keep", [0, 40, 300])
 async def test_a_look_whose_answer_is_cut_off_is_taken_again(url: str, desk: Desk, keep: int) -> None:
     async with relaying(url) as relay:
         relay.keep_bytes = keep
@@ -94,30 +98,22 @@ async def test_a_call_that_cannot_be_delivered_is_an_error_and_the_next_one_is_n
         assert text(await client.call_tool("echo", {"value": 2})) == "2"
 
 
-async def test_headers_go_with_every_request(peer: Peer, peer_url: str) -> None:
-    peer.on("tasks/get", completed())
-    transport = reconnecting_http(peer_url, headers={"x-tenant": "seven"}, timeout=httpx2.Timeout(PATIENCE))
-    async with connect(transport) as client:
-        await client.call_tool("x", {})
-    assert {headers.get("x-tenant") for headers in peer.headers} == {"seven"}
-
-
 @pytest.mark.requirement("client/mcp-name")
-async def test_tasks_methods_name_their_task_in_a_header(peer: Peer, peer_url: str) -> None:
+async def test_tasks_methods_name_their_task_in_a_header_and_those_of_the_user_go_with_every_request(
+    peer: Peer, peer_url: str
+) -> None:
     peer.on("tasks/get", working(1), completed())
-    peer.on("tasks/update", {"resultType": "complete"})
-    peer.on("tasks/cancel", {"resultType": "complete"})
-    async with connect(peer_url, push=False) as client:
+    peer.on("tasks/update", ACK)
+    peer.on("tasks/cancel", ACK)
+    transport = reconnecting_http(peer_url, headers={"x-tenant": "seven"}, timeout=httpx2.Timeout(PATIENCE))
+    async with connect(transport, push=False) as client:
         handle = await begin(client, "x")
         await handle.status()
         await handle.answer({"a": {"action": "decline"}})
         await handle.cancel()
     named = {headers["mcp-method"]: headers.get("mcp-name") for headers in peer.headers}
-    assert {method: named[method] for method in ("tasks/get", "tasks/update", "tasks/cancel")} == {
-        "tasks/get": handle.id,
-        "tasks/update": handle.id,
-        "tasks/cancel": handle.id,
-    }
+    assert {named[method] for method in ("tasks/get", "tasks/update", "tasks/cancel")} == {handle.id}
+    assert {headers.get("x-tenant") for headers in peer.headers} == {"seven"}
 
 
 async def test_a_server_that_is_not_there_is_an_error_at_once() -> None:
@@ -164,17 +160,39 @@ async def test_a_result_that_is_too_big_for_a_stream_comes_all_the_same(url: str
             assert len(text(await client.call_tool("echo", {"value": "x" * 1_000_000}))) == 1_000_000
 
 
-async def test_a_state_that_was_never_told_is_found_by_the_backstop(
-    peer: Peer, peer_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(poller_module, "BACKSTOP", 0.3)
-    peer.on("subscriptions/listen", Frames(stream_of(pushed(1, working(1)))))
-    peer.on("tasks/get", working(1))
-    async with connect(peer_url) as client:
-        handle = await begin(client, "x")
-        async with anyio.create_task_group() as group:
-            group.start_soon(handle.result)
-            await eventually(lambda: peer.asked("subscriptions/listen"))
-            peer.on("tasks/get", completed("found"))
-            with anyio.fail_after(PATIENCE):
-                assert text(await handle.result()) == "found"
+class OpenStream(httpx2.AsyncByteStream):
+    """Events, and then nothing for longer than anybody waits."""
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        yield b'data: {"jsonrpc": "2.0", "method": "notifications/message"}\n\ndata: ' + HELLO + b"\n\n"
+        await anyio.sleep(1_000)  # sleep: the time is simulated
+
+
+HELLO = json.dumps(response(1, hello())).encode()
+IN_A_BODY: dict[str, Any] = {"content": HELLO, "headers": {"content-type": "application/json"}}
+ON_A_STREAM: dict[str, Any] = {"stream": OpenStream(), "headers": {"content-type": "text/event-stream"}}
+
+
+@simulated
+@pytest.mark.parametrize(
+    ("answer", "status"),
+    [(IN_A_BODY, 200), (ON_A_STREAM, 200), ({**IN_A_BODY, "content": b"["}, 404)],
+    ids=["body", "stream", "none"],
+)
+async def test_a_handshake_is_repeated_and_its_answer_read(answer: dict[str, Any], status: int) -> None:
+    sessions = list[str]()
+
+    async def handle(request: httpx2.Request) -> httpx2.Response:
+        if json.loads(request.content)["method"] == "initialize":
+            # The first one is read by the client itself.
+            made = httpx2.Response(200, **(answer if sessions else IN_A_BODY))
+            sessions.append(f"session-{len(sessions)}")
+            made.headers[SESSION] = sessions[-1]
+            return made
+        return httpx2.Response(404 if request.headers[SESSION] == "session-0" else 200)
+
+    async with httpx2.AsyncClient(transport=RenewsSession(httpx2.MockTransport(handle))) as client:
+        await client.post("http://server/mcp", json=legacy_request("initialize", hello()))
+        headers = {SESSION: "session-0", "mcp-protocol-version": LEGACY}
+        listed = await client.post("http://server/mcp", json=legacy_request("tools/list"), headers=headers)
+    assert (listed.status_code, sessions) == (status, ["session-0", "session-1"])

@@ -1,21 +1,15 @@
-"""A 2025-11-25 server that says what a test wants it to say, to a client of the SDK over a transport of ours.
-
-Every message passes as JSON text, so that what is checked is what would be on the wire.
-"""
+"""A 2025-11-25 server that says what a test wants it to say to a client that hosts tasks, and the person behind it."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
-from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from mcp import Client
 from mcp.client.session import ClientRequestContext
-from mcp.shared.message import SessionMessage
 from mcp_types import (
     CreateMessageRequestParams,
     CreateMessageResult,
@@ -23,13 +17,13 @@ from mcp_types import (
     ElicitResult,
     ErrorData,
     TextContent,
-    jsonrpc_message_adapter,
 )
 
-from harness.rpc import METHOD_NOT_FOUND, PATIENCE, error_response, legacy_request, response
+from harness.rpc import LEGACY, PATIENCE
 from harness.schema import check_legacy_result
 from harness.waiting import eventually
 from mcp_tasks.client import Hosting, TasksClient, with_tasks
+from tests.client.peer import MemoryPeer
 
 RELATED = "io.modelcontextprotocol/related-task"
 
@@ -55,45 +49,21 @@ class Refused(Exception):
         super().__init__(f"{self.code}: {self.message}")
 
 
-class RawServer:
-    """The server's end of one connection."""
+class RawServer(MemoryPeer):
+    """The server's end of one connection. What the client answers is checked against the schema."""
 
-    def __init__(self, version: str = "2025-11-25") -> None:
-        self.version = version
-        self.client_capabilities: dict[str, Any] = {}
-        self.notifications: list[dict[str, Any]] = []
-        self._ids = 0
-        self._waiting: dict[Any, asyncio.Future[dict[str, Any]]] = {}
+    def __init__(self, version: str = LEGACY) -> None:
+        super().__init__(tasks=None, version=version)
         self._arrived = asyncio.Event()
-        self._to_client: MemoryObjectSendStream[SessionMessage | Exception] | None = None
-        self._reading: asyncio.Task[None] | None = None
 
-    @asynccontextmanager
-    async def transport(self) -> AsyncGenerator[Any]:
-        """The client's end."""
-        to_client, read = anyio.create_memory_object_stream[SessionMessage | Exception](10_000)
-        write, from_client = anyio.create_memory_object_stream[SessionMessage](10_000)
-        self._to_client = to_client
-        async with to_client, read, write, from_client:
-            self._reading = asyncio.create_task(self._read(from_client))
-            try:
-                yield read, write
-            finally:
-                self._reading.cancel()
-
-    async def send(self, method: str, params: Mapping[str, Any] | None = None) -> asyncio.Future[dict[str, Any]]:
-        """Send a request; its answer comes as a message."""
-        self._ids += 1
-        answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-        self._waiting[self._ids] = answer
-        message = legacy_request(method, params, self._ids)
-        if params is None:
-            del message["params"]
-        await self.write(message)
-        return answer
+    @property
+    def client_capabilities(self) -> dict[str, Any]:
+        """What the client declared."""
+        [hello] = self.asked("initialize")
+        return hello["capabilities"]
 
     async def ask(self, method: str, params: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Send a request and give its result, checked against the schema."""
+        """Send a request and give its result."""
         with anyio.fail_after(PATIENCE):
             answer = await (await self.send(method, params))
         check_legacy_result("JSONRPCErrorResponse" if "error" in answer else "JSONRPCResultResponse", answer)
@@ -133,42 +103,21 @@ class RawServer:
         await eventually(is_empty)
 
     async def notification(self, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-        """The first notification that is wanted, now or soon."""
+        """The first message without a request that is wanted, now or soon."""
         with anyio.fail_after(PATIENCE):
             while True:
-                for message in self.notifications:
+                for message in self.requests:
                     if wanted(message):
                         return message
                 self._arrived.clear()
                 await self._arrived.wait()
 
-    async def write(self, message: Mapping[str, Any]) -> None:
-        """Send a message as it is."""
-        assert self._to_client is not None
-        parsed = jsonrpc_message_adapter.validate_json(json.dumps(message))
-        await self._to_client.send(SessionMessage(parsed))
-
-    async def _read(self, from_client: MemoryObjectReceiveStream[SessionMessage]) -> None:
-        async for item in from_client:
-            message: dict[str, Any] = json.loads(item.message.model_dump_json(by_alias=True, exclude_unset=True))
-            if "method" not in message:
-                answer = self._waiting.pop(message["id"])
-                if not answer.done():
-                    answer.set_result(message)
-            elif "id" not in message:
-                self.notifications.append(message)
-                self._arrived.set()
-            else:
-                await self.write(self._answer(message))
-
-    def _answer(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        if message["method"] == "initialize":
+    def take(self, message: dict[str, Any]) -> None:
+        """Take a message of the client."""
+        if message.get("method") == "initialize":
             check_legacy_result("InitializeRequest", message)
-            self.client_capabilities = message["params"]["capabilities"]
-            info = {"name": "raw", "version": "1"}
-            result = {"protocolVersion": self.version, "capabilities": {}, "serverInfo": info}
-            return response(message["id"], result)
-        return error_response(message["id"], METHOD_NOT_FOUND, "Method not found")
+        super().take(message)
+        self._arrived.set()
 
 
 class Host:

@@ -9,7 +9,7 @@ import anyio
 import pytest
 from mcp import Client
 
-from harness.rpc import PATIENCE, notification
+from harness.rpc import PATIENCE
 from harness.waiting import eventually
 from mcp_tasks.client import Hosting, TasksClient, with_tasks
 from mcp_tasks.errors import InvalidOption, UsageError
@@ -17,12 +17,6 @@ from mcp_tasks.legacy.hosting import MAX_OPEN, MAX_UNREAD
 from tests.hosted.raw_server import ELICIT, SAMPLE, Host, RawServer, Refused, connected
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-async def host() -> Host:
-    """Somebody who answers when `ready`."""
-    return Host()
 
 
 async def code_of(server: RawServer, method: str, params: Any) -> int:
@@ -137,10 +131,9 @@ async def test_a_flood_of_waits_is_bounded_and_the_rest_goes_on(host: Host) -> N
 async def test_a_wait_that_the_server_gives_up_is_not_answered(host: Host) -> None:
     async with connected(host) as server:
         task = await server.create()
-        wait = await server.send("tasks/result", {"taskId": task["taskId"]})
+        wait = await server.send("tasks/result", {"taskId": task["taskId"]}, "wait")
         assert await server.status(task["taskId"]) == "working"
-        # The requests of this server are numbered: the wait is the second.
-        await server.write(notification("notifications/cancelled", {"requestId": 2}))
+        await server.tell("notifications/cancelled", {"requestId": "wait"})
         host.ready.set()
         await server.until(task["taskId"], "completed")
         assert not wait.done()

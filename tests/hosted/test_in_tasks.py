@@ -24,29 +24,12 @@ from tests.hosted.raw_server import RELATED, Host
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-async def host() -> Host:
-    """Somebody who answers when `ready`."""
-    return Host()
-
-
 @asynccontextmanager
 async def hosting(tasks: TasksClient, transport: ServerTransport, host: Host) -> AsyncGenerator[Client]:
     """A client that hosts tasks."""
     async with Client(
         tasks.host(transport), mode="legacy", extensions=[tasks], elicitation_callback=host.elicit
     ) as client:
-        yield client
-
-
-@asynccontextmanager
-async def connected(kind: str, tasks: TasksClient, host: Host) -> AsyncGenerator[Client]:
-    """A client of a server of its own."""
-    if kind == "stdio":
-        async with hosting(tasks, over_stdio(), host) as client:
-            yield client
-        return
-    async with http_server() as server, hosting(tasks, reconnecting_http(server.url), host) as client:
         yield client
 
 
@@ -79,10 +62,9 @@ async def begin(tasks: TasksClient, client: Client, tool: str) -> TaskHandle:
     return handle
 
 
-@pytest.mark.parametrize("kind", ["stdio", "http"])
-async def test_a_task_asks_as_a_task_of_the_client(kind: str, host: Host, tmp_path: Path) -> None:
+async def test_a_task_asks_as_a_task_of_the_client(host: Host, tmp_path: Path) -> None:
     tasks = TasksClient(hosting=Hosting(ledger=tmp_path / "hosted.db"))
-    async with connected(kind, tasks, host) as client:
+    async with hosting(tasks, over_stdio(), host) as client:
         handle = await begin(tasks, client, "publish")
         async with anyio.create_task_group() as group:
 
@@ -99,19 +81,9 @@ async def test_a_task_asks_as_a_task_of_the_client(kind: str, host: Host, tmp_pa
     kept.close()
 
 
-async def test_an_error_of_the_person_reaches_the_tool(host: Host) -> None:
-    host.answer = ErrorData(code=-1, message="User rejected")
-    host.ready.set()
-    tasks = TasksClient(hosting=Hosting())
-    async with connected("stdio", tasks, host) as client:
-        handle = await begin(tasks, client, "publish")
-        with pytest.raises(Exception, match="User rejected"):
-            await result_of(handle)
-
-
 async def test_a_question_that_is_withdrawn_is_cancelled_at_the_client(host: Host) -> None:
     tasks = TasksClient(hosting=Hosting())
-    async with connected("stdio", tasks, host) as client:
+    async with hosting(tasks, over_stdio(), host) as client:
         handle = await begin(tasks, client, "publish_soon")
         assert await result_of(handle) == "too late"
         await eventually(lambda: host.cancelled == len(host.asked))
@@ -142,13 +114,19 @@ async def test_a_client_that_cannot_be_asked_at_all_is_not_asked_plainly_either(
                 await result_of(await begin(tasks, client, tool))
 
 
-async def test_an_answer_that_does_not_fit_is_asked_for_again_as_a_new_task(host: Host) -> None:
+async def test_an_answer_that_does_not_fit_is_asked_for_again_as_a_new_task_and_an_error_reaches_the_tool(
+    host: Host,
+) -> None:
     host.first_answers = [ElicitResult(action="accept", content={"ok": "perhaps"})]
     host.ready.set()
     tasks = TasksClient(hosting=Hosting())
-    async with connected("stdio", tasks, host) as client:
+    async with hosting(tasks, over_stdio(), host) as client:
         assert await result_of(await begin(tasks, client, "publish")) == "published True"
-    assert host.asked == ["Publish?", "Publish?"]
+        assert host.asked == ["Publish?", "Publish?"]
+        host.answer = ErrorData(code=-1, message="User rejected")
+        handle = await begin(tasks, client, "publish")
+        with pytest.raises(Exception, match="User rejected"):
+            await result_of(handle)
 
 
 async def test_a_person_is_asked_once_though_the_server_is_killed(host: Host, tmp_path: Path) -> None:

@@ -28,12 +28,6 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
-async def host() -> Host:
-    """Somebody who answers when `ready`."""
-    return Host()
-
-
-@pytest.fixture
 def ledger(tmp_path: Path) -> Path:
     """Where clients keep what they host."""
     return tmp_path / "hosted.db"

@@ -13,15 +13,9 @@ from mcp_types import ElicitResult, ErrorData
 from harness.rpc import PATIENCE
 from harness.waiting import eventually
 from mcp_tasks.client import Hosting, TasksClient
-from tests.hosted.raw_server import ELICIT, RELATED, Host, RawServer, Refused, connected
+from tests.hosted.raw_server import ELICIT, RELATED, SAMPLE, Host, RawServer, Refused, connected
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-async def host() -> Host:
-    """Somebody who answers when `ready`."""
-    return Host()
 
 
 @pytest.mark.requirement("hosted/declares")
@@ -44,15 +38,6 @@ async def test_a_request_of_a_kind_that_is_not_declared_is_answered_as_if_it_had
         assert refused.value.code == -32601
 
 
-@pytest.mark.requirement("hosted/plain-stays-plain")
-async def test_a_request_without_a_task_is_answered_with_its_result(host: Host) -> None:
-    host.ready.set()
-    async with connected(host) as server:
-        assert await server.ask("elicitation/create", ELICIT) == {"action": "accept", "content": {"ok": True}}
-        assert await server.ask("ping") == {}
-        assert (await server.ask("tasks/list"))["tasks"] == []
-
-
 @pytest.mark.requirement(
     "hosted/create-result", "hosted/begins-working", "hosted/ids", "hosted/entropy", "hosted/timestamps"
 )
@@ -67,48 +52,31 @@ async def test_a_task_is_answered_at_once_and_begins_as_working(host: Host) -> N
             assert datetime.fromisoformat(task["createdAt"]) <= datetime.fromisoformat(task["lastUpdatedAt"])
 
 
-@pytest.mark.requirement("hosted/result", "hosted/result-related-task")
+@pytest.mark.requirement(
+    "hosted/result",
+    "hosted/result-related-task",
+    "hosted/plain-stays-plain",
+    "hosted/status-notification",
+    "hosted/cancel-finished",
+)
 async def test_the_result_is_what_the_request_would_have_been_answered_with(host: Host) -> None:
     host.ready.set()
     async with connected(host) as server:
         for method in ("elicitation/create", "sampling/createMessage"):
-            plain = await server.ask(method, {**ELICIT} if method.startswith("e") else {**_sample()})
+            before = (await server.ask("tasks/list"))["tasks"]
+            plain = await server.ask(method, ELICIT if method.startswith("e") else SAMPLE)
+            assert (await server.ask("tasks/list"))["tasks"] == before, "without a task in the request there is none"
             task = await server.create(method)
             result = await server.ask("tasks/result", {"taskId": task["taskId"]})
             assert result.pop("_meta") == {RELATED: {"taskId": task["taskId"]}}
             assert result == plain
             assert await server.status(task["taskId"]) == "completed"
-
-
-def _sample() -> dict[str, object]:
-    return {"messages": [{"role": "user", "content": {"type": "text", "text": "Hello"}}], "maxTokens": 10}
-
-
-@pytest.mark.requirement("hosted/result-blocks")
-async def test_the_result_is_waited_for(host: Host) -> None:
-    async with connected(host) as server:
-        task = await server.create()
-        waiting = [await server.send("tasks/result", {"taskId": task["taskId"]}) for _ in range(2)]
-        assert await server.status(task["taskId"]) == "working"
-        assert not any(answer.done() for answer in waiting)
-        host.ready.set()
-        for answer in waiting:
-            assert (await answer)["result"]["action"] == "accept"
-    assert host.asked == ["Approve?"]
-
-
-@pytest.mark.requirement("hosted/result-error", "hosted/failed-message")
-async def test_an_error_of_the_callback_is_the_error_of_the_result(host: Host) -> None:
-    host.answer = ErrorData(code=-1, message="User rejected", data={"why": "no"})
-    host.ready.set()
-    async with connected(host) as server:
-        task = await server.create()
-        shown = await server.until(task["taskId"], "failed")
-        assert shown["statusMessage"] == "User rejected"
-        with pytest.raises(Refused) as refused:
-            await server.ask("tasks/result", {"taskId": task["taskId"]})
-        assert (refused.value.code, refused.value.message) == (-1, "User rejected")
-        assert refused.value.data == {"why": "no", "_meta": {RELATED: {"taskId": task["taskId"]}}}
+            told = await server.notification(lambda message: message["method"] == "notifications/tasks/status")
+            assert told["params"]["status"] == "completed"
+            assert {"createdAt", "lastUpdatedAt", "ttl"} <= told["params"].keys()
+            with pytest.raises(Refused) as refused:
+                await server.ask("tasks/cancel", {"taskId": task["taskId"]})
+            assert refused.value.code == -32602
 
 
 @pytest.mark.requirement("hosted/error-related-task")
@@ -148,24 +116,11 @@ async def test_a_task_is_cancelled_before_the_answer_and_its_callback_with_it(ho
         assert await server.status(task["taskId"]) == "cancelled"
 
 
-@pytest.mark.requirement("hosted/cancel-finished")
-async def test_a_finished_task_is_not_cancelled(host: Host) -> None:
-    host.ready.set()
-    async with connected(host) as server:
-        task = await server.create()
-        await server.until(task["taskId"], "completed")
-        with pytest.raises(Refused) as refused:
-            await server.ask("tasks/cancel", {"taskId": task["taskId"]})
-        assert refused.value.code == -32602
-        assert await server.status(task["taskId"]) == "completed"
-
-
 @pytest.mark.requirement("hosted/list", "hosted/pages")
 async def test_a_listing_comes_in_pages_that_hold_every_task_once(host: Host) -> None:
     host.ready.set()
     async with connected(host) as server:
-        made = [(await server.create())["taskId"] for _ in range(12)]
-        assert [task["taskId"] for task in (await server.ask("tasks/list", {}))["tasks"]] == made
+        assert (await server.ask("tasks/list"))["tasks"] == []
     async with connected(host, hosting=Hosting(max_tasks=200, max_running=200)) as server:
         made = [(await server.create())["taskId"] for _ in range(120)]
         listed: list[str] = []
@@ -179,54 +134,19 @@ async def test_a_listing_comes_in_pages_that_hold_every_task_once(host: Host) ->
         assert listed == made
 
 
-@pytest.mark.requirement("hosted/no-related-task")
-async def test_related_task_is_neither_given_nor_heeded_where_the_id_is_in_the_message(host: Host) -> None:
-    async with connected(host) as server:
-        one, other = await server.create(), await server.create()
-        meta = {RELATED: {"taskId": other["taskId"]}}
-        shown = await server.ask("tasks/get", {"taskId": one["taskId"], "_meta": meta})
-        assert shown["taskId"] == one["taskId"]
-        listed = await server.ask("tasks/list", {"_meta": meta})
-        cancelled = await server.ask("tasks/cancel", {"taskId": one["taskId"], "_meta": meta})
-        assert cancelled["taskId"] == one["taskId"]
-        assert all("_meta" not in result for result in (shown, listed, cancelled, *listed["tasks"]))
-        told = await server.notification(lambda message: message["method"] == "notifications/tasks/status")
-        assert told["params"] == cancelled
-
-
-@pytest.mark.requirement("hosted/status-notification")
-async def test_the_end_of_a_task_is_told(host: Host) -> None:
-    host.ready.set()
-    async with connected(host) as server:
-        task = await server.create()
-        told = await server.notification(lambda message: message["method"] == "notifications/tasks/status")
-        assert told["params"]["taskId"] == task["taskId"]
-        assert told["params"]["status"] == "completed"
-        assert {"createdAt", "lastUpdatedAt", "ttl"} <= told["params"].keys()
-
-
-@pytest.mark.requirement("hosted/progress")
-async def test_progress_of_the_callback_goes_out_under_the_token_of_the_request(host: Host) -> None:
+@pytest.mark.requirement("hosted/progress", "hosted/progress-stops")
+async def test_progress_goes_out_under_the_token_of_the_request_until_the_task_has_ended(host: Host) -> None:
     host.report = 0.5
     async with connected(host) as server:
         task = await server.create(_meta={"progressToken": "token"})
         told = await server.notification(lambda message: message["method"] == "notifications/progress")
         assert told["params"]["progressToken"] == "token"
         assert told["params"]["_meta"] == {RELATED: {"taskId": task["taskId"]}}
-
-
-@pytest.mark.requirement("hosted/progress-stops")
-async def test_progress_of_a_task_that_has_ended_does_not_go_out(host: Host) -> None:
-    host.report = 0.5
-    async with connected(host) as server:
-        task = await server.create(_meta={"progressToken": "token"})
-        await server.notification(lambda message: message["method"] == "notifications/progress")
         await server.ask("tasks/cancel", {"taskId": task["taskId"]})
         # Its callback reports once more while it is cancelled.
         await eventually(lambda: host.cancelled == 1)
         assert await server.ask("ping") == {}
-        told = [message for message in server.notifications if message["method"] == "notifications/progress"]
-        assert [message["params"]["progress"] for message in told] == [0.5]
+        assert [params["progress"] for params in server.asked("notifications/progress")] == [0.5]
 
 
 @pytest.mark.requirement("hosted/ttl", "hosted/max-ttl")

@@ -1,4 +1,4 @@
-"""What binds clients. The tests are those of `tests/client` and `tests/unit/client`."""
+"""What binds clients. The tests are those of `tests/client`."""
 
 from __future__ import annotations
 
@@ -11,10 +11,7 @@ REQUIREMENTS = (
         says="A client that negotiated the extension handles both a tool's result and a task in answer to any call.",
         level="MUST",
         party="client",
-        tests=(
-            "client/test_calls::test_a_tool_that_is_a_task_gives_its_result",
-            "client/test_calls::test_a_tool_that_is_none_answers_inline",
-        ),
+        tests=("client/test_calls::test_a_tool_gives_its_result_whether_it_is_a_task_or_answers_inline",),
     ),
     Requirement(
         id="client/task-for-another-request",
@@ -31,7 +28,7 @@ REQUIREMENTS = (
         level="MUST",
         party="client",
         tests=(
-            "client/test_calls::test_questions_in_the_middle_are_answered",
+            "client/test_calls::test_questions_are_answered_before_the_task_and_in_the_middle",
             "client/test_handle::test_a_wait_answers_through_the_callback_of_the_client",
         ),
     ),
@@ -42,10 +39,8 @@ REQUIREMENTS = (
         level="SHOULD",
         party="client",
         tests=(
-            "unit/client/test_poller::test_the_interval_that_the_server_suggests_is_kept",
-            "unit/client/test_poller::test_an_interval_that_changes_is_followed_both_ways",
-            "unit/client/test_poller::test_an_interval_is_kept_however_long_it_is",
-            "client/test_poll_interval::test_polls_of_2026_07_28_keep_to_the_interval",
+            "client/test_pace::test_polls_of_2026_07_28_keep_to_the_interval",
+            "client/test_pace::test_the_interval_that_the_server_suggests_is_kept",
         ),
     ),
     Requirement(
@@ -70,7 +65,7 @@ REQUIREMENTS = (
         says="Questions seen in a notification are answered like those seen in a poll, and the task is followed on.",
         level="SHOULD",
         party="client",
-        tests=("client/test_hub::test_a_question_that_is_pushed_again_and_again_is_put_once",),
+        tests=("client/test_push::test_a_question_that_is_pushed_again_and_again_is_put_once",),
     ),
     Requirement(
         id="client/same-trust",
@@ -79,7 +74,7 @@ REQUIREMENTS = (
         "trust.",
         level="MUST",
         party="client",
-        tests=("client/test_answerer::test_a_model_and_roots_are_asked_for_like_a_person",),
+        tests=("client/test_questions::test_a_model_and_roots_are_asked_for_like_a_person",),
     ),
     Requirement(
         id="client/deduplicates-keys",
@@ -88,8 +83,8 @@ REQUIREMENTS = (
         level="SHOULD",
         party="client",
         tests=(
-            "client/test_answerer::test_a_question_that_comes_with_every_look_is_put_once",
             "client/test_crashes::test_a_client_that_is_killed_before_its_answer_arrived_sends_it_again_and_asks_nobody",
+            "client/test_questions::test_a_question_that_comes_with_every_look_is_put_once",
         ),
     ),
     Requirement(
@@ -98,7 +93,7 @@ REQUIREMENTS = (
         says="A task is cancelled with `tasks/cancel`, never with `notifications/cancelled`.",
         level="MUST NOT",
         party="client",
-        tests=("client/test_handle::test_a_wait_that_times_out_may_take_its_task_along",),
+        tests=("client/test_handle::test_a_wait_that_takes_too_long_leaves_or_cancels_its_task_and_says_which",),
     ),
     Requirement(
         id="client/mcp-name",
@@ -106,6 +101,8 @@ REQUIREMENTS = (
         says="On `tasks/get`, `tasks/update` and `tasks/cancel` the client sets `Mcp-Name` to the id of the task.",
         level="MUST",
         party="client",
-        tests=("client/test_network::test_tasks_methods_name_their_task_in_a_header",),
+        tests=(
+            "client/test_network::test_tasks_methods_name_their_task_in_a_header_and_those_of_the_user_go_with_every_request",
+        ),
     ),
 )

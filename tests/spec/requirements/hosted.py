@@ -36,7 +36,7 @@ REQUIREMENTS = (
         source="2025-11-25",
         party="client",
         era="2025-11-25",
-        tests=("hosted/test_wire::test_a_request_without_a_task_is_answered_with_its_result",),
+        tests=("hosted/test_wire::test_the_result_is_what_the_request_would_have_been_answered_with",),
     ),
     Requirement(
         id="hosted/ids",
@@ -156,10 +156,7 @@ REQUIREMENTS = (
         source="2025-11-25",
         party="client",
         era="2025-11-25",
-        tests=(
-            "hosted/test_wire::test_an_error_of_the_callback_is_the_error_of_the_result",
-            "spec/legacy/test_hosting::test_the_error_is_what_the_plain_request_gives",
-        ),
+        tests=("spec/legacy/test_hosting::test_the_error_is_what_the_plain_request_gives",),
     ),
     Requirement(
         id="hosted/result-blocks",
@@ -169,10 +166,7 @@ REQUIREMENTS = (
         source="2025-11-25",
         party="client",
         era="2025-11-25",
-        tests=(
-            "hosted/test_wire::test_the_result_is_waited_for",
-            "spec/legacy/test_hosting::test_the_result_is_what_the_plain_request_gives_and_names_its_task",
-        ),
+        tests=("spec/legacy/test_hosting::test_the_result_is_what_the_plain_request_gives_and_names_its_task",),
     ),
     Requirement(
         id="hosted/result-related-task",
@@ -205,10 +199,7 @@ REQUIREMENTS = (
         source="2025-11-25",
         party="client",
         era="2025-11-25",
-        tests=(
-            "hosted/test_wire::test_related_task_is_neither_given_nor_heeded_where_the_id_is_in_the_message",
-            "spec/legacy/test_hosting::test_the_task_id_counts_and_not_what_the_meta_says",
-        ),
+        tests=("spec/legacy/test_hosting::test_the_task_id_counts_and_not_what_the_meta_says",),
     ),
     Requirement(
         id="hosted/status-notification",
@@ -218,7 +209,7 @@ REQUIREMENTS = (
         source="2025-11-25",
         party="client",
         era="2025-11-25",
-        tests=("hosted/test_wire::test_the_end_of_a_task_is_told",),
+        tests=("hosted/test_wire::test_the_result_is_what_the_request_would_have_been_answered_with",),
     ),
     Requirement(
         id="hosted/progress",
@@ -228,7 +219,7 @@ REQUIREMENTS = (
         source="2025-11-25",
         party="client",
         era="2025-11-25",
-        tests=("hosted/test_wire::test_progress_of_the_callback_goes_out_under_the_token_of_the_request",),
+        tests=("hosted/test_wire::test_progress_goes_out_under_the_token_of_the_request_until_the_task_has_ended",),
     ),
     Requirement(
         id="hosted/progress-stops",
@@ -238,7 +229,7 @@ REQUIREMENTS = (
         source="2025-11-25",
         party="client",
         era="2025-11-25",
-        tests=("hosted/test_wire::test_progress_of_a_task_that_has_ended_does_not_go_out",),
+        tests=("hosted/test_wire::test_progress_goes_out_under_the_token_of_the_request_until_the_task_has_ended",),
     ),
     Requirement(
         id="hosted/list",
@@ -305,7 +296,7 @@ REQUIREMENTS = (
         party="client",
         era="2025-11-25",
         tests=(
-            "hosted/test_wire::test_a_finished_task_is_not_cancelled",
+            "hosted/test_wire::test_the_result_is_what_the_request_would_have_been_answered_with",
             "spec/legacy/test_hosting::test_a_cancelled_task_takes_its_question_back",
         ),
     ),
@@ -332,7 +323,6 @@ REQUIREMENTS = (
         era="2025-11-25",
         tests=(
             "hosted/test_wire::test_an_answer_that_is_none_fails_the_task",
-            "hosted/test_wire::test_an_error_of_the_callback_is_the_error_of_the_result",
             "spec/legacy/test_hosting::test_the_error_is_what_the_plain_request_gives",
         ),
     ),
@@ -395,9 +385,7 @@ REQUIREMENTS = (
         source="2025-11-25",
         party="server",
         era="2025-11-25",
-        tests=(
-            "unit/legacy/test_client_tasks_client_driver::test_the_interval_that_the_client_suggests_is_kept_however_long_it_is",
-        ),
+        tests=("unit/legacy/test_client_tasks::test_the_interval_that_the_client_suggests_is_kept_however_long_it_is",),
     ),
     Requirement(
         id="hosted-requestor/polls-to-the-end",
@@ -407,9 +395,7 @@ REQUIREMENTS = (
         source="2025-11-25",
         party="server",
         era="2025-11-25",
-        tests=(
-            "unit/legacy/test_client_tasks_client_driver::test_a_task_is_polled_to_its_end_and_then_its_result_is_fetched",
-        ),
+        tests=("unit/legacy/test_client_tasks::test_a_task_is_polled_to_its_end_and_then_its_result_is_fetched",),
     ),
     Requirement(
         id="hosted-requestor/no-reliance",
@@ -419,9 +405,7 @@ REQUIREMENTS = (
         source="2025-11-25",
         party="server",
         era="2025-11-25",
-        tests=(
-            "unit/legacy/test_client_tasks_client_driver::test_a_task_is_polled_to_its_end_and_then_its_result_is_fetched",
-        ),
+        tests=("unit/legacy/test_client_tasks::test_a_task_is_polled_to_its_end_and_then_its_result_is_fetched",),
     ),
     Requirement(
         id="hosted-requestor/no-related-task",
@@ -431,9 +415,7 @@ REQUIREMENTS = (
         source="2025-11-25",
         party="server",
         era="2025-11-25",
-        tests=(
-            "unit/legacy/test_client_tasks_client_driver::test_a_task_is_polled_to_its_end_and_then_its_result_is_fetched",
-        ),
+        tests=("unit/legacy/test_client_tasks::test_a_task_is_polled_to_its_end_and_then_its_result_is_fetched",),
     ),
     Requirement(
         id="hosted-requestor/cursors",
@@ -443,6 +425,6 @@ REQUIREMENTS = (
         source="2025-11-25",
         party="server",
         era="2025-11-25",
-        tests=("unit/legacy/test_client_tasks_client_driver::test_a_listing_is_followed_by_its_cursors_as_they_are",),
+        tests=("unit/legacy/test_client_tasks::test_a_listing_is_followed_by_its_cursors_as_they_are",),
     ),
 )

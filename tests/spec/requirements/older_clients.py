@@ -94,8 +94,8 @@ REQUIREMENTS = (
         party="client",
         era="2025-11-25",
         tests=(
+            "client/test_pace::test_polls_of_2025_11_25_keep_to_the_interval_also_around_questions",
             "spec/legacy/test_requestor::test_the_poll_interval_is_kept",
-            "client/test_poll_interval::test_polls_of_2025_11_25_keep_to_the_interval_also_around_questions",
         ),
     ),
     Requirement(

@@ -1,7 +1,8 @@
-"""What is asked, for a person."""
+"""What is asked and answered, for a person: questions, forms, words, results and what is not to be shown."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,12 +10,20 @@ import pytest
 from mcp_tasks.client import (
     AmbiguousAnswer,
     BadValue,
+    Form,
     NoOpenQuestion,
     Question,
+    Secrets,
     answers_to,
+    check_folder,
+    describe_words,
     questions_for,
     questions_of,
+    read_words,
+    result_texts,
+    save_files,
 )
+from mcp_tasks.errors import InvalidOption
 
 
 def question(**params: Any) -> Question:
@@ -40,12 +49,6 @@ def test_a_page_is_described_with_its_host_and_what_to_know_of_it() -> None:
         "  host:  evil.example",
         "  ! This is not an https address: others can read along, and change it. It is not opened from here.",
     ]
-
-
-@pytest.mark.parametrize("params", [None, [1], "x"])
-def test_params_that_are_no_object_are_none(params: Any) -> None:
-    [asked] = questions_of({"q": {"method": "elicitation/create", "params": params}}, "tool")
-    assert (asked.params, asked.fields, asked.url) == ({}, [], None)
 
 
 NAME = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
@@ -98,3 +101,222 @@ def test_one_question_is_answered_and_several_are_refused_at_once() -> None:
     with pytest.raises(AmbiguousAnswer, match="several open questions") as raised:
         answers_to([who, sure], ["name=Ann"])
     assert raised.value.hint.splitlines()[:2] == ["q1:", "Who?"]
+
+
+# A form that is filled in line by line
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "minLength": 2},
+        "age": {"type": "integer"},
+        "loud": {"type": "boolean", "default": True},
+    },
+    "required": ["name"],
+}
+
+
+def form(schema: dict[str, Any]) -> Form:
+    params = {"message": "?", "requestedSchema": schema}
+    [question] = questions_of({"q": {"method": "elicitation/create", "params": params}}, "tool")
+    return Form(question)
+
+
+def typed(schema: dict[str, Any], *lines: str) -> Form:
+    filled = form(schema)
+    for line in lines:
+        assert not filled.is_over
+        filled.take(line)
+    return filled
+
+
+def only(name: str) -> dict[str, Any]:
+    return {**SCHEMA, "properties": {name: SCHEMA["properties"][name]}, "required": []}
+
+
+def test_fields_come_in_order_and_the_answer_is_sent_when_it_is_right() -> None:
+    filled = typed(SCHEMA, "Ann", "33", "no")
+    assert filled.field is None
+    assert not filled.is_over
+    filled.take("")
+    assert filled.response == {"action": "accept", "content": {"name": "Ann", "age": 33, "loud": False}}
+
+
+def test_an_empty_line_takes_the_default_or_leaves_out() -> None:
+    assert typed(SCHEMA, "Ann", "", "", "y").response == {"action": "accept", "content": {"name": "Ann", "loud": True}}
+
+
+def test_what_is_wrong_is_asked_for_again() -> None:
+    filled = form(SCHEMA)
+    for line in ("", "/skip", "A"):
+        with pytest.raises(BadValue):
+            filled.take(line)
+        assert filled.field is filled.fields[0]
+
+
+def test_somebody_goes_back_and_finds_what_they_typed() -> None:
+    filled = typed(SCHEMA, "Ann", "33", "/back", "/back")
+    assert (filled.field, filled.current) == (filled.fields[0], "Ann")
+    for line in ("", "/skip", "", "maybe", "no"):
+        filled.take(line)
+    # Not right: from the beginning.
+    assert filled.field is filled.fields[0]
+    for line in ("Bob", "", "", "yes"):
+        filled.take(line)
+    assert filled.response == {"action": "accept", "content": {"name": "Bob", "loud": True}}
+
+
+@pytest.mark.parametrize(
+    ("line", "response"),
+    [("/decline", {"action": "decline"}), (" /cancel ", {"action": "cancel"}), ("/later", None)],
+)
+def test_any_line_may_be_something_else_than_an_answer(line: str, response: dict[str, Any] | None) -> None:
+    for lines in ([line], ["Ann", line], ["Ann", "1", "", line]):
+        filled = typed(SCHEMA, *lines)
+        assert (filled.is_over, filled.response) == (True, response)
+
+
+def test_a_text_that_is_a_command_has_two_slashes() -> None:
+    assert typed(only("name"), "//later").response == {"action": "accept", "content": {"name": "/later"}}
+    assert typed(only("age"), "").response == {"action": "accept", "content": {}}
+
+
+@pytest.mark.parametrize("text", ["//server/share", "x/later", "/etc/hosts", "//"])
+def test_a_text_with_slashes_that_is_no_command_stays_as_it_is(text: str) -> None:
+    assert typed(only("name"), text).response == {"action": "accept", "content": {"name": text}}
+
+
+def test_a_question_without_fields_takes_yes_or_no() -> None:
+    assert typed({}, "", "perhaps", "Yes").response == {"action": "accept", "content": {}}
+    assert typed({}, "n").response == {"action": "decline"}
+
+
+def test_a_form_says_what_to_show_before_each_line() -> None:
+    colour = {"oneOf": [{"const": "r", "title": "Red"}, {"const": "green", "title": "green"}]}
+    filled = form({"type": "object", "properties": {"colour": colour, "size": {"type": "integer"}}})
+    assert filled.shown == ["1. r  (Red)", "2. green"]
+    filled.take("1")
+    assert filled.shown == []
+    filled.take("3")
+    assert (filled.field, filled.shown) == (None, ["colour = r", "size = 3"])
+    assert filled.last_question.startswith("Send it?")
+    assert form({}).last_question.startswith("Accept?")
+
+
+@pytest.mark.parametrize(
+    ("line", "response"),
+    [
+        ("visit", {"action": "accept"}),
+        ("V", {"action": "accept"}),
+        ("/decline", {"action": "decline"}),
+        ("c", {"action": "cancel"}),
+        ("later", None),
+    ],
+)
+def test_a_page_to_visit_takes_a_word_or_its_first_letter(line: str, response: dict[str, Any] | None) -> None:
+    params = {"message": "?", "mode": "url", "url": "https://example.com/a"}
+    [question] = questions_of({"q": {"method": "elicitation/create", "params": params}}, "tool")
+    page = Form(question)
+    assert page.link is not None
+    assert (page.link.host, page.fields, "[v]isit" in page.last_question) == ("example.com", [], True)
+    for wrong in ("continue", "", "yes"):
+        with pytest.raises(BadValue, match="the whole word"):
+            page.take(wrong)
+    page.take(line)
+    assert (page.is_over, page.response) == (True, response)
+
+
+# Values in words
+
+WORDS = {
+    "type": "object",
+    "properties": {"day": {"type": "string", "format": "date"}, "sizes": {"type": "array", "items": {"enum": ["s m"]}}},
+    "required": ["day"],
+}
+
+
+def test_what_can_be_given_is_said_with_how_what_must_be_is_written() -> None:
+    title, *lines, example = describe_words(WORDS).splitlines()
+    assert title == "It takes:"
+    assert [line.split()[0] for line in lines] == ["day", "sizes"]
+    assert example == "Write it like this: day=2026-07-28"
+    assert describe_words(WORDS, ["sizes"]).splitlines()[-1] == "Write it like this: sizes='s m'"
+    assert describe_words({"type": "object", "properties": {}}) == "It takes no arguments."
+
+
+def test_who_gives_something_wrong_is_told_how_to_write_it() -> None:
+    with pytest.raises(BadValue) as raised:
+        read_words(WORDS, ["day=2026-07-28", "sizes=l"])
+    assert raised.value.names == ("sizes",)
+    assert raised.value.hint == describe_words(WORDS, ["sizes"])
+
+
+# Results
+
+
+def test_a_result_is_said_block_by_block() -> None:
+    blocks = [
+        {"type": "text", "text": "a"},
+        {"type": "image", "mimeType": "image/png", "data": "AAAA"},
+        {"type": "audio", "data": "AAAA"},
+        {"type": "resource", "resource": {"uri": "file:///x", "text": "b"}},
+        {"type": "resource", "resource": {"uri": "file:///x", "blob": "AAAA"}},
+        {"type": "resource_link", "uri": "file:///y"},
+        {"type": "hologram"},
+        7,
+    ]
+    assert result_texts({"content": blocks}, {1: Path("out/x.png")}, unsaved="nowhere") == [
+        "a",
+        "[image, image/png, 3 bytes; saved as out/x.png]",
+        "[audio, unknown type, 3 bytes; nowhere]",
+        "b",
+        "[resource file:///x; nowhere]",
+        "[resource file:///y]",
+        "[hologram content, only in the JSON of the result]",
+        "[unknown content, only in the JSON of the result]",
+    ]
+
+
+def test_without_blocks_it_is_what_is_structured() -> None:
+    assert result_texts({"content": [], "structuredContent": {"a": "ä"}}) == ['{\n  "a": "ä"\n}']
+    assert result_texts({"content": 7}) == []
+
+
+def test_a_file_that_does_not_fit_leaves_nothing_behind(tmp_path: Path) -> None:
+    resource = pytest.importorskip("resource")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    image = {"type": "image", "mimeType": "image/png", "data": "A" * 200_000}
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        saved, problem = save_files({"content": [image]}, tmp_path, "paint")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert (saved, list(tmp_path.iterdir())) == ({}, [])
+    assert isinstance(problem, InvalidOption)
+
+
+def test_a_folder_is_checked_before_there_is_anything_to_write(tmp_path: Path) -> None:
+    check_folder(tmp_path)
+    check_folder(tmp_path / "to" / "be" / "made")
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(InvalidOption, match="file' is not a folder"):
+        check_folder(file / "below")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+# Texts that are not to be shown
+
+
+def test_a_secret_is_taken_out_of_text_and_of_the_texts_of_json() -> None:
+    secrets = Secrets()
+    secrets.hide("geheim-1", "")
+    assert secrets.hidden_in("Bearer geheim-1, geheim-1") == "Bearer ***, ***"
+    value = {"a": ["geheim-1", 1, None], "geheim-1": {"b": ("x geheim-1", True)}}
+    assert secrets.hidden_in_json(value) == {"a": ["***", 1, None], "***": {"b": ["x ***", True]}}
+
+
+def test_nothing_is_left_of_a_secret_that_begins_with_another() -> None:
+    secrets = Secrets()
+    secrets.hide("s3cret", "s3cret-token", "s3cret-token-value")
+    assert secrets.hidden_in("s3cret-token-value, s3cret-token, s3cret") == "***, ***, ***"

@@ -11,7 +11,7 @@ import pytest
 from mcp.shared.exceptions import MCPError
 from mcp_types import REQUEST_TIMEOUT
 
-from mcp_tasks.errors import InvalidResponse, TaskWasCancelled, UnknownTask
+from mcp_tasks.errors import InvalidResponse
 from mcp_tasks.legacy.client_tasks import FASTEST_POLL, MAX_PAGES, MAX_SILENCES, Driver, pause
 from mcp_tasks.legacy.shapes import read_task
 from mcp_tasks.model.record import TaskStatus
@@ -64,30 +64,6 @@ async def test_a_task_is_polled_to_its_end_and_then_its_result_is_fetched() -> N
     assert all(params == {"taskId": "theirs"} for _, params in client.asked)
 
 
-async def test_the_error_of_the_request_is_raised_as_it_is() -> None:
-    client = Client(task("failed"), MCPError(-1, "User rejected", {"why": "no"}))
-    with pytest.raises(MCPError) as raised:
-        await Driver(client).result("theirs")
-    assert (raised.value.error.code, raised.value.error.data) == (-1, {"why": "no"})
-
-
-async def test_a_task_that_was_cancelled_has_no_result() -> None:
-    with pytest.raises(TaskWasCancelled, match="enough"):
-        await Driver(Client(task("cancelled", statusMessage="enough"))).result("theirs")
-
-
-async def test_a_task_that_the_client_does_not_have_is_unknown() -> None:
-    for ask in (Driver(Client(UNKNOWN)).get, Driver(Client(UNKNOWN, UNKNOWN)).cancel, Driver(Client(UNKNOWN)).result):
-        with pytest.raises(UnknownTask):
-            await ask("theirs")
-
-
-async def test_a_task_that_has_ended_and_is_cancelled_is_refused_in_the_words_of_the_client() -> None:
-    refusal = MCPError(-32602, "Cannot cancel task: already in terminal status 'completed'")
-    with pytest.raises(MCPError, match="already in terminal status"):
-        await Driver(Client(refusal, task("completed"))).cancel("theirs")
-
-
 async def test_a_look_that_is_not_answered_is_tried_again_and_not_for_ever() -> None:
     client = Client(task(), SILENCE, task("completed"), {"action": "accept"})
     assert await Driver(client).result("theirs") == {"action": "accept"}
@@ -137,21 +113,12 @@ async def test_a_listing_without_end_is_left() -> None:
 @pytest.mark.parametrize(
     "answer",
     [
-        {},
-        {"task": None},
-        {"task": 7},
-        {"task": {}},
-        {"task": task(status="done")},
-        {"task": task(taskId=7)},
-        {"task": task(createdAt="yesterday")},
         {"action": "accept"},
+        *({"task": shown} for shown in (None, 7, {}, task("done"), task(taskId=7), task(createdAt="yesterday"))),
     ],
 )
 async def test_what_is_not_a_task_is_an_invalid_response(answer: dict[str, Any]) -> None:
     with pytest.raises(InvalidResponse):
         await Driver(Client(answer)).create("elicitation/create", {}, None)
-
-
-async def test_another_task_than_the_one_that_was_asked_for_is_an_invalid_response() -> None:
     with pytest.raises(InvalidResponse, match="another task"):
         await Driver(Client(task(taskId="another"))).get("theirs")

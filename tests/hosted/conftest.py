@@ -1,0 +1,13 @@
+"""The program that has the client."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.hosted.raw_server import Host
+
+
+@pytest.fixture
+async def host() -> Host:
+    """Somebody who answers when `ready`."""
+    return Host()
