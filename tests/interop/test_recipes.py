@@ -16,7 +16,7 @@ import pytest
 from harness.processes import PIPE, ROOT, kill, running
 from harness.serving import serving_command
 
-from .conftest import Installs
+from .conftest import Begun
 from .driving import DRIVERS, environment_with_ours
 
 PAGE = ROOT / "docs" / "agents.md"
@@ -118,7 +118,7 @@ def _change(file: Path, changes: dict[str, str]) -> None:
 
 
 @pytest.fixture(params=list(RECIPES))
-def agent(request: pytest.FixtureRequest, installs: Installs, tmp_path: Path) -> Generator[Agent]:
+def agent(request: pytest.FixtureRequest, installs: Begun, tmp_path: Path) -> Generator[Agent]:
     """A recipe, in a folder of its own, with a server of its own."""
     changes = JOINED if request.param == ADAPTER else {}
     with _agent(request.param, installs, tmp_path, changes) as agent:
@@ -126,7 +126,7 @@ def agent(request: pytest.FixtureRequest, installs: Installs, tmp_path: Path) ->
 
 
 @contextmanager
-def _agent(name: str, installs: Installs, folder: Path, changes: dict[str, str], *more: str) -> Generator[Agent]:
+def _agent(name: str, installs: Begun, folder: Path, changes: dict[str, str], *more: str) -> Generator[Agent]:
     """A recipe, and its server with changes in it."""
     _write_the_page(folder)
     _change(folder / "film.py", changes)
@@ -175,7 +175,7 @@ def test_an_agent_that_was_killed_takes_its_task_up_again(agent: Agent) -> None:
 
 
 def test_a_model_that_does_what_it_reads_gets_the_result_from_an_agent_with_a_limit(
-    installs: Installs, tmp_path: Path
+    installs: Begun, tmp_path: Path
 ) -> None:
     with _agent(ADAPTER, installs, tmp_path, HURRIED, "1.5") as agent:
         printed = agent.run()
