@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -99,7 +99,11 @@ def begun(
 @pytest.fixture(scope="session")
 def reports(request: pytest.FixtureRequest, installs: Begun, streaming_url: str, json_url: str) -> Generator[Begun]:
     """What clients report of our server, with SSE streams and with JSON bodies."""
-    yield from begun(request, installs, "client", CLIENTS, lambda driver: drive(driver, [streaming_url, json_url]))
+
+    def both(driver: Sequence[str]) -> Any:
+        return drive(driver, [streaming_url, json_url])
+
+    yield from begun(request, installs, "client", CLIENTS, both)
 
 
 @pytest.fixture(scope="session")

@@ -36,13 +36,14 @@ HURRIED = {
 LIMIT = 60.0
 ADAPTER = "langchain_adapter"
 FILM = (sys.executable, "-m", "uvicorn", "film:app", "--port", "{port}", "--log-level", "warning")
-RECIPES = {
+LANGCHAIN = DRIVERS / "recipe_langchain.py"
+RECIPES: dict[str, tuple[str | None, str | Path] | tuple[str, Path, str]] = {
     "sdk": (None, "sdk_agent.py"),
     "fastmcp": ("fastmcp", "fastmcp_agent.py"),
     "pydantic_ai": ("pydantic_ai", DRIVERS / "recipe_pydantic_ai.py"),
-    "langchain": ("langchain", DRIVERS / "recipe_langchain.py"),
-    ADAPTER: ("langchain_adapter", DRIVERS / "recipe_adapter.py"),
-    "langchain_adapter_tasks": ("langchain_adapter", DRIVERS / "recipe_adapter_tasks.py"),
+    "langchain": ("langchain", LANGCHAIN, "langchain_agent"),
+    ADAPTER: ("langchain_adapter", LANGCHAIN, "adapter_agent"),
+    "langchain_adapter_tasks": ("langchain_adapter", LANGCHAIN, "adapter_tasks_agent"),
 }
 """For each recipe what it needs installed besides us, and what is run in the folder with the page's files."""
 
@@ -130,10 +131,10 @@ def _agent(name: str, installs: Begun, folder: Path, changes: dict[str, str], *m
     """A recipe, and its server with changes in it."""
     _write_the_page(folder)
     _change(folder / "film.py", changes)
-    needs, program = RECIPES[name]
+    needs, *program = RECIPES[name]
     python = sys.executable if needs is None else str(installs[needs])
     with serving_command(("sh", "-c", f'exec "$@" >{folder / "film.log"} 2>&1', "film", *FILM), cwd=folder) as url:
-        yield Agent(name=name, command=[python, str(program), url, *more], folder=folder)
+        yield Agent(name=name, command=[python, *map(str, program), url, *more], folder=folder)
 
 
 def test_what_is_scaled_is_on_the_page() -> None:

@@ -243,8 +243,7 @@ async def test_leaving_right_after_a_short_task(peer: Peer) -> None:
 
 
 @pytest.mark.anyio
-@with_peers((TYPESCRIPT, "http"))
-async def test_a_restart_in_the_middle(installs: Begun) -> None:
+async def test_a_restart_of_an_older_typescript_server_in_the_middle(installs: Begun) -> None:
     """Who waits for a task is told when its server comes back without it, and does not wait for ever."""
     needs, driver = SERVERS[TYPESCRIPT]
     server = command(installs[needs], driver)
