@@ -304,7 +304,8 @@ async def test_a_server_that_is_asked_to_stop_hands_its_tasks_over_and_signs_off
     assert {job for job, status in statuses.items() if status == "failed"} == {
         job for job, stage in STAGES.items() if stage.reason
     }
-    assert {job for job, status in statuses.items() if status == "completed"} == {"has ended"}
+    # The one that sleeps may have woken up by then.
+    assert {job for job, status in statuses.items() if status == "completed"} - {"sleeps"} == {"has ended"}
 
 
 async def test_a_server_that_its_host_ends_while_it_drains_hands_its_runs_over(tmp_path: Path) -> None:
