@@ -12,70 +12,9 @@ from jsonschema import Draft202012Validator
 
 _FOLDER = Path(__file__).parent.parent / "tests" / "spec" / "schema"
 
-_RESULTS = {
-    "completion/complete": "CompleteResult",
-    "prompts/get": "GetPromptResult",
-    "prompts/list": "ListPromptsResult",
-    "resources/list": "ListResourcesResult",
-    "resources/read": "ReadResourceResult",
-    "resources/templates/list": "ListResourceTemplatesResult",
-    "server/discover": "DiscoverResult",
-    "tools/list": "ListToolsResult",
-}
-_OLDER = "mcp-2025-11-25"
+_NEWER, _OLDER = "mcp-2026-07-28", "mcp-2025-11-25"
 _OLDER_AUGMENTED = ("tools/call", "prompts/get", "resources/read", "elicitation/create", "sampling/createMessage")
-_OLDER_RESULTS = {
-    "completion/complete": "CompleteResult",
-    "elicitation/create": "ElicitResult",
-    "initialize": "InitializeResult",
-    "prompts/get": "GetPromptResult",
-    "prompts/list": "ListPromptsResult",
-    "resources/list": "ListResourcesResult",
-    "resources/read": "ReadResourceResult",
-    "resources/templates/list": "ListResourceTemplatesResult",
-    "sampling/createMessage": "CreateMessageResult",
-    "tasks/cancel": "CancelTaskResult",
-    "tasks/get": "GetTaskResult",
-    "tasks/list": "ListTasksResult",
-    "tasks/result": "GetTaskPayloadResult",
-    "tools/call": "CallToolResult",
-    "tools/list": "ListToolsResult",
-}
-_OLDER_REQUESTS = {
-    "elicitation/create": "ElicitRequest",
-    "ping": "PingRequest",
-    "roots/list": "ListRootsRequest",
-    "sampling/createMessage": "CreateMessageRequest",
-}
-_OLDER_CLIENT_REQUESTS = {
-    "initialize": "InitializeRequest",
-    "tasks/cancel": "CancelTaskRequest",
-    "tasks/get": "GetTaskRequest",
-    "tasks/list": "ListTasksRequest",
-    "tasks/result": "GetTaskPayloadRequest",
-    "tools/call": "CallToolRequest",
-    "tools/list": "ListToolsRequest",
-}
-_OLDER_NOTIFICATIONS = {
-    "notifications/cancelled": "CancelledNotification",
-    "notifications/elicitation/complete": "ElicitationCompleteNotification",
-    "notifications/message": "LoggingMessageNotification",
-    "notifications/progress": "ProgressNotification",
-    "notifications/prompts/list_changed": "PromptListChangedNotification",
-    "notifications/resources/list_changed": "ResourceListChangedNotification",
-    "notifications/resources/updated": "ResourceUpdatedNotification",
-    "notifications/tasks/status": "TaskStatusNotification",
-    "notifications/tools/list_changed": "ToolListChangedNotification",
-}
-_OLDER_TASK_FIELDS = {
-    "createdAt",
-    "lastUpdatedAt",
-    "pollInterval",
-    "status",
-    "statusMessage",
-    "taskId",
-    "ttl",
-}
+_OLDER_TASK_FIELDS = {"createdAt", "lastUpdatedAt", "pollInterval", "status", "statusMessage", "taskId", "ttl"}
 _TASK_RESULTS = {"tasks/get": "GetTaskResult", "tasks/update": "UpdateTaskResult", "tasks/cancel": "CancelTaskResult"}
 _TASKS_BY_STATUS = {
     "working": "WorkingTask",
@@ -99,18 +38,18 @@ def check_message(method: str, message: Mapping[str, Any]) -> None:
     if "error" in message:
         _check_error(message)
     else:
-        _check("mcp-2026-07-28", "JSONRPCResultResponse", message)
+        _check(_NEWER, "JSONRPCResultResponse", message)
         _check_result(method, message["result"])
 
 
 def check_notification(name: str, message: Mapping[str, Any]) -> None:
     """Check a notification of the 2026-07-28 wire against its definition."""
-    _check("mcp-2026-07-28", name, message)
+    _check(_NEWER, name, message)
 
 
 def check_task_notification(message: Mapping[str, Any]) -> None:
     """Check a `notifications/tasks` against the extension's definitions."""
-    _check("mcp-2026-07-28", "JSONRPCNotification", message)
+    _check(_NEWER, "JSONRPCNotification", message)
     _check("ext-tasks", "TaskStatusNotification", message)
     _check_task(message["params"])
 
@@ -131,7 +70,7 @@ def check_older_answer(request: Mapping[str, Any], message: Mapping[str, Any]) -
 
 def check_older_push(message: Mapping[str, Any]) -> None:
     """Check a request or a notification of a server on the 2025-11-25 wire."""
-    known = _OLDER_REQUESTS if "id" in message else _OLDER_NOTIFICATIONS
+    known = _methods(_OLDER, "ServerRequest" if "id" in message else "ServerNotification")
     assert message["method"] in known, f"nothing a server sends: {json.dumps(message)[:500]}"
     _check(_OLDER, known[message["method"]], message)
     if message["method"] == "notifications/tasks/status":
@@ -141,7 +80,7 @@ def check_older_push(message: Mapping[str, Any]) -> None:
 def check_older_request(message: Mapping[str, Any]) -> None:
     """Check a request or a notification of a client on the 2025-11-25 wire, as far as it concerns tasks."""
     _check(_OLDER, "JSONRPCRequest" if "id" in message else "JSONRPCNotification", message)
-    name = _OLDER_CLIENT_REQUESTS.get(str(message["method"]))
+    name = _methods(_OLDER, "ClientRequest").get(str(message["method"]))
     if name is not None:
         _check(_OLDER, name, message)
 
@@ -157,7 +96,7 @@ def _older_definition(request: Mapping[str, Any], result: Mapping[str, Any]) -> 
     method, params = request["method"], request.get("params", {})
     if method in _OLDER_AUGMENTED and "task" in params and "task" in result:
         return "CreateTaskResult"
-    return _OLDER_RESULTS.get(method)
+    return _result_of(_OLDER, method)
 
 
 def _older_tasks(method: str, result: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -170,18 +109,18 @@ def _older_tasks(method: str, result: Mapping[str, Any]) -> list[Mapping[str, An
 
 def check_legacy_result(name: str, result: Mapping[str, Any]) -> None:
     """Check a result of the 2025-11-25 wire against its definition."""
-    _check("mcp-2025-11-25", name, result)
+    _check(_OLDER, name, result)
 
 
 def _check_error(message: Mapping[str, Any]) -> None:
     # An id that could not be read is null in JSON-RPC; the schema has it left out.
     known = {key: value for key, value in message.items() if not (key == "id" and value is None)}
     code = message["error"]["code"]
-    _check("mcp-2026-07-28", "JSONRPCErrorResponse", known)
+    _check(_NEWER, "JSONRPCErrorResponse", known)
     if code in _ERRORS:
-        _check("mcp-2026-07-28", _ERRORS[code], message["error"])
+        _check(_NEWER, _ERRORS[code], message["error"])
     if code in _ERROR_MESSAGES:
-        _check("mcp-2026-07-28", _ERROR_MESSAGES[code], known)
+        _check(_NEWER, _ERROR_MESSAGES[code], known)
 
 
 def _check_result(method: str, result: Mapping[str, Any]) -> None:
@@ -191,8 +130,8 @@ def _check_result(method: str, result: Mapping[str, Any]) -> None:
         _check("ext-tasks", _TASK_RESULTS[method], result)
         if method == "tasks/get":
             _check_task(result)
-    elif method in _RESULTS:
-        _check("mcp-2026-07-28", _RESULTS[method], result)
+    elif (name := _result_of(_NEWER, method)) is not None:
+        _check(_NEWER, name, result)
 
 
 def _check_call_result(result: Mapping[str, Any]) -> None:
@@ -200,15 +139,31 @@ def _check_call_result(result: Mapping[str, Any]) -> None:
         case "task":
             _check("ext-tasks", "CreateTaskResult", result)
         case "input_required":
-            _check("mcp-2026-07-28", "InputRequiredResult", result)
+            _check(_NEWER, "InputRequiredResult", result)
         case _:
-            _check("mcp-2026-07-28", "CallToolResult", result)
+            _check(_NEWER, "CallToolResult", result)
 
 
 def _check_task(task: Mapping[str, Any]) -> None:
     _check("ext-tasks", _TASKS_BY_STATUS[task["status"]], task)
     if task["status"] == "completed":
-        _check("mcp-2026-07-28", "CallToolResult", task["result"])
+        _check(_NEWER, "CallToolResult", task["result"])
+
+
+@cache
+def _methods(schema: str, union: str) -> Mapping[str, str]:
+    """The definitions of the requests or notifications that a union names, by their methods."""
+    definitions = _document(schema)["$defs"]
+    names = [one["$ref"].rpartition("/")[2] for one in definitions[union]["anyOf"]]
+    return {definitions[name]["properties"]["method"]["const"]: name for name in names}
+
+
+def _result_of(schema: str, method: str) -> str | None:
+    """The definition of a method's result, where it has one."""
+    unions = [union for union in ("ClientRequest", "ServerRequest") if union in _document(schema)["$defs"]]
+    named = next((_methods(schema, union)[method] for union in unions if method in _methods(schema, union)), "")
+    name = named.removesuffix("Request") + "Result"
+    return name if named and name in _document(schema)["$defs"] else None
 
 
 def _check(schema: str, definition: str, value: Any) -> None:

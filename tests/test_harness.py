@@ -14,10 +14,7 @@ from harness.processes import (
     environment,
     is_running,
     read_line,
-    run,
     running,
-    start,
-    until_ready,
 )
 from harness.serving import ServerProcess
 
@@ -35,18 +32,6 @@ def test_a_server_that_does_not_come_up_shows_what_it_printed() -> None:
     server = ServerProcess("unlucky", "{port}", program=program)
     with pytest.raises(ProcessError, match="exit code 1; it printed:\nno such luck"), server:
         pass
-
-
-def test_a_process_that_is_never_ready_is_killed() -> None:
-    process = start([sys.executable, "-c", "import time; time.sleep(600)"])
-    with pytest.raises(ProcessError, match=r"not ready after 0\.1 s and was killed"):
-        until_ready(process, lambda: False, what="it", limit=0.1)
-    assert not is_running(process.pid)
-
-
-def test_a_command_that_takes_too_long_is_killed() -> None:
-    with pytest.raises(ProcessError, match=r"did not end within 0\.1 s"):
-        run([sys.executable, "-c", "import time; time.sleep(600)"], limit=0.1)
 
 
 def test_an_error_in_the_block_leaves_no_process_behind() -> None:

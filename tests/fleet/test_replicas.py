@@ -4,27 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
-import anyio
 import pytest
-from mcp import Client
 
 from harness.backends import Backend
-from harness.http import HttpWire, initialize
-from harness.rpc import EVERYTHING, MODERN, Tasking, accept, legacy_request
-from mcp_tasks.client import TaskHandle, reconnecting_http, start_task
-from tests.fleet.balancing import Balancer
-from tests.fleet.driving import answer, connected, door, text_of
-from tests.fleet.fleet import LIMIT, LOOK, Fleet, fleet
-from tests.fleet.notes import Note, Notes
-from tests.fleet.takeover import run_of
+from harness.http import HttpWire
+from harness.rpc import EVERYTHING, Tasking, accept
+from harness.waiting import eventually
+from tests.fleet.fleet import Balancer, Fleet, door, fleet
+from tests.fleet.server import LIMIT, Note, Notes
 from tests.push.listening import listening
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 SHARE = 10
 """Tasks of one owner that are in the hands of the engine at a time."""
@@ -54,10 +48,6 @@ class Standing:
         [note] = self.notes.of(job, "start")
         return note
 
-    async def until_started(self, job: str, attempt: int = 1) -> Note:
-        """Wait for a run of the job."""
-        return await run_of(self.notes, job, attempt)
-
 
 @pytest.fixture(scope="module")
 async def standing(database: Backend, tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Standing]:
@@ -85,8 +75,10 @@ async def test_any_replica_creates_reads_answers_and_cancels_any_task_at_once(st
     [key] = (await other.until(task, "input_required"))["inputRequests"]
     await one.update(task, **{key: accept(word="yes")})
     assert f"{job}: yes" in str((await other.until(task, "completed"))["result"])
-    endless = await other.create("endless", job=new_job("endless"))
+    endless = await other.create("endless", job=(job := new_job("endless")))
+    started = await standing.notes.run_of(job)
     await one.cancel(endless)
+    assert (await standing.notes.run_of(job, 1, "stopped")).process == started.process
     assert [(await client.get(endless))["status"] for client in (other, one)] == ["cancelled"] * 2
 
 
@@ -102,29 +94,11 @@ async def test_any_replica_pushes_the_changes_of_any_task(standing: Standing) ->
         await stream.until("completed")
 
 
-async def test_a_client_behind_the_balancer_meets_all_replicas_and_notices_nothing(standing: Standing) -> None:
-    async with connected(standing.balancer.port) as client:
-        met = {text_of(await client.call_tool("process", {})) for _ in range(4)}
-        assert met == {replica.process for replica in standing.site.replicas}
-        handles = [await start_task(client, "asking", {"job": new_job("asking")}) for _ in range(6)]
-        for handle in handles:
-            assert isinstance(handle, TaskHandle)
-            assert "word-asking" in text_of(await handle.result(LIMIT))
-
-
-async def test_a_cancellation_reaches_the_worker_that_runs_the_task(standing: Standing) -> None:
-    task = await standing.doors[0].create("endless", job=(job := new_job("endless")))
-    started = await standing.until_started(job)
-    await standing.doors[1].cancel(task)
-    stopped = await run_of(standing.notes, job, 1, "stopped")
-    assert stopped.process == started.process
-
-
 async def test_an_answer_wakes_a_parked_task_where_there_is_room(standing: Standing) -> None:
     client = standing.doors[0]
     task = await client.create("asking", job=(job := new_job("asking")))
-    first = await standing.until_started(job)
-    await run_of(standing.notes, job, 1, "stopped")
+    first = await standing.notes.run_of(job)
+    await standing.notes.run_of(job, 1, "stopped")
     member = standing.site.member(first.process)
     async with asyncio.TaskGroup() as group:
         # The process that asked can do nothing now; to the others it is alive.
@@ -133,37 +107,26 @@ async def test_an_answer_wakes_a_parked_task_where_there_is_room(standing: Stand
         await client.update(task, **{key: accept(word="yes")})
         await client.until(task, "completed")
         pausing.cancel()
-    assert (await standing.until_started(job, 2)).process != first.process
+    assert (await standing.notes.run_of(job, 2)).process != first.process
 
 
-async def test_legs_of_hosts_without_tasks_may_reach_any_replica(standing: Standing) -> None:
-    transport = reconnecting_http(f"http://127.0.0.1:{standing.balancer.port}/mcp", headers={"Connection": "close"})
-    async with Client(transport, elicitation_callback=answer, mode=MODERN) as host:
-        for _ in range(6):
-            job = new_job("asking")
-            assert f"{job}: word-{job}" in text_of(await host.call_tool("asking", {"job": job}))
-
-
-async def test_sessions_of_the_older_wire_stay_where_they_began(standing: Standing) -> None:
-    here, there = (client.wire for client in standing.doors)
-    assert isinstance(here, HttpWire)
-    assert isinstance(there, HttpWire)
-    session, _ = await initialize(here, {})
-    assert "error" not in (await session.ask("tools/list")).message
-    elsewhere = await there.raw_post(json.dumps(legacy_request("tools/list")), session.headers)
-    assert elsewhere.status_code == 404
-
-
-async def test_one_owner_with_many_tasks_does_not_keep_another_back(standing: Standing) -> None:
-    async with door(standing.balancer.port, owner="busy") as busy, door(standing.balancer.port, owner="rare") as rare:
+@pytest.mark.parametrize(("tool", "owner"), [("dull", "rare"), ("urgent", "busy")], ids=["owner", "priority"])
+async def test_tasks_of_another_owner_and_those_of_a_higher_priority_do_not_wait_for_a_long_queue(
+    standing: Standing, tool: str, owner: str
+) -> None:
+    async with door(standing.balancer.port, owner="busy") as busy, door(standing.balancer.port, owner=owner) as other:
         many = [new_job("dull") for _ in range(40)]
-        await asyncio.gather(*(busy.create("dull", job=job, seconds=0.2) for job in many))
-        one = await rare.create("dull", job=(job := new_job("dull")), seconds=0.0)
+        await asyncio.gather(*(busy.create("dull", job=job, seconds=0.1) for job in many))
+        task = await other.create(tool, job=(job := new_job(tool)), **({"seconds": 0.0} if tool == "dull" else {}))
         created = asyncio.get_running_loop().time()
-        await rare.until(one, "completed")
+        await other.until(task, "completed")
         # Those that were in the hands of the engine by then, and what stood at the slots.
-        assert _started(standing, many, after=created, before=standing.ran(job).at) <= SHARE + 2 * SLOTS
-        await _all_ran(standing, many)
+        before = standing.ran(job).at
+        started = [note for note in standing.notes.read() if note.job in many and note.what == "start"]
+        assert sum(created < note.at < before for note in started) <= SHARE + 2 * SLOTS
+    # So that what one test began is not in the way of the next.
+    ended = set(many).issubset
+    await eventually(lambda: ended(note.job for note in standing.notes.read() if note.what == "end"), LIMIT)
 
 
 async def test_a_tool_has_no_more_runs_in_the_whole_fleet_than_it_may(standing: Standing) -> None:
@@ -193,17 +156,6 @@ async def test_a_queue_goes_to_its_own_workers_and_to_no_other(standing: Standin
         assert standing.ran(urgent).process != pool
 
 
-async def test_tasks_of_a_higher_priority_go_first(standing: Standing) -> None:
-    client = standing.doors[0]
-    many = [new_job("dull") for _ in range(40)]
-    await asyncio.gather(*(client.create("dull", job=job, seconds=0.2) for job in many))
-    task = await client.create("urgent", job=(job := new_job("urgent")))
-    created = asyncio.get_running_loop().time()
-    await client.until(task, "completed")
-    assert _started(standing, many, after=created, before=standing.ran(job).at) <= SHARE + 2 * SLOTS
-    await _all_ran(standing, many)
-
-
 async def test_no_task_goes_to_a_worker_that_lacks_its_tool(standing: Standing) -> None:
     lacks, has, _ = standing.site.workers
     jobs = [new_job("special") for _ in range(10)]
@@ -212,18 +164,3 @@ async def test_no_task_goes_to_a_worker_that_lacks_its_tool(standing: Standing) 
         await standing.doors[1].until(task, "completed")
     assert {standing.ran(job).process for job in jobs} == {has.process}
     assert "special" not in standing.site.log(lacks)
-
-
-async def _all_ran(standing: Standing, jobs: Sequence[str]) -> None:
-    """So that what one test began is not in the way of the next."""
-    left = set(jobs)
-    with anyio.fail_after(LIMIT):
-        while left:
-            await asyncio.sleep(LOOK)
-            left -= {note.job for note in standing.notes.read() if note.what == "end"}
-
-
-def _started(standing: Standing, jobs: Sequence[str], *, after: float, before: float) -> int:
-    """How many of the jobs were started between the two."""
-    notes = standing.notes.read()
-    return sum(note.job in jobs and note.what == "start" and after < note.at < before for note in notes)

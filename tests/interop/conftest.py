@@ -1,34 +1,26 @@
-"""Servers for the other implementations to talk to, and those implementations themselves."""
+"""The other implementations, installed and driven beside each other: they mostly wait."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Generator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from harness.installing import Offline
 from harness.serving import serving_command
 
-from .driving import Outcomes, command, drive
-from .install import (
-    FASTMCP,
-    LANGCHAIN,
-    LANGCHAIN_ADAPTER,
-    OLDER_STRANDS,
-    PYDANTIC_AI,
-    PYTHON_SDK,
-    STRANDS,
-    install_npm,
-    install_python,
-)
-from .older import OLDER_CLIENTS, WAYS, visit
+from .driving import command, drive, visit_hosted, visit_older
+from .inspector import Inspector, inspecting
+from .install import ENVIRONMENTS, install_npm, install_python
 
 HERE = Path(__file__).resolve().parent
 OURS = (sys.executable, "-m", "mcp_tasks.testing.fixture_server", "--port", "{port}", "--db", "{db}")
 INSTALL_AND_RUN = 300.0
+AT_A_TIME = 3
 CLIENTS = {
     "ext_tasks": ("npm", "ext_tasks.mjs"),
     "fastmcp_client": ("fastmcp", "fastmcp_client.py"),
@@ -36,12 +28,20 @@ CLIENTS = {
     "pydantic_ai": ("pydantic_ai", "pydantic_ai_toolset.py"),
 }
 """For each client what it needs installed, and its driver."""
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line(
-        "markers", "interop: runs other implementations (needs the PyPI and npm registries on first use)"
-    )
+OLDER_CLIENTS = {
+    "typescript": ("npm", "older_sdk.mjs"),
+    "python": ("python_sdk", "older_sdk.py"),
+    "ext_tasks_v1": ("npm", "older_ext_tasks.mjs"),
+    "strands_older": ("older_strands", "older_strands.py"),
+}
+HOSTS = {
+    "typescript_v1": ("npm", "host_sdk_v1.mjs"),
+    "typescript_v2": ("npm", "host_client_v2.mjs"),
+    "python_v1": ("python_sdk", "host_python_sdk.py"),
+    "fastmcp_plain": ("fastmcp", "host_fastmcp.py"),
+    "langchain_adapter": ("langchain_adapter", "host_langchain.py"),
+}
+"""Hosts that speak no tasks."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -51,70 +51,71 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(INSTALL_AND_RUN))
 
 
-class Installs:
-    """All that is installed here, begun together when the first of it is wanted: registries answer slowly."""
+class Begun:
+    """What was begun in threads, by name. What cannot be had because somebody said to be offline skips a test."""
 
-    def __init__(self, pool: ThreadPoolExecutor) -> None:
-        pythons = (FASTMCP, STRANDS, PYDANTIC_AI, LANGCHAIN, LANGCHAIN_ADAPTER, PYTHON_SDK, OLDER_STRANDS)
-        self._begun = {environment.name: pool.submit(install_python, environment) for environment in pythons}
-        self._begun["npm"] = pool.submit(install_npm)
+    def __init__(self, futures: Mapping[Any, Future[Any]]) -> None:
+        self.futures = futures
 
-    def wait_for(self, name: str) -> Path:
-        """Where it is: the interpreter of a virtualenv, or the folder with the npm packages."""
-        return self._begun[name].result()
-
-    def __getitem__(self, name: str) -> Path:
-        """The same. Not to get it is a failure, unless somebody said to be offline."""
+    def __getitem__(self, name: Any) -> Any:
         try:
-            return self.wait_for(name)
+            return self.futures[name].result()
         except Offline as exc:
             pytest.skip(str(exc))
-
-
-class Reports:
-    """What the clients of others report of our servers. They mostly wait for tasks, and do that together."""
-
-    def __init__(self, pool: ThreadPoolExecutor, installs: Installs, urls: list[str], clients: list[str]) -> None:
-        self._installs = installs
-        self._urls = urls
-        self._begun = {client: pool.submit(self._drive, client) for client in clients}
-
-    def __getitem__(self, client: str) -> list[Outcomes]:
-        """What a client reports of each of the servers."""
-        try:
-            return self._begun[client].result()
-        except Offline as exc:
-            pytest.skip(str(exc))
-
-    def _drive(self, client: str) -> list[Outcomes]:
-        needs, driver = CLIENTS[client]
-        return drive(command(self._installs.wait_for(needs), driver), self._urls)
-
-
-class OlderReports:
-    """What clients of the older era report of our servers, some at a time: each has servers of its own."""
-
-    def __init__(self, pool: ThreadPoolExecutor, installs: Installs, wanted: set[tuple[str, str]]) -> None:
-        self._installs = installs
-        self._begun = {key: pool.submit(self._visit, *key) for key in sorted(wanted)}
-
-    def __getitem__(self, key: tuple[str, str]) -> Outcomes:
-        """What a client reports in one way of reaching our server."""
-        try:
-            return self._begun[key].result()
-        except Offline as exc:
-            pytest.skip(str(exc))
-
-    def _visit(self, client: str, way: str) -> Outcomes:
-        needs, driver = OLDER_CLIENTS[client]
-        return visit(command(self._installs.wait_for(needs), driver), way)
 
 
 @pytest.fixture(scope="session")
-def installs() -> Generator[Installs]:
-    """What the other implementations need."""
+def installs() -> Generator[Begun]:
+    """Interpreters of virtualenvs, and the folder `npm`, begun together: registries answer slowly."""
     with ThreadPoolExecutor() as pool:
-        yield Installs(pool)
+        begun: dict[str, Future[Path]] = {each.name: pool.submit(install_python, each) for each in ENVIRONMENTS}
+        yield Begun({**begun, "npm": pool.submit(install_npm)})
+
+
+def wanted(request: pytest.FixtureRequest, name: str) -> set[Any]:
+    """The values that a parameter has in the tests that were selected."""
+    specs = [getattr(item, "callspec", None) for item in request.session.items]
+    return {spec.params[name] for spec in specs if spec is not None and name in spec.params}
+
+
+def begun(
+    request: pytest.FixtureRequest,
+    installs: Begun,
+    parameter: str,
+    drivers: Mapping[str, tuple[str, str]],
+    work: Callable[..., Any],
+) -> Generator[Begun]:
+    """Have all drivers that are wanted work, some at a time. A value is a name of one, with more arguments if any."""
+
+    def one(name: str, *more: Any) -> Any:
+        needs, driver = drivers[name]
+        return work(command(installs.futures[needs].result(), driver), *more)
+
+    with ThreadPoolExecutor(AT_A_TIME) as pool:
+        values = sorted(wanted(request, parameter))
+        yield Begun({value: pool.submit(one, *((value,) if isinstance(value, str) else value)) for value in values})
+
+
+@pytest.fixture(scope="session")
+def reports(request: pytest.FixtureRequest, installs: Begun, streaming_url: str, json_url: str) -> Generator[Begun]:
+    """What clients report of our server, with SSE streams and with JSON bodies."""
+
+    def both(driver: Sequence[str]) -> Any:
+        return drive(driver, [streaming_url, json_url])
+
+    yield from begun(request, installs, "client", CLIENTS, both)
+
+
+@pytest.fixture(scope="session")
+def older_reports(request: pytest.FixtureRequest, installs: Begun) -> Generator[Begun]:
+    """What clients of the older era report, each of a server of its own."""
+    yield from begun(request, installs, "older", OLDER_CLIENTS, visit_older)
+
+
+@pytest.fixture(scope="session")
+def host_reports(request: pytest.FixtureRequest, installs: Begun) -> Generator[Begun]:
+    """What hosts without tasks report, each of a server of its own."""
+    yield from begun(request, installs, "row", HOSTS, visit_hosted)
 
 
 @pytest.fixture(scope="session")
@@ -132,34 +133,7 @@ def json_url() -> Generator[str]:
 
 
 @pytest.fixture(scope="session")
-def urls(streaming_url: str, json_url: str) -> list[str]:
-    """Our server in both ways."""
-    return [streaming_url, json_url]
-
-
-@pytest.fixture(scope="session")
-def reports(request: pytest.FixtureRequest, urls: list[str], installs: Installs) -> Generator[Reports]:
-    """What the clients of others report."""
-    parameters = [getattr(item, "callspec", None) for item in request.session.items]
-    wanted = {spec.params.get("client") for spec in parameters if spec is not None}
-    with ThreadPoolExecutor() as pool:
-        yield Reports(pool, installs, urls, [client for client in CLIENTS if client in wanted])
-
-
-@pytest.fixture(scope="session")
-def older_reports(request: pytest.FixtureRequest, installs: Installs) -> Generator[OlderReports]:
-    """What clients of the older era report."""
-    specs = [getattr(item, "callspec", None) for item in request.session.items]
-    asked = {(spec.params.get("older"), spec.params.get("way")) for spec in specs if spec is not None}
-    wanted = {(client, way) for client, way in asked if client in OLDER_CLIENTS and way in WAYS}
-    # A few at a time: they compare nothing with a clock, but give up after a while.
-    with ThreadPoolExecutor(max_workers=3) as pool:
-        yield OlderReports(pool, installs, wanted)
-
-
-@pytest.fixture(scope="session")
-def fastmcp_url(installs: Installs) -> Generator[str]:
-    """A server of FastMCP's."""
-    server = command(installs["fastmcp"], "fastmcp_server.py")
-    with serving_command((*server, "--port", "{port}")) as url:
-        yield url
+def inspector(installs: Begun) -> Generator[Inspector]:
+    """The MCP Inspector."""
+    with inspecting(installs["npm"]) as inspector:
+        yield inspector

@@ -6,17 +6,17 @@ import json
 import secrets
 import tempfile
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from harness.installing import find_node
 from harness.ports import free_port
-from harness.processes import ROOT, run
+from harness.processes import ROOT, run, send
 from harness.serving import serving_command
 
-from .driving import quiet_environment
+from .driving import quiet_environment, reached
 
 COMMAND_LIMIT = 30.0
 
@@ -42,11 +42,6 @@ class Inspector:
         self._clients = home / "node_modules" / "@modelcontextprotocol" / "inspector" / "clients"
         self._environment = dict(environment)
 
-    def cli(self, url: str, tool: str, arguments: Mapping[str, Any]) -> Reply:
-        """Call a tool with the one-shot command line."""
-        call = ["--method", "tools/call", "--tool-name", tool, "--tool-args-json", json.dumps(dict(arguments))]
-        return self.cli_method([url], "--transport", "http", "--protocol-era", "modern", *call)
-
     def cli_method(self, target: Sequence[str], *options: str) -> Reply:
         """Do what the options of the one-shot command line say, at a URL or a command."""
         reply = self._run("launcher/build/index.js", "--cli", *options, "--format", "json", "--", *target)
@@ -56,20 +51,11 @@ class Inspector:
         """Run a command of `mcpdo`."""
         return self._run("mcpdo/build/mcp-bin.js", "--format", "json", *arguments)
 
-    def connect(self, url: str) -> Reply:
-        """Connect `mcpdo`; the connection is named by the URL."""
-        return self.mcpdo("connect", url, "--transport", "http", "--era", "modern")
-
-    def connect_older(self, name: str, target: Sequence[str], *options: str) -> Reply:
-        """Connect `mcpdo` on the older wire, to a URL or a command, under a name."""
+    def connect(self, name: str, era: str, target: Sequence[str], *options: str) -> Reply:
+        """Connect `mcpdo` to a URL or a command, under a name."""
         transport = "http" if len(target) == 1 else "stdio"
-        chosen = ["--transport", transport, "--era", "legacy", "--cwd", str(ROOT), *options]
+        chosen = ["--transport", transport, "--era", era, "--cwd", str(ROOT), *options]
         return self.mcpdo("--connection", name, "connect", *chosen, "--", *target)
-
-    def call(self, url: str, tool: str, arguments: Mapping[str, Any] | None = None) -> Reply:
-        """Call a tool over a connection of `mcpdo`."""
-        options = ["--tool-name", tool, "--tool-args-json", json.dumps(dict(arguments or {}))]
-        return self.mcpdo("--connection", url, "tools/call", *options)
 
     def respond(self, asked: Reply, *fields: str) -> Reply:
         """Answer what a call came back with instead of a result."""
@@ -126,3 +112,47 @@ def inspecting(home: Path) -> Generator[Inspector]:
             yield inspector
         finally:
             inspector.mcpdo("daemon", "stop")
+
+
+class Ours:
+    """Our server as the Inspector reaches it; killed, it is there again with the same file.
+
+    Attributes:
+        target: Its URL, or the command that starts it.
+    """
+
+    def __init__(self, directory: Path, way: str) -> None:
+        self.directory = directory
+        self.target: list[str] = []
+        self._way = way
+        self._running = ExitStack()
+
+    def start(self) -> None:
+        """Start it, if that is not for the client to do."""
+        files = ("--pid", str(self.directory / "pid"))
+        plan = self._running.enter_context(reached(self.directory, self._way, "fixture", *files))
+        self.target = plan["command"] if self._way == "stdio" else [plan["url"]]
+
+    def kill(self) -> None:
+        """As `kill -9` does, and start it again."""
+        pid = self.directory / "pid"
+        send(int(pid.read_text()))
+        pid.unlink()
+        self.stop()
+        self.start()
+
+    def stop(self) -> None:
+        """Stop it."""
+        self._running.close()
+
+
+@contextmanager
+def ours(way: str) -> Generator[Ours]:
+    """Our server while the block lasts."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as place:
+        server = Ours(Path(place), way)
+        server.start()
+        try:
+            yield server
+        finally:
+            server.stop()

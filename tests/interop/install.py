@@ -29,20 +29,17 @@ class Environment:
         return HERE / "pins" / f"{self.name}.txt"
 
 
-FASTMCP = Environment(name="fastmcp", packages=("fastmcp==4.1.2", "fastmcp-tasks==4.1.2"))
-STRANDS = Environment(name="strands", packages=("strands-agents==1.62.0",))
-PYDANTIC_AI = Environment(
-    name="pydantic_ai", packages=("pydantic-ai-slim[mcp,mcp-tasks]==2.66.0", "fastmcp-tasks==4.1.2")
-)
-LANGCHAIN = Environment(
-    name="langchain", packages=("langchain==1.4.7", "langgraph-checkpoint-sqlite==3.1.2", "fastmcp==4.1.2")
-)
-LANGCHAIN_ADAPTER = Environment(
-    name="langchain_adapter",
-    packages=("langchain-mcp-adapters==0.3.2", "langchain==1.4.7", "langgraph-checkpoint-sqlite==3.1.2"),
-)
+LANGCHAIN = ("langchain==1.4.7", "langgraph-checkpoint-sqlite==3.1.2")
 PYTHON_SDK = Environment(name="python_sdk", packages=("mcp==1.30.0",))
-OLDER_STRANDS = Environment(name="older_strands", packages=("strands-agents==1.62.0", "mcp==1.30.0"))
+ENVIRONMENTS = (
+    PYTHON_SDK,
+    Environment(name="fastmcp", packages=("fastmcp==4.1.2", "fastmcp-tasks==4.1.2")),
+    Environment(name="strands", packages=("strands-agents==1.62.0",)),
+    Environment(name="older_strands", packages=("strands-agents==1.62.0", "mcp==1.30.0")),
+    Environment(name="pydantic_ai", packages=("pydantic-ai-slim[mcp,mcp-tasks]==2.66.0", "fastmcp-tasks==4.1.2")),
+    Environment(name="langchain", packages=(*LANGCHAIN, "fastmcp==4.1.2")),
+    Environment(name="langchain_adapter", packages=("langchain-mcp-adapters==0.3.2", *LANGCHAIN)),
+)
 
 
 def install_python(environment: Environment) -> Path:

@@ -5,37 +5,37 @@ Each of these clients holds a result against the tool's output schema, which it 
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 
-from harness.installing import Offline
+from .conftest import Begun
+from .driving import Outcomes, reached
+from .inspector import Inspector
 
-from .conftest import Installs
-from .hosts import HOSTS, ROWS, Visit, hosted, visit
-from .inspector import Inspector, inspecting
+ROWS = (
+    ("typescript_v1", "http"),
+    ("typescript_v1", "stdio"),
+    ("typescript_v1", "stateless"),
+    ("typescript_v2", "http"),
+    ("python_v1", "http"),
+    ("python_v1", "stdio"),
+    ("python_v1", "stateless"),
+    ("fastmcp_plain", "http"),
+    ("fastmcp_plain", "stdio"),
+    ("langchain_adapter", "http"),
+)
+"""Which hosts are tried, and how they reach our server."""
 
 MODERN = {"typescript_v2", "fastmcp_plain"}
 STATELESS = [row for row in ROWS if row[1] == "stateless"]
 WITH_A_BACK_CHANNEL = [row for row in ROWS if row[1] != "stateless"]
 LABELS = {"quick", "middling", "long", "structured", "asks", "unasked", "fails", "fails_late", "cancel"}
 
-
-@pytest.fixture(scope="module")
-def visits(request: pytest.FixtureRequest, installs: Installs) -> Generator[dict[tuple[str, str], Future[Visit]]]:
-    """The visits of all hosts that a test asks for, some at a time: they mostly wait."""
-    specs = [getattr(item, "callspec", None) for item in request.session.items]
-    wanted = {spec.params.get("row") for spec in specs if spec is not None}
-
-    def begin(host: str, way: str) -> Visit:
-        needs, driver = HOSTS[host]
-        return visit(installs.wait_for(needs), driver, way)
-
-    with ThreadPoolExecutor(max_workers=3) as pool:
-        yield {row: pool.submit(begin, *row) for row in ROWS if row in wanted}
+Visit: TypeAlias = tuple[Outcomes, Mapping[str, int]]
+"""What one host reports, and how often each tool was started, by its label."""
 
 
 @pytest.fixture(params=ROWS, ids="-".join)
@@ -45,16 +45,13 @@ def row(request: pytest.FixtureRequest) -> tuple[str, str]:
 
 
 @pytest.fixture
-def seen(visits: dict[tuple[str, str], Future[Visit]], row: tuple[str, str]) -> Visit:
+def seen(host_reports: Begun, row: tuple[str, str]) -> Visit:
     """The visit of a host."""
-    try:
-        return visits[row].result()
-    except Offline as exc:
-        pytest.skip(str(exc))
+    return host_reports[row]
 
 
 def _of(seen: Visit, scenario: str) -> dict[str, Any]:
-    outcome = seen.outcomes[scenario]
+    outcome = seen[0][scenario]
     assert "error" not in outcome, outcome["error"]
     return outcome
 
@@ -120,23 +117,19 @@ def test_a_tool_that_asks_where_nobody_can_be_asked(seen: Visit) -> None:
 
 @pytest.mark.parametrize("row", WITH_A_BACK_CHANNEL, ids="-".join)
 def test_a_client_that_cannot_be_asked_is_told_what_is_missing(seen: Visit) -> None:
-    outcome = seen.outcomes["unasked"]
+    outcome = seen[0]["unasked"]
     told = outcome["error"]["message"] if "error" in outcome else outcome["text"]
     assert "the client did not declare the elicitation capability" in told
     assert "error" in outcome or outcome["isError"]
 
 
 def test_a_tool_that_fails(seen: Visit) -> None:
-    outcome = _of(seen, "fails")
-    assert "fails: the film tore" in outcome["text"]
-    assert outcome["isError"]
-
-
-def test_a_tool_that_fails_when_nobody_waits_any_longer(seen: Visit) -> None:
-    outcome = _of(seen, "fails_late")
-    _assert_handle(outcome["first"], "fail")
-    assert "fails_late: the film tore" in outcome["last"]["text"]
-    assert outcome["last"]["isError"]
+    """At once, and when nobody waits any longer."""
+    outcome, late = _of(seen, "fails"), _of(seen, "fails_late")
+    _assert_handle(late["first"], "fail")
+    for told, label in ((outcome, "fails"), (late["last"], "fails_late")):
+        assert f"{label}: the film tore" in told["text"]
+        assert told["isError"]
 
 
 def test_a_model_cancels(seen: Visit) -> None:
@@ -154,18 +147,7 @@ def test_an_unknown_id_is_a_tool_error_in_words(seen: Visit) -> None:
 
 
 def test_no_tool_was_started_twice(seen: Visit) -> None:
-    assert set(seen.starts) == LABELS
-    assert [label for label, times in seen.starts.items() if times != 1] == []
-
-
-# --- the Inspector ------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def inspector(installs: Installs) -> Generator[Inspector]:
-    """The Inspector."""
-    with inspecting(installs["npm"]) as inspector:
-        yield inspector
+    assert seen[1] == dict.fromkeys(LABELS, 1)
 
 
 def test_the_inspector_is_answered_within_the_limit_that_it_is_known_for(inspector: Inspector, tmp_path: Path) -> None:
@@ -178,7 +160,7 @@ def test_the_inspector_is_answered_within_the_limit_that_it_is_known_for(inspect
         shown = {"text": reply.text, "isError": value.get("isError", False)}
         return {**shown, "structured": value.get("structuredContent")}
 
-    with hosted(tmp_path, "http") as plan:
+    with reached(tmp_path, "http", "hosted") as plan:
         url = str(plan["url"])
         assert call("render", seconds=0, label="quick")["text"] == "quick: rendered in 0 s"
         first = call("render", seconds=6, label="long")

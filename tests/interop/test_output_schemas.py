@@ -11,12 +11,12 @@ import pytest
 from mcp_tasks.fallback.service import widened
 from tests.fallback.schemas import HANDLE, SHAPES
 
-from .conftest import Installs
+from .conftest import Begun
 from .driving import command, drive
 
 
 @pytest.fixture(scope="module")
-def report(installs: Installs, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def report(installs: Begun, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Which results each SDK takes, by the name of the schema."""
     cases = {
         name: {"schema": widened(shape.schema), "values": [*shape.good, HANDLE, *shape.bad]}

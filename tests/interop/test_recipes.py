@@ -16,7 +16,7 @@ import pytest
 from harness.processes import PIPE, ROOT, kill, running
 from harness.serving import serving_command
 
-from .conftest import Installs
+from .conftest import Begun
 from .driving import DRIVERS, environment_with_ours
 
 PAGE = ROOT / "docs" / "agents.md"
@@ -36,13 +36,14 @@ HURRIED = {
 LIMIT = 60.0
 ADAPTER = "langchain_adapter"
 FILM = (sys.executable, "-m", "uvicorn", "film:app", "--port", "{port}", "--log-level", "warning")
-RECIPES = {
+LANGCHAIN = DRIVERS / "recipe_langchain.py"
+RECIPES: dict[str, tuple[str | None, str | Path] | tuple[str, Path, str]] = {
     "sdk": (None, "sdk_agent.py"),
     "fastmcp": ("fastmcp", "fastmcp_agent.py"),
     "pydantic_ai": ("pydantic_ai", DRIVERS / "recipe_pydantic_ai.py"),
-    "langchain": ("langchain", DRIVERS / "recipe_langchain.py"),
-    ADAPTER: ("langchain_adapter", DRIVERS / "recipe_adapter.py"),
-    "langchain_adapter_tasks": ("langchain_adapter", DRIVERS / "recipe_adapter_tasks.py"),
+    "langchain": ("langchain", LANGCHAIN, "langchain_agent"),
+    ADAPTER: ("langchain_adapter", LANGCHAIN, "adapter_agent"),
+    "langchain_adapter_tasks": ("langchain_adapter", LANGCHAIN, "adapter_tasks_agent"),
 }
 """For each recipe what it needs installed besides us, and what is run in the folder with the page's files."""
 
@@ -118,7 +119,7 @@ def _change(file: Path, changes: dict[str, str]) -> None:
 
 
 @pytest.fixture(params=list(RECIPES))
-def agent(request: pytest.FixtureRequest, installs: Installs, tmp_path: Path) -> Generator[Agent]:
+def agent(request: pytest.FixtureRequest, installs: Begun, tmp_path: Path) -> Generator[Agent]:
     """A recipe, in a folder of its own, with a server of its own."""
     changes = JOINED if request.param == ADAPTER else {}
     with _agent(request.param, installs, tmp_path, changes) as agent:
@@ -126,14 +127,14 @@ def agent(request: pytest.FixtureRequest, installs: Installs, tmp_path: Path) ->
 
 
 @contextmanager
-def _agent(name: str, installs: Installs, folder: Path, changes: dict[str, str], *more: str) -> Generator[Agent]:
+def _agent(name: str, installs: Begun, folder: Path, changes: dict[str, str], *more: str) -> Generator[Agent]:
     """A recipe, and its server with changes in it."""
     _write_the_page(folder)
     _change(folder / "film.py", changes)
-    needs, program = RECIPES[name]
+    needs, *program = RECIPES[name]
     python = sys.executable if needs is None else str(installs[needs])
     with serving_command(("sh", "-c", f'exec "$@" >{folder / "film.log"} 2>&1', "film", *FILM), cwd=folder) as url:
-        yield Agent(name=name, command=[python, str(program), url, *more], folder=folder)
+        yield Agent(name=name, command=[python, *map(str, program), url, *more], folder=folder)
 
 
 def test_what_is_scaled_is_on_the_page() -> None:
@@ -175,7 +176,7 @@ def test_an_agent_that_was_killed_takes_its_task_up_again(agent: Agent) -> None:
 
 
 def test_a_model_that_does_what_it_reads_gets_the_result_from_an_agent_with_a_limit(
-    installs: Installs, tmp_path: Path
+    installs: Begun, tmp_path: Path
 ) -> None:
     with _agent(ADAPTER, installs, tmp_path, HURRIED, "1.5") as agent:
         printed = agent.run()

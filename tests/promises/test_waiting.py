@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from typing import Any, Unpack
+from datetime import timedelta
+from typing import Any, Never, Unpack
 
 import anyio
 import anyio.from_thread
@@ -18,10 +16,11 @@ from mcp.shared.exceptions import MCPError
 from pydantic import BaseModel
 
 from harness.waiting import eventually
-from mcp_tasks import Retry, Tasks, current_task
-from mcp_tasks.errors import StepError
+from mcp_tasks import Tasks, current_task
+from mcp_tasks.errors import TaskUnreadable
 from mcp_tasks.model.record import NOBODY
 from mcp_tasks.server.options import ToolOptions
+from mcp_tasks.stores import MemoryStore
 from mcp_tasks.testing import TaskTester
 
 pytestmark = pytest.mark.anyio
@@ -68,7 +67,14 @@ async def value(tester: TaskTester, task: str) -> Any:
     return structured.get("result")
 
 
-# 1. A run leaves memory only when nothing of it is at work
+async def value_after_a_crash(tool: Callable[..., Any]) -> Any:
+    """What a tool gives whose process dies when it asks, and which is answered in the next."""
+    async with Bench(tool).tester() as tester:
+        task = await tester.call("tool")
+        await tester.until_asked(task)
+        await tester.crash()
+        await tester.answer(task, {"yes": True})
+        return await value(tester, task)
 
 
 async def test_steps_beside_a_question_go_on_and_none_runs_twice() -> None:
@@ -132,9 +138,6 @@ async def test_background_work_that_the_tool_started_before_it_asks_is_not_run_t
     assert log == ["began"]
 
 
-# 2. Time-outs around a question fire
-
-
 async def test_a_deadline_around_a_question_fires_though_the_run_could_leave_memory() -> None:
     async def tool(ctx: Context) -> str:
         with anyio.move_on_after(0.3):
@@ -175,9 +178,6 @@ async def test_a_durable_time_out_is_exact_over_restarts() -> None:
         ]
 
 
-# 3. Whichever answer comes first
-
-
 async def test_the_first_of_two_answers_wakes_a_task_that_left_memory() -> None:
     async def tool(ctx: Context) -> str:
         asks = {name: asyncio.create_task(ctx.elicit(f"{name}?", Yes)) for name in ("Ann", "Bob")}
@@ -195,9 +195,6 @@ async def test_the_first_of_two_answers_wakes_a_task_that_left_memory() -> None:
         await tester.answer(task, {"yes": True}, key=bob)
         await tester.advance(timedelta(0))
         assert await value(tester, task) == "Bob"
-
-
-# 4. Replay by identity
 
 
 async def test_of_several_sleeps_the_shortest_wakes_the_run() -> None:
@@ -264,12 +261,7 @@ async def test_what_a_lost_race_recorded_is_not_missed() -> None:
         await current_task().step("after", done(log, "after"))
         return next(iter(ended)).result()
 
-    async with Bench(tool).tester() as tester:
-        task = await tester.call("tool")
-        await tester.until_asked(task)
-        await tester.crash()
-        await tester.answer(task, {"yes": True})
-        assert await value(tester, task) == "quick"
+    assert await value_after_a_crash(tool) == "quick"
     assert log.count("after") == 1
 
 
@@ -279,13 +271,8 @@ async def test_a_tool_that_does_something_else_the_second_time_is_refused_and_bo
         await ctx.elicit("Sure?", Yes)
         return "never"
 
-    async with Bench(tool).tester() as tester:
-        task = await tester.call("tool")
-        await tester.until_asked(task)
-        await tester.crash()
-        await tester.answer(task, {"yes": True})
-        with pytest.raises(MCPError) as refused:
-            await tester.result(task)
+    with pytest.raises(MCPError) as refused:
+        await value_after_a_crash(tool)
     assert "'of run 1'" in refused.value.message
     assert "'of run 2'" in refused.value.message
 
@@ -314,23 +301,6 @@ async def test_what_happens_inside_a_step_is_not_missed_once_the_step_is_recorde
     assert log == ["inner", "after"]
 
 
-async def test_a_sleep_until_a_computed_instant_is_the_same_sleep_in_the_next_run() -> None:
-    async def tool() -> str:
-        opens = datetime(2026, 1, 25, tzinfo=UTC)
-        await current_task().sleep(until=opens)
-        return "open"
-
-    async with Bench(tool).tester() as tester:
-        task = await tester.call("tool")
-        await tester.advance(timedelta(days=10))
-        await tester.crash()
-        await tester.advance(timedelta(days=15))
-        assert await value(tester, task) == "open"
-
-
-# 6. Waiting holds nothing, threads included
-
-
 async def test_sync_tools_that_wait_do_not_delay_a_plain_sync_call() -> None:
     def asks(ctx: Context) -> str:
         return anyio.from_thread.run(ctx.elicit, "Sure?", Yes).action
@@ -350,25 +320,6 @@ async def test_sync_tools_that_wait_do_not_delay_a_plain_sync_call() -> None:
         for task in tasks:
             await tester.answer(task, {"yes": True})
             assert await value(tester, task) == "accept"
-
-
-# 7. Waiting for a person can be limited
-
-
-async def test_a_task_that_nobody_answers_ends_and_says_so() -> None:
-    async def tool(ctx: Context) -> str:
-        return (await ctx.elicit("Sure?", Yes)).action
-
-    async with Bench(tool, max_wait=timedelta(days=7)).tester() as tester:
-        task = await tester.call("tool")
-        await tester.until_asked(task)
-        await tester.advance(timedelta(days=6))
-        await tester.crash()
-        assert (await tester.record(task)).status == "input_required"
-        await tester.advance(timedelta(days=1))
-        with pytest.raises(MCPError, match="nobody answered") as ended:
-            await tester.result(task)
-    assert ended.value.data == {"reason": "max_wait"}
 
 
 async def test_a_timeout_on_a_question_is_kept_whatever_limit_is_shorter() -> None:
@@ -393,20 +344,6 @@ async def test_a_timeout_on_a_question_is_kept_whatever_limit_is_shorter() -> No
         assert await value(tester, unanswered) == "nobody answered"
 
 
-# 8. Steps that fail, are retried, and come back as what they were
-
-
-@dataclass
-class Point:
-    x: int
-    y: int
-
-
-class Scene(BaseModel):
-    name: str
-    points: list[Point]
-
-
 async def test_a_step_that_failed_has_failed_in_every_later_run() -> None:
     tries: list[str] = []
 
@@ -426,111 +363,8 @@ async def test_a_step_that_failed_has_failed_in_every_later_run() -> None:
         answer = await ctx.elicit(f"Go on with {', '.join(got)}?", Yes)
         return f"{answer.action}: {', '.join(got)}"
 
-    async with Bench(tool).tester() as tester:
-        task = await tester.call("tool")
-        await tester.until_asked(task)
-        await tester.crash()
-        await tester.answer(task, {"yes": True})
-        assert await value(tester, task) == "accept: a, b is away, c"
+    assert await value_after_a_crash(tool) == "accept: a, b is away, c"
     assert tries == ["a", "b", "c"]
-
-
-async def test_an_exception_that_cannot_be_rebuilt_comes_as_a_step_error() -> None:
-    class Odd(Exception):
-        def __init__(self, *, code: int) -> None:
-            super().__init__(f"odd {code}")
-
-    async def fetch() -> str:
-        raise Odd(code=7)
-
-    caught: list[tuple[str, str, str]] = []
-
-    async def tool(ctx: Context) -> str:
-        try:
-            await current_task().step("fetch", fetch)
-        except StepError as exc:
-            caught.append((exc.step, exc.error_type, exc.message))
-        return (await ctx.elicit("Go on?", Yes)).action
-
-    async with Bench(tool).tester() as tester:
-        task = await tester.call("tool")
-        await tester.until_asked(task)
-        await tester.crash()
-        await tester.answer(task, {"yes": True})
-        assert await value(tester, task) == "accept"
-    assert len(caught) >= 2
-    assert len(set(caught)) == 1, "the same in every run"
-    assert caught[0][2] == "odd 7"
-
-
-async def test_a_step_is_tried_again_within_itself() -> None:
-    tries: list[int] = []
-
-    async def fetch() -> str:
-        tries.append(1)
-        if len(tries) < 3:
-            raise ConnectionError("away")
-        return "there"
-
-    async def tool() -> str:
-        retry = Retry(attempts=5, wait=timedelta(milliseconds=1), on=ConnectionError)
-        return await current_task().step("fetch", fetch, retry=retry)
-
-    async with Bench(tool).tester() as tester:
-        assert await value(tester, await tester.call("tool")) == "there"
-    assert len(tries) == 3
-
-
-async def test_models_and_dataclasses_come_back_as_such() -> None:
-    kinds: list[list[str]] = []
-
-    async def plan(name: str) -> Scene:
-        return Scene(name=name, points=[Point(1, 2)])
-
-    def corner() -> Point:
-        return Point(3, 4)
-
-    async def many() -> list[Point]:
-        return [Point(5, 6)]
-
-    async def tool(ctx: Context) -> str:
-        task = current_task()
-        scene = await task.step("plan", plan, "sea")
-        point = await task.step("corner", corner)
-        points = await task.step("many", many)
-        kinds.append([type(thing).__name__ for thing in (scene, scene.points[0], point, points[0])])
-        await ctx.elicit("Sure?", Yes)
-        return f"{scene.name} {point.x} {points[0].y}"
-
-    async with Bench(tool).tester() as tester:
-        task = await tester.call("tool")
-        await tester.until_asked(task)
-        await tester.crash()
-        await tester.answer(task, {"yes": True})
-        assert await value(tester, task) == "sea 3 6"
-    assert len(kinds) >= 2
-    assert kinds == [["Scene", "Point", "Point", "Point"]] * len(kinds), "the same in every run"
-
-
-async def test_a_return_type_that_cannot_be_kept_is_refused_before_the_work() -> None:
-    worked: list[str] = []
-
-    async def connect() -> socket.socket:
-        worked.append("connected")
-        return socket.socket()
-
-    async def tool() -> str:
-        try:
-            await current_task().step("connect", connect)
-        except Exception as exc:
-            return str(exc)
-        return "kept"
-
-    async with Bench(tool).tester() as tester:
-        said = await value(tester, await tester.call("tool"))
-    assert worked == []
-    assert "connect" in said
-    assert "cannot be kept" in said
 
 
 async def test_a_run_that_is_stopped_does_no_more_work_of_the_task() -> None:
@@ -563,39 +397,63 @@ async def test_a_recorded_step_is_not_held_back_until_the_time_out_around_it_fir
 
         async def charge() -> str:
             try:
-                async with asyncio.timeout(2):
+                async with asyncio.timeout(1):
                     return await current_task().step("charge-a", done(log, "charged a"))
             except TimeoutError:
                 return await current_task().step("charge-b", done(log, "charged b"))
 
         async def note() -> None:
             # Slow in the second run, and recorded first in the first one.
-            await anyio.sleep(0 if len(runs) == 1 else 3)  # sleep: longer than the limit beside it
+            await anyio.sleep(0 if len(runs) == 1 else 1.3)  # sleep: longer than the limit beside it
             await current_task().step("note", done(log, "noted"))
 
         _, charged = await asyncio.gather(note(), charge())
         await ctx.elicit("Sure?", Yes)
         return charged
 
-    async with Bench(tool).tester() as tester:
-        task = await tester.call("tool")
-        await tester.until_asked(task)
-        await tester.crash()
-        await tester.answer(task, {"yes": True})
-        assert await value(tester, task) == "charged a"
+    assert await value_after_a_crash(tool) == "charged a"
     assert "charged b" not in log
 
 
-async def test_progress_before_a_long_sleep_is_shown() -> None:
+async def test_a_timer_that_is_due_is_not_kept_back_by_a_backlog() -> None:
+    ended: list[str] = []
+
+    async def nap() -> str:
+        await current_task().sleep(timedelta(hours=1))
+        ended.append("nap")
+        return "awake"
+
+    async def work() -> str:
+        await anyio.sleep(0.005)  # sleep: work that takes a moment
+        ended.append("work")
+        return "worked"
+
+    bench = Bench(nap)
+    bench.server.tool()(bench.tasks.task()(work))
+    async with bench.tester(concurrency=1) as tester:
+        sleeper = await tester.call("tool")
+        await tester.settle()
+        for _ in range(100):
+            await tester.call("work")
+        tester.clock.advance(timedelta(hours=1))
+        await tester.runtime.janitor.sweep()
+        await tester.finish(sleeper)
+    assert ended.count("work") < 50, "it waited for the whole backlog"
+
+
+async def test_a_journal_that_cannot_be_read_ends_its_task_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     async def tool(ctx: Context) -> str:
-        await ctx.report_progress(1, 3, "built")
-        await ctx.report_progress(2, 3, "cooling off")
-        await current_task().sleep(timedelta(days=1))
-        return "done"
+        await current_task().step("first", dict)
+        return (await ctx.elicit("Sure?", Yes)).action
+
+    async def unreadable(store: MemoryStore, task_id: str) -> Never:
+        raise TaskUnreadable(task_id, "it is damaged")
 
     async with Bench(tool).tester() as tester:
         task = await tester.call("tool")
-        await tester.settle()
-        progress = (await tester.record(task)).progress
-        assert progress is not None
-        assert progress.message == "cooling off"
+        await tester.until_asked(task)
+        monkeypatch.setattr(MemoryStore, "journal", unreadable)
+        await tester.crash()
+        with pytest.raises(MCPError) as ended:
+            await tester.result(task)
+    assert ended.value.data == {"reason": "journal"}

@@ -146,7 +146,7 @@ def _waits_count() -> Any:
     def is_at_work(record: TaskRecord) -> bool:
         return record.worker is not None and not record.is_final
 
-    return patch("mcp_tasks.stores.codec.is_at_work", is_at_work)
+    return patch("mcp_tasks.stores.memory.is_at_work", is_at_work)
 
 
 def _impatient() -> Any:

@@ -6,14 +6,11 @@ takes the tool's name and arguments and gives `{"text", "isError", "structured"}
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from common import run_all
 
-PLAN: dict[str, Any] = json.loads(sys.argv[1]) if len(sys.argv) > 1 else {}
 LONG = 7.0  # seconds: longer than all waits of a call
 MIDDLING = 2.5  # longer than one wait, shorter than all that a client of 2026-07-28 comes back for
 

@@ -7,10 +7,10 @@ import asyncio
 from typing import Any
 
 import fastmcp
-from common import report
+from common import PLAN, report
 from fastmcp import Client
 from fastmcp.client.transports import StdioTransport
-from host_common import PLAN, Call, Host, asked
+from host_common import Call, Host, asked
 from mcp_types import Implementation
 
 NAME = Implementation(name="interop", version="1")

@@ -8,8 +8,8 @@ import asyncio
 from importlib.metadata import version
 from typing import Any
 
-from common import report
-from host_common import PLAN, Call, Host, asked
+from common import PLAN, report
+from host_common import Call, Host, asked
 from langchain_mcp_adapters.callbacks import Callbacks
 from langchain_mcp_adapters.client import MultiServerMCPClient
 from mcp.types import ElicitResult, Implementation

@@ -10,8 +10,8 @@ from contextlib import asynccontextmanager
 from importlib.metadata import version
 from typing import Any
 
-from common import report
-from host_common import PLAN, Call, Host, asked
+from common import PLAN, report
+from host_common import Call, Host, asked
 from mcp import ClientSession, StdioServerParameters, stdio_client, types
 from mcp.client.streamable_http import streamable_http_client
 

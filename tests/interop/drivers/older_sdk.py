@@ -12,10 +12,9 @@ from contextlib import asynccontextmanager
 from importlib.metadata import version
 from typing import Any
 
-from common import PARKED
+from common import PARKED, PLAN, related, visit
 from mcp import ClientSession, McpError, StdioServerParameters, stdio_client, types
 from mcp.client.streamable_http import streamable_http_client
-from older_common import PLAN, related, visit
 
 warnings.simplefilter("ignore", DeprecationWarning)
 

@@ -12,10 +12,9 @@ from collections import defaultdict
 from importlib.metadata import version
 from typing import Any
 
-from common import PARKED, PATIENCE, give_up
+from common import PARKED, PATIENCE, PLAN, give_up, kill_server, related, visit
 from mcp import StdioServerParameters, stdio_client
 from mcp.types import ElicitRequestParams, ElicitResult
-from older_common import PLAN, kill_server, related, visit
 from strands.tools.mcp import MCPClient
 
 warnings.simplefilter("ignore", DeprecationWarning)
