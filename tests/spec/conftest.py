@@ -1,4 +1,4 @@
-"""A furnished server behind HTTP for every test here, and the mark that ties a test to the manifest."""
+"""A furnished server behind HTTP for every test here."""
 
 from __future__ import annotations
 
@@ -11,11 +11,6 @@ from harness.rpc import EVERYTHING, Tasking
 from harness.server import QUICK, Desk, build
 from mcp_tasks import Tasks
 from mcp_tasks.stores.memory import MemoryStore
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """Make the mark known."""
-    config.addinivalue_line("markers", "requirement(id, ...): the entries of the manifest that the test checks")
 
 
 @pytest.fixture
