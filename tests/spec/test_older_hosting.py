@@ -1,4 +1,4 @@
-"""Our client as the receiver of tasks, over real HTTP: a server asks for an elicitation as one."""
+"""2025-11-25: our client as the receiver of tasks over real HTTP; and what is documented and logged of either side."""
 
 from __future__ import annotations
 
@@ -6,24 +6,31 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
 from mcp import Client
 from mcp.client.session import ClientRequestContext
 from mcp_types import ElicitRequestParams, ElicitResult, ErrorData
 
-from harness.older import FINAL, RELATED
-from harness.rpc import INVALID_PARAMS, PATIENCE
+from harness.http import serving
+from harness.older import FINAL, RELATED, http_session
+from harness.rpc import INVALID_PARAMS
+from harness.server import QUICK
+from harness.waiting import eventually
+from mcp_tasks import Limits, Tasks
 from mcp_tasks.client import Hosting, TasksClient, reconnecting_http
+from mcp_tasks.model.machine import TaskCreated
+from mcp_tasks.runtime import TaskChange
 from tests.client.connecting import Person
-from tests.spec.legacy.scripted import FORM, Scripted, serving_script
+from tests.spec.furnished import furnished
+from tests.spec.scripted import FORM, Scripted, serving_script
 
 pytestmark = pytest.mark.anyio
 
-PAGE = Path(__file__).parents[3] / "docs" / "client-tasks.md"
+DOCS = Path(__file__).parents[2] / "docs"
 ELICIT: dict[str, Any] = {"mode": "form", "message": "Name?", "requestedSchema": FORM}
 
 
@@ -49,12 +56,11 @@ async def _create(script: Scripted, **params: Any) -> str:
 
 
 async def _until_final(script: Scripted, task_id: str) -> dict[str, Any]:
-    with anyio.fail_after(PATIENCE):
-        while True:
-            task = (await script.ask("tasks/get", {"taskId": task_id})).result
-            if task["status"] in FINAL:
-                return task
-            await anyio.sleep(0.005)
+    async def look() -> dict[str, Any] | None:
+        task = (await script.ask("tasks/get", {"taskId": task_id})).result
+        return task if task["status"] in FINAL else None
+
+    return await eventually(look) or {}
 
 
 @pytest.mark.requirement("hosted/declares")
@@ -107,9 +113,7 @@ async def test_a_cancelled_task_takes_its_question_back() -> None:
         assert "error" in (await script.ask("tasks/result", {"taskId": task_id})).message
         again = await script.ask("tasks/cancel", {"taskId": task_id})
         assert (again.code, "cancelled" in again.error["message"]) == (INVALID_PARAMS, True)
-        with anyio.fail_after(PATIENCE):
-            while not person.left_alone:  # noqa: ASYNC110
-                await anyio.sleep(0.005)
+        await eventually(lambda: person.left_alone)
 
 
 @pytest.mark.requirement("hosted/no-related-task")
@@ -123,12 +127,12 @@ async def test_the_task_id_counts_and_not_what_the_meta_says() -> None:
 
 
 @pytest.mark.requirement("hosted/informative", "hosted/unknown-id")
-@pytest.mark.parametrize("method", ["tasks/get", "tasks/result", "tasks/cancel"])
-async def test_an_unknown_task_is_refused_in_words(method: str) -> None:
+async def test_an_unknown_task_is_refused_in_words() -> None:
     async with _hosting(Person()) as script:
-        reply = await script.ask(method, {"taskId": "nope"})
-    assert reply.code == INVALID_PARAMS
-    assert "task" in reply.error["message"].lower()
+        for method in ("tasks/get", "tasks/result", "tasks/cancel"):
+            reply = await script.ask(method, {"taskId": "nope"})
+            assert reply.code == INVALID_PARAMS
+            assert "task" in reply.error["message"].lower()
 
 
 @pytest.mark.requirement("hosted/audit-log")
@@ -141,10 +145,41 @@ async def test_the_end_of_a_hosted_task_is_logged(caplog: pytest.LogCaptureFixtu
     assert not any(task_id in line for line in caplog.messages)
 
 
-@pytest.mark.requirement("hosted/documented-limits")
-def test_the_limits_of_a_host_are_documented_as_they_are() -> None:
-    page, limits = PAGE.read_text(encoding="utf-8"), Hosting()
-    assert "| `max_ttl` | 1 day |" in page
-    assert limits.max_ttl.total_seconds() == 86_400
+# What is documented, logged and watched
+
+
+@pytest.mark.requirement(
+    "hosted/documented-limits", "older/documented-exposure", "older/documented-ttl", "older/documented-concurrency"
+)
+def test_limits_and_exposure_are_documented_as_they_are() -> None:
+    host, limits = (DOCS / "client-tasks.md").read_text(encoding="utf-8"), Hosting()
+    assert "| `max_ttl` | 1 day |" in host
+    assert limits.max_ttl == timedelta(days=1)
     for name in ("max_running", "max_tasks", "max_total"):
-        assert f"| `{name}` | {getattr(limits, name)} |" in page
+        assert f"| `{name}` | {getattr(limits, name)} |" in host
+    server = " ".join((DOCS / "eras.md").read_text(encoding="utf-8").split())
+    assert "Without authentication, whoever has the id of a task has the task." in server
+    assert "`Tasks(max_ttl=)`, or `Limits.ttl`, 30 days by default" in server
+    assert Limits().ttl == timedelta(days=30)
+    assert "a rate limit and a limit of tasks per requestor: both hold for callers with a name" in server
+
+
+@pytest.mark.requirement("older/audit-owner", "older/monitoring", "older/audit-log")
+async def test_observers_and_the_log_are_told_of_a_task_whose_id_no_line_has_whole(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    changes: list[TaskChange] = []
+    # Before the server starts: it asks once whether anybody reads such lines.
+    with caplog.at_level(logging.INFO, logger="mcp_tasks"):
+        server = furnished(Tasks("memory://", settings=QUICK, observers=[changes.append]), guarded=True)
+        async with serving(server) as way, http_session(way.as_user("alice")) as alice:
+            task_id = await alice.start("nothing")
+            await alice.until(task_id, "completed")
+            await eventually(lambda: changes and changes[-1].task.is_final)
+            await eventually(lambda: any("completed after" in line for line in caplog.messages))
+    assert {change.task.id for change in changes} == {task_id}
+    assert all("alice" in (change.task.owner or "") for change in changes)
+    assert isinstance(changes[0].event, TaskCreated)
+    assert any("was created" in line for line in caplog.messages if task_id[:12] in line)
+    # A log is read by more people than a task is meant for.
+    assert not any(task_id in line for line in caplog.messages)

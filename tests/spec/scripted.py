@@ -89,7 +89,6 @@ class Scripted:
     support: dict[str, str | None] = field(default_factory=lambda: {"slow": "optional"})
     handlers: dict[str, Handler] = field(default_factory=dict[str, Handler])
     seen: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    times: list[float] = field(default_factory=list[float])
     own_stream: asyncio.Queue[dict[str, Any]] = field(default_factory=asyncio.Queue[dict[str, Any]])
     answered: dict[str | int, asyncio.Future[dict[str, Any]]] = field(
         default_factory=dict[str | int, "asyncio.Future[dict[str, Any]]"]
@@ -129,7 +128,6 @@ class Scripted:
         """Take one message."""
         message = await request.json()
         self.seen.append(message)
-        self.times.append(asyncio.get_running_loop().time())
         if "method" not in message:
             future = self.answered.setdefault(message["id"], asyncio.get_running_loop().create_future())
             if not future.done():

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from datetime import timedelta
-from itertools import pairwise
 from typing import Any
 
 import anyio
@@ -28,7 +27,7 @@ from mcp_tasks.client import (
 )
 from mcp_tasks.errors import UsageError
 from tests.client.connecting import Person, text
-from tests.spec.legacy.scripted import TASK_ID, Params, Push, Refused, Scripted, question, result, serving_script, task
+from tests.spec.scripted import TASK_ID, Params, Push, Refused, Scripted, question, result, serving_script, task
 
 pytestmark = pytest.mark.anyio
 
@@ -83,22 +82,18 @@ async def test_what_is_not_offered_as_a_task_is_called_plainly(case: str) -> Non
     assert not any("task" in params for params in script.asked("tools/call"))
 
 
-@pytest.mark.requirement("older-client/required")
-async def test_a_tool_that_must_be_a_task_is_called_as_one() -> None:
-    script = Scripted(support={"slow": "required"})
-    async with _connected(script) as client:
-        for called in (await client.call_tool("slow", {}), await call_tool(client, "slow", {})):
-            assert text(called) == "done"
-    assert all("task" in params for params in script.asked("tools/call"))
-
-
-@pytest.mark.requirement("older-client/optional")
-@pytest.mark.parametrize("tasks", [True, False])
-async def test_a_tool_that_may_be_a_task_is_one_for_a_client_with_tasks(tasks: bool) -> None:
-    script = Scripted()
+@pytest.mark.requirement("older-client/required", "older-client/optional", "older-client/exact-result")
+@pytest.mark.parametrize(("support", "tasks"), [("required", True), ("optional", True), ("optional", False)])
+async def test_a_tool_that_may_be_a_task_is_one_for_a_client_with_tasks(support: str, *, tasks: bool) -> None:
+    script = Scripted(support={"slow": support})
     async with _connected(script, tasks=tasks) as client:
-        assert text(await client.call_tool("slow", {})) == ("done" if tasks else "plainly")
-    assert [("task" in params) for params in script.asked("tools/call")] == [tasks]
+        results = [await client.call_tool("slow", {}), *([await call_tool(client, "slow", {})] if tasks else [])]
+    for got in results:
+        assert text(got) == ("done" if tasks else "plainly")
+        assert got.structured_content == {"nothing": None, "list": [1, {"a": "b"}]}
+        assert (got.meta or {})["example.com/own"] == 1
+        assert not got.is_error
+    assert {("task" in params) for params in script.asked("tools/call")} == {tasks}
 
 
 @pytest.mark.requirement("older-client/ttl")
@@ -110,29 +105,16 @@ async def test_a_ttl_is_asked_for_in_milliseconds() -> None:
     assert [params["task"] for params in script.asked("tools/call")] == [{"ttl": 90_000}, {}]
 
 
-@pytest.mark.requirement("older-client/poll-interval")
-async def test_the_poll_interval_is_kept() -> None:
-    script = Scripted()
-    script.handlers["tasks/result"] = _for_ever
-    paced = [task(pollInterval=150, lastUpdatedAt=f"2026-08-01T10:00:0{number}Z") for number in range(4)]
-    script.on("tasks/get", *paced, task("cancelled"))
-    async with _connected(script) as client:
-        handle = await _begun(client)
-        async for _ in handle.watch():
-            pass
-    polls = [at for at, seen in zip(script.times, script.seen, strict=True) if seen.get("method") == "tasks/get"]
-    assert len(polls) >= 5
-    # The clock of the event loop may lag by a few milliseconds.
-    assert min(later - earlier for earlier, later in pairwise(polls[:5])) >= 0.14
-
-
 @pytest.mark.requirement("older-client/polls-on", "older-client/no-reliance")
-async def test_a_result_that_never_comes_and_notifications_that_are_never_sent_are_made_up_for_by_polls() -> None:
+@pytest.mark.parametrize("first", ["never comes", "fails"])
+async def test_polls_make_up_for_a_result_that_does_not_come_and_notifications_that_are_never_sent(first: str) -> None:
     script, asked = Scripted(), 0
 
     async def stuck_at_first(params: Params, push: Push) -> dict[str, Any]:
         nonlocal asked
         asked += 1
+        if asked == 1 and first == "fails":
+            raise Refused(INTERNAL_ERROR, "out of order")
         if asked == 1:
             await asyncio.Event().wait()
         return result()
@@ -157,84 +139,29 @@ async def test_a_notification_that_is_not_true_changes_nothing() -> None:
             assert not (await handle.status()).is_final
 
 
-@pytest.mark.requirement("older-client/polls-on")
-async def test_a_result_that_fails_is_asked_for_again() -> None:
-    script, asked = Scripted(), 0
+@pytest.mark.requirement(
+    "older-client/result-at-input", "older-client/any-stream", "older-client/related-task-on-answers"
+)
+@pytest.mark.parametrize("stream", ["of the result", "of the session"])
+@pytest.mark.parametrize("verb", ["plain", "call"])
+async def test_a_task_that_asks_is_asked_for_its_result_and_its_question_answered(verb: str, stream: str) -> None:
+    script, person = Scripted(), Person()
 
-    async def failing_at_first(params: Params, push: Push) -> dict[str, Any]:
-        nonlocal asked
-        asked += 1
-        if asked == 1:
-            raise Refused(INTERNAL_ERROR, "out of order")
-        return result()
-
-    script.handlers["tasks/result"] = failing_at_first
-    script.on("tasks/get", task(), task(), task(), task("completed"))
-    async with _connected(script) as client:
-        assert text(await call_tool(client, "slow", {})) == "done"
-
-
-@pytest.mark.requirement("older-client/exact-result")
-async def test_the_result_of_a_task_is_that_of_its_call() -> None:
-    async with _connected(Scripted()) as client:
-        for got in (await client.call_tool("slow", {}), await call_tool(client, "slow", {})):
-            assert got.structured_content == {"nothing": None, "list": [1, {"a": "b"}]}
-            assert (got.meta or {})["example.com/own"] == 1
-            assert not got.is_error
-
-
-def _asks_on_result(script: Scripted) -> None:
     async def asking(params: Params, push: Push) -> dict[str, Any]:
-        push(question(1))
+        (push if stream == "of the result" else script.own_stream.put_nowait)(question(1))
         await script.answer_to(1)
         script.on("tasks/get", task("completed"))
         return result()
 
     script.handlers["tasks/result"] = asking
     script.on("tasks/get", task(), task("input_required"))
-
-
-@pytest.mark.requirement("older-client/result-at-input", "older-client/any-stream")
-@pytest.mark.parametrize("verb", ["plain", "call"])
-async def test_a_task_that_asks_is_asked_for_its_result_and_its_question_answered(verb: str) -> None:
-    script, person = Scripted(), Person()
-    _asks_on_result(script)
     async with _connected(script, person=person) as client:
         called = client.call_tool("slow", {}) if verb == "plain" else call_tool(client, "slow", {})
         assert text(await called) == "done"
         answer = (await script.answer_to(1))["result"]
     assert (answer["action"], answer["content"]["name"]) == ("accept", "Ada")
-    assert person.asked == ["Name?"]
-
-
-@pytest.mark.requirement("older-client/any-stream")
-@pytest.mark.parametrize("verb", ["plain", "call"])
-async def test_a_question_on_the_own_stream_of_the_session_is_answered_too(verb: str) -> None:
-    script, person = Scripted(), Person()
-
-    async def waiting(params: Params, push: Push) -> dict[str, Any]:
-        script.own_stream.put_nowait(question(1))
-        await script.answer_to(1)
-        script.on("tasks/get", task("completed"))
-        return result()
-
-    script.handlers["tasks/result"] = waiting
-    script.on("tasks/get", task("input_required"))
-    async with _connected(script, person=person) as client:
-        called = client.call_tool("slow", {}) if verb == "plain" else call_tool(client, "slow", {})
-        assert text(await called) == "done"
-    assert person.asked == ["Name?"]
-
-
-@pytest.mark.requirement("older-client/related-task-on-answers")
-@pytest.mark.parametrize("verb", ["plain", "call"])
-async def test_an_answer_names_the_task_it_belongs_to(verb: str) -> None:
-    script = Scripted()
-    _asks_on_result(script)
-    async with _connected(script, person=Person()) as client:
-        await (client.call_tool("slow", {}) if verb == "plain" else call_tool(client, "slow", {}))
-        answer = (await script.answer_to(1))["result"]
     assert answer["_meta"][RELATED] == {"taskId": TASK_ID}
+    assert person.asked == ["Name?"]
 
 
 @pytest.mark.requirement("older-client/no-related-task")
@@ -263,24 +190,17 @@ async def test_cursors_are_passed_on_as_they_came() -> None:
     assert [params.get("cursor") for params in script.asked("tasks/list")] == [None, *cursors]
 
 
-@pytest.mark.requirement("older-client/list-capability")
-async def test_tasks_are_not_listed_where_that_is_not_declared() -> None:
-    script = Scripted(tasks={"requests": {"tools": {"call": {}}}})
-    async with _connected(script) as client:
-        with pytest.raises(UsageError):
-            [snapshot async for snapshot in list_tasks(client)]
-    assert script.asked("tasks/list") == []
-
-
-@pytest.mark.requirement("older-client/cancel-capability")
-async def test_a_task_is_not_cancelled_where_that_is_not_declared() -> None:
+@pytest.mark.requirement("older-client/list-capability", "older-client/cancel-capability")
+async def test_tasks_are_neither_listed_nor_cancelled_where_that_is_not_declared() -> None:
     script = Scripted(tasks={"requests": {"tools": {"call": {}}}})
     script.on("tasks/get", task())
     async with _connected(script) as client:
+        with pytest.raises(UsageError):
+            [snapshot async for snapshot in list_tasks(client)]
         handle = await _begun(client)
         with pytest.raises(UsageError):
             await handle.cancel()
-    assert script.asked("tasks/cancel") == []
+    assert script.asked("tasks/list") == script.asked("tasks/cancel") == []
 
 
 @pytest.mark.requirement("older-client/cancelled-tasks")
