@@ -1,8 +1,11 @@
-"""Which calls become tasks: the author's choices, and what a caller sees of them."""
+"""Which calls become tasks, and whose they are: the author's choices, and what a caller sees of them."""
 
 from __future__ import annotations
 
 import asyncio
+import gc
+import logging
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -16,10 +19,23 @@ from mcp_types import CallToolRequestParams, ListToolsResult, Tool
 
 from harness.http import serving
 from harness.official import in_memory
-from harness.rpc import EVERYTHING, INTERNAL_ERROR, MISSING_CAPABILITY, NOTHING, PATIENCE, Tasking, accept, text_of
+from harness.rpc import (
+    EVERYTHING,
+    INTERNAL_ERROR,
+    MISSING_CAPABILITY,
+    MODERN,
+    NOTHING,
+    PATIENCE,
+    Tasking,
+    accept,
+    request,
+    text_of,
+)
 from harness.server import CUSTOM_ERROR, QUICK, Desk, build
 from harness.stored import all_tasks
 from mcp_tasks import TaskMode, Tasks, current_task
+from mcp_tasks.protocol.owners import RULE_FAILED
+from mcp_tasks.server import Caller
 from mcp_tasks.stores.memory import MemoryStore
 
 pytestmark = pytest.mark.anyio
@@ -218,3 +234,57 @@ async def test_a_handler_that_returns_a_task_by_itself_is_an_error_that_names_th
     assert refused.code == INTERNAL_ERROR
     said = "Tool 'stray' returned a CreateTaskResult, and the client did not declare the extension"
     assert refused.error["message"].startswith(said)
+
+
+# Whom a task belongs to, by a rule of the author's; `tests/trust` has what follows from it
+
+
+async def test_the_rule_sees_the_caller_whole() -> None:
+    callers: list[Caller] = []
+
+    def rule(caller: Caller) -> str | None:
+        callers.append(caller)
+        return "everybody"
+
+    async with serving(build(Tasks("memory://", settings=QUICK, principal=rule))) as wire:
+        client = Tasking(wire, EVERYTHING)
+        task_id = await client.create("ask_name")
+        await client.get(task_id)
+    created, looked = callers
+    assert (created.protocol_version, created.principal) == (MODERN, None)
+    assert created.client_info == {"name": "raw", "version": "1"}
+    assert created.capabilities == EVERYTHING
+    assert (created.headers["mcp-name"], looked.headers["mcp-name"]) == ("ask_name", task_id)
+
+
+async def a_name() -> str:
+    return "alice"
+
+
+@pytest.mark.filterwarnings("error")
+async def test_a_rule_that_returns_no_name_is_reported_and_nothing_is_written(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    store, returned = MemoryStore(), list[Callable[[], Any]]([lambda: "alice"])
+    tasks = Tasks(store, settings=QUICK, principal=lambda _: returned[0]())
+    async with serving(build(tasks, Desk())) as wire:
+        client = Tasking(wire, EVERYTHING)
+        task_id = await client.create("gated")
+        calls: list[tuple[str, dict[str, Any]]] = [
+            ("tools/call", {"name": "gated", "arguments": {}}),
+            ("tasks/get", {"taskId": task_id}),
+            ("tasks/cancel", {"taskId": task_id}),
+            ("subscriptions/listen", {"notifications": {"taskIds": [task_id]}}),
+        ]
+        for returned[0] in (lambda: 7, lambda: b"alice", a_name):
+            for method, params in calls:
+                caplog.clear()
+                reply = await wire.send(request(method, params, capabilities=EVERYTHING))
+                assert reply.message["error"] == {"code": INTERNAL_ERROR, "message": RULE_FAILED}, method
+                said = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+                [line] = [line for line in said if "principal=" in line]
+                assert "a str or None" in line
+        gc.collect()
+        returned[0] = lambda: "alice"
+        assert (await client.get(task_id))["status"] == "working"
+        assert [task.id for task in await all_tasks(store)] == [task_id]
