@@ -15,7 +15,8 @@ from harness.older import RELATED, Pending, http_session
 from harness.rpc import PATIENCE, text_of
 from harness.serving import ServerProcess
 from harness.waiting import eventually
-from mcp_tasks.legacy.shapes import RESULT_INTERRUPTED
+
+RESULT_INTERRUPTED = -32802
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 

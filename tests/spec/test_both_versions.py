@@ -301,6 +301,7 @@ async def test_a_final_status_is_final(caller: Caller, desk: Desk) -> None:
 # What the tool sees
 
 
+@pytest.mark.requirement("methods/more-may-come")
 async def test_a_tool_sees_its_caller_and_nothing_of_the_request_that_is_over(
     caller: Caller, desk: Desk, store: MemoryStore
 ) -> None:
@@ -319,10 +320,3 @@ async def test_a_tool_sees_its_caller_and_nothing_of_the_request_that_is_over(
     assert request is not None
     assert (request.client_info, request.meta) == ({"name": "raw", "version": "1"}, {"example.com/trace": "abc"})
     assert (request.method, request.name, request.arguments) == ("tools/call", "introspect", {})
-
-
-@pytest.mark.requirement("methods/more-may-come")
-async def test_a_task_remembers_which_method_it_answers(caller: Caller, store: MemoryStore) -> None:
-    record = await store.get(await caller.start("echo", value=1))
-    assert record is not None
-    assert record.method == "tools/call"

@@ -14,7 +14,6 @@ from harness.older import OWN_STREAM, RELATED, Arrived, HttpClient, OlderClient,
 from harness.rpc import EVERYTHING, INVALID_PARAMS, INVALID_REQUEST, PATIENCE, Tasking, accept, text_of
 from harness.server import QUICK, Desk
 from mcp_tasks import Tasks
-from mcp_tasks.protocol.shapes import QUESTION_META_KEY
 from tests.spec.furnished import furnished
 
 pytestmark = pytest.mark.anyio
@@ -22,6 +21,7 @@ pytestmark = pytest.mark.anyio
 ADA, WRONG = accept(name="Ada"), accept(name=7)
 MODEL: dict[str, Any] = {"role": "assistant", "content": {"type": "text", "text": "42"}, "model": "m"}
 ROOTS: dict[str, Any] = {"roots": [{"uri": "file:///home"}]}
+KEY = "mcp-tasks/question"
 ASKED_AT_MOST = 3
 """How often a client is asked the same whose answers do not fit."""
 
@@ -369,7 +369,7 @@ async def test_a_question_whose_answer_does_not_fit_is_asked_again_under_another
         again = await listener.question(task_id, after=seen)
         assert again.params["message"] == first.params["message"]
         # A client that keeps its answers by this key would give the same one again.
-        assert again.params["_meta"][QUESTION_META_KEY] != first.params["_meta"][QUESTION_META_KEY]
+        assert again.params["_meta"][KEY] != first.params["_meta"][KEY]
         assert (await listener.get(task_id))["status"] == "input_required"
         await listener.answer(again, ADA)
         assert await said(listener, task_id) == "Hello, Ada!"

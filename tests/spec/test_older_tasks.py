@@ -138,20 +138,14 @@ async def test_a_call_is_answered_with_a_working_task_however_soon_its_tool_ends
     # A grace is for the newer version: here the client has asked for a task.
     tasks = Tasks("memory://", grace=timedelta(seconds=PATIENCE), settings=QUICK)
     async with served(tasks, desk) as wire, http_session(wire) as older:
-        assert (await older.create("gated"))["status"] == "working"
+        created = await older.create("gated", task={"taskId": "mine"})
+        assert (created["status"], created["taskId"] != "mine") == ("working", True)
         assert not desk.stopped.is_set()
         asking = ("ask_name", "ask_both", "ask_model", "ask_roots", "ask_by_returning", "ask_before")
         for tool in ("nothing", "fails", "breaks", *asking):
             created = await older.create(tool)
             assert created["status"] == "working"
             await older.until(created["taskId"], *(["input_required"] if tool in asking else ["completed", "failed"]))
-
-
-@pytest.mark.requirement("older/ids")
-async def test_an_id_that_the_client_wishes_for_is_not_used(older: HttpClient) -> None:
-    created = await older.create("gated", task={"taskId": "mine", "ttl": 1000})
-    assert created["taskId"] != "mine"
-    assert (await older.ask("tasks/get", {"taskId": "mine"})).code == INVALID_PARAMS
 
 
 @pytest.mark.requirement("older/created-at", "older/last-updated-at", "older/ttl-on-the-wire")
@@ -344,6 +338,10 @@ async def test_a_tool_that_was_entered_keeps_its_task_whatever_its_failure_looks
     if marked == "by name":
         tasks.mark("pay")
     async with serving(server) as wire, http_session(wire) as older:
+        for arguments in ({}, {"amount": "much"}):
+            refused = await older.call("pay", arguments, task={})
+            assert (refused.code, "amount" in refused.error["message"]) == (INVALID_PARAMS, True)
+        assert await older.listed() == []
         task_id = await older.start("pay", amount="7")
         assert (await older.until(task_id, "failed"))["status"] == "failed"
         result = (await older.result(task_id)).result

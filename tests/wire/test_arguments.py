@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -113,11 +114,13 @@ async def test_a_tool_of_which_only_the_name_is_known_answers_arguments_that_do_
     store: MemoryStore, way: str
 ) -> None:
     tasks = Tasks(store, augment=(lambda params: True) if way == "by a rule" else None, settings=QUICK)
+    gate = asyncio.Event()
     server: MCPServer[Any] = MCPServer("unmarked", **tasks.wiring(), log_level="CRITICAL")
 
     @server.tool()
     async def wait(times: int) -> str:
-        """Wait."""
+        """Wait for the test."""
+        await gate.wait()
         return f"waited {times} times"
 
     if way == "by name":
@@ -129,7 +132,9 @@ async def test_a_tool_of_which_only_the_name_is_known_answers_arguments_that_do_
         assert answer["isError"] is True
         assert await all_tasks(store, "unmarked") == []
         # The SDK takes a number in a string, whatever the schema says: then it is a task like any other.
-        assert text_of((await client.finish("wait", times="3"))["result"]) == "waited 3 times"
+        task_id = await client.create("wait", times="3")
+        gate.set()
+        assert text_of((await client.until(task_id, "completed"))["result"]) == "waited 3 times"
 
 
 # Many arguments

@@ -24,12 +24,12 @@ from harness.rpc import (
     text_of,
 )
 from harness.stdio import StdioWire, stdio_process
-from mcp_tasks.protocol.shapes import LIMIT_EXCEEDED
 from tests.wire.conftest import HttpProcesses
 
 pytestmark = pytest.mark.anyio
 
 MODERN_HEADERS = [("mcp-protocol-version", "2026-07-28"), ("mcp-method", "tasks/get")]
+LIMIT_EXCEEDED = -32010
 FITS = 2**20 - 1024
 """Bytes that the arguments of a call may have, and a few less."""
 
@@ -91,7 +91,7 @@ async def wire(http_processes: HttpProcesses, tmp_path_factory: pytest.TempPathF
     """A way to a server process that keeps its tasks in a file."""
     file = tmp_path_factory.mktemp("bad-input") / "tasks.db"
     async with http_client() as http:
-        yield HttpWire(http_processes.url("--store", f"sqlite:///{file}"), http)
+        yield HttpWire(http_processes("--store", f"sqlite:///{file}"), http)
 
 
 @pytest.fixture(scope="module")

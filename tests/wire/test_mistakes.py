@@ -191,13 +191,9 @@ def test_a_duration_of_a_tool_that_is_no_timedelta_is_refused_with_what_to_write
     with pytest.raises(UsageError, match=option) as refused:
         way(_tasks(), **{option: -timedelta(seconds=1)})
     assert isinstance(refused.value, ValueError)
-
-
-@pytest.mark.parametrize("option", ["default_ttl", "grace"])
-def test_a_duration_of_the_server_that_is_no_timedelta_is_refused(option: str) -> None:
-    for wrong in NO_DURATIONS:
-        with pytest.raises(UsageError, match=rf"{option}=timedelta\(seconds="):
-            _tasks(**{option: wrong})
+    for of_server in ("default_ttl", "grace"):
+        with pytest.raises(UsageError, match=rf"{of_server}=timedelta\(seconds="):
+            _tasks(**{of_server: NO_DURATIONS[0]})
 
 
 def test_a_name_that_no_tool_has_is_refused() -> None:

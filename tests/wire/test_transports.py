@@ -35,7 +35,7 @@ MEMORY_WAYS = ("memory", "memory-lowlevel")
 async def _connected(way: str, processes: HttpProcesses) -> AsyncGenerator[Wire]:
     if way in HTTP_WAYS:
         async with http_client() as http:
-            yield HttpWire(processes.url(*HTTP_WAYS[way]), http)
+            yield HttpWire(processes(*HTTP_WAYS[way]), http)
     elif way in STDIO_WAYS:
         async with stdio_process(*STDIO_WAYS[way]) as wire:
             yield wire
@@ -71,15 +71,6 @@ async def test_tasks_are_made_answered_cancelled_and_read_on_each_transport(
         assert (await client.until(cancelled, "cancelled"))["statusMessage"]
         plain = await client.call("greet", name="Ada")
         assert (plain["resultType"], text_of(plain)[:11]) == ("complete", "Hello, Ada!")
-
-
-@pytest.mark.parametrize("lowlevel", [False, True], ids=["mcpserver", "lowlevel"])
-async def test_an_in_memory_client_that_declares_nothing_gets_plain_results(lowlevel: bool) -> None:
-    tasks = Tasks("memory://", settings=QUICK)
-    server = build_lowlevel(tasks) if lowlevel else build(tasks)
-    async with in_memory(server, declares=False) as wire:
-        result = await Tasking(wire).call("echo", value="plain")
-    assert (result["resultType"], text_of(result)) == ("complete", "plain")
 
 
 @pytest.mark.parametrize("json_only", [False, True], ids=["sse", "json"])

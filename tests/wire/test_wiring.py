@@ -206,6 +206,7 @@ async def test_the_first_client_to_leave_does_not_stop_the_tasks_of_the_second()
             assert (await client.get(task_id))["status"] == "working"
             desk.gate.set()
             assert text_of((await client.until(task_id, "completed"))["result"]) == "through"
+            assert await client.until(made[0], "completed")
 
 
 class WatchedEngine(LocalEngine):
