@@ -85,10 +85,3 @@ async def guarded(request: pytest.FixtureRequest, desk: Desk) -> AsyncGenerator[
     server = furnished(Tasks("memory://", settings=QUICK, limits=UNPACED, send_input=True), desk, guarded=True)
     async with serving(server, stateless=request.param == "stateless") as way:
         yield way
-
-
-@pytest.fixture
-async def stateless(desk: Desk, store: MemoryStore) -> AsyncGenerator[HttpWire]:
-    """A way to a server that keeps no sessions and asks for no token."""
-    async with serving(furnished(Tasks(store, settings=QUICK), desk), stateless=True) as way:
-        yield way

@@ -171,8 +171,8 @@ async def test_without_a_token_progress_is_a_message_of_the_status_only(listener
     await go_on(desk)
     status = await listener.status(task_id, "working")
     assert status.params["statusMessage"] == "at 5.0"
-    # The id of the task stands in it.
-    assert RELATED not in status.params["_meta"]
+    # The id of the task stands in it, and is not in its `_meta`.
+    assert status.params["_meta"] == {"mcp-tasks/progress": {"progress": 5, "total": 10}}
     await go_on(desk)
     assert "_meta" not in (await listener.status(task_id, "completed")).params
     assert of(listener, PROGRESS) == []

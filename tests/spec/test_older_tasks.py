@@ -432,14 +432,6 @@ async def test_a_long_text_of_an_error_is_shortened_in_the_status_and_whole_in_t
         assert "no " * 10_000 in text_of((await older.result(task_id)).result)
 
 
-async def test_progress_is_the_status_message_with_its_numbers_beside_it(older: HttpClient, desk: Desk) -> None:
-    task_id = await older.start("progressing", steps=2, total=3, message="two of three")
-    await desk.started.wait()
-    task = await older.get(task_id)
-    assert task["statusMessage"] == "two of three"
-    assert task["_meta"] == {"mcp-tasks/progress": {"progress": 2, "total": 3}}
-
-
 # Streamable HTTP
 
 
@@ -499,8 +491,9 @@ async def test_without_sessions_tasks_work_by_id_and_nothing_is_listed(desk: Des
 
 
 @pytest.mark.requirement("older/stateless-questions")
-async def test_without_sessions_a_tool_that_asks_is_told_that_it_cannot(stateless: HttpWire) -> None:
-    async with http_session(stateless) as session:
+async def test_without_sessions_a_tool_that_asks_is_told_that_it_cannot() -> None:
+    server = furnished(Tasks("memory://", settings=QUICK))
+    async with serving(server, stateless=True) as way, http_session(way) as session:
         told = text_of((await session.result(await session.start("insist"))).result)
         assert "this server is stateless" in told
         for tool in ("ask_name", "ask_by_returning"):
