@@ -58,7 +58,7 @@ async def test_a_listed_task_is_the_task_that_get_shows(older: HttpClient) -> No
     listed = {task["taskId"]: task for task in await older.listed()}
     assert listed.keys() == {running, failed}
     for task_id, task in listed.items():
-        assert {**await older.get(task_id), "ttl": 0} == {**task, "ttl": 0}
+        assert {**await older.get(task_id), "ttl": 0, "pollInterval": 0} == {**task, "ttl": 0, "pollInterval": 0}
         assert "_meta" not in task
 
 

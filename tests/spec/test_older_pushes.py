@@ -84,7 +84,7 @@ async def test_a_change_of_status_is_told_with_the_whole_task(everywhere: OlderC
         assert RELATED not in told.params.get("_meta", {})
         assert told.stream == OWN_STREAM
     got = await everywhere.get(task_id)
-    assert {**done.params, "_meta": 0} == {**got, "_meta": 0}
+    assert {**done.params, "_meta": 0, "pollInterval": 0} == {**got, "_meta": 0, "pollInterval": 0}
     assert {one.params["progressToken"] for one in of(everywhere, PROGRESS)} == {"p"}
 
 
