@@ -6,6 +6,7 @@ from typing import Any
 
 import anyio
 from mcp.server import MCPServer
+from mcp.server.auth.provider import TokenVerifier
 from mcp.server.mcpserver import Context
 from mcp.shared.exceptions import MCPError
 
@@ -13,10 +14,10 @@ from harness.server import REPEATABLE, Desk, Name, build
 from mcp_tasks import Tasks
 
 
-def build_asking(tasks: Tasks, desk: Desk | None = None) -> MCPServer[Any]:
+def build_asking(tasks: Tasks, desk: Desk | None = None, *, verifier: TokenVerifier | None = None) -> MCPServer[Any]:
     """The furnished server, with more tools that ask."""
     place = desk or Desk()
-    server = build(tasks, place)
+    server = build(tasks, place, verifier=verifier)
 
     @server.tool(annotations=REPEATABLE)
     @tasks.task()

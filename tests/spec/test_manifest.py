@@ -1,72 +1,55 @@
-"""The manifest and the tests, read against each other."""
+"""The requirements and the tests, read against each other; the marks are read from the source of all tests."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import tomllib
 from pathlib import Path
 
 import pytest
 
-from tests.spec.requirements import REQUIREMENTS, Requirement
-
-HERE = Path(__file__).parent
-
-WHOLLY = {"": HERE, "spec/legacy/": HERE / "legacy"}
-"""Folders of which every test checks some entry, by the prefix of their tests in the manifest."""
-
-PARTLY = {f"{name}/": HERE.parent / name for name in ("client", "legacy", "local", "hosted", "trust", "peers")} | {
-    f"unit/{room}/": HERE.parent / "unit" / room for room in ("client", "legacy")
-}
-"""Folders of which those tests count that are marked."""
+TESTS = Path(__file__).parents[1]
 
 
-def _tests() -> dict[str, set[str]]:
-    """Every test that counts, with the entries it is marked with."""
-    wholly = {name: marks for prefix, folder in WHOLLY.items() for name, marks in _tests_in(folder, prefix)}
-    partly = {name: marks for prefix, folder in PARTLY.items() for name, marks in _tests_in(folder, prefix) if marks}
-    return {name: marks for name, marks in wholly.items() if not name.startswith("test_manifest::")} | partly
+def _requirements() -> dict[str, list[str]]:
+    """Each id with its level, its sentence and its note, if there is one."""
+    sources = tomllib.loads((TESTS / "spec" / "requirements.toml").read_text(encoding="utf-8"))
+    entries = [
+        entry
+        for parties in sources.values()
+        for sections in parties.values()
+        for section in sections.values()
+        for entry in section.items()
+    ]
+    assert len(entries) == len(dict(entries)), "an id stands in two sections"
+    return dict(entries)
 
 
-def _tests_in(folder: Path, prefix: str) -> Iterator[tuple[str, set[str]]]:
-    return (
-        (f"{prefix}{path.stem}::{function.name}", set(_marks(function)))
-        for path in sorted(folder.glob("test_*.py"))
-        for function in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef) and function.name.startswith("test_")
-    )
+def _marked() -> dict[str, set[str]]:
+    """Each id that a mark names, with the files that have the mark."""
+    found: dict[str, set[str]] = {}
+    for path in sorted(TESTS.rglob("test_*.py")):
+        source = path.read_text(encoding="utf-8")
+        for node in ast.walk(ast.parse(source)) if "mark.requirement(" in source else ():
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "pytest.mark.requirement":
+                for argument in node.args:
+                    found.setdefault(ast.literal_eval(argument), set()).add(str(path.relative_to(TESTS)))
+    return found
 
 
-def _marks(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[str]:
-    for decorator in function.decorator_list:
-        if isinstance(decorator, ast.Call) and ast.unparse(decorator.func) == "pytest.mark.requirement":
-            yield from (ast.literal_eval(argument) for argument in decorator.args)
+REQUIREMENTS = _requirements()
+MARKED = _marked()
 
 
-TESTS = _tests()
+@pytest.mark.parametrize("name", REQUIREMENTS)
+def test_a_requirement_has_a_test_or_says_why_it_has_none(name: str) -> None:
+    level, says, *note = REQUIREMENTS[name]
+    assert level in {"MUST", "MUST NOT", "SHOULD", "SHOULD NOT", "MAY", "FORM"}
+    assert says
+    assert all(text.startswith(("gap: ", "deviation: ")) for text in note)
+    is_gap = any(text.startswith("gap: ") for text in note)
+    assert (name in MARKED) != is_gap
 
 
-def test_every_entry_has_an_id_of_its_own() -> None:
-    ids = [entry.id for entry in REQUIREMENTS]
-    assert sorted(ids) == sorted(set(ids))
-
-
-@pytest.mark.parametrize("entry", REQUIREMENTS, ids=lambda entry: entry.id)
-def test_every_entry_names_its_tests_or_says_why_it_has_none(entry: Requirement) -> None:
-    assert bool(entry.tests) != bool(entry.gap)
-
-
-@pytest.mark.parametrize("entry", [entry for entry in REQUIREMENTS if entry.deviation], ids=lambda entry: entry.id)
-def test_a_deviation_is_shown_by_tests(entry: Requirement) -> None:
-    assert entry.tests
-
-
-@pytest.mark.parametrize("entry", [entry for entry in REQUIREMENTS if entry.tests], ids=lambda entry: entry.id)
-def test_the_tests_of_an_entry_are_those_that_are_marked_with_it(entry: Requirement) -> None:
-    assert set(entry.tests) == {name for name, marks in TESTS.items() if entry.id in marks}
-
-
-def test_every_test_is_marked_and_every_mark_has_an_entry() -> None:
-    known = {entry.id for entry in REQUIREMENTS}
-    assert {name for name, marks in TESTS.items() if not marks} == set()
-    assert {name: sorted(marks - known) for name, marks in TESTS.items() if marks - known} == {}
+def test_a_mark_names_a_requirement_that_there_is() -> None:
+    assert {name: files for name, files in MARKED.items() if name not in REQUIREMENTS} == {}

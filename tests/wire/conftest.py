@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import ExitStack
+from functools import cache
+from typing import TypeAlias
 
 import pytest
 
 from harness.furnished import http_process
 
-
-class HttpProcesses:
-    """Server processes by their arguments, started when first asked for."""
-
-    def __init__(self, stack: ExitStack) -> None:
-        self._stack = stack
-        self._urls: dict[tuple[str, ...], str] = {}
-
-    def url(self, *arguments: str) -> str:
-        """The address of the server with these arguments."""
-        if arguments not in self._urls:
-            self._urls[arguments] = self._stack.enter_context(http_process(*arguments))
-        return self._urls[arguments]
+HttpProcesses: TypeAlias = Callable[..., str]
+"""The address of the server process with these arguments, started when first asked for."""
 
 
 @pytest.fixture(scope="session")
 def http_processes() -> Generator[HttpProcesses]:
     """All of them end with the test run."""
     with ExitStack() as stack:
-        yield HttpProcesses(stack)
+        yield cache(lambda *arguments: stack.enter_context(http_process(*arguments)))

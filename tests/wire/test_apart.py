@@ -56,6 +56,7 @@ def _url(folder: Path) -> str:
     return f"sqlite:///{folder / 'tasks.db'}"
 
 
+@pytest.mark.slow
 async def test_a_process_that_only_serves_leaves_the_tools_to_one_that_only_runs_them(tmp_path: Path) -> None:
     tasks = Tasks(_url(tmp_path), settings=QUICK, runs_tools=False)
     server = build(tasks)
@@ -112,22 +113,20 @@ async def test_working_ends_when_it_is_cancelled_and_the_servers_own_lifespan_wi
     assert {thread for thread in threading.enumerate() if thread.name.startswith("mcp-tasks")} <= before
 
 
-async def test_a_low_level_server_can_work_as_well(tmp_path: Path) -> None:
-    lowlevel, tasks = Server("furnished", on_call_tool=_call_tool), Tasks(_url(tmp_path), settings=QUICK)
-    tasks.attach(lowlevel)
-    tasks.mark("echo")
-    server = build(Tasks(_url(tmp_path), settings=QUICK, runs_tools=False))
-    async with in_memory(server) as wire, anyio.create_task_group() as group:
-        group.start_soon(tasks.work, lowlevel)
-        assert text_of((await Tasking(wire).finish("echo", value=1))["result"]) == "from below"
-        group.cancel_scope.cancel()
-
-
-async def test_what_only_serves_runs_tools_where_it_is_told_to_work(tmp_path: Path) -> None:
-    worker, front = (build(Tasks(_url(tmp_path), settings=QUICK, runs_tools=False)) for _ in range(2))
+@pytest.mark.parametrize("kind", ["low-level", "one that only serves"])
+async def test_any_server_runs_tools_where_it_is_told_to_work(tmp_path: Path, kind: str) -> None:
+    front = build(Tasks(_url(tmp_path), settings=QUICK, runs_tools=False))
+    tasks = Tasks(_url(tmp_path), settings=QUICK, runs_tools=kind == "low-level")
+    if kind == "low-level":
+        worker: Any = Server("furnished", on_call_tool=_call_tool)
+        tasks.attach(worker)
+        tasks.mark("echo")
+    else:
+        worker = build(tasks)
     async with in_memory(front) as wire, anyio.create_task_group() as group:
         group.start_soon(partial(Tasks.of(worker).work, worker, concurrency=2, queues=["default"]))
-        assert text_of((await Tasking(wire).finish("echo", value=1))["result"]) == "1"
+        said = text_of((await Tasking(wire).finish("echo", value=1))["result"])
+        assert said == ("from below" if kind == "low-level" else "1")
         group.cancel_scope.cancel()
 
 
@@ -142,14 +141,6 @@ async def test_the_tasks_of_a_server_are_found_by_the_server() -> None:
     assert Tasks.of(lowlevel) is others
     with pytest.raises(WiringError, match=r"'none' has no tasks: make it with MCPServer\(\.\.\., \*\*tasks"):
         Tasks.of(MCPServer("none"))
-
-
-async def test_a_process_that_runs_its_tasks_already_is_not_told_to_work_as_well() -> None:
-    tasks = Tasks("memory://")
-    server = MCPServer("busy", **tasks.wiring())
-    async with tasks.running(server):
-        with pytest.raises(UsageError, match="'busy' run in this process already"):
-            await tasks.work(server)
 
 
 @pytest.mark.parametrize(
@@ -168,17 +159,18 @@ async def test_what_a_worker_cannot_do_is_refused(options: Any, why: str) -> Non
         await tasks.work(MCPServer("idle", **tasks.wiring()), **options)
 
 
-async def test_an_engine_that_was_passed_keeps_its_own_concurrency() -> None:
-    tasks = Tasks("memory://", engine=LocalEngine(3))
-    with pytest.raises(UsageError, match="give it to the engine you pass instead"):
-        await tasks.work(MCPServer("idle", **tasks.wiring()), concurrency=4)
-
-
-async def test_a_server_without_these_tasks_cannot_be_worked_for() -> None:
-    tasks, others = Tasks("memory://"), Tasks("memory://")
-    for server in (MCPServer("none"), MCPServer("others", **others.wiring())):
-        with pytest.raises(WiringError, match=server.name):
+async def test_tasks_that_run_already_or_are_of_another_server_or_engine_are_not_worked_for() -> None:
+    tasks, others = Tasks("memory://"), Tasks("memory://", engine=LocalEngine(3))
+    server = MCPServer("busy", **tasks.wiring())
+    async with tasks.running(server):
+        with pytest.raises(UsageError, match="'busy' run in this process already"):
             await tasks.work(server)
+    elsewhere = MCPServer("others", **others.wiring())
+    for stranger in (MCPServer("none"), elsewhere):
+        with pytest.raises(WiringError, match=stranger.name):
+            await tasks.work(stranger)
+    with pytest.raises(UsageError, match="give it to the engine you pass instead"):
+        await others.work(elsewhere, concurrency=4)
 
 
 async def test_observers_are_told_what_happened_and_who_did_it() -> None:

@@ -12,7 +12,6 @@ import pytest
 from mcp.server import MCPServer
 from mcp.server.mcpserver import Context
 from mcp.shared.exceptions import MCPError
-from mcp_types import CallToolRequestParams
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
 
 from harness.auth import USERS, server_with
@@ -88,37 +87,34 @@ async def _answer(client: Tasking, tool: str, arguments: dict[str, Any]) -> dict
     return reply.message.get("result") or reply.message["error"]
 
 
-@pytest.mark.parametrize(("tool", "arguments"), REFUSED.values(), ids=REFUSED)
 async def test_arguments_that_do_not_fit_are_answered_as_in_a_plain_call_and_no_task_is_made(
-    wire: HttpWire, store: MemoryStore, tool: str, arguments: dict[str, Any]
+    wire: HttpWire, store: MemoryStore
 ) -> None:
-    plain = await _answer(Tasking(wire, NOTHING), tool, arguments)
-    answer = await _answer(Tasking(wire), tool, arguments)
-    assert answer == plain
-    assert answer.get("isError") or answer["code"] == CUSTOM_ERROR
+    for tool, arguments in REFUSED.values():
+        plain = await _answer(Tasking(wire, NOTHING), tool, arguments)
+        answer = await _answer(Tasking(wire), tool, arguments)
+        assert answer == plain
+        assert answer.get("isError") or answer["code"] == CUSTOM_ERROR
     assert await all_tasks(store, "choosy") == []
 
 
-@pytest.mark.parametrize(
-    ("tool", "arguments", "result"),
-    [
+async def test_arguments_that_the_sdk_takes_become_a_task(wire: HttpWire) -> None:
+    taken: list[tuple[str, dict[str, Any], str]] = [
         ("render", {"scene": {"title": "Dawn", "frames": 1}}, "Dawn, 0 tags"),
         # Some hosts send JSON in a string, and the SDK takes it.
         ("render", {"scene": '{"title": "Dusk", "frames": 2}', "tags": '["a", "b"]'}, "Dusk, 2 tags"),
         ("half", {"number": "8", "unknown": 1}, "4"),
-    ],
-    ids=["as they should be", "as text", "as a number in a string"],
-)
-async def test_arguments_that_the_sdk_takes_become_a_task(
-    wire: HttpWire, tool: str, arguments: dict[str, Any], result: str
+    ]
+    for tool, arguments, result in taken:
+        assert text_of((await Tasking(wire).finish(tool, **arguments))["result"]) == result
+
+
+@pytest.mark.parametrize("way", ["by a rule", "by name"])
+async def test_a_tool_of_which_only_the_name_is_known_answers_arguments_that_do_not_fit_at_once_as_well(
+    store: MemoryStore, way: str
 ) -> None:
-    assert text_of((await Tasking(wire).finish(tool, **arguments))["result"]) == result
-
-
-# Tools of which only the name is known
-
-
-def _unmarked_server(tasks: Tasks, gate: asyncio.Event) -> MCPServer[Any]:
+    tasks = Tasks(store, augment=(lambda params: True) if way == "by a rule" else None, settings=QUICK)
+    gate = asyncio.Event()
     server: MCPServer[Any] = MCPServer("unmarked", **tasks.wiring(), log_level="CRITICAL")
 
     @server.tool()
@@ -127,20 +123,6 @@ def _unmarked_server(tasks: Tasks, gate: asyncio.Event) -> MCPServer[Any]:
         await gate.wait()
         return f"waited {times} times"
 
-    return server
-
-
-def _always(params: CallToolRequestParams) -> bool:
-    return True
-
-
-@pytest.mark.parametrize("way", ["by a rule", "by name"])
-async def test_a_tool_that_is_no_marked_function_answers_arguments_that_do_not_fit_at_once_as_well(
-    store: MemoryStore, way: str
-) -> None:
-    tasks = Tasks(store, augment=_always if way == "by a rule" else None, settings=QUICK)
-    gate = asyncio.Event()
-    server = _unmarked_server(tasks, gate)
     if way == "by name":
         tasks.mark("wait")
     async with serving(server) as wire:
@@ -211,14 +193,6 @@ async def test_of_many_values_that_do_not_fit_the_first_is_told_and_no_other_is_
         assert len(server.looked_at) == 1
 
 
-async def test_many_values_that_fit_are_taken() -> None:
-    async with counting(Limits()) as server:
-        created = await server.call([1] * MANY)
-        client = Tasking(server.wire.as_user("alice"))
-        ended = await client.until(created.result["taskId"], "completed")
-        assert text_of(ended["result"]) == str(MANY)
-
-
 @pytest.mark.parametrize("capabilities", [TASKS, NOTHING], ids=["with tasks", "without"])
 async def test_nothing_of_a_call_is_validated_that_is_too_large_or_one_too_many(
     capabilities: Mapping[str, Any],
@@ -233,8 +207,11 @@ async def test_nothing_of_a_call_is_validated_that_is_too_large_or_one_too_many(
         assert "validation error" in text_of((await server.call(["x"], user="bob")).result)
 
 
-async def test_of_a_few_values_that_do_not_fit_each_is_told_up_to_ten() -> None:
+async def test_of_a_few_values_that_do_not_fit_each_is_told_up_to_ten_and_many_that_fit_are_taken() -> None:
     async with counting(Limits()) as server:
+        created = await server.call([1] * MANY)
+        ended = await Tasking(server.wire.as_user("alice")).until(created.result["taskId"], "completed")
+        assert text_of(ended["result"]) == str(MANY)
         told = text_of((await server.call(["x"] * 12)).result)
         assert told.startswith("Error executing tool total: 12 validation errors for totalArguments\nvalues.0\n")
         assert "values.9\n" in told

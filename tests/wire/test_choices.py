@@ -1,25 +1,40 @@
-"""Which calls become tasks: the author's choices, and what a caller sees of them."""
+"""Which calls become tasks, and whose they are: the author's choices, and what a caller sees of them."""
 
 from __future__ import annotations
 
 import asyncio
+import gc
+import logging
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import anyio
 import pytest
-from mcp.server import MCPServer
+from mcp.server import MCPServer, Server
 from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp.shared.exceptions import MCPError
-from mcp_types import CallToolRequestParams
+from mcp_types import CallToolRequestParams, ListToolsResult, Tool
 
 from harness.http import serving
-from harness.rpc import EVERYTHING, MISSING_CAPABILITY, NOTHING, PATIENCE, Tasking, accept, text_of
+from harness.official import in_memory
+from harness.rpc import (
+    EVERYTHING,
+    INTERNAL_ERROR,
+    MISSING_CAPABILITY,
+    MODERN,
+    NOTHING,
+    PATIENCE,
+    Tasking,
+    accept,
+    request,
+    text_of,
+)
 from harness.server import CUSTOM_ERROR, QUICK, Desk, build
 from harness.stored import all_tasks
 from mcp_tasks import TaskMode, Tasks, current_task
-from mcp_tasks.server.calls import Augment
+from mcp_tasks.server import Caller
 from mcp_tasks.stores.memory import MemoryStore
 
 pytestmark = pytest.mark.anyio
@@ -59,9 +74,14 @@ async def _kind(client: Tasking, tool: str) -> str:
 async def test_mode_and_rule_decide_together_and_only_for_clients_that_declare(
     augment: bool | None, expected: dict[str, str]
 ) -> None:
-    rule: Augment | None = None if augment is None else lambda params: augment
+    seen: list[Any] = []
+
+    def rule(params: CallToolRequestParams) -> bool:
+        seen.append(params.arguments)
+        return augment is True
+
     # Without it, calls of clients that do not declare are answered by a task that they do not see.
-    tasks = Tasks("memory://", augment=rule, settings=QUICK, fallback="inline")
+    tasks = Tasks("memory://", augment=None if augment is None else rule, settings=QUICK, fallback="inline")
     modes: dict[str, TaskMode | None] = {
         "unmarked": None,
         "optional": "optional",
@@ -74,34 +94,8 @@ async def test_mode_and_rule_decide_together_and_only_for_clients_that_declare(
         assert await _kind(plain, "required") == str(MISSING_CAPABILITY)
         for tool in ("unmarked", "optional", "forbidden"):
             assert text_of(await plain.call(tool)) == "in a call"
-
-
-async def test_a_rule_sees_the_params_of_the_call() -> None:
-    seen: list[CallToolRequestParams] = []
-
-    def augment(params: CallToolRequestParams) -> bool:
-        seen.append(params)
-        return (params.arguments or {}).get("value") == "big"
-
-    tasks = Tasks("memory://", augment=augment, settings=QUICK)
-    async with serving(build(tasks)) as wire:
-        client = Tasking(wire)
-        assert (await client.call("echo", value="small"))["resultType"] == "complete"
-        assert (await client.call("echo", value="big"))["resultType"] == "task"
-    assert [params.arguments for params in seen] == [{"value": "small"}, {"value": "big"}]
-
-
-async def test_a_tool_added_while_the_server_runs_can_be_a_task() -> None:
-    tasks = Tasks("memory://", settings=QUICK)
-    server = _server(tasks)
-    async with serving(server) as wire:
-
-        @server.tool()
-        @tasks.task()
-        def late() -> str:
-            return "better late"
-
-        assert text_of((await Tasking(wire).finish("late"))["result"]) == "better late"
+    assert seen == ([] if augment is None else [{}] * len(seen))
+    assert bool(seen) == (augment is not None)
 
 
 # Grace
@@ -144,6 +138,15 @@ async def test_a_tool_that_is_quicker_than_the_grace_answers_inline_and_leaves_n
         assert await all_tasks(store, "grace") == []
 
 
+async def test_a_tool_may_have_a_grace_of_its_own_and_none() -> None:
+    for own, kind in ((LONG, "complete"), (timedelta(0), "task")):
+        of_server = timedelta(milliseconds=200) if own != LONG else timedelta(0)
+        async with serving(
+            _grace_server(Tasks("memory://", grace=of_server, settings=QUICK), Desk(), grace=own)
+        ) as wire:
+            assert (await Tasking(wire).call("work", how="end"))["resultType"] == kind
+
+
 async def test_a_tool_that_is_slower_than_the_grace_becomes_a_task() -> None:
     desk = Desk()
     tasks = Tasks("memory://", grace=timedelta(milliseconds=20), settings=QUICK)
@@ -152,17 +155,6 @@ async def test_a_tool_that_is_slower_than_the_grace_becomes_a_task() -> None:
         task_id = await client.create("work", how="wait")
         desk.gate.set()
         assert text_of((await client.until(task_id, "completed"))["result"]) == "wait"
-
-
-async def test_a_tool_may_have_a_grace_of_its_own() -> None:
-    async with serving(_grace_server(Tasks("memory://", settings=QUICK), Desk(), grace=LONG)) as wire:
-        assert (await Tasking(wire).call("work", how="end"))["resultType"] == "complete"
-
-
-async def test_a_tool_may_have_no_grace_where_the_others_have_one() -> None:
-    tasks = Tasks("memory://", grace=timedelta(milliseconds=200), settings=QUICK)
-    async with serving(_grace_server(tasks, Desk(), grace=timedelta(0))) as wire:
-        assert (await Tasking(wire).call("work", how="end"))["resultType"] == "task"
 
 
 async def test_the_grace_ends_when_the_tool_asks_and_the_question_is_asked_in_the_task() -> None:
@@ -189,23 +181,7 @@ async def test_a_task_cancelled_within_the_grace_is_announced_as_one() -> None:
         assert (await client.get(record.id))["status"] == "cancelled"
 
 
-# What a tool sees
-
-
-async def test_a_tool_in_a_task_sees_its_caller_and_nothing_of_the_request_that_is_over() -> None:
-    desk = Desk()
-    async with serving(build(Tasks("memory://", settings=QUICK), desk)) as wire:
-        client = Tasking(wire, EVERYTHING)
-        call: dict[str, Any] = {"name": "introspect", "arguments": {}}
-        created = (await client.ask("tools/call", call, meta={"example.com/trace": "abc", "progressToken": 7})).result
-        await client.until(created["taskId"], "completed")
-    [seen] = desk.seen
-    assert seen["task"] == created["taskId"]
-    assert seen["attempt"] == 1
-    assert seen["version"] == "2026-07-28"
-    assert seen["extensions"] == {"io.modelcontextprotocol/tasks": {}}
-    assert seen["meta"] == {"example.com/trace": "abc"}
-    assert (seen["owner"], seen["headers"]) == (None, None)
+# What a tool may do
 
 
 async def test_a_tool_in_a_plain_call_has_no_task() -> None:
@@ -238,3 +214,77 @@ async def test_a_tool_that_runs_too_long_fails_and_says_so() -> None:
     assert task["error"]["data"] == {"reason": "max_runtime"}
     assert "0.02 s" in task["statusMessage"]
     assert desk.stopped.is_set()
+
+
+async def test_a_handler_that_returns_a_task_by_itself_is_an_error_that_names_the_tool_and_the_extension() -> None:
+    times = dict.fromkeys(("createdAt", "lastUpdatedAt"), "2026-07-28T10:30:00Z")
+    stray = {"resultType": "task", "taskId": "x", "status": "working", "ttlMs": None, **times}
+
+    async def call_tool(ctx: Any, params: Any) -> Any:
+        return stray
+
+    async def list_tools(ctx: Any, params: Any) -> ListToolsResult:
+        return ListToolsResult(tools=[Tool(name="stray", input_schema={"type": "object"})])
+
+    server: Server[Any] = Server("stray", on_call_tool=call_tool, on_list_tools=list_tools)
+    Tasks("memory://").attach(server)
+    async with in_memory(server, declares=False) as wire:
+        refused = await Tasking(wire, NOTHING).ask("tools/call", {"name": "stray", "arguments": {}})
+    assert refused.code == INTERNAL_ERROR
+    said = "Tool 'stray' returned a CreateTaskResult, and the client did not declare the extension"
+    assert refused.error["message"].startswith(said)
+
+
+# Whom a task belongs to, by a rule of the author's; `tests/trust` has what follows from it
+
+
+async def test_the_rule_sees_the_caller_whole() -> None:
+    callers: list[Caller] = []
+
+    def rule(caller: Caller) -> str | None:
+        callers.append(caller)
+        return "everybody"
+
+    async with serving(build(Tasks("memory://", settings=QUICK, principal=rule))) as wire:
+        client = Tasking(wire, EVERYTHING)
+        task_id = await client.create("ask_name")
+        await client.get(task_id)
+    created, looked = callers
+    assert (created.protocol_version, created.principal) == (MODERN, None)
+    assert created.client_info == {"name": "raw", "version": "1"}
+    assert created.capabilities == EVERYTHING
+    assert (created.headers["mcp-name"], looked.headers["mcp-name"]) == ("ask_name", task_id)
+
+
+async def a_name() -> str:
+    return "alice"
+
+
+@pytest.mark.filterwarnings("error")
+async def test_a_rule_that_returns_no_name_is_reported_and_nothing_is_written(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    store, returned = MemoryStore(), list[Callable[[], Any]]([lambda: "alice"])
+    tasks = Tasks(store, settings=QUICK, principal=lambda _: returned[0]())
+    async with serving(build(tasks, Desk())) as wire:
+        client = Tasking(wire, EVERYTHING)
+        task_id = await client.create("gated")
+        calls: list[tuple[str, dict[str, Any]]] = [
+            ("tools/call", {"name": "gated", "arguments": {}}),
+            ("tasks/get", {"taskId": task_id}),
+            ("tasks/cancel", {"taskId": task_id}),
+            ("subscriptions/listen", {"notifications": {"taskIds": [task_id]}}),
+        ]
+        for returned[0] in (lambda: 7, lambda: b"alice", a_name):
+            for method, params in calls:
+                caplog.clear()
+                reply = await wire.send(request(method, params, capabilities=EVERYTHING))
+                assert reply.code == INTERNAL_ERROR, method
+                assert "This server cannot tell whose tasks yours are" in reply.error["message"]
+                said = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+                [line] = [line for line in said if "principal=" in line]
+                assert "a str or None" in line
+        gc.collect()
+        returned[0] = lambda: "alice"
+        assert (await client.get(task_id))["status"] == "working"
+        assert [task.id for task in await all_tasks(store)] == [task_id]

@@ -1,27 +1,28 @@
-"""The extra `fast`: where it is installed, uvicorn takes both of its parts by itself, and tasks work on them."""
+"""The extra `fast`: where it is installed, uvicorn takes both of its parts by itself, and tasks work on them.
+
+python -m tests.wire.test_fast PORT DB
+"""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 from pathlib import Path
 
 import pytest
 from mcp import Client
+from mcp.server import MCPServer
 from mcp_types import TextContent
 
 from harness.processes import environment
 from harness.rpc import MODERN
-from harness.serving import ServerProcess
+from harness.serving import ServerProcess, web_server
+from mcp_tasks import Tasks
 from mcp_tasks.client import TaskHandle, TasksClient, start_task
 
 FAST = Path(sys.prefix) / "fast"
 """Where `make setup` puts it: servers of the other tests must not find it."""
-
-
-def _served(db: Path, *path: Path) -> ServerProcess:
-    """A process that serves, with these folders before all others in its path."""
-    return ServerProcess("tests.wire.served", "{port}", db, fork=False, env=environment(*path), polite=True)
 
 
 async def _served_by(url: str) -> str:
@@ -35,10 +36,37 @@ async def _served_by(url: str) -> str:
     return content.text
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="there is no uvloop for Windows")
 @pytest.mark.anyio
 async def test_with_the_extra_tasks_are_served_on_uvloop_and_httptools(tmp_path: Path) -> None:
     assert (FAST / "uvloop").is_dir(), f"{FAST} is made by `make setup`"
-    with _served(tmp_path / "fast.db", FAST) as fast, _served(tmp_path / "stock.db") as stock:
-        assert await _served_by(fast.url) == "uvloop uvicorn.protocols.http.httptools_impl"
-        assert await _served_by(stock.url) == "asyncio uvicorn.protocols.http.h11_impl"
+    expected = {
+        FAST: "uvloop uvicorn.protocols.http.httptools_impl",
+        None: "asyncio uvicorn.protocols.http.h11_impl",
+    }
+    for folder, parts in expected.items():
+        env = environment(*([folder] if folder else []))
+        file = tmp_path / f"{parts[:4]}.db"
+        with ServerProcess("tests.wire.test_fast", "{port}", file, fork=False, env=env, polite=True) as server:
+            assert await _served_by(server.url) == parts
+
+
+def main(port: int, db: str) -> None:
+    """Serve until stopped, with what uvicorn takes by itself."""
+    tasks = Tasks(f"sqlite:///{db}")
+    server = MCPServer("served", **tasks.wiring(), log_level="WARNING")
+
+    @server.tool()
+    @tasks.task()
+    async def served_by() -> str:
+        """The event loop and the HTTP parser that are at work."""
+        loop = type(asyncio.get_running_loop()).__module__.partition(".")[0]
+        return f"{loop} {getattr(web.config.http_protocol_class, '__module__', None)}"
+
+    web = web_server(server.streamable_http_app(), port=port)
+    web.run()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2])

@@ -1,28 +1,26 @@
-"""Marks that cannot work are refused where they are written; the others belong to their function's tool."""
+"""Which tool a mark belongs to, whatever it is called, however it was registered, and when."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 from mcp.server import MCPServer, Server
-from mcp.server.mcpserver import Context
+from mcp.server.mcpserver import Context, Resolve
 from mcp_types import CallToolRequestParams, CallToolResult, ListToolsResult, TextContent
 from mcp_types import Tool as McpTool
 
+from harness.lowlevel import build_lowlevel
 from harness.official import in_memory
 from harness.rpc import MISSING_CAPABILITY, NOTHING, Tasking, text_of
-from harness.server import QUICK
+from harness.server import QUICK, Name
 from mcp_tasks import Tasks, current_task
-from mcp_tasks.errors import UsageError
 from mcp_tasks.testing import TaskTester
 
 pytestmark = pytest.mark.anyio
-
-NO_DURATIONS = [60, 0.5, "60", True, -1, float("nan")]
 
 
 def _tasks(**options: Any) -> Tasks:
@@ -35,80 +33,6 @@ def _server(tasks: Tasks) -> MCPServer[Any]:
 
 def _where() -> str:
     return "in a task" if current_task().id else "in a call"
-
-
-# What is refused
-
-
-def test_two_functions_under_one_name_are_refused() -> None:
-    tasks = _tasks()
-
-    @tasks.task()
-    def work() -> None: ...
-
-    with pytest.raises(UsageError, match="'work'") as refused:
-
-        @tasks.task()
-        def work() -> None: ...  # pyright: ignore[reportRedeclaration]
-
-    assert "name=" in str(refused.value)
-
-
-def test_a_function_under_the_name_that_another_was_given_is_refused() -> None:
-    tasks = _tasks()
-    tasks.task(name="work")(lambda: None)
-    with pytest.raises(UsageError, match="'work'"):
-        tasks.task(name="work")(lambda: 1)
-
-
-def test_a_mark_without_parentheses_is_refused_and_says_so() -> None:
-    tasks: Any = _tasks()
-    with pytest.raises(UsageError, match=r"write @tasks\.task\(\)") as refused:
-
-        @tasks.task
-        def work() -> None: ...
-
-    assert isinstance(refused.value, TypeError)
-
-
-@pytest.mark.parametrize("wrong", NO_DURATIONS, ids=repr)
-@pytest.mark.parametrize("option", ["ttl", "max_runtime", "poll_interval", "grace", "park_after"])
-def test_a_duration_of_a_tool_that_is_no_timedelta_is_refused_where_it_is_written(option: str, wrong: Any) -> None:
-    tasks: Any = _tasks()
-    for mark in (tasks.task, functools.partial(tasks.mark, "work")):
-        with pytest.raises(UsageError, match=rf"{option}=timedelta\(seconds=") as refused:
-            mark(**{option: wrong})
-        assert isinstance(refused.value, TypeError)
-
-
-def test_the_number_that_was_given_is_in_what_to_write() -> None:
-    for wrong in (60, 0.5):
-        with pytest.raises(UsageError, match=rf"max_runtime=timedelta\(seconds={wrong}\)"):
-            _tasks().task(max_runtime=wrong)  # pyright: ignore[reportArgumentType]
-
-
-@pytest.mark.parametrize("wrong", NO_DURATIONS, ids=repr)
-@pytest.mark.parametrize("option", ["default_ttl", "grace"])
-def test_a_duration_of_the_server_that_is_no_timedelta_is_refused_where_it_is_written(option: str, wrong: Any) -> None:
-    with pytest.raises(UsageError, match=rf"{option}=timedelta\(seconds="):
-        _tasks(**{option: wrong})
-
-
-@pytest.mark.parametrize("wrong", [0.5, "60", True, 10**30], ids=repr)
-def test_milliseconds_that_are_none_are_refused(wrong: Any) -> None:
-    with pytest.raises(UsageError, match=r"default_ttl=timedelta\("):
-        _tasks(default_ttl_ms=wrong)
-
-
-@pytest.mark.parametrize("option", ["ttl", "max_runtime", "poll_interval", "grace", "park_after"])
-def test_a_duration_that_is_negative_is_refused_as_a_usage_error_and_a_value_error(option: str) -> None:
-    tasks: Any = _tasks()
-    with pytest.raises(UsageError, match=option) as refused:
-        tasks.task(**{option: -timedelta(seconds=1)})
-    assert isinstance(refused.value, ValueError)
-
-
-# Which tool a mark belongs to
 
 
 async def _kind(client: Tasking, tool: str) -> str:
@@ -133,65 +57,6 @@ async def test_a_tool_under_another_name_than_its_function_keeps_its_options() -
         assert text_of(done["result"]) == "in a task"
     async with in_memory(server, declares=False) as wire:
         assert await _kind(Tasking(wire, NOTHING), "render") == str(MISSING_CAPABILITY)
-
-
-async def test_another_function_under_the_name_of_a_marked_one_does_not_get_its_options() -> None:
-    tasks = _tasks()
-    server = _server(tasks)
-
-    @server.tool(name="own")
-    @tasks.task(mode="required")
-    def shared() -> str:
-        return _where()
-
-    @server.tool(name="shared")
-    def other() -> str:
-        return _where()
-
-    async with in_memory(server) as wire:
-        client = Tasking(wire)
-        assert await _kind(client, "own") == "task"
-        assert text_of(await client.call("shared")) == "in a call"
-
-
-def _twin() -> Callable[..., str]:
-    def twin() -> str:
-        """One of two."""
-        return _where()
-
-    return twin
-
-
-def _twin_that_takes_more() -> Callable[..., str]:
-    def twin(value: str = "") -> str:
-        """One of two."""
-        return _where()
-
-    return twin
-
-
-def _twin_that_says_more() -> Callable[..., str]:
-    def twin() -> str:
-        """The other one."""
-        return _where()
-
-    return twin
-
-
-@pytest.mark.parametrize(
-    ("name", "other"),
-    [("first", _twin_that_takes_more), ("first", _twin_that_says_more), ("twin", _twin)],
-    ids=["by what they take", "by what they say", "by the name they are registered under"],
-)
-async def test_functions_that_are_called_the_same_are_told_apart(name: str, other: Callable[[], Any]) -> None:
-    tasks = _tasks()
-    server = _server(tasks)
-    server.tool(name="second")(other())
-    server.tool(name=name)(tasks.task()(_twin()))
-    async with in_memory(server) as wire:
-        client = Tasking(wire)
-        assert await _kind(client, name) == "task"
-        assert text_of(await client.call("second")) == "in a call"
 
 
 async def test_a_function_behind_a_decorator_of_the_authors_own_keeps_its_options() -> None:
@@ -285,3 +150,110 @@ async def test_a_tool_that_is_not_there_is_answered_as_the_plain_call_answers() 
         for tool in ("gone", "never there"):
             result = await Tasking(wire).call(tool)
             assert (result["resultType"], result["isError"]) == ("complete", True)
+
+
+async def test_functions_that_are_called_the_same_are_told_apart() -> None:
+    def twin() -> str:
+        """One of two."""
+        return _where()
+
+    def twin_that_takes_more(value: str = "") -> str:
+        """One of two."""
+        return _where()
+
+    def twin_that_says_more() -> str:
+        """The other one."""
+        return _where()
+
+    def other_twin() -> str:
+        """One of two."""
+        return _where()
+
+    for function in (twin_that_takes_more, twin_that_says_more, other_twin):
+        function.__name__ = "twin"
+    # Told apart by what they take, by what they say, and by the name they are registered under.
+    for name, other in (("first", twin_that_takes_more), ("first", twin_that_says_more), ("twin", other_twin)):
+        tasks = _tasks()
+        server = _server(tasks)
+        server.tool(name="second")(other)
+        server.tool(name=name)(tasks.task(mode="required")(twin))
+        async with in_memory(server) as wire:
+            client = Tasking(wire)
+            assert await _kind(client, name) == "task"
+            assert text_of(await client.call("second")) == "in a call"
+
+
+async def test_a_mark_that_belongs_to_no_tool_is_warned_of_at_the_start_with_the_tools_that_there_are(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    tasks = _tasks()
+    server = _server(tasks)
+
+    @tasks.task()
+    def forgotten() -> None: ...
+
+    tasks.mark("misspelled")
+
+    @server.tool()
+    @tasks.task()
+    def known() -> str:
+        return "here"
+
+    async with in_memory(server) as wire:
+        assert text_of((await Tasking(wire).finish("known"))["result"]) == "here"
+    lowlevel = _tasks()
+    low = build_lowlevel(lowlevel)
+    lowlevel.mark("unlisted")
+    async with in_memory(low):
+        pass
+    high, low_one = [record.getMessage() for record in caplog.records if record.name.startswith("mcp_tasks")]
+    marked, _, there = high.partition("It has ")
+    assert "'forgotten'" in marked
+    assert "'misspelled'" in marked
+    assert "'known'" in there
+    assert "'known'" not in marked
+    assert "no such tool: 'unlisted'. It has 'ask_name', 'crashes', 'echo'" in low_one
+
+
+async def test_the_two_decorators_of_a_tool_may_stand_in_either_order_unless_it_asks_for_its_parameters() -> None:
+    tasks = _tasks()
+    server = _server(tasks)
+
+    @tasks.task(mode="required")
+    @server.tool()
+    def turned() -> str:
+        return "as a task"
+
+    @tasks.task(mode="required")
+    @server.tool()
+    def asking(who: Annotated[Name, Resolve(_known_name)]) -> str:
+        return f"Hello, {who.name}!"
+
+    async with in_memory(server) as wire:
+        assert text_of((await Tasking(wire).finish("turned"))["result"]) == "as a task"
+        refused = await Tasking(wire).ask("tools/call", {"name": "asking", "arguments": {}})
+    assert "put @server.tool() above @tasks.task()" in refused.message["error"]["message"]
+
+
+def _known_name() -> Name:
+    return Name(name="Ada")
+
+
+async def test_a_tool_that_is_marked_first_and_added_while_the_server_runs_becomes_a_task() -> None:
+    tasks = _tasks()
+    server = _server(tasks)
+    tasks.mark("late")
+
+    @tasks.task(mode="required")
+    def later() -> str:
+        return "here at last"
+
+    async with in_memory(server) as wire:
+
+        @server.tool()
+        def late() -> str:
+            return "here now"
+
+        server.tool(name="renamed")(later)
+        assert text_of((await Tasking(wire).finish("late"))["result"]) == "here now"
+        assert text_of((await Tasking(wire).finish("renamed"))["result"]) == "here at last"

@@ -6,7 +6,6 @@ import json
 import os
 import sys
 from collections.abc import AsyncGenerator
-from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
@@ -25,7 +24,7 @@ from mcp_types import (
 from pydantic import BaseModel, Field
 
 from harness.http import HttpWire, initialize, serving
-from harness.processes import ENVIRONMENT
+from harness.processes import ENVIRONMENT, ROOT
 from harness.rpc import EVERYTHING, Tasking, accept, legacy_request, text_of
 from harness.server import CUSTOM_ERROR, QUICK
 from mcp_tasks import Tasks
@@ -49,63 +48,47 @@ def resolve_keep() -> Elicit[Keep]:
     return Elicit(f"Keep {NAME}?", Keep)
 
 
+async def reports(ctx: Context) -> str:
+    await ctx.report_progress(1, 2, f"reading {NAME}")
+    await ctx.session.elicit_form("Go on?", {"type": "object", "properties": {}})
+    return "read"
+
+
+async def fails() -> str:
+    raise ToolError(f"there is no {NAME}")
+
+
+async def breaks() -> str:
+    raise MCPError(code=CUSTOM_ERROR, message=f"there is no {NAME}", data={NAME: [NAME]})
+
+
+async def asks(ctx: Context) -> str:
+    return (await ctx.elicit(f"Keep {NAME}?", Keep)).action
+
+
+async def asks_by_returning(ctx: Context) -> str | InputRequiredResult:
+    if ctx.input_responses is None:
+        form = ElicitRequestFormParams(message=f"Keep {NAME}?", requested_schema=Keep.model_json_schema())
+        return InputRequiredResult(input_requests={"keep": ElicitRequest(params=form)})
+    return "kept"
+
+
+async def asks_before(keep: Annotated[Keep, Resolve(resolve_keep)]) -> str:
+    return "kept"
+
+
+async def returns() -> str:
+    return NAME
+
+
 def build(tasks: Tasks) -> MCPServer[Any]:
     """A server whose tools talk about a file with such a name, in every way that a tool can."""
     server = MCPServer("files", **tasks.wiring(), log_level="CRITICAL")
-    question = ElicitRequest(
-        params=ElicitRequestFormParams(message=f"Keep {NAME}?", requested_schema=Keep.model_json_schema())
-    )
-
-    @server.tool()
-    @tasks.task()
-    async def reports(ctx: Context) -> str:
-        await ctx.report_progress(1, 2, f"reading {NAME}")
-        await ctx.session.elicit_form("Go on?", {"type": "object", "properties": {}})
-        return "read"
-
-    @server.tool()
-    @tasks.task()
-    async def fails() -> str:
-        raise ToolError(f"there is no {NAME}")
-
-    @server.tool()
-    @tasks.task()
-    async def breaks() -> str:
-        raise MCPError(code=CUSTOM_ERROR, message=f"there is no {NAME}", data={NAME: [NAME]})
-
-    @server.tool()
-    @tasks.task()
-    async def asks(ctx: Context) -> str:
-        return (await ctx.elicit(f"Keep {NAME}?", Keep)).action
-
-    @server.tool()
-    @tasks.task()
-    async def asks_by_returning(ctx: Context) -> str | InputRequiredResult:
-        if ctx.input_responses is None:
-            return InputRequiredResult(input_requests={"keep": question})
-        return "kept"
-
-    @server.tool()
-    @tasks.task(asks_first=False)
-    async def asks_by_returning_in_the_task(ctx: Context) -> str | InputRequiredResult:
-        if ctx.input_responses is None:
-            return InputRequiredResult(input_requests={"keep": question})
-        return "kept"
-
-    @server.tool()
-    @tasks.task()
-    async def asks_before(keep: Annotated[Keep, Resolve(resolve_keep)]) -> str:
-        return "kept"
-
-    @server.tool()
-    @tasks.task()
-    async def returns() -> str:
-        return NAME
-
-    @server.tool()
-    async def returns_in_a_plain_call() -> str:
-        return NAME
-
+    for tool in (reports, fails, breaks, asks, asks_by_returning, asks_before, returns):
+        server.add_tool(tasks.task()(tool))
+    in_the_task = tasks.task(name="asks_by_returning_in_the_task", asks_first=False)
+    server.add_tool(in_the_task(asks_by_returning), name="asks_by_returning_in_the_task")
+    server.add_tool(returns, name="returns_in_a_plain_call")
     return server
 
 
@@ -127,7 +110,9 @@ def _sent(message: Any) -> str:
     return json.dumps(message, ensure_ascii=False).encode().decode()
 
 
-async def test_progress_is_shown_with_what_can_be_read_of_it(client: Tasking, wire: HttpWire) -> None:
+async def test_progress_errors_and_failures_are_shown_with_what_can_be_read_of_them(
+    client: Tasking, wire: HttpWire
+) -> None:
     task_id = await client.create("reports")
     await client.until(task_id, "input_required")
     async with listening(wire, [task_id]) as stream:
@@ -136,20 +121,17 @@ async def test_progress_is_shown_with_what_can_be_read_of_it(client: Tasking, wi
     for task in (await client.get(task_id), pushed):
         assert task["statusMessage"] == f"reading {READABLE}"
         assert _sent(task)
-
-
-async def test_a_tool_that_fails_is_a_result_with_what_can_be_read_of_its_words(client: Tasking) -> None:
-    task = await client.finish("fails")
-    assert task["result"]["isError"] is True
-    assert text_of(task["result"]).endswith(f"there is no {READABLE}")
-    assert _sent(task)
-
-
-async def test_an_error_is_shown_with_what_can_be_read_of_it(client: Tasking) -> None:
-    task = await client.until(await client.create("breaks"), "failed")
-    assert task["error"] == {"code": CUSTOM_ERROR, "message": f"there is no {READABLE}", "data": {READABLE: [READABLE]}}
-    assert task["statusMessage"] == f"there is no {READABLE}"
-    assert _sent(task)
+    failed = await client.finish("fails")
+    assert failed["result"]["isError"] is True
+    assert text_of(failed["result"]).endswith(f"there is no {READABLE}")
+    broken = await client.until(await client.create("breaks"), "failed")
+    said = f"there is no {READABLE}"
+    assert broken["error"] == {"code": CUSTOM_ERROR, "message": said, "data": {READABLE: [READABLE]}}
+    assert broken["statusMessage"] == said
+    # A result is not touched.
+    returned = await client.until(await client.create("returns"), "failed")
+    assert "not valid Unicode" in returned["error"]["message"]
+    assert _sent([failed, broken, returned])
 
 
 @pytest.mark.parametrize("tool", ["asks", "asks_by_returning_in_the_task"])
@@ -173,12 +155,6 @@ async def test_a_question_on_the_original_call_can_be_read(client: Tasking, tool
     assert _sent(result)
 
 
-async def test_a_result_is_not_touched_and_the_task_fails_and_says_why(client: Tasking) -> None:
-    task = await client.until(await client.create("returns"), "failed")
-    assert "not valid Unicode" in task["error"]["message"]
-    assert _sent(task)
-
-
 async def test_the_sdk_sends_such_a_result_to_some_clients_and_not_to_others(client: Tasking, wire: HttpWire) -> None:
     newest = await client.call("returns_in_a_plain_call")
     assert text_of(newest) == NAME
@@ -190,14 +166,14 @@ async def test_the_sdk_sends_such_a_result_to_some_clients_and_not_to_others(cli
     assert '"result"' not in older.text
 
 
+@pytest.mark.slow
 async def test_over_stdio_nothing_of_it_disturbs_the_connection() -> None:
     async def keep(context: Any, params: ElicitRequestParams) -> ElicitResult:
         assert _sent(params.message)
         return ElicitResult(action="accept", content={"keep": True})
 
-    root = str(Path(__file__).parent.parent.parent)
-    command = ["-c", "from tests.wire.test_unicode import serve; serve()"]
-    parameters = StdioServerParameters(command=sys.executable, args=command, cwd=root, env=ENVIRONMENT)
+    command = ["-m", "tests.wire.test_unicode"]
+    parameters = StdioServerParameters(command=sys.executable, args=command, cwd=ROOT, env=ENVIRONMENT)
     async with Client(stdio_client(parameters), extensions=[TasksClient()], elicitation_callback=keep) as client:
         for tool in ("fails", "asks", "asks_by_returning", "asks_by_returning_in_the_task", "asks_before"):
             result = await client.call_tool(tool, {})
@@ -208,6 +184,5 @@ async def test_over_stdio_nothing_of_it_disturbs_the_connection() -> None:
         assert (await client.call_tool("asks", {})).is_error is False
 
 
-def serve() -> None:
-    """Serve stdio until the input ends."""
+if __name__ == "__main__":
     build(Tasks("memory://", settings=QUICK)).run("stdio")

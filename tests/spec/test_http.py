@@ -1,0 +1,158 @@
+"""Streamable HTTP on 2026-07-28: statuses, the routing headers, and who comes with which token."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from harness.http import HttpWire, modern_headers, serving
+from harness.older import http_session
+from harness.rpc import (
+    EVERYTHING,
+    HEADER_MISMATCH,
+    INVALID_PARAMS,
+    LEGACY,
+    METHOD_NOT_FOUND,
+    MISSING_CAPABILITY,
+    NOTHING,
+    Reply,
+    Tasking,
+    accept,
+    request,
+    text_of,
+)
+from harness.server import QUICK, Desk, build
+from mcp_tasks import Tasks
+from tests.spec.calling import calling, in_both_eras
+
+pytestmark = pytest.mark.anyio
+
+METHODS = ("tasks/get", "tasks/update", "tasks/cancel")
+
+
+def _about(method: str, task_id: str) -> dict[str, Any]:
+    answers: dict[str, Any] = {"inputResponses": {}} if method == "tasks/update" else {}
+    return request(method, {"taskId": task_id, **answers})
+
+
+async def _named(wire: HttpWire, message: Mapping[str, Any], *names: str) -> Reply:
+    """Send a request with these values of Mcp-Name, however many they are."""
+    headers = [header for header in modern_headers(message) if header[0] != "mcp-name"]
+    return await wire.post(json.dumps(message), [*headers, *(("mcp-name", name) for name in names)])
+
+
+def _encoded(text: str) -> str:
+    return f"=?base64?{base64.b64encode(text.encode()).decode()}?="
+
+
+@pytest.mark.requirement("errors/http-status", "errors/standard")
+async def test_http_statuses_follow_the_kind_of_error(client: Tasking, wire: HttpWire) -> None:
+    replies = {
+        INVALID_PARAMS: [await client.ask("tasks/get", {"taskId": "nope"}), await client.ask("tasks/get")],
+        MISSING_CAPABILITY: [await client.declaring(NOTHING).ask("tasks/get", {"taskId": "nope"})],
+        METHOD_NOT_FOUND: [await client.ask("tasks/list"), await client.ask("tasks/frobnicate")],
+        HEADER_MISMATCH: [await _named(wire, _about("tasks/get", "nope"), "other")],
+    }
+    for code, answers in replies.items():
+        assert {reply.code for reply in answers} == {code}
+        assert {reply.status for reply in answers} == {404 if code == METHOD_NOT_FOUND else 400}
+    assert (await client.ask("tools/call", {"name": "echo", "arguments": {"value": 1}})).status == 200
+
+
+@pytest.mark.requirement("headers/name")
+@pytest.mark.parametrize("method", METHODS)
+async def test_a_name_that_is_not_the_tasks_is_a_header_mismatch(client: Tasking, wire: HttpWire, method: str) -> None:
+    task_id, other = await client.create("gated"), await client.create("gated")
+    undecodable = ("=?base64?***?=", "=?base64?/w==?=", "=?base64??=")
+    for name in (other, "", task_id.upper(), f"{task_id}x", _encoded(other), *undecodable):
+        reply = await _named(wire, _about(method, task_id), name)
+        assert (reply.status, reply.code) == (400, HEADER_MISMATCH), name
+    assert (await client.get(task_id))["status"] == "working"
+    assert (await _named(wire, _about(method, task_id), _encoded(task_id))).result["resultType"] == "complete"
+
+
+@pytest.mark.requirement("headers/name")
+@pytest.mark.parametrize("method", METHODS)
+async def test_a_missing_name_is_accepted_unless_the_author_is_strict(
+    client: Tasking, wire: HttpWire, method: str
+) -> None:
+    assert (await _named(wire, _about(method, await client.create("gated")))).result["resultType"] == "complete"
+    async with serving(build(Tasks("memory://", require_name_header=True, settings=QUICK))) as strict:
+        task_id = await Tasking(strict).create("gated")
+        reply = await _named(strict, _about(method, task_id))
+        assert (reply.status, reply.code) == (400, HEADER_MISMATCH)
+        assert "missing" in reply.error["message"]
+        assert (await _named(strict, _about(method, task_id), task_id)).result["resultType"] == "complete"
+        # The header is none of the older version.
+        async with http_session(strict) as older:
+            assert text_of((await older.result(await older.start("must"))).result) == "as a task"
+
+
+@pytest.mark.requirement("headers/method", "headers/name")
+async def test_routing_headers_that_contradict_the_request_or_themselves_are_a_header_mismatch(
+    client: Tasking, wire: HttpWire
+) -> None:
+    message = _about("tasks/get", await client.create("gated"))
+    headers = modern_headers(message)
+    for sent in ("tasks/cancel", "tools/call", "TASKS/GET", ""):
+        changed = [(key, sent if key == "mcp-method" else value) for key, value in headers]
+        reply = await wire.post(json.dumps(message), changed)
+        assert (reply.status, reply.code) == (400, HEADER_MISMATCH)
+    for twice in ("mcp-name", "mcp-method", "mcp-protocol-version"):
+        reply = await wire.post(json.dumps(message), [*headers, *(each for each in headers if each[0] == twice)])
+        assert (reply.status, reply.code) == (400, HEADER_MISMATCH)
+
+
+# Owners. `tests/trust` has every method, transport and rule.
+
+
+@pytest.mark.requirement("security/every-request-is-checked", "older/bound-to-its-owner", "older/reject-others")
+@in_both_eras
+async def test_a_task_is_there_for_its_owner_only_and_looks_like_none_to_others(guarded: HttpWire, era: str) -> None:
+    async with calling(guarded.as_user("alice"), era) as alice, calling(guarded.as_user("bob"), era) as bob:
+        task_id = await alice.start("gated")
+        absent = task_id[:-1] + ("_" if task_id[-1] != "_" else "-")
+        for method in bob.methods:
+            assert await bob.refused(method, task_id) == await bob.refused(method, absent)
+        assert (await alice.get(task_id))["status"] == "working"
+    # It belongs to the user, and not to a token, a session or an OAuth client of another user.
+    async with calling(guarded.as_user("alice-2"), era) as again, calling(guarded.as_user("alice@other"), era) as other:
+        await other.refused("tasks/get", task_id)
+        await again.cancel(task_id)
+        assert (await again.get(task_id))["status"] == "cancelled"
+
+
+@pytest.mark.requirement("security/every-request-is-checked")
+async def test_an_answer_of_another_user_changes_nothing_in_either_era(guarded: HttpWire) -> None:
+    alice, bob = (Tasking(guarded.as_user(user), EVERYTHING) for user in ("alice", "bob"))
+    task_id = await alice.create("ask_name")
+    await alice.until(task_id, "input_required")
+    answer = {"taskId": task_id, "inputResponses": {"elicitation-1": accept(name="Eve")}}
+    assert (await bob.ask("tasks/update", answer)).code == INVALID_PARAMS
+    async with calling(guarded.as_user("bob"), LEGACY) as older:
+        assert await older.refused("tasks/sendInput", task_id) == await older.refused("tasks/sendInput", "nope")
+    await alice.update(task_id, **{"elicitation-1": accept(name="Ada")})
+    assert text_of((await alice.until(task_id, "completed"))["result"]) == "Hello, Ada!"
+
+
+@pytest.mark.requirement("security/every-request-is-checked")
+async def test_the_tool_has_the_identity_and_nothing_to_impersonate_it_with(guarded: HttpWire, desk: Desk) -> None:
+    alice = Tasking(guarded.as_user("alice"), EVERYTHING)
+    await alice.finish("introspect")
+    [seen] = desk.seen
+    assert "alice" in seen["owner"]
+    assert seen["headers"] is None
+
+
+@pytest.mark.requirement("security/every-request-is-checked")
+async def test_a_request_without_a_valid_token_is_refused_before_anything_is_looked_up(guarded: HttpWire) -> None:
+    task_id = await Tasking(guarded.as_user("alice"), EVERYTHING).create("gated")
+    for nobody in (guarded, guarded.as_user("forged")):
+        for method in METHODS:
+            message = request(method, {"taskId": task_id, "inputResponses": {}})
+            assert (await nobody.raw_post(json.dumps(message), modern_headers(message))).status_code == 401
+    assert (await Tasking(guarded.as_user("alice"), EVERYTHING).get(task_id))["status"] == "working"
