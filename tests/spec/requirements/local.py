@@ -13,9 +13,9 @@ REQUIREMENTS = (
         source="guide",
         era="2025-11-25",
         tests=(
-            "local/test_default_mode::test_a_server_whose_tools_must_be_tasks_refuses_clients_without_them",
-            "local/test_default_mode::test_everything_may_be_a_task_by_default_and_a_mark_says_otherwise",
-            "local/test_default_mode::test_which_calls_of_a_client_become_tasks",
+            "local/test_calls::test_a_server_whose_tools_must_be_tasks_refuses_clients_without_them",
+            "local/test_calls::test_everything_may_be_a_task_by_default_and_a_mark_says_otherwise",
+            "local/test_calls::test_which_calls_of_a_client_become_tasks",
         ),
     ),
     Requirement(
@@ -27,8 +27,8 @@ REQUIREMENTS = (
         era="2025-11-25",
         tests=(
             "local/test_handles::test_what_never_becomes_a_task_or_is_not_there_is_not_started",
-            "local/test_older_wire::test_what_cannot_be_a_task_is_refused",
-            "local/test_older_wire::test_what_must_be_a_task_is_refused_without_and_plain_where_there_are_none",
+            "local/test_reads::test_what_cannot_be_a_task_is_refused",
+            "local/test_reads::test_what_must_be_a_task_is_refused_without_and_plain_where_there_are_none",
         ),
     ),
     Requirement(
@@ -40,7 +40,6 @@ REQUIREMENTS = (
         era="2025-11-25",
         tests=(
             "local/test_calls::test_a_call_in_this_process_is_synchronous_and_makes_no_task",
-            "local/test_calls::test_a_prompt_and_a_resource_are_got_synchronously",
             "local/test_calls::test_any_tool_can_be_called_whatever_its_mode",
         ),
     ),
@@ -70,8 +69,8 @@ REQUIREMENTS = (
         source="guide",
         era="2025-11-25",
         tests=(
-            "local/test_older_wire::test_a_prompt_is_got_as_a_task",
             "local/test_reads::test_a_prompt_runs_as_a_task",
+            "local/test_reads::test_they_are_got_as_tasks_of_the_older_wire",
         ),
     ),
     Requirement(
@@ -82,9 +81,8 @@ REQUIREMENTS = (
         source="guide",
         era="2025-11-25",
         tests=(
-            "local/test_older_wire::test_a_resource_is_read_as_a_task",
-            "local/test_reads::test_a_resource_runs_as_a_task",
-            "local/test_reads::test_a_resource_template_runs_as_a_task",
+            "local/test_reads::test_a_resource_or_a_template_runs_as_a_task",
+            "local/test_reads::test_they_are_got_as_tasks_of_the_older_wire",
         ),
     ),
     Requirement(
@@ -95,8 +93,8 @@ REQUIREMENTS = (
         source="guide",
         era="2025-11-25",
         tests=(
-            "local/test_listing::test_a_status_is_that_of_the_snapshots",
-            "local/test_listing::test_tasks_are_listed_by_owner_and_by_session_in_the_order_of_creation",
+            "local/test_handles::test_pages_hold_every_task_of_a_status_once",
+            "local/test_handles::test_tasks_are_listed_by_owner_and_by_session_in_the_order_of_creation",
         ),
     ),
     Requirement(
@@ -106,7 +104,7 @@ REQUIREMENTS = (
         level="FORM",
         source="guide",
         era="2025-11-25",
-        tests=("local/test_listing::test_pages_hold_every_task_once",),
+        tests=("local/test_handles::test_pages_hold_every_task_of_a_status_once",),
     ),
     Requirement(
         id="local/cancel",
@@ -135,7 +133,7 @@ REQUIREMENTS = (
         era="2025-11-25",
         tests=(
             "local/test_children::test_a_child_has_its_parent_its_own_ttl_and_the_parents_owner_and_session",
-            "local/test_children::test_a_parent_that_waits_holds_no_slot_that_its_child_needs",
+            "local/test_children::test_a_task_that_waits_holds_no_slot_that_the_other_needs",
         ),
     ),
     Requirement(
@@ -150,7 +148,6 @@ REQUIREMENTS = (
             "local/test_children::test_a_parent_that_runs_again_finds_its_children_and_starts_none_twice",
             "local/test_children::test_under_one_key_a_task_has_one_child",
             "local/test_killed::test_a_child_that_has_expired_is_not_started_again_by_the_next_run_of_its_parent",
-            "local/test_killed::test_a_parent_that_is_killed_finds_the_same_child",
         ),
     ),
     Requirement(
@@ -188,10 +185,10 @@ REQUIREMENTS = (
         source="guide",
         era="2025-11-25",
         tests=(
+            "local/test_input::test_input_that_is_sent_right_after_the_start_waits_for_its_question",
             "local/test_input::test_of_several_questions_the_key_says_which",
             "local/test_input::test_the_one_open_question_is_answered",
             "local/test_input::test_what_is_asked_of_a_model_is_answered_with_a_whole_result",
-            "local/test_input::test_input_that_is_sent_right_after_the_start_waits_for_its_question",
         ),
     ),
     Requirement(
@@ -233,8 +230,8 @@ REQUIREMENTS = (
         source="guide",
         era="2025-11-25",
         tests=(
-            "local/test_input::test_a_question_may_ask_for_one_plain_value",
             "local/test_input::test_a_plain_question_may_be_declined",
+            "local/test_input::test_a_question_may_ask_for_one_plain_value",
         ),
     ),
     Requirement(
@@ -255,7 +252,7 @@ REQUIREMENTS = (
         era="2025-11-25",
         tests=(
             "local/test_handles::test_a_raised_error_is_raised_again_with_all_that_it_carries",
-            "local/test_older_wire::test_an_error_is_that_of_the_plain_request",
+            "local/test_reads::test_an_error_is_that_of_the_plain_request",
             "local/test_reads::test_what_a_prompt_or_a_resource_raises_is_raised_again_as_the_plain_call_would",
         ),
     ),
@@ -266,7 +263,10 @@ REQUIREMENTS = (
         level="FORM",
         source="guide",
         era="2025-11-25",
-        tests=("local/test_handles::test_the_message_of_a_failure_is_the_tools_own_text_or_that_of_the_error",),
+        tests=(
+            "local/test_handles::test_a_raised_error_is_raised_again_with_all_that_it_carries",
+            "local/test_handles::test_an_error_result_is_a_failed_task_whose_result_is_returned",
+        ),
     ),
     Requirement(
         id="local/result-related-task",
@@ -275,7 +275,7 @@ REQUIREMENTS = (
         level="FORM",
         source="guide",
         era="2025-11-25",
-        tests=("local/test_handles::test_a_result_names_its_task_and_keeps_what_else_is_in_its_meta",),
+        tests=("local/test_handles::test_a_tool_started_as_a_task_gives_a_handle_with_which_to_fetch_and_wait",),
     ),
     Requirement(
         id="local/error-related-task",
@@ -284,7 +284,7 @@ REQUIREMENTS = (
         level="FORM",
         source="guide",
         era="2025-11-25",
-        tests=("local/test_older_wire::test_an_error_is_that_of_the_plain_request",),
+        tests=("local/test_reads::test_an_error_is_that_of_the_plain_request",),
     ),
     Requirement(
         id="local/session-scope",
@@ -296,7 +296,7 @@ REQUIREMENTS = (
         deviation="Without authentication a session only scopes the list: an id from another session is found, and "
         "its task is then in the list as well, because a requestor comes back from a new session after a "
         "restart. Ownership is by principal.",
-        tests=("local/test_older_wire::test_a_session_scopes_the_list_and_owns_nothing",),
+        tests=("local/test_reads::test_a_session_scopes_the_list_and_owns_nothing",),
     ),
     Requirement(
         id="local/prompts-and-resources-offered",
@@ -306,11 +306,7 @@ REQUIREMENTS = (
         source="guide",
         era="2025-11-25",
         deviation="They are advertised only where something is marked, and not in general.",
-        tests=(
-            "local/test_older_wire::test_the_handshake_names_only_tools_where_nothing_else_is_marked",
-            "local/test_older_wire::test_the_handshake_names_them_where_something_is_marked",
-            "local/test_reads::test_they_are_offered_only_where_something_is_marked",
-        ),
+        tests=("local/test_reads::test_the_handshake_names_them_where_something_is_marked",),
     ),
     Requirement(
         id="local/never-on-the-modern-wire",
