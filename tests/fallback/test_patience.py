@@ -62,7 +62,7 @@ async def answered_after(served: Served, calling: Any) -> float | None:
 
 
 def about(expected: float | None, mode: str) -> Any:
-    """So many seconds. A client that comes back makes a short pause before that, which counts where there is a limit."""
+    """So many seconds. A client pauses shortly before it comes back, which counts where there is a limit."""
     return None if expected is None else pytest.approx(expected, abs=0.1 if mode == "legacy" else 2.5)
 
 
