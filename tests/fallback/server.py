@@ -262,7 +262,7 @@ def _add_waiting(served: Served) -> None:
 
 
 def _add_asking(served: Served) -> None:
-    tasks, jobs = served.tasks, served.jobs
+    jobs = served.jobs
 
     async def ask(job: str, ctx: Context) -> str:
         jobs.note("start", job)
@@ -278,6 +278,12 @@ def _add_asking(served: Served) -> None:
     @served.tool(fallback=Fallback(model_may_answer=True))
     async def asks_anybody(job: str, ctx: Context) -> str:
         return await ask(job, ctx)
+
+    @served.tool()
+    async def asks_with_time(job: str, ctx: Context) -> str:
+        asking = ctx.elicit("What is your name?", Name)
+        answer = await current_task().ask(asking, timeout=timedelta(days=2))
+        return f"Hello, {answer.data.name}!" if answer.action == "accept" else answer.action
 
     @served.tool()
     async def asks_late(job: str, ctx: Context) -> str:
@@ -327,8 +333,6 @@ def _add_asking(served: Served) -> None:
             group.cancel_scope.cancel()
         await jobs.work(f"{job}-after")
         return "went on"
-
-    del tasks
 
 
 def _add_asking_first(served: Served) -> None:

@@ -9,12 +9,12 @@ from typing import Any
 
 import anyio
 import pytest
+from tests.fallback.matrix.legs import Call, legs
+from tests.fallback.matrix.serving import HttpServers, Place, place
 
 from harness.http import HttpWire, http_client
 from harness.older import http_session
 from harness.rpc import NOTHING, TASKS, Tasking, text_of
-from tests.fallback.matrix.legs import Call, legs
-from tests.fallback.matrix.serving import HttpServers, Place, place
 
 pytestmark = pytest.mark.anyio
 

@@ -11,15 +11,15 @@ from typing import Any
 
 import anyio
 import pytest
+from tests.fallback.matrix.legs import Call, legs
+from tests.fallback.matrix.serving import MODULE, HttpServers, Place, place
+from tests.fallback.moods import Jobs, client_of, quick_tasks, server_of
 
 from harness.http import HttpWire, http_client
 from harness.older import HttpClient, OlderClient, Pending, http_session, pipe_session
 from harness.rpc import NOTHING, Tasking, request, text_of
 from harness.stdio import StdioWire, stdio_process
 from mcp_tasks.protocol.owners import Caller
-from tests.fallback.matrix.legs import Call, legs
-from tests.fallback.matrix.serving import MODULE, HttpServers, Place, place
-from tests.fallback.moods import Jobs, client_of, quick_tasks, server_of
 
 pytestmark = pytest.mark.anyio
 

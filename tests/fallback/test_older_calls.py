@@ -15,6 +15,8 @@ import pytest
 from mcp.server import MCPServer
 from mcp.server.auth.middleware.auth_context import get_access_token
 from mcp.server.mcpserver import Context
+from tests.fallback.live_server import REPEATABLE
+from tests.fallback.rendering import Farm
 
 from harness.auth import Tokens, locks
 from harness.http import serving
@@ -26,8 +28,6 @@ from mcp_tasks import Fallback, Host, Tasks, current_task
 from mcp_tasks.errors import StoreUnavailable
 from mcp_tasks.model.record import TaskRecord, TaskStatus
 from mcp_tasks.stores.memory import MemoryStore
-from tests.fallback.live_server import REPEATABLE
-from tests.fallback.rendering import Farm
 from tests.legacy.asking_server import build_asking
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]

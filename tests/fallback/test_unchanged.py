@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 from mcp.shared.exceptions import MCPError
+from tests.fallback.matrix.legs import ASKABLE, Call, legs
+from tests.fallback.matrix.serving import HttpServers, Place, place
+from tests.fallback.moods import client_of, quick_tasks, server_of
 
 from harness.http import HttpWire, http_client, modern_headers
 from harness.older import http_session
@@ -24,9 +27,6 @@ from harness.rpc import (
     request,
     text_of,
 )
-from tests.fallback.matrix.legs import ASKABLE, Call, legs
-from tests.fallback.matrix.serving import HttpServers, Place, place
-from tests.fallback.moods import client_of, quick_tasks, server_of
 
 pytestmark = pytest.mark.anyio
 
