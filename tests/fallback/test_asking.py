@@ -11,17 +11,15 @@ from typing import Any
 
 import anyio
 import pytest
-from mcp import StdioServerParameters
 
 from harness.http import HttpWire, http_client, serving
 from harness.older import ASKABLE, Arrived, HttpClient, OlderClient, Pending, http_session, pipe_session
-from harness.processes import ENVIRONMENT, ROOT
 from harness.rpc import NOTHING, PATIENCE, text_of
 from harness.server import QUICK
 from harness.stdio import stdio_process
 from harness.waiting import eventually
 from mcp_tasks import Fallback
-from tests.fallback.scenes import MODULE, Person, Place, a_person, chat, handle, place, text
+from tests.fallback.scenes import MODULE, Person, a_person, chat, handle, place, text
 from tests.fallback.server import Jobs, Served, build
 from tests.unit.virtual_time import simulated, time_passes
 
@@ -398,28 +396,13 @@ async def test_a_client_that_did_not_declare_what_is_asked_is_told_so_whatever_i
 # --- the SDK's own client -------------------------------------------------------------------------------------------
 
 
-@asynccontextmanager
-async def sdk_target(transport: str, here: Place) -> AsyncGenerator[Any]:
-    served = build(fallback=SHORT)
-    if transport == "stdio":
-        command, *arguments = here.command(store="memory://", fallback={"wait": 0.4})
-        yield StdioServerParameters(command=command, args=arguments, cwd=ROOT, env=ENVIRONMENT)
-    elif transport == "http":
-        async with serving(served.server) as wire:
-            yield wire.url
-    else:
-        yield served.server
-
-
-@pytest.mark.parametrize("transport", ["memory", "stdio", "http"])
-async def test_the_sdks_client_is_asked_once_and_its_person_may_take_longer_than_the_call(transport: str) -> None:
+async def test_the_sdks_client_is_asked_once_and_its_person_may_take_longer_than_the_call() -> None:
     person = Person()
-    with place() as here:
-        async with sdk_target(transport, here) as target, chat(target, "legacy", person=person) as client:
-            task_id = handle(await client.call_tool("asks", {"job": "job"}), "input_required")
-            for seconds in (0, 0.5):
-                told = await client.call_tool("task_status", {"task_id": task_id, "wait_seconds": seconds})
-                assert handle(told, "input_required") == task_id
-            person.ready.set()
-            assert text(await client.call_tool("task_status", {"task_id": task_id})) == "Hello, Ada!"
+    async with chat(build(fallback=SHORT).server, "legacy", person=person) as client:
+        task_id = handle(await client.call_tool("asks", {"job": "job"}), "input_required")
+        for seconds in (0, 0.5):
+            told = await client.call_tool("task_status", {"task_id": task_id, "wait_seconds": seconds})
+            assert handle(told, "input_required") == task_id
+        person.ready.set()
+        assert text(await client.call_tool("task_status", {"task_id": task_id})) == "Hello, Ada!"
     assert person.asked == ["What is your name?"]

@@ -60,19 +60,6 @@ async def asked_for(client: Any, served: Served) -> str:
 
 
 @either_mode
-async def test_the_result_itself_comes_back_as_often_as_it_is_asked_for(mode: str) -> None:
-    served = served_with()
-    async with chat(served.server, mode) as client:
-        task_id = await begun(client)
-        served.jobs.open("job")
-        for _ in range(3):
-            result = await client.call_tool("task_status", {"task_id": task_id})
-            assert (text(result), result.structured_content) == ("job is done", {"result": "job is done"})
-            assert result.is_error is False
-    assert served.jobs.count("start", "job") == 1
-
-
-@either_mode
 async def test_two_calls_that_wait_get_the_result_and_the_task_of_a_cancelled_one_stays(mode: str) -> None:
     served = served_with(fallback=Fallback())
     async with chat(served.server, mode) as client:

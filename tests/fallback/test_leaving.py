@@ -171,25 +171,6 @@ async def test_what_the_work_of_a_caller_that_left_came_to_is_kept(scene: Scene,
     assert scene.jobs.counts(job, "start", "end") == (1, 1)
 
 
-async def test_an_owner_finds_what_its_host_lost_and_nobody_else_does(scene: Scene) -> None:
-    job = "lost-by-ada"
-    async with older(scene.guarded, "ada") as ada, older(scene.guarded, "eve") as eve:
-        assert await mine(ada) == []
-        await give_up(ada, await begun(scene.jobs, ada, "gated", job))
-        [task] = await mine(ada)
-        assert (task["tool"], task["status"]) == ("gated", "working")
-        assert await mine(eve) == []
-        for tool in ("task_status", "task_cancel"):
-            assert (await eve.call(tool, {"task_id": task["taskId"]})).result["isError"]
-        scene.jobs.open(job)
-        told = (await ada.call("task_status", {"task_id": task["taskId"]})).result
-        assert text_of(told) == f"{job} is done"
-    async with legs(scene.guarded, token="ada") as newest:
-        listed = await newest.call("task_status")
-        assert [each["taskId"] for each in listed["structuredContent"]["tasks"]] == [task["taskId"]]
-    assert scene.jobs.count("start", job) == 1
-
-
 async def mine(client: OlderClient) -> list[dict[str, Any]]:
     """What a caller is told of its own tasks, without an id."""
     return (await client.call("task_status")).result["structuredContent"]["tasks"]

@@ -15,9 +15,9 @@ from typing import Any, Final
 
 import anyio
 import pytest
-from mcp.client.stdio import StdioServerParameters, stdio_client
+from mcp import StdioServerParameters
 from mcp.shared.exceptions import MCPError
-from mcp_types import CallToolResult, JSONRPCRequest
+from mcp_types import CallToolResult
 
 from harness.http import serving
 from harness.processes import ENVIRONMENT, ROOT
@@ -27,7 +27,6 @@ from mcp_tasks.client import TasksClient
 from tests.fallback.scenes import Person, Place, a_person, chat, facts, handle, place, text
 from tests.fallback.server import Jobs, Served, build
 
-OLDER: Final = "2025-06-18"
 SDK: Final = "mcp"
 """How the SDK's client calls itself where nobody gives it a name. It is known to wait as long as it takes."""
 
@@ -79,7 +78,7 @@ KINDS = {
     "2025-memory": Kind(door="memory", version=LEGACY),
     "2025-json": Kind(door="json", version=LEGACY, progress=True),
     "2025-stateless": Kind(door="stateless", version=LEGACY, progress=True, name=SDK),
-    "2025-06-stdio": Kind(door="stdio", version=OLDER, progress=True),
+    "2025-stdio": Kind(door="stdio", version=LEGACY, progress=True),
 }
 
 
@@ -124,38 +123,6 @@ class Visit:
         raise AssertionError(f"no error: {result}")
 
 
-class Offering:
-    """What the SDK's client writes to, which changes the version that it offers in the handshake."""
-
-    def __init__(self, write: Any) -> None:
-        self._write = write
-
-    async def send(self, message: Any) -> None:
-        """Pass a message on."""
-        told = message.message
-        if isinstance(told, JSONRPCRequest) and told.method == "initialize":
-            told.params = {**(told.params or {}), "protocolVersion": OLDER}
-        await self._write.send(message)
-
-    async def aclose(self) -> None:
-        """Close what it passes them to."""
-        await self._write.aclose()
-
-    async def __aenter__(self) -> Offering:
-        await self._write.__aenter__()
-        return self
-
-    async def __aexit__(self, *exc: Any) -> bool | None:
-        return await self._write.__aexit__(*exc)
-
-
-@asynccontextmanager
-async def pinned_pipes(parameters: StdioServerParameters) -> AsyncGenerator[tuple[Any, Any]]:
-    """A server process to which the SDK's client offers the oldest version."""
-    async with stdio_client(parameters) as (read, write):
-        yield read, Offering(write)
-
-
 @dataclass
 class World:
     """The servers: one of this process with several doors, and those of processes that serve their pipes."""
@@ -172,8 +139,6 @@ class World:
             command, *arguments = self.place.command(store="memory://")
             target = StdioServerParameters(command=command, args=arguments, env=ENVIRONMENT, cwd=ROOT)
             jobs = self.place.jobs
-            if not kind.is_modern:
-                target = pinned_pipes(target)
         async with chat(
             target,
             MODERN if kind.is_modern else "legacy",
@@ -183,7 +148,6 @@ class World:
         ) as client:
             with anyio.fail_after(PATIENCE):
                 await client.list_tools()
-            assert client.protocol_version == kind.version
             yield Visit(kind, client, jobs, person)
 
 

@@ -25,7 +25,7 @@ from mcp_tasks.errors import InvalidOption
 from mcp_tasks.fallback.options import HOSTS
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.testing.clock import NOON
-from tests.fallback.scenes import Call, Person, chat, handle, text, without_sockets
+from tests.fallback.scenes import Call, chat, handle, text, without_sockets
 from tests.fallback.server import Served, build
 from tests.unit.virtual_time import simulated, time_passes
 
@@ -174,28 +174,6 @@ async def test_task_status_waits_as_long_as_it_is_told_to_and_no_longer_than_its
             task = await served.tasks.start("gated", {"job": "job"})
             arguments = {"task_id": task.id, **({} if wanted is None else {"wait_seconds": wanted})}
             assert await answered_after(served, client.call_tool("task_status", arguments)) == about(expected, mode)
-
-
-@simulated
-@pytest.mark.parametrize("mode", ["2026-07-28", "legacy"])
-async def test_a_host_is_answered_in_time_while_its_person_thinks(mode: str) -> None:
-    served, person = served_with(), Person()
-    async with chat(served.server, mode, person=person) as client:
-        calling = asyncio.create_task(client.call_tool("asks", {"job": "job"}))
-        if mode == "legacy":
-            began = asyncio.get_running_loop().time()
-            task_id = handle(await calling, "input_required")
-            assert asyncio.get_running_loop().time() - began == pytest.approx(25, abs=0.1)
-        else:
-            # A client of the newest wire has the question, and nobody waits.
-            await time_passes(600)
-            task_id = None
-        person.ready.set()
-        if task_id is None:
-            assert text(await calling) == "Hello, Ada!"
-        else:
-            assert text(await client.call_tool("task_status", {"task_id": task_id})) == "Hello, Ada!"
-    assert person.asked == ["What is your name?"]
 
 
 @simulated

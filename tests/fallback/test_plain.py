@@ -15,12 +15,10 @@ from mcp.server.mcpserver import Context
 from mcp.shared.exceptions import MCPError
 
 from harness.http import HttpWire, http_client, serving
-from harness.lowlevel import build_lowlevel
 from harness.older import http_session
-from harness.rpc import INTERNAL_ERROR, Tasking, accept, text_of
-from harness.server import QUICK
-from mcp_tasks import Fallback, Tasks
-from tests.fallback.scenes import Call, asking, handle, legs
+from harness.rpc import INTERNAL_ERROR, accept, text_of
+from mcp_tasks import Fallback
+from tests.fallback.scenes import Call, asking, legs
 from tests.fallback.server import Served, build
 
 pytestmark = pytest.mark.anyio
@@ -85,21 +83,6 @@ async def test_a_plain_call_is_no_task_and_one_that_ends_soon_leaves_none() -> N
         assert text_of(await client.call("quick", job="job")) == "job is done"
         await anyio.sleep(0.1)  # sleep: it is forgotten after the answer
         assert (await client.call("count_tasks"))["structuredContent"] == {"result": 0}
-
-
-async def test_a_lowlevel_server_answers_every_client() -> None:
-    gate = asyncio.Event()
-    server = build_lowlevel(Tasks("memory://", settings=QUICK, fallback=SHORT), gate)
-    async with serving(server) as wire, http_session(wire) as older:
-        client = Tasking(wire, {"elicitation": {"form": {}}})
-        assert text_of(await client.call("echo", value="now")) == "now"
-        asks = Call("ask_name", {})
-        [key] = await asks.begin(client)
-        assert text_of(await asks.end(client, {key: accept(name="Ada")})) == "Hello, Ada!"
-        ids = [handle(await Call("gated", {}).end(client)), handle((await older.call("gated")).result)]
-        gate.set()
-        for task_id in ids:
-            assert text_of((await older.call("task_status", {"task_id": task_id})).result) == "through"
 
 
 async def said(served: Served, tool: str, job: str = "job") -> str:

@@ -101,15 +101,6 @@ async def test_without_a_running_server_nothing_is_called_or_started() -> None:
             pass
 
 
-async def test_the_tools_of_a_low_level_server_are_called_and_started() -> None:
-    tasks = Tasks("memory://")
-    server = build_lowlevel(tasks)
-    async with tasks.running(server):
-        called = await tasks.call("echo", {"value": "Ada"})
-        started = await tasks.start("echo", {"value": "Ada"})
-        assert (await started.wait(LIMIT)).content == called.content
-
-
 async def test_the_program_on_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
     page = ROOT / "docs" / "local.md"
     names: dict[str, Any] = {"__name__": "docs.local"}
@@ -191,12 +182,16 @@ async def test_a_server_whose_tools_must_be_tasks_refuses_clients_without_them()
         assert (await client.call_tool("never", {})).content == [TextContent(type="text", text="done")]
 
 
-async def test_a_low_level_server_has_a_default_mode_too() -> None:
+async def test_a_low_level_server_has_all_of_this_too() -> None:
     server = build_lowlevel(Tasks("memory://", default_mode="optional", settings=QUICK))
     async with Client(server, extensions=[TasksClient()]) as client:
         handle = await start_task(client, "greet", {"name": "Ada"})
         assert isinstance(handle, TaskHandle)
         assert handle.id in str((await handle.result(LIMIT)).content)
+    tasks = Tasks("memory://")
+    async with tasks.running(build_lowlevel(tasks)):
+        called, started = await tasks.call("echo", {"value": "Ada"}), await tasks.start("echo", {"value": "Ada"})
+        assert (await started.wait(LIMIT)).content == called.content
 
 
 def test_a_mode_that_is_none_is_refused() -> None:

@@ -335,7 +335,8 @@ async def test_a_silent_stream_is_kept_alive(desk: Desk) -> None:
 
 async def test_many_listeners_are_each_told_of_their_own_change(desk: Desk) -> None:
     async with AsyncExitStack() as streams:
-        server = await streams.enter_async_context(door(MemoryStore(), desk, FakeClock(), concurrency=300, limits=UNPACED))
+        room: dict[str, Any] = {"concurrency": 300, "limits": UNPACED}
+        server = await streams.enter_async_context(door(MemoryStore(), desk, FakeClock(), **room))
         client, peers = Tasking(server, EVERYTHING), dict[str, Peer]()
         for _ in range(300):
             task_id = await client.create("gated")

@@ -12,27 +12,16 @@ from typing import Any
 import anyio
 import httpx2
 import pytest
-from mcp import Client
-from mcp.client.extension import ClientExtension, NotificationBinding
-from mcp_types import (
-    Result,
-    SubscriptionFilter,
-    SubscriptionsAcknowledgedNotification,
-    SubscriptionsListenRequest,
-    SubscriptionsListenRequestParams,
-)
-from pydantic import BaseModel, ConfigDict
 
 from harness.furnished import http_process
 from harness.http import HttpWire, http_client, serving
-from harness.official import ClaimsTasks, ClientWire
-from harness.rpc import EVERYTHING, MODERN, PATIENCE, Tasking, accept, notification, text_of
-from harness.schema import check_message, check_task_notification
+from harness.rpc import EVERYTHING, PATIENCE, Tasking, accept, text_of
+from harness.schema import check_message
 from harness.server import QUICK, Desk, build
 from harness.serving import ServerProcess
 from harness.stdio import StdioWire, stdio_process
 from mcp_tasks import Tasks
-from tests.push.listening import SUBSCRIPTION, Stream, as_pushed, listen, listening, shown, timeless
+from tests.push.listening import SUBSCRIPTION, Stream, as_pushed, listen, listening, timeless
 
 pytestmark = pytest.mark.anyio
 
@@ -91,60 +80,6 @@ async def test_over_stdio_streams_share_the_channel_and_end_one_by_one() -> None
             pass
         assert _frames(wire, one.id) == before
         # The process must end although a stream is open.
-
-
-# In memory there is no JSON; the SDK's client shows what it was handed.
-
-
-class _Params(BaseModel):
-    model_config = ConfigDict(extra="allow")
-
-
-class _Hears(ClientExtension):
-    """Hears of tasks."""
-
-    identifier = "com.example/hears"
-
-    def __init__(self) -> None:
-        self.send, self.receive = anyio.create_memory_object_stream[dict[str, Any]](100)
-
-    def notifications(self) -> Sequence[NotificationBinding[Any]]:
-        return [NotificationBinding(method="notifications/tasks", params_type=_Params, handler=self._hear)]
-
-    async def _hear(self, params: _Params) -> None:
-        await self.send.send(notification("notifications/tasks", params.model_dump()))
-
-    async def note(self, message: Any) -> None:
-        """Take note of an acknowledgement."""
-        if isinstance(message, SubscriptionsAcknowledgedNotification):
-            await self.send.send(message.model_dump(by_alias=True, mode="json", exclude_none=True))
-
-
-async def test_in_memory_the_frames_are_the_same_until_the_request_is_given_up(desk: Desk) -> None:
-    hears = _Hears()
-    server = build(Tasks("memory://", settings=QUICK), desk)
-    async with (
-        Client(server, mode=MODERN, extensions=[ClaimsTasks(), hears], message_handler=hears.note) as official,
-        hears.send,
-        hears.receive,
-        anyio.create_task_group() as group,
-    ):
-        task_id = await Tasking(ClientWire(official), EVERYTHING).create("gated")
-        wanted = SubscriptionFilter.model_validate({"taskIds": [task_id, "task_unknown"]}, by_name=False)
-        request = SubscriptionsListenRequest(params=SubscriptionsListenRequestParams(notifications=wanted))
-        group.start_soon(official.session.send_request, request, Result, float("inf"))
-        with anyio.fail_after(PATIENCE):
-            acknowledged = await hears.receive.receive()
-            frames = [await hears.receive.receive()]
-            desk.gate.set()
-            while frames[-1]["params"]["status"] != "completed":
-                frames.append(await hears.receive.receive())
-        assert acknowledged["params"]["notifications"] == {"taskIds": [task_id]}
-        for frame in frames:
-            check_task_notification(frame)
-            assert frame["params"]["_meta"][SUBSCRIPTION] == acknowledged["params"]["_meta"][SUBSCRIPTION]
-        assert shown(frames[-1]["params"])["result"]["content"] == [{"type": "text", "text": "through"}]
-        group.cancel_scope.cancel()
 
 
 async def test_changes_made_by_another_process_arrive(tmp_path: Path) -> None:
