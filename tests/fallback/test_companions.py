@@ -21,13 +21,13 @@ from harness.older import http_session
 from harness.rpc import EVERYTHING, MODERN, NOTHING, PATIENCE, TASKS, request
 from harness.server import QUICK
 from harness.waiting import eventually
-from mcp_tasks import Fallback, Host, Tasks
+from mcp_tasks import Fallback, Host, Limits, Tasks
 from mcp_tasks.errors import InvalidOption, UsageError
 from mcp_tasks.model import TaskRecord, TaskRequest, TaskStatus
 from mcp_tasks.protocol.owners import Caller
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.stores.base import Page
-from tests.fallback.scenes import MODES, Person, a_person, chat, facts, handle, text
+from tests.fallback.scenes import MODES, MoodyStore, a_person, chat, facts, handle, text
 from tests.fallback.server import Served, build
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
@@ -302,6 +302,9 @@ async def test_the_newest_of_very_many_tasks_are_listed_unfinished_ones_first_an
         expected = [f"task-{number:04}" for number in (*range(3, -1, -1), *range(1_999, 1_983, -1))]
         assert [task["taskId"] for task in tasks] == expected
         assert store.listed <= 500
+        await store.fill(range(3_000, 3_200), namespace="many", status=TaskStatus.WORKING)
+        tasks = facts(await client.call_tool("task_status", {}))["tasks"]
+        assert [task["taskId"] for task in tasks] == [f"task-{number:04}" for number in range(3_199, 3_179, -1)]
 
 
 async def test_a_task_that_ends_while_tasks_are_listed_is_listed_once() -> None:
@@ -455,16 +458,23 @@ async def test_it_waits_for_whoever_answers_a_question_that_it_cannot_put() -> N
         assert rpc.text_of((await pending.reply()).result) == "Hello, Bob!"
 
 
-async def test_an_answer_that_comes_second_changes_nothing() -> None:
-    served, person = served_with(fallback=MAY_ANSWER), Person()
-    async with chat(served.server, "legacy", person=person) as client:
+async def test_an_answer_that_comes_second_or_is_too_large_changes_nothing() -> None:
+    store = MoodyStore()
+    served = served_with(store=store, fallback=MAY_ANSWER, limits=Limits(answer_bytes=1_000))
+    async with chat(served.server, "legacy") as client:
         task_id = await asked_for(client, served)
-        answers = [
-            client.call_tool("task_answer", {"task_id": task_id, "action": "accept", "content": {"name": name}})
-            for name in ("One", "Two")
-        ]
-        first, second = await asyncio.gather(*answers)
+
+        async def answered(name: str) -> CallToolResult:
+            answer = {"task_id": task_id, "action": "accept", "content": {"name": name}}
+            return await client.call_tool("task_answer", answer)
+
+        assert "The question stays open." in text(await answered("x" * 1_000))
+        with store.holding("save"):
+            answers = [asyncio.create_task(answered(name)) for name in ("One", "Two")]
+            await anyio.sleep(0.1)  # sleep: both have seen the question by then
+        first, second = [await each for each in answers]
         assert sorted([first.is_error, second.is_error]) == [False, True]
+        assert "answered or withdrawn meanwhile" in text(first if first.is_error else second)
         name = "Two" if first.is_error else "One"
         assert text(await client.call_tool("task_status", {"task_id": task_id})) == f"Hello, {name}!"
 

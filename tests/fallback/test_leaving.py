@@ -104,6 +104,7 @@ async def test_what_becomes_of_the_work_is_what_its_author_said(scene: Scene, ho
     if has_left:
         await scene.jobs.until("stopped", f"{how} dropped")
     else:
+        await anyio.sleep(2.3)  # sleep: the time in which it would be stopped, and must not
         await scene.goes_on(f"{how} dropped")
     await scene.goes_on(f"{how} gated")
 
@@ -123,20 +124,6 @@ async def test_a_caller_that_leaves_as_the_work_begins_that_it_was_asked_for_is_
         scene.jobs.open(tool)
     await scene.jobs.until(event, tool)
     assert scene.jobs.counts(tool, "start", event) == (1, 1)
-
-
-async def test_who_asks_how_the_work_is_and_leaves_does_not_stop_it(scene: Scene) -> None:
-    job = "looked-at"
-    task = await scene.served.tasks.start("dropped", {"job": job})
-    look = {"name": "task_status", "arguments": {"task_id": task.id}}
-    async with older(scene.url) as client, legs(scene.url) as newest:
-        pending = client.begin("tools/call", look)
-        leaving = asyncio.create_task(newest.ask("tools/call", look))
-        await anyio.sleep(0.3)  # sleep: both wait by then
-        await give_up(client, pending)
-        await cut(leaving)
-        await anyio.sleep(0.3)  # sleep: the time in which the work would be stopped, and must not
-    await scene.goes_on(job)
 
 
 async def test_a_leg_that_is_left_can_be_taken_again(scene: Scene) -> None:
@@ -213,21 +200,6 @@ async def test_a_cancelled_task_that_of_another_owner_and_one_of_another_tool_ar
         of_ada, again, of_eve = [await handed(each, job="whose") for each in (ada, ada, eve)]
         assert of_ada == again != of_eve
     assert [scene.jobs.count("start", job) for job in ("cancelled", "own", "whose")] == [2, 2, 2]
-
-
-async def test_work_that_two_wait_for_is_dropped_when_both_have_left(scene: Scene) -> None:
-    job = "waited-for-twice"
-    async with legs(scene.url) as client:
-        first, second = (asyncio.create_task(Call("joined_and_dropped", {"job": job}).leg(client)) for _ in range(2))
-        await scene.jobs.until("request", job, 2)
-        await scene.jobs.until("start", job)
-        await anyio.sleep(0.3)  # sleep: nobody is told when a request has joined
-        await cut(first)
-        await anyio.sleep(0.3)  # sleep: the time in which it would be stopped, and must not
-        assert scene.jobs.count("stopped", job) == 0
-        await cut(second)
-        await scene.jobs.until("stopped", job)
-    assert scene.jobs.count("start", job) == 1
 
 
 # --- servers that end -----------------------------------------------------------------------------------------------

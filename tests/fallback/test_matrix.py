@@ -301,9 +301,11 @@ async def asks_more_often_than_anybody_comes_back(visit: Visit) -> None:
         return
     result = await visit.call("asks_often", job := visit.job())
     if visit.kind.is_modern and not visit.kind.tasks:
-        task_id = assert_handle(result, "asks_often", "input_required")
+        assert_handle(result, "asks_often", "input_required")
         assert visit.jobs.count("request", job) == 9
-        result = await visit.call("task_status", task_id=task_id)
+    while "taskId" in (result.structured_content or {}):
+        # Or the time of the call was over, on a busy machine.
+        result = await visit.call("task_status", task_id=facts(result)["taskId"])
     assert text(result) == ", ".join(["Ada"] * 12)
     assert visit.jobs.count("start", job) == 1
     asked = [asked for asked in visit.person.asked if asked.startswith("Name number")]

@@ -219,6 +219,30 @@ async def test_a_host_over_http_is_not_taken_for_one_that_starts_the_server_and_
             assert asyncio.get_running_loop().time() - began == pytest.approx(expected, abs=0.1)
 
 
+# --- callers that leave --------------------------------------------------------------------------------------------
+
+
+@simulated
+@pytest.mark.parametrize("mode", ["2026-07-28", "legacy"])
+async def test_the_work_stops_when_all_have_left_who_want_it_and_not_when_one_does_who_only_looks(mode: str) -> None:
+    served = build()
+    async with chat(served.server, mode) as one, chat(served.server, mode) as two:
+        first, second = [
+            asyncio.create_task(each.call_tool("joined_and_dropped", {"job": "job"})) for each in (one, two)
+        ]
+        await time_passes(1)
+        [task] = [task async for task in served.tasks.list_all(everybody=True)]
+        looking = asyncio.create_task(one.call_tool("task_status", {"task_id": task.id}))
+        await time_passes(1)
+        for leaving in (looking, first):
+            leaving.cancel()
+            await time_passes(10)
+            assert served.jobs.counts("job", "start", "stopped") == (1, 0)
+        second.cancel()
+        await time_passes(10)
+        assert served.jobs.counts("job", "start", "stopped") == (1, 1)
+
+
 # --- signs of life --------------------------------------------------------------------------------------------------
 
 

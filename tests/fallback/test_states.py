@@ -19,6 +19,7 @@ from typing import Any, cast
 
 import anyio
 import pytest
+from mcp.server.request_state import AESGCMRequestStateCodec
 
 from harness.cipher import AesCipher
 from harness.rpc import INVALID_PARAMS, Tasking, accept, text_of
@@ -135,6 +136,9 @@ async def test_a_state_is_for_its_owner_and_expires() -> None:
         ada, again, eve = [Tasking(wire.as_user(token), ASKABLE) for token in ("ada", "ada-again", "eve")]
         call = await begun(ada)
         assert [await is_taken(each, call) for each in (ada, again, eve)] == [True, True, False]
+        # Also where there is no task yet.
+        before = await begun(ada, "asks_before", job="job")
+        assert [await is_taken(each, before) for each in (ada, eve)] == [True, False]
         clock.advance(timedelta(minutes=10) - timedelta(microseconds=1))
         assert await is_taken(ada, call)
         clock.advance(timedelta(microseconds=1))
@@ -329,6 +333,26 @@ async def test_there_are_never_more_than_some_keys(caplog: pytest.LogCaptureFixt
         [said] = [record for record in caplog.records if "rotate less often" in record.getMessage()]
         assert said.levelno == logging.WARNING
         assert [await is_taken(client, call) for call in calls] == [False, *[True] * 31]
+
+
+async def test_what_another_release_sealed_or_left_out_under_our_key_is_refused() -> None:
+    store = MemoryStore()
+    async with client_of(at_once(store)) as client:
+        call = await begun(client)
+        [key] = json.loads(await store.note("fallback", NOTE) or b"")["keys"]
+        codec = AESGCMRequestStateCodec([base64.b64decode(key["secret"])])
+        before, _, sealed = call.state.partition(key["id"] + ".")
+        fields = json.loads(codec.unseal(sealed))
+        payloads: list[Any] = [[], None, {}, {**fields, "version": 2}, {**fields, "expires": 10**40}]
+        # Here there is no owner, and so none that could be left out.
+        for name in fields.keys() - {"owner"}:
+            payloads.append({other: value for other, value in fields.items() if other != name})
+            payloads += [{**fields, name: []}, {**fields, name: {}}]
+        raw = [b"", b"\xff", b"[" * 100_000, *(json.dumps(each).encode() for each in payloads)]
+        for payload in raw:
+            state = f"{before}{key['id']}.{codec.seal(payload)}"
+            assert not await is_taken(client, call, state=state), payload[:200]
+        assert await is_taken(client, call, state=f"{before}{key['id']}.{codec.seal(json.dumps(fields).encode())}")
 
 
 # --- a store that fails ---------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from harness.server import QUICK, Desk, build
 from mcp_tasks import Tasks
 from mcp_tasks.client import TasksClient
 from mcp_tasks.stores.memory import MemoryStore
-from tests.push.listening import TASKS, TOOLS_CHANGED, Stream, as_pushed, listen, listening
+from tests.push.listening import TASKS, TOOLS_CHANGED, Stream, as_pushed, listen, listening, timeless
 
 pytestmark = pytest.mark.anyio
 
@@ -53,7 +53,7 @@ async def test_finished_tasks_are_told_with_their_outcome_in_the_order_asked(cli
     async with listening(wire, [*ids, *(f"task_unknown_{number}" for number in range(100 - len(ids)))]) as stream:
         assert await stream.acknowledged() == {"taskIds": ids}
         states = [await stream.task() for _ in ids]
-        assert states == [as_pushed(await client.get(task_id)) for task_id in ids]
+        assert [timeless(state) for state in states] == [timeless(as_pushed(await client.get(each))) for each in ids]
 
 
 async def test_after_the_end_nothing_more_is_told(client: Tasking, wire: HttpWire, desk: Desk) -> None:
