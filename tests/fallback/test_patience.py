@@ -20,6 +20,7 @@ from mcp.server.mcpserver import Context
 from harness.http import initialize
 from harness.processes import ROOT
 from harness.rpc import NOTHING, Tasking
+from harness.server import QUICK
 from mcp_tasks import Fallback, Host, Tasks
 from mcp_tasks.errors import InvalidOption
 from mcp_tasks.fallback.options import HOSTS
@@ -47,13 +48,14 @@ def simulated_now() -> Any:
 
 
 def served_with(**options: Any) -> Served:
-    return build(clock=simulated_now, **options)
+    # A look now and then: thousands of seconds go by.
+    return build(clock=simulated_now, settings=QUICK, **options)
 
 
 async def answered_after(served: Served, calling: Any) -> float | None:
     """Seconds until the call is answered that the tool still runs; None if it is answered with the tool's result."""
     began = asyncio.get_running_loop().time()
-    asyncio.get_running_loop().call_later(1_000, served.jobs.open, "job")
+    asyncio.get_running_loop().call_later(400, served.jobs.open, "job")
     result = await calling
     if text(result) == "job is done":
         return None

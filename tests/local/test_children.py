@@ -20,7 +20,7 @@ from mcp_types import CallToolResult
 from harness.waiting import eventually
 from mcp_tasks import Tasks, current_task
 from mcp_tasks.client import TaskFailed
-from mcp_tasks.errors import TaskWasCancelled, WaitTimedOut
+from mcp_tasks.errors import ResultExpired, TaskWasCancelled, WaitTimedOut
 from mcp_tasks.model.record import TaskRecord, TaskRequest, TaskStatus
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.testing import TaskTester
@@ -226,6 +226,35 @@ async def test_a_child_that_was_kept_but_not_journalled_is_found_again(key: str 
         assert text(await tester.result(task)) == [store.kept[0], "Ann of None"]
         assert set(store.kept) == {store.kept[0]}
         assert family.born == ["Ann"]
+
+
+@pytest.mark.requirement("local/child-once")
+async def test_a_child_that_has_expired_is_not_started_again_by_the_next_run_of_its_parent() -> None:
+    async def body(family: Family, ctx: Context) -> Any:
+        if store.kept:
+            await family.gate.wait()
+        child = await family.tasks.start("child", {"name": "Ann"}, ttl=timedelta(seconds=1))
+        try:
+            return [child.id, text(await child.wait())]
+        except ResultExpired as exc:
+            return [child.id, str(exc)]
+
+    family = Family(body)
+    tester = TaskTester(family.server, family.tasks)
+    tester.store = store = DyingStore()
+    async with tester:
+        task = await tester.call("parent")
+        await eventually(lambda: store.kept)
+        await tester.crash()
+        # The child runs, ends, and its result expires before the parent goes on.
+        await tester.finish(store.kept[0])
+        tester.clock.advance(timedelta(seconds=2))
+        await tester.runtime.janitor.sweep()
+        assert await store.get(store.kept[0]) is None
+        family.gate.set()
+        child, said = text(await tester.result(task))
+        assert (child, family.born) == (store.kept[0], ["Ann"])
+        assert "is gone: its ttl was over" in said
 
 
 @pytest.mark.requirement("local/child-once")

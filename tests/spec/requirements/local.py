@@ -144,10 +144,10 @@ REQUIREMENTS = (
         source="guide",
         era="2025-11-25",
         tests=(
+            "local/test_children::test_a_child_that_has_expired_is_not_started_again_by_the_next_run_of_its_parent",
             "local/test_children::test_a_child_that_was_kept_but_not_journalled_is_found_again",
             "local/test_children::test_a_parent_that_runs_again_finds_its_children_and_starts_none_twice",
             "local/test_children::test_under_one_key_a_task_has_one_child",
-            "local/test_killed::test_a_child_that_has_expired_is_not_started_again_by_the_next_run_of_its_parent",
         ),
     ),
     Requirement(
