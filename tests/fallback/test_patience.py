@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -28,7 +29,8 @@ from mcp_tasks.stores import MemoryStore
 from mcp_tasks.testing.clock import NOON
 from tests.fallback.scenes import Call, chat, handle, text, without_sockets
 from tests.fallback.server import Served, build
-from tests.unit.virtual_time import simulated, time_passes
+from tests.unit import virtual_time
+from tests.unit.virtual_time import time_passes
 
 pytestmark = pytest.mark.anyio
 
@@ -36,6 +38,17 @@ NO_WORKER = "Waiting for a worker: none is running"
 
 FOREVER = None
 """A call that is answered when its tool has ended, and not before."""
+
+
+@pytest.fixture
+async def one_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No time goes by but that which is simulated, however busy the machine is."""
+    monkeypatch.setattr(time, "monotonic", asyncio.get_running_loop().time)
+
+
+def simulated(test: Any) -> Any:
+    """Run the test in simulated time, by all clocks."""
+    return pytest.mark.usefixtures("one_clock")(virtual_time.simulated(test))
 
 
 def seconds(number: float) -> timedelta:
@@ -113,8 +126,8 @@ HOSTS_HERE = {
 async def test_a_call_is_answered_well_before_its_host_gives_up(
     name: str, modern: tuple[float, int], older: float | None
 ) -> None:
-    served = served_with(hosts=HOSTS_HERE)
     for mode, expected in (("2026-07-28", modern[0]), ("legacy", older)):
+        served = served_with(hosts=HOSTS_HERE)
         async with chat(served.server, mode, name=name) as client:
             calling = client.call_tool("gated", {"job": "job"}, progress_callback=heard)
             assert await answered_after(served, calling) == about(expected, mode)
@@ -170,8 +183,8 @@ async def test_an_author_says_how_long_calls_wait(
 async def test_task_status_waits_as_long_as_it_is_told_to_and_no_longer_than_its_host(
     name: str, wanted: float | None, modern: float, older: float
 ) -> None:
-    served = served_with(hosts=HOSTS_HERE)
     for mode, expected in (("2026-07-28", modern), ("legacy", older)):
+        served = served_with(hosts=HOSTS_HERE)
         async with chat(served.server, mode, name=name) as client:
             task = await served.tasks.start("gated", {"job": "job"})
             arguments = {"task_id": task.id, **({} if wanted is None else {"wait_seconds": wanted})}
