@@ -144,6 +144,12 @@ class Call:
         assert result["resultType"] == "input_required", result
         return result.get("inputRequests", {})
 
+    async def asked(self, client: Tasking) -> dict[str, Any]:
+        """The questions of a call that asks: not with its first request, where the tool had no time to begin."""
+        while not (questions := await self.begin(client)):
+            pass
+        return questions
+
     async def end(self, client: Tasking, answers: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Come back until there is a result."""
         with anyio.fail_after(PATIENCE):

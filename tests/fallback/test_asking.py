@@ -198,6 +198,7 @@ async def test_another_session_is_asked_as_well_once_the_call_is_over_and_the_fi
 
 
 @simulated
+@pytest.mark.usefixtures("one_clock")
 async def test_a_client_may_be_asked_again_when_it_has_said_nothing_for_long() -> None:
     # Some clients close a dialog with the call that it came on, and say nothing.
     served, people = build(settings=QUICK), list[asyncio.Future[Any]]()

@@ -66,7 +66,7 @@ async def test_a_leg_that_is_repeated_resumes_and_starts_nothing(scene: Scene) -
 
 async def test_an_answer_that_is_repeated_counts_once_and_is_not_asked_for_again(scene: Scene) -> None:
     call = Call("asks", {"job": "answered-twice"})
-    [key] = await call.begin(scene.one)
+    [key] = await call.asked(scene.one)
     twin = replace(call)
     assert text_of(await call.end(scene.one, {key: accept(name="Ada")})) == "Hello, Ada!"
     assert text_of(await twin.end(scene.other, {key: accept(name="Eve")})) == "Hello, Ada!"
@@ -91,7 +91,7 @@ async def test_odd_answers_break_nothing(scene: Scene) -> None:
     for name, given in ODD_ANSWERS.items():
         job = f"odd-{name.replace(' ', '-')}"
         call = Call("asks", {"job": job})
-        [key] = await call.begin(scene.one)
+        [key] = await call.asked(scene.one)
         answers: Any = {key if each == "KEY" else each: value for each, value in given.items()} if given else given
         params = {"name": "asks", "arguments": call.arguments, "requestState": call.state, "inputResponses": answers}
         reply = await scene.one.ask("tools/call", params)
@@ -123,7 +123,7 @@ async def test_progress_grows_from_leg_to_leg_in_whichever_process(scene: Scene)
 async def test_answers_that_come_three_times_start_the_work_once(scene: Scene, tool: str) -> None:
     job = f"thrice-{tool}"
     call = Call(tool, {"job": job})
-    [key] = await call.begin(scene.one)
+    [key] = await call.asked(scene.one)
     answers = {key: accept(name="Ada")}
     twins = [replace(call) for _ in range(3)]
     # Two at once, and one when the work has been going on for a while.
@@ -140,7 +140,7 @@ async def test_answers_that_come_three_times_start_the_work_once(scene: Scene, t
 
 async def test_parameters_are_asked_for_in_turn_in_whichever_process(scene: Scene) -> None:
     call = Call("asks_before_twice", {"job": "in-turn"})
-    [name] = await call.begin(scene.one)
+    [name] = await call.asked(scene.one)
     second = (await call.leg(scene.other, {name: accept(name="Ada")})).result["inputRequests"]
     [(age, question)] = second.items()
     assert question["params"]["message"] == "How old is Ada?"
@@ -153,7 +153,7 @@ async def test_parameters_are_asked_for_in_turn_in_whichever_process(scene: Scen
 
 async def test_calls_that_were_answered_otherwise_are_not_joined(scene: Scene) -> None:
     calls = [Call("asks_before_joined", {"job": "same"}) for _ in range(2)]
-    keys = [next(iter(await call.begin(scene.one))) for call in calls]
+    keys = [next(iter(await call.asked(scene.one))) for call in calls]
     for call, key, name in zip(calls, keys, ("Ada", "Bob"), strict=True):
         await call.leg(scene.one, {key: accept(name=name)})
     await scene.jobs.until("start", "same", 2)
@@ -312,7 +312,7 @@ async def test_a_leg_that_finds_the_store_away_or_slow_is_told_to_come_back(mood
 
 async def test_an_answer_that_cannot_be_written_yet_is_not_asked_for_again(moody: Moody) -> None:
     call = Call("asks", {"job": "answered"})
-    [key] = await call.begin(moody.client)
+    [key] = await call.asked(moody.client)
     with moody.store.failing("save"):
         # The one that brings it, and the next, which finds the question as open as it was.
         for answers in ({key: accept(name="Ada")}, None):

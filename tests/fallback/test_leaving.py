@@ -115,7 +115,7 @@ async def test_a_caller_that_leaves_as_the_work_begins_that_it_was_asked_for_is_
 ) -> None:
     async with legs(scene.url) as client:
         call = Call(tool, {"job": tool})
-        [key] = await call.begin(client)
+        [key] = await call.asked(client)
         leaving = asyncio.create_task(call.leg(client, {key: {"action": "accept", "content": {"name": "Ada"}}}))
         await scene.jobs.until("start", tool)
         await cut(leaving)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -38,12 +37,6 @@ NO_WORKER = "Waiting for a worker: none is running"
 
 FOREVER = None
 """A call that is answered when its tool has ended, and not before."""
-
-
-@pytest.fixture
-async def one_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No time goes by but that which is simulated, however busy the machine is."""
-    monkeypatch.setattr(time, "monotonic", asyncio.get_running_loop().time)
 
 
 def simulated(test: Any) -> Any:

@@ -76,7 +76,7 @@ async def test_a_plain_call_is_no_task_and_one_that_ends_soon_leaves_none() -> N
         assert text_of((await calling).result) == "job is done"
         # What asks by returning has a state of the SDK's own.
         call = Call("asks_by_returning", {"job": "job"})
-        [key] = await call.begin(client)
+        [key] = await call.asked(client)
         assert not call.state.startswith("mcp-tasks.")
         assert text_of(await call.end(client, {key: accept(name="Ada")})) == "Ada: job is done, with 4 characters"
     async with asking(build()) as client:

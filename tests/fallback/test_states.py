@@ -209,7 +209,7 @@ async def test_a_state_of_the_tools_own_may_be_as_large_as_in_a_plain_call_and_n
     served.jobs.open("large")
     async with client_of(served) as client:
         call = Call("asks_by_returning", {"job": "large", "size": 300_000})
-        [key] = await call.begin(client)
+        [key] = await call.asked(client)
         assert text_of(await call.end(client, {key: accept(name="Ada")})) == (
             "Ada: large is done, with 300006 characters"
         )
