@@ -1,467 +1,408 @@
-"""Questions of a task on an open call of an older client: each asked once, answered also when the call is over."""
+"""Questions of a task on the open call of an older client: each asked once, answered also when the call is over."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, cast
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
 
 import anyio
 import pytest
-from mcp.client import Client
-from mcp.client.context import ClientRequestContext
-from mcp.client.stdio import StdioServerParameters, stdio_client
-from mcp_types import ElicitRequestParams, ElicitResult, TextContent
 
-from harness.forking import piped
-from harness.http import HttpWire, serving
-from harness.older import (
-    ASKABLE,
-    Arrived,
-    HttpClient,
-    OlderClient,
-    Pending,
-    http_session,
-    pipe_session,
-)
-from harness.processes import ROOT
-from harness.rpc import PATIENCE
-from harness.server import Desk
+from harness.http import HttpWire, http_client, serving
+from harness.older import ASKABLE, Arrived, HttpClient, OlderClient, Pending, http_session, pipe_session
+from harness.rpc import NOTHING, PATIENCE, text_of
+from harness.server import QUICK
 from harness.stdio import stdio_process
-from mcp_tasks.fallback import questions as asked
-from mcp_tasks.fallback.questions import asked_by
-from tests.fallback.waiting_server import waiting_server
+from harness.waiting import eventually
+from mcp_tasks import Fallback
+from tests.fallback.scenes import MODULE, Person, a_person, chat, handle, place, text
+from tests.fallback.server import Jobs, Served, build
+from tests.unit.virtual_time import simulated, time_passes
 
 pytestmark = pytest.mark.anyio
 
 ELICIT = "elicitation/create"
 CANCELLED = "notifications/cancelled"
-MODULE = "tests.fallback.waiting_server"
 A_WHILE = 0.3
-"""How long a test waits for what must not happen; and how long a call waits that is to be over before its answer."""
+"""How long a test waits for what must not happen."""
 
-NOBODY: Mapping[str, Any] = {}
-
-
-@asynccontextmanager
-async def connected(transport: str, capabilities: Mapping[str, Any] = ASKABLE) -> AsyncGenerator[OlderClient]:
-    """A session of 2025-11-25, or over pipes of the version before, with a server of its own."""
-    if transport == "http":
-        async with waiting_server() as (server, _), serving(server) as wire, http_session(wire, capabilities) as client:
-            yield client
-    else:
-        version = "2025-06-18" if transport == "stdio, 2025-06-18" else "2025-11-25"
-        async with stdio_process(module=MODULE) as wire, pipe_session(wire, capabilities, version=version) as client:
-            yield client
+LONG = Fallback(wait=timedelta(seconds=PATIENCE))
+SHORT = Fallback(wait=timedelta(seconds=0.4))
+"""Calls that are over before anybody answers."""
 
 
-@asynccontextmanager
-async def served(desk: Desk | None = None) -> AsyncGenerator[HttpWire]:
-    async with waiting_server(desk) as (server, _), serving(server) as wire:
-        yield wire
+@dataclass
+class Session:
+    """A session of an older client, with what its server does."""
 
+    client: OlderClient
+    jobs: Jobs
+    served: Served | None = None
 
-def begin(client: OlderClient, tool: str, *, seconds: float = PATIENCE, **arguments: Any) -> Pending:
-    """Call a tool, and wait for it so long."""
-    return client.begin("tools/call", {"name": tool, "arguments": arguments, "_meta": {"seconds": seconds}})
+    def begin(self, tool: str, **arguments: Any) -> Pending:
+        """Call a tool."""
+        return self.client.begin("tools/call", {"name": tool, "arguments": {"job": "job", **arguments}})
+
+    def look(self, task_id: str, **arguments: Any) -> Pending:
+        """Wait for a task."""
+        return self.client.begin("tools/call", {"name": "task_status", "arguments": {"task_id": task_id, **arguments}})
+
+    async def gave_up(self, tool: str, **arguments: Any) -> str:
+        """The task of a call that was over before anybody answered the question."""
+        pending = self.begin(tool, **arguments)
+        await self.question()
+        return handle((await pending.reply()).result, "input_required")
+
+    def questions(self, method: str = ELICIT) -> list[Arrived]:
+        return [seen for seen in self.client.arrived if seen.method == method]
+
+    async def question(self, number: int = 1, method: str = ELICIT) -> Arrived:
+        """The first question of a kind, or a later one."""
+        await self.client.wait_for(lambda _: len(self.questions(method)) >= number)
+        return self.questions(method)[number - 1]
+
+    async def accept(self, question: Arrived, **content: Any) -> None:
+        await self.client.answer(question, {"action": "accept", "content": content})
+
+    def was_told_of_the_end_of(self, question: Arrived) -> bool:
+        """Whether the client was told that nobody waits for the answer."""
+        ended = [seen.params["requestId"] for seen in self.client.arrived if seen.method == CANCELLED]
+        return question.message["id"] in ended
 
 
 async def said(call: Pending) -> str:
-    return (await call.reply()).result["content"][0]["text"]
+    return text_of((await call.reply()).result)
 
 
-async def call(client: OlderClient, tool: str, *, seconds: float = PATIENCE, **arguments: Any) -> str:
-    """The text that a call of a tool is answered with."""
-    return await said(begin(client, tool, seconds=seconds, **arguments))
+@asynccontextmanager
+async def connected(
+    transport: str, ways: Fallback = SHORT, capabilities: Mapping[str, Any] = ASKABLE
+) -> AsyncGenerator[Session]:
+    """A session of 2025-11-25, or over pipes of the version before, with a server of its own."""
+    if transport == "http":
+        served = build(fallback=ways)
+        async with serving(served.server) as wire, http_session(wire, capabilities) as client:
+            yield Session(client, served.jobs, served)
+        return
+    with place() as here:
+        config = here.config(store="memory://", fallback={"wait": ways.wait.total_seconds()})
+        version = "2025-06-18" if transport == "older stdio" else "2025-11-25"
+        async with (
+            stdio_process(config, module=MODULE) as wire,
+            pipe_session(wire, capabilities, version=version) as it,
+        ):
+            yield Session(it, here.jobs)
 
 
-async def gave_up(client: OlderClient, tool: str) -> str:
-    """The task of a call that was over before anybody answered the question."""
-    status, task_id = (await call(client, tool, seconds=A_WHILE)).split()
-    assert status == "input_required"
-    return task_id
-
-
-async def request(client: OlderClient, number: int = 1, method: str = ELICIT) -> Arrived:
-    """The first question of a kind, or a later one."""
-    return await client.wait_for(
-        lambda seen: seen.method == method and requests(client, method).index(seen) == number - 1
-    )
-
-
-def requests(client: OlderClient, method: str = ELICIT) -> list[Arrived]:
-    return [seen for seen in client.arrived if seen.method == method]
-
-
-async def accept(client: OlderClient, question: Arrived, **content: Any) -> None:
-    await client.answer(question, {"action": "accept", "content": content})
-
-
-async def cancelled(client: OlderClient, question: Arrived) -> None:
-    """Return when the client has been told that nobody waits for the answer."""
-    await client.wait_for(lambda seen: cancels(seen, question))
-
-
-def cancels(seen: Arrived, question: Arrived) -> bool:
-    return seen.method == CANCELLED and seen.params["requestId"] == question.message["id"]
-
-
-async def settles(client: OlderClient) -> None:
-    """Return when nothing is left of any question on the server."""
-    with anyio.fail_after(PATIENCE):
-        while await call(client, "questions") != "none":  # noqa: ASYNC110 - what the server has is what is tested
-            await anyio.sleep(0.02)
+@asynccontextmanager
+async def two_sessions(ways: Fallback = SHORT) -> AsyncGenerator[tuple[Session, Session]]:
+    served = build(fallback=ways)
+    async with serving(served.server) as wire, http_session(wire) as one, http_session(wire) as two:
+        yield Session(one, served.jobs, served), Session(two, served.jobs, served)
 
 
 both = pytest.mark.parametrize("transport", ["http", "stdio"])
 
 
-# As in a plain call
+# --- as in a plain call ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("transport", ["http", "stdio", "stdio, 2025-06-18"])
-async def test_a_question_is_asked_on_the_call_as_a_plain_call_asks_it(transport: str) -> None:
-    async with connected(transport) as client:
-        waiting = begin(client, "ask_name")
-        question = await request(client)
-        assert question.params["message"] == "What is your name?"
-        assert question.params.keys() <= {"mode", "message", "requestedSchema"}
-        assert question.stream == ("tools/call" if transport == "http" else "the session's own")
-        await accept(client, question, name="Ada")
-        assert await said(waiting) == "Hello, Ada!"
-        assert len(requests(client)) == 1
-        await settles(client)
-
-
-@both
-async def test_sampling_and_roots_are_asked_as_well(transport: str) -> None:
-    async with connected(transport) as client:
-        model, roots = begin(client, "ask_model"), begin(client, "ask_roots")
-        content = {"type": "text", "text": "42"}
-        await client.answer(
-            await request(client, method="sampling/createMessage"),
-            {"role": "assistant", "content": content, "model": "m"},
-        )
-        question = await request(client, method="roots/list")
-        assert question.params == {}
-        await client.answer(question, {"roots": [{"uri": "file:///home"}]})
-        assert [await said(model), await said(roots)] == ["42", "file:///home"]
-
-
-async def test_a_question_that_could_be_a_task_of_the_client_is_asked_plainly() -> None:
+@pytest.mark.parametrize("transport", ["http", "older stdio"])
+async def test_questions_are_asked_on_the_call_as_a_plain_call_asks_them(transport: str) -> None:
     hosting: dict[str, Any] = {**ASKABLE, "tasks": {"requests": {"elicitation": {"create": {}}}}}
-    async with connected("http", hosting) as client:
-        waiting = begin(client, "ask_as_task")
-        question = await request(client)
-        assert question.params.keys() <= {"mode", "message", "requestedSchema"}
-        await accept(client, question, name="Ada")
-        assert await said(waiting) == "Hello, Ada!"
+    async with connected(transport, LONG, hosting) as it:
+        waiting = it.begin("asks_both")
+        asked = {each.params["message"]: each for each in (await it.question(), await it.question(2))}
+        for each in asked.values():
+            # Also where it could be a task of the client.
+            assert each.params.keys() <= {"mode", "message", "requestedSchema"}
+            assert each.stream == ("tools/call" if transport == "http" else "the session's own")
+        await it.accept(asked["Your age?"], age=36)
+        await it.accept(asked["Your name?"], name="Ada")
+        assert await said(waiting) == "name='Ada' age=36"
+        waiting = it.begin("asks_the_client")
+        question = await it.question(method="sampling/createMessage")
+        content = {"type": "text", "text": "42"}
+        await it.client.answer(question, {"role": "assistant", "content": content, "model": "m"})
+        question = await it.question(method="roots/list")
+        assert question.params == {}
+        await it.client.answer(question, {"roots": [{"uri": "file:///home"}]})
+        assert await said(waiting) == "42 in file:///home"
+        assert len(it.questions()) == 2
+
+
+async def test_an_error_of_the_client_or_an_answer_that_does_not_fit_is_for_the_tool_to_see() -> None:
+    async with connected("http", LONG) as it:
+        waiting = it.begin("insists")
+        await it.client.refuse(await it.question(), -1, "User rejected it")
+        assert await said(waiting) == "-1 User rejected it"
+        misfits: list[dict[str, Any]] = [{}, {"action": "agree"}, {"action": "accept", "content": {"name": 7}}]
+        for number, misfit in enumerate(misfits, 2):
+            waiting = it.begin("insists")
+            await it.client.answer(await it.question(number), misfit)
+            assert (await said(waiting)).startswith("-32602 The answer to ")
+        assert len(it.questions()) == 4
+
+
+async def test_a_timeout_of_the_tool_is_not_cut_short_because_its_caller_speaks_no_tasks() -> None:
+    for mode in ("legacy", "2026-07-28"):
+        served = build(fallback=Fallback(answer_within=timedelta(milliseconds=1)))
+        async with chat(served.server, mode, person=a_person()) as client:
+            assert text(await client.call_tool("asks_with_time", {"job": "job"})) == "Hello, Ada!"
+
+
+# --- when the call is over ------------------------------------------------------------------------------------------
 
 
 @both
-async def test_two_questions_at_once_are_both_asked(transport: str) -> None:
-    async with connected(transport) as client:
-        waiting = begin(client, "ask_both")
-        by_text = {each.params["message"]: each for each in (await request(client), await request(client, 2))}
-        await accept(client, by_text["Your age?"], age=36)
-        await accept(client, by_text["Your name?"], name="Ada")
-        assert await said(waiting) == "Ada is 36"
-
-
-@both
-async def test_an_error_of_the_client_is_for_the_tool_to_see(transport: str) -> None:
-    async with connected(transport) as client:
-        waiting = begin(client, "insist")
-        await client.refuse(await request(client), -1, "User rejected it")
-        assert await said(waiting) == "-1 User rejected it None"
-        assert len(requests(client)) == 1
-
-
-@pytest.mark.parametrize(
-    "misfit",
-    [{}, {"action": "agree"}, {"action": "accept", "content": {"name": 7}}],
-    ids=["empty", "action", "content"],
-)
-async def test_an_answer_that_does_not_fit_is_an_error_for_the_tool(misfit: dict[str, Any]) -> None:
-    async with connected("http") as client:
-        waiting = begin(client, "insist")
-        await client.answer(await request(client), misfit)
-        assert (await said(waiting)).startswith("-32602 The answer to ")
-        assert len(requests(client)) == 1
-
-
-# When the call is over
-
-
-@both
-async def test_an_answer_counts_although_the_call_is_over(transport: str) -> None:
-    async with connected(transport) as client:
-        task_id = await gave_up(client, "ask_name")
-        await accept(client, await request(client), name="Ada")
-        assert await call(client, "wait", task_id=task_id) == "Hello, Ada!"
-        await settles(client)
-
-
-@both
-async def test_a_refusal_counts_although_the_call_is_over(transport: str) -> None:
-    async with connected(transport) as client:
-        task_id = await gave_up(client, "insist")
-        await client.refuse(await request(client), -1, "User rejected it")
-        assert await call(client, "wait", task_id=task_id) == "-1 User rejected it None"
+async def test_an_answer_or_a_refusal_counts_although_the_call_is_over(transport: str) -> None:
+    async with connected(transport) as it:
+        task_id = await it.gave_up("asks")
+        await it.accept(await it.question(), name="Ada")
+        assert await said(it.look(task_id)) == "Hello, Ada!"
+        task_id = await it.gave_up("insists")
+        await it.client.refuse(await it.question(2), -1, "User rejected it")
+        assert await said(it.look(task_id)) == "-1 User rejected it"
 
 
 @both
 async def test_a_client_that_has_a_question_is_not_asked_again_by_the_calls_that_follow(transport: str) -> None:
-    async with connected(transport) as client:
-        task_id = await gave_up(client, "ask_name")
+    async with connected(transport) as it:
+        task_id = await it.gave_up("asks")
         for _ in range(3):
-            assert await call(client, "wait", task_id=task_id, seconds=0.05) == f"input_required {task_id}"
-        waiting = begin(client, "wait", task_id=task_id)
+            told = (await it.look(task_id, wait_seconds=0.05).reply()).result
+            assert handle(told, "input_required") == task_id
+        calls = [it.look(task_id) for _ in range(2)]
         await anyio.sleep(A_WHILE)  # sleep: the time in which it would be asked again
-        [question] = requests(client)
-        await accept(client, question, name="Ada")
-        assert await said(waiting) == "Hello, Ada!"
-
-
-@both
-async def test_of_two_calls_that_wait_for_a_task_one_asks(transport: str) -> None:
-    async with connected(transport) as client:
-        task_id = await gave_up(client, "ask_name")
-        calls = [begin(client, "wait", task_id=task_id) for _ in range(2)]
-        await anyio.sleep(A_WHILE)  # sleep: the time in which it would be asked again
-        [question] = requests(client)
-        await accept(client, question, name="Ada")
+        [question] = it.questions()
+        await it.accept(question, name="Ada")
         assert [await said(each) for each in calls] == ["Hello, Ada!"] * 2
 
 
-async def test_a_question_on_an_open_call_is_not_asked_in_another_session() -> None:
-    async with served() as wire, http_session(wire) as one, http_session(wire) as two:
-        task_id = await gave_up(one, "ask_name")
-        first = begin(two, "wait", task_id=task_id)
-        # The call that asked is over, and who has it now may be somebody else.
-        question = await request(two)
-        second = begin(one, "wait", task_id=task_id)
-        await anyio.sleep(A_WHILE)  # sleep: the time in which it would be asked again
-        assert len(requests(one)) == len(requests(two)) == 1
-        await accept(two, question, name="Ada")
-        assert [await said(each) for each in (first, second)] == ["Hello, Ada!"] * 2
+async def test_another_session_is_asked_as_well_once_the_call_is_over_and_the_first_answer_counts() -> None:
+    async with two_sessions() as (one, two):
+        task_id = await one.gave_up("asks")
+        # Who has it now may be somebody else.
+        looks = [two.look(task_id)]
+        again = await two.question()
+        looks.append(one.look(task_id))
+        await anyio.sleep(A_WHILE)  # sleep: the time in which the first would be asked again
+        assert len(one.questions()) == len(two.questions()) == 1
+        await one.accept(await one.question(), name="Ada")
+        assert [await said(each) for each in looks] == ["Hello, Ada!"] * 2
+        assert two.was_told_of_the_end_of(again)
 
 
-async def test_the_first_answer_counts_and_the_question_is_cancelled_where_it_is_still_open() -> None:
-    async with served() as wire, http_session(wire) as one, http_session(wire) as two:
-        task_id = await gave_up(one, "ask_name")
-        waiting = begin(two, "wait", task_id=task_id)
-        again = await request(two)
-        await accept(one, await request(one), name="Ada")
-        assert await said(waiting) == "Hello, Ada!"
-        assert any(cancels(seen, again) for seen in two.arrived)
-        await settles(one)
+@simulated
+@pytest.mark.usefixtures("one_clock")
+async def test_a_client_may_be_asked_again_when_it_has_said_nothing_for_long() -> None:
+    # Some clients close a dialog with the call that it came on, and say nothing.
+    served, people = build(settings=QUICK), list[asyncio.Future[Any]]()
 
+    async def person(context: Any, params: Any) -> Any:
+        people.append(asyncio.get_running_loop().create_future())
+        return await people[-1]
 
-async def test_a_client_may_be_asked_again_when_it_has_said_nothing_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asked, "AGAIN_AFTER", 0.0)
-    async with served() as wire, http_session(wire) as client:
-        task_id = await gave_up(client, "ask_name")
-        for _ in range(asked.MAX_EARLIER + 1):
-            await call(client, "wait", task_id=task_id, seconds=0.05)
-        assert len(requests(client)) == asked.MAX_EARLIER + 2
+    async with chat(served.server, "legacy", person=person) as client:
+        task_id = handle(await client.call_tool("insists", {"job": "job"}), "input_required")
+        for number in range(1, 7):
+            handle(await client.call_tool("task_status", {"task_id": task_id}), "input_required")
+            assert len(people) == number
+            await time_passes(301)
         # Of so many, the first are not waited for any more; any other answers it.
-        await accept(client, requests(client)[0], name="Nobody")
-        await accept(client, requests(client)[2], name="Ada")
-        assert await call(client, "wait", task_id=task_id) == "Hello, Ada!"
-        await settles(client)
+        people[4].set_result(await a_person()(None, _Asked()))  # pyright: ignore[reportArgumentType]
+        assert text(await client.call_tool("task_status", {"task_id": task_id})) == "no error, but accept"
 
 
-# When the client is gone
+class _Asked:
+    message = ""
+
+
+# --- when the client is gone ----------------------------------------------------------------------------------------
+
+
+async def end_session(it: Session) -> None:
+    assert isinstance(it.client, HttpClient)
+    await it.client.wire.client.delete(it.client.wire.url, headers=it.client.headers())
+
+
+async def only_task(it: Session) -> str:
+    assert it.served is not None
+    [task] = [task async for task in it.served.tasks.list_all(everybody=True)]
+    return task.id
 
 
 async def test_a_client_that_was_cut_off_is_asked_again_when_it_comes_back() -> None:
-    async with served() as wire, http_session(wire) as client:
-        lost = begin(client, "ask_name")
-        first = await request(client)
+    async with connected("http", LONG) as it:
+        lost = it.begin("asks")
+        first = await it.question()
         await lost.leave()
-        [task_id] = await unfinished(client)
-        waiting = begin(client, "wait", task_id=task_id)
-        again = await request(client, 2)
+        waiting = it.look(await only_task(it))
+        again = await it.question(2)
         assert again.params == first.params
-        await accept(client, first, name="Ada")
+        await it.accept(first, name="Ada")
         assert await said(waiting) == "Hello, Ada!"
-        assert any(cancels(seen, again) for seen in client.arrived)
+        assert it.was_told_of_the_end_of(again)
 
 
-async def test_a_question_stays_open_when_its_session_ends_and_the_next_is_asked() -> None:
-    async with served() as wire, http_session(wire) as one, http_session(wire) as two:
-        task_id = await gave_up(one, "ask_name")
+async def test_a_question_stays_open_when_its_session_ends_and_the_next_is_asked_that_can_be() -> None:
+    async with two_sessions() as (one, two):
+        task_id = await one.gave_up("asks")
         await end_session(one)
-        await settles(two)
-        waiting = begin(two, "wait", task_id=task_id)
-        await accept(two, await request(two), name="Ada")
+        assert isinstance(two.client, HttpClient)
+        async with http_session(two.client.wire, NOTHING) as mute:
+            told = (await mute.call("task_status", {"task_id": task_id, "wait_seconds": 0.2})).result
+            assert handle(told, "input_required") == task_id
+            assert mute.arrived == []
+        waiting = two.look(task_id)
+        await two.accept(await two.question(), name="Ada")
         assert await said(waiting) == "Hello, Ada!"
-
-
-async def test_what_a_client_cannot_be_asked_is_not_waited_for() -> None:
-    async with served() as wire, http_session(wire) as one, http_session(wire, NOBODY) as two:
-        task_id = await gave_up(one, "ask_name")
-        await end_session(one)
-        await settles(two)
-        assert await call(two, "wait", task_id=task_id) == f"input_required {task_id}"
-        assert requests(two) == []
 
 
 async def test_a_client_that_says_it_is_gone_is_not_asked_for_ever() -> None:
-    async with connected("http") as client:
-        waiting = begin(client, "ask_name")
-        await client.refuse(await request(client), -32000, "Connection closed")
-        assert (await said(waiting)).startswith("input_required ")
-        assert len(requests(client)) == 1
+    async with connected("http", LONG) as it:
+        waiting = it.begin("asks")
+        await it.client.refuse(await it.question(), -32000, "Connection closed")
+        handle((await waiting.reply()).result, "input_required")
+        assert len(it.questions()) == 1
 
 
-# When it is over
+async def test_over_a_pipe_a_question_is_cancelled_with_its_call_and_asked_again_at_once() -> None:
+    async with connected("stdio", LONG) as it:
+        call = it.begin("asks")
+        question = await it.question()
+        await it.client.notify(CANCELLED, {"requestId": call.request_id})
+        await eventually(lambda: it.was_told_of_the_end_of(question))
+        [task] = (await it.client.call("task_status")).result["structuredContent"]["tasks"]
+        waiting = it.look(task["taskId"])
+        await it.accept(await it.question(2), name="Ada")
+        assert await said(waiting) == "Hello, Ada!"
 
 
-@both
-async def test_a_question_that_is_answered_elsewhere_is_cancelled_before_the_call_is_answered(transport: str) -> None:
-    async with connected(transport) as client:
-        task_id = await gave_up(client, "ask_again")
-        await accept(client, await request(client), name="Ada")
-        waiting = begin(client, "wait", task_id=task_id)
-        second = await request(client, 2)
-        assert await call(client, "answer", task_id=task_id, name="Grace") == "answered"
-        await cancelled(client, second)
-        await accept(client, await request(client, 3), name="Joan")
+async def test_after_a_crash_the_next_call_asks_again_and_the_work_goes_on() -> None:
+    with place() as here:
+        server = here.serve(fallback={"wait": 0.3})
+        async with http_client() as http:
+            async with http_session(HttpWire(server.url, http)) as client:
+                task_id = await Session(client, here.jobs).gave_up("asks")
+            server.kill()
+            server.start()
+            async with http_session(HttpWire(server.url, http)) as client:
+                it = Session(client, here.jobs)
+                waiting = it.look(task_id)
+                await it.accept(await it.question(), name="Ada")
+                assert await said(waiting) == "Hello, Ada!"
+                assert len(it.questions()) == 1
+        assert here.jobs.counts("job", "one", "two") == (1, 1)
+
+
+# --- when it is over ------------------------------------------------------------------------------------------------
+
+
+async def test_a_question_that_is_answered_elsewhere_is_cancelled_before_the_call_is_answered() -> None:
+    async with connected("http") as it:
+        assert it.served is not None
+        task_id = await it.gave_up("asks_often", times=3)
+        await it.accept(await it.question(), name="Ada")
+        waiting = it.look(task_id)
+        second = await it.question(2)
+        await it.served.tasks.handle(task_id).send_input("accept", {"name": "Grace"})
+        third = await it.question(3)
+        assert it.was_told_of_the_end_of(second)
+        await it.accept(third, name="Joan")
         assert await said(waiting) == "Ada, Grace, Joan"
-
-
-@both
-async def test_the_question_of_a_cancelled_task_is_cancelled_before_the_call_is_answered(transport: str) -> None:
-    async with connected(transport) as client:
-        first = await gave_up(client, "ask_again")
-        await accept(client, await request(client), name="Ada")
-        waiting = begin(client, "wait", task_id=first)
-        question = await request(client, 2)
-        assert await call(client, "cancel", task_id=first) == "cancelled"
-        assert await said(waiting) == f"cancelled {first}"
-        assert any(cancels(seen, question) for seen in client.arrived)
-        await settles(client)
+        waiting = it.begin("asks")
+        fourth = await it.question(4)
+        [task] = [task async for task in it.served.tasks.list_all(everybody=True) if not task.is_final]
+        await it.served.tasks.handle(task.id).cancel()
+        assert "was cancelled" in await said(waiting)
+        assert it.was_told_of_the_end_of(fourth)
 
 
 async def test_a_question_that_the_tool_gave_up_on_is_cancelled_at_the_client() -> None:
-    desk = Desk()
-    async with served(desk) as wire, http_session(wire) as client:
-        waiting = begin(client, "waver")
-        question = await request(client)
-        await cancelled(client, question)
-        await accept(client, question, name="too late")
-        desk.gate.set()
+    async with connected("http", LONG) as it:
+        waiting = it.begin("wavers")
+        question = await it.question()
+        it.jobs.open("job")
+        await eventually(lambda: it.was_told_of_the_end_of(question))
+        await it.accept(question, name="too late")
+        it.jobs.open("job-after")
         assert await said(waiting) == "went on"
 
 
-async def test_over_pipes_a_question_is_cancelled_at_the_client_also_after_its_call() -> None:
-    async with connected("stdio") as client:
-        task_id = await gave_up(client, "ask_name")
-        assert await call(client, "cancel", task_id=task_id) == "cancelled"
-        await cancelled(client, await request(client))
-        await settles(client)
+@both
+async def test_nothing_is_left_of_a_question_whose_task_is_cancelled_after_its_call(transport: str) -> None:
+    async with connected(transport) as it:
+        task_id = await it.gave_up("asks")
+        question = await it.question()
+        await it.client.call("task_cancel", {"task_id": task_id})
+        if transport == "stdio":
+            await eventually(lambda: it.was_told_of_the_end_of(question))
+        # Over HTTP its stream is closed, so that the client cannot be told; what it still answers changes nothing.
+        await it.accept(question, name="Ada")
+        assert "was cancelled" in await said(it.look(task_id))
+        if it.served is not None:
+            await eventually(nothing_is_left)
 
 
-async def test_over_http_nothing_is_left_of_a_question_whose_task_is_cancelled_after_its_call() -> None:
-    async with connected("http") as client:
-        task_id = await gave_up(client, "ask_name")
-        assert await call(client, "cancel", task_id=task_id) == "cancelled"
-        await settles(client)
-        # Its stream is closed, so that the client cannot be told; what it still answers changes nothing.
-        await accept(client, await request(client), name="Ada")
-        assert await call(client, "wait", task_id=task_id) == f"cancelled {task_id}"
-
-
-# Where there is no way to ask
-
-
-async def test_an_answer_of_plain_json_has_no_room_for_questions() -> None:
-    async with (
-        waiting_server() as (server, runtime),
-        serving(server, json_response=True) as wire,
-        http_session(wire) as client,
-    ):
-        assert (await call(client, "ask_name")).startswith("input_required ")
-        assert asked_by(runtime).is_empty
-
-
-async def test_over_stateless_http_the_tool_is_told_that_it_cannot_ask() -> None:
-    async with waiting_server() as (server, _), serving(server, stateless=True) as wire, http_session(wire) as client:
-        assert (await call(client, "ask_name")).startswith(
-            "-32021 The tool asks with elicitation/create, and this serv"
-        )
-
-
-# Many
+def nothing_is_left() -> bool:
+    return not [each for each in asyncio.all_tasks() if each.get_name() == "mcp-tasks-question"]
 
 
 async def test_nothing_is_left_of_many_calls_and_their_questions() -> None:
-    async with waiting_server() as (server, runtime), serving(server) as wire, http_session(wire) as client:
-        for _ in range(4):
-            calls = [begin(client, "ask_name", seconds=0.02 * number) for number in range(25)]
-            for each in calls:
+    async with connected("http", Fallback(wait=timedelta(seconds=1))) as it:
+        for _ in range(2):
+            for each in [it.begin("asks", job=str(number)) for number in range(30)]:
                 await each.reply()
-        for number, question in enumerate(requests(client)):
+        assert it.questions()
+        for number, question in enumerate(it.questions()):
             if number % 3:
-                await accept(client, question, name="Ada")
-        assert len(requests(client)) >= 75
-        await end_session(client)
-        with anyio.fail_after(PATIENCE):
-            while not asked_by(runtime).is_empty:  # noqa: ASYNC110 - what is left is what is tested
-                await anyio.sleep(0.02)
-        assert [each for each in asyncio.all_tasks() if each.get_name() == "mcp-tasks-question"] == []
-        assert list(runtime.hints.listened()) == []
+                await it.accept(question, name="Ada")
+        await end_session(it)
+        await eventually(nothing_is_left)
 
 
-# The SDK's own client
+# --- where there is no way to ask -----------------------------------------------------------------------------------
 
 
-@asynccontextmanager
-async def sdk_client(transport: str, answered: anyio.Event) -> AsyncGenerator[Client]:
-    async def person(context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult:
-        await answered.wait()
-        return ElicitResult(action="accept", content={"name": "Ada"})
-
-    if transport == "stdio":
-        command, *arguments = piped(MODULE, "stdio")
-        parameters = StdioServerParameters(command=command, args=arguments, cwd=ROOT)
-        async with Client(stdio_client(parameters), mode="legacy", elicitation_callback=person) as client:
-            yield client
-        return
-    async with waiting_server() as (server, _):
-        if transport == "memory":
-            async with Client(server, mode="legacy", elicitation_callback=person) as client:
-                yield client
-            return
-        async with serving(server) as wire, Client(wire.url, mode="legacy", elicitation_callback=person) as client:
-            yield client
+async def test_an_answer_of_plain_json_says_at_once_that_the_tool_waits() -> None:
+    served = build(fallback=LONG)
+    async with serving(served.server, json_response=True) as wire, http_session(wire) as client:
+        handle((await client.call("asks", {"job": "job"})).result, "input_required")
+        assert client.arrived == []
 
 
-@pytest.mark.parametrize("transport", ["memory", "stdio", "http"])
-async def test_the_sdks_client_is_asked_once_and_its_person_may_take_longer_than_the_call(transport: str) -> None:
-    answered = anyio.Event()
-    async with sdk_client(transport, answered) as client:
-        status, task_id = (await told(client, "ask_name", seconds=A_WHILE)).split()
-        assert status == "input_required"
-        answered.set()
-        assert await told(client, "wait", task_id=task_id) == "Hello, Ada!"
-        assert await told(client, "questions") == "none"
+async def test_stateless_what_a_person_can_answer_stays_open_and_the_rest_is_refused() -> None:
+    served = build(fallback=LONG)
+    async with serving(served.server, stateless=True) as wire, http_session(wire) as client:
+        for tool in ("asks", "asks_to_visit"):
+            handle((await client.call(tool, {"job": "job"})).result, "input_required")
+        error = (await client.call("asks_the_client", {"job": "job"})).error
+        assert "The tool asks with sampling/createMessage, and this server is stateless" in error["message"]
+        assert client.arrived == []
 
 
-async def told(client: Client, tool: str, *, seconds: float = PATIENCE, **arguments: Any) -> str:
-    result = await client.call_tool(tool, arguments, meta=cast(Any, {"seconds": seconds}))
-    [block] = result.content
-    assert isinstance(block, TextContent)
-    return block.text
+async def test_a_client_that_did_not_declare_what_is_asked_is_told_so_whatever_it_is_made_with() -> None:
+    async with connected("http", LONG, NOTHING) as it:
+        error = (await it.begin("asks").reply()).error
+        assert "the client did not declare the elicitation capability." in error["message"]
+        assert "Python" not in error["message"]
 
 
-async def unfinished(client: OlderClient) -> list[str]:
-    return (await call(client, "unfinished")).split()
+# --- the SDK's own client -------------------------------------------------------------------------------------------
 
 
-async def end_session(client: OlderClient) -> None:
-    assert isinstance(client, HttpClient)
-    await client.wire.client.delete(client.wire.url, headers=client.headers())
+async def test_the_sdks_client_is_asked_once_and_its_person_may_take_longer_than_the_call() -> None:
+    person = Person()
+    async with chat(build(fallback=SHORT).server, "legacy", person=person) as client:
+        task_id = handle(await client.call_tool("asks", {"job": "job"}), "input_required")
+        for seconds in (0, 0.5):
+            told = await client.call_tool("task_status", {"task_id": task_id, "wait_seconds": seconds})
+            assert handle(told, "input_required") == task_id
+        person.ready.set()
+        assert text(await client.call_tool("task_status", {"task_id": task_id})) == "Hello, Ada!"
+    assert person.asked == ["What is your name?"]

@@ -1,646 +1,733 @@
-"""The companion tools, called by clients of the SDK that speak no tasks, on the newest wire and an older one."""
+"""The companion tools: what `tools/list` shows to whom, and what a model gets that calls them."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
-from mcp import StdioServerParameters
-from mcp.server.mcpserver import Context
-from mcp_types import ElicitRequestParams, ElicitResult
+from mcp.server import MCPServer, Server, ServerRequestContext
+from mcp.server.caching import CacheHint
+from mcp_types import CallToolRequestParams, CallToolResult, ListToolsResult, PaginatedRequestParams, TextContent, Tool
 
-from harness.forking import piped
-from harness.http import serving
-from harness.processes import ENVIRONMENT, ROOT
+from harness import rpc
+from harness.http import initialize, serving
+from harness.older import http_session
+from harness.rpc import EVERYTHING, MODERN, NOTHING, PATIENCE, TASKS, request
+from harness.server import QUICK
 from harness.waiting import eventually
+from mcp_tasks import Fallback, Host, Limits, Tasks
 from mcp_tasks.errors import InvalidOption, UsageError
-from mcp_tasks.fallback.companions import (
-    MOST_TASKS,
-    PAGE_SIZE,
-    STDIO_SESSION,
-    BadArguments,
-    Given,
-    Mine,
-    answer_for_person,
-    key_of,
-    my_tasks,
-    names_with,
-)
-from mcp_tasks.fallback.options import Fallback
-from mcp_tasks.model import InputRequest, TaskRecord, TaskRequest, TaskStatus
-from mcp_tasks.model.record import NOBODY, InputBook
+from mcp_tasks.model import TaskRecord, TaskRequest, TaskStatus
 from mcp_tasks.protocol.owners import Caller
 from mcp_tasks.stores import MemoryStore
-from mcp_tasks.stores.base import InSession, OwnedBy, Page
-from tests.fallback.rendering import MODERN, MODES, SOON, Farm, Publish, chat, facts_of, handle_of, text_of
-from tests.unit.tooling import call_of, new_server, outcome_of, running_tools, until_status
+from mcp_tasks.stores.base import Page
+from tests.fallback.scenes import MODES, MoodyStore, a_person, chat, facts, handle, text
+from tests.fallback.server import Served, build
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
 
 either_mode = pytest.mark.parametrize("mode", MODES)
-WAYS = Fallback(wait=SOON, legs=1)
+WAYS = Fallback(wait=timedelta(milliseconds=50), legs=1)
 MAY_ANSWER = replace(WAYS, model_may_answer=True)
-MORE = {"task_answer": {"action": "accept"}}
-"""What a tool needs besides an id."""
+INLINE = replace(WAYS, modern=False, older=False)
+ASKER = {"asker": Host(asks_for_tasks=True)}
+
+
+def served_with(**options: Any) -> Served:
+    chosen: dict[str, Any] = {"fallback": WAYS, **options}
+    return build(**chosen)
+
+
+async def begun(client: Any, job: str = "job", tool: str = "gated") -> str:
+    """The id of the task of a call that was answered before its tool had finished."""
+    return handle(await client.call_tool(tool, {"job": job}))
+
+
+async def asked_for(client: Any, served: Served) -> str:
+    """The id of a task that asks its user something."""
+    task = await served.tasks.start("asks", {"job": "asked"})
+    await task.until_asked(PATIENCE)
+    return task.id
+
+
+# --- task_status ----------------------------------------------------------------------------------------------------
 
 
 @either_mode
-async def test_the_result_itself_comes_back_as_often_as_it_is_asked_for(mode: str) -> None:
-    farm = Farm()
-    async with chat(farm.server, mode) as client:
-        task_id = await handle_of(client)
-        farm.gate.set()
-        for _ in range(3):
-            result = await client.call_tool("task_status", {"task_id": task_id})
-            assert (text_of(result), result.structured_content) == ("a rendered", {"result": "a rendered"})
-            assert result.is_error is False
-    assert farm.started == ["render"]
+async def test_two_calls_that_wait_get_the_result_and_the_task_of_a_cancelled_one_stays(mode: str) -> None:
+    served = served_with(fallback=Fallback())
+    async with chat(served.server, mode) as client:
+        for job, ends in (("ended", True), ("cancelled", False)):
+            calling = asyncio.create_task(client.call_tool("gated", {"job": job}))
+            await served.jobs.until("start", job)
+            [task_id] = [
+                task["taskId"]
+                for task in facts(await client.call_tool("task_status", {}))["tasks"]
+                if task["status"] == "working"
+            ]
+            waiting = asyncio.create_task(client.call_tool("task_status", {"task_id": task_id}))
+            await anyio.sleep(0.1)  # sleep: the second waits by then beside the first
+            if ends:
+                served.jobs.open(job)
+            else:
+                await client.call_tool("task_cancel", {"task_id": task_id})
+            told = [text(await each) for each in (calling, waiting)]
+            if not ends:
+                told.append(text(await client.call_tool("task_status", {"task_id": task_id})))
+            expected = f"{job} is done" if ends else 'The tool "gated" was cancelled, and has no result.'
+            assert all(each.startswith(expected) for each in told)
+            assert served.jobs.count("start", job) == 1
 
 
-@either_mode
-async def test_a_tools_own_error_comes_back_as_one(mode: str) -> None:
-    farm = Farm()
-    async with chat(farm.server, mode) as client:
-        task_id = await handle_of(client, "fails")
-        farm.gate.set()
-        result = await client.call_tool("task_status", {"task_id": task_id})
-    assert result.is_error
-    assert text_of(result) == "Error executing tool fails: No film"
-
-
-@either_mode
-async def test_it_waits_for_the_tool_to_finish(mode: str) -> None:
-    farm = Farm(ways=replace(WAYS, wait=timedelta(seconds=20)))
-    async with chat(farm.server, mode) as client:
-        task_id = (await farm.tasks.start("render", {"scene": "a"})).id
-        # Far sooner than it would give up, and long after it has looked for the first time.
-        asyncio.get_running_loop().call_later(0.3, farm.gate.set)
-        result = await client.call_tool("task_status", {"task_id": task_id})
-    assert text_of(result) == "a rendered"
-
-
-@either_mode
-@pytest.mark.parametrize("seconds", [0, -5, "0", 0.01])
-async def test_it_waits_no_longer_than_it_is_told_to(mode: str, seconds: Any) -> None:
-    farm = Farm()
-    async with chat(farm.server, mode) as client:
-        task_id = await handle_of(client)
+@pytest.mark.parametrize("seconds", [0, -(10**400), "0", 0.01, " 0 "])
+async def test_it_waits_no_longer_than_it_is_told_to(seconds: Any) -> None:
+    served = served_with()
+    async with chat(served.server, MODERN) as client:
+        task_id = await begun(client)
         with anyio.fail_after(10):
             result = await client.call_tool("task_status", {"task_id": task_id, "wait_seconds": seconds})
-    assert text_of(result).startswith('The tool "render" is still running.')
-    assert facts_of(result)["taskId"] == task_id
+    assert handle(result) == task_id
 
 
-@either_mode
-@pytest.mark.parametrize("seconds", [10**400, 1e308, " 7 ", None, float("inf")])
-async def test_a_time_that_is_too_long_is_none_of_a_models_problems(mode: str, seconds: Any) -> None:
-    farm = Farm()
-    farm.gate.set()
-    async with chat(farm.server, mode) as client:
-        task_id = (await farm.tasks.start("render", {"scene": "a"})).id
-        result = await client.call_tool("task_status", {"task_id": task_id, "wait_seconds": seconds})
-    assert text_of(result) == "a rendered"
+LENIENT: dict[str, dict[str, Any]] = {
+    "far too long": {"wait_seconds": 10**400},
+    "as a float": {"wait_seconds": 1e308},
+    "as text": {"wait_seconds": " 7 "},
+    "not said": {"wait_seconds": None},
+    "endless": {"wait_seconds": float("inf")},
+    "what a host adds for itself": {"__tool_use_purpose": "to see"},
+}
 
 
-@either_mode
-@pytest.mark.parametrize("seconds", ["soon", "", "nan", True, [], {"seconds": 5}])
-async def test_a_time_that_is_no_number_is_a_tool_error(mode: str, seconds: Any) -> None:
-    farm = Farm()
-    async with chat(farm.server, mode) as client:
-        task_id = await handle_of(client)
-        result = await client.call_tool("task_status", {"task_id": task_id, "wait_seconds": seconds})
-    assert result.is_error
-    assert text_of(result).startswith("The wait_seconds must be a number, and is ")
+@pytest.mark.parametrize("more", LENIENT.values(), ids=LENIENT)
+async def test_what_can_mean_only_one_thing_is_taken_for_that(more: dict[str, Any]) -> None:
+    served = served_with()
+    served.jobs.open("job")
+    async with chat(served.server, MODERN) as client:
+        task_id = (await served.tasks.start("gated", {"job": "job"})).id
+        assert text(await client.call_tool("task_status", {"task_id": task_id, **more})) == "job is done"
+        # The spelling of the handle, and marks around it.
+        assert text(await client.call_tool("task_status", {"taskId": f" `{task_id}`\n"})) == "job is done"
 
 
-@pytest.mark.parametrize(("given", "taken"), [(-(10**400), 0), (-1, 0), (10**400, 300), (301, 300), (12.5, 12.5)])
-def test_a_time_out_of_range_is_the_nearest_that_is_not(given: float, taken: float) -> None:
-    assert Given({"wait_seconds": given}).seconds() == taken
-
-
-@either_mode
-@pytest.mark.parametrize(
-    ("tool", "arguments", "said"),
-    [
+def wrong_calls() -> list[Any]:
+    """A tool, its arguments, and what is said of them."""
+    any_id = {"task_id": "task_nope", "action": "decline"}
+    cases: list[tuple[str, dict[str, Any], str]] = [
         ("task_status", {"id": "a"}, 'no argument "id". It takes "task_id", "wait_seconds". The id of the task goes'),
         ("task_cancel", {"id": "a"}, 'no argument "id". It takes "task_id". The id of the task goes into "task_id".'),
-        ("task_answer", {"answer": True}, 'no argument "answer". It takes "task_id", "action", "content", "question".'),
-    ],
-)
-async def test_an_argument_that_there_is_not_is_a_tool_error_that_names_those_that_there_are(
-    mode: str, tool: str, arguments: dict[str, Any], said: str
-) -> None:
-    farm = Farm(ways=MAY_ANSWER)
-    async with chat(farm.server, mode) as client:
-        await handle_of(client)
-        result = await client.call_tool(tool, arguments)
-    assert result.is_error
-    assert said in text_of(result)
+        ("task_answer", {"answer": 1}, 'no argument "answer". It takes "task_id", "action", "content", "question".'),
+        ("task_cancel", {}, "A task_id is needed"),
+        ("task_answer", {"action": "decline"}, "A task_id is needed"),
+        ("task_status", {"task_id": "\ud83d"}, 'There is no task "\ufffd"'),
+    ]
+    for tool in ("task_status", "task_cancel", "task_answer"):
+        more = any_id if tool == "task_answer" else {}
+        for task_id in ("task_nope", "x" * 100_000, "../../etc/passwd", "\x00"):
+            cases.append((tool, {**more, "task_id": task_id}, 'There is no task "'))
+        for task_id in (7, ["a"], {"a": 1}, True):
+            cases.append((tool, {**more, "task_id": task_id}, "The task_id must be a string"))
+    return cases
 
 
-async def test_what_a_host_adds_for_itself_is_not_a_models_mistake() -> None:
-    farm = Farm()
-    async with chat(farm.server, MODERN) as client:
-        task_id = await handle_of(client)
-        farm.gate.set()
-        result = await client.call_tool("task_status", {"task_id": task_id, "__tool_use_purpose": "to see"})
-    assert text_of(result) == "a rendered"
+async def test_whatever_is_wrong_with_a_call_is_a_tool_error_in_words() -> None:
+    served = served_with(fallback=MAY_ANSWER)
+    async with chat(served.server, "legacy") as client:
+        await begun(client)
+        for tool, arguments, said in wrong_calls():
+            result = await client.call_tool(tool, arguments)
+            assert result.is_error
+            assert said in text(result), (tool, arguments)
+            assert len(text(result)) < 1_000
+            if "There is no task" in said:
+                assert 'call the tool "task_status" without a task_id' in text(result)
+        task_id = facts(await client.call_tool("task_status", {}))["tasks"][0]["taskId"]
+        no_numbers: list[Any] = ["soon", "", "nan", True, [], {"seconds": 5}]
+        for seconds in no_numbers:
+            result = await client.call_tool("task_status", {"task_id": task_id, "wait_seconds": seconds})
+            assert result.is_error
+            assert text(result).startswith("The wait_seconds must be a number, and is ")
+        # None of that has changed anything.
+        assert handle(await client.call_tool("task_status", {"task_id": task_id, "wait_seconds": 0})) == task_id
 
 
-@either_mode
-async def test_an_id_is_taken_in_the_spelling_of_the_handle_and_with_marks_around_it(mode: str) -> None:
-    farm = Farm()
-    async with chat(farm.server, mode) as client:
-        task_id = await handle_of(client)
-        farm.gate.set()
-        assert text_of(await client.call_tool("task_status", {"taskId": f" `{task_id}`\n"})) == "a rendered"
-
-
-@either_mode
-@pytest.mark.parametrize("tool", ["task_status", "task_cancel", "task_answer"])
-@pytest.mark.parametrize("task_id", ["task_nope", "x" * 100_000, "../../etc/passwd", "\x00"])
-async def test_an_unknown_id_is_a_tool_error_that_says_what_to_do(mode: str, tool: str, task_id: str) -> None:
-    farm = Farm(ways=MAY_ANSWER)
-    async with chat(farm.server, mode) as client:
-        result = await client.call_tool(tool, {"task_id": task_id, **MORE.get(tool, {})})
-    text = text_of(result)
-    assert result.is_error
-    assert text.startswith('There is no task "')
-    assert 'call the tool "task_status" without a task_id' in text
-    assert len(text) < 1_000
-
-
-async def test_half_a_character_in_an_id_is_told_of_in_words_that_every_parser_reads() -> None:
-    farm = Farm()
-    async with chat(farm.server, "legacy") as client:
-        text = text_of(await client.call_tool("task_status", {"task_id": "\ud83d"}))
-    assert text.startswith('There is no task "\ufffd"')
-
-
-@either_mode
-@pytest.mark.parametrize("tool", ["task_status", "task_cancel", "task_answer"])
-@pytest.mark.parametrize("task_id", [7, ["a"], {"a": 1}, True])
-async def test_an_id_that_is_no_text_is_a_tool_error(mode: str, tool: str, task_id: Any) -> None:
-    farm = Farm(ways=MAY_ANSWER)
-    async with chat(farm.server, mode) as client:
-        result = await client.call_tool(tool, {"task_id": task_id, **MORE.get(tool, {})})
-    assert result.is_error
-    assert text_of(result).startswith("The task_id must be a string")
-
-
-@either_mode
-async def test_a_task_that_has_expired_looks_like_one_that_never_was(mode: str) -> None:
-    farm = Farm(options={"default_ttl": timedelta(milliseconds=1)})
-    async with chat(farm.server, mode) as client:
-        task_id = await handle_of(client)
+async def test_a_task_that_has_expired_looks_like_one_that_never_was() -> None:
+    served = served_with(default_ttl=timedelta(milliseconds=1))
+    async with chat(served.server, MODERN) as client:
+        task_id = await begun(client)
         await client.call_tool("task_cancel", {"task_id": task_id})
-        nobodys = await client.call_tool("task_status", {"task_id": "task_x"})
-        assert nobodys.is_error
+        unknown = text(await client.call_tool("task_status", {"task_id": "task_x"}))
 
         async def is_gone() -> bool:
             told = await client.call_tool("task_status", {"task_id": task_id})
-            return told.is_error is True and text_of(told).replace(task_id, "task_x") == text_of(nobodys)
+            return told.is_error is True and text(told).replace(task_id, "task_x") == unknown
 
         await eventually(is_gone)
 
 
 @either_mode
-async def test_somebody_elses_task_looks_like_one_that_never_was(mode: str) -> None:
+async def test_anothers_task_looks_like_one_that_never_was(mode: str) -> None:
     def owner(caller: Caller) -> str | None:
         return str((caller.client_info or {}).get("name"))
 
-    farm = Farm(options={"principal": owner}, ways=MAY_ANSWER)
-    async with chat(farm.server, mode, name="ada") as ada, chat(farm.server, mode, name="bob") as bob:
-        task_id = await handle_of(ada)
-        for tool in ("task_status", "task_cancel", "task_answer"):
-            theirs = text_of(await bob.call_tool(tool, {"task_id": task_id, **MORE.get(tool, {})}))
-            nobodys = text_of(await bob.call_tool(tool, {"task_id": "task_x", **MORE.get(tool, {})}))
-            assert theirs.replace(task_id, "task_x") == nobodys
-        assert "You have no tasks here" in text_of(await bob.call_tool("task_status", {}))
+    served = served_with(principal=owner, fallback=MAY_ANSWER)
+    async with chat(served.server, mode, name="ada") as ada, chat(served.server, mode, name="bob") as bob:
+        task_id = await begun(ada)
+        for tool, more in (("task_status", {}), ("task_cancel", {}), ("task_answer", {"action": "accept"})):
+            theirs, unknown = [
+                text(await bob.call_tool(tool, {"task_id": each, **more})) for each in (task_id, "task_x")
+            ]
+            assert theirs.replace(task_id, "task_x") == unknown
+        assert "You have no tasks here" in text(await bob.call_tool("task_status", {}))
         listed = await ada.call_tool("task_status", {})
-        assert [task["taskId"] for task in facts_of(listed)["tasks"]] == [task_id]
-        farm.gate.set()
-        assert text_of(await ada.call_tool("task_status", {"task_id": task_id})) == "a rendered"
+        assert [task["taskId"] for task in facts(listed)["tasks"]] == [task_id]
+        served.jobs.open("job")
+        assert text(await ada.call_tool("task_status", {"task_id": task_id})) == "job is done"
 
 
-# Mine
+# --- whose tasks they are -------------------------------------------------------------------------------------------
 
 
 @either_mode
 async def test_over_a_pipe_the_callers_tasks_are_listed_without_an_id(mode: str) -> None:
-    farm = Farm()
-    async with chat(farm.server, mode) as client:
-        first, second = [await handle_of(client, scene=scene) for scene in "ab"]
+    served = served_with()
+    async with chat(served.server, mode) as client:
+        first, second = [await begun(client, job) for job in "ab"]
         await client.call_tool("task_cancel", {"task_id": second})
-        third = await handle_of(client, scene="c")
+        failed = handle(await client.call_tool("fails", {"job": "late", "late": True}))
+        served.jobs.open("late")
+        await client.call_tool("task_status", {"task_id": failed})
+        third = await begun(client, "c")
         listed = await client.call_tool("task_status", {})
         # Another connection of the same pipe, as after a restart of the host.
-        async with chat(farm.server, mode) as again:
-            assert text_of(await again.call_tool("task_status", {"task_id": ""})) == text_of(listed)
-    tasks = facts_of(listed)["tasks"]
+        async with chat(served.server, mode) as again:
+            assert text(await again.call_tool("task_status", {"task_id": ""})) == text(listed)
+    tasks = facts(listed)["tasks"]
     assert [(task["taskId"], task["tool"], task["status"]) for task in tasks] == [
-        (third, "render", "working"),
-        (first, "render", "working"),
-        (second, "render", "cancelled"),
+        (third, "gated", "working"),
+        (first, "gated", "working"),
+        (failed, "fails", "completed"),
+        (second, "gated", "cancelled"),
     ]
-    lines = text_of(listed).splitlines()
+    assert tasks[2]["statusMessage"] == "Error executing tool fails: late did not work out"
+    lines = text(listed).splitlines()
     assert 'call the tool "task_status" with its task_id' in lines[1]
-    assert [json.loads(line[2 : line.index("}") + 1])["task_id"] for line in lines[2:]] == [third, first, second]
-
-
-@either_mode
-async def test_a_task_that_ended_with_an_error_is_listed_as_that(mode: str) -> None:
-    farm = Farm()
-    async with chat(farm.server, mode) as client:
-        task_id = await handle_of(client, "fails")
-        farm.gate.set()
-        await client.call_tool("task_status", {"task_id": task_id})
-        [task] = facts_of(await client.call_tool("task_status", {}))["tasks"]
-    assert (task["status"], task["statusMessage"]) == ("completed", "Error executing tool fails: No film")
-
-
-@either_mode
-async def test_a_host_that_lost_the_answer_finds_its_task_after_a_restart(mode: str, tmp_path: Path) -> None:
-    def process(gate: str) -> StdioServerParameters:
-        program, *arguments = piped("tests.fallback.rendering", f"sqlite:///{tmp_path}/tasks.db", gate)
-        return StdioServerParameters(command=program, args=arguments, cwd=ROOT, env=ENVIRONMENT)
-
-    async with chat(process("closed"), mode) as client:
-        lost = await handle_of(client)
-    async with chat(process("open"), mode) as client:
-        [task] = facts_of(await client.call_tool("task_status", {}))["tasks"]
-        result = await client.call_tool("task_status", {"task_id": task["taskId"]})
-    assert task["taskId"] == lost
-    assert text_of(result) == "a rendered"
+    found = [json.loads(line[2 : line.index("}") + 1])["task_id"] for line in lines[2:]]
+    assert found == [task["taskId"] for task in tasks]
 
 
 @pytest.mark.parametrize("stateless", [False, True])
-@either_mode
-async def test_over_http_without_a_name_an_id_is_needed(mode: str, stateless: bool) -> None:
-    farm = Farm()
-    async with serving(farm.server, stateless=stateless) as wire, chat(wire.url, mode) as client:
-        task_id = await handle_of(client)
-        without = await client.call_tool("task_status", {})
-        unknown = await client.call_tool("task_status", {"task_id": "task_nope"})
-        farm.gate.set()
-        result = await client.call_tool("task_status", {"task_id": task_id})
-    assert without.is_error
-    assert text_of(without).startswith("A task_id is needed: on this connection nobody can tell which tasks are yours.")
-    assert "without a task_id" not in text_of(unknown)
-    assert text_of(result) == "a rendered"
+async def test_over_http_without_a_name_an_id_is_needed(stateless: bool) -> None:
+    served = served_with()
+    async with serving(served.server, stateless=stateless) as wire:
+        for mode in MODES:
+            async with chat(wire.url, mode) as client:
+                task_id = await begun(client, mode)
+                without = await client.call_tool("task_status", {})
+                assert without.is_error
+                assert text(without).startswith(
+                    "A task_id is needed: on this connection nobody can tell which tasks are yours."
+                )
+                unknown = await client.call_tool("task_status", {"task_id": "task_nope"})
+                assert "without a task_id" not in text(unknown)
+                served.jobs.open(mode)
+                assert text(await client.call_tool("task_status", {"task_id": task_id})) == f"{mode} is done"
 
 
-async def test_the_newest_of_very_many_tasks_are_listed_unfinished_ones_first() -> None:
-    async with running_tools(new_server(), runs_tools=False) as runtime:
-        began = datetime(2026, 1, 1, tzinfo=UTC)
-        for number in range(450):
-            record = TaskRecord(
-                id=f"task-{number:03}",
-                owner=None,
-                name="render",
-                created_at=began + timedelta(seconds=number),
-                updated_at=began,
-                session=STDIO_SESSION,
-                namespace=runtime.namespace,
-                # Those of others, of prompts, and those that nobody was told of are not listed.
-                method="prompts/get" if number == 449 else "tools/call",
-                announced=number != 448,
-            )
-            await runtime.store.create(record, TaskRequest(name="render", arguments={}))
-        for number in range(5, 450):
-            await runtime.cancel(await runtime.find(f"task-{number:03}"), "enough", actor=NOBODY)
-        found = await my_tasks(runtime, Mine(owner=None, whose=InSession(STDIO_SESSION)))
-    newest = [f"task-{number:03}" for number in (4, 3, 2, 1, 0, *range(447, 432, -1))]
-    assert [record.id for record in found] == newest
-    assert len(newest) == MOST_TASKS
-
-
-async def test_a_task_that_ends_while_tasks_are_listed_is_listed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with running_tools(new_server(), runs_tools=False) as runtime:
-        task = await runtime.launch(call_of("tool"), owner=None, retention=None, session=STDIO_SESSION)
-        look = runtime.list
-
-        async def look_and_cancel(*whose: Any, **options: Any) -> Any:
-            page = await look(*whose, **options)
-            if options["status"] is TaskStatus.WORKING:
-                await runtime.cancel(task, "enough", actor=NOBODY)
-            return page
-
-        monkeypatch.setattr(runtime, "list", look_and_cancel)
-        found = await my_tasks(runtime, Mine(owner=None, whose=InSession(STDIO_SESSION)))
-    assert [(record.id, record.status) for record in found] == [(task.id, TaskStatus.CANCELLED)]
+def always_ann(caller: Caller) -> str:
+    return "ann"
 
 
 class CountedStore(MemoryStore):
-    """Counts the tasks that its listings give."""
+    """Counts the tasks that its listings give, and can be told to do something after the first."""
 
     def __init__(self) -> None:
         super().__init__()
         self.listed = 0
+        self.after_first: Any = None
 
     async def list(self, *args: Any, **options: Any) -> Page:
         page = await super().list(*args, **options)
         self.listed += len(page.records)
+        if self.after_first is not None:
+            act, self.after_first = self.after_first, None
+            await act()
         return page
 
-
-async def test_no_more_than_a_page_is_read_for_each_status_however_many_tasks_there_are() -> None:
-    store = CountedStore()
-    async with running_tools(new_server(), store=store, runs_tools=False) as runtime:
+    async def fill(
+        self,
+        numbers: range,
+        *,
+        namespace: str,
+        status: TaskStatus,
+        method: str = "tools/call",
+        announced: bool = True,
+    ) -> None:
+        """Tasks that were made one after the other."""
         began = datetime(2026, 1, 1, tzinfo=UTC)
-        for number in range(3_000):
+        for number in numbers:
+            made = began + timedelta(seconds=number)
             record = TaskRecord(
                 id=f"task-{number:04}",
                 owner="ann",
-                name="render",
-                created_at=began + timedelta(seconds=number),
+                name="gated",
+                created_at=made,
                 updated_at=began,
-                namespace=runtime.namespace,
-                method="tools/call",
-                status=TaskStatus.WORKING if number < 2_000 else TaskStatus.COMPLETED,
+                status=status,
+                namespace=namespace,
+                method=method,
+                announced=announced,
             )
-            await store.create(record, TaskRequest(name="render", arguments={}))
+            await self.create(record, TaskRequest(name="gated", arguments={}))
+
+
+async def test_the_newest_of_very_many_tasks_are_listed_unfinished_ones_first_and_few_are_read() -> None:
+    store = CountedStore()
+    served = served_with(store=store, principal=always_ann, namespace="many", runs_tools=False)
+    async with chat(served.server, MODERN) as client:
+        ended = TaskStatus.COMPLETED
+        await store.fill(range(4), namespace="many", status=TaskStatus.WORKING)
+        await store.fill(range(4, 2_000), namespace="many", status=ended)
+        # Those of prompts, and those that nobody was told of are not listed.
+        await store.fill(range(2_000, 2_001), namespace="many", status=ended, method="prompts/get")
+        await store.fill(range(2_001, 2_002), namespace="many", status=ended, announced=False)
         store.listed = 0
-        found = await my_tasks(runtime, Mine(owner="ann", whose=OwnedBy("ann")))
-    assert [record.id for record in found] == [f"task-{number:04}" for number in range(1_999, 1_999 - MOST_TASKS, -1)]
-    assert store.listed <= PAGE_SIZE * len(TaskStatus)
+        tasks = facts(await client.call_tool("task_status", {}))["tasks"]
+        expected = [f"task-{number:04}" for number in (*range(3, -1, -1), *range(1_999, 1_983, -1))]
+        assert [task["taskId"] for task in tasks] == expected
+        assert store.listed <= 500
+        await store.fill(range(3_000, 3_200), namespace="many", status=TaskStatus.WORKING)
+        tasks = facts(await client.call_tool("task_status", {}))["tasks"]
+        assert [task["taskId"] for task in tasks] == [f"task-{number:04}" for number in range(3_199, 3_179, -1)]
 
 
-# Cancelling
+async def test_a_task_that_ends_while_tasks_are_listed_is_listed_once() -> None:
+    store = CountedStore()
+    served = served_with(store=store)
+    async with chat(served.server, MODERN) as client:
+        task_id = await begun(client)
+        store.after_first = served.tasks.handle(task_id).cancel
+        tasks = facts(await client.call_tool("task_status", {}))["tasks"]
+    assert [(task["taskId"], task["status"]) for task in tasks] == [(task_id, "cancelled")]
+
+
+# --- task_cancel ----------------------------------------------------------------------------------------------------
 
 
 @either_mode
-async def test_a_cancelled_tool_has_stopped_and_says_so_ever_after(mode: str) -> None:
-    farm = Farm()
-    async with chat(farm.server, mode) as client:
-        task_id = await handle_of(client)
-        cancelled = await client.call_tool("task_cancel", {"task_id": task_id})
-        again = await client.call_tool("task_cancel", {"task_id": task_id})
+async def test_a_cancelled_tool_has_stopped_and_says_so_ever_after_and_a_finished_one_stays_as_it_is(mode: str) -> None:
+    served = served_with()
+    async with chat(served.server, mode) as client:
+        task_id = await begun(client, "one")
+        cancelled, again = [await client.call_tool("task_cancel", {"task_id": task_id}) for _ in range(2)]
         status = await client.call_tool("task_status", {"task_id": task_id})
-    assert text_of(cancelled).startswith('The tool "render" is cancelled, and has no result. What it had done')
-    assert facts_of(cancelled)["status"] == "cancelled"
-    assert text_of(again).startswith('The tool "render" had already been cancelled')
-    assert [cancelled.is_error, again.is_error] == [False, False]
-    assert status.is_error
-    assert text_of(status).startswith('The tool "render" was cancelled, and has no result. Cancelled with task_cancel.')
-
-
-@either_mode
-async def test_a_finished_tool_stays_as_it_is_and_that_is_said(mode: str) -> None:
-    farm = Farm()
-    async with chat(farm.server, mode) as client:
-        task_id = await handle_of(client)
-        farm.gate.set()
+        task_id = await begun(client, "two")
+        served.jobs.open("two")
         await client.call_tool("task_status", {"task_id": task_id})
         late = await client.call_tool("task_cancel", {"task_id": task_id})
-        result = await client.call_tool("task_status", {"task_id": task_id})
-    assert text_of(late).startswith('The tool "render" had already ended, and stays as it is.')
-    assert facts_of(late)["status"] == "completed"
-    assert text_of(result) == "a rendered"
+        assert text(await client.call_tool("task_status", {"task_id": task_id})) == "two is done"
+    assert text(cancelled).startswith('The tool "gated" is cancelled, and has no result. What it had done')
+    assert text(again).startswith('The tool "gated" had already been cancelled')
+    assert text(status).startswith('The tool "gated" was cancelled, and has no result. Cancelled with task_cancel.')
+    assert text(late).startswith('The tool "gated" had already ended, and stays as it is.')
+    assert [facts(each)["status"] for each in (cancelled, again, late)] == ["cancelled", "cancelled", "completed"]
+    assert [each.is_error for each in (cancelled, again, status, late)] == [False, False, True, False]
 
 
-@either_mode
-async def test_nothing_is_cancelled_without_an_id(mode: str) -> None:
-    farm = Farm()
-    async with chat(farm.server, mode) as client:
-        await handle_of(client)
-        result = await client.call_tool("task_cancel", {})
-        listed = await client.call_tool("task_status", {})
-    assert result.is_error
-    assert text_of(result).startswith("A task_id is needed")
-    assert "cancelled" not in text_of(listed)
+# --- task_answer ----------------------------------------------------------------------------------------------------
 
 
-# Asking
+async def test_who_waits_for_a_tool_that_asks_has_its_person_asked() -> None:
+    for ways in (WAYS, MAY_ANSWER):
+        for mode in MODES:
+            person, served = a_person(), served_with(fallback=ways)
+            async with chat(served.server, mode, person=person) as client:
+                task_id = (await served.tasks.start("asks", {"job": "job"})).id
+                assert text(await client.call_tool("task_status", {"task_id": task_id})) == "Hello, Ada!"
+            assert person.asked == ["What is your name?"]
+            assert served.jobs.count("start", "job") == 1
 
 
-@either_mode
-@pytest.mark.parametrize("ways", [WAYS, MAY_ANSWER])
-async def test_who_waits_for_a_tool_that_asks_has_its_person_asked(mode: str, ways: Fallback) -> None:
-    asked: list[str] = []
-
-    async def person(ctx: Any, params: ElicitRequestParams) -> ElicitResult:
-        asked.append(params.message)
-        return ElicitResult(action="accept", content={"ok": True, "note": "a person's"})
-
-    farm = Farm(ways=ways)
-    async with chat(farm.server, mode, elicitation_callback=person) as client:
-        task_id = (await farm.tasks.start("publish")).id
-        result = await client.call_tool("task_status", {"task_id": task_id})
-    assert text_of(result) == 'accept ok=True note="a person\'s"'
-    assert asked == ["Publish?"]
-    assert farm.started == ["publish"]
-
-
-# Answering
-
-
-@either_mode
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"action": "accept", "content": {"ok": True, "note": "now"}}, "accept ok=True note='now'"),
-        ({"action": "accept", "content": '{"ok": true}'}, "accept ok=True note=''"),
-        ({"action": "decline"}, "decline None"),
-        ({"action": "decline", "content": {"ok": 7}}, "decline None"),
-        ({"action": "cancel"}, "cancel None"),
+        ({"action": "accept", "content": {"name": "Bob"}}, "Hello, Bob!"),
+        ({"action": "accept", "content": '{"name": "Bob"}'}, "Hello, Bob!"),
+        ({"action": "decline"}, "decline, then"),
+        ({"action": "decline", "content": {"name": 7}}, "decline, then"),
+        ({"action": "cancel"}, "cancel, then"),
     ],
 )
-async def test_a_model_answers_for_a_person_where_the_author_allows_it(
-    mode: str, arguments: dict[str, Any], said: str
-) -> None:
-    farm = Farm(ways=MAY_ANSWER)
-    async with chat(farm.server, mode) as client:
-        task_id = await handle_of(client, "publish")
+async def test_a_model_answers_for_a_person_where_the_author_allows_it(arguments: dict[str, Any], said: str) -> None:
+    served = served_with(fallback=MAY_ANSWER)
+    async with chat(served.server, "legacy") as client:
+        task_id = await asked_for(client, served)
         answered = await client.call_tool("task_answer", {"task_id": task_id, **arguments})
-        result = await client.call_tool("task_status", {"task_id": task_id})
+        assert text(answered).startswith('The answer was given to the tool "asks", which goes on.')
+        assert text(await client.call_tool("task_status", {"task_id": task_id})) == said
         late = await client.call_tool("task_answer", {"task_id": task_id, **arguments})
-    assert text_of(answered).startswith('The answer was given to the tool "publish", which goes on.')
-    assert text_of(result) == said
     assert late.is_error
-    asks_nothing = (
-        'The tool "publish" asks nothing now. To get the result, call the tool "task_status" with {"task_id":'
+    assert text(late).startswith(
+        'The tool "asks" asks nothing now. To get the result, call the tool "task_status" with'
     )
-    assert text_of(late).startswith(asks_nothing)
-    assert farm.started == ["publish"]
 
 
-@either_mode
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ({"action": "accept", "content": {"ok": "perhaps"}}, "'perhaps' is not of type 'boolean'"),
-        ({"action": "accept"}, "'ok' is a required property"),
-        ({"action": "accept", "content": ["ok"]}, "The content must be an object"),
-        ({"action": "accept", "content": "yes"}, "The content must be an object"),
-        ({"action": "accept", "content": {"ok": True, "note": {"deep": 1}}}, "does not fit"),
-        ({"action": "agree"}, 'The action must be "accept", "decline" or "cancel", and is "agree".'),
-        ({"action": ["accept"]}, 'The action must be "accept", "decline" or "cancel"'),
-        ({}, 'The action must be "accept", "decline" or "cancel", and is null.'),
-        (
-            {"action": "decline", "question": "another"},
-            'There is no such question. The tool asks one thing: "Publish?" To answer that, leave the question out.',
-        ),
-        ({"action": "decline", "question": 7}, "The question must be named by a string"),
-    ],
-)
-async def test_an_answer_that_does_not_fit_is_refused_and_the_question_stays_open(
-    mode: str, arguments: dict[str, Any], said: str
-) -> None:
-    farm = Farm(ways=MAY_ANSWER)
-    async with chat(farm.server, mode) as client:
-        task_id = await handle_of(client, "publish")
-        refused = await client.call_tool("task_answer", {"task_id": task_id, **arguments})
-        answer = {"action": "accept", "content": {"ok": True}, "question": "elicitation-1"}
-        taken = await client.call_tool("task_answer", {"task_id": task_id, **answer})
-    assert refused.is_error
-    assert said in text_of(refused)
-    assert "This call changed nothing." in text_of(refused)
-    assert not taken.is_error
+MISFITS: list[tuple[dict[str, Any], str]] = [
+    ({"action": "accept", "content": {"name": 5}}, "5 is not of type 'string'"),
+    ({"action": "accept"}, "'name' is a required property"),
+    ({"action": "accept", "content": ["name"]}, "The content must be an object"),
+    ({"action": "accept", "content": "yes"}, "The content must be an object"),
+    ({"action": "accept", "content": {"name": {"deep": 1}}}, "does not fit"),
+    ({"action": "agree"}, 'The action must be "accept", "decline" or "cancel", and is "agree".'),
+    ({"action": ["accept"]}, 'The action must be "accept", "decline" or "cancel"'),
+    ({}, 'The action must be "accept", "decline" or "cancel", and is null.'),
+    (
+        {"action": "decline", "question": "another"},
+        'There is no such question. The tool asks one thing: "What is your name?" To answer that, leave the question',
+    ),
+    ({"action": "decline", "question": 7}, "The question must be named by a string"),
+]
 
 
-async def test_an_answer_that_comes_second_changes_nothing() -> None:
-    server = new_server()
-
-    @server.tool()
-    async def publish(ctx: Context) -> str:
-        return str(await ctx.elicit("Publish?", Publish))
-
-    del publish
-    names = names_with("", may_answer=True)
-    async with running_tools(server) as runtime:
-        created = await runtime.launch(call_of("publish"), owner=None, retention=None)
-        before = await until_status(runtime, created.id, TaskStatus.INPUT_REQUIRED)
-        [key] = before.inputs.outstanding
-        await runtime.answer(before, {key: {"action": "accept", "content": {"ok": True}}}, actor=NOBODY)
-        # As another call saw the task a moment ago.
-        with pytest.raises(BadArguments, match="answered or withdrawn meanwhile"):
-            await answer_for_person(runtime, before, {"action": "decline"}, None, names)
-        await until_status(runtime, created.id, TaskStatus.COMPLETED)
-        assert "accept" in str(await outcome_of(runtime, created.id))
+async def test_an_answer_that_does_not_fit_is_refused_and_the_question_stays_open() -> None:
+    served = served_with(fallback=MAY_ANSWER)
+    async with chat(served.server, MODERN) as client:
+        task_id = await asked_for(client, served)
+        for arguments, said in MISFITS:
+            refused = await client.call_tool("task_answer", {"task_id": task_id, **arguments})
+            assert refused.is_error
+            assert said in text(refused)
+            assert "This call changed nothing." in text(refused)
+        answer = {"action": "accept", "content": {"name": "Bob"}, "question": "elicitation-1"}
+        assert not (await client.call_tool("task_answer", {"task_id": task_id, **answer})).is_error
+        assert text(await client.call_tool("task_status", {"task_id": task_id})) == "Hello, Bob!"
 
 
-@pytest.mark.parametrize(
-    ("question", "named", "key"),
-    [(None, 2, None), ("b", 2, "b"), ("c", 2, None), (None, 1, "a"), ("url", 1, None), (None, 0, None)],
-)
-def test_which_question_is_answered(question: str | None, named: int, key: str | None) -> None:
-    form = InputRequest(method="elicitation/create", params={"message": "Publish?"})
-    url = InputRequest(method="elicitation/create", params={"mode": "url", "message": "Log in", "url": "https://a"})
-    now = datetime.now(UTC)
-    asks = {**dict.fromkeys("ab"[:named], form), "url": url}
-    record = TaskRecord(
-        id="task", owner=None, name="tool", created_at=now, updated_at=now, inputs=InputBook().ask(asks)
-    )
-    names = names_with("", may_answer=True)
-    if key is not None:
-        assert key_of(record, question, names) == key
-        return
-    with pytest.raises(BadArguments) as caught:
-        key_of(record, question, names)
-    said = {
-        0: "asks nothing now",
-        1: "There is no such question",
-        2: 'which of these is answered: "a" ("Publish?"), "b"',
-    }
-    assert said[named] in str(caught.value)
-    # A key says nothing to a model that need not choose.
-    assert ('"a"' in str(caught.value)) == (named == 2)
+async def test_of_several_questions_the_key_says_which_and_what_no_form_asks_is_not_for_a_model() -> None:
+    served = served_with(fallback=MAY_ANSWER)
+    async with chat(served.server, MODERN) as client:
+        task = await served.tasks.start("asks_both", {"job": "job"})
+        await eventually(lambda: _asks(task, 2))
+        for question in ({}, {"question": "c"}):
+            refused = await client.call_tool("task_answer", {"task_id": task.id, "action": "decline", **question})
+            assert "which of these is answered:" in text(refused)
+            assert '("Your name?")' in text(refused)
+        keys = {asked.params["message"]: key for key, asked in (await task.fetch()).questions.items()}
+        for message, content in (("Your age?", {"age": 36}), ("Your name?", {"name": "Ada"})):
+            answer = {"action": "accept", "content": content, "question": keys[message]}
+            assert not (await client.call_tool("task_answer", {"task_id": task.id, **answer})).is_error
+        assert text(await client.call_tool("task_status", {"task_id": task.id})) == "name='Ada' age=36"
+        task = await served.tasks.start("asks_to_visit", {"job": "job"})
+        await task.until_asked(PATIENCE)
+        refused = await client.call_tool("task_answer", {"task_id": task.id, "action": "accept"})
+        assert "asks nothing now. What it waits for cannot be answered by you." in text(refused)
 
 
-@either_mode
-async def test_what_a_tool_asks_whose_author_does_not_allow_it_is_not_for_a_model(mode: str) -> None:
-    farm = Farm(ways=WAYS)
-    farm.tasks.mark("render", fallback=MAY_ANSWER)
-    async with chat(farm.server, mode) as client:
-        task_id = (await farm.tasks.start("publish")).id
+async def _asks(task: Any, questions: int) -> bool:
+    return len((await task.fetch()).questions) == questions
 
-        async def says_that_it_asks() -> bool:
-            told = await client.call_tool("task_status", {"task_id": task_id, "wait_seconds": 0})
-            return "you cannot answer it" in text_of(told)
 
-        await eventually(says_that_it_asks)
+async def test_what_a_tool_asks_whose_author_does_not_allow_it_is_not_for_a_model() -> None:
+    served = served_with()
+    async with chat(served.server, MODERN) as client:
+        # Some tool here may be answered, so there is a task_answer.
+        task_id = await asked_for(client, served)
+        told = await client.call_tool("task_status", {"task_id": task_id, "wait_seconds": 0})
+        assert "you cannot answer it" in text(told)
         refused = await client.call_tool("task_answer", {"task_id": task_id, "action": "decline"})
-    assert refused.is_error
-    assert text_of(refused).startswith('What the tool "publish" asks is for the user alone')
+        assert refused.is_error
+        assert text(refused).startswith('What the tool "asks" asks is for the user alone')
 
 
-@either_mode
-async def test_there_is_no_task_answer_where_no_author_allows_it(mode: str) -> None:
-    farm = Farm()
-    async with chat(farm.server, mode) as client:
-        result = await client.call_tool("task_answer", {"task_id": "a", "action": "decline"})
-    assert (result.is_error, text_of(result)) == (True, "Unknown tool: task_answer")
+async def test_it_waits_for_whoever_answers_a_question_that_it_cannot_put() -> None:
+    served = served_with(fallback=Fallback(model_may_answer=True))
+    async with serving(served.server, json_response=True) as wire, http_session(wire) as client:
+        task_id = handle((await client.call("asks", {"job": "job"})).result, "input_required")
+        pending = client.begin("tools/call", {"name": "task_status", "arguments": {"task_id": task_id}})
+        await anyio.sleep(0.3)  # sleep: the time in which it must not be answered
+        # Or a model that does as it is told would ask again, and again.
+        assert not pending.answered
+        answer = {"task_id": task_id, "action": "accept", "content": {"name": "Bob"}}
+        assert "The answer was given" in rpc.text_of((await client.call("task_answer", answer)).result)
+        assert rpc.text_of((await pending.reply()).result) == "Hello, Bob!"
 
 
-# Names
+async def test_an_answer_that_comes_second_or_is_too_large_changes_nothing() -> None:
+    store = MoodyStore()
+    served = served_with(store=store, fallback=MAY_ANSWER, limits=Limits(answer_bytes=1_000))
+    async with chat(served.server, "legacy") as client:
+        task_id = await asked_for(client, served)
+
+        async def answered(name: str) -> CallToolResult:
+            answer = {"task_id": task_id, "action": "accept", "content": {"name": name}}
+            return await client.call_tool("task_answer", answer)
+
+        assert "The question stays open." in text(await answered("x" * 1_000))
+        with store.holding("save"):
+            answers = [asyncio.create_task(answered(name)) for name in ("One", "Two")]
+            await anyio.sleep(0.1)  # sleep: both have seen the question by then
+        first, second = [await each for each in answers]
+        assert sorted([first.is_error, second.is_error]) == [False, True]
+        assert "answered or withdrawn meanwhile" in text(first if first.is_error else second)
+        name = "Two" if first.is_error else "One"
+        assert text(await client.call_tool("task_status", {"task_id": task_id})) == f"Hello, {name}!"
 
 
-@either_mode
-async def test_the_names_have_the_prefix_of_the_author(mode: str) -> None:
-    farm = Farm(options={"companion_prefix": "farm_"})
-    async with chat(farm.server, mode) as client:
-        result = await client.call_tool("render", {"scene": "a"})
-        assert 'call the tool "farm_task_status" with' in text_of(result)
-        task_id = facts_of(result)["taskId"]
-        farm.gate.set()
-        assert text_of(await client.call_tool("farm_task_status", {"task_id": task_id})) == "a rendered"
-        assert text_of(await client.call_tool("task_status", {"task_id": task_id})) == "Unknown tool: task_status"
+# --- names ----------------------------------------------------------------------------------------------------------
+
+
+async def test_the_names_have_the_prefix_of_the_author() -> None:
+    served = served_with(companion_prefix="farm_")
+    async with chat(served.server, MODERN) as client:
+        result = await client.call_tool("gated", {"job": "job"})
+        assert 'call the tool "farm_task_status" with' in text(result)
+        served.jobs.open("job")
+        arguments = {"task_id": handle(result)}
+        assert text(await client.call_tool("farm_task_status", arguments)) == "job is done"
+        assert text(await client.call_tool("task_status", arguments)) == "Unknown tool: task_status"
+        tools = {tool.name: tool for tool in (await client.list_tools()).tools if tool.name.startswith("farm_")}
+    hints = ("read_only_hint", "destructive_hint", "idempotent_hint", "open_world_hint")
+    assert {name: tuple(getattr(tool.annotations, hint) for hint in hints) for name, tool in tools.items()} == {
+        "farm_task_status": (True, False, True, False),
+        "farm_task_cancel": (False, True, True, False),
+        "farm_task_answer": (False, True, False, True),
+    }
+    assert tools["farm_task_answer"].input_schema["required"] == ["task_id", "action"]
+    for tool in tools.values():
+        assert tool.title
+        assert tool.output_schema is None
+        assert " task_" not in (tool.description or "").replace("task_id", "")
 
 
 @pytest.mark.parametrize("prefix", ["a b", "é", "a/", "x" * 65, 7, None])
 def test_a_prefix_that_cannot_begin_a_name_is_refused(prefix: Any) -> None:
     with pytest.raises(InvalidOption, match="companion_prefix must be"):
-        Farm(options={"companion_prefix": prefix})
+        Tasks("memory://", companion_prefix=prefix)
+
+
+def small(**options: Any) -> tuple[MCPServer[Any], Tasks]:
+    """A server with one tool that may be a task, which may answer for nobody."""
+    chosen: dict[str, Any] = {"settings": QUICK, "fallback": WAYS, **options}
+    tasks = Tasks("memory://", **chosen)
+    server = MCPServer("small", **tasks.wiring(), log_level="CRITICAL")
+    tasks.mark("waits")
+
+    @server.tool()
+    async def waits() -> str:
+        await asyncio.Event().wait()
+        return ""
+
+    return server, tasks
+
+
+async def task_status() -> str:
+    return "the server's own"
 
 
 async def test_a_tool_of_the_same_name_is_refused_at_start_unless_ours_is_called_otherwise() -> None:
-    def with_own(**options: Any) -> Farm:
-        farm = Farm(options=options)
-
-        @farm.server.tool()
-        async def task_status() -> str:
-            return "the server's own"
-
-        del task_status
-        return farm
-
+    server, tasks = small()
+    server.add_tool(task_status)
     with pytest.raises(UsageError, match=r"has a tool 'task_status'.*companion_prefix"):
-        async with with_own().tasks.running(with_own().server):
+        async with tasks.running(server):
             pass
-    for options in ({"companion_prefix": "farm_"}, {"companions": "never"}):
-        farm = with_own(**options)
-        async with chat(farm.server, MODERN) as client:
-            assert text_of(await client.call_tool("task_status", {})) == "the server's own"
-
-
-async def test_a_server_whose_tools_are_all_plain_may_have_tools_of_these_names() -> None:
-    farm = Farm(ways=replace(WAYS, modern=False, older=False))
-
-    @farm.server.tool()
-    async def task_status() -> str:
-        return "the server's own"
-
-    del task_status
-    async with chat(farm.server, MODERN) as client:
-        assert text_of(await client.call_tool("task_status", {})) == "the server's own"
+    for options in ({"companion_prefix": "farm_"}, {"companions": "never"}, {"fallback": INLINE}):
+        server, _ = small(**options)
+        server.add_tool(task_status)
+        async with chat(server, MODERN) as client:
+            assert text(await client.call_tool("task_status", {})) == "the server's own"
+    # One that came later is not listed twice, and the log says so once.
+    server, _ = small()
+    async with chat(server, MODERN, cache=None) as client:
+        assert text(await client.call_tool("task_answer", {"task_id": "a"})) == "Unknown tool: task_answer"
+        server.add_tool(task_status)
+        for _ in range(2):
+            names = [tool.name for tool in (await client.list_tools()).tools]
+            assert sorted(names) == ["task_cancel", "task_status", "waits"]
 
 
 @pytest.mark.parametrize(("shown", "warns"), [("never", True), ("auto", False)])
 async def test_a_model_that_may_answer_and_has_nothing_to_answer_with_is_warned_of_once(
     shown: str, warns: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    farm = Farm(options={"companions": shown})
-    farm.tasks.mark("publish", fallback=MAY_ANSWER)
+    server, tasks = small(companions=shown)
+    tasks.mark("waits", fallback=MAY_ANSWER)
     for _ in range(2):
-        async with chat(farm.server, MODERN):
+        async with chat(server, MODERN):
             pass
     said = [record.getMessage() for record in caplog.records if "model_may_answer" in record.getMessage()]
     assert len(said) == int(warns)
-    assert all('companions="never"' in text for text in said)
+    assert all('companions="never"' in each for each in said)
+
+
+# --- what `tools/list` shows ----------------------------------------------------------------------------------------
+
+COMPANIONS = ["task_status", "task_cancel"]
+
+
+def is_wider(tool: Any) -> bool:
+    """Whether the schema of the tool allows a handle."""
+    schema: Any = tool.output_schema or {}
+    return len(schema.get("anyOf", [])) == 2 and "taskId" in schema["anyOf"][1]["properties"]
+
+
+async def listed(mode: str, *, name: str = "chat", **options: Any) -> tuple[list[str], bool]:
+    """The names of the companions that a client sees, and whether the schema of the tool allows a handle."""
+    server, _ = small(**options)
+    async with chat(server, mode, name=name) as client:
+        own, *companions = (await client.list_tools()).tools
+    assert not any(map(is_wider, companions))
+    return [tool.name for tool in companions], is_wider(own)
+
+
+Shown = tuple[list[str], bool]
+
+SHOWN: list[tuple[dict[str, Any], Shown, Shown]] = [
+    ({}, (COMPANIONS, True), (COMPANIONS, True)),
+    # A host that asks for tasks needs none where it can, and without declaring tasks gets none elsewhere.
+    ({"name": "asker", "hosts": ASKER}, (COMPANIONS, True), ([], True)),
+    ({"name": "asker", "hosts": {"asker": Host(stdio=ASKER["asker"])}}, (COMPANIONS, True), ([], True)),
+    ({"name": "asker", "hosts": ASKER, "companions": "always"}, (COMPANIONS, True), (COMPANIONS, True)),
+    ({"companions": "never"}, ([], True), ([], True)),
+    ({"fallback": INLINE}, ([], False), ([], False)),
+    ({"fallback": INLINE, "companions": "always"}, (COMPANIONS, False), (COMPANIONS, False)),
+    ({"fallback": replace(WAYS, older=False)}, (COMPANIONS, True), ([], False)),
+    ({"fallback": replace(WAYS, modern=False)}, ([], False), (COMPANIONS, True)),
+    # The schemas allow it: the server may have to stop before the end.
+    ({"fallback": replace(WAYS, handle=False)}, ([], True), ([], True)),
+    ({"fallback": MAY_ANSWER}, ([*COMPANIONS, "task_answer"], True), ([*COMPANIONS, "task_answer"], True)),
+]
+
+
+@pytest.mark.parametrize(("options", "modern", "older"), SHOWN)
+async def test_companions_and_wider_schemas_are_shown_to_those_who_may_need_them(
+    options: dict[str, Any], modern: Any, older: Any
+) -> None:
+    assert await listed(MODERN, **options) == modern
+    assert await listed("legacy", **options) == older
+
+
+async def test_a_host_that_asks_for_tasks_has_companions_in_versions_without_any_and_is_told_of_no_others() -> None:
+    server, _ = small(hosts={"raw": Host(asks_for_tasks=True, limit=timedelta(seconds=0.2))})
+    async with serving(server) as wire:
+        for version, companions in (("2025-11-25", []), ("2025-06-18", COMPANIONS)):
+            session, _ = await initialize(wire, {}, version)
+            tools = (await session.ask("tools/list")).result["tools"]
+            assert [tool["name"] for tool in tools[1:]] == companions
+            told = (await session.ask("tools/call", {"name": "waits", "arguments": {}})).result
+            assert handle(told)
+            assert ("task_status" in rpc.text_of(told)) is bool(companions)
+
+
+async def test_a_client_that_declares_tasks_is_listed_what_it_always_was() -> None:
+    async def answered(capabilities: Mapping[str, Any], **options: Any) -> str:
+        server, _ = small(**options)
+        async with serving(server) as wire:
+            return json.dumps((await wire.send(request("tools/list", capabilities=capabilities))).result)
+
+    for capabilities in (TASKS, EVERYTHING):
+        assert await answered(capabilities) == await answered(capabilities, fallback="inline", companions="never")
+    assert '"task_status"' in await answered(TASKS, companions="always")
+    # Listings are compared by clients: equal ones must be equal.
+    assert await answered(NOTHING) == await answered(NOTHING, fallback=replace(WAYS, wait=timedelta(seconds=9)))
+
+
+@pytest.mark.parametrize(
+    ("ways", "scope"), [(WAYS, "private"), (INLINE, "public"), (replace(WAYS, modern=False), "public")]
+)
+async def test_a_listing_that_varies_is_private_to_those_it_was_made_for(ways: Fallback, scope: str) -> None:
+    tasks = Tasks("memory://", settings=QUICK, fallback=ways)
+    hints: Any = {"tools/list": CacheHint(ttl_ms=60_000, scope="public")}
+    server = MCPServer("cached", **tasks.wiring(), log_level="CRITICAL", cache_hints=hints)
+    server.add_tool(task_status, name="own")
+    tasks.mark("own")
+    async with serving(server) as wire:
+        for capabilities in (NOTHING, TASKS):
+            result = (await wire.send(request("tools/list", capabilities=capabilities))).result
+            assert (result["cacheScope"], result["ttlMs"]) == (scope, 60_000)
+
+
+async def test_who_cannot_be_told_apart_is_not_offered_a_list_of_its_tasks() -> None:
+    server, _ = small()
+    async with serving(server) as wire, http_session(wire) as client:
+        [status] = [tool for tool in (await client.ask("tools/list")).result["tools"] if tool["name"] == "task_status"]
+    assert status["inputSchema"]["required"] == ["task_id"]
+    assert "list your tasks" not in str(status)
+    async with chat(small()[0], "legacy") as client:
+        [status] = [tool for tool in (await client.list_tools()).tools if tool.name == "task_status"]
+    assert "required" not in status.input_schema
+    assert "Without a task_id, lists your tasks" in (status.description or "")
+
+
+# --- low-level servers, and tools that are not known when the server starts -------------------------------------------
+
+
+def lowlevel(gate: asyncio.Event, *tools: str, **options: Any) -> Server[Any]:
+    """A low-level server that lists a tool a page; `long` may become a task."""
+    schema = {"type": "object", "properties": {"a": {"type": "string"}}}
+
+    async def list_tools(ctx: ServerRequestContext[Any, Any], params: PaginatedRequestParams | None) -> ListToolsResult:
+        page = int((params and params.cursor) or 0)
+        shown = [Tool(name=name, input_schema={"type": "object"}, output_schema=schema) for name in tools][page:][:1]
+        return ListToolsResult(tools=shown, next_cursor=str(page + 1) if page + 1 < len(tools) else None)
+
+    async def call_tool(ctx: ServerRequestContext[Any, Any], params: CallToolRequestParams) -> CallToolResult:
+        await gate.wait()
+        return CallToolResult(content=[TextContent(type="text", text="done")], structured_content={})
+
+    tasks = Tasks("memory://", settings=QUICK, fallback=WAYS, **options)
+    server: Server[Any] = Server("paged", version="1", on_list_tools=list_tools, on_call_tool=call_tool)
+    if not options:
+        tasks.mark("long")
+    tasks.attach(server)
+    return server
+
+
+@either_mode
+@pytest.mark.parametrize("options", [{}, {"default_mode": "optional"}])
+@pytest.mark.parametrize("tools", [(), ("long", "short")], ids=["lists none", "a page each"])
+async def test_a_low_level_server_has_companions_on_the_last_page_whatever_it_lists(
+    mode: str, options: dict[str, Any], tools: tuple[str, ...]
+) -> None:
+    gate = asyncio.Event()
+    async with chat(lowlevel(gate, *tools, **options), mode) as client:
+        task_id = handle(await client.call_tool("long", {}))
+        gate.set()
+        assert text(await client.call_tool("task_status", {"task_id": task_id})) == "done"
+        names: list[list[str]] = []
+        cursor: str | None = None
+        while not names or cursor is not None:
+            page = await client.list_tools(cursor=cursor)
+            names.append([tool.name for tool in page.tools])
+            cursor = page.next_cursor
+            assert [is_wider(tool) for tool in page.tools if tool.name == "long"] in ([], [True])
+    assert names == ([["long"], ["short", *COMPANIONS]] if tools else [COMPANIONS])
+
+
+async def test_a_tool_that_is_marked_while_the_server_runs_has_companions_at_once() -> None:
+    server, tasks = small(fallback=INLINE)
+    async with chat(server, MODERN, cache=None) as client:
+        tasks.mark("waits", fallback=WAYS)
+        # Whatever is called first: nothing has looked at the tools since.
+        task_id = handle(await client.call_tool("waits", {}))
+        handle(await client.call_tool("task_status", {"task_id": task_id, "wait_seconds": 0}))
+        assert [tool.name for tool in (await client.list_tools()).tools] == ["waits", *COMPANIONS]
+
+
+def agrees(params: CallToolRequestParams) -> bool:
+    return True
+
+
+async def test_tools_that_all_become_tasks_are_answered_so_without_a_mark() -> None:
+    served = served_with(augment=agrees)
+    async with chat(served.server, "legacy") as client:
+        # With the schemas, by which it would refuse a handle that does not fit.
+        await client.list_tools()
+        task_id = await begun(client, tool="unmarked")
+        served.jobs.open("job")
+        assert facts(await client.call_tool("task_status", {"task_id": task_id})) == {"result": "job is done"}

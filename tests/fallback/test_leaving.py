@@ -1,4 +1,4 @@
-"""Callers that leave before they are answered, and servers that are told to stop while they wait."""
+"""Callers that leave before they are answered, that want the same, and servers that stop while they wait."""
 
 from __future__ import annotations
 
@@ -12,50 +12,47 @@ from typing import Any
 import anyio
 import pytest
 
-from harness.http import HttpWire, http_client
+from harness.http import HttpWire, http_client, serving
 from harness.older import HttpClient, OlderClient, Pending, http_session, pipe_session
-from harness.rpc import NOTHING, Tasking, request, text_of
+from harness.rpc import NOTHING, TASKS, Tasking, request, text_of
 from harness.stdio import StdioWire, stdio_process
-from mcp_tasks.protocol.owners import Caller
-from tests.fallback.matrix.legs import Call, legs
-from tests.fallback.matrix.serving import MODULE, HttpServers, Place, place
-from tests.fallback.moods import Jobs, client_of, quick_tasks, server_of
+from tests.fallback.scenes import MODULE, Call, Place, handle, legs, place
+from tests.fallback.server import FileJobs, Jobs, Served, build
 
 pytestmark = pytest.mark.anyio
-
-CONFIG: dict[str, Any] = {
-    "gated": {
-        "dropped": {"when_caller_leaves": "cancel"},
-        "dropped_early": {"when_caller_leaves": "cancel", "wait": 0.1, "legs": 1},
-    }
-}
-"""`gated` goes on without its caller, the others do not. Calls wait as long as they usually do, 25 seconds, if nothing
-else is said."""
 
 
 @dataclass
 class Scene:
-    """A server, and one that asks who its callers are."""
+    """A server that asks who its callers are, and one that does not. Calls wait as long as they usually do."""
 
-    place: Place
-    servers: HttpServers
+    served: Served
+    url: str
+    json_url: str
+    guarded: str
+
+    @property
+    def jobs(self) -> Jobs:
+        return self.served.jobs
 
     async def goes_on(self, job: str) -> None:
         """The tool was not told to stop, and ends when it may."""
-        assert self.place.count("stopped", job) == 0
-        self.place.open(job)
-        await self.place.until("end", job)
-        assert (self.place.count("start", job), self.place.count("stopped", job)) == (1, 0)
-
-    async def is_cancelled(self, job: str) -> None:
-        """The tool was told to stop."""
-        await self.place.until("stopped", job)
+        assert self.jobs.count("stopped", job) == 0
+        self.jobs.open(job)
+        await self.jobs.until("end", job)
+        assert self.jobs.counts(job, "start", "stopped") == (1, 0)
 
 
 @pytest.fixture(scope="module")
 async def scene() -> AsyncGenerator[Scene]:
-    with place() as here:
-        yield Scene(here, here.serve("sse", "json", variants={"guarded": {"auth": True}}, **CONFIG))
+    served = build()
+    guarded = build(jobs=served.jobs, auth=True)
+    async with (
+        serving(served.server) as wire,
+        serving(served.server, json_response=True) as plain,
+        serving(guarded.server) as locked,
+    ):
+        yield Scene(served, wire.url, plain.url, locked.url)
 
 
 @asynccontextmanager
@@ -65,10 +62,10 @@ async def older(url: str, token: str | None = None) -> AsyncGenerator[HttpClient
         yield client
 
 
-async def begun(place: Place, client: OlderClient, tool: str, job: str) -> Pending:
+async def begun(jobs: Jobs, client: OlderClient, tool: str, job: str) -> Pending:
     """A call whose tool has begun."""
     pending = client.begin("tools/call", {"name": tool, "arguments": {"job": job}})
-    await place.until("start", job)
+    await jobs.until("start", job)
     return pending
 
 
@@ -78,104 +75,87 @@ async def give_up(client: OlderClient, pending: Pending) -> None:
     await pending.leave()
 
 
-# --- over HTTP ------------------------------------------------------------------------------------------------------
+async def cut(calling: asyncio.Task[Any]) -> None:
+    """Close the connection of a call."""
+    calling.cancel()
+    await asyncio.wait([calling])
 
 
-@pytest.mark.parametrize("door", ["sse", "json"])
-async def test_a_client_of_the_newest_wire_leaves_by_closing_its_stream(scene: Scene, door: str) -> None:
-    async with legs(scene.servers.door(door)) as client:
-        for tool in ("gated", "dropped"):
-            job = f"closed-{door}-{tool}"
-            calling = asyncio.create_task(Call(tool, {"job": job}).leg(client))
-            await scene.place.until("start", job)
-            calling.cancel()
-            await asyncio.wait([calling])
-    await scene.goes_on(f"closed-{door}-gated")
-    await scene.is_cancelled(f"closed-{door}-dropped")
+# --- leaving --------------------------------------------------------------------------------------------------------
 
 
-async def test_an_older_client_leaves_by_saying_so(scene: Scene) -> None:
-    async with older(scene.servers.url) as client:
-        for tool in ("gated", "dropped"):
-            await give_up(client, await begun(scene.place, client, tool, f"cancelled-{tool}"))
-    await scene.is_cancelled("cancelled-dropped")
-    await scene.goes_on("cancelled-gated")
+@pytest.mark.parametrize("how", ["closes its stream", "closes its connection", "says so", "loses its connection"])
+async def test_what_becomes_of_the_work_is_what_its_author_said(scene: Scene, how: str) -> None:
+    has_left = how != "loses its connection"
+    for tool in ("gated", "dropped"):
+        job = f"{how} {tool}"
+        if how.startswith("closes"):
+            # A client of the newest wire, answered with a stream or with plain JSON.
+            async with legs(scene.url if how == "closes its stream" else scene.json_url) as client:
+                calling = asyncio.create_task(Call(tool, {"job": job}).leg(client))
+                await scene.jobs.until("start", job)
+                await cut(calling)
+        else:
+            # An older one that loses its connection has not left: it may come back for the stream.
+            async with older(scene.url) as client:
+                pending = await begun(scene.jobs, client, tool, job)
+                await (give_up(client, pending) if has_left else pending.leave())
+                assert text_of((await client.call("quick", {"job": f"after {job}"})).result) == f"after {job} is done"
+    if has_left:
+        await scene.jobs.until("stopped", f"{how} dropped")
+    else:
+        await anyio.sleep(2.3)  # sleep: the time in which it would be stopped, and must not
+        await scene.goes_on(f"{how} dropped")
+    await scene.goes_on(f"{how} gated")
 
 
-async def test_an_older_client_that_loses_its_connection_has_not_left(scene: Scene) -> None:
-    # That wire has it so: it may come back for the stream, and says it if it does not want the answer.
-    async with older(scene.servers.url) as client:
-        for tool in ("gated", "dropped"):
-            pending = await begun(scene.place, client, tool, f"lost-{tool}")
-            await pending.leave()
-        # It is still served.
-        assert text_of((await client.call("quick", {"job": "after"})).result) == "after is done"
-    await scene.goes_on("lost-gated")
-    await scene.goes_on("lost-dropped")
-
-
-async def test_who_asks_how_the_work_is_and_leaves_does_not_stop_it(scene: Scene) -> None:
-    job = "looked-at"
-    async with older(scene.servers.url) as client, legs(scene.servers.url) as newest:
-        told = (await client.call("dropped_early", {"job": job})).result
-        # It was told that the work goes on, so it does.
-        look = {"name": "task_status", "arguments": {"task_id": told["structuredContent"]["taskId"], "job": job}}
-        pending = client.begin("tools/call", look)
-        await scene.place.until("request", job, 2)
-        await anyio.sleep(0.1)  # sleep: it waits by then
-        await give_up(client, pending)
-        leaving = asyncio.create_task(newest.ask("tools/call", look))
-        await scene.place.until("request", job, 3)
-        await anyio.sleep(0.1)  # sleep: it waits by then
-        leaving.cancel()
-        await asyncio.wait([leaving])
-        await anyio.sleep(0.2)  # sleep: the time in which the work would be stopped, and must not
-    await scene.goes_on(job)
+@pytest.mark.parametrize(("tool", "event"), [("asks_by_returning", "end"), ("dropped_that_asks", "stopped")])
+async def test_a_caller_that_leaves_as_the_work_begins_that_it_was_asked_for_is_one_that_leaves(
+    scene: Scene, tool: str, event: str
+) -> None:
+    async with legs(scene.url) as client:
+        call = Call(tool, {"job": tool})
+        [key] = await call.asked(client)
+        leaving = asyncio.create_task(call.leg(client, {key: {"action": "accept", "content": {"name": "Ada"}}}))
+        await scene.jobs.until("start", tool)
+        await cut(leaving)
+    if event == "end":
+        await anyio.sleep(0.3)  # sleep: the time in which it would be stopped, and must not
+        scene.jobs.open(tool)
+    await scene.jobs.until(event, tool)
+    assert scene.jobs.counts(tool, "start", event) == (1, 1)
 
 
 async def test_a_leg_that_is_left_can_be_taken_again(scene: Scene) -> None:
-    async with legs(scene.servers.url) as client:
+    async with legs(scene.url) as client:
         call = Call("long", {"job": "left"})
         await call.begin(client)
         leaving = asyncio.create_task(call.leg(client))
-        await scene.place.until("request", "left", 2)
-        leaving.cancel()
-        await asyncio.wait([leaving])
-        scene.place.open("left")
+        await scene.jobs.until("request", "left", 2)
+        await cut(leaving)
+        scene.jobs.open("left")
         assert text_of(await call.end(client)) == "left is done"
-    assert scene.place.count("start", "left") == 1
+    assert scene.jobs.count("start", "left") == 1
 
 
-@pytest.mark.parametrize("json_response", [False, True])
-async def test_what_the_work_of_a_caller_that_left_came_to_is_kept(json_response: bool) -> None:
-    def is_ada(caller: Caller) -> str:
-        return "ada"
-
-    jobs, tasks = Jobs(), quick_tasks(principal=is_ada)
-    server = server_of(tasks)
-
-    @server.tool()
-    @tasks.task()
-    async def pays(job: str) -> str:
-        """Do something that nobody wants done twice."""
-        return await jobs.work(job)
-
-    async with client_of(server, json_response=json_response) as client:
-        leaving = asyncio.create_task(Call("pays", {"job": "bill"}).leg(client))
-        await jobs.until("start bill")
-        leaving.cancel()
-        await asyncio.wait([leaving])
+@pytest.mark.parametrize("door", ["url", "json_url"])
+async def test_what_the_work_of_a_caller_that_left_came_to_is_kept(scene: Scene, door: str) -> None:
+    job = f"kept {door}"
+    async with legs(getattr(scene, door)) as client:
+        leaving = asyncio.create_task(Call("gated", {"job": job}).leg(client))
+        await scene.jobs.until("start", job)
+        await cut(leaving)
         # Otherwise it would take the result for given, and forget it.
-        await anyio.sleep(0.5)  # sleep: nobody is told when the server sees that its caller has left
-        jobs.gate.set()
-        await jobs.until("end bill")
+        await anyio.sleep(0.3)  # sleep: nobody is told when the server sees that its caller has left
+        scene.jobs.open(job)
+        await scene.jobs.until("end", job)
         await anyio.sleep(0.2)  # sleep: the time in which it would be forgotten, and must not
-        [task] = (await client.call("task_status"))["structuredContent"]["tasks"]
-        assert text_of(await client.call("task_status", task_id=task["taskId"])) == "bill is done"
-    assert jobs.happened == {"start bill": 1, "end bill": 1}
-
-
-# --- what a host lost -----------------------------------------------------------------------------------------------
+        told: list[str] = []
+        async for task in scene.served.tasks.list_all(everybody=True):
+            if task.name == "gated" and task.is_final:
+                told.append(text_of(await client.call("task_status", task_id=task.id)))
+    assert f"{job} is done" in told
+    assert scene.jobs.counts(job, "start", "end") == (1, 1)
 
 
 async def mine(client: OlderClient) -> list[dict[str, Any]]:
@@ -183,52 +163,53 @@ async def mine(client: OlderClient) -> list[dict[str, Any]]:
     return (await client.call("task_status")).result["structuredContent"]["tasks"]
 
 
-async def test_an_owner_finds_what_its_host_lost_and_nobody_else_does(scene: Scene) -> None:
-    url, job = scene.servers.door("guarded"), "lost-by-ada"
-    async with older(url, "ada") as ada, older(url, "eve") as eve:
-        assert await mine(ada) == []
-        await give_up(ada, await begun(scene.place, ada, "gated", job))
-        [task] = await mine(ada)
-        assert (task["tool"], task["status"]) == ("gated", "working")
-        assert await mine(eve) == []
-        denied = (await eve.call("task_status", {"task_id": task["taskId"]})).result
-        unknown = (await eve.call("task_status", {"task_id": "no-such-task"})).result
-        assert denied["isError"]
-        assert text_of(denied).replace(task["taskId"], "no-such-task") == text_of(unknown)
-        assert (await eve.call("task_cancel", {"task_id": task["taskId"]})).result["isError"]
-        scene.place.open(job)
-        for _ in range(2):
-            told = (await ada.call("task_status", {"task_id": task["taskId"]})).result
-            assert text_of(told) == f"{job} is done"
-    async with legs(url, token="ada") as newest:
-        listed = await newest.call("task_status")
-        assert [each["taskId"] for each in listed["structuredContent"]["tasks"]] == [task["taskId"]]
-    assert scene.place.count("start", job) == 1
+# --- joining --------------------------------------------------------------------------------------------------------
 
 
-async def test_without_a_name_an_id_is_needed_over_http(scene: Scene) -> None:
-    async with older(scene.servers.url) as client, legs(scene.servers.url) as newest:
-        for told in ((await client.call("task_status")).result, await newest.call("task_status")):
-            assert told["isError"]
-            assert "A task_id is needed" in text_of(told)
+async def handed(client: Tasking, tool: str = "joined", **arguments: Any) -> str:
+    """The id of the task that a client without tasks is told of."""
+    return handle(await Call(tool, arguments).end(client))
 
 
-# --- over stdio -----------------------------------------------------------------------------------------------------
+async def test_equal_calls_of_every_kind_of_client_have_one_task_and_one_start(scene: Scene) -> None:
+    async with legs(scene.url) as client, older(scene.url) as old:
+        ids = set(await asyncio.gather(handed(client, job="one", number=1), handed(client, number=1, job="one")))
+        ids.add(handle((await old.call("joined", {"job": "one", "number": 1})).result))
+        tasks = client.declaring(TASKS)
+        ids.add(await tasks.create("joined", job="one", number=1))
+        [task_id] = ids
+        # Other arguments are another call.
+        assert await handed(client, job="one", number=2) != task_id
+        scene.jobs.open("one")
+        assert text_of((await tasks.until(task_id, "completed"))["result"]) == "one is done"
+        assert scene.jobs.count("start", "one") == 2
+        # After the end a call starts anew, and what the first came to is still there for whoever was told of it.
+        assert text_of(await Call("joined", {"job": "one", "number": 1}).end(client)) == "one is done"
+        assert scene.jobs.count("start", "one") == 3
+        assert text_of(await client.declaring(NOTHING).call("task_status", task_id=task_id)) == "one is done"
 
 
-async def until_ended(wire: StdioWire) -> None:
-    """Close the pipes, as a host does that ends, and wait until the process has."""
-    assert wire.process.stdin is not None
-    wire.process.stdin.close()
-    with anyio.fail_after(10):
-        await wire.process.wait()
+async def test_a_cancelled_task_that_of_another_owner_and_one_of_another_tool_are_not_joined(scene: Scene) -> None:
+    async with legs(scene.url) as client:
+        task_id = await handed(client, job="cancelled")
+        await client.call("task_cancel", task_id=task_id)
+        assert await handed(client, job="cancelled") != task_id
+        one, two = await asyncio.gather(handed(client, "long", job="own"), handed(client, "long", job="own"))
+        assert one != two
+    async with legs(scene.guarded, token="ada") as ada, legs(scene.guarded, token="eve") as eve:
+        of_ada, again, of_eve = [await handed(each, job="whose") for each in (ada, ada, eve)]
+        assert of_ada == again != of_eve
+    assert [scene.jobs.count("start", job) for job in ("cancelled", "own", "whose")] == [2, 2, 2]
+
+
+# --- servers that end -----------------------------------------------------------------------------------------------
 
 
 @asynccontextmanager
-async def pipes(place: Place) -> AsyncGenerator[StdioWire]:
+async def pipes(here: Place) -> AsyncGenerator[StdioWire]:
     """A server process; it may be ended before the block is."""
     try:
-        async with stdio_process(place.config(store=place.store, **CONFIG), module=MODULE) as wire:
+        async with stdio_process(here.config(), module=MODULE) as wire:
             yield wire
     except AssertionError as exc:
         if "ended by itself" not in str(exc):
@@ -237,19 +218,24 @@ async def pipes(place: Place) -> AsyncGenerator[StdioWire]:
 
 async def test_over_stdio_work_survives_its_host_and_is_found_by_the_next_one() -> None:
     with place() as here:
+        jobs: FileJobs = here.jobs
         async with pipes(here) as wire, pipe_session(wire) as client:
-            await give_up(client, await begun(here, client, "gated", "given-up"))
-            await give_up(client, await begun(here, client, "dropped", "dropped"))
-            await here.until("stopped", "dropped")
-            pending = await begun(here, client, "stepped", "host-ends")
-            await here.until("one", "host-ends")
+            await give_up(client, await begun(jobs, client, "gated", "given-up"))
+            await give_up(client, await begun(jobs, client, "dropped", "dropped"))
+            await jobs.until("stopped", "dropped")
+            pending = await begun(jobs, client, "stepped", "host-ends")
+            await jobs.until("one", "host-ends")
             tasks = {task["tool"]: task["status"] for task in await mine(client)}
             assert tasks == {"gated": "working", "stepped": "working", "dropped": "cancelled"}
-            here.open("given-up")
-            await here.until("end", "given-up")
-            await until_ended(wire)
+            jobs.open("given-up")
+            await jobs.until("end", "given-up")
+            # Close the pipes, as a host does that ends.
+            assert wire.process.stdin is not None
+            wire.process.stdin.close()
+            with anyio.fail_after(10):
+                await wire.process.wait()
             await pending.leave()
-        here.open("host-ends")
+        jobs.open("host-ends")
         async with pipes(here) as wire:
             # The next one speaks the newest wire.
             client = Tasking(wire, NOTHING)
@@ -261,42 +247,33 @@ async def test_over_stdio_work_survives_its_host_and_is_found_by_the_next_one() 
             assert 'The tool "dropped" was cancelled' in text_of(results["dropped"])
             call = request("tools/call", {"name": "dropped", "arguments": {"job": "newest"}}, capabilities=NOTHING)
             await wire.write(json.dumps(call))
-            await here.until("start", "newest")
+            await jobs.until("start", "newest")
             await wire.notify("notifications/cancelled", {"requestId": call["id"]})
-            await here.until("stopped", "newest")
-        assert [here.count(event, "host-ends") for event in ("one", "two")] == [1, 1]
-
-
-# --- servers that stop ----------------------------------------------------------------------------------------------
+            await jobs.until("stopped", "newest")
+        assert jobs.counts("host-ends", "one", "two") == (1, 1)
 
 
 async def test_a_server_that_is_told_to_stop_answers_at_once_and_nothing_is_lost() -> None:
     with place() as here:
-        server = here.serve(store=here.store)
-        await _stopped_in_the_middle(here, server)
-
-
-async def _stopped_in_the_middle(here: Place, server: HttpServers) -> None:
-    newest = Call("slow_steps", {"job": "newest"})
-    async with legs(server.url) as client, older(server.url) as old:
-        pending = await begun(here, old, "slow_steps", "older")
-        leg = asyncio.create_task(newest.leg(client))
+        server, jobs = here.serve(), here.jobs
+        async with legs(server.url) as client, older(server.url) as old:
+            pending = await begun(jobs, old, "slow_steps", "older")
+            leg = asyncio.create_task(Call("slow_steps", {"job": "newest"}).leg(client))
+            # One that ends with its caller is not cancelled with the server.
+            dropped = await begun(jobs, old, "dropped", "dropped")
+            for job in ("older", "newest"):
+                await jobs.until("one", job)
+            stopping = asyncio.create_task(anyio.to_thread.run_sync(server.terminate))
+            # Not to come back: it may find nobody, and have heard nothing else.
+            ids = {"older": handle((await pending.reply()).result), "newest": handle((await leg).result)}
+            ids["dropped"] = handle((await dropped.reply()).result)
+            assert (await stopping) < 10
+        server.start()
         for job in ("older", "newest"):
-            await here.until("one", job)
-        stopping = asyncio.create_task(anyio.to_thread.run_sync(server.terminate))
-        told, waiting = (await pending.reply()).result, (await leg).result
-        assert (await stopping) < 10
-    # Not to come back: it may find nobody, and have heard nothing else.
-    assert waiting["resultType"] == "complete"
-    for word in (told, waiting):
-        assert "It has not finished, and this is not its result." in text_of(word)
-    server.start()
-    for job in ("older", "newest"):
-        here.open(job)
-    async with legs(server.url) as client, older(server.url) as old:
-        task_id = waiting["structuredContent"]["taskId"]
-        assert text_of(await Call("task_status", {"task_id": task_id}).end(client)) == "newest is done"
-        task_id = told["structuredContent"]["taskId"]
-        assert text_of((await old.call("task_status", {"task_id": task_id})).result) == "older is done"
-    for job in ("older", "newest"):
-        assert [here.count(event, job) for event in ("one", "two")] == [1, 1]
+            jobs.open(job)
+        async with legs(server.url) as client, older(server.url) as old:
+            assert text_of(await Call("task_status", {"task_id": ids["newest"]}).end(client)) == "newest is done"
+            assert text_of((await old.call("task_status", {"task_id": ids["older"]})).result) == "older is done"
+            told = text_of((await old.call("task_status", {"task_id": ids["dropped"]})).result)
+            assert "was stopped before it had finished" in told
+        assert [jobs.counts(job, "one", "two") for job in ("older", "newest")] == [(1, 1)] * 2

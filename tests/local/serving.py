@@ -14,17 +14,27 @@ from mcp.server import MCPServer
 from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp.shared.exceptions import MCPError
-from mcp_types import SamplingMessage, TextContent
+from mcp_types import (
+    ElicitRequest,
+    ElicitRequestFormParams,
+    ElicitResult,
+    InputRequiredResult,
+    SamplingMessage,
+    TextContent,
+)
 from pydantic import BaseModel
 
-from mcp_tasks import Settings, Tasks, current_task
+from harness.server import QUICK, Name
+from mcp_tasks import Tasks, current_task
 from mcp_tasks.server import LocalSnapshot, LocalTask
-
-QUICK = Settings(drain_timeout=timedelta(0), stop_timeout=timedelta(seconds=1), progress_interval=timedelta(0))
-
 
 LIMIT = 10
 """Seconds to wait for what takes none."""
+
+FULL = "Error executing tool broken: the disk is full"
+"""What the SDK makes of a tool's error."""
+
+__all__ = ["FULL", "LIMIT", "QUICK", "Confirmed", "Office", "new_office", "open_office", "until"]
 
 
 class Confirmed(BaseModel):
@@ -49,6 +59,7 @@ def new_office(**options: Any) -> Office:
     office = Office(tasks, MCPServer("office", **tasks.wiring()))
     add_tools(office)
     add_asking_tools(office)
+    add_returning_tools(office)
     add_reads(office)
     return office
 
@@ -143,6 +154,37 @@ def add_asking_tools(office: Office) -> None:
         written = await ctx.session.create_message([message], max_tokens=9)  # pyright: ignore[reportDeprecated]
         assert isinstance(written.content, TextContent)
         return written.content.text
+
+
+def add_returning_tools(office: Office) -> None:
+    """What asks by returning, and a tool that calls such a one."""
+    server, tasks = office.server, office.tasks
+
+    def name_in(ctx: Context) -> str | None:
+        answer = (ctx.input_responses or {}).get("who")
+        return str((answer.content or {})["name"]) if isinstance(answer, ElicitResult) else None
+
+    def asking(state: str | None = None) -> InputRequiredResult:
+        params = ElicitRequestFormParams(message="Who?", requested_schema=Name.model_json_schema())
+        return InputRequiredResult(input_requests={"who": ElicitRequest(params=params)}, request_state=state)
+
+    @server.tool()
+    @tasks.task()
+    async def greet(ctx: Context) -> str | InputRequiredResult:
+        name = name_in(ctx)
+        return asking() if name is None else f"Hello, {name}! ({current_task().id})"
+
+    @server.prompt()
+    @tasks.task(kind="prompt")
+    async def welcome(ctx: Context) -> Any:
+        name = name_in(ctx)
+        return asking("state") if name is None else f"Welcome {name}, {ctx.request_state}."
+
+    @server.tool()
+    @tasks.task()
+    async def outer() -> str:
+        result = await tasks.call("greet")
+        return result.content[0].text if isinstance(result.content[0], TextContent) else ""
 
 
 def add_reads(office: Office) -> None:

@@ -1,104 +1,89 @@
-"""Calls in the server's own process: synchronous until the caller asks for a task (document 004)."""
+"""Calls in the server's own process are synchronous until the caller asks for a task; and modes of whole servers."""
 
 from __future__ import annotations
 
 import logging
+import re
+from typing import Any
 
 import pytest
+from mcp import Client
 from mcp.server import MCPServer
 from mcp.shared.exceptions import MCPError
-from mcp_types import TextContent, TextResourceContents
+from mcp_types import MISSING_REQUIRED_CLIENT_CAPABILITY, CallToolRequestParams, TextContent, TextResourceContents
 
 from harness.lowlevel import build_lowlevel
+from harness.processes import ROOT
 from mcp_tasks import Tasks
+from mcp_tasks.client import TaskHandle, TasksClient, start_task
 from mcp_tasks.errors import InvalidOption, UsageError, WiringError
-from tests.local.serving import new_office, open_office
+from tests.local.serving import FULL, LIMIT, QUICK, Office, new_office
 
 pytestmark = pytest.mark.anyio
 
-FULL = "Error executing tool broken: the disk is full"
-"""What the SDK makes of a tool's error."""
+
+@pytest.mark.requirement("local/synchronous")
+async def test_a_call_in_this_process_is_synchronous_and_makes_no_task(office: Office) -> None:
+    result = await office.tasks.call("report", {"id": 42})
+    assert result.structured_content == {"id": 42, "status": "ready"}
+    assert office.seen == [None]
+    prompt = await office.tasks.get_prompt("echo", {"title": "v1"})
+    assert isinstance(prompt.messages[0].content, TextContent)
+    assert prompt.messages[0].content.text == "Ship v1."
+    resource = await office.tasks.read_resource("memo://echo")
+    assert isinstance(resource.contents[0], TextResourceContents)
+    assert (resource.contents[0].uri, resource.contents[0].text) == ("memo://echo", "1.2.3")
+    assert (await office.tasks.list(everybody=True)).tasks == []
 
 
 @pytest.mark.requirement("local/synchronous")
-async def test_a_call_in_this_process_is_synchronous_and_makes_no_task() -> None:
-    async with open_office() as office:
-        result = await office.tasks.call("report", {"id": 42})
-        assert result.structured_content == {"id": 42, "status": "ready"}
-        assert office.seen == [None]
-        assert (await office.tasks.list(everybody=True)).tasks == []
+async def test_any_tool_can_be_called_whatever_its_mode(office: Office) -> None:
+    for tool, arguments, text in (
+        ("deploy", {"environment": "test"}, "deployed to test"),
+        ("ping", {}, "pong"),
+        ("plain", {}, "plain"),
+    ):
+        assert (await office.tasks.call(tool, arguments)).content == [TextContent(type="text", text=text)]
 
 
-@pytest.mark.requirement("local/synchronous")
-@pytest.mark.parametrize(
-    ("tool", "arguments", "text"),
-    [("deploy", {"environment": "test"}, "deployed to test"), ("ping", {}, "pong"), ("plain", {}, "plain")],
-)
-async def test_any_tool_can_be_called_whatever_its_mode(tool: str, arguments: dict[str, str], text: str) -> None:
-    async with open_office() as office:
-        result = await office.tasks.call(tool, arguments)
-        assert result.content == [TextContent(type="text", text=text)]
-
-
-@pytest.mark.requirement("local/synchronous")
-async def test_a_prompt_and_a_resource_are_got_synchronously() -> None:
-    async with open_office() as office:
-        prompt = await office.tasks.get_prompt("echo", {"title": "v1"})
-        assert isinstance(prompt.messages[0].content, TextContent)
-        assert prompt.messages[0].content.text == "Ship v1."
-        resource = await office.tasks.read_resource("memo://echo")
-        assert isinstance(resource.contents[0], TextResourceContents)
-        assert (resource.contents[0].uri, resource.contents[0].text) == ("memo://echo", "1.2.3")
-        assert (await office.tasks.list(everybody=True)).tasks == []
-
-
-async def test_what_a_tool_fails_with_is_an_error_result_and_what_it_refuses_with_is_raised() -> None:
-    async with open_office() as office:
+async def test_what_a_tool_fails_with_is_an_error_result_and_what_it_refuses_with_is_raised(
+    office: Office, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, logger="mcp_tasks"):
         result = await office.tasks.call("broken")
         assert result.is_error
         assert result.content == [TextContent(type="text", text=FULL)]
-        with pytest.raises(MCPError) as refused:
-            await office.tasks.call("refusing")
-        assert (refused.value.code, refused.value.data) == (-32099, {"why": "closed"})
-        wrong = await office.tasks.call("report", {"id": "not a number"})
-        assert wrong.is_error
-
-
-async def test_the_log_says_what_failed_and_names_no_task(caplog: pytest.LogCaptureFixture) -> None:
-    async with open_office() as office:
-        with caplog.at_level(logging.INFO, logger="mcp_tasks"):
-            await office.tasks.call("report", {"id": "not a number"})
-            await office.tasks.call("broken")
+        assert (await office.tasks.call("report", {"id": "not a number"})).is_error
+    with pytest.raises(MCPError) as refused:
+        await office.tasks.call("refusing")
+    assert (refused.value.code, refused.value.data) == (-32099, {"why": "closed"})
+    # The log says what failed, and names no task.
     said = [message for message in caplog.messages if message.startswith("tool ")]
-    assert said == ["tool 'report' failed", "tool 'broken' failed"]
+    assert said == ["tool 'broken' failed", "tool 'report' failed"]
     assert "task None" not in caplog.text
 
 
-async def test_a_tool_that_asks_has_nobody_to_ask() -> None:
-    async with open_office() as office:
-        with pytest.raises(MCPError):
-            await office.tasks.call("approve")
+async def test_a_tool_that_asks_has_nobody_to_ask(office: Office) -> None:
+    with pytest.raises(MCPError):
+        await office.tasks.call("approve")
 
 
-async def test_what_is_not_there_is_said() -> None:
-    async with open_office() as office:
-        with pytest.raises(UsageError, match="the server has no tool 'nothing'"):
-            await office.tasks.call("nothing")
-        with pytest.raises(UsageError, match="the server has no prompt 'nothing'"):
-            await office.tasks.get_prompt("nothing")
-        with pytest.raises(UsageError, match="the server has no resource 'memo://nothing'"):
-            await office.tasks.read_resource("memo://nothing")
-        with pytest.raises(UsageError, match="prompt 'echo' does not take these arguments: it needs 'title'"):
-            await office.tasks.get_prompt("echo")
-        with pytest.raises(InvalidOption, match="arguments must be a mapping"):
-            await office.tasks.call("report", [1])  # pyright: ignore[reportArgumentType]
-        with pytest.raises(InvalidOption, match="name must be a non-empty string"):
-            await office.tasks.call("")
+async def test_what_is_not_there_is_said(office: Office) -> None:
+    tasks = office.tasks
+    for call, error, said in (
+        (tasks.call("nothing"), UsageError, "the server has no tool 'nothing'"),
+        (tasks.get_prompt("nothing"), UsageError, "the server has no prompt 'nothing'"),
+        (tasks.read_resource("memo://nothing"), UsageError, "the server has no resource 'memo://nothing'"),
+        (tasks.get_prompt("echo"), UsageError, "prompt 'echo' does not take these arguments: it needs 'title'"),
+        (tasks.call("report", [1]), InvalidOption, "arguments must be a mapping"),  # pyright: ignore[reportArgumentType]
+        (tasks.call(""), InvalidOption, "name must be a non-empty string"),
+    ):
+        with pytest.raises(error, match=said):
+            await call
 
 
 async def test_without_a_running_server_nothing_is_called_or_started() -> None:
-    office = new_office()
-    tasks = office.tasks
+    tasks = new_office().tasks
     for attempt in (
         tasks.call("report", {"id": 1}),
         tasks.get_prompt("echo", {"title": "x"}),
@@ -111,20 +96,104 @@ async def test_without_a_running_server_nothing_is_called_or_started() -> None:
     ):
         with pytest.raises(WiringError, match=r"tasks are not running.*async with tasks\.running\(server\)"):
             await attempt
-
-
-async def test_the_tools_of_a_low_level_server_are_called_and_started() -> None:
-    tasks = Tasks("memory://")
-    server = build_lowlevel(tasks)
-    async with tasks.running(server):
-        called = await tasks.call("echo", {"value": "Ada"})
-        started = await tasks.start("echo", {"value": "Ada"})
-        result = await started.wait(10)
-        assert result.content == called.content
-
-
-async def test_another_server_is_refused() -> None:
-    office = new_office()
     with pytest.raises(WiringError, match="has no tasks"):
-        async with office.tasks.running(MCPServer("another")):
+        async with tasks.running(MCPServer("another")):
             pass
+
+
+async def test_the_program_on_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    page = ROOT / "docs" / "local.md"
+    names: dict[str, Any] = {"__name__": "docs.local"}
+    code = "\n\n".join(re.findall(r"^```python\n(.*?)^```", page.read_text(), flags=re.DOTALL | re.MULTILINE))
+    exec(compile(code, page, "exec"), names)
+    assert await names["main"]() == "release 42 is ready, accept"
+    printed = capsys.readouterr().out
+    assert "input_required" in printed
+    assert "('release', <TaskStatus.COMPLETED: 'completed'>, None), ('report'," in printed
+
+
+# --- for a whole server ---------------------------------------------------------------------------------------------
+
+
+def server_with(**options: Any) -> tuple[MCPServer[Any], Tasks]:
+    """A server with a tool of each mark, and one without."""
+    tasks = Tasks("memory://", settings=QUICK, **options)
+    server = MCPServer("whole", **tasks.wiring())
+    for name in ("tool_job", "never", "always", "marked"):
+        server.add_tool(lambda: "done", name=name)
+    tasks.mark("never", mode="forbidden")
+    tasks.mark("always", mode="required")
+    tasks.mark("marked")
+    server.prompt(name="draft")(lambda: "Ship it.")
+    server.prompt(name="never")(lambda: "never")
+    tasks.mark("never", kind="prompt", mode="forbidden")
+    server.resource("memo://release", name="release")(lambda: "1.2.3")
+    return server, tasks
+
+
+@pytest.mark.requirement("local/default-mode")
+async def test_everything_may_be_a_task_by_default_and_a_mark_says_otherwise() -> None:
+    server, tasks = server_with(default_mode="optional")
+    async with tasks.running(server):
+        for start in (tasks.start("tool_job"), tasks.start_prompt("draft"), tasks.start_resource("memo://release")):
+            assert await (await start).wait(LIMIT)
+        for refused in (tasks.start("never"), tasks.start_prompt("never")):
+            with pytest.raises(UsageError, match='its mode is "forbidden"'):
+                await refused
+
+
+@pytest.mark.requirement("local/default-mode")
+@pytest.mark.parametrize(
+    ("default_mode", "agrees", "tool_job", "marked"),
+    [
+        (None, None, False, True),
+        ("optional", None, True, True),
+        ("required", None, True, True),
+        ("forbidden", None, False, True),
+        # The rule is asked where the mode is optional, and without a default mode also where nothing is said.
+        (None, True, True, True),
+        (None, False, False, False),
+        ("optional", True, True, True),
+        ("optional", False, False, False),
+        ("required", False, True, False),
+        ("forbidden", True, False, True),
+    ],
+)
+async def test_which_calls_of_a_client_become_tasks(
+    default_mode: Any, agrees: bool | None, tool_job: bool, marked: bool
+) -> None:
+    def rule(params: CallToolRequestParams) -> bool:
+        return bool(agrees)
+
+    server, _ = server_with(default_mode=default_mode, augment=None if agrees is None else rule)
+    expected = {"tool_job": tool_job, "never": False, "always": True, "marked": marked}
+    async with Client(server, extensions=[TasksClient()]) as client:
+        become = {tool: isinstance(await start_task(client, tool, {}), TaskHandle) for tool in expected}
+    assert become == expected
+
+
+@pytest.mark.requirement("local/default-mode")
+async def test_a_server_whose_tools_must_be_tasks_refuses_clients_without_them() -> None:
+    server, _ = server_with(default_mode="required")
+    async with Client(server) as client:
+        with pytest.raises(MCPError) as refused:
+            await client.call_tool("tool_job", {})
+        assert refused.value.code == MISSING_REQUIRED_CLIENT_CAPABILITY
+        assert (await client.call_tool("never", {})).content == [TextContent(type="text", text="done")]
+
+
+async def test_a_low_level_server_has_all_of_this_too() -> None:
+    server = build_lowlevel(Tasks("memory://", default_mode="optional", settings=QUICK))
+    async with Client(server, extensions=[TasksClient()]) as client:
+        handle = await start_task(client, "greet", {"name": "Ada"})
+        assert isinstance(handle, TaskHandle)
+        assert handle.id in str((await handle.result(LIMIT)).content)
+    tasks = Tasks("memory://")
+    async with tasks.running(build_lowlevel(tasks)):
+        called, started = await tasks.call("echo", {"value": "Ada"}), await tasks.start("echo", {"value": "Ada"})
+        assert (await started.wait(LIMIT)).content == called.content
+
+
+def test_a_mode_that_is_none_is_refused() -> None:
+    with pytest.raises(InvalidOption, match="default_mode must be"):
+        Tasks("memory://", default_mode=True)  # pyright: ignore[reportArgumentType]

@@ -15,16 +15,17 @@ import pytest
 from mcp.server import MCPServer
 from mcp.server.mcpserver import Context
 from mcp.shared.exceptions import MCPError
-from mcp_types import CallToolResult, TextContent
+from mcp_types import CallToolResult
 
+from harness.waiting import eventually
 from mcp_tasks import Tasks, current_task
 from mcp_tasks.client import TaskFailed
-from mcp_tasks.errors import TaskWasCancelled, WaitTimedOut
+from mcp_tasks.errors import ResultExpired, TaskWasCancelled, WaitTimedOut
 from mcp_tasks.model.record import TaskRecord, TaskRequest, TaskStatus
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.testing import TaskTester
 from mcp_tasks.testing.clock import NOON
-from tests.local.serving import LIMIT, QUICK, Confirmed, open_office
+from tests.local.serving import LIMIT, QUICK, Confirmed, Office
 
 pytestmark = pytest.mark.anyio
 
@@ -37,7 +38,7 @@ class Family:
         self.tasks = tasks = Tasks(self.store, settings=QUICK, **options)
         self.server = server = MCPServer("family", **tasks.wiring())
         self.born: list[str] = []
-        self.seen: list[tuple[str | None, str | None]] = []
+        self.seen: set[tuple[str | None, str | None]] = set()
         self.gate = asyncio.Event()
 
         @server.tool()
@@ -49,7 +50,7 @@ class Family:
         @tasks.task(ttl=timedelta(minutes=3), recover="rerun")
         async def child(name: str) -> str:
             self.born.append(name)
-            self.seen.append((current_task().parent, current_task().session))
+            self.seen.add((current_task().parent, current_task().session))
             return f"{name} of {current_task().owner}"
 
         @server.tool()
@@ -69,29 +70,49 @@ class Family:
         def line(of: str) -> str:
             return f"a line of {of}"
 
+    async def born_of(self, name: str, **options: Any) -> str:
+        """What a child comes to."""
+        return text(await (await self.tasks.start("child", {"name": name}, **options)).wait())
+
+    async def run(self, **whose: Any) -> Any:
+        """What one parent comes to."""
+        return text(await (await self.tasks.start("parent", **whose)).wait(LIMIT))
+
+    async def run_twice(self) -> Any:
+        """What a parent comes to whose process dies while it asks, and that runs again then."""
+        async with TaskTester(self.server, self.tasks) as tester:
+            task = await tester.call("parent", owner="alice")
+            await tester.until_asked(task)
+            self.gate.set()
+            await tester.settle()
+            await tester.crash()
+            await tester.answer(task, action="decline")
+            found = text(await tester.result(task))
+            await tester.settle()
+            return found
+
 
 def text(result: CallToolResult) -> Any:
-    assert result.structured_content is not None
+    assert result.structured_content is not None, result
     return result.structured_content["result"]
 
 
 @pytest.mark.requirement("local/child")
 async def test_a_child_has_its_parent_its_own_ttl_and_the_parents_owner_and_session() -> None:
     async def body(family: Family, ctx: Context) -> Any:
-        one = await family.tasks.start("child", {"name": "Ann"})
-        two = await family.tasks.start("child", {"name": "Bea"}, ttl=timedelta(seconds=30), owner="bea", session="s2")
-        return [text(await one.wait()), text(await two.wait())]
+        bea = await family.born_of("Bea", ttl=timedelta(seconds=30), owner="bea", session="s2")
+        return [await family.born_of("Ann"), bea]
 
     family = Family(body)
     async with family.tasks.running(family.server):
         parent = await family.tasks.start("parent", owner="alice", session="s1")
         assert text(await parent.wait(LIMIT)) == ["Ann of alice", "Bea of bea"]
-        ann, bea = (await family.tasks.list(parent=parent.id)).tasks
+        bea, ann = (await family.tasks.list(parent=parent.id)).tasks
         assert (ann.parent, ann.owner, ann.session) == (parent.id, "alice", "s1")
         assert (bea.parent, bea.owner, bea.session) == (parent.id, "bea", "s2")
         kept = [task.expires_at - task.finished_at for task in (ann, bea) if task.expires_at and task.finished_at]
         assert kept == [timedelta(minutes=3), timedelta(seconds=30)]
-        assert set(family.seen) == {(parent.id, "s1"), (parent.id, "s2")}
+        assert family.seen == {(parent.id, "s1"), (parent.id, "s2")}
         assert (await parent.fetch()).parent is None
         assert (await family.tasks.list(parent=ann.id)).tasks == []
 
@@ -122,26 +143,54 @@ async def test_a_run_that_has_not_heard_that_its_task_was_cancelled_starts_no_ch
 @pytest.mark.requirement("local/child-once")
 async def test_a_parent_that_runs_again_finds_its_children_and_starts_none_twice() -> None:
     async def body(family: Family, ctx: Context) -> Any:
-        names = ["Ann", "Bea", "Ann"]
-        children = [await family.tasks.start("child", {"name": name}) for name in names]
+        async def started(name: str) -> str:
+            return (await family.tasks.start("child", {"name": name})).id
+
+        ids = [await started(name) for name in ("Ann", "Bea", "Ann")]
+        said = [*await asyncio.gather(family.born_of("Cid"), family.born_of("Dan"))]
+        ids.append(await current_task().step("from a step", started, "Eve"))
         answer = await ctx.elicit("More?", Confirmed)
-        last = await family.tasks.start("child", {"name": "Cid"})
-        return [*[child.id for child in children], last.id, answer.action]
+        said += [text(await family.tasks.handle(ids[-1]).wait()), await family.born_of("Fay")]
+        return [*said, answer.action, len(set(ids))]
 
     family = Family(body)
-    async with TaskTester(family.server, family.tasks) as tester:
-        task = await tester.call("parent", owner="alice")
-        await tester.until_asked(task)
-        await tester.settle()
-        await tester.crash()
-        await tester.answer(task, action="decline")
-        *ids, action = text(await tester.result(task))
-        await tester.settle()
-        assert action == "decline"
-        assert len(set(ids)) == 4
-        assert sorted(family.born) == ["Ann", "Ann", "Bea", "Cid"]
-        records = [await tester.record(child) for child in ids]
-        assert [(record.name, record.parent, record.owner) for record in records] == [("child", task, "alice")] * 4
+    assert await family.run_twice() == ["Cid of alice", "Dan of alice", "Eve of alice", "Fay of alice", "decline", 4]
+    assert sorted(family.born) == ["Ann", "Ann", "Bea", "Cid", "Dan", "Eve", "Fay"]
+
+
+async def test_how_a_child_ended_or_a_wait_was_given_up_is_the_same_in_every_run() -> None:
+    seen: list[str] = []
+
+    async def body(family: Family, ctx: Context) -> Any:
+        slow = await family.tasks.start("slow_child")
+        try:
+            await slow.wait(timeout=0.01)
+        except WaitTimedOut:
+            seen.append("timed out")
+        try:
+            await asyncio.wait_for(slow.wait(), 0.1)
+        except TimeoutError:
+            seen.append("given up")
+        await current_task().step("late", note)
+        failing = await family.tasks.start("failing_child")
+        try:
+            await failing.wait()
+        except TaskFailed as exc:
+            seen.append(f"{exc.code} {exc.message}")
+        prompt = await family.tasks.start_prompt("line", {"of": "verse"})
+        messages = (await prompt.wait()).messages
+        await ctx.elicit("More?", Confirmed)
+        return [len(messages), text(await slow.wait())]
+
+    async def note() -> None:
+        noted.append("late")
+
+    noted: list[str] = []
+    family = Family(body)
+    # In the second run it would not time out any more.
+    assert await family.run_twice() == [1, "slow"]
+    assert seen == ["timed out", "given up", "-32050 no luck"] * 2
+    assert noted == ["late"]
 
 
 class DyingStore(MemoryStore):
@@ -172,13 +221,40 @@ async def test_a_child_that_was_kept_but_not_journalled_is_found_again(key: str 
     tester.store = store = DyingStore()
     async with tester:
         task = await tester.call("parent")
-        with anyio.fail_after(LIMIT):
-            while not store.kept:  # noqa: ASYNC110 - the store has no event
-                await anyio.sleep(0.01)
+        await eventually(lambda: store.kept)
         await tester.crash()
         assert text(await tester.result(task)) == [store.kept[0], "Ann of None"]
         assert set(store.kept) == {store.kept[0]}
         assert family.born == ["Ann"]
+
+
+@pytest.mark.requirement("local/child-once")
+async def test_a_child_that_has_expired_is_not_started_again_by_the_next_run_of_its_parent() -> None:
+    async def body(family: Family, ctx: Context) -> Any:
+        if store.kept:
+            await family.gate.wait()
+        child = await family.tasks.start("child", {"name": "Ann"}, ttl=timedelta(seconds=1))
+        try:
+            return [child.id, text(await child.wait())]
+        except ResultExpired as exc:
+            return [child.id, str(exc)]
+
+    family = Family(body)
+    tester = TaskTester(family.server, family.tasks)
+    tester.store = store = DyingStore()
+    async with tester:
+        task = await tester.call("parent")
+        await eventually(lambda: store.kept)
+        await tester.crash()
+        # The child runs, ends, and its result expires before the parent goes on.
+        await tester.finish(store.kept[0])
+        tester.clock.advance(timedelta(seconds=2))
+        await tester.runtime.janitor.sweep()
+        assert await store.get(store.kept[0]) is None
+        family.gate.set()
+        child, said = text(await tester.result(task))
+        assert (child, family.born) == (store.kept[0], ["Ann"])
+        assert "is gone: its ttl was over" in said
 
 
 @pytest.mark.requirement("local/child-once")
@@ -189,54 +265,23 @@ async def test_under_one_key_a_task_has_one_child() -> None:
 
     family = Family(body)
     async with family.tasks.running(family.server):
-        for _ in range(2):
-            assert text(await (await family.tasks.start("parent")).wait(LIMIT)) == 1
+        assert [await family.run() for _ in range(2)] == [1, 1]
         assert len((await family.tasks.list(everybody=True)).tasks) == 4
 
 
 @pytest.mark.requirement("local/child")
-async def test_a_parent_that_waits_holds_no_slot_that_its_child_needs() -> None:
+async def test_a_task_that_waits_holds_no_slot_that_the_other_needs() -> None:
     async def body(family: Family, ctx: Context) -> Any:
-        return text(await (await family.tasks.start("child", {"name": "Ann"})).wait())
+        return [text(await family.tasks.handle(other.id).wait()), await family.born_of("Ann")]
 
     family = Family(body, concurrency=1)
     async with family.tasks.running(family.server):
+        # One of them is not its child.
+        other = await family.tasks.start("child", {"name": "Bea"})
         parents = [await family.tasks.start("parent") for _ in range(3)]
         for parent in parents:
-            assert text(await parent.wait(LIMIT)) == "Ann of None"
-
-
-async def test_how_a_child_ended_is_the_same_in_every_run() -> None:
-    seen: list[str] = []
-
-    async def body(family: Family, ctx: Context) -> Any:
-        slow = await family.tasks.start("slow_child")
-        try:
-            await slow.wait(timeout=0.01)
-        except WaitTimedOut:
-            seen.append("timed out")
-        failing = await family.tasks.start("failing_child")
-        try:
-            await failing.wait()
-        except TaskFailed as exc:
-            seen.append(f"{exc.code} {exc.message}")
-        prompt = await family.tasks.start_prompt("line", {"of": "verse"})
-        messages = (await prompt.wait()).messages
-        await ctx.elicit("More?", Confirmed)
-        return [len(messages), text(await slow.wait())]
-
-    family = Family(body)
-    async with TaskTester(family.server, family.tasks) as tester:
-        task = await tester.call("parent")
-        await tester.until_asked(task)
-        assert seen == ["timed out", "-32050 no luck"]
-        # By now it would not time out any more.
-        family.gate.set()
-        await tester.settle()
-        await tester.crash()
-        await tester.answer(task, action="decline")
-        assert text(await tester.result(task)) == [1, "slow"]
-        assert seen[2:] == ["timed out", "-32050 no luck"]
+            assert text(await parent.wait(LIMIT)) == ["Bea of None", "Ann of None"]
+        assert (await other.fetch()).parent is None
 
 
 @pytest.mark.requirement("local/child-cancel")
@@ -247,9 +292,7 @@ async def test_cancelling_a_parent_leaves_its_children() -> None:
     family = Family(body)
     async with family.tasks.running(family.server):
         parent = await family.tasks.start("parent")
-        with anyio.fail_after(LIMIT):
-            while not family.born:  # noqa: ASYNC110 - what the tool did is what is waited for
-                await anyio.sleep(0.01)
+        await eventually(lambda: family.born)
         await parent.cancel()
         (child,) = (await family.tasks.list(parent=parent.id)).tasks
         assert child.status is TaskStatus.WORKING
@@ -262,10 +305,9 @@ async def test_a_tool_that_is_called_in_a_task_is_a_part_of_it() -> None:
         return text(await family.tasks.call("child", {"name": "Ann"}))
 
     family = Family(body)
-    async with TaskTester(family.server, family.tasks) as tester:
-        task = await tester.call("parent", owner="alice")
-        assert text(await tester.result(task)) == "Ann of alice"
-        assert len(await tester.store.versions([task])) == 1
+    async with family.tasks.running(family.server):
+        assert await family.run(owner="alice") == "Ann of alice"
+        assert len((await family.tasks.list(everybody=True)).tasks) == 1
 
 
 async def test_a_task_cannot_wait_for_itself() -> None:
@@ -279,85 +321,15 @@ async def test_a_task_cannot_wait_for_itself() -> None:
         assert "a task cannot wait for itself" in str(result.content)
 
 
-async def test_a_task_waits_for_one_that_is_not_its_child() -> None:
-    async def body(family: Family, ctx: Context) -> Any:
-        return text(await family.tasks.handle(other.id).wait())
+async def test_a_sync_tool_starts_and_waits_from_its_thread(office: Office) -> None:
+    @office.server.tool()
+    @office.tasks.task()
+    def from_a_thread() -> list[str]:
+        child = anyio.from_thread.run(partial(office.tasks.start, "report", {"id": 5}))
+        result = anyio.from_thread.run(child.wait)
+        return [child.id, str(result.structured_content)]
 
-    family = Family(body, concurrency=1)
-    async with family.tasks.running(family.server):
-        other = await family.tasks.start("child", {"name": "Ann"})
-        assert text(await (await family.tasks.start("parent")).wait(LIMIT)) == "Ann of None"
-        assert (await other.fetch()).parent is None
-
-
-async def test_children_are_started_at_once_in_branches_and_from_steps() -> None:
-    async def body(family: Family, ctx: Context) -> Any:
-        async def born(name: str) -> str:
-            return text(await (await family.tasks.start("child", {"name": name})).wait())
-
-        both = await asyncio.gather(born("Ann"), born("Bea"))
-
-        async def started() -> str:
-            return (await family.tasks.start("child", {"name": "Cid"})).id
-
-        cid = await current_task().step("third", started)
-        await ctx.elicit("More?", Confirmed)
-        return [*both, text(await family.tasks.handle(cid).wait())]
-
-    family = Family(body)
-    async with TaskTester(family.server, family.tasks) as tester:
-        task = await tester.call("parent")
-        await tester.until_asked(task)
-        await tester.settle()
-        await tester.crash()
-        await tester.answer(task, action="decline")
-        assert text(await tester.result(task)) == ["Ann of None", "Bea of None", "Cid of None"]
-        assert sorted(family.born) == ["Ann", "Bea", "Cid"]
-
-
-async def test_a_wait_that_the_tool_gave_up_is_given_up_in_every_run() -> None:
-    async def body(family: Family, ctx: Context) -> Any:
-        slow = await family.tasks.start("slow_child")
-        try:
-            said = await asyncio.wait_for(slow.wait(), 0.3)
-        except TimeoutError:
-            said = None
-        late = await current_task().step("late", note)
-        await ctx.elicit("More?", Confirmed)
-        return [said, late, text(await slow.wait())]
-
-    async def note() -> str:
-        noted.append("late")
-        return "late"
-
-    noted: list[str] = []
-    family = Family(body)
-    async with TaskTester(family.server, family.tasks) as tester:
-        task = await tester.call("parent")
-        await tester.until_asked(task)
-        await tester.crash()
-        family.gate.set()
-        await tester.answer(task, action="decline")
-        assert text(await tester.result(task)) == [None, "late", "slow"]
-        assert noted == ["late"]
-
-
-async def test_a_sync_tool_starts_and_waits_from_its_thread() -> None:
-    async with open_office(concurrency=1) as office:
-
-        @office.server.tool()
-        @office.tasks.task()
-        def from_a_thread() -> list[str]:
-            child = anyio.from_thread.run(partial(office.tasks.start, "report", {"id": 5}))
-            result = anyio.from_thread.run(child.wait)
-            return [child.id, text_of(result)]
-
-        task = await office.tasks.start("from_a_thread")
-        child, said = text(await task.wait(LIMIT))
-        assert "ready" in said
-        assert (await office.tasks.handle(child).fetch()).parent == task.id
-
-
-def text_of(result: CallToolResult) -> str:
-    assert isinstance(result.content[0], TextContent)
-    return result.content[0].text
+    task = await office.tasks.start("from_a_thread")
+    child, said = text(await task.wait(LIMIT))
+    assert "ready" in said
+    assert (await office.tasks.handle(child).fetch()).parent == task.id

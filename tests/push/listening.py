@@ -4,23 +4,18 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import anyio
-from jsonschema import Draft202012Validator
 
 from harness.http import HttpWire
-from harness.rpc import EVERYTHING, PATIENCE, loads, request
-from harness.schema import check_notification
+from harness.rpc import EVERYTHING, PATIENCE, request
+from harness.schema import check_notification, check_task_notification
 
 SUBSCRIPTION = "io.modelcontextprotocol/subscriptionId"
 ACKNOWLEDGED = "notifications/subscriptions/acknowledged"
 TASKS = "notifications/tasks"
 TOOLS_CHANGED = "notifications/tools/list_changed"
-
-_SCHEMA = Path(__file__).parent.parent / "spec" / "schema" / "ext-tasks.json"
 
 
 def listen(
@@ -102,16 +97,3 @@ def as_pushed(got: Mapping[str, Any]) -> dict[str, Any]:
 def timeless(task: Mapping[str, Any]) -> dict[str, Any]:
     """A task without what moves on with the clock alone."""
     return {key: value for key, value in task.items() if key not in ("pollIntervalMs", "ttlMs")}
-
-
-def check_task_notification(frame: Mapping[str, Any]) -> None:
-    """Check a frame against the official schema of the extension."""
-    problems = [f"{error.json_path}: {error.message}" for error in _validator().iter_errors(frame)]
-    assert not problems, (problems, frame)
-    assert "resultType" not in frame["params"]
-
-
-@cache
-def _validator() -> Draft202012Validator:
-    definitions = loads(_SCHEMA.read_text(encoding="utf-8"))["$defs"]
-    return Draft202012Validator({"$ref": "#/$defs/TaskStatusNotification", "$defs": definitions})

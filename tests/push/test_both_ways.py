@@ -1,4 +1,7 @@
-"""Streams that the short way serves, beside the same ones through the SDK: nobody can tell them apart."""
+"""Streams straight at the app: those of the short way beside the same ones through the SDK, and readers of every kind.
+
+Nobody can tell the two ways apart.
+"""
 
 from __future__ import annotations
 
@@ -22,16 +25,17 @@ from harness.http import serving
 from harness.lowlevel import build_lowlevel
 from harness.processes import environment, python, run
 from harness.rpc import EVERYTHING, NOTHING, PATIENCE, Reply, Tasking, accept, loads
-from harness.server import QUICK, Desk, build
+from harness.server import QUICK, UNPACED, Desk, build
 from harness.waiting import eventually
 from mcp_tasks import Tasks
 from mcp_tasks.errors import InvalidOption
+from mcp_tasks.protocol.shapes import PROGRESS_META_KEY
 from mcp_tasks.server.fast_path.requests import Handover
 from mcp_tasks.stores.memory import MemoryStore
 from mcp_tasks.testing.clock import FakeClock
 from tests.push.asgi import Peer, app_of, at
-from tests.push.listening import listen
-from tests.push.raw import open_raw
+from tests.push.listening import listen, listening
+from tests.unit.virtual_time import simulated, time_passes
 
 pytestmark = pytest.mark.anyio
 
@@ -212,10 +216,9 @@ async def test_a_stream_counts_once_it_is_acknowledged_and_is_gone_when_its_clie
 
 
 async def test_the_span_of_a_stream_lasts_as_long_as_the_stream() -> None:
-    process = await asyncio.to_thread(run, python("tests.push.spans"), env=environment(), check=True)
-    short, long = json.loads(process.stdout)
-    assert (short.pop("answered"), long.pop("answered")) == (1, 0)
-    assert short == long == {"open": [[METHOD, 0]], "ended": [[METHOD, 1]]}
+    process = await asyncio.to_thread(run, python("tests.push.processes", "spans"), env=environment(), check=True)
+    # Those that have ended while the stream is open, and when its client has left.
+    assert json.loads(process.stdout) == [{"open": [], "ended": [METHOD], "answered": way} for way in (1, 0)]
 
 
 async def test_beyond_the_limit_streams_are_the_sdks(desk: Desk) -> None:
@@ -232,10 +235,11 @@ async def test_beyond_the_limit_streams_are_the_sdks(desk: Desk) -> None:
         assert counts.answered == {METHOD: 2}
 
 
-@pytest.mark.parametrize("value", [-1, True, 1.5, "10", None])
-def test_a_limit_that_is_none_is_refused(value: Any) -> None:
-    with pytest.raises(InvalidOption, match="max_listeners must be a whole number of at least 0"):
-        Tasks("memory://", max_listeners=value)
+def test_a_limit_that_is_none_is_refused() -> None:
+    wrong: list[Any] = [-1, True, 1.5, "10", None]
+    for value in wrong:
+        with pytest.raises(InvalidOption, match="max_listeners must be a whole number of at least 0"):
+            Tasks("memory://", max_listeners=value)
 
 
 async def test_a_server_without_subscriptions_refuses_as_before(desk: Desk) -> None:
@@ -276,14 +280,73 @@ async def test_over_a_real_connection_a_client_that_hangs_up_leaves_nothing_behi
     tasks = Tasks("memory://", settings=QUICK)
     async with serving(build(tasks, desk)) as wire:
         task_id = await Tasking(wire, EVERYTHING).create("ask_name")
-        streams = [await open_raw(wire.url, listen([task_id])) for _ in range(3)]
-        asking = [(await stream.until("input_required"))[-1] for stream in streams]
-        assert tasks.short_way.listeners == 3
-        for stream in streams[:2]:
-            stream.close()
-        await eventually(lambda: tasks.short_way.listeners == 1)
-        [key] = asking[0]["params"]["inputRequests"]
-        await Tasking(wire, EVERYTHING).update(task_id, **{key: accept(name="Ada")})
-        await streams[2].until("completed")
-        streams[2].close()
-        assert tasks.short_way.answered == {"tools/call": 1, METHOD: 3, "tasks/update": 1}
+        async with listening(wire, [task_id]) as stays:
+            async with listening(wire, [task_id]) as leaves:
+                for stream in (stays, leaves):
+                    await stream.acknowledged()
+                await leaves.until("input_required")
+                *_, asking = await stays.until("input_required")
+                assert tasks.short_way.listeners == 2
+            await eventually(lambda: tasks.short_way.listeners == 1)
+            [key] = asking["inputRequests"]
+            await Tasking(wire, EVERYTHING).update(task_id, **{key: accept(name="Ada")})
+            await stays.until("completed")
+        assert tasks.short_way.answered == {"tools/call": 1, METHOD: 2, "tasks/update": 1}
+
+
+# --- readers --------------------------------------------------------------------------------------------------------
+
+either_way = pytest.mark.parametrize("short_way", [True, False])
+
+
+@either_way
+async def test_a_reader_that_stops_reading_holds_up_nobody_and_gets_the_newest_state_in_the_end(
+    desk: Desk, short_way: bool
+) -> None:
+    async with door(MemoryStore(), desk, FakeClock(), short_way=short_way) as server:
+        client = Tasking(server, EVERYTHING)
+        busy = await client.create("progressing", steps=1_000, total=1_000, message="x" * 1_000)
+        user = [("x-user", "ada")]
+        async with at(server.app, listen([busy]), user) as slow, at(server.app, listen([busy]), user) as leaves:
+            for peer in (slow, leaves):
+                await peer.until(lambda seen: seen.frames)
+                peer.reads.clear()
+            async with at(server.app, listen([busy]), user) as quick:
+                await desk.started.wait()
+                desk.gate.set()
+                await quick.until(lambda seen: seen.statuses(busy)[-1:] == ["completed"])
+            slow.reads.set()
+            await slow.until(lambda seen: seen.statuses(busy)[-1:] == ["completed"])
+            states = [frame["params"] for frame in slow.frames[1:]]
+            done = [state.get("_meta", {}).get(PROGRESS_META_KEY, {}).get("progress", 0) for state in states]
+            assert done == sorted(done)
+            assert len(states) < 500
+            # The other one hangs up in the middle, which is nobody's problem.
+            leaves.reads.set()
+
+
+@simulated
+async def test_a_silent_stream_is_kept_alive(desk: Desk) -> None:
+    async with door(MemoryStore(), desk, FakeClock()) as server, at(server.app, listen([])) as peer:
+        await peer.until(lambda seen: seen.frames)
+        await time_passes(60)
+        assert 2 <= len([event for event in peer.events if event.startswith(":")]) <= 6
+
+
+async def test_many_listeners_are_each_told_of_their_own_change(desk: Desk) -> None:
+    async with AsyncExitStack() as streams:
+        room: dict[str, Any] = {"concurrency": 300, "limits": UNPACED}
+        server = await streams.enter_async_context(door(MemoryStore(), desk, FakeClock(), **room))
+        client, peers = Tasking(server, EVERYTHING), dict[str, Peer]()
+        for _ in range(300):
+            task_id = await client.create("gated")
+            message = listen([task_id])
+            peers[task_id] = await streams.enter_async_context(at(server.app, message, [("x-user", "ada")]))
+        for peer in peers.values():
+            await peer.until(lambda seen: len(seen.frames) > 1)
+        desk.gate.set()
+        for task_id, peer in peers.items():
+            await peer.until(lambda seen, task_id=task_id: seen.statuses(task_id)[-1:] == ["completed"])
+            assert peer.frames[0]["params"]["notifications"] == {"taskIds": [task_id]}
+            assert {frame["params"]["taskId"] for frame in peer.frames[1:]} == {task_id}
+        assert server.answered == 300

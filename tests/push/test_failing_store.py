@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
-from mcp.server import MCPServer
-from mcp.server.mcpserver import Context
 
 from harness.http import serving
-from harness.rpc import EVERYTHING, INTERNAL_ERROR, PATIENCE, Tasking
+from harness.rpc import EVERYTHING, INTERNAL_ERROR, PATIENCE, Tasking, text_of
 from harness.server import QUICK, Desk, build
 from harness.waiting import eventually
 from mcp_tasks import Tasks
@@ -52,32 +48,19 @@ async def test_a_stream_whose_tasks_cannot_be_looked_up_is_refused_for_now(desk:
 
 
 async def test_a_state_that_cannot_be_read_at_first_does_not_end_the_stream() -> None:
-    store = MoodyStore()
-    tasks = Tasks(store, settings=QUICK)
-    server = MCPServer("steps", version="1", **tasks.wiring(), log_level="CRITICAL")
-    began, ended = asyncio.Event(), asyncio.Event()
-
-    @server.tool()
-    @tasks.task()
-    async def in_steps(ctx: Context) -> str:
-        """Report when told to, and end when told to."""
-        await began.wait()
-        await ctx.report_progress(1, 2)
-        await ended.wait()
-        return "done"
-
-    async with serving(server) as wire:
-        task_id = await Tasking(wire, EVERYTHING).create("in_steps")
+    store, desk = MoodyStore(), Desk()
+    async with serving(build(Tasks(store, settings=QUICK), desk)) as wire:
+        task_id = await Tasking(wire, EVERYTHING).create("gated")
+        await desk.started.wait()
         async with listening(wire, [task_id]) as stream:
             await stream.acknowledged()
             await stream.task()
-            # A run writes its progress without reading; so the read that fails is the one for the stream.
+            # A run ends without reading; so the read that fails is the one for the stream.
             store.failures = 1
-            began.set()
+            desk.gate.set()
             await eventually(lambda: store.failures == 0)
-            ended.set()
-            states = await stream.until("completed")
-    assert states[-1]["result"]["content"] == [{"type": "text", "text": "done"}]
+            *_, done = await stream.until("completed")
+    assert text_of(done["result"]) == "through"
 
 
 async def test_a_client_of_ours_gets_its_result_although_streams_fail(desk: Desk) -> None:

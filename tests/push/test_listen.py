@@ -1,4 +1,4 @@
-"""What comes on a stream that names tasks: the acknowledgement, the states, and nothing else."""
+"""What comes on a stream that names tasks, and what refuses one; the wire's own rules are in `tests/spec`."""
 
 from __future__ import annotations
 
@@ -7,104 +7,53 @@ from typing import Any
 
 import anyio
 import pytest
+from mcp import Client
+from mcp.client.subscriptions import ToolsListChanged
 
+from harness.auth import USERS
 from harness.http import HttpWire, serving
-from harness.rpc import EVERYTHING, PATIENCE, Tasking, accept, text_of
+from harness.lowlevel import build_lowlevel
+from harness.rpc import (
+    EVERYTHING,
+    INVALID_PARAMS,
+    METHOD_NOT_FOUND,
+    MISSING_CAPABILITY,
+    NOTHING,
+    PATIENCE,
+    Tasking,
+)
+from harness.schema import check_message, check_notification
 from harness.server import QUICK, Desk, build
 from mcp_tasks import Tasks
-from mcp_tasks.protocol.shapes import PROGRESS_META_KEY
+from mcp_tasks.client import TasksClient
 from mcp_tasks.stores.memory import MemoryStore
-from tests.push.listening import TASKS, Stream, as_pushed, listen, listening, timeless
+from tests.push.listening import TASKS, TOOLS_CHANGED, Stream, as_pushed, listen, listening, timeless
 
 pytestmark = pytest.mark.anyio
 
-WANTS_LOGS = {"io.modelcontextprotocol/logLevel": "debug", "progressToken": "mine"}
 
-
-async def test_the_acknowledgement_names_the_tasks_that_are_there_in_the_order_asked(
-    client: Tasking, wire: HttpWire
-) -> None:
-    first, second = await client.create("gated"), await client.create("gated")
-    async with listening(wire, [second, "task_unknown", first, ""]) as stream:
-        assert await stream.acknowledged() == {"taskIds": [second, first]}
-
-
-async def test_an_id_named_twice_is_told_of_once(client: Tasking, wire: HttpWire, desk: Desk) -> None:
+async def test_a_task_is_told_of_once_as_it_is_and_as_it_ends(client: Tasking, wire: HttpWire, desk: Desk) -> None:
     task_id = await client.create("gated")
-    await client.until(task_id, "working")
     await desk.started.wait()
-    async with listening(wire, [task_id, task_id]) as stream:
+    async with listening(wire, [task_id, "task_unknown", task_id, ""]) as stream:
         assert await stream.acknowledged() == {"taskIds": [task_id]}
         assert (await stream.task())["status"] == "working"
         desk.gate.set()
         assert (await stream.task())["status"] == "completed"
 
 
-@pytest.mark.parametrize("ids", [[], ["task_unknown"], ["x" * 100_000]])
-async def test_a_stream_without_any_task_that_is_there_is_honest_about_it(wire: HttpWire, ids: list[str]) -> None:
-    async with listening(wire, ids) as stream:
-        assert await stream.acknowledged() == {"taskIds": []}
-
-
-async def test_the_present_state_comes_right_after_the_acknowledgement(
-    client: Tasking, wire: HttpWire, desk: Desk
-) -> None:
-    task_id = await client.create("gated")
-    await desk.started.wait()
-    got = await client.get(task_id)
-    async with listening(wire, [task_id]) as stream:
-        await stream.acknowledged()
-        assert timeless(await stream.task()) == timeless(as_pushed(got))
-
-
-async def test_a_finished_task_is_told_with_its_outcome_at_once(client: Tasking, wire: HttpWire) -> None:
+async def test_finished_tasks_are_told_with_their_outcome_in_the_order_asked(client: Tasking, wire: HttpWire) -> None:
     done = await client.finish("point", x=2)
     broken = await client.until(await client.create("breaks"), "failed")
     gone = await client.create("gated")
     await client.cancel(gone)
-    async with listening(wire, [done["taskId"], broken["taskId"], gone]) as stream:
-        await stream.acknowledged()
-        states = [await stream.task() for _ in range(3)]
-        assert [state["status"] for state in states] == ["completed", "failed", "cancelled"]
-        assert states == [as_pushed(await client.get(state["taskId"])) for state in states]
-    assert states[0]["result"]["structuredContent"] == {"x": 2.0, "y": None}
-    assert states[1]["error"]["data"] == {"hint": "ask again"}
-
-
-async def test_every_change_is_told_with_all_that_a_look_would_show(client: Tasking, wire: HttpWire) -> None:
-    task_id = await client.create("ask_name")
-    async with listening(wire, [task_id]) as stream:
-        await stream.acknowledged()
-        *_, asking = await stream.until("input_required")
-        assert timeless(asking) == timeless(as_pushed(await client.get(task_id)))
-        [key] = asking["inputRequests"]
-        await client.update(task_id, **{key: accept(name="Ada")})
-        *between, done = await stream.until("completed")
-        assert done == as_pushed(await client.get(task_id))
-    assert {state["status"] for state in between} <= {"working"}
-    assert text_of(done["result"]) == "Hello, Ada!"
-
-
-async def test_progress_is_told_as_a_state_of_the_task(client: Tasking, wire: HttpWire, desk: Desk) -> None:
-    task_id = await client.create("progressing", steps=3, total=3, message="on it")
-    await desk.started.wait()
-    async with listening(wire, [task_id]) as stream:
-        await stream.acknowledged()
-        state = await stream.task()
-        while state.get("_meta", {}).get(PROGRESS_META_KEY) != {"progress": 3, "total": 3}:
-            state = await stream.task()
-        assert state["statusMessage"] == "on it"
-        assert timeless(state) == timeless(as_pushed(await client.get(task_id)))
-
-
-async def test_a_cancellation_is_told(client: Tasking, wire: HttpWire, desk: Desk) -> None:
-    task_id = await client.create("gated")
-    await desk.started.wait()
-    async with listening(wire, [task_id]) as stream:
-        await stream.acknowledged()
-        await client.cancel(task_id)
-        *_, last = await stream.until("cancelled")
-    assert last["statusMessage"] == "Cancelled by the client"
+    more = [(await client.finish("echo", value=number))["taskId"] for number in range(20)]
+    ids = [gone, broken["taskId"], *more, done["taskId"]]
+    # As many as one stream may name.
+    async with listening(wire, [*ids, *(f"task_unknown_{number}" for number in range(100 - len(ids)))]) as stream:
+        assert await stream.acknowledged() == {"taskIds": ids}
+        states = [await stream.task() for _ in ids]
+        assert [timeless(state) for state in states] == [timeless(as_pushed(await client.get(each))) for each in ids]
 
 
 async def test_after_the_end_nothing_more_is_told(client: Tasking, wire: HttpWire, desk: Desk) -> None:
@@ -116,12 +65,10 @@ async def test_after_the_end_nothing_more_is_told(client: Tasking, wire: HttpWir
         states = [await stream.task()]
         while states[-1]["taskId"] != ended or states[-1]["status"] != "cancelled":
             states.append(await stream.task())
+        assert states[-1]["statusMessage"] == "Cancelled by the client"
         await desk.stopped.wait()
         desk.gate.set()
-        rest = [await stream.task()]
-        while rest[-1]["status"] != "completed":
-            rest.append(await stream.task())
-    assert {state["taskId"] for state in rest} == {other}
+        assert {state["taskId"] for state in await stream.until("completed")} == {other}
 
 
 async def test_each_stream_is_told_of_its_own_tasks_under_its_own_id(
@@ -132,19 +79,9 @@ async def test_each_stream_is_told_of_its_own_tasks_under_its_own_id(
         for stream, ids in ((first, [mine, shared]), (second, [yours, shared])):
             assert (await stream.acknowledged())["taskIds"] == ids
         desk.gate.set()
-        assert await _finished(first) == {mine, shared}
-        assert await _finished(second) == {yours, shared}
-    assert first.id != second.id
-
-
-async def _finished(stream: Stream) -> set[str]:
-    """The tasks of the stream as they finish: two of them."""
-    done: set[str] = set()
-    while len(done) < 2:
-        state = await stream.task()
-        if state["status"] == "completed":
-            done.add(state["taskId"])
-    return done
+        for stream, ids in ((first, [mine, shared]), (second, [yours, shared])):
+            done = [(await stream.until("completed"))[-1]["taskId"] for _ in ids]
+            assert sorted(done) == sorted(ids)
 
 
 @pytest.mark.parametrize("request_id", ["a-string", 0, -7, "☃"])
@@ -154,6 +91,7 @@ async def test_the_subscription_id_is_the_id_of_the_request_as_it_was(
     done = await client.finish("echo", value=1)
     message = {**listen([done["taskId"]]), "id": request_id}
     async with wire.stream(message) as frames:
+        # Each frame is checked for it.
         stream = Stream(request_id, frames)
         await stream.acknowledged()
         assert (await stream.task())["status"] == "completed"
@@ -164,44 +102,16 @@ async def test_the_time_to_live_is_there_whether_or_not_there_is_one(
     desk: Desk, ttl: timedelta | None, expected: type
 ) -> None:
     async with serving(build(Tasks(MemoryStore(), default_ttl=ttl, settings=QUICK), desk)) as wire:
-        client = Tasking(wire, EVERYTHING)
-        task_id = await client.create("gated")
+        task_id = await Tasking(wire, EVERYTHING).create("gated")
         async with listening(wire, [task_id]) as stream:
             await stream.acknowledged()
             working = await stream.task()
             desk.gate.set()
             *_, done = await stream.until("completed")
-    for state in (working, done):
-        assert "ttlMs" in state
-        assert isinstance(state["ttlMs"], expected)
+    assert {type(state["ttlMs"]) for state in (working, done)} == {expected}
 
 
-async def test_nothing_but_states_comes_for_a_tool_that_logs_and_reports(client: Tasking, wire: HttpWire) -> None:
-    task_id = await client.create("ask_name")
-    other = await client.create("ask_name")
-    async with listening(wire, [task_id, other], meta=WANTS_LOGS) as stream:
-        await stream.acknowledged()
-        noisy = await client.ask("tools/call", {"name": "logs", "arguments": {}}, meta=WANTS_LOGS)
-        await client.until(noisy.result["taskId"], "completed")
-        await client.cancel(task_id)
-        frames = [await stream.frame()]
-        while frames[-1]["params"]["status"] != "cancelled":
-            frames.append(await stream.frame())
-    assert {frame["method"] for frame in frames} == {TASKS}
-
-
-async def test_a_tool_that_reports_and_logs_on_its_own_stream_is_told_by_states_only(wire: HttpWire) -> None:
-    client = Tasking(wire, EVERYTHING)
-    reply = await client.ask("tools/call", {"name": "logs", "arguments": {}}, meta=WANTS_LOGS)
-    async with listening(wire, [reply.result["taskId"]], meta=WANTS_LOGS) as stream:
-        await stream.acknowledged()
-        states = await stream.until("completed")
-    assert text_of(states[-1]["result"]) == "Good day."
-
-
-async def test_leaving_a_stream_leaves_its_task_alone_and_nothing_behind(
-    client: Tasking, wire: HttpWire, desk: Desk
-) -> None:
+async def test_leaving_a_stream_leaves_its_task_alone(client: Tasking, wire: HttpWire, desk: Desk) -> None:
     task_id = await client.create("gated")
     for _ in range(3):
         async with listening(wire, [task_id]) as stream:
@@ -212,10 +122,101 @@ async def test_leaving_a_stream_leaves_its_task_alone_and_nothing_behind(
     assert (await client.until(task_id, "completed"))["status"] == "completed"
 
 
-async def test_a_hundred_tasks_fit_on_one_stream(client: Tasking, wire: HttpWire, store: MemoryStore) -> None:
-    ids = [(await client.finish("echo", value=number))["taskId"] for number in range(20)]
-    asked = [*ids, *(f"task_unknown_{number}" for number in range(80))]
-    async with listening(wire, asked) as stream:
-        assert await stream.acknowledged() == {"taskIds": ids}
+# --- beside the SDK's own -------------------------------------------------------------------------------------------
+
+
+async def test_one_stream_carries_tasks_and_changes_of_the_server(client: Tasking, wire: HttpWire, desk: Desk) -> None:
+    task_id = await client.create("gated")
+    message = listen([task_id], toolsListChanged=True, promptsListChanged=True, resourceSubscriptions=["memo://x"])
+    async with listening(wire, [task_id]) as quiet, wire.stream(message) as frames:
+        stream = Stream(message["id"], frames)
+        assert await stream.acknowledged() == {
+            "taskIds": [task_id],
+            "toolsListChanged": True,
+            "promptsListChanged": True,
+            "resourceSubscriptions": ["memo://x"],
+        }
+        await quiet.acknowledged()
+        await client.finish("grow")
+        seen = [await stream.frame()]
+        while seen[-1]["method"] != TOOLS_CHANGED:
+            seen.append(await stream.frame())
+        check_notification("ToolListChangedNotification", seen[-1])
+        desk.gate.set()
+        await stream.until("completed")
+        # One that did not ask for it takes nothing but states of tasks.
+        await quiet.until("completed")
+    assert {frame["method"] for frame in seen} == {TASKS, TOOLS_CHANGED}
+
+
+async def test_the_sdks_listen_works_beside_waits_for_tasks(wire: HttpWire) -> None:
+    async with (
+        Client(wire.url, extensions=[TasksClient()]) as client,
+        client.listen(tools_list_changed=True) as events,
+    ):
+        await client.call_tool("grow", {})
         with anyio.fail_after(PATIENCE):
-            assert [(await stream.task())["taskId"] for _ in ids] == ids
+            assert isinstance(await anext(aiter(events)), ToolsListChanged)
+
+
+# --- owners ---------------------------------------------------------------------------------------------------------
+
+
+async def test_only_tasks_of_the_caller_are_honoured_and_told_of(desk: Desk) -> None:
+    async with serving(build(Tasks("memory://", settings=QUICK), desk, verifier=USERS)) as guarded:
+        tasks = {token: await Tasking(guarded.as_user(token), EVERYTHING).create("gated") for token in ("alice", "bob")}
+        asked = [tasks["bob"], tasks["alice"], "task_unknown"]
+        async with (
+            listening(guarded.as_user("alice"), asked) as to_alice,
+            # The owner is the user, and not the token.
+            listening(guarded.as_user("alice-again"), asked) as to_alice_again,
+            listening(guarded.as_user("bob"), asked) as to_bob,
+            listening(guarded.as_user("robot"), asked) as to_nobody,
+        ):
+            assert await to_nobody.acknowledged() == {"taskIds": []}
+            desk.gate.set()
+            for stream, token in ((to_alice, "alice"), (to_alice_again, "alice"), (to_bob, "bob")):
+                assert await stream.acknowledged() == {"taskIds": [tasks[token]]}
+                assert {state["taskId"] for state in await stream.until("completed")} == {tasks[token]}
+        for nobody in (guarded, guarded.as_user("nobody")):
+            refused = await nobody.raw_post(b"{}", [("mcp-method", "subscriptions/listen")])
+            assert refused.status_code == 401
+
+
+# --- refused, before anything was sent ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ids", [[], ["task_unknown"], "task_1", {"0": "task_1"}, ["task_1", 5]], ids=str)
+async def test_a_client_that_did_not_declare_the_extension_is_told_that_before_anything_else(
+    wire: HttpWire, ids: Any
+) -> None:
+    undeclared: list[dict[str, Any]] = [{}, {"extensions": {}}, {"extensions": {"com.example/tasks": {}}}]
+    for capabilities in undeclared:
+        reply = await wire.send(listen(ids, capabilities=capabilities))
+        check_message("subscriptions/listen", reply.message)
+        assert (reply.status, reply.code) == (400, MISSING_CAPABILITY)
+
+
+async def test_no_ids_at_all_is_a_stream_like_any_other(wire: HttpWire) -> None:
+    for message in (listen(None, toolsListChanged=True), listen(toolsListChanged=True, capabilities=NOTHING)):
+        async with wire.stream(message) as frames:
+            assert await Stream(message["id"], frames).acknowledged() == {"toolsListChanged": True}
+
+
+async def test_what_is_malformed_is_refused_as_without_task_ids(wire: HttpWire) -> None:
+    malformed: list[Any] = [..., None, [], "all"]
+    for wanted in malformed:
+        message = listen(["task_1"])
+        message["params"] = {"_meta": message["params"]["_meta"]} | ({} if wanted is ... else {"notifications": wanted})
+        reply = await wire.send(message)
+        assert (reply.status, reply.code) == (400, INVALID_PARAMS)
+    plain = await wire.send(listen(resourceSubscriptions="not a list"))
+    with_ids = await wire.send(listen([], resourceSubscriptions="not a list"))
+    assert (with_ids.status, with_ids.error, plain.code) == (plain.status, plain.error, INVALID_PARAMS)
+
+
+async def test_a_server_that_offers_no_streams_offers_none_for_tasks() -> None:
+    async with serving(build_lowlevel(Tasks("memory://", settings=QUICK))) as wire:
+        task_id = await Tasking(wire, EVERYTHING).create("echo", value=1)
+        reply = await wire.send(listen([task_id]))
+    assert (reply.status, reply.code) == (404, METHOD_NOT_FOUND)
