@@ -16,9 +16,11 @@ from mcp_tasks.stores.sqlite import SqliteStore
 
 
 def test_what_was_encrypted_for_a_task_decrypts_for_that_task_alone() -> None:
-    ring = Keyring([new_key()])
+    key = new_key()
+    ring = Keyring([key])
     sealed = ring.encrypt("mine \udcff", b"secret")
     assert b"secret" not in sealed
+    assert key[4:] not in repr(ring)
     assert ring.decrypt("mine \udcff", sealed) == b"secret"
     with pytest.raises(CannotDecrypt, match="changed, or was encrypted for something else"):
         ring.decrypt("another", sealed)

@@ -17,7 +17,7 @@ import pytest
 import mcp_tasks
 from mcp_tasks import errors
 from mcp_tasks.errors import StoreUnavailable, TasksError, TaskUnreadable, VersionConflict, short_id
-from mcp_tasks.quiet import LONGEST_LINE, get_logger, quietly, shielded, what
+from mcp_tasks.quiet import LONGEST_LINE, SECRETS, get_logger, quietly, shielded, what
 
 SECRET = "hunter2"
 ID = "task_AhLNxyz0123456789abcdef"
@@ -56,6 +56,14 @@ def test_a_traceback_says_where_and_not_what(log: io.StringIO) -> None:
     assert "in fail" in said
     assert "ExceptionGroup: (its message is not logged)" in said
     assert "ValueError" in said
+    # Unless somebody asks for it.
+    SECRETS.setLevel("DEBUG")
+    try:
+        logged()
+        assert what(KeyError(SECRET)) == repr(SECRET)
+    finally:
+        SECRETS.setLevel(logging.NOTSET)
+    assert SECRET in log.getvalue()
 
 
 def test_messages_of_ours_are_kept(log: io.StringIO) -> None:
