@@ -98,14 +98,6 @@ def test_what_is_not_saved_and_not_waited_for_is_wrong_usage(cli: Cli, fixture_u
     assert cli.json("ls") == []
 
 
-def test_a_server_that_nobody_knows_is_said_to_have_no_name(cli: Cli) -> None:
-    done = cli("call", "nope-server", "tool")
-    assert done.returncode == 2
-    assert "no server and no command is called 'nope-server'" in done.stderr
-    for way in ("`mcp-tasks servers` lists", "`mcp-tasks servers add NAME SERVER`", "--config FILE"):
-        assert way in done.stderr
-
-
 def test_a_question_without_a_terminal_ends_with_how_to_answer_it(cli: Cli, fixture_url: str) -> None:
     asked = cli("call", fixture_url, "confirm_delete", "filename=notes.txt")
     assert asked.returncode == 7

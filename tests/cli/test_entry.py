@@ -9,7 +9,6 @@ import stat
 import subprocess
 import sys
 import tempfile
-import tomllib
 from contextlib import closing
 from importlib.metadata import version
 from pathlib import Path
@@ -21,11 +20,9 @@ from mcp_tasks.cli.app import COMMANDS
 from mcp_tasks.cli.terminal import Exit
 from mcp_tasks.client import Ledger
 from mcp_tasks.encryption import Keyring, new_key
-from mcp_tasks.errors import DOCS
 from mcp_tasks.stores.sqlite import SqliteStore
 from mcp_tasks.testing import make_record, make_request
-from tests.cli.running import ROOT, Cli, Done, stdio_command
-from tests.cli.terminal import on_terminal
+from tests.cli.running import Cli, Done, stdio_command
 
 _WITHOUT_RICH = """
 import sys
@@ -128,13 +125,6 @@ def test_json_prints_json_and_an_object_after_it_is_sent_to_args(cli: Cli, askin
     assert "take a JSON object with --args" in mixed_up.stderr
 
 
-def test_help_points_to_pages_that_a_user_of_the_package_has(cli: Cli) -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    # The docs of each release stand beside each other, and `latest` is the newest.
-    assert f"{project['urls']['Documentation']}latest/" == DOCS
-    assert f"{DOCS}cli.html" in cli("--help").stdout
-
-
 def test_our_server_has_no_fault(cli: Cli, fixture_url: str) -> None:
     by_hand, by_itself = cli.together(
         ("doctor", fixture_url, "--tool", "slow_compute", "seconds=1", "label=x", "-o", "json"), ("doctor", fixture_url)
@@ -175,17 +165,6 @@ def test_a_server_that_speaks_only_2025_11_25_is_not_called_well(cli: Cli) -> No
     assert (said.returncode, listed.returncode) == (6, 6), said.stderr
     assert "Nothing was checked of its tasks: the server speaks only 2025-11-25" in said.stdout
     assert json.loads(listed.stdout)["unexamined"]
-
-
-def test_it_can_be_read_on_a_narrow_terminal(cli: Cli, fixture_url: str) -> None:
-    # Test runners set it, and it would be believed more than the terminal.
-    cli.environment.pop("COLUMNS", None)
-    with on_terminal(cli, "doctor", fixture_url, "--tool", "noop", columns=60) as terminal:
-        assert terminal.wait() == 0
-        # After the line on which it says that it is at work.
-        _, *lines = terminal.text.splitlines()
-    assert max(map(len, lines)) <= 60
-    assert "  ✔ extension" in [line.rstrip() for line in lines]
 
 
 def said(done: Done) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 from pathlib import Path
 from typing import Any
@@ -151,18 +150,6 @@ def test_a_command_of_a_file_is_started_by_its_name_and_with_its_environment_aga
     for text in (kept.decode(errors="replace"), called.stderr, waited.stdout + waited.stderr):
         assert SECRET not in text
         assert "k3y-of-ann" not in text
-
-
-def test_servers_that_are_added_at_the_same_moment_are_all_kept(cli: Cli) -> None:
-    with Path(os.devnull).open("r+") as nothing:
-        files = [nothing.fileno()] * 3
-        added = [
-            cli.begin(["servers", "add", f"n{number}", f"http://localhost:{number}/mcp"], files, terminal=False)
-            for number in range(1, 9)
-        ]
-    assert [command.wait() for command in added] == [0] * 8
-    listed = json.loads(cli("servers", "--json").stdout)
-    assert sorted(server["name"] for server in listed) == [f"n{number}" for number in range(1, 9)]
 
 
 def test_an_address_that_is_typed_takes_nothing_of_a_file(

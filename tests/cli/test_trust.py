@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import shlex
 import sqlite3
 import sys
@@ -22,7 +21,6 @@ from harness.ports import closed_port, listening, mcp_url, port_of
 from harness.processes import run
 from mcp_tasks.cli import options as credentials
 from mcp_tasks.cli.forms import ask, how_to_answer
-from mcp_tasks.cli.interactive import print_result
 from mcp_tasks.cli.terminal import Keyboard, Log, clean, command_line, json_text, one_line
 from mcp_tasks.client.questions import Question, link_to
 from tests.cli import hostile_server
@@ -172,37 +170,7 @@ def test_what_is_hidden_is_shown_nowhere(monkeypatch: pytest.MonkeyPatch, capsys
     assert json.loads(json_text({"a": ["geheim-1", 1], "geheim-1": True})) == {"a": ["***", 1], "***": True}
 
 
-def test_what_a_tool_says_of_its_failure_is_clean_in_a_file_too(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(credentials.SECRETS, "_texts", {"geheim-1"})
-    result = {"content": [{"type": "text", "text": f"no: geheim-1{EVIL}"}]}
-    print_result({**result, "isError": True}, {})
-    print_result(result, {})
-    out, err = capsys.readouterr()
-    assert not OBEYED & set(err)
-    assert "geheim-1" not in out + err
-    # A result is data, and goes into a pipe as it came.
-    assert "\u202eexe" in out
-
-
 # Links
-
-
-@pytest.mark.parametrize(
-    ("url", "host"),
-    [
-        ("https://example.com/a?b", "example.com"),
-        ("http://localhost:8000/", "localhost"),
-        ("http://127.0.0.1/", "127.0.0.1"),
-        ("http://[::1]:80/", "::1"),
-        ("https://bücher.example/", "xn--bcher-kva.example"),
-    ],
-)
-def test_a_page_that_may_be_opened_is_shown_with_its_host(url: str, host: str) -> None:
-    link = link_to(url)
-    assert (link.host, link.refusal) == (host, None)
-    assert bool(link.warnings) == ("xn--" in host)
 
 
 @pytest.mark.parametrize(
@@ -285,10 +253,6 @@ async def test_a_page_is_opened_only_when_told_to_and_if_it_may_be(
 # Fields
 
 
-NO_READER = "import os, sys; r, w = os.pipe(); os.close(r); os.dup2(w, 1); os.execv(sys.executable, sys.argv[1:])"
-"""Runs a command with a pipe for its stdout that nobody reads."""
-
-
 def test_a_file_that_cannot_be_saved_keeps_nobody_from_the_rest_of_a_result(
     cli: Cli, asking_url: str, tmp_path: Path
 ) -> None:
@@ -358,46 +322,11 @@ def test_a_result_of_any_shape_is_printed(cli: Cli, content: object, tmp_path: P
     assert cli("show", "task_odd", "--offline").returncode == 0
 
 
-def test_the_end_of_watching_is_said(cli: Cli, asking_url: str) -> None:
-    cli.start(asking_url, "tricky")
-    done = cli("watch", "--timeout", "0.3")
-    assert done.returncode == 5
-    assert "Not all had ended within 0.3 s." in done.stderr
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a disk that is full is a device of Linux")
-def test_a_log_that_has_no_room_keeps_nobody_from_the_result(cli: Cli, asking_url: str, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    with Path("/dev/full").open("wb") as full, out.open("wb") as result, Path(os.devnull).open("rb") as nothing:
-        files = [nothing.fileno(), result.fileno(), full.fileno()]
-        assert cli.begin(["call", asking_url, "slow", "seconds=0.3"], files, terminal=False).wait() == 0
-    assert out.read_text() == "slow done\n"
-
-
 @pytest.mark.parametrize(("number", "words", "code"), [(1, ["ls", "--json"], 0), (0, ["wait", "task_nope"], 8)])
 def test_a_closed_stream_is_no_bug(cli: Cli, number: int, words: list[str], code: int) -> None:
     command = [sys.executable, "-c", f"import os, sys; os.close({number}); os.execv(sys.executable, sys.argv[1:])"]
     done = run([*command, sys.executable, "-m", "mcp_tasks", *words, "--ledger", str(cli.ledger)])
     assert (done.returncode, done.stderr.partition(":")[0]) == (code, "error" if code else "")
-
-
-def test_a_reader_of_changes_who_has_seen_enough_is_no_problem_of_a_task(cli: Cli, asking_url: str) -> None:
-    task_id = cli.start(asking_url, "tricky")
-    watch = [sys.executable, "-m", "mcp_tasks", "watch", task_id, "--json", "--ledger", str(cli.ledger)]
-    done = run([sys.executable, "-c", NO_READER, *watch])
-    assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_a_clock_at_the_beginning_of_the_calendar_is_shown(cli: Cli) -> None:
-    cli("ls")
-    with closing(sqlite3.connect(cli.ledger)) as db, db:
-        db.execute(
-            "INSERT INTO tasks VALUES ('http://127.0.0.1:9/mcp', '', 'task_old', 1, 'old', '0001-01-01T00:00:00+12:00',"
-            " 'working', NULL, NULL, NULL, NULL, NULL, NULL)"
-        )
-    done = cli("show", "task_old", "--offline")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "0001-01-01" in done.stdout
 
 
 def test_what_is_no_url_and_no_header_is_refused_in_words(cli: Cli, asking_url: str) -> None:

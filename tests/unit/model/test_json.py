@@ -148,12 +148,6 @@ def test_however_it_is_cut_it_is_the_same(text: str) -> None:
     assert encode_canonical(value) == canonical(value)
 
 
-def test_members_that_are_small_together_are_written_together() -> None:
-    value: dict[str, Any] = {f"key {n}": n for n in range(5_000)}
-    assert is_large(value)
-    assert encode_in_pieces(value) == encode_json(value)
-
-
 @pytest.mark.usefixtures("small_pieces")
 @pytest.mark.parametrize("text", CUT_WRONG.values(), ids=CUT_WRONG)
 def test_wherever_it_goes_wrong_it_is_refused_as_the_whole_is(text: str) -> None:
@@ -227,12 +221,6 @@ def test_a_file_name_in_another_encoding_keeps_what_can_be_read() -> None:
     name = os.fsdecode(b"caf\xe9.txt")
     assert not is_valid_text(name)
     assert valid_text(name) == "caf\ufffd.txt"
-
-
-def test_text_that_is_valid_is_the_same_object() -> None:
-    for text in ("", "plain", "größer \U0001f600"):
-        assert is_valid_text(text)
-        assert valid_text(text) is text
 
 
 @given(ANY_TEXT)

@@ -126,11 +126,6 @@ def test_an_answer_while_the_run_was_leaving_queues_the_task_at_once() -> None:
     assert (record.worker, record.ready_at) == (None, ALWAYS)
 
 
-def test_a_run_that_waits_for_some_of_its_questions_is_parked_for_these() -> None:
-    record = after(RunParked(attempt=1, keys={"a"}), record=asking("a", "b"))
-    assert record.ready_at is None
-
-
 def test_a_lost_run_is_counted_and_the_task_is_queued() -> None:
     record = running(RunLost(attempt=1))
     assert (record.worker, record.lost, record.ready_at) == (None, 1, ALWAYS)
@@ -229,11 +224,6 @@ def test_a_question_that_the_client_holds_as_a_task_stays_open_and_says_so() -> 
     assert apply(record, InputHosted(key="never asked", task_id="theirs"), LATER) is record
     answered = after(InputAnswered(keys={"a", "b"}), record=hosted)
     assert apply(answered, InputHosted(key="a", task_id="theirs"), LATER) is answered
-
-
-def test_asking_nothing_is_refused() -> None:
-    with pytest.raises(TransitionRefused, match="nothing to ask"):
-        running(InputRequested(attempt=1, requests={}))
 
 
 def test_answers_to_questions_that_are_not_open_make_no_difference() -> None:
@@ -338,11 +328,6 @@ def test_the_end_keeps_the_last_progress() -> None:
 
 
 ASK = InputRequest(method="elicitation/create", params={"message": "Sure?"})
-
-
-def test_questions_are_kept_in_the_order_they_were_asked() -> None:
-    book = InputBook().ask({"b": ASK, "a": ASK}).ask({"c": ASK})
-    assert list(book.outstanding) == ["b", "a", "c"]
 
 
 @pytest.mark.parametrize("again", [{"a": ASK}, {"new": ASK, "a": ASK}], ids=["alone", "among others"])

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mcp_tasks.errors import InvalidDuration, InvalidOption, MissingExtra, UsageError
+from mcp_tasks.errors import InvalidDuration, InvalidOption, MissingExtra
 from mcp_tasks.model.values import (
     ago,
     check_choice,
@@ -98,11 +98,6 @@ def test_what_does_not_fit_is_refused_by_name_with_what_it_takes(check: Check, v
 SECOND = timedelta(seconds=1)
 
 
-def test_a_duration_is_given_back_as_it_is() -> None:
-    assert check_duration("ttl", SECOND) is SECOND
-    assert check_duration("park_after", timedelta(0), zero=True) == timedelta(0)
-
-
 @pytest.mark.parametrize(
     ("wrong", "instead"),
     [
@@ -124,34 +119,26 @@ def test_anything_else_is_refused_with_what_to_write(wrong: Any, instead: str) -
     assert f"write ttl={instead}" in str(refused.value)
 
 
-@pytest.mark.parametrize(("wrong", "zero"), [(-SECOND, False), (-SECOND, True), (timedelta(0), False)])
-def test_a_duration_that_cannot_be_is_refused(wrong: timedelta, zero: bool) -> None:
-    with pytest.raises(InvalidDuration, match="ttl must"):
-        check_duration("ttl", wrong, zero=zero)
-
-
 @pytest.mark.parametrize(
-    ("wrong", "shown"), [(-SECOND, "-1 s"), (timedelta(0), "0 s"), (-timedelta(hours=1, milliseconds=1), "-3600.001 s")]
+    ("wrong", "shown"),
+    [
+        (-SECOND, "-1 s"),
+        (timedelta.min, "-86399999913600 s"),
+        (timedelta(0), "0 s"),
+        (-timedelta(hours=1, milliseconds=1), "-3600.001 s"),
+    ],
 )
 def test_a_negative_duration_is_shown_as_a_person_would_write_it(wrong: timedelta, shown: str) -> None:
     with pytest.raises(InvalidDuration, match=f"got {shown}$"):
         check_duration("ttl", wrong)
 
 
-def test_no_duration_is_too_negative_to_be_shown() -> None:
-    with pytest.raises(InvalidDuration, match="got -86399999913600 s"):
-        check_duration("ttl", timedelta.min)
-
-
 def test_a_duration_may_have_a_limit() -> None:
+    assert check_duration("ttl", SECOND) is SECOND
+    assert check_duration("park_after", timedelta(0), zero=True) == timedelta(0)
     assert check_duration("every", SECOND, longest=SECOND) == SECOND
     with pytest.raises(InvalidDuration, match="every must be at most 0:00:01, got 0:00:02"):
         check_duration("every", 2 * SECOND, longest=SECOND)
-
-
-def test_the_refusal_is_what_it_was_before_and_a_usage_error() -> None:
-    for kind in (UsageError, TypeError, ValueError):
-        assert issubclass(InvalidDuration, kind)
 
 
 @pytest.mark.parametrize(
@@ -165,10 +152,6 @@ def test_a_typed_duration_is_read(text: str, seconds: int) -> None:
 def test_what_is_no_duration_is_refused_with_how_to_write_one(text: str) -> None:
     with pytest.raises(InvalidDuration, match="is not a duration; write 90"):
         read_duration(text)
-
-
-def test_a_duration_beyond_all_time_is_as_long_as_any() -> None:
-    assert read_duration("99999999999w") == timedelta.max
 
 
 @pytest.mark.parametrize(
@@ -186,7 +169,7 @@ def test_a_wait_that_is_neither_is_refused_with_what_to_write(timeout: Any) -> N
 
 def test_a_typed_duration_has_bounds() -> None:
     week = timedelta(days=7)
-    assert read_duration("0") == timedelta(0)
+    assert (read_duration("0"), read_duration("99999999999w")) == (timedelta(0), timedelta.max)
     assert read_duration("7d", zero=False, longest=week) == week
     with pytest.raises(InvalidDuration, match="'0' must be more than none, and at most 7 days"):
         read_duration("0", zero=False, longest=week)
@@ -207,11 +190,7 @@ def test_a_typed_duration_has_bounds() -> None:
 )
 def test_durations_are_said_as_people_do(seconds: float, shown: str, said: str) -> None:
     duration = timedelta(seconds=seconds)
-    assert (clock(duration), ago(duration)) == (shown, said)
-
-
-def test_nothing_is_said_of_a_running_time_that_is_not_known() -> None:
-    assert clock(None) == ""
+    assert (clock(duration), ago(duration), clock(None)) == (shown, said, "")
 
 
 def test_a_package_that_is_not_there_is_one_of_the_extra() -> None:
@@ -258,9 +237,6 @@ def test_another_database_is_another_place(url: str) -> None:
 
 def test_without_a_name_it_is_the_one_that_is_called_like_the_user() -> None:
     assert database_place("postgresql://me:secret@host") == "postgresql://host/me"
-
-
-def test_a_place_names_no_password() -> None:
     assert "secret" not in database_place("postgresql://me:secret@db.example/tasks?password=secret")
 
 
