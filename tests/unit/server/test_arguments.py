@@ -123,7 +123,7 @@ async def client() -> AsyncGenerator[Tasking]:
         yield Tasking(wire)
 
 
-@pytest.mark.parametrize("number", range(len(CASES)), ids=[str(case[0]) for case in CASES])
+@pytest.mark.parametrize("number", range(len(CASES)))
 async def test_what_the_sdk_takes_is_taken_and_what_it_refuses_is_refused_in_a_few_words(
     client: Tasking, number: int
 ) -> None:
