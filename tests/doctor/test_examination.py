@@ -295,6 +295,12 @@ async def test_a_report_fails_a_test_with_all_that_is_wrong_and_how_to_mend_it()
     assert "negotiation: extension" in fault
     assert report.failed[0].advice in fault
     assert "fail negotiation: extension" in str(report)
+    # One that could not be examined passes no test either.
+    report = Report()
+    report.raise_for_faults()
+    report.unexamined = "the server speaks only 2025-11-25"
+    with pytest.raises(ServerHasFaults, match="only 2025-11-25"):
+        report.raise_for_faults()
 
 
 async def test_a_server_that_ends_has_the_last_word() -> None:
