@@ -169,9 +169,10 @@ def test_what_the_lifespan_raises_is_shown_and_ends_the_worker(cli: Cli, folder:
     assert "server 'unlucky' could not be started" in done.stderr
 
 
-@pytest.mark.parametrize("how", [["worker"], ["backlog"]], ids=" ".join)
+@pytest.mark.parametrize("how", [["worker"], ["worker", "--check"], ["backlog"]], ids=" ".join)
 def test_a_store_that_cannot_be_used_has_a_code_of_its_own(cli: Cli, folder: Path, how: list[str]) -> None:
-    done = cli(*how, "unwritable:server", cwd=folder)
+    command, *options = how
+    done = cli(command, "unwritable:server", *options, cwd=folder)
     assert done.returncode == (2 if how == ["backlog"] else 10), done.stderr
     assert "/proc/nowhere/tasks.db" in done.stderr
     assert "Traceback" not in done.stderr

@@ -273,7 +273,8 @@ def test_bars_lines_and_json_say_that_a_server_is_away_and_back(cli: Cli, tmp_pa
             table.type(CTRL_C)
             assert table.wait() == 0
         for command in (lines, watch):
-            command.kill()
+            command.send(signal.SIGINT)
+            command.wait()
 
 
 # Sixty columns: nothing is cut off that tells things apart, and no line is wider

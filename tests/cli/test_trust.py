@@ -334,3 +334,22 @@ def test_what_is_no_url_and_no_header_is_refused_in_words(cli: Cli, asking_url: 
     done = cli("tools", asking_url, "-H", "X-Name: \u00e9")
     assert done.returncode == 2
     assert "'X-Name' has characters that no header has" in done.stderr
+
+
+def test_the_end_of_watching_is_said(cli: Cli, asking_url: str) -> None:
+    cli.start(asking_url, "tricky")
+    done = cli("watch", "--timeout", "0.3")
+    assert done.returncode == 5
+    assert "Not all had ended within 0.3 s." in done.stderr
+
+
+def test_a_clock_at_the_beginning_of_the_calendar_is_shown(cli: Cli) -> None:
+    cli("ls")
+    with closing(sqlite3.connect(cli.ledger)) as db, db:
+        db.execute(
+            "INSERT INTO tasks VALUES ('http://127.0.0.1:9/mcp', '', 'task_old', 1, 'old', '0001-01-01T00:00:00+12:00',"
+            " 'working', NULL, NULL, NULL, NULL, NULL, NULL)"
+        )
+    done = cli("show", "task_old", "--offline")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "0001-01-01" in done.stdout

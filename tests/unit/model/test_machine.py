@@ -195,6 +195,13 @@ def test_what_a_run_says_after_it_gave_the_task_up_is_refused() -> None:
         running(RunReleased(attempt=1), RunCompleted(attempt=1))
 
 
+def test_asking_nothing_or_with_a_key_that_was_used_is_refused() -> None:
+    answered = after(InputAnswered(keys={"a"}), record=asking("a"))
+    for requests, why in (({}, "nothing to ask"), ({"a": QUESTION}, "already used: a")):
+        with pytest.raises(TransitionRefused, match=why):
+            after(InputRequested(attempt=1, requests=requests), record=answered)
+
+
 def test_questions_make_a_task_input_required_until_the_last_answer() -> None:
     record = asking("a", "b")
     assert record.status is TaskStatus.INPUT_REQUIRED

@@ -68,6 +68,33 @@ async def test_progress_and_logs_reach_the_call_in_order_without_the_context_of_
     assert outside == [None] * 3
 
 
+async def test_progress_sent_with_the_token_of_the_call_is_progress_and_with_any_other_it_is_not() -> None:
+    heard: list[Any] = []
+    others: list[str] = []
+
+    async with serving() as (server, tasks):
+
+        @server.tool()
+        @tasks.task()
+        async def tool(ctx: Context) -> str:
+            token = (ctx.request_context.meta or {}).get("progress_token", "")
+            await ctx.session.send_progress_notification(token, 1, 2, "half", related_request_id=ctx.request_id)
+            await ctx.session.send_progress_notification("of somebody else", 2, 2)
+            await ctx.session.send_resource_updated("test://a")
+            return "done"
+
+        async def progress(progress: float, total: float | None, message: str | None) -> None:
+            heard.append((progress, total, message))
+
+        async def message(message: Any) -> None:
+            others.append(message.method)
+
+        async with Client(server, mode="legacy", message_handler=message) as client:
+            await client.call_tool("tool", {}, progress_callback=progress)
+    assert heard == [(1, 2, "half")]
+    assert others[-1:] == ["notifications/resources/updated"]
+
+
 @simulated
 async def test_a_client_that_reads_nothing_holds_the_tool_up_once_and_hears_again_when_it_reads() -> None:
     heard: list[float] = []

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -71,8 +73,8 @@ class World:
             yield peer
 
 
-@pytest.fixture
-async def world() -> AsyncGenerator[World]:
+@asynccontextmanager
+async def new_world() -> AsyncGenerator[World]:
     gate, store = asyncio.Event(), BrokenStore()
 
     def now() -> datetime:
@@ -90,6 +92,32 @@ async def world() -> AsyncGenerator[World]:
     async with app_of(server) as app:
         yield World(tasks, store, app, gate)
         gate.set()
+
+
+@pytest.fixture
+async def world() -> AsyncGenerator[World]:
+    async with new_world() as made:
+        yield made
+
+
+async def test_every_stream_ends_with_a_result_when_the_server_is_told_to_stop_also_one_that_is_opened_then() -> None:
+    before = signal.signal(signal.SIGTERM, lambda number, frame: None)
+    try:
+        async with new_world() as world:
+            task = await world.at_work()
+            async with world.listening(task) as one, world.listening() as other:
+                # It does not read, and so is still there when the last one comes.
+                one.reads.clear()
+                os.kill(os.getpid(), signal.SIGTERM)
+                await other.until(lambda seen: seen.is_complete)
+                async with world.listening() as late:
+                    await late.until(lambda seen: seen.is_complete)
+                one.reads.set()
+                await one.until(lambda seen: seen.is_complete)
+                for peer in (one, other, late):
+                    assert peer.frames[-1]["result"]["resultType"] == "complete"
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 async def test_a_stream_is_kept_alive_while_it_is_silent(world: World) -> None:
