@@ -23,6 +23,7 @@ from mcp_types import (
     BlobResourceContents,
     EmbeddedResource,
     ImageContent,
+    TextContent,
     TextResourceContents,
     ToolAnnotations,
 )
@@ -50,6 +51,14 @@ SURVEY: dict[str, Any] = {
         },
     },
     "required": ["name", "age", "colour", "days"],
+}
+EVIL = "\x1b]0;owned\x07\x1b[2J\nerror: run this"
+TRICKY: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "a": {"type": "string", "title": f"A{EVIL}", "description": EVIL, "default": EVIL},
+        "b": {"type": "string", "enum": [f"x{EVIL}", "y"], "default": "y"},
+    },
 }
 
 
@@ -106,6 +115,22 @@ def build(tasks: Tasks) -> MCPServer[dict[str, object]]:
         """Change nothing."""
         await anyio.sleep(0.2)
         return "nothing to see"
+
+    @server.tool(annotations=REPEATABLE)
+    @tasks.task()
+    async def files() -> list[Any]:
+        """Something precious, a file that is none, and one that is."""
+        return [
+            TextContent(type="text", text="precious"),
+            ImageContent(type="image", data="!!!", mime_type="image/png"),
+            AudioContent(type="audio", data="UklGRg==", mime_type="audio/wav"),
+        ]
+
+    @server.tool(annotations=REPEATABLE)
+    @tasks.task()
+    async def tricky(ctx: Context) -> str:
+        """Ask with escape codes in every text."""
+        return (await ctx.session.elicit_form(f"Well?{EVIL}", TRICKY)).action
 
     @server.tool()
     def echo(

@@ -52,14 +52,22 @@ def cli(tmp_path: Path) -> Cli:
 
 @pytest.fixture
 def recorder() -> Generator[tuple[str, list[str | None]]]:
-    """A server that wants other credentials, whichever are sent; gives its URL, and those that came."""
+    """A server that wants other credentials, whichever are sent; gives its URL, and those that came.
+
+    Paths that are looked at with GET are told too, and `/page` is no server but a page.
+    """
     came: list[str | None] = []
 
     class Recorder(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            came.append(self.path)
+            self.send_error(404)
+
         def do_POST(self) -> None:
             came.append(self.headers["Authorization"])
             self.rfile.read(int(self.headers["Content-Length"] or 0))
-            self.send_response(401)
+            self.send_response(200 if self.path == "/page" else 401)
+            self.send_header("Content-Type", "text/html")
             self.send_header("Content-Length", "0")
             self.end_headers()
 

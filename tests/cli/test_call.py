@@ -1,4 +1,4 @@
-"""`call` without a terminal: results, arguments, exit codes, detaching."""
+"""`call` and `wait` without a terminal: results, arguments, exit codes, detaching; in both versions."""
 
 from __future__ import annotations
 
@@ -6,29 +6,34 @@ import json
 import os
 import re
 import signal
-import threading
-from collections.abc import Generator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
+import sqlite3
+import time
+from contextlib import closing
 from pathlib import Path
 
-from tests.cli.running import Cli, stdio_command
+import pytest
+
+from mcp_tasks.client import Ledger
+from mcp_tasks.client.ledger import short_id
+from tests.cli.running import LIMIT, Cli, stdio_command
+from tests.client.test_ledger_file import FIRST_FORMAT
 
 
 def test_the_result_is_on_stdout_and_the_progress_on_stderr(cli: Cli, fixture_url: str) -> None:
-    done = cli("call", fixture_url, "slow_compute", "seconds=4", "label=sums")
-    assert (done.returncode, done.stdout) == (0, "sums: done after 4 s\n")
-    # Long enough for a command that waits for a core to look in between.
-    assert re.search(r"working  sums: \d s of 4 s \(\d+%\)", done.stderr)
+    done = cli("call", fixture_url, "slow_compute", "seconds=2", "label=sums")
+    assert (done.returncode, done.stdout) == (0, "sums: done after 2 s\n")
+    assert re.search(r"working  sums: \d s of 2 s \(\d+%\)", done.stderr)
     assert "completed" in done.stderr
     assert "\x1b" not in done.stdout + done.stderr
     [entry] = cli.json("ls")
     assert (entry["tool"], entry["status"], entry["server"]) == ("slow_compute", "completed", fixture_url)
-    assert entry["result"]["content"][0]["text"] == "sums: done after 4 s"
+    assert entry["result"]["content"][0]["text"] == "sums: done after 2 s"
 
 
 def test_values_are_typed_by_the_schema(cli: Cli, asking_url: str) -> None:
     words = ("text=7", "times=3", "loud=yes", "tags=a", "tags=b", 'options={"x": 1}')
+    piped = cli("call", asking_url, "echo", "-", stdin='{"text": "piped"}')
+    assert json.loads(piped.stdout)["text"] == "piped"
     typed, given, raw = cli.together(
         ("call", asking_url, "echo", *words),
         ("call", asking_url, "echo", "--args", '{"text": "t", "times": 2}', "times=5", "-o", "json"),
@@ -40,11 +45,6 @@ def test_values_are_typed_by_the_schema(cli: Cli, asking_url: str) -> None:
     assert (outcome["status"], "taskId" in outcome) == ("completed", False)
     assert json.loads(outcome["result"]["content"][0]["text"])["times"] == 5
     assert json.loads(raw.stdout)["tags"] == ["x"]
-
-
-def test_arguments_come_from_stdin(cli: Cli, asking_url: str) -> None:
-    done = cli("call", asking_url, "echo", "-", stdin='{"text": "piped"}')
-    assert json.loads(done.stdout)["text"] == "piped"
 
 
 def test_exit_codes_tell_how_a_call_ended(cli: Cli, fixture_url: str) -> None:
@@ -74,16 +74,6 @@ def test_exit_codes_tell_how_a_call_ended(cli: Cli, fixture_url: str) -> None:
     assert "What is your name?" in asked_first.stderr
 
 
-def test_a_call_that_takes_too_long_goes_on_and_can_be_cancelled(cli: Cli, fixture_url: str) -> None:
-    # Long enough for a busy machine to have seen the task by then.
-    done = cli("call", "--timeout", "3", "-o", "json", fixture_url, "park", "seconds=60")
-    assert done.returncode == 5, done.stderr
-    outcome = json.loads(done.stdout)
-    assert outcome["status"] == "working"
-    assert cli.json("cancel", outcome["taskId"]) == [{"taskId": outcome["taskId"], "status": "cancelled"}]
-    assert cli("wait", outcome["taskId"]).returncode == 4
-
-
 def test_a_detached_task_is_waited_for_by_the_start_of_its_id(cli: Cli, fixture_url: str, tmp_path: Path) -> None:
     first = cli.start(fixture_url, "slow_compute", "seconds=1", "label=a")
     second = cli.start(fixture_url, "protocol_error_job")
@@ -106,23 +96,6 @@ def test_what_is_not_saved_and_not_waited_for_is_wrong_usage(cli: Cli, fixture_u
     assert "give --wait as well" in answered.stderr
     assert "give --wait as well" in limited.stderr
     assert cli.json("ls") == []
-
-
-def test_a_wait_for_what_was_answered_ends_in_time(cli: Cli, fixture_url: str) -> None:
-    task_id = cli.start(fixture_url, "multi_input")
-    assert cli("wait", task_id).returncode == 7
-    done = cli("answer", task_id, "name=Ann", "--wait", "--timeout", "20")
-    # It asks something else, which nobody is there for.
-    assert done.returncode == 7, done.stderr
-    assert "Are you sure?" in done.stderr
-
-
-def test_a_server_that_nobody_knows_is_said_to_have_no_name(cli: Cli) -> None:
-    done = cli("call", "nope-server", "tool")
-    assert done.returncode == 2
-    assert "no server and no command is called 'nope-server'" in done.stderr
-    for way in ("`mcp-tasks servers` lists", "`mcp-tasks servers add NAME SERVER`", "--config FILE"):
-        assert way in done.stderr
 
 
 def test_a_question_without_a_terminal_ends_with_how_to_answer_it(cli: Cli, fixture_url: str) -> None:
@@ -158,21 +131,6 @@ def test_one_of_several_questions_is_answered_by_its_field_or_its_key(cli: Cli, 
     assert done.stdout == "name: accept, confirmation: decline\n"
 
 
-def test_ctrl_c_without_a_terminal_detaches_at_once(cli: Cli, fixture_url: str) -> None:
-    reading, writing = os.pipe()
-    with open(os.devnull, "r+b") as nothing, open(reading) as said:
-        arguments = ["call", fixture_url, "slow_compute", "seconds=60", "label=long"]
-        started = cli.begin(arguments, [nothing.fileno(), nothing.fileno(), writing], terminal=False)
-        os.close(writing)
-        assert said.readline().startswith("working")
-        started.send(signal.SIGINT)
-        assert "mcp-tasks wait task_" in said.read()
-        assert started.wait() == 130
-    [entry] = cli.json("ls", "--refresh")
-    assert entry["status"] == "working"
-    assert cli("cancel", entry["taskId"]).returncode == 0
-
-
 def test_a_stdio_task_goes_on_when_somebody_comes_back_from_another_folder(cli: Cli, tmp_path: Path) -> None:
     server = stdio_command(tmp_path)
     started = cli("call", "--detach", server, "slow", "seconds=1")
@@ -182,74 +140,214 @@ def test_a_stdio_task_goes_on_when_somebody_comes_back_from_another_folder(cli: 
     assert (done.returncode, done.stdout) == (0, "slow done\n"), done.stderr
 
 
-def test_a_server_that_cannot_be_used_says_why(cli: Cli, fixture_url: str) -> None:
-    with _refusing(401) as closed, _refusing(200) as page:
-        refused, nowhere, not_mcp, no_command, address, quitter, token = cli.together(
-            ("call", "http://127.0.0.1:9/mcp", "x"),
-            ("call", fixture_url.removesuffix("mcp") + "nothing", "x"),
-            ("call", page, "x"),
-            ("tools", "no-such-command --flag"),
-            ("tools", "localhost:8000/mcp"),
-            ("tools", "sh -c 'echo broken >&2; exit 3'"),
-            ("tools", closed),
-        )
-    assert {done.returncode for done in (refused, nowhere, not_mcp, no_command, address, quitter, token)} == {6}
-    assert "refuses the connection" in refused.stderr
-    assert "HTTP 404" in nowhere.stderr
-    assert "is not an MCP server: it answers HTTP 200 with text/html" in not_mcp.stderr
-    assert "command not found: no-such-command" in no_command.stderr
-    assert "write http://localhost:8000/mcp" in address.stderr
-    assert "broken" in quitter.stderr
-    assert "requires credentials: HTTP 401" in token.stderr
-    assert "--token" in token.stderr
-
-
-def test_headers_and_the_token_are_sent_and_not_kept(cli: Cli) -> None:
-    with _refusing(401) as url:
-        cli.environment["MCP_TASKS_TOKEN"] = "secret-1"
-        cli("tools", url, "--header", "X-Tenant: blue")
-        assert ("Bearer secret-1", "blue") in _Refuser.seen
-    assert not cli.ledger.exists() or b"secret-1" not in cli.ledger.read_bytes()
-
-
-class _Refuser(BaseHTTPRequestHandler):
-    seen: list[tuple[str | None, str | None]] = []  # noqa: RUF012
-
-    def do_POST(self) -> None:
-        _Refuser.seen.append((self.headers.get("authorization"), self.headers.get("x-tenant")))
-        self.rfile.read(int(self.headers.get("content-length") or 0))
-        status: int = self.server.status  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownVariableType]
-        self.send_response(status)  # pyright: ignore[reportUnknownArgumentType]
-        self.send_header("content-type", "text/html")
-        self.send_header("content-length", "2")
-        self.end_headers()
-        self.wfile.write(b"no")
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-        """Quietly."""
-
-
-@contextmanager
-def _refusing(status: int) -> Generator[str]:
-    with HTTPServer(("127.0.0.1", 0), _Refuser) as server:
-        server.status = status  # pyright: ignore[reportAttributeAccessIssue]
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}/mcp"
-        finally:
-            server.shutdown()
-            thread.join()
-
-
-def test_a_server_that_refuses_the_arguments_is_answered_with_what_the_tool_takes(
-    cli: Cli, asking_url: str, fixture_url: str
+def test_a_server_that_cannot_be_used_says_why(
+    cli: Cli, fixture_url: str, recorder: tuple[str, list[str | None]]
 ) -> None:
+    url, _ = recorder
+    cases = {
+        ("call", "http://127.0.0.1:9/mcp", "x"): "refuses the connection",
+        ("call", fixture_url.removesuffix("mcp") + "nothing", "x"): "HTTP 404",
+        ("call", url.replace("/mcp", "/page"), "x"): "is not an MCP server: it answers HTTP 200 with text/html",
+        ("tools", "no-such-command --flag"): "command not found: no-such-command",
+        ("tools", "localhost:8000/mcp"): "write http://localhost:8000/mcp",
+        ("tools", "sh -c 'echo broken >&2; exit 3'"): "broken",
+        ("tools", url): "requires credentials: HTTP 401",
+    }
+    seen = cli.together(*cases)
+    for done, says in zip(seen, cases.values(), strict=True):
+        assert done.returncode == 6, done.stderr
+        assert says in done.stderr
+    assert "--token" in seen[-1].stderr
+
+
+def test_a_server_that_refuses_the_arguments_is_answered_with_what_the_tool_takes(cli: Cli, asking_url: str) -> None:
     # What comes with --args is not looked at here.
-    wrong = ("call", asking_url, "slow", "--args", '{"seconds": "abc"}')
-    refused, failed = cli.together(wrong, ("call", fixture_url, "failing_job"))
-    assert (refused.returncode, failed.returncode) == (1, 1)
+    refused = cli("call", asking_url, "slow", "--args", '{"seconds": "abc"}')
+    assert refused.returncode == 1
     before, _, after = refused.stderr.partition("It takes:")
     assert "validation error" in before
     assert after.splitlines() == ["", "  seconds  number, required", "Write it like this: seconds=1.5"]
-    assert "It takes" not in failed.stderr
+
+
+def status_of(cli: Cli, task_id: str, url: str, wanted: str) -> str:
+    """The status of a task, as soon as it is the wanted one."""
+    until = time.monotonic() + LIMIT
+    while (status := cli.json("show", task_id, "--server", url)["status"]) != wanted and time.monotonic() < until:
+        time.sleep(0.05)
+    return status
+
+
+def test_a_time_limit_leaves_the_task_or_cancels_it_if_that_is_the_rule(cli: Cli, fixture_url: str) -> None:
+    task_id = cli.start(fixture_url, "park", "seconds=60")
+    # Long enough for a busy machine to have seen the task by then: until that it is the server that is late.
+    left, cancelled, waited = cli.together(
+        ("call", "--timeout", "3", "-o", "json", fixture_url, "park", "seconds=60"),
+        ("call", "--timeout", "3", "--on-abandon", "cancel", fixture_url, "park", "seconds=60"),
+        ("wait", task_id, "--timeout", "3", "--on-abandon", "cancel", "-o", "json"),
+    )
+    assert [done.returncode for done in (left, cancelled, waited)] == [5, 5, 5]
+    outcome = json.loads(left.stdout)
+    assert outcome["status"] == "working"
+    assert cli.json("cancel", outcome["taskId"]) == [{"taskId": outcome["taskId"], "status": "cancelled"}]
+    assert cli("wait", outcome["taskId"]).returncode == 4
+    assert "did not end within 3 s; it was cancelled" in cancelled.stderr
+    assert "goes on" not in cancelled.stderr
+    assert "it was cancelled" in json.loads(waited.stdout)["problem"]
+    assert status_of(cli, task_id, fixture_url, "cancelled") == "cancelled"
+
+
+def test_a_question_that_nobody_answers_cancels_the_task_if_that_is_the_rule(cli: Cli, fixture_url: str) -> None:
+    left = cli.json("call", fixture_url, "confirm_delete", "filename=a", code=7)
+    assert status_of(cli, left["taskId"], fixture_url, "input_required") == "input_required"
+    done = cli.json("call", "--on-abandon", "cancel", fixture_url, "confirm_delete", "filename=b", code=7)
+    assert "it was cancelled" in done["problem"]
+    waited = cli("wait", left["taskId"], "--on-abandon", "cancel")
+    assert (waited.returncode, "it was cancelled" in waited.stderr) == (7, True)
+    for task in (left, done):
+        assert status_of(cli, task["taskId"], fixture_url, "cancelled") == "cancelled"
+
+
+@pytest.mark.parametrize(("rule", "says"), [("leave", "mcp-tasks wait task_"), ("cancel", "The task was cancelled.")])
+def test_ctrl_c_without_a_terminal_detaches_at_once_or_cancels_if_that_is_the_rule(
+    cli: Cli, fixture_url: str, rule: str, says: str
+) -> None:
+    reading, writing = os.pipe()
+    with open(os.devnull, "r+b") as nothing, open(reading) as said:
+        arguments = ["call", "--on-abandon", rule, fixture_url, "slow_compute", "seconds=60", "label=long"]
+        started = cli.begin(arguments, [nothing.fileno(), nothing.fileno(), writing], terminal=False)
+        os.close(writing)
+        # The second line is the first word of the task, after that of the call.
+        assert said.readline().startswith("working")
+        assert said.readline().startswith("working")
+        started.send(signal.SIGINT)
+        assert says in said.read()
+        assert started.wait() == 130
+    [entry] = cli.json("ls")
+    ended = "working" if rule == "leave" else "cancelled"
+    assert status_of(cli, entry["taskId"], fixture_url, ended) == ended
+    cli("cancel", entry["taskId"])
+
+
+def test_tasks_of_several_users_are_kept_apart(cli: Cli, fixture_url: str) -> None:
+    for name in ("ann", "bob"):
+        cli.start(fixture_url, "confirm_delete", f"filename={name}", "--identity", name)
+    assert [entry["identity"] for entry in cli.json("ls")] == ["ann", "bob"]
+    [anns] = cli.json("ls", "--identity", "ann")
+    [bobs] = cli.json("ls", "--identity", "bob")
+    assert cli("wait", anns["taskId"], "--identity", "bob").returncode == 8
+    both = cli("wait", anns["taskId"], bobs["taskId"], "--token", "of-ann")
+    assert (both.returncode, "identities" in both.stderr) == (2, True)
+    answered = cli("answer", anns["taskId"], "confirm=yes", "--wait")
+    assert (answered.returncode, answered.stdout) == (0, "deleted ann\n")
+
+
+def test_a_url_with_credentials_is_kept_without_them(cli: Cli, fixture_url: str) -> None:
+    task_id = cli.start(fixture_url.replace("http://", "http://me:secret@"), "noop")
+    [entry] = cli.json("ls")
+    assert entry["server"] == fixture_url
+    assert cli("wait", task_id).returncode == 0
+
+
+def test_a_task_that_its_server_does_not_know_stays_listed_until_it_is_pruned(cli: Cli, fixture_url: str) -> None:
+    with closing(Ledger(cli.ledger)) as book:
+        book.add("task_gone", server=fixture_url, tool="x")
+    assert cli("wait", "task_gone").returncode == 8
+    assert [entry["status"] for entry in cli.json("ls")] == ["unknown"]
+    assert len(cli.json("ls", "--status", "unknown")) == 1
+    assert "Nothing to watch" in cli("watch").stderr
+    assert cli("cancel", "task_gone").returncode == 8
+    assert cli("show", "task_gone").returncode == 0
+    assert cli.json("prune") == ["task_gone"]
+    assert cli.json("ls") == []
+
+
+def test_a_task_store_is_not_taken_for_a_ledger(cli: Cli, tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "tasks.db")) as db:
+        db.executescript(f"PRAGMA application_id = {int.from_bytes(b'MCPT', 'big')}; CREATE TABLE tasks (id TEXT)")
+    done = cli("ls", "--ledger", str(tmp_path / "tasks.db"))
+    assert (done.returncode, "ledger.db" in done.stderr) == (9, True)
+
+
+def test_the_server_of_a_task_in_the_ledger_is_not_run_as_a_command(cli: Cli, tmp_path: Path) -> None:
+    marker = tmp_path / "run"
+    with closing(Ledger(cli.ledger)) as book:
+        book.add("task_named", server=f"touch {marker}", tool="x")
+        book.add("task_secret", server=f"with KEY#0123456789abcdef: cd {tmp_path} && touch {marker}", tool="x")
+    for task_id, says in (("task_named", "--server"), ("task_secret", "environment variables")):
+        done = cli("wait", task_id)
+        assert (done.returncode, says in done.stderr) == (2, True)
+    old = tmp_path / "old.db"
+    with closing(sqlite3.connect(old)) as db:
+        # Names that servers called themselves, which the first release kept.
+        db.executescript(FIRST_FORMAT)
+        db.execute("UPDATE tasks SET server = ?", (f"touch {marker}",))
+        db.commit()
+    for command in ("wait", "answer", "cancel", "show"):
+        done = cli(command, "t1", "--ledger", str(old))
+        assert "first release" in done.stderr
+        assert done.returncode == (0 if command == "show" else 2)
+    assert not marker.exists()
+
+
+OLD = ("--era", "legacy")
+
+
+def test_with_nobody_to_ask_a_question_ends_the_wait_and_is_answered_by_another_command(
+    cli: Cli, fixture_url: str
+) -> None:
+    task_id = start(cli, fixture_url, "confirm_delete", "filename=a.txt")
+    waited = cli("wait", task_id, *OLD)
+    assert waited.returncode == 7, waited.stderr
+    name = f"mcp-tasks answer {short_id(task_id)}"
+    assert f"{name} --era legacy" in waited.stderr
+    assert f"{name} KEY=VALUE --era legacy" in waited.stderr
+    silent = cli("answer", task_id, *OLD)
+    assert (silent.returncode, "no terminal" in silent.stderr) == (7, True)
+    assert f"{name} KEY=VALUE --era legacy" in silent.stderr
+    answered = cli("answer", task_id, "confirm=yes", "--wait", *OLD)
+    assert (answered.returncode, answered.stdout) == (0, "deleted a.txt\n"), answered.stderr
+
+
+def test_a_task_that_the_server_does_not_know_may_be_one_of_another_session(cli: Cli, fixture_url: str) -> None:
+    old, new = cli.together(
+        ("wait", "nobodys-task", *OLD, "--server", fixture_url), ("wait", "nobodys-task", "--server", fixture_url)
+    )
+    assert (old.returncode, new.returncode) == (8, 8), old.stderr
+    assert "only for the session that made it" in old.stderr
+    assert "session" not in new.stderr
+
+
+def test_tools_are_listed_with_how_they_may_be_called(cli: Cli, fixture_url: str) -> None:
+    listed = cli.json("tools", fixture_url, *OLD)
+    assert (listed["protocolVersion"], listed["tasks"]) == ("2025-11-25", True)
+    by_name = {tool["name"]: tool["task"] for tool in listed["tools"]}
+    assert by_name["greet"] == "never"
+    assert by_name["failing_job"] != by_name["slow_compute"] != "never"
+
+
+def start(cli: Cli, url: str, *call: str) -> str:
+    """Start a task and leave it; gives its id."""
+    done = cli("call", *OLD, "--detach", url, *call)
+    assert done.returncode == 0, done.stderr
+    assert f"mcp-tasks wait {short_id(done.stdout.strip())} --era legacy" in done.stderr
+    return done.stdout.strip()
+
+
+def test_calls_are_made_followed_cancelled_and_told_apart(cli: Cli, fixture_url: str, tmp_path: Path) -> None:
+    tool, call, plain, followed, piped = cli.together(
+        ("call", *OLD, fixture_url, "failing_job"),
+        ("call", *OLD, fixture_url, "protocol_error_job"),
+        ("call", *OLD, fixture_url, "greet", "name=Ada"),
+        ("call", *OLD, fixture_url, "slow_compute", "seconds=1", "label=old"),
+        ("call", *OLD, stdio_command(tmp_path), "slow", "seconds=0.2"),
+    )
+    assert [done.returncode for done in (tool, call, plain, followed, piped)] == [1, 3, 0, 0, 0], piped.stderr
+    assert "the job failed, as it always does" in tool.stderr
+    assert "The call failed:" in call.stderr
+    assert (plain.stdout, followed.stdout, piped.stdout) == ("Hello, Ada!\n", "old: done after 1 s\n", "slow done\n")
+    # Which of them is seen depends on when the client looks.
+    assert re.search(r"^working  old: [01] s of 1 s \(\d+%\)$", followed.stderr, re.MULTILINE), followed.stderr
+    task_id = start(cli, fixture_url, "slow_compute", "seconds=60", "label=x")
+    assert {entry["taskId"]: entry["status"] for entry in cli.json("ls", *OLD)}[task_id] == "working"
+    assert cli("cancel", task_id, *OLD).returncode == 0
+    assert cli("wait", task_id, *OLD, "--server", fixture_url).returncode == 4

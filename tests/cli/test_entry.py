@@ -1,14 +1,17 @@
-"""The command as it is installed: its entry point, its help, and what it says when its extra is missing."""
+"""The command as it is installed: its entry point, its help, its output; `doctor`, `key` and `encrypt`."""
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
+import stat
 import subprocess
 import sys
 import tempfile
 from contextlib import closing
-from importlib import import_module
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 
@@ -16,9 +19,10 @@ from harness.processes import run
 from mcp_tasks.cli.app import COMMANDS
 from mcp_tasks.cli.terminal import Exit
 from mcp_tasks.client import Ledger
-from tests.cli.running import Cli
-
-STORE = "mcp_tasks.cli.commands.store"
+from mcp_tasks.encryption import Keyring, new_key
+from mcp_tasks.stores.sqlite import SqliteStore
+from mcp_tasks.testing import make_record, make_request
+from tests.cli.running import Cli, Done, stdio_command
 
 _WITHOUT_RICH = """
 import sys
@@ -35,11 +39,6 @@ def _python(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_it_runs_as_a_module() -> None:
     done = _python("-m", "mcp_tasks", "--version")
     assert (done.returncode, done.stdout) == (0, f"mcp-tasks, version {version('mcp-tasks')}\n")
-
-
-def test_the_package_knows_its_version_and_reads_it_only_when_asked() -> None:
-    done = _python("-c", "import sys, mcp_tasks; print('importlib.metadata' in sys.modules, mcp_tasks.__version__)")
-    assert done.stdout == f"False {version('mcp-tasks')}\n"
 
 
 @pytest.mark.parametrize("missing", ["click", "rich"])
@@ -66,19 +65,9 @@ def test_every_command_explains_itself_with_examples(cli: Cli) -> None:
         assert max(map(len, done.stdout.splitlines())) <= 100
 
 
-def test_commands_on_tasks_of_a_store_take_the_same_and_one_thing_of_their_own() -> None:
-    own = {"cancel": "reason", "delete": "force", "rerun": "yes"}
-    taken: dict[str, set[str]] = {
-        name: {param.name for param in getattr(import_module(STORE), f"{name}_command").params} for name in own
-    }
-    shared = set[str].intersection(*taken.values())
-    assert {"ids", "url", "namespaces", "name", "audit", "output", "verbose"} <= shared
-    assert {name: names - shared for name, names in taken.items()} == {name: {word} for name, word in own.items()}
-
-
 def test_wrong_usage_is_said_in_words(cli: Cli) -> None:
     unknown, nothing, scheme, empty, header, age = cli.together(
-        ("frobnicate",),
+        ("wat",),
         ("wait",),
         ("tools", "ftp://example.com"),
         ("tools", " "),
@@ -86,24 +75,10 @@ def test_wrong_usage_is_said_in_words(cli: Cli) -> None:
         ("prune", "--older-than", "soon"),
     )
     assert {done.returncode for done in (unknown, nothing, scheme, empty, header, age)} == {2}
-    assert "No such command 'frobnicate'" in unknown.stderr
+    assert "No such command 'wat'; did you mean wait?" in unknown.stderr
     assert "begins with http:// or https://" in scheme.stderr
     assert "a header is written NAME:VALUE" in header.stderr
     assert "7d" in age.stderr
-
-
-def test_a_command_that_is_spelled_wrong_is_guessed(cli: Cli) -> None:
-    done = cli("wat")
-    assert done.returncode == 2
-    assert "No such command 'wat'; did you mean wait?" in done.stderr
-
-
-def test_a_ledger_that_cannot_be_used_is_said_in_words(cli: Cli) -> None:
-    cli.ledger.write_text("this is no database, and long enough to be looked at as one" * 20)
-    done = cli("ls")
-    assert done.returncode == 9
-    assert "ledger" in done.stderr
-    assert "Traceback" not in done.stderr
 
 
 def test_a_reader_that_has_seen_enough_is_no_error(cli: Cli) -> None:
@@ -131,3 +106,109 @@ def test_verbose_says_what_happens_and_quiet_does_not(cli: Cli, fixture_url: str
     quiet, verbose = cli.together(("tools", fixture_url), ("tools", fixture_url, "-vv"))
     assert len(quiet.stderr.splitlines()) == 1
     assert "server/discover" in verbose.stderr
+
+
+def test_a_duration_is_written_in_one_way_everywhere_and_anything_else_refused(cli: Cli) -> None:
+    done = cli("prune", "--older-than", "1h30m", "--json")
+    assert (done.returncode, json.loads(done.stdout)) == (0, [])
+    refused = cli("wait", "task_x", "--timeout", "10x")
+    assert refused.returncode == 2
+    assert "'10x' is not a duration; write 90 or 90s, 10m, 1h30m" in refused.stderr
+
+
+def test_json_prints_json_and_an_object_after_it_is_sent_to_args(cli: Cli, asking_url: str) -> None:
+    given = '{"text": "t"}'
+    new = cli("call", asking_url, "echo", "--args", given, "--json")
+    assert json.loads(new.stdout)["status"] == "completed"
+    mixed_up = cli("call", asking_url, "echo", "--json", given)
+    assert (mixed_up.returncode, mixed_up.stdout) == (2, "")
+    assert "take a JSON object with --args" in mixed_up.stderr
+
+
+def test_our_server_has_no_fault(cli: Cli, fixture_url: str) -> None:
+    by_hand, by_itself = cli.together(
+        ("doctor", fixture_url, "--tool", "slow_compute", "seconds=1", "label=x", "-o", "json"), ("doctor", fixture_url)
+    )
+    assert by_hand.returncode == 0, by_hand.stdout
+    found = json.loads(by_hand.stdout)
+    assert {finding["verdict"] for finding in found["findings"]} == {"pass"}
+    areas = {finding["area"] for finding in found["findings"]}
+    assert areas >= {"negotiation", "errors", "creation", "undeclared client", "headers", "push", "cancel", "outcome"}
+    assert by_itself.returncode == 0
+    assert "no tool is marked readOnlyHint" in by_itself.stdout
+
+
+def test_a_harmless_tool_is_found_and_stdio_is_examined_too(cli: Cli, tmp_path: Path) -> None:
+    done = cli("doctor", stdio_command(tmp_path), "-o", "json")
+    assert done.returncode == 0, done.stdout
+    findings = json.loads(done.stdout)["findings"]
+    # The first that is marked so and needs no arguments; those before it are not.
+    assert {finding["probe"] for finding in findings if finding["probe"].startswith("call ")} == {"call fails"}
+    assert [finding["area"] for finding in findings if finding["verdict"] != "pass"] == ["headers"]
+
+
+def test_a_server_that_cannot_be_examined_says_why(cli: Cli, fixture_url: str) -> None:
+    refused, command, tool, words, era = cli.together(
+        ("doctor", "http://127.0.0.1:9/mcp"),
+        ("doctor", "no-such-command --stdio"),
+        ("doctor", fixture_url, "--tool", "nothing"),
+        ("doctor", fixture_url, "seconds=1"),
+        ("doctor", fixture_url, "--era", "legacy"),
+    )
+    assert [done.returncode for done in (refused, command, tool, words, era)] == [6, 6, 2, 2, 2]
+    assert "nothing of 2025-11-25" in era.stderr
+
+
+def test_a_server_that_speaks_only_2025_11_25_is_not_called_well(cli: Cli) -> None:
+    server = f"{sys.executable} -m tests.cli.old_server"
+    said, listed = cli.together(("doctor", server), ("doctor", server, "-o", "json"))
+    assert (said.returncode, listed.returncode) == (6, 6), said.stderr
+    assert "Nothing was checked of its tasks: the server speaks only 2025-11-25" in said.stdout
+    assert json.loads(listed.stdout)["unexamined"]
+
+
+def said(done: Done) -> str:
+    return " ".join(done.stderr.split())
+
+
+def test_a_store_is_encrypted_and_only_its_key_opens_it(cli: Cli, tmp_path: Path) -> None:
+    async def fill() -> None:
+        store = SqliteStore(tmp_path / "tasks.db")
+        await store.open("demo")
+        await store.create(make_record(namespace="demo"), make_request(arguments={"a": "secret"}))
+        await store.close()
+
+    asyncio.run(fill())
+    url = f"sqlite:///{tmp_path}/tasks.db"
+    key = cli("key").stdout.strip()
+    assert Keyring(key)
+    unset = cli("encrypt", "--store", url)
+    assert (unset.returncode, "MCP_TASKS_KEYS is not set" in said(unset)) == (2, True), unset
+    cli.environment["MCP_TASKS_KEYS"] = key
+    audit = tmp_path / "audit.jsonl"
+    done = cli.json("encrypt", "--store", url, "--as", "ops", "--audit", str(audit))
+    assert done == {"changed": 2, "plain": 2, "kept": 0, "unreadable": 0}
+    [entry] = [json.loads(line) for line in audit.read_text().splitlines()]
+    assert (entry["event"], entry["actor"], entry["principal"], entry["count"]) == ("reencrypted", "operator", "ops", 2)
+    assert b"secret" not in (tmp_path / "tasks.db").read_bytes()
+    assert cli.json("backlog", url, "--namespace", "demo")
+    cli.environment["MCP_TASKS_KEYS"] = new_key()
+    wrong = cli("encrypt", "--store", url)
+    assert (wrong.returncode, "it needs the key" in said(wrong)) == (10, True), wrong
+    del cli.environment["MCP_TASKS_KEYS"]
+    refused = cli("backlog", url, "--namespace", "demo")
+    assert (refused.returncode, "there is no key" in said(refused)) == (10, True), refused
+
+
+def test_a_key_in_a_file_is_private_and_has_an_id(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "tasks.key"
+    made = cli("key", "--out", str(path))
+    assert (made.returncode, made.stdout) == (0, "")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    [key_id] = Keyring.from_file(path).key_ids
+    assert key_id in made.stderr
+    assert cli("key", "--ids", str(path)).stdout.strip() == key_id
+    # What is there may be the only copy.
+    before = path.read_text()
+    assert cli("key", "--out", str(path)).returncode == 2
+    assert path.read_text() == before

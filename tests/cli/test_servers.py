@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -75,16 +73,15 @@ def test_files_of_other_programs_and_of_the_folder_are_not_read_unless_one_is_gi
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
     cli.environment |= {"FARM_TOKEN": SECRET, "MCP_TASKS_TOKEN": SECRET}
+    assert json.loads(cli("servers", "--json", cwd=project).stdout) == []
     for folder in (project, deep):
-        assert json.loads(cli("servers", "--json", cwd=folder).stdout) == []
         unknown = cli("tools", "farm", cwd=folder)
         assert (unknown.returncode, "no server and no command is called 'farm'" in unknown.stderr) == (2, True)
         assert "mcp-tasks servers add NAME SERVER" in unknown.stderr
     assert came == []
-    for file in files:
-        assert cli("tools", "farm", "--config", str(file)).returncode == 6
-        assert came
-        came.clear()
+    given = cli.together(*(("tools", "farm", "--config", str(file)) for file in files[:3]))
+    assert [done.returncode for done in given] == [6, 6, 6]
+    assert len(came) >= len(given)
     assert cli("tools", "farm", "--config", "no-such-file").returncode == 2
     files[0].write_text('{"name": "project"}')
     other = cli("tools", "farm", "--config", str(files[0]))
@@ -154,36 +151,6 @@ def test_a_command_of_a_file_is_started_by_its_name_and_with_its_environment_aga
         assert "k3y-of-ann" not in text
 
 
-def test_a_file_of_the_folder_has_no_say_in_a_command_that_was_typed(cli: Cli, project: Path, tmp_path: Path) -> None:
-    log, folder = tmp_path / "started", project
-    said = f'echo "${{EVIL:-none}}" >> {shlex.quote(str(log))}'
-    command = ["sh", "-c", f"{said}; cd {shlex.quote(str(ROOT))}; exec {stdio_command(tmp_path)}"]
-    called = cli("call", "--detach", shlex.join(command), "slow", "seconds=0.1", cwd=folder)
-    assert called.returncode == 0, called.stderr
-    evil = {"command": command[0], "args": command[1:], "cwd": str(folder), "env": {"EVIL": "yes"}}
-    write(folder, {"evil": evil})
-    assert cli("wait", called.stdout.strip(), cwd=folder).returncode == 0
-    assert log.read_text().splitlines() == ["none", "none"]
-
-
-def test_a_name_takes_no_url_and_no_command_of_several_words(cli: Cli, project: Path, fixture_url: str) -> None:
-    config = write(project, {fixture_url: {"command": "false"}, f"{sys.executable} --version": {"url": fixture_url}})
-    assert cli("tools", fixture_url, "--config", config).returncode == 0
-    assert cli("tools", f"{sys.executable} --version", "--config", config).returncode == 6
-
-
-def test_servers_that_are_added_at_the_same_moment_are_all_kept(cli: Cli) -> None:
-    with Path(os.devnull).open("r+") as nothing:
-        files = [nothing.fileno()] * 3
-        added = [
-            cli.begin(["servers", "add", f"n{number}", f"http://localhost:{number}/mcp"], files, terminal=False)
-            for number in range(1, 9)
-        ]
-    assert [command.wait() for command in added] == [0] * 8
-    listed = json.loads(cli("servers", "--json").stdout)
-    assert sorted(server["name"] for server in listed) == [f"n{number}" for number in range(1, 9)]
-
-
 def test_an_address_that_is_typed_takes_nothing_of_a_file(
     cli: Cli, project: Path, tmp_path: Path, recorder: tuple[str, list[str | None]]
 ) -> None:
@@ -205,14 +172,6 @@ def test_an_address_that_is_typed_takes_nothing_of_a_file(
 
 
 # The token of the environment
-
-
-def test_a_call_is_kept_with_how_its_server_was_said(cli: Cli, fixture_url: str) -> None:
-    cli("servers", "add", "farm", fixture_url)
-    for server in ("farm", fixture_url):
-        cli.start(server, "confirm_delete", "filename=x")
-    with Ledger(cli.ledger) as ledger:
-        assert [entry.named for entry in ledger.entries()] == ["farm", ""]
 
 
 def test_the_token_of_the_environment_goes_only_to_servers_that_the_user_named_or_typed(

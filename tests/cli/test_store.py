@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,6 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from harness.databases import Postgres, Valkey, postgres, valkey
 from harness.rpc import Tasking, text_of
 from mcp_tasks.encryption import Keyring, new_key
 from mcp_tasks.stores.url import store_from_url
@@ -22,33 +21,13 @@ from tests.cli.working import WorkerProcess, is_there, serving_only, working
 
 pytestmark = pytest.mark.anyio
 
-BRISK = "tests.cli.brisk_farm:make()"
-
-
-@pytest.fixture(scope="module", params=["sqlite", "postgres", "redis"])
-def database(request: pytest.FixtureRequest) -> Iterator[Postgres | Valkey | None]:
-    """A database server for all tests here; none for a file."""
-    match request.param:
-        case "postgres":
-            with postgres(durable=False) as server:
-                yield server
-        case "redis":
-            with valkey() as server:
-                yield server
-        case _:
-            yield None
+BRISK = "tests.cli.farm:make_brisk()"
 
 
 @pytest.fixture
-def url(cli: Cli, database: Postgres | Valkey | None, tmp_path: Path) -> str:
+def url(cli: Cli, tmp_path: Path) -> str:
     """An empty store that the workers of a test use too."""
-    match database:
-        case Postgres():
-            url = database.new_database()
-        case Valkey():
-            url = database.url
-        case _:
-            url = f"sqlite:///{tmp_path / 'tasks.db'}"
+    url = f"sqlite:///{tmp_path / 'tasks.db'}"
     cli.environment |= {"MCP_TASKS_URL": url, "MCP_TASKS_AUDIT": str(tmp_path / "audit.jsonl")}
     return url
 
@@ -161,7 +140,6 @@ async def test_running_tasks_are_cancelled_and_run_again_and_their_worker_drains
     assert held not in (tmp_path / "audit.jsonl").read_text()
 
 
-@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 async def test_a_running_task_is_not_deleted_unless_forced_and_then_its_run_ends(
     cli: Cli, url: str, hands: Hands, tmp_path: Path
 ) -> None:
@@ -189,7 +167,6 @@ async def test_a_running_task_is_not_deleted_unless_forced_and_then_its_run_ends
     assert events == [("shown", None), ("shown", "secrets"), ("cancelled", None), ("deleted", None)]
 
 
-@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 def test_what_is_no_store_is_said_to_be_none_and_stays_as_it_is(cli: Cli, url: str, tmp_path: Path) -> None:
     path = tmp_path / "tasks.db"
     done = cli("ls", "--store", url)
@@ -209,7 +186,6 @@ def test_what_is_no_store_is_said_to_be_none_and_stays_as_it_is(cli: Cli, url: s
     assert cli("ls").returncode == 0
 
 
-@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 async def test_an_encrypted_store_needs_its_key_and_a_plain_one_stays_plain(
     cli: Cli, url: str, hands: Hands, tmp_path: Path
 ) -> None:

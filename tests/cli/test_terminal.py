@@ -1,17 +1,18 @@
-"""What a person sees and does: the bar, the forms, the menu after Ctrl-C, the table."""
+"""What a person sees and does: the bar, the forms, the menu after Ctrl-C, the table, outages, narrow windows."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
-from collections.abc import Sequence
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from harness.serving import ServerProcess
-from tests.cli.running import Cli
+from tests.cli.running import LIMIT, Cli
 from tests.cli.terminal import CTRL_C, on_terminal
 
 MENU = "Ctrl-C again detaches"
@@ -92,47 +93,82 @@ def test_a_page_is_shown_and_not_opened_without_consent(cli: Cli, asking_url: st
         assert terminal.wait() == 0
 
 
-def test_ctrl_c_offers_to_wait_on_or_to_cancel(cli: Cli, asking_url: str) -> None:
-    with on_terminal(cli, "call", asking_url, "slow", "seconds=60") as terminal:
+def test_ctrl_c_is_heard_while_a_server_takes_its_time_to_cancel(cli: Cli, tmp_path: Path) -> None:
+    with (
+        ServerProcess("tests.cli.asking_server", "--port", "{port}", "--db", tmp_path / "tasks.db") as server,
+        on_terminal(cli, "call", server.url, "slow", "seconds=60") as terminal,
+    ):
         terminal.expect(" of 600")
         terminal.type(CTRL_C)
         terminal.expect(MENU)
-        terminal.enter("w")
-        terminal.expect(" of 600")
-        terminal.type(CTRL_C)
-        terminal.expect(MENU)
+        os.kill(server.pid, signal.SIGSTOP)
         terminal.enter("c")
-        terminal.expect("cancelled")
-        assert terminal.wait() == 4
-    assert "Traceback" not in terminal.text
-
-
-def test_ctrl_c_twice_detaches_and_says_how_to_come_back(cli: Cli, asking_url: str) -> None:
-    with on_terminal(cli, "call", asking_url, "slow", "seconds=3") as terminal:
-        terminal.expect(" of 30")
-        terminal.type(CTRL_C)
-        terminal.expect(MENU)
-        terminal.type(CTRL_C)
-        terminal.expect("mcp-tasks wait task_")
-        assert terminal.wait() == 130
-    assert "Traceback" not in terminal.text
-    [entry] = cli.json("ls")
-    done = cli("wait", entry["taskId"])
-    assert (done.returncode, done.stdout) == (0, "slow done\n")
-
-
-def test_ctrl_c_at_a_question_leads_to_the_same_menu(cli: Cli, fixture_url: str) -> None:
-    with on_terminal(cli, "call", fixture_url, "confirm_delete", "filename=b") as terminal:
-        terminal.expect("(yes or no): ")
-        terminal.type(CTRL_C)
-        terminal.expect(MENU)
-        terminal.enter("w")
-        terminal.expect("(yes or no): ")
+        terminal.expect("slow")
         terminal.type(CTRL_C)
         terminal.expect(MENU)
         terminal.enter("d")
         terminal.expect("mcp-tasks wait task_")
         assert terminal.wait() == 130
+
+
+def test_the_menu_after_ctrl_c_waits_on_or_cancels_and_takes_exact_keys(cli: Cli, asking_url: str) -> None:
+    with on_terminal(cli, "call", asking_url, "slow", "seconds=60") as terminal:
+        terminal.expect(" of 600")
+        terminal.type(CTRL_C)
+        for typed in ("continue", "wa", "C ancel"):
+            terminal.expect("[w]ait on")
+            terminal.enter(typed)
+            terminal.expect("Type c, d or w, or the whole word.")
+        terminal.enter("w")
+        terminal.expect(" of 600")
+        terminal.type(CTRL_C)
+        terminal.expect(MENU)
+        terminal.enter("Cancel")
+        terminal.expect("cancelled")
+        assert terminal.wait() == 4
+    assert "Traceback" not in terminal.text
+
+
+def test_ctrl_c_twice_detaches_and_says_how_to_come_back(cli: Cli, fixture_url: str) -> None:
+    with on_terminal(cli, "call", fixture_url, "confirm_delete", "filename=b") as terminal:
+        # At a question it leads to the same menu.
+        terminal.expect("(yes or no): ")
+        terminal.type(CTRL_C)
+        terminal.expect(MENU)
+        terminal.enter("w")
+        terminal.expect("(yes or no): ")
+        terminal.type(CTRL_C)
+        terminal.expect(MENU)
+        terminal.type(CTRL_C)
+        terminal.expect("mcp-tasks wait task_")
+        assert terminal.wait() == 130
+    assert "Traceback" not in terminal.text
+    [entry] = cli.json("ls", "--refresh")
+    assert entry["status"] == "input_required"
+    with on_terminal(cli, "answer", entry["taskId"], "--wait") as terminal:
+        terminal.expect("Delete b?")
+        terminal.expect("(yes or no): ")
+        terminal.enter("yes")
+        terminal.expect("deleted b")
+        assert terminal.wait() == 0
+
+
+@pytest.mark.parametrize(("command", "code"), [("wait", 4), ("answer", 2)])
+def test_a_question_that_somebody_else_settles_is_not_asked_on(
+    cli: Cli, fixture_url: str, command: str, code: int
+) -> None:
+    task_id = cli.start(fixture_url, "confirm_delete", "filename=c")
+    with on_terminal(cli, command, task_id) as terminal:
+        terminal.expect("(yes or no): ")
+        if command == "wait":
+            assert cli("cancel", task_id).returncode == 0
+            terminal.expect("\nThe question was withdrawn")
+        else:
+            assert cli("answer", task_id, "confirm=no").returncode == 0
+            terminal.enter("yes")
+            terminal.expect("the task no longer asks this")
+        assert terminal.wait() == code
+    assert terminal.text.count("○ cancelled") == (1 if command == "wait" else 0)
 
 
 def test_what_is_cancelled_with_others_asks_nothing_more(cli: Cli, fixture_url: str) -> None:
@@ -147,84 +183,29 @@ def test_what_is_cancelled_with_others_asks_nothing_more(cli: Cli, fixture_url: 
     assert terminal.text.count("○ cancelled") == 2
 
 
-@pytest.mark.parametrize(("call", "shown"), [(("slow", "seconds=60"), " of 600"), (("survey",), "/help for more")])
-def test_ctrl_c_is_heard_while_a_server_takes_its_time_to_cancel(
-    cli: Cli, tmp_path: Path, call: tuple[str, ...], shown: str
+def test_what_ends_or_is_logged_while_somebody_types_is_said_after_the_answer_and_the_form_stays(
+    cli: Cli, fixture_url: str
 ) -> None:
-    with (
-        ServerProcess("tests.cli.asking_server", "--port", "{port}", "--db", tmp_path / "tasks.db") as server,
-        on_terminal(cli, "call", server.url, *call) as terminal,
-    ):
-        terminal.expect(shown)
-        terminal.type(CTRL_C)
-        terminal.expect(MENU)
-        os.kill(server.pid, signal.SIGSTOP)
-        terminal.enter("c")
-        terminal.expect(call[0])
-        terminal.type(CTRL_C)
-        terminal.expect(MENU)
-        terminal.enter("d")
-        terminal.expect("mcp-tasks wait task_")
-        assert terminal.wait() == 130
-
-
-def test_a_question_that_is_no_longer_asked_goes_away(cli: Cli, fixture_url: str) -> None:
-    task_id = cli.start(fixture_url, "confirm_delete", "filename=c")
-    with on_terminal(cli, "wait", task_id) as terminal:
+    asks = cli.start(fixture_url, "confirm_delete", "filename=x")
+    ends = [cli.start(fixture_url, "park", "seconds=600") for _ in range(2)]
+    with on_terminal(cli, "wait", "-vv", asks, *ends) as terminal:
+        terminal.expect(f"confirm_delete ({asks[:13]}) asks")
         terminal.expect("(yes or no): ")
-        assert cli("cancel", task_id).returncode == 0
-        terminal.expect("\nThe question was withdrawn")
-        assert terminal.wait() == 4
-    assert terminal.text.count("○ cancelled") == 1
-
-
-def _answered_late(cli: Cli, asking: str, *options: str, ends: Sequence[str]) -> tuple[str, str]:
-    """What is on the terminal when others have ended while a question waits to be answered, and what is in the end."""
-    with on_terminal(cli, "wait", *options, asking, *ends) as terminal:
-        terminal.expect(f"confirm_delete ({asking[:13]}) asks")
-        terminal.expect("(yes or no): ")
+        form = terminal.screen
         for task_id in ends:
-            cli("wait", task_id)
-        before = terminal.screen
+            assert cli("cancel", task_id).returncode == 0
         terminal.enter("yes")
         terminal.expect("deleted x")
-        assert terminal.wait() == 0
-    assert before.endswith("(yes or no):")
-    return f"{before} yes\n", terminal.screen
+        assert terminal.wait() == 4
+    assert form.endswith("(yes or no):")
+    screen = terminal.screen
+    assert screen.startswith(f"{form} yes\n")
+    after = screen.removeprefix(form)
+    assert "of 'park' is cancelled" in after
+    assert all(f"○ cancelled  park  {task_id[:13]}" in after for task_id in ends)
 
 
-def test_a_task_that_ends_while_somebody_types_is_said_after_the_answer_and_the_form_stays(
-    cli: Cli, fixture_url: str, asking_url: str
-) -> None:
-    asks = cli.start(fixture_url, "confirm_delete", "filename=x")
-    # Long enough for the form to come first, on a slow machine, too.
-    ends = [cli.start(asking_url, "slow", f"seconds={seconds}") for seconds in (3, 3.5)]
-    form, screen = _answered_late(cli, asks, ends=ends)
-    assert "completed" not in form
-    assert screen.startswith(form)
-    assert all(f"✔ completed  slow  {task_id[:13]}" in screen.removeprefix(form) for task_id in ends)
-
-
-def test_what_is_logged_while_somebody_types_comes_after_the_answer(
-    cli: Cli, fixture_url: str, asking_url: str
-) -> None:
-    asks = cli.start(fixture_url, "confirm_delete", "filename=x")
-    form, screen = _answered_late(cli, asks, "-vv", ends=[cli.start(asking_url, "slow", "seconds=3")])
-    assert screen.startswith(form)
-    assert "of 'slow' is completed" in screen.removeprefix(form)
-
-
-def test_ctrl_c_leaves_one_table_behind(cli: Cli, asking_url: str) -> None:
-    cli.start(asking_url, "slow", "seconds=30")
-    with on_terminal(cli, "watch") as terminal:
-        terminal.expect(" of 300")
-        terminal.type(CTRL_C)
-        assert terminal.wait() == 0
-    assert terminal.screen.count("progress") == 1
-    assert "─" in terminal.screen, "what is not done is drawn otherwise than what is: there may be no colours"
-
-
-def test_several_tasks_are_watched_in_one_table(cli: Cli, asking_url: str) -> None:
+def test_several_tasks_are_watched_in_one_table_and_ctrl_c_leaves_it_behind(cli: Cli, asking_url: str) -> None:
     started = cli.together(
         ("call", "--detach", asking_url, "slow", "seconds=30"), ("call", "--detach", asking_url, "link_account")
     )
@@ -234,26 +215,111 @@ def test_several_tasks_are_watched_in_one_table(cli: Cli, asking_url: str) -> No
             terminal.expect(done.stdout.strip()[:13])
         terminal.expect("● working")
         terminal.expect("? input required")
+        terminal.expect(" of 300")
         terminal.type(CTRL_C)
         assert terminal.wait() == 0
     assert "Traceback" not in terminal.text
+    assert terminal.screen.count("progress") == 1
+    assert "─" in terminal.screen, "what is not done is drawn otherwise than what is: there may be no colours"
 
 
-def test_an_answer_that_somebody_else_gave_first_is_not_said_to_be_given(cli: Cli, fixture_url: str) -> None:
-    task_id = cli.start(fixture_url, "confirm_delete", "filename=x")
-    with on_terminal(cli, "answer", task_id) as terminal:
-        terminal.expect("(yes or no): ")
-        assert cli("answer", task_id, "confirm=no").returncode == 0
-        terminal.enter("yes")
-        terminal.expect("the task no longer asks this")
-        assert terminal.wait() == 2
+# A server that goes away and comes back while somebody waits
 
 
-def test_an_answer_is_asked_for_at_the_prompt(cli: Cli, fixture_url: str) -> None:
-    task_id = cli.start(fixture_url, "confirm_delete", "filename=d")
-    with on_terminal(cli, "answer", task_id, "--wait") as terminal:
-        terminal.expect("Delete d?")
-        terminal.expect("(yes or no): ")
-        terminal.enter("yes")
-        terminal.expect("deleted d")
+def until(path: Path, wanted: Callable[[str], bool]) -> str:
+    """The text of a file once it is the wanted one."""
+    end = time.monotonic() + LIMIT
+    while not wanted(text := path.read_text()):
+        assert time.monotonic() < end, text
+        time.sleep(0.05)
+    return text
+
+
+def test_bars_lines_and_json_say_that_a_server_is_away_and_back(cli: Cli, tmp_path: Path) -> None:
+    with ServerProcess("tests.cli.asking_server", "--port", "{port}", "--db", tmp_path / "tasks.db") as server:
+        # A task that has nothing to say: no progress draws its line anew.
+        task_id = cli.start(server.url, "link_account")
+        said, changes = tmp_path / "said", tmp_path / "changes"
+        with said.open("w") as err, changes.open("w") as out, Path(os.devnull).open("r+") as nothing:
+            lines, watch = (
+                cli.begin(
+                    ["watch", task_id, *words],
+                    [nothing.fileno(), files.fileno() if words else nothing.fileno(), err.fileno()],
+                    terminal=False,
+                )
+                for words, files in (([], nothing), (["--json"], out))
+            )
+        with (
+            on_terminal(cli, "call", server.url, "slow", "seconds=50") as bars,
+            on_terminal(cli, "watch", task_id) as table,
+        ):
+            bars.expect(" of 500")
+            table.expect("input required")
+            until(said, lambda text: "input" in text)
+            until(changes, lambda text: "input_required" in text)
+            server.kill()
+            for terminal in (bars, table):
+                terminal.expect("server out of reach for 0:0")
+                terminal.expect("trying again")
+            until(said, lambda text: "server out of reach for 0:0" in text.splitlines()[-1])
+            until(changes, lambda text: "outOfReachSince" in text)
+            server.start()
+            for terminal in (bars, table):
+                terminal.expect("server is back after 0:")
+                terminal.expect_screen(lambda screen: "out of reach" not in screen)
+            until(said, lambda text: "server is back after 0:" in text)
+            back = until(changes, lambda text: "outOfReachSeconds" in text)
+            assert any(json.loads(line).get("outOfReachSeconds", 0) > 0 for line in back.splitlines() if line)
+            table.type(CTRL_C)
+            assert table.wait() == 0
+        for command in (lines, watch):
+            command.send(signal.SIGINT)
+            command.wait()
+
+
+# Sixty columns: nothing is cut off that tells things apart, and no line is wider
+
+
+def shown(cli: Cli, *arguments: str) -> str:
+    with on_terminal(cli, *arguments, columns=60) as terminal:
+        code = terminal.wait()
+    assert code == 0, terminal.text
+    # What is said beside a table is wrapped by the terminal.
+    lines = [line.rstrip() for line in terminal.text.splitlines() if not line.startswith("The server speaks")]
+    assert max(len(line) for line in lines) <= 60, terminal.text
+    return terminal.text
+
+
+def test_a_narrow_terminal_shows_what_tells_things_apart(cli: Cli, asking_url: str, asking_store: Path) -> None:
+    tasks = [cli.start(asking_url, "slow", f"seconds={seconds}") for seconds in (41, 42)]
+    assert cli("call", asking_url, "fails").returncode == 1
+    listed = shown(cli, "ls")
+    for task_id, seconds in zip(tasks, (41, 42), strict=True):
+        assert task_id[:13] in listed
+        assert f"slow seconds={seconds}" in listed
+    assert "✘ tool error" in listed
+    one = shown(cli, "show", tasks[0])
+    assert "seconds=41" in one
+    assert "● working" in one
+    tools = shown(cli, "tools", asking_url)
+    assert "look_around" in tools
+    assert "Take some time, and say how far it is." in tools
+    url = f"sqlite:///{asking_store}"
+    assert tasks[0][:13] in shown(cli, "ls", "--store", url)
+    assert "working" in shown(cli, "workers", "--store", url)
+    with on_terminal(cli, "watch", *tasks, columns=60) as terminal:
+        for task_id in tasks:
+            terminal.expect(task_id[:13])
+        terminal.expect("● working")
+        terminal.expect("of 4")
+        terminal.type(CTRL_C)
         assert terminal.wait() == 0
+    with on_terminal(cli, "call", asking_url, "survey", columns=60) as terminal:
+        # Hints are wrapped below where they begin.
+        terminal.expect("\n  instead of an answer; /help for more.")
+        terminal.expect("characters): ")
+        terminal.enter("/help")
+        terminal.expect("\n  these words")
+        terminal.enter("/later")
+        terminal.wait()
+    assert cli("cancel", *tasks).returncode == 0

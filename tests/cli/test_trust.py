@@ -1,62 +1,35 @@
-"""The command line and servers that mean no good: nothing they say moves the cursor, runs, fetches, hangs or leaks."""
+"""Servers that mean no good, and output that goes anywhere: no terminal obeys, nothing leaks, results are printed."""
 
 from __future__ import annotations
 
 import json
 import logging
 import shlex
+import sqlite3
 import sys
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from contextlib import closing
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import pytest
 from rich.console import Console
 from rich.text import Text
 
+from harness.ports import closed_port, listening, mcp_url, port_of
+from harness.processes import run
 from mcp_tasks.cli import options as credentials
 from mcp_tasks.cli.forms import ask, how_to_answer
-from mcp_tasks.cli.interactive import print_result
 from mcp_tasks.cli.terminal import Keyboard, Log, clean, command_line, json_text, one_line
-from mcp_tasks.client.forms import fields_of
-from mcp_tasks.client.ledger import short_id
 from mcp_tasks.client.questions import Question, link_to
 from tests.cli import hostile_server
 from tests.cli.hostile_server import EVIL
 from tests.cli.running import Cli, Done
+from tests.cli.terminal import on_terminal
 
 OBEYED = frozenset("\x1b\x07\x9b\u202e\u2066")
 SCRIPT = hostile_server.__file__
-
-
-@pytest.fixture
-def elsewhere() -> Iterator[tuple[str, list[str]]]:
-    """A web server, and what it was asked for."""
-    asked: list[str] = []
-
-    class Pages(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            asked.append(self.path)
-            self.send_response(401)
-            self.end_headers()
-
-        def do_POST(self) -> None:
-            asked.append(self.headers.get("authorization", ""))
-            self.do_GET()
-
-        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - its name there
-            """Quietly."""
-
-    server = HTTPServer(("127.0.0.1", 0), Pages)
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}", asked
-    server.shutdown()
-    thread.join()
-    server.server_close()
 
 
 def hostile(*arguments: str) -> str:
@@ -72,9 +45,9 @@ def said(done: Done) -> str:
 
 
 def test_schemas_neither_hang_the_command_nor_have_it_fetch_anything(
-    cli: Cli, elsewhere: tuple[str, list[str]]
+    cli: Cli, recorder: tuple[str, list[str | None]]
 ) -> None:
-    url, asked = elsewhere
+    url, asked = recorder
     words = [f"text={'a' * 40}", "deep=x", "wide=x", "self=x", "remote=x"]
     listed, called, misfit, broken = cli.together(
         ["tools", hostile(url)],
@@ -116,9 +89,9 @@ def test_the_token_is_not_handed_to_a_stdio_server(cli: Cli, tmp_path: Path) -> 
 
 
 def test_a_token_comes_from_a_file_a_line_of_stdin_or_the_command_line(
-    cli: Cli, elsewhere: tuple[str, list[str]], tmp_path: Path
+    cli: Cli, recorder: tuple[str, list[str | None]], tmp_path: Path
 ) -> None:
-    url, asked = elsewhere
+    url, asked = recorder
     file = tmp_path / "token"
     file.write_text("of-a-file\n")
     file.chmod(0o640)
@@ -169,18 +142,13 @@ def test_a_command_that_is_copied_has_a_servers_words_as_words(name: str) -> Non
     assert words[:2] == ["mcp-tasks", "wait"]
     assert one_line(name) in words
     assert words.index("--era") < (words.index("--") if name.startswith("-") else len(words))
-    for line in how_to_answer(name, [], " --era legacy"):
-        assert short_id(name) in shlex.split(line)
-    questions = [asking(name, {name: {"type": "string"}}), asking("other", {})]
-    for line in how_to_answer("task_x", questions, ""):
+    schema = {"type": "object", "properties": {name: {"type": "string"}}, "required": [name]}
+    params = {"message": "?", "requestedSchema": schema}
+    question = Question(key=name, method="elicitation/create", params=params, tool="t")
+    for line in how_to_answer(name, [question, replace(question, key="other")], " --era legacy"):
         assert shlex.split(line)[:2] == ["mcp-tasks", "answer"]
         assert "\n" not in line
-    assert f"{one_line(name)}=..." in shlex.split(how_to_answer("task_x", questions, "")[0])
-
-
-def asking(key: str, properties: dict[str, Any]) -> Question:
-    schema = {"type": "object", "properties": properties, "required": list(properties)}
-    return Question(key=key, method="elicitation/create", params={"message": "?", "requestedSchema": schema}, tool="t")
+    assert f"{one_line(name)}=..." in shlex.split(how_to_answer("task_x", [question], "")[0])
 
 
 def test_json_is_the_same_value_and_has_nothing_that_a_terminal_obeys() -> None:
@@ -202,37 +170,7 @@ def test_what_is_hidden_is_shown_nowhere(monkeypatch: pytest.MonkeyPatch, capsys
     assert json.loads(json_text({"a": ["geheim-1", 1], "geheim-1": True})) == {"a": ["***", 1], "***": True}
 
 
-def test_what_a_tool_says_of_its_failure_is_clean_in_a_file_too(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(credentials.SECRETS, "_texts", {"geheim-1"})
-    result = {"content": [{"type": "text", "text": f"no: geheim-1{EVIL}"}]}
-    print_result({**result, "isError": True}, {})
-    print_result(result, {})
-    out, err = capsys.readouterr()
-    assert not OBEYED & set(err)
-    assert "geheim-1" not in out + err
-    # A result is data, and goes into a pipe as it came.
-    assert "\u202eexe" in out
-
-
 # Links
-
-
-@pytest.mark.parametrize(
-    ("url", "host"),
-    [
-        ("https://example.com/a?b", "example.com"),
-        ("http://localhost:8000/", "localhost"),
-        ("http://127.0.0.1/", "127.0.0.1"),
-        ("http://[::1]:80/", "::1"),
-        ("https://bücher.example/", "xn--bcher-kva.example"),
-    ],
-)
-def test_a_page_that_may_be_opened_is_shown_with_its_host(url: str, host: str) -> None:
-    link = link_to(url)
-    assert (link.host, link.refusal) == (host, None)
-    assert bool(link.warnings) == ("xn--" in host)
 
 
 @pytest.mark.parametrize(
@@ -315,20 +253,103 @@ async def test_a_page_is_opened_only_when_told_to_and_if_it_may_be(
 # Fields
 
 
-@pytest.mark.parametrize(
-    "schema",
-    [
-        {"properties": 7, "required": 7},
-        {"properties": {"x": 7}, "required": "x"},
-        {"properties": {"x": {"type": {"a": 1}, "enum": {"a": 1}, "oneOf": 7, "anyOf": [7], "items": 7}}},
-        {"properties": {"x": {"$ref": 7}}},
-        {"properties": {"x": {"$ref": "#/$defs/x"}}, "$defs": {"x": {"$ref": "#/properties/x"}}},
-        {"properties": {"x": {"oneOf": [{"const": 1, "title": 7}]}}},
-        {"properties": {"x": {"enum": [[1], {"a": 1}], "enumNames": 7, "minimum": {}, "default": {"a": []}}}},
-        hostile_server.TOOLS[0]["inputSchema"],
-    ],
-)
-def test_any_schema_has_fields_that_take_something(schema: dict[str, Any]) -> None:
-    for field in fields_of(schema):
-        assert len(field.wanted()) <= 220
-        assert field.check("x" if field.name != "x" else 1) in ("x", 1) if field.name != "text" else True
+def test_a_file_that_cannot_be_saved_keeps_nobody_from_the_rest_of_a_result(
+    cli: Cli, asking_url: str, tmp_path: Path
+) -> None:
+    done = cli("call", asking_url, "files", "--save", str(tmp_path / "out"))
+    assert done.returncode == 3
+    assert "precious" in done.stdout
+    assert "is not base64" in done.stderr
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["files-1.wav"]
+    assert "not base64" in cli.json("call", asking_url, "files", "--save", str(tmp_path / "out"), code=3)["problem"]
+
+
+def test_a_folder_that_cannot_be_made_is_said_before_the_call(cli: Cli, asking_url: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = cli("call", asking_url, "files", "--save", str(tmp_path / "file" / "out"))
+    assert done.returncode == 2
+    assert "is not a folder" in done.stderr
+    assert cli.json("ls") == []
+
+
+def test_a_form_obeys_nothing_that_is_in_its_schema(cli: Cli, asking_url: str) -> None:
+    with on_terminal(cli, "call", asking_url, "tricky") as terminal:
+        terminal.expect("optional")
+        terminal.enter("")
+        terminal.expect("optional")
+        terminal.enter("")
+        terminal.expect("Send it?")
+        assert b"\x1b]0;" not in terminal.raw
+        assert "\nerror: run" not in terminal.text
+        terminal.enter("y")
+        assert terminal.wait() == 0
+
+
+@pytest.mark.parametrize(("command", "words"), [("call", ["files"]), ("doctor", [])])
+def test_the_password_of_a_url_is_in_no_log(cli: Cli, asking_url: str, command: str, words: list[str]) -> None:
+    done = cli(command, asking_url.replace("//", "//ann:pa55word9@"), *words, "-vv")
+    assert done.returncode == 0
+    assert "pa55word9" not in done.stderr + done.stdout
+
+
+@pytest.mark.parametrize("command", ["tools", "doctor"])
+def test_the_password_of_a_url_is_in_no_error(cli: Cli, command: str) -> None:
+    with closed_port() as closed:
+        done = cli(command, mcp_url(closed).replace("//", "//ann:pa55word9@"))
+    assert done.returncode == 6
+    assert "http://127.0.0.1:" in done.stderr
+    assert "pa55word9" not in done.stderr
+
+
+def test_a_time_limit_holds_for_a_server_that_never_answers(cli: Cli) -> None:
+    with listening() as silent:
+        url = mcp_url(port_of(silent))
+        done = cli("call", url, "anything", "--timeout", "0.5")
+    assert done.returncode == 5
+    assert f"{url} did not answer within 0.5 s" in done.stderr
+
+
+@pytest.mark.parametrize("content", [[7, {"type": "resource", "resource": 7}], 7, {"type": "text"}])
+def test_a_result_of_any_shape_is_printed(cli: Cli, content: object, tmp_path: Path) -> None:
+    cli("ls")
+    with closing(sqlite3.connect(cli.ledger)) as db, db:
+        db.execute(
+            "INSERT INTO tasks VALUES ('http://127.0.0.1:9/mcp', '', 'task_odd', 1, 'odd', ?1, 'completed', NULL, ?2,"
+            " NULL, ?1, NULL, NULL)",
+            ("2026-01-01T00:00:00+00:00", json.dumps({"content": content})),
+        )
+    assert cli("wait", "task_odd", "--save", str(tmp_path / "out")).returncode == 0
+    assert cli("show", "task_odd", "--offline").returncode == 0
+
+
+@pytest.mark.parametrize(("number", "words", "code"), [(1, ["ls", "--json"], 0), (0, ["wait", "task_nope"], 8)])
+def test_a_closed_stream_is_no_bug(cli: Cli, number: int, words: list[str], code: int) -> None:
+    command = [sys.executable, "-c", f"import os, sys; os.close({number}); os.execv(sys.executable, sys.argv[1:])"]
+    done = run([*command, sys.executable, "-m", "mcp_tasks", *words, "--ledger", str(cli.ledger)])
+    assert (done.returncode, done.stderr.partition(":")[0]) == (code, "error" if code else "")
+
+
+def test_what_is_no_url_and_no_header_is_refused_in_words(cli: Cli, asking_url: str) -> None:
+    assert cli("tools", "http://[::1").returncode in (2, 6)
+    done = cli("tools", asking_url, "-H", "X-Name: \u00e9")
+    assert done.returncode == 2
+    assert "'X-Name' has characters that no header has" in done.stderr
+
+
+def test_the_end_of_watching_is_said(cli: Cli, asking_url: str) -> None:
+    cli.start(asking_url, "tricky")
+    done = cli("watch", "--timeout", "0.3")
+    assert done.returncode == 5
+    assert "Not all had ended within 0.3 s." in done.stderr
+
+
+def test_a_clock_at_the_beginning_of_the_calendar_is_shown(cli: Cli) -> None:
+    cli("ls")
+    with closing(sqlite3.connect(cli.ledger)) as db, db:
+        db.execute(
+            "INSERT INTO tasks VALUES ('http://127.0.0.1:9/mcp', '', 'task_old', 1, 'old', '0001-01-01T00:00:00+12:00',"
+            " 'working', NULL, NULL, NULL, NULL, NULL, NULL)"
+        )
+    done = cli("show", "task_old", "--offline")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "0001-01-01" in done.stdout

@@ -1,23 +1,21 @@
-"""`mcp-tasks worker`: runs what others serve, and hands back in order what it cannot finish."""
+"""`mcp-tasks worker`: runs what others serve, hands back in order what it cannot finish, and says how it fares."""
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from collections.abc import Iterator, Mapping
+from http import HTTPStatus
 from pathlib import Path
 from signal import SIGINT, SIGTERM
 
-import anyio
+import psycopg
 import pytest
 
+from harness.databases import Postgres, Valkey, postgres, valkey
 from harness.rpc import text_of
-from mcp_tasks.model import TaskStatus
-from mcp_tasks.runtime import sweeps
-from mcp_tasks.stores.sqlite import SqliteStore
-from mcp_tasks.stores.sqlite.queries import LOOKS
-from mcp_tasks.testing import make_record, make_request
-from tests.cli.running import LIMIT, Cli
+from mcp_tasks.cli.commands import worker as health_http
+from mcp_tasks.cli.commands.worker import Answer, Page, Recent, serving
+from tests.cli.running import Cli
 from tests.cli.working import SPEC, is_there, serving_only, working
 
 pytestmark = pytest.mark.anyio
@@ -40,25 +38,6 @@ async def test_a_worker_runs_what_another_process_serves_and_stops_when_told_to(
             worker.send(SIGTERM)
             assert await worker.ends() == 0
             assert worker.said.endswith("farm: stopped. Nothing was at work.\n")
-
-
-async def test_a_task_says_that_no_worker_is_there_until_one_takes_it(
-    cli: Cli, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(sweeps, "PATIENCE", 0.3)
-    file = tmp_path / "held"
-    async with serving_only(url) as client:
-        task = await client.create("hold", file=str(file))
-        with anyio.fail_after(LIMIT):
-            while "statusMessage" not in (seen := await client.get(task)):  # noqa: ASYNC110 - as a client sees it
-                await anyio.sleep(0.05)
-        assert (seen["status"], seen["statusMessage"]) == ("working", sweeps.MESSAGE)
-        assert caplog.text.count("no worker is running") == 1
-        with working(cli):
-            await is_there(tmp_path / "held.started")
-            assert "statusMessage" not in await client.get(task)
-            file.touch()
-            await client.until(task, "completed")
 
 
 async def test_what_ends_within_the_drain_is_finished(cli: Cli, url: str, tmp_path: Path) -> None:
@@ -96,29 +75,6 @@ async def test_what_does_not_end_is_handed_back_or_ends_as_interrupted(cli: Cli,
             await client.until(again, "completed")
 
 
-async def test_a_second_signal_hands_back_at_once(cli: Cli, url: str, tmp_path: Path) -> None:
-    async with serving_only(url) as client:
-        with working(cli, "--drain", "3600", "--health", "127.0.0.1:0") as worker:
-            task = await client.create("hold", file=str(tmp_path / "go"))
-            await is_there(tmp_path / "go.started")
-            worker.send(SIGTERM)
-            await (await worker.health()).say("draining")
-            worker.send(SIGTERM)
-            assert await worker.ends() == 130
-            assert "1 handed back" in worker.said
-        assert (await client.get(task))["status"] == "working"
-
-
-async def test_a_thread_that_does_not_stop_does_not_keep_the_process(cli: Cli, url: str, tmp_path: Path) -> None:
-    async with serving_only(url) as client:
-        with working(cli, "--drain", "0") as worker:
-            await client.create("block", file=str(tmp_path / "block"))
-            await is_there(tmp_path / "block.started")
-            worker.send(SIGTERM)
-            assert await worker.ends() == 0
-            assert "1 handed back, 1 left behind in a thread that did not stop" in worker.said
-
-
 async def test_a_worker_runs_only_what_is_in_its_queues(cli: Cli, url: str) -> None:
     async with serving_only(url) as client:
         with working(cli, "--queues", "gpu") as gpu:
@@ -148,13 +104,9 @@ async def test_check_says_what_would_be_run_and_runs_nothing(cli: Cli, url: str)
             "maxAtWork": 2,
             "served": True,
         }
+        wrong = cli("worker", SPEC, "--check", "--queues", "gpu,gpux")
+        assert (wrong.returncode, "no tool is in queue 'gpux'" in wrong.stderr) == (2, True)
         assert (await client.get(task))["status"] == "working"
-
-
-def test_check_fails_for_a_queue_that_no_tool_is_in(cli: Cli, url: str) -> None:
-    done = cli("worker", SPEC, "--check", "--queues", "gpu,gpux")
-    assert done.returncode == 2
-    assert "no tool is in queue 'gpux'" in done.stderr
 
 
 async def test_the_pages_of_a_worker_say_how_it_and_its_queues_fare(cli: Cli, url: str) -> None:
@@ -222,16 +174,155 @@ async def test_a_namespace_that_nobody_has_is_said_to_be_none(cli: Cli, url: str
     assert "spelled" not in right.stderr
 
 
-async def test_a_namespace_whose_tasks_have_mostly_expired_is_known(cli: Cli, url: str, tmp_path: Path) -> None:
-    store = SqliteStore(tmp_path / "tasks.db")
-    await store.open("farm")
-    ended = make_record(
-        namespace="farm", status=TaskStatus.COMPLETED, finished_at=datetime.now(UTC), retention=timedelta(0)
-    )
-    gone = [replace(ended, id=f"gone-{number:05}") for number in range(LOOKS + 100)]
-    kept = replace(ended, id="kept", retention=None)
-    await asyncio.gather(*(store.create(record, make_request()) for record in [*gone, kept]))
-    await store.close()
-    done = cli("backlog", url, "--namespace", "farm")
-    assert done.returncode == 0
-    assert "spelled" not in done.stderr
+@pytest.fixture(scope="module", params=["postgres", "redis"])
+def database(request: pytest.FixtureRequest) -> Iterator[Postgres | Valkey]:
+    """A database server for all tests here."""
+    with postgres() if request.param == "postgres" else valkey() as server:
+        yield server
+
+
+@pytest.fixture
+def database_url(cli: Cli, database: Postgres | Valkey) -> str:
+    """An empty database that the commands of a test use too."""
+    url = database.new_database() if isinstance(database, Postgres) else database.url
+    cli.environment["MCP_TASKS_URL"] = url
+    return url
+
+
+async def test_workers_share_what_a_server_was_asked_for(cli: Cli, database_url: str, tmp_path: Path) -> None:
+    async with serving_only(database_url) as client:
+        waiting = await client.create("where")
+        with working(cli, "--queues", "gpu", "--health", "127.0.0.1:0") as gpu:
+            painted = text_of((await client.finish("paint"))["result"])
+            pages = await gpu.health()
+            assert pages.json("/ready")[0] == 200
+            assert pages.json("/backlog")[1]["queues"]["default"]["ready"] == 1
+            with working(cli, "--queues", "default", "--drain", "0.1") as usual:
+                assert text_of((await client.until(waiting, "completed"))["result"]) != painted
+                held = await client.create("hold", file=str(tmp_path / "go"))
+                await is_there(tmp_path / "go.started")
+                usual.send(SIGTERM)
+                assert await usual.ends() == 0
+                assert "1 handed back" in usual.said
+            (tmp_path / "go").touch()
+            with working(cli):
+                await client.until(held, "completed")
+
+
+def test_check_opens_the_database_and_hides_its_password(cli: Cli, database_url: str) -> None:
+    cli.environment["MCP_TASKS_URL"] = database_url.replace("postgres@", "postgres:geheim@")
+    done = cli("worker", SPEC, "--check")
+    assert done.returncode == 0, done.stderr
+    assert "geheim" not in done.stdout + done.stderr
+    assert "127.0.0.1" in done.stdout
+
+
+def test_counting_what_waits_makes_no_tables(cli: Cli, database_url: str, database: Postgres | Valkey) -> None:
+    if isinstance(database, Valkey):
+        pytest.skip("there are no tables")
+    for where in ((database_url, "--namespace", "farm"), (SPEC,)):
+        done = cli("backlog", *where)
+        assert done.returncode == 2, done.stderr
+        assert "no server has kept tasks there yet" in done.stderr
+    with psycopg.connect(database_url) as connection:
+        assert not connection.execute("SELECT 1 FROM pg_tables WHERE tablename LIKE 'mcp_tasks%'").fetchall()
+
+
+async def test_a_worker_without_its_database_is_not_ready_and_is_again_with_it(
+    cli: Cli, database_url: str, database: Postgres | Valkey
+) -> None:
+    async with serving_only(database_url) as client:
+        with working(cli, "--health", "127.0.0.1:0") as worker:
+            await worker.says("farm: running")
+            pages = await worker.health()
+            database.stop()
+            try:
+                await pages.ready(False)
+                assert pages.get("/live")[0] == 200
+                assert pages.json("/backlog")[0] == 503
+                assert "mcp_tasks_worker_ready 0" in pages.get("/metrics")[1]
+            finally:
+                database.start()
+            await pages.ready(True)
+            await client.finish("where")
+
+
+async def _hello() -> Answer:
+    return Answer(body="hello\n")
+
+
+async def _broken() -> Answer:
+    raise ValueError("secret")
+
+
+PAGES: Mapping[str, Page] = {"/hello": _hello, "/broken": _broken}
+
+
+async def _exchange(port: int, sent: bytes) -> bytes:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        writer.write(sent)
+        await writer.drain()
+        return await reader.read()
+    finally:
+        writer.close()
+        await writer.wait_closed()
+
+
+ASKED = {
+    b"GET /hello HTTP/1.1\r\nHost: x\r\n\r\n": 200,
+    b"GET /hello?full=1 HTTP/1.0\r\n\r\n": 200,
+    b"HEAD /hello HTTP/1.1\r\n\r\n": 200,
+    b"GET /hello/ HTTP/1.1\r\n\r\n": 404,
+    b"GET http://elsewhere/hello HTTP/1.1\r\n\r\n": 404,
+    b"POST /hello HTTP/1.1\r\nContent-Length: 5\r\n\r\nhello": 405,
+    b"GET /broken HTTP/1.1\r\n\r\n": 500,
+    b"\x16\x03\x01\x02\x00\r\n\r\n": 400,
+    b"GET /hello HTTP/2\r\n\r\n": 400,
+    b"GET /hello\r\n\r\n": 400,
+    b"GET /hello HTTP/1.1\r\nX: " + b"x" * 20_000 + b"\r\n\r\n": 431,
+}
+
+
+async def test_a_page_is_answered_whole_and_says_nothing_of_a_defect() -> None:
+    async with serving("127.0.0.1", 0, PAGES) as port:
+        for sent, status in ASKED.items():
+            answer = await _exchange(port, sent)
+            head, _, body = answer.partition(b"\r\n\r\n")
+            assert head.startswith(f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n".encode()), sent
+            assert b"secret" not in answer
+            if sent.startswith(b"HEAD"):
+                assert (body, b"Content-Length: 6" in head) == (b"", True)
+            else:
+                assert f"Content-Length: {len(body)}".encode() in head
+                assert (body == b"hello\n") == (status == 200)
+
+
+async def test_who_does_not_finish_asking_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health_http, "TIME_LIMIT", 0.05)
+    async with serving("127.0.0.1", 0, PAGES) as port:
+        assert await _exchange(port, b"GET /hello HTTP/1.1\r\nHost:") == b""
+
+
+async def test_more_than_so_many_at_a_time_are_turned_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health_http, "MOST_CONNECTIONS", 1)
+    async with serving("127.0.0.1", 0, PAGES) as port:
+        _, idle = await asyncio.open_connection("127.0.0.1", port)
+        idle.write(b"GET ")
+        await idle.drain()
+        answer = await _exchange(port, b"GET /hello HTTP/1.1\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 503 ")
+        idle.close()
+        await idle.wait_closed()
+
+
+async def test_however_many_ask_at_once_there_is_one_look() -> None:
+    looks: list[int] = []
+
+    async def look() -> int:
+        looks.append(1)
+        await asyncio.sleep(0)
+        return len(looks)
+
+    recent = Recent(look)
+    assert await asyncio.gather(*(recent.get() for _ in range(20))) == [1] * 20

@@ -73,17 +73,6 @@ async def test_when_the_drain_is_over_no_child_is_left(cli: Cli, url: str, tmp_p
             assert "4 handed back" in worker.said
 
 
-async def test_after_a_second_signal_no_child_is_left(cli: Cli, url: str, tmp_path: Path) -> None:
-    async with serving_only(url, build) as client:
-        with working(cli, "--drain", "3600", "--health", "127.0.0.1:0", spec=SPEC) as worker:
-            children = await started(client, tmp_path, *KINDS)
-            worker.send(SIGTERM)
-            await (await worker.health()).say("draining")
-            worker.send(SIGTERM)
-            assert await worker.ends() == 130
-            assert await left(children) == []
-
-
 @pytest.mark.parametrize(("number", "code"), [(SIGTERM, -SIGTERM), (SIGINT, 130)])
 async def test_after_a_third_signal_no_child_is_left(
     cli: Cli, url: str, tmp_path: Path, number: Signals, code: int

@@ -50,18 +50,15 @@ async def test_fastapi_serves_tasks_beside_its_own_routes(place: Site) -> None:
     assert result.structured_content == {"result": place.runs("a")[0]}
 
 
-@pytest.mark.parametrize("options", [(), ("--preload",)], ids=["plain", "preload"])
-async def test_gunicorn_hands_over_when_it_restarts_its_workers_and_when_it_is_stopped(
-    place: Site, options: tuple[str, ...]
-) -> None:
-    await place.start(GUNICORN, *options, workers="2")
+async def test_gunicorn_hands_over_when_it_restarts_its_workers_and_when_it_is_stopped(place: Site) -> None:
+    await place.start(GUNICORN, "--preload", workers="2")
     async with connected(f"{place.url}/mcp") as client:
         task = await started(client, "again", job="a")
         await place.until(lambda: len(place.runs("a")) == 1, "it has started")
         place.tell(signal.SIGHUP)
         await place.until(lambda: len(place.runs("a")) == 2, "a new worker runs it")
         await asyncio.to_thread(place.stop)
-        await place.start(GUNICORN, *options, workers="2")
+        await place.start(GUNICORN, "--preload", workers="2")
         await place.until(lambda: len(place.runs("a")) == 3, "the next one runs it")
         place.let_go("a")
         result = await task.result()

@@ -1,4 +1,4 @@
-"""What the pages say in tables and between their code blocks, where it would be wrong without anybody noticing."""
+"""What the pages say in tables, between their code blocks and of the examples, as real processes."""
 
 from __future__ import annotations
 
@@ -7,21 +7,23 @@ import re
 import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
-from mcp import Client, MCPError
+from mcp import Client
 from mcp.client.session import ClientRequestContext
 from mcp.server import MCPServer
-from mcp_types import INVALID_PARAMS, ElicitRequestParams, ElicitResult
+from mcp.server.mcpserver import Context
+from mcp_types import ElicitRequestParams, ElicitResult
+from pydantic import BaseModel
 
-from harness.ports import closed_port, free_port, mcp_url
+from harness.ports import free_port, mcp_url
 from harness.processes import ENVIRONMENT, ROOT, run, running
-from mcp_tasks import Tasks
+from mcp_tasks import Fallback, Host, Tasks
 from mcp_tasks.client import TaskHandle, TasksClient, reconnecting_http
-from mcp_tasks.errors import WiringError
 from mcp_tasks.server import ToolOptions
 from tests.deploy.recipes import answers
 
@@ -34,12 +36,6 @@ SAID_BY_THE_SDK = {
     "Error executing tool X",
 }
 WITH_A_NAME_FILLED_IN = {"the server has a tool 'task_status'", "asks with elicitation/create"}
-
-
-@asynccontextmanager
-async def mine(_: MCPServer[Any]) -> AsyncGenerator[dict[str, Any]]:
-    """A lifespan of the author's own."""
-    yield {}
 
 
 def _names_of(page: Path) -> dict[str, Any]:
@@ -63,40 +59,6 @@ def test_messages_that_troubleshooting_explains_are_said_by_the_code() -> None:
     said = [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
     assert "gave no connection in time" in ours
     assert {words for words in ours if not any(words in text for text in said)} == set()
-
-
-async def test_a_server_that_cannot_be_reached_is_caught_as_the_client_page_does(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    with closed_port() as port:
-        url = mcp_url(port)
-        await _names_of(DOCS / "client.md")["connect"](url)
-    said = capsys.readouterr().out
-    assert "no connection" in said
-    assert url in said
-
-
-def test_the_wirings_that_troubleshooting_lists_are_refused_as_it_says() -> None:
-    tasks = Tasks("memory://")
-    with pytest.raises(WiringError):
-        MCPServer("a", extensions=[tasks])
-    with pytest.raises(TypeError, match="got multiple values for keyword argument 'lifespan'"):
-        MCPServer("a", lifespan=mine, **tasks.wiring())  # pyright: ignore[reportCallIssue]
-
-
-async def test_a_lifespan_that_was_replaced_is_told_of_at_the_first_call_that_would_be_a_task() -> None:
-    tasks = Tasks("memory://")
-    server = MCPServer("a", extensions=tasks.wiring()["extensions"], lifespan=mine)
-
-    @server.tool()
-    @tasks.task()
-    async def greet() -> str:  # pyright: ignore[reportUnusedFunction]
-        return "hello"
-
-    async with Client(server, extensions=[TasksClient()]) as client:
-        assert [tool.name for tool in (await client.list_tools()).tools] == ["greet"]
-        with pytest.raises(MCPError, match="tasks are not running"):
-            await client.call_tool("greet")
 
 
 def _code_of(page: Path) -> list[str]:
@@ -148,36 +110,104 @@ async def _nobody_is_asked(context: ClientRequestContext, params: ElicitRequestP
     raise AssertionError(params)
 
 
-async def test_arguments_that_do_not_fit_are_said_in_the_way_of_each_era(tmp_path: Path) -> None:
-    async with _served(tmp_path, _code_of(ROOT / "README.md")[0]) as url:
-        async with Client(reconnecting_http(url), extensions=[TasksClient()]) as client:
-            assert (await client.call_tool("render", {"frames": "many"})).is_error
-        tasks = TasksClient()
-        async with Client(reconnecting_http(url), mode="legacy", extensions=[tasks]) as client:
-            for refused in (
-                lambda: client.call_tool("render", {"frames": "many"}),
-                lambda: tasks.call(client, "render", {"frames": "many"}),
-                lambda: tasks.start(client, "render", {"frames": "many"}),
-            ):
-                with pytest.raises(MCPError) as caught:
-                    await refused()
-                assert caught.value.error.code == INVALID_PARAMS
+EXAMPLES_PAGE = (ROOT / "docs" / "examples.md").read_text()
+SHOWN = dict(re.findall(r"^\$ python (examples/\w+\.py)\n((?:(?!\$|```).*\n)+)", EXAMPLES_PAGE, flags=re.MULTILINE))
+LIMIT = 110
 
 
-async def test_the_child_of_a_clients_task_is_in_the_clients_list(tmp_path: Path) -> None:
-    code = _code_of(DOCS / "local.md")[0] + '\n\nserver.run("streamable-http")\n'
-    async with _served(tmp_path, code) as url:
-        tasks = TasksClient()
-        async with Client(
-            reconnecting_http(url), mode="legacy", extensions=[tasks], elicitation_callback=_decline
-        ) as client:
-            handle = await tasks.start(client, "release", {"id": 1})
-            assert isinstance(handle, TaskHandle)
-            assert (await handle.result(timeout=60)).structured_content == {"result": "release 1 is ready, decline"}
-            listed = [snapshot.id async for snapshot in tasks.list(client)]
-    assert handle.id in listed
-    assert len(listed) == 2
+@pytest.mark.parametrize("script", SHOWN)
+def test_an_example_does_what_its_page_shows(script: str) -> None:
+    done = run([sys.executable, script], env=ENVIRONMENT, limit=LIMIT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout == SHOWN[script]
 
 
-async def _decline(context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult:
-    return ElicitResult(action="decline")
+def test_every_example_is_on_the_page() -> None:
+    parts_of_others = {"demo_server", "server_process"}
+    for script in (ROOT / "examples").glob("*.py"):
+        named = f"examples/{script.name}" if script.stem != "demo" else "make demo"
+        assert script.stem in parts_of_others or named in EXAMPLES_PAGE
+    assert len(SHOWN) == 4
+
+
+HOSTS_PAGE = (ROOT / "docs" / "hosts.md").read_text()
+MOMENT = timedelta(milliseconds=300)
+
+
+class Publish(BaseModel):
+    publish: bool
+
+
+def _farm() -> tuple[MCPServer[Any], anyio.Event]:
+    """A server whose tools need longer than the caller waits."""
+    tasks = Tasks("memory://", fallback=Fallback(wait=MOMENT, legs=1), hosts={"mcp": Host(limit=2 * MOMENT)})
+    server = MCPServer[Any]("render-farm", **tasks.wiring())
+    done = anyio.Event()
+
+    @server.tool()
+    @tasks.task()
+    async def render(frames: int, ctx: Context) -> str:  # pyright: ignore[reportUnusedFunction]
+        await ctx.report_progress(12, frames, f"frame 12 of {frames}")
+        await done.wait()
+        return "scene.mp4"
+
+    @server.tool()
+    @tasks.task(fallback=Fallback(wait=MOMENT, model_may_answer=True))
+    async def publish(ctx: Context) -> str:  # pyright: ignore[reportUnusedFunction]
+        answer = await ctx.elicit("Publish it?", Publish)
+        return answer.action
+
+    return server, done
+
+
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+async def test_a_model_reads_what_the_page_shows(mode: str) -> None:
+    running, waiting, cancelled = (
+        _without_id(text) for text in re.findall(r"^```text\n(.*?)\n```", HOSTS_PAGE, re.M | re.S)
+    )
+    server, done = _farm()
+    async with Client(server, mode=mode) as client:
+        answer = await client.call_tool("render", {"frames": 24})
+        assert _read(answer) == running
+        assert answer.structured_content is not None
+        assert answer.structured_content.keys() == {"taskId", "status", "statusMessage"}
+        done.set()
+        result = await client.call_tool("task_status", {"task_id": answer.structured_content["taskId"]})
+        assert result.structured_content == {"result": "scene.mp4"}
+        answer = await client.call_tool("publish", {})
+        assert _read(answer) == waiting
+        assert answer.structured_content is not None
+        task = {"task_id": answer.structured_content["taskId"]}
+        await client.call_tool("task_cancel", task)
+        answer = await client.call_tool("task_status", task)
+        assert answer.is_error
+        assert _read(answer) == cancelled
+
+
+async def _agrees(context: Any, params: Any) -> ElicitResult:
+    return ElicitResult(action="accept", content={"publish": True})
+
+
+@pytest.mark.parametrize(("mode", "has_tasks"), [("auto", True), ("legacy", False)])
+async def test_the_tool_that_can_do_without_an_answer_does(mode: str, has_tasks: bool) -> None:
+    names: dict[str, Any] = {"__name__": "docs.hosts"}
+    exec(compile("\n\n".join(re.findall(r"^```python\n(.*?)^```", HOSTS_PAGE, re.M | re.S)), "hosts.md", "exec"), names)
+    said: list[str] = []
+    for callback in (None, _agrees):
+        extensions = [TasksClient()] if has_tasks else []
+        client = Client(names["server"], mode=mode, extensions=extensions, elicitation_callback=callback)
+        async with client:
+            result = await client.call_tool("archive", {"film": "Metropolis"})
+            assert not result.is_error
+            said.append(_read(result))
+    assert "nobody could be asked" in said[0]
+    assert said[1] == "Metropolis is archived and published"
+
+
+def _read(result: Any) -> str:
+    (content,) = result.content
+    return _without_id(content.text)
+
+
+def _without_id(text: str) -> str:
+    return re.sub(r"task_[\w-]{27}", "ID", text)

@@ -1,12 +1,15 @@
-"""The docs are kept true: their code runs, their generated parts are current, their links lead somewhere."""
+"""The docs are kept true: their code runs, generated parts are current, links lead somewhere."""
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
 import sys
+from collections import Counter
 from datetime import timedelta
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +17,20 @@ import pytest
 from mcp import Client, StdioServerParameters
 from mcp.client.stdio import stdio_client
 
+from docs.api.defaults import option_defaults
 from docs.api.links import headings, slug
-from docs.generate import LIFECYCLE, left_over, pages
+from docs.api.modules import AUDIENCES, MODULES
+from docs.api.modules import PAGES as REFERENCE
+from docs.api.pages import reference_pages
+from docs.api.source import exports
+from docs.assets.session import PAGE, record
+from docs.generate import left_over
+from docs.generate import pages as generated
+from docs.site import check, versions
+from docs.site.layout import REDIRECTS, navigation, pages
+from docs.site.stage import LINK, staged
 from harness.processes import ENVIRONMENT, python, run
-from mcp_tasks.client import TasksClient
+from mcp_tasks.server import TaskOptions, ToolOptions
 from mcp_tasks.testing import TaskTester
 
 ROOT = Path(__file__).parents[2]
@@ -74,16 +87,6 @@ async def test_the_sync_tool_on_the_tools_page_asks_steps_and_sleeps_from_its_th
 
 
 @pytest.mark.anyio
-async def test_the_server_and_the_client_of_the_readme_work_together() -> None:
-    names: dict[str, Any] = {"__name__": "docs.readme"}
-    exec(compile(_python_of(ROOT / "README.md").replace("Tasks()", 'Tasks("memory://")'), "README.md", "exec"), names)
-    client = Client(names["server"], extensions=[TasksClient()], elicitation_callback=names["ask_the_person"])
-    async with client:
-        result = await client.call_tool("render", {"frames": 3})
-    assert result.structured_content == {"result": "published"}
-
-
-@pytest.mark.anyio
 async def test_a_host_can_start_the_server_of_the_first_page_as_it_is_told_to_there(tmp_path: Path) -> None:
     page = ROOT / "docs" / "get-started.md"
     server, as_host_starts_it = re.findall(r"^```python\n(.*?)^```", page.read_text(), flags=re.DOTALL | re.MULTILINE)[
@@ -100,17 +103,10 @@ async def test_a_host_can_start_the_server_of_the_first_page_as_it_is_told_to_th
     assert result.structured_content == {"result": "counted to 1"}
 
 
-@pytest.mark.parametrize("path", pages(), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", generated(), ids=lambda path: path.name)
 def test_generated_parts_are_current(path: Path) -> None:
-    assert path.read_text() == pages()[path], "run `make docs`"
-
-
-def test_no_page_of_the_reference_is_left_over() -> None:
+    assert path.read_text() == generated()[path], "run `make docs`"
     assert left_over() == set()
-
-
-def test_the_lifecycle_page_draws_the_machine() -> None:
-    assert "working --> completed: RunCompleted" in LIFECYCLE.read_text()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -126,7 +122,119 @@ def _anchors(page: Path) -> set[str]:
     return {slug(heading) for heading in headings(page.read_text())}
 
 
-def test_the_readme_shows_the_two_commands() -> None:
-    readme = (ROOT / "README.md").read_text()
-    assert "make demo" in readme
-    assert "make test" in readme
+@pytest.mark.parametrize("module", MODULES)
+def test_everything_that_a_module_exports_is_there_and_documented(module: str) -> None:
+    loaded = import_module(module)
+    found = {export.name: export.doc for export in exports(module)}
+    assert set(getattr(loaded, "__all__", found)) == set(found)
+    assert [name for name, doc in found.items() if not doc and name != "__version__"] == []
+    assert [name for name in found if not hasattr(loaded, name)] == []
+
+
+def test_each_name_is_described_once_and_every_link_leads_to_one() -> None:
+    anchors = [slug(heading) for text in reference_pages().values() for heading in headings(text)]
+    assert [anchor for anchor, times in Counter(anchors).items() if times > 1] == []
+    here = {path: {slug(heading) for heading in headings(text)} for path, text in reference_pages().items()}
+    for path, text in reference_pages().items():
+        assert set(re.findall(r"\]\(#([^)]*)\)", text)) <= here[path]
+        assert "](name:" not in text
+
+
+def test_every_module_is_on_a_page_and_has_readers() -> None:
+    assert Counter(module for modules in REFERENCE.values() for module in modules) == Counter(MODULES)
+    assert {module for modules in AUDIENCES.values() for module in modules} == set(MODULES)
+
+
+def test_what_an_option_is_without_a_word_is_what_the_code_does() -> None:
+    told = {name: eval(text, {"timedelta": timedelta}) for name, text in option_defaults().items()}
+    assert told.keys() == ToolOptions.__annotations__.keys()
+    nothing_said = TaskOptions()
+    policy = nothing_said.policy(None)
+    assert told["mode"] == nothing_said.mode
+    assert told["ttl"] == nothing_said.retention(nothing_said)
+    assert told["grace"] == nothing_said.grace_before_task(nothing_said)
+    for name in ("max_runtime", "park_after", "max_wait", "max_lost_runs", "queue", "priority", "max_at_work"):
+        assert told[name] == getattr(policy, name)
+    assert (
+        f"- `park_after: timedelta | None = {option_defaults()['park_after']}`: "
+        in reference_pages()["reference/server.md"]
+    )
+
+
+def test_the_session_is_what_is_seen_today() -> None:
+    kept, seen = PAGE.read_text(), record()
+    changes = "\n".join(difflib.unified_diff(kept.splitlines(), seen.splitlines(), "kept", "seen", lineterm=""))
+    assert kept == seen, f"not what the command line shows; `make session` writes docs/session.md again:\n{changes}"
+
+
+def test_every_page_is_in_the_navigation_once() -> None:
+    listed = [entry.path for entry in navigation()]
+    assert sorted(listed) == sorted(pages())
+
+
+@pytest.mark.parametrize("path", pages())
+def test_links_of_a_page_lead_within_the_site(path: str) -> None:
+    for _, target, _ in LINK.findall(re.sub(r"^```.*?^```$", "", staged(path), flags=re.DOTALL | re.MULTILINE)):
+        aim = (Path("/") / Path(path).parent / target).resolve().relative_to("/")
+        assert str(aim) in pages() or aim.parts[0] in {"assets", "files"}, target
+
+
+def test_pages_that_were_renamed_lead_to_pages_that_are_there() -> None:
+    assert {f"{new}.md" for new in REDIRECTS.values()} <= pages().keys()
+    assert not {f"{old}.md" for old in REDIRECTS} & pages().keys()
+
+
+def _built(folder: Path, words: str) -> Path:
+    folder.mkdir()
+    (folder / "index.html").write_text(words)
+    for name in versions.AT_THE_TOP:
+        (folder / name).write_text("- [The client](client.md): words\n")
+    return folder
+
+
+def test_versions_stand_side_by_side_and_latest_is_the_newest_release(tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    for version in (None, "0.9.0", "0.10.0", "0.9.1"):
+        versions.publish(_built(tmp_path / str(version), str(version)), site, version)
+    known = json.loads((site / "versions.json").read_text())
+    assert [(entry["version"], entry["title"], entry["aliases"]) for entry in known] == [
+        ("dev", "development", []),
+        ("0.10", "0.10.0", ["latest"]),
+        ("0.9", "0.9.1", []),
+    ]
+    assert (site / "latest" / "index.html").read_text() == "0.10.0"
+    assert (site / "0.9" / "index.html").read_text() == "0.9.1"
+    assert "latest/index.html" in (site / "index.html").read_text()
+    assert (site / "llms.txt").read_text() == "- [The client](latest/client.md): words\n"
+
+
+@pytest.mark.parametrize(
+    ("html", "problem"),
+    [
+        ('<script src="https://cdn.example/a.js"></script>', "loads https://cdn.example/a.js from another host"),
+        ('<link rel="stylesheet" href="//fonts.example/a.css">', "from another host"),
+        ('<img src="there.svg">', "a picture without words"),
+        ('<a href="nothing.html">x</a>', "there is no such file"),
+        ('<a href="#nothing">x</a>', "there is no such anchor"),
+        ('<a href="../../elsewhere">x</a>', "outside of the site"),
+        ('<a href="/top.html">x</a>', "from the top of the host"),
+    ],
+)
+def test_what_is_wrong_with_a_built_page_is_found(tmp_path: Path, html: str, problem: str) -> None:
+    (tmp_path / "there.svg").write_text("<svg/>")
+    (tmp_path / "page.html").write_text(html)
+    assert [line for line in check.problems(tmp_path) if problem in line]
+
+
+def test_the_site_is_built_without_a_warning_and_a_second_version_beside_it(tmp_path: Path) -> None:
+    pytest.importorskip("zensical", reason="installed by make docs")
+    from docs.site.__main__ import build
+
+    where = build(tmp_path / "site", "0.1.0")
+    assert where == tmp_path / "site" / "0.1"
+    assert {entry.path for entry in navigation()} <= {str(path.relative_to(where)) for path in where.rglob("*.md")}
+    assert "cancel" in (where / "search.json").read_text()
+    for name in ("llms.txt", "llms-full.txt", "latest/running.html", "0.1/operate.html"):
+        assert (tmp_path / "site" / name).stat().st_size
+    for target in re.findall(r"\]\(([^)]*)\): ", (tmp_path / "site" / "llms.txt").read_text()):
+        assert (tmp_path / "site" / target).exists(), target

@@ -14,7 +14,6 @@ from typing import Any
 
 import httpx2
 import pytest
-from mcp.shared.inbound import decode_header_value
 from mcp_types import CLIENT_CAPABILITIES_META_KEY, JSONRPCRequest
 
 from harness.forking import piped
@@ -22,14 +21,23 @@ from harness.rpc import response
 from mcp_tasks.client.raw import LISTENING, HttpConnection, RawConnection, Reply, Silence
 from mcp_tasks.doctor import Report, examine
 from mcp_tasks.doctor.examination import examine_over
-from mcp_tasks.doctor.report import Exam
-from mcp_tasks.errors import InvalidAddress, ServerHasFaults, ServerUnreachable, UnknownTool
+from mcp_tasks.doctor.report import flaws_of_ack, flaws_of_created, flaws_of_detailed, flaws_of_id, flaws_of_time
+from mcp_tasks.errors import ServerHasFaults, UnknownTool
 from mcp_tasks.model.json import JsonObject, object_in
 from mcp_tasks.protocol.shapes import EXTENSION_ID
-from tests.doctor.test_shapes import TASK
 from tests.unit.virtual_time import SIMULATED
 
 pytestmark = pytest.mark.anyio
+
+
+NOW = "2026-07-28T12:00:00Z"
+TASK: JsonObject = {
+    "taskId": "0123456789abcdef0123",
+    "status": "working",
+    "createdAt": NOW,
+    "lastUpdatedAt": NOW,
+    "ttlMs": None,
+}
 
 
 class FakeServer(RawConnection):
@@ -272,27 +280,6 @@ async def test_a_body_that_is_no_message_is_said_to_be_none(answer: httpx2.Respo
     assert "answered with no JSON-RPC message with HTTP 200" in report.failed[0].says
 
 
-async def test_a_task_whose_id_no_header_can_carry_is_asked_about_all_the_same() -> None:
-    names = list[str]()
-
-    def handle(request: httpx2.Request) -> httpx2.Response:
-        names.append(request.headers["mcp-name"])
-        return httpx2.Response(200, json=response(1, {}))
-
-    async with httpx2.AsyncClient(transport=httpx2.MockTransport(handle)) as client:
-        await Exam(HttpConnection("http://server/mcp", client)).send("tasks/get", {"taskId": "größer\n"})
-    assert [decode_header_value(name) for name in names] == ["größer\n"]
-
-
-async def test_a_line_that_is_no_json_rpc_is_told_of_and_not_taken_for_silence() -> None:
-    says = 'print(\'{"hello": "world"}\', flush=True); input()'
-    report = await examine(shlex.join([sys.executable, "-c", says]))
-    asked, lines = report.failed
-    assert (asked.probe, lines.area) == ("server/discover", "stdout")
-    assert '{"hello": "world"}' in lines.says
-    assert "stderr" in lines.advice
-
-
 @pytest.mark.parametrize("line", [rb"\xff\xfe", json.dumps(response([1], {})).encode()])
 async def test_a_line_of_any_bytes_is_told_of_too(line: bytes) -> None:
     says = f"import sys; sys.stdout.buffer.write(b'{line.decode()}\\n'); sys.stdout.flush(); input()"
@@ -308,27 +295,12 @@ async def test_a_report_fails_a_test_with_all_that_is_wrong_and_how_to_mend_it()
     assert "negotiation: extension" in fault
     assert report.failed[0].advice in fault
     assert "fail negotiation: extension" in str(report)
-
-
-async def test_a_server_that_could_not_be_examined_does_not_pass_a_test() -> None:
+    # One that could not be examined passes no test either.
     report = Report()
     report.raise_for_faults()
     report.unexamined = "the server speaks only 2025-11-25"
     with pytest.raises(ServerHasFaults, match="only 2025-11-25"):
         report.raise_for_faults()
-
-
-@pytest.mark.parametrize(
-    ("server", "raised"),
-    [
-        ("http://127.0.0.1:9/mcp", ServerUnreachable),
-        ("no-such-command", ServerUnreachable),
-        ("ftp://somewhere", InvalidAddress),
-    ],
-)
-async def test_where_there_is_nothing_to_examine_that_is_raised(server: str, raised: type[Exception]) -> None:
-    with pytest.raises(raised):
-        await examine(server)
 
 
 async def test_a_server_that_ends_has_the_last_word() -> None:
@@ -409,13 +381,6 @@ async def test_a_task_that_an_undeclared_client_was_given_is_cancelled() -> None
     assert set(server.made) <= set(server.cancelled)
 
 
-async def test_a_task_that_cannot_be_looked_at_is_cancelled_all_the_same() -> None:
-    server = Maker(error(-32602))
-    await examine_over(FakeServer(server), tool="t")
-    assert len(server.made) == 1
-    assert server.made[0] in server.cancelled
-
-
 async def test_all_that_is_asked_of_an_undeclared_client_is_dismissed() -> None:
     server = Maker(CANCELLED, asks=2)
     await examine_over(FakeServer(server), tool="t")
@@ -432,3 +397,42 @@ async def test_a_slow_tool_is_not_called_where_it_could_not_be_cancelled() -> No
     assert verdicts(report)["undeclared client", "call t"] == "skip"
     assert len(server.made) == 2
     assert set(server.made) <= set(server.cancelled)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"taskId": 7},
+        {"status": "done"},
+        {"statusMessage": None},
+        {"createdAt": "2026-07-28T12:00:00"},
+        {"lastUpdatedAt": "2026-07-28T11:00:00Z"},
+        {"ttlMs": 1.5},
+        {"pollIntervalMs": "5"},
+        {"pollInterval": 5},
+        {"status": "completed"},
+        {"status": "failed", "error": {"message": "no code"}},
+        {"status": "input_required", "inputRequests": {}},
+        {"status": "input_required", "inputRequests": {"a": {"params": {}}}},
+        {"result": {}},
+    ],
+)
+def test_every_flaw_of_a_task_is_found(change: dict[str, Any]) -> None:
+    assert list(flaws_of_detailed(TASK)) == []
+    assert "fail" in [flaw.verdict for flaw in flaws_of_detailed({**TASK, **change})]
+
+
+def test_flaws_of_new_tasks_acknowledgements_ids_and_times_are_found() -> None:
+    now = datetime.fromisoformat(NOW)
+    assert list(flaws_of_created({"resultType": "task", **TASK})) == []
+    assert next(flaws_of_created({"task": TASK})).verdict == "fail"
+    assert next(flaws_of_created({**TASK, "result": {}})).verdict == "warn"
+    assert list(flaws_of_created({key: value for key, value in TASK.items() if key != "ttlMs"}))
+    assert list(flaws_of_ack({"resultType": "complete", "_meta": {}})) == []
+    assert len(list(flaws_of_ack({"resultType": "task", "taskId": "x"}))) == 2
+    assert list(flaws_of_id("0123456789abcdef0123")) == []
+    assert [len(list(flaws_of_id(weak))) for weak in ("1", "12345678901234567890", "aaaaaaaaaaaaaaaaaaaa")] == [1] * 3
+    assert list(flaws_of_time(TASK, now)) == []
+    assert len(list(flaws_of_time({**TASK, "ttlMs": 0, "createdAt": "2020-01-01T00:00:00Z"}, now))) == 2
+    completed: JsonObject = {**TASK, "status": "completed", "result": {"content": []}}
+    assert [flaw.verdict for flaw in flaws_of_detailed(completed)] == ["warn"]

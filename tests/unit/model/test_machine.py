@@ -1,4 +1,4 @@
-"""The table by example: each thing that can happen to a task, once."""
+"""The table by example: each thing that can happen to a task, once; and the book of its questions."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from mcp_tasks.model import (
     ChildProcess,
     Event,
     InputAnswered,
+    InputBook,
     InputHosted,
     InputRequest,
     InputRequested,
@@ -85,11 +86,6 @@ def test_a_run_that_was_released_before_its_tool_was_called_was_never_started() 
     assert running(RunReleased(attempt=1, begun=False)).started_at is None
 
 
-def test_a_released_task_is_taken_again_as_the_next_attempt() -> None:
-    record = running(RunReleased(attempt=1), RunStarted(worker="worker-2"))
-    assert (record.worker, record.attempt) == ("worker-2", 2)
-
-
 def test_a_run_gives_up_its_place_while_it_waits_and_has_it_again_to_go_on() -> None:
     waiting = running(RunPaused(attempt=1))
     assert (waiting.pause, waiting.worker, waiting.updated_at) == ("waiting", "worker-1", NOON)
@@ -100,11 +96,6 @@ def test_a_run_gives_up_its_place_while_it_waits_and_has_it_again_to_go_on() -> 
     assert after(RunPaused(attempt=1), RunResumeRequested(attempt=1), record=resuming) is resuming
     assert after(RunResumed(attempt=1), record=resuming).pause is None
     assert running().pause is None
-
-
-def test_a_run_that_has_its_place_does_not_take_it_again() -> None:
-    record = running()
-    assert after(RunResumed(attempt=1), record=record) is record
 
 
 def test_a_released_task_that_asks_is_taken_again_without_an_answer() -> None:
@@ -135,25 +126,11 @@ def test_an_answer_while_the_run_was_leaving_queues_the_task_at_once() -> None:
     assert (record.worker, record.ready_at) == (None, ALWAYS)
 
 
-def test_a_run_that_waits_for_some_of_its_questions_is_parked_for_these() -> None:
-    record = after(RunParked(attempt=1, keys={"a"}), record=asking("a", "b"))
-    assert record.ready_at is None
-
-
-def test_an_answer_to_a_run_in_memory_leaves_no_time_to_wake_at() -> None:
-    assert after(InputAnswered(keys={"a"}), record=asking("a", "b")).wake_at is None
-
-
 def test_a_lost_run_is_counted_and_the_task_is_queued() -> None:
     record = running(RunLost(attempt=1))
     assert (record.worker, record.lost, record.ready_at) == (None, 1, ALWAYS)
     record = after(RunStarted(worker="worker-2"), RunLost(attempt=2), record=record)
     assert (record.attempt, record.lost) == (2, 2)
-
-
-def test_a_lost_run_that_asked_is_queued_without_an_answer() -> None:
-    record = after(RunLost(attempt=1), record=asking("a"))
-    assert (record.status, record.ready_at, record.lost) == (TaskStatus.INPUT_REQUIRED, ALWAYS, 1)
 
 
 @pytest.mark.parametrize(
@@ -199,11 +176,6 @@ def test_a_timer_that_is_over_does_not_start_the_task_once_more() -> None:
     assert not after(RunParked(attempt=2, keys={"a"}), record=asking_now).is_queued(LATER)
 
 
-def test_a_timer_starts_a_task_that_also_waits_for_an_answer() -> None:
-    awake = apply(parked("a", wake_at=LATER), RunStarted(worker="worker-1"), LATER)
-    assert awake.status is TaskStatus.INPUT_REQUIRED
-
-
 def test_what_an_older_run_says_is_refused() -> None:
     record = running(RunReleased(attempt=1), RunStarted(worker="worker-2"))
     said = (
@@ -223,6 +195,13 @@ def test_what_a_run_says_after_it_gave_the_task_up_is_refused() -> None:
         running(RunReleased(attempt=1), RunCompleted(attempt=1))
 
 
+def test_asking_nothing_or_with_a_key_that_was_used_is_refused() -> None:
+    answered = after(InputAnswered(keys={"a"}), record=asking("a"))
+    for requests, why in (({}, "nothing to ask"), ({"a": QUESTION}, "already used: a")):
+        with pytest.raises(TransitionRefused, match=why):
+            after(InputRequested(attempt=1, requests=requests), record=answered)
+
+
 def test_questions_make_a_task_input_required_until_the_last_answer() -> None:
     record = asking("a", "b")
     assert record.status is TaskStatus.INPUT_REQUIRED
@@ -232,12 +211,6 @@ def test_questions_make_a_task_input_required_until_the_last_answer() -> None:
     record = after(InputAnswered(keys={"b"}), record=record)
     assert record.status is TaskStatus.WORKING
     assert record.inputs.used == {"a", "b"}
-
-
-def test_a_key_that_was_answered_is_not_asked_again() -> None:
-    record = after(InputAnswered(keys={"a"}), record=asking("a"))
-    with pytest.raises(TransitionRefused, match="already used: a"):
-        after(InputRequested(attempt=1, requests={"a": QUESTION}), record=record)
 
 
 def test_a_question_that_the_tool_gave_up_on_is_closed_and_its_key_stays_used() -> None:
@@ -260,11 +233,6 @@ def test_a_question_that_the_client_holds_as_a_task_stays_open_and_says_so() -> 
     assert apply(answered, InputHosted(key="a", task_id="theirs"), LATER) is answered
 
 
-def test_asking_nothing_is_refused() -> None:
-    with pytest.raises(TransitionRefused, match="nothing to ask"):
-        running(InputRequested(attempt=1, requests={}))
-
-
 def test_answers_to_questions_that_are_not_open_make_no_difference() -> None:
     record = after(InputAnswered(keys={"a"}), record=asking("a"))
     assert apply(record, InputAnswered(keys={"a", "never asked"}), LATER) is record
@@ -277,12 +245,6 @@ def test_an_answer_after_the_deadline_of_its_question_makes_no_difference() -> N
     answered = apply(record, InputAnswered(keys={"a", "b"}), LATER)
     assert (answered.status, list(answered.inputs.outstanding)) == (TaskStatus.INPUT_REQUIRED, ["a"])
     assert not apply(record, InputAnswered(keys={"a", "b"}), LATER - timedelta(microseconds=1)).inputs.outstanding
-
-
-def test_a_run_withdraws_a_question_whose_deadline_has_passed() -> None:
-    overdue = InputRequest(method="elicitation/create", params={}, deadline=NOON)
-    record = running(InputRequested(attempt=1, requests={"a": overdue}))
-    assert apply(record, InputWithdrawn(attempt=1, keys={"a"}), LATER).status is TaskStatus.WORKING
 
 
 def test_an_answer_ends_a_sleep() -> None:
@@ -316,12 +278,6 @@ def test_a_result_completes_a_task_and_closes_its_questions() -> None:
     assert record.inputs.used == {"a"}
 
 
-def test_an_error_fails_a_task_and_is_its_status_message() -> None:
-    record = running(RunFailed(attempt=1, message="out of paper"))
-    assert record.status is TaskStatus.FAILED
-    assert record.status_message == "out of paper"
-
-
 def test_a_tool_may_ask_on_the_original_call_until_the_task_is_announced() -> None:
     unannounced = apply(make_record(announced=False), RunStarted(worker="worker-1"), NOON)
     asked = apply(unannounced, RunAskedOnCall(attempt=1), LATER)
@@ -344,12 +300,6 @@ def test_a_run_that_starts_over_has_asked_and_reported_nothing() -> None:
     assert (record.worker, record.attempt, record.updated_at) == ("worker-2", 2, LATER)
     # A key is used once in the life of a task, whatever becomes of its run.
     assert (dict(record.inputs.outstanding), record.inputs.used) == ({}, {"a", "b"})
-
-
-def test_starting_over_is_no_progress_of_a_tool_that_takes_its_process_down() -> None:
-    lost = running(RunLost(attempt=1), RunStarted(worker="worker-2", trial="alone"))
-    record = apply(lost, RunStartedOver(attempt=2), LATER)
-    assert (record.lost, record.trial) == (1, "alone")
 
 
 def test_a_trial_is_passed_once_and_the_lost_runs_stay_counted() -> None:
@@ -382,3 +332,21 @@ def test_the_end_keeps_the_last_progress() -> None:
     progress = Progress(progress=2)
     record = running(ProgressReported(attempt=1, progress=progress), TaskCancelled(reason="enough"))
     assert record.progress == progress
+
+
+ASK = InputRequest(method="elicitation/create", params={"message": "Sure?"})
+
+
+@pytest.mark.parametrize("again", [{"a": ASK}, {"new": ASK, "a": ASK}], ids=["alone", "among others"])
+def test_a_key_is_refused_while_it_is_open_and_after(again: dict[str, InputRequest]) -> None:
+    book = InputBook().ask({"a": ASK})
+    for known in (book, book.close(["a"]), book.withdraw()):
+        with pytest.raises(ValueError, match="already used: a"):
+            known.ask(again)
+
+
+def test_withdrawing_closes_every_question_and_forgets_no_key() -> None:
+    book = InputBook().ask({"a": ASK, "b": ASK}).withdraw()
+    assert not book.outstanding
+    assert book.used == {"a", "b"}
+    assert book.withdraw() is book

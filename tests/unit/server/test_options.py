@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from datetime import timedelta
 from typing import Any
 
@@ -12,7 +13,7 @@ from mcp_types import ToolAnnotations
 from mcp_tasks import Fallback, Tasks
 from mcp_tasks.errors import InvalidDuration, InvalidOption
 from mcp_tasks.runtime import Settings, ToolPolicy
-from mcp_tasks.server.options import TaskOptions, Unset
+from mcp_tasks.server.options import Recover, TaskOptions, Unset
 
 REPEATABLE = ToolAnnotations(idempotent_hint=True)
 READ_ONLY = ToolAnnotations(read_only_hint=True)
@@ -26,24 +27,23 @@ def test_a_tool_is_optional_and_keeps_to_the_defaults_unless_said_otherwise() ->
     assert options.policy(None) == ToolPolicy(rerun=False)
 
 
-@pytest.mark.parametrize("annotations", [REPEATABLE, READ_ONLY])
-def test_a_tool_that_says_it_can_be_repeated_may_run_again(annotations: ToolAnnotations) -> None:
-    assert TaskOptions().policy(annotations).rerun
-
-
-@pytest.mark.parametrize("annotations", [None, ToolAnnotations(), DESTRUCTIVE, ToolAnnotations(read_only_hint=False)])
-def test_a_tool_that_says_nothing_of_the_kind_may_not(annotations: ToolAnnotations | None) -> None:
-    assert not TaskOptions().policy(annotations).rerun
-
-
-def test_the_author_stands_above_the_annotations() -> None:
-    assert TaskOptions(recover="rerun").policy(DESTRUCTIVE).rerun
-    assert not TaskOptions(recover="fail").policy(REPEATABLE).rerun
-
-
-def test_limits_are_handed_to_the_runs() -> None:
-    options = TaskOptions(max_runtime=timedelta(seconds=5), park_after=timedelta(0))
-    assert options.policy(None) == ToolPolicy(max_runtime=timedelta(seconds=5), park_after=timedelta(0))
+@pytest.mark.parametrize(
+    ("recover", "annotations", "may"),
+    [
+        (None, REPEATABLE, True),
+        (None, READ_ONLY, True),
+        (None, None, False),
+        (None, ToolAnnotations(), False),
+        (None, DESTRUCTIVE, False),
+        (None, ToolAnnotations(read_only_hint=False), False),
+        ("rerun", DESTRUCTIVE, True),
+        ("fail", REPEATABLE, False),
+    ],
+)
+def test_a_tool_may_run_again_if_its_author_says_so_or_else_its_annotations(
+    recover: Recover | None, annotations: ToolAnnotations | None, may: bool
+) -> None:
+    assert TaskOptions(recover=recover).policy(annotations).rerun is may
 
 
 @pytest.mark.parametrize(
@@ -63,22 +63,7 @@ def test_a_mistake_is_named_where_it_is_made(mistake: dict[str, Any]) -> None:
         TaskOptions(**mistake)
 
 
-def test_a_task_may_be_kept_for_good() -> None:
-    assert TaskOptions(ttl=None).ttl is None
-
-
-@pytest.mark.parametrize(
-    "setting",
-    [
-        "lease_duration",
-        "sweep_interval",
-        "look_interval",
-        "drain_timeout",
-        "stop_timeout",
-        "progress_interval",
-        "trial_duration",
-    ],
-)
+@pytest.mark.parametrize("setting", [field.name for field in fields(Settings) if not field.name.startswith("max_")])
 def test_a_setting_that_is_a_bare_number_is_refused_with_what_to_write(setting: str) -> None:
     with pytest.raises(InvalidDuration, match=rf"{setting}=timedelta\(seconds=15\)"):
         Settings(**{setting: 15})  # pyright: ignore[reportArgumentType]

@@ -1,16 +1,19 @@
-"""A fleet on a Postgres behind nginx: a server and a worker by the compose file, and one more of each by its unit."""
+"""A fleet by the files in `deploy/`: the files themselves, and servers and workers on a Postgres behind nginx."""
 
 from __future__ import annotations
 
 import asyncio
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -22,6 +25,8 @@ from harness.http import HttpWire, http_client, initialize
 from harness.ports import free_port
 from harness.processes import run
 from harness.rpc import PATIENCE, Tasking
+from mcp_tasks import Settings
+from mcp_tasks.cli.commands.worker import DRAIN
 from tests.deploy.fleet import (
     DEPLOY,
     KEY,
@@ -36,6 +41,113 @@ from tests.deploy.fleet import (
 from tests.deploy.recipes import LIMIT, answers, connected, started
 from tests.push.listening import listening
 
+UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
+FROM_THE_ENVIRONMENT = re.compile(r"\$\{(\w+)(:[?-][^}]*)?\}")
+
+
+def _seconds(text: str) -> timedelta:
+    found = re.fullmatch(r"(\d+)s?", text)
+    assert found is not None, f"{text} is not in seconds"
+    return timedelta(seconds=int(found[1]))
+
+
+def _option(command: list[str], name: str) -> str:
+    return command[command.index(name) + 1]
+
+
+@pytest.fixture(scope="module")
+def services() -> dict[str, dict[str, Any]]:
+    return compose()["services"]
+
+
+def test_images_are_pinned(services: dict[str, dict[str, Any]]) -> None:
+    images = [service["image"] for service in services.values() if service["image"] != "farm"]
+    images += re.findall(r"^FROM (\S+)$", (DEPLOY / "compose" / "Dockerfile").read_text(), flags=re.MULTILINE)
+    assert len(images) == 4
+    assert all(re.fullmatch(r"[\w/]+:\d+[\w.-]*@sha256:[0-9a-f]{64}", image) for image in images), images
+    assert services["server"]["build"]["dockerfile"] == "deploy/compose/Dockerfile"
+    assert services["worker"]["image"] == services["server"]["image"]
+
+
+def test_processes_are_given_the_time_that_they_take_to_stop(services: dict[str, dict[str, Any]]) -> None:
+    usual = Settings()
+    worker, server = services["worker"], services["server"]
+    drain = _seconds(_option(worker["command"], "--drain"))
+    assert drain >= DRAIN
+    assert _seconds(worker["stop_grace_period"]) > drain + usual.stop_timeout
+    requests = _seconds(_option(server["command"], "--timeout-graceful-shutdown"))
+    assert _seconds(server["stop_grace_period"]) > requests + usual.drains_for + usual.stop_timeout
+
+
+def test_what_is_secret_comes_from_the_environment_and_is_asked_for(services: dict[str, dict[str, Any]]) -> None:
+    example = (DEPLOY / "compose" / "env.example").read_text()
+    offered = set(re.findall(r"^(?:# )?(\w+)=", example, flags=re.MULTILINE))
+    secrets = {"STORE_PASSWORD", "REQUEST_STATE_KEY", "MCP_TASKS_URL"}
+    used = FROM_THE_ENVIRONMENT.findall((DEPLOY / "compose" / "compose.yaml").read_text())
+    assert secrets <= {name for name, _ in used} <= offered
+    assert all(fallback.startswith(":?") for name, fallback in used if name in secrets)
+    values = [value for service in services.values() for value in service.get("environment", {}).items()]
+    for name, value in values:
+        if re.search("PASSWORD|KEY|AUTH|URL", name):
+            assert FROM_THE_ENVIRONMENT.fullmatch(value), f"{name} is written out"
+    assert not re.search(r"^(STORE_PASSWORD|REQUEST_STATE_KEY)=\S", example, flags=re.MULTILINE)
+    for role in ("server", "worker"):
+        assert "MCP_TASKS_URL" in services[role]["environment"]
+
+
+@pytest.mark.parametrize("where", ["compose", "nginx"])
+def test_nginx_takes_its_configuration(tmp_path: Path, where: str) -> None:
+    binary = nginx_binary()
+    version = run([binary, "-v"], check=True).stderr
+    found = re.search(r"(\d+)\.(\d+)\.(\d+)", version)
+    if where == "compose" and (found is None or tuple(map(int, found.groups())) < (1, 27, 3)):
+        pytest.skip(f"{version.strip()} cannot ask for replicas again")
+    folder = nginx_folder(tmp_path / "nginx", free_port(), (DEPLOY / where / "replicas.conf").read_text())
+    done = run(nginx_command(binary, folder, "-t"))
+    assert done.returncode == 0, done.stderr
+    assert "warn" not in done.stderr
+
+
+def _entries(unit: Path) -> dict[str, list[str]]:
+    entries: dict[str, list[str]] = {}
+    for key, value in re.findall(r"^(\w+)=(.*)$", unit.read_text(), flags=re.MULTILINE):
+        entries.setdefault(key, []).append(value)
+    return entries
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
+def test_a_unit_drains_comes_back_and_may_do_little(unit: Path) -> None:
+    said = _entries(unit)
+    assert said["Type"] == ["exec"]
+    assert said["Restart"] == ["always"]
+    assert said["StartLimitIntervalSec"] == ["0"], "a database may be away for long"
+    assert said["KillSignal"] == ["SIGTERM"]
+    # With the usual one a drain would begin with the end of the processes that tools have started.
+    assert said["KillMode"] == ["mixed"]
+    assert said["NoNewPrivileges"] == ["yes"]
+    assert said["ProtectSystem"] == ["strict"]
+    [command] = said["ExecStart"]
+    words, usual = shlex.split(command), Settings()
+    if "--drain" in words:
+        least = _seconds(_option(words, "--drain"))
+    else:
+        least = _seconds(_option(words, "--timeout-graceful-shutdown")) + usual.drains_for
+    assert _seconds(said["TimeoutStopSec"][0]) > least + usual.stop_timeout
+    assert not any(re.search("PASSWORD|KEY|URL", value) for value in said.get("Environment", []))
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze here")
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
+def test_systemd_takes_the_unit(tmp_path: Path, unit: Path) -> None:
+    # What it starts must be there to be verified: this interpreter stands in for the two programs.
+    text = re.sub(r"/opt/farm/venv/bin/[\w-]+", sys.executable, unit.read_text())
+    copy = tmp_path / unit.name.replace("@", "@1")
+    copy.write_text(text)
+    done = run(["systemd-analyze", "verify", "--man=no", "--recursive-errors=no", copy])
+    assert done.returncode == 0, done.stderr
+    assert unit.name.partition("@")[0] not in done.stderr
+
+
 pytestmark = pytest.mark.anyio
 
 
@@ -49,11 +161,6 @@ class Fleet:
     workers: list[subprocess.Popen[bytes]]
     door: int
     """The port of nginx, which is there if a test needs it."""
-
-
-@pytest.fixture(scope="module")
-def services() -> dict[str, dict[str, Any]]:
-    return compose()["services"]
 
 
 @pytest.fixture(scope="module")
@@ -169,11 +276,6 @@ async def test_sessions_of_the_older_wire_stay_with_their_replica(door: str) -> 
         assert len({reply.headers["x-replica"] for reply in seen}) == 1
         replicas.add(seen[0].headers["x-replica"])
     assert len(replicas) == 2
-
-
-async def test_what_is_for_those_behind_nginx_is_not_before_it(door: str) -> None:
-    async with http_client() as http:
-        assert (await http.get(door.replace("/mcp", "/live"))).status_code == 404
 
 
 async def test_workers_that_are_told_to_stop_end_in_order(fleet: Fleet) -> None:

@@ -51,6 +51,9 @@ async def told(stopping: Stopping) -> bool:
 async def test_it_goes_before_the_handler_that_is_there_and_is_gone_afterwards(first: Handler) -> None:
     stopping = Stopping()
     stopping.watch()
+    ours = signal.getsignal(TERM)
+    stopping.watch()
+    assert signal.getsignal(TERM) is ours, "watching again changes nothing if nobody else came"
     assert await told(stopping)
     # Who hears of the stop has a moment for a last word.
     assert first.told == 0
@@ -61,37 +64,20 @@ async def test_it_goes_before_the_handler_that_is_there_and_is_gone_afterwards(f
 
 
 @pytest.mark.anyio
-async def test_a_second_signal_is_handed_on_at_once(first: Handler) -> None:
+@pytest.mark.parametrize("seen", [True, False], ids=["after it was seen", "however busy the loop is"])
+async def test_a_second_signal_is_handed_on_at_once(first: Handler, seen: bool) -> None:
     stopping = Stopping()
     stopping.watch()
-    assert await told(stopping)
+    os.kill(os.getpid(), TERM)
+    if seen:
+        await settle()
     os.kill(os.getpid(), TERM)
     assert first.told == 2
     stopping.unwatch()
 
 
 @pytest.mark.anyio
-async def test_who_says_it_twice_is_heard_however_busy_the_loop_is(first: Handler) -> None:
-    stopping = Stopping()
-    stopping.watch()
-    os.kill(os.getpid(), TERM)
-    os.kill(os.getpid(), TERM)
-    assert first.told == 2
-    stopping.unwatch()
-
-
-@pytest.mark.anyio
-async def test_what_has_not_been_handed_on_is_when_the_watching_ends(first: Handler) -> None:
-    stopping = Stopping()
-    stopping.watch()
-    assert await told(stopping)
-    assert first.told == 0
-    stopping.unwatch()
-    assert first.told == 1
-
-
-@pytest.mark.anyio
-async def test_a_handler_that_ends_the_process_leaves_none_of_ours_behind() -> None:
+async def test_what_has_not_been_handed_on_is_when_the_watching_ends_even_if_that_ends_the_process() -> None:
     def leave(number: int, frame: Any) -> None:
         raise SystemExit(3)
 
@@ -129,33 +115,13 @@ async def test_it_goes_before_one_that_is_put_there_later_as_well(first: Handler
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("times", [1, 3])
-async def test_watching_again_changes_nothing_if_nobody_else_came(first: Handler, times: int) -> None:
-    stopping = Stopping()
-    stopping.watch()
-    ours = signal.getsignal(TERM)
-    for _ in range(times):
-        stopping.watch()
-    assert signal.getsignal(TERM) is ours
-    stopping.unwatch()
-    assert signal.getsignal(TERM) is first
-
-
-@pytest.mark.anyio
-async def test_handlers_that_stay_are_all_taken_away_from(first: Handler) -> None:
+@pytest.mark.parametrize("seen", [True, False], ids=["watched", "put there last"])
+async def test_a_handler_of_others_that_stays_is_left_there(seen: bool) -> None:
     stopping, later = Stopping(), Handler()
     stopping.watch()
     signal.signal(TERM, later)
-    stopping.watch()
+    if seen:
+        stopping.watch()
     stopping.unwatch()
     # What was there when it came; what is behind that is not its own to change.
     assert signal.getsignal(TERM) is later
-
-
-@pytest.mark.anyio
-async def test_one_that_is_put_there_last_is_left_alone() -> None:
-    stopping, last = Stopping(), Handler()
-    stopping.watch()
-    signal.signal(TERM, last)
-    stopping.unwatch()
-    assert signal.getsignal(TERM) is last
