@@ -26,7 +26,7 @@ from mcp_tasks.errors import (
 )
 from mcp_tasks.model.limits import is_expired
 from mcp_tasks.model.machine import Event, RunCompleted, RunFailed, TaskCreated, TaskDeleted, apply
-from mcp_tasks.model.record import Actor, JournalEntry, Outcome, TaskRecord, TaskRequest, WriteId
+from mcp_tasks.model.record import OTHER_WRITES, Actor, JournalEntry, Outcome, TaskRecord, TaskRequest, WriteId
 from mcp_tasks.quiet import get_logger
 from mcp_tasks.runtime.child_process import end_orphans
 from mcp_tasks.runtime.lease import is_gone
@@ -216,14 +216,14 @@ class Changes:
         """Apply events to the task, starting from `record`, and again from what it is by then if another was first.
 
         With a `write` id that an earlier attempt had, the change is made only if that attempt did not make it. Where
-        the store has an older record than `record`, it went back in time, and `restore` says what to go on from.
+        the store has lost what made `record`, it went back in time, and `restore` says what to go on from.
 
         Raises:
             LimitReached: As many as may be are at work.
             TransitionRefused: The events do not fit the task as it is by now.
             UnknownTask: The task is gone.
         """
-        write, known = write or new_write_id(), record.version
+        write, known = write or new_write_id(), record
         while not record.has(write):
             try:
                 return await self.swap(
@@ -231,17 +231,19 @@ class Changes:
                 )
             except VersionConflict as exc:
                 record = exc.current or await self.reload(record.id)
-            while restore is not None and record.version < known:
+            while restore is not None and is_older(record, known):
                 try:
-                    record = await restore(record)
+                    record = known = await restore(record)
                 except VersionConflict as exc:
                     record = exc.current or await self.reload(record.id)
         if (tell := self._unconfirmed.pop(write, None)) is not None:
             tell()
         return record
 
-    async def restore(self, record: TaskRecord, *, expected: int, entries: Sequence[JournalEntry]) -> TaskRecord:
-        """Write a task as its run knows it over what a store has that went back in time.
+    async def restore(
+        self, record: TaskRecord, *, known: int, expected: int, entries: Sequence[JournalEntry]
+    ) -> TaskRecord:
+        """Write a task as its run knows it, from version `known`, over what a store has that went back in time.
 
         Raises:
             VersionConflict: The task is not at the version `expected` any more.
@@ -250,7 +252,7 @@ class Changes:
             "the task store went back in time: task %s… was at version %d, and is at %d. Its run writes again what was "
             "lost. See the table of failovers in docs/scale.md",
             record.id[:12],
-            record.version - 1,
+            known,
             expected,
         )
         saved = await self._store.save(record, expected=expected, entries=entries)
@@ -354,6 +356,31 @@ class Changes:
     ) -> None:
         if self._observers.want(type(event)):
             self._observers.tell(TaskChange(before=before, event=event, after=after, actor=actor, at=self._now()))
+
+
+def is_older(stored: TaskRecord, known: TaskRecord) -> bool:
+    """Whether the store, which was read after `known` was written there, has lost that write.
+
+    After a failover others may have written as often as before, or more often: versions alone do not tell.
+    """
+    if stored.version < known.version:
+        return True
+    if not known.writes or stored.has(known.writes[0]):
+        return False
+    if stored.version == known.version:
+        return True
+    if stored.is_final or stored.attempt > known.attempt:
+        return False
+    if stored.attempt == known.attempt and _writer_of(stored) != _writer_of(known):
+        return False
+    others = [each for each in stored.writes if not each.number]
+    pushed_out = len(others) == OTHER_WRITES and not any(each in known.writes for each in others)
+    return known.writes[0].number > 0 or not pushed_out
+
+
+def _writer_of(record: TaskRecord) -> str | None:
+    """Who wrote as the current (or last) run."""
+    return next((each.writer for each in record.writes if each.number), None)
 
 
 def _apply(record: TaskRecord, events: Sequence[Event], now: datetime) -> list[TaskRecord]:

@@ -26,8 +26,9 @@ from mcp_tasks.errors import StoreError, StoreUnavailable, TaskUnreadable
 from mcp_tasks.model.limits import backoff
 from mcp_tasks.model.record import DEFAULT_QUEUE, TaskRecord
 from mcp_tasks.quiet import get_logger, quietly, what
+from mcp_tasks.runtime.changes import is_older
 from mcp_tasks.runtime.policy import ToolPolicy
-from mcp_tasks.runtime.run import Run, is_older
+from mcp_tasks.runtime.run import Run
 from mcp_tasks.stores.base import Handing, Hint, Ready, Share, WorkLimits
 
 if TYPE_CHECKING:

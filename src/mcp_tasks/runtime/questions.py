@@ -320,8 +320,13 @@ class Questions:
                 await self._run.go_no_further()
             if not each.bell.rung:
                 return
-            # The record said that it was answered, and the journal has no answer: a failover lost both. The question is
-            # open again. A new bell first: it may be answered again meanwhile.
+            # The record said that it was answered, and the journal has no new answer. After a failover other entries
+            # may have the numbers of those that were read.
+            with self._run.leaving.held():
+                await self._fetch_again()
+            if each.key in self._replay.answers:
+                return
+            # A failover lost both. The question is open again. A new bell first: it may be answered again meanwhile.
             each.bell = Bell()
             await self._run.recording.make_up()
 
@@ -345,6 +350,10 @@ class Questions:
     async def _fetch(self) -> None:
         # Only what is new: a journal may be long, and what was read of it once does not change.
         self._replay.add_news(await self._run.recording.journal(after=self._replay.read_up_to))
+
+    async def _fetch_again(self) -> None:
+        self._replay.read_up_to = 0
+        await self._fetch()
 
     # Handing over
 

@@ -71,7 +71,7 @@ from mcp_tasks.model.record import (
     WriteId,
 )
 from mcp_tasks.quiet import get_logger, quietly, short_id, what
-from mcp_tasks.runtime.changes import Changes, LateWrites, Write
+from mcp_tasks.runtime.changes import Changes, LateWrites, Write, is_older
 from mcp_tasks.runtime.child_process import ProcessOptions, describe, end_orphans, kill_children, run_process
 from mcp_tasks.runtime.context import asking_now, current_run
 from mcp_tasks.runtime.launch import TURNS, Quota, Unwritten
@@ -111,7 +111,8 @@ replica lags behind."""
 
 
 LOST_WITHIN: Final = 20.0
-"""Seconds after a write in which a run that waits compares it with the store, and not only its version."""
+"""Seconds after a write, its own or another's, in which a run that waits compares its task with the store, and not only
+the version."""
 
 
 class Recording:
@@ -128,7 +129,7 @@ class Recording:
         self._unsettled: Write | None = None
         self._kept: deque[tuple[int, float, Sequence[JournalEntry]]] = deque()
         self._kept_after = 0
-        self._wrote_at = -LOST_WITHIN
+        self._changed_at = -LOST_WITHIN
         self._write_soon: asyncio.Task[bool] | None = None
 
     @property
@@ -359,17 +360,21 @@ class Recording:
             if not write.made and self._run.life.counts:
                 # The run has read as many versions of the task, from before a failover, and took no note of this one.
                 self._run.stop()
-            self._wrote_at = self._host.monotonic()
+            self.has_changed()
             self._keep(write)
         return write.made
 
+    def has_changed(self) -> None:
+        """The run wrote, or took note of what another wrote."""
+        self._changed_at = self._host.monotonic()
+
     @property
     def may_be_lost(self) -> bool:
-        """Whether the run only waits, and wrote so lately that a failover may have lost it.
+        """Whether the run only waits, and wrote or read so lately that a failover may have lost it.
 
         If another has written since, the version alone does not tell.
         """
-        return self._run.rest.waits > 0 and self._host.monotonic() < self._wrote_at + LOST_WITHIN
+        return self._run.rest.waits > 0 and self._host.monotonic() < self._changed_at + LOST_WITHIN
 
     async def make_up(self) -> None:
         """See whether the store has an older record than this run read or wrote, and if so, write again what was lost.
@@ -389,7 +394,8 @@ class Recording:
                 self._run.stop()
 
     async def _restore(self, stored: TaskRecord) -> TaskRecord:
-        """Write again what the store lost: the record, answers that were read, and the entries of the last minute.
+        """Write again what the store lost: the record, answers that were read, and the entries of the last minute. What
+        others have written there since is kept: their answers, and that the task was announced.
 
         Raises:
             StaleRun: The task as it is stored has ended, or was given to another run.
@@ -402,20 +408,27 @@ class Recording:
         if was_before:
             # The first heartbeat may be gone with the claim, and a worker without one is dead.
             await self._host.lease.renew()
-        writer = next((each.writer for each in known.writes if each.number), None)
-        made = next((each.number for each in stored.writes if each.writer == writer), 0)
+        last = next((each for each in known.writes if each.number), None)
+        made = next((each.number for each in stored.writes if last is not None and each.writer == last.writer), 0)
         entries = [entry for number, _, kept in self._kept if number > made for entry in kept]
         journal = await self._host.store.journal(known.id)
         has = {entry.key for entry in journal if entry.kind in ("answer", "refusal")}
-        entries = [*(entry for entry in self._replay.answer_entries() if entry.key not in has), *entries]
-        asked = {**known.inputs.outstanding, **run.unanswered()}
-        asked = {key: request for key, request in asked.items() if key not in has}
-        lost = known.but(
-            version=known.version + 1,
+        read = self._replay.answer_entries()
+        entries = [*(entry for entry in read if entry.key not in has), *entries]
+        if stored.version >= known.version and last is not None and made >= last.number:
+            # All that the run wrote is there: only others' writes are lost.
+            base, asked = stored, stored.inputs.outstanding
+        else:
+            base, asked = known, {**known.inputs.outstanding, **run.unanswered()}
+        answered = has | {entry.key for entry in read}
+        asked = {key: request for key, request in asked.items() if key not in answered}
+        lost = base.but(
+            version=max(stored.version, known.version) + 1,
             status=TaskStatus.INPUT_REQUIRED if asked else TaskStatus.WORKING,
-            inputs=replace(known.inputs, outstanding=asked),
+            announced=stored.announced or known.announced,
+            inputs=replace(base.inputs, outstanding=asked),
         ).written(new_write_id())
-        restored = await self._host.changes.restore(lost, expected=stored.version, entries=entries)
+        restored = await self._host.changes.restore(lost, known=known.version, expected=stored.version, entries=entries)
         # Entries have other numbers now.
         self._replay.read_up_to = 0
         run.reconcile(restored)
@@ -451,13 +464,6 @@ class Recording:
         self._unwritten = None
         self._run.reconcile(record)
         return record
-
-
-def is_older(stored: TaskRecord, known: TaskRecord) -> bool:
-    """Whether the store, which was read after `known` was written there, has lost that write."""
-    if stored.version != known.version:
-        return stored.version < known.version
-    return bool(known.writes) and not stored.has(known.writes[0])
 
 
 async def _write_task_of(run: Run) -> bool:
@@ -954,6 +960,7 @@ class Run:
         if record.version <= self.record.version:
             return
         self.record = record
+        self.recording.has_changed()
         if record.is_final:
             self.stop()
         elif (record.worker, record.attempt) != (self._host.worker, self.attempt):

@@ -17,6 +17,7 @@ from mcp_tasks.errors import StoreUnavailable
 from mcp_tasks.model import JournalEntry, RunStarted, TaskRecord, TaskStatus, apply
 from mcp_tasks.model.machine import InputAnswered, StepRecorded
 from mcp_tasks.runtime import Ending, Run, TaskRuntime, ToolPolicy
+from mcp_tasks.runtime.changes import is_older
 from mcp_tasks.runtime.questions import Asking
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.stores.codec import new_write_id
@@ -496,3 +497,101 @@ async def test_a_run_whose_task_is_cancelled_while_it_writes_again_what_was_lost
         await time_passes(1)
         assert run.stopped.is_set()
         assert (await until_final(runtime, task)).status is TaskStatus.CANCELLED
+
+
+# Others write after the failover: the same versions, and the same numbers in the journal, are other things now
+
+
+async def asks_two(run: Run) -> Ending:
+    return ok(await run.ask_all({"first": question("First?"), "second": question("Second?")}))
+
+
+@pytest.mark.parametrize(
+    ("more", "is_seen"),
+    [(0, True), (1, True), (6, False)],
+    ids=["as often", "more often", "so often that ids of writes are gone"],
+)
+async def test_of_two_answers_one_is_lost_and_the_other_takes_its_place(more: int, is_seen: bool) -> None:
+    store, clock = RewindingStore(), Seconds()
+    async with running(asks_two, store=store, policy=ONCE, monotonic=clock) as runtime:
+        asked = await until_asking(runtime, await launch(runtime))
+        await time_passes(1)
+        # Only the answer is new to the run, and not what it wrote itself.
+        clock.advance(HOUR)
+        before = store.remember()
+        await answer(runtime, asked, elicitation_1=1)
+        await time_passes(1)
+        store.go_back(before)
+        record = await take_answer(store, asked, "elicitation-2", 2)
+        for _ in range(more):
+            again = record.but(version=record.version + 1).written(new_write_id())
+            record = await store.save(again, expected=record.version)
+        await runtime.lookout.look()
+        done = await until_final(runtime, asked)
+        assert done.result == {"value": {"first": 1, "second": 2}}
+        kept = await journal(runtime, asked)
+        assert kept["answer", "elicitation-2"] == 1
+        assert kept["answer", "elicitation-1"] == is_seen
+
+
+async def test_an_answer_takes_the_place_of_a_lost_one_while_the_run_writes_again_what_was_lost() -> None:
+    store = RewindingStore()
+
+    async def body(run: Run) -> Ending:
+        first = asyncio.create_task(run.ask(question("First?")))
+        second = asyncio.create_task(run.ask(question("Second?")))
+        return ok([await first, await second])
+
+    async with running(body, store=store, policy=ONCE) as runtime:
+        asked = await until_asking(runtime, await launch(runtime))
+        before = store.remember()
+
+        async def fail_over(record: TaskRecord, **options: Any) -> None:
+            # As the run records that its tool learns of the first answer.
+            if record.version == asked.version + 2:
+                del store.before["save"]
+                store.go_back(before)
+                store.before["journal"] = answer_second
+
+        async def answer_second(task_id: str, **options: Any) -> None:
+            del store.before["journal"]
+            await take_answer(store, asked, "elicitation-2", 2)
+
+        store.before["save"] = fail_over
+        await answer(runtime, asked, elicitation_1=1)
+        assert (await until_final(runtime, asked)).result == {"value": [1, 2]}
+        kept = [(kind, f"elicitation-{number}") for kind in ("ask", "answer", "done") for number in (1, 2)]
+        assert await journal(runtime, asked) == Counter(kept)
+
+
+async def test_what_others_wrote_after_a_failover_is_kept_when_a_lost_answer_is_written_again() -> None:
+    store = RewindingStore()
+    async with running(asks_two, store=store, policy=ONCE) as runtime:
+        asked = await until_asking(runtime, await launch(runtime))
+        before = store.remember()
+        await answer(runtime, asked, elicitation_1=1)
+        await time_passes(1)
+        store.go_back(before)
+        # That the task was announced is lost as well.
+        meanwhile = asked.but(version=asked.version + 1, announced=False, pause="resuming")
+        await store.save(meanwhile.written(new_write_id()), expected=asked.version)
+        await runtime.lookout.look()
+        record = await as_of_now(runtime, asked)
+        assert (record.announced, record.pause) == (True, "resuming")
+        assert record.inputs.outstanding.keys() == {"elicitation-2"}
+        await answer(runtime, asked, elicitation_2=2)
+        assert (await until_final(runtime, asked)).result == {"value": {"first": 1, "second": 2}}
+
+
+async def test_a_task_that_others_change_is_not_one_that_the_store_lost() -> None:
+    async with running(asks) as runtime:
+        task = await create(runtime)
+    known = apply(task, RunStarted(worker="one"), task.created_at).written(new_write_id(run=True))
+    told = apply(known, StepRecorded(attempt=1), task.created_at).but(version=known.version + 1)
+    again = apply(known.but(worker=None), RunStarted(worker="another"), task.created_at)
+    assert not is_older(told.written(new_write_id()), known)
+    assert not is_older(again.written(new_write_id(run=True)), known)
+    assert not is_older(ended(known.but(writes=()), known.version + 1), known)
+    # After a failover another run has the same number.
+    assert not is_older(again.but(attempt=1, writes=()).written(new_write_id(run=True)), known)
+    assert is_older(told.but(attempt=0, worker=None, writes=()).written(new_write_id()), known)
