@@ -37,8 +37,8 @@ from starlette.applications import Starlette
 
 from harness.auth import ISSUER, USERS
 from harness.http import HttpWire, http_client, initialize, modern_headers, serving_app
-from harness.rpc import NOTHING, PATIENCE, hello, legacy_request, loads, request, text_of
-from harness.server import QUICK
+from harness.rpc import NOTHING, PATIENCE, accept, hello, legacy_request, loads, request, response, text_of
+from harness.server import QUICK, Name
 from harness.waiting import eventually
 from mcp_tasks import Tasks
 from tests.conformance.everything_server import MemoryEvents
@@ -97,7 +97,8 @@ def build(kind: str, stage: Stage, events: Events | None, **more: Any) -> Starle
         await ctx.report_progress(2, 3, "unheard")
         await stage.resumed.wait()
         await ctx.report_progress(3, 3, "heard again")
-        return "lingered"
+        answer = await ctx.elicit("What is your name?", Name)
+        return f"Hello, {answer.data.name}!" if answer.action == "accept" else answer.action
 
     @server.tool()
     @marks.task()
@@ -178,11 +179,11 @@ async def _call(visit: Visit, tool: str) -> str:
 # Streams that broke
 
 
-async def _events(response: httpx2.Response) -> AsyncGenerator[tuple[str, Any]]:
+async def _events(answer: httpx2.Response) -> AsyncGenerator[tuple[str, Any]]:
     """The events of a stream: id and message, which an event that only opens the stream has none of."""
-    assert response.status_code == 200
+    assert answer.status_code == 200
     event_id = ""
-    async for line in response.aiter_lines():
+    async for line in answer.aiter_lines():
         if line.startswith("id:"):
             event_id = line[3:].strip()
         elif line.startswith("data:"):
@@ -193,7 +194,7 @@ async def _events(response: httpx2.Response) -> AsyncGenerator[tuple[str, Any]]:
 async def test_a_call_whose_stream_broke_is_taken_up_where_it_was(kind: str, hang_up: bool) -> None:
     stage, events = Stage(), Events()
     async with served(kind, stage, events) as wire:
-        session, _ = await initialize(wire, {})
+        session, _ = await initialize(wire, {"elicitation": {}})
         headers = [("content-type", "application/json"), ("accept", "application/json, text/event-stream")]
         headers += session.headers
         params = {"name": "linger", "arguments": {"hang_up": hang_up}, "_meta": {"progressToken": "p"}}
@@ -204,7 +205,8 @@ async def test_a_call_whose_stream_broke_is_taken_up_where_it_was(kind: str, han
                 async for seen, message in _events(broken):  # noqa: B007 - used when it has broken
                     if message is not None:
                         heard.append(message)
-                        break
+                        if not hang_up:
+                            break
             await eventually(lambda: "'heard'" in events.text)
             stage.broken.set()
             await eventually(lambda: "'unheard'" in events.text)
@@ -217,12 +219,16 @@ async def test_a_call_whose_stream_broke_is_taken_up_where_it_was(kind: str, han
                             # All has been replayed, and what comes from now on is sent as it comes.
                             stage.resumed.set()
                             continue
+                        if message.get("method") == "elicitation/create":
+                            told = json.dumps(response(message["id"], accept(name="Ada")))
+                            assert (await wire.raw_post(told, session.headers)).status_code == 202
+                            continue
                         heard.append(message)
                         if "result" in message:
                             break
     *progress, answer = heard
     assert [each["params"]["message"] for each in progress] == ["heard", "unheard", "heard again"]
-    assert text_of(answer["result"]) == "lingered"
+    assert text_of(answer["result"]) == "Hello, Ada!"
 
 
 # Signing in

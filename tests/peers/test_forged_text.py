@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import anyio
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from mcp.server import Server, ServerRequestContext
 from mcp_types import CallToolRequestParams, CallToolResult, TextContent
@@ -24,6 +24,7 @@ from harness.server import QUICK, build
 from mcp_tasks import Tasks
 from mcp_tasks.errors import InvalidResponse
 from mcp_tasks.legacy.shapes import read_task
+from mcp_tasks.model.record import TaskStatus
 from mcp_tasks.telemetry.telemetry import Metrics
 from tests.legacy.tasking import OldTasks, over_http
 
@@ -144,6 +145,7 @@ SNAPSHOT: Final[Mapping[str, Any]] = {
     "ttl": 1_000,
     "pollInterval": 5,
 }
+REQUIRED: Final = ("taskId", "createdAt", "lastUpdatedAt")
 ANYTHING: Final = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.sampled_from([*SNAPSHOT.values(), LARGE]),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text() | st.sampled_from(list(SNAPSHOT)), inner),
@@ -157,6 +159,8 @@ def shown_task(changes: Mapping[str, Any], left_out: str | None) -> dict[str, An
 
 
 @given(ANYTHING | st.builds(shown_task, CHANGES, st.sampled_from([None, *SNAPSHOT])))
+@example({**SNAPSHOT, "status": "completed"})
+@example({**SNAPSHOT, "status": LARGE})
 def test_whatever_an_older_server_shows_is_a_task_or_refused_in_few_words(shown: Any) -> None:
     refusal = ""
     try:
@@ -168,3 +172,5 @@ def test_whatever_an_older_server_shows_is_a_task_or_refused_in_few_words(shown:
         assert task.created_at.tzinfo is not None
         assert task.updated_at.tzinfo is not None
     assert len(refusal) < 10_000
+    wrong = {name for name in REQUIRED if not isinstance(shown, Mapping) or shown.get(name) != SNAPSHOT[name]}
+    assert not refusal or wrong or shown.get("status") not in list(TaskStatus)
