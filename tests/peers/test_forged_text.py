@@ -129,6 +129,7 @@ async def test_invented_names_of_tools_are_one_label_of_metrics(log: io.StringIO
     assert max(map(len, _lines(log))) < 5_000
 
 
+@pytest.mark.slow
 def test_invented_names_of_tools_do_not_fill_spans() -> None:
     spans = json.loads(run(python("tests.peers.forged_spans"), check=True).stdout)
     assert {span["name"].partition(" ")[0] for span in spans} == {"tools/call", "tasks/get", "tasks.run"}
