@@ -41,6 +41,8 @@ class Host:
     logged: list[Any] = field(default_factory=list[Any])
     told: list[str] = field(default_factory=list[str])
     """The methods of the notifications that came, in order."""
+    pages: list[str] = field(default_factory=list[str])
+    """The addresses of the pages that somebody was sent to."""
 
     async def log(self, params: Any) -> None:
         self.logged.append((params.level, params.data))
@@ -50,6 +52,9 @@ class Host:
             self.told.append(message.method)
 
     async def elicit(self, context: Any, params: Any) -> ElicitResult:
+        if params.mode == "url":
+            self.pages.append(params.url)
+            return ElicitResult(action="accept")
         return ElicitResult(action="accept", content={"name": "Ada"})
 
     async def think(self, context: Any, params: Any) -> CreateMessageResult:

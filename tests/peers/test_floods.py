@@ -149,6 +149,30 @@ async def test_ids_that_nobody_knows_are_not_remembered(server: Target) -> None:
     await is_served(server.url)
 
 
+async def test_requests_that_come_a_byte_at_a_time_hold_up_nobody(server: Target) -> None:
+    whole = as_bytes(server.url, request("tasks/get", {"taskId": "x" * 100}))
+    at = [0, len(whole) - 100]
+    before = server.memory
+    async with AsyncExitStack() as stack:
+        slow = [await stack.enter_async_context(line(server.url)) for _ in range(100)]
+        for number, one in enumerate(slow):
+            # Half of them are in their headers, and half in their bodies.
+            one.writer.write(whole[: at[number % 2]])
+        for byte in range(90):
+            for number, one in enumerate(slow):
+                start = at[number % 2] + byte
+                one.writer.write(whole[start : start + 1])
+            if byte % 30 == 0:
+                await is_served(server.url, times=1)
+        assert server.memory - before < GROWTH
+        # One that gets to its end is answered like any other.
+        slow[1].writer.write(whole[at[1] + 90 :])
+        with anyio.fail_after(PATIENCE):
+            assert (await slow[1].answer())["error"]["code"] == -32602
+    # The others have left in the middle: at the end the server has no traceback to show.
+    await is_served(server.url)
+
+
 async def listeners(server: Target, stack: AsyncExitStack, count: int, ids: list[str]) -> AsyncGenerator[Line]:
     message = request("subscriptions/listen", {"notifications": {"taskIds": ids}})
     for _ in range(count):

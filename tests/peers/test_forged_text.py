@@ -1,23 +1,30 @@
-"""Names that callers invent: they forge no log line, move no cursor, and fill neither a log nor a page of metrics."""
+"""What peers invent: names that forge no log line and fill neither logs, metrics nor spans, and odd tasks."""
 
 from __future__ import annotations
 
 import io
+import json
 import logging
 import re
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Generator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
 import anyio
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 from mcp.server import Server, ServerRequestContext
 from mcp_types import CallToolRequestParams, CallToolResult, TextContent
 
 from harness.http import HttpWire, serving
+from harness.processes import python, run
 from harness.rpc import EVERYTHING, PATIENCE, Tasking
 from harness.server import QUICK, build
 from mcp_tasks import Tasks
+from mcp_tasks.errors import InvalidResponse
+from mcp_tasks.legacy.shapes import read_task
+from mcp_tasks.model.record import TaskStatus
 from mcp_tasks.telemetry.telemetry import Metrics
 from tests.legacy.tasking import OldTasks, over_http
 
@@ -120,3 +127,51 @@ async def test_invented_names_of_tools_are_one_label_of_metrics(log: io.StringIO
     assert set(re.findall(r'tool="([^"]*)"', text)) == {"own", "other"}
     assert len(text) < 60_000
     assert max(map(len, _lines(log))) < 5_000
+
+
+@pytest.mark.slow
+def test_invented_names_of_tools_do_not_fill_spans() -> None:
+    spans = json.loads(run(python("tests.peers.forged_spans"), check=True).stdout)
+    assert {span["name"].partition(" ")[0] for span in spans} == {"tools/call", "tasks/get", "tasks.run"}
+    for span in spans:
+        assert len(span["name"]) <= 200
+        assert all(len(str(value)) <= 200 for value in span["attributes"].values())
+
+
+SNAPSHOT: Final[Mapping[str, Any]] = {
+    "taskId": "t",
+    "status": "working",
+    "createdAt": "2026-07-28T10:00:00Z",
+    "lastUpdatedAt": "2026-07-28T10:00:00",
+    "ttl": 1_000,
+    "pollInterval": 5,
+}
+REQUIRED: Final = ("taskId", "createdAt", "lastUpdatedAt")
+ANYTHING: Final = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.sampled_from([*SNAPSHOT.values(), LARGE]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text() | st.sampled_from(list(SNAPSHOT)), inner),
+    max_leaves=8,
+)
+CHANGES: Final = st.dictionaries(st.sampled_from([*SNAPSHOT, "statusMessage", "_meta"]), ANYTHING, max_size=2)
+
+
+def shown_task(changes: Mapping[str, Any], left_out: str | None) -> dict[str, Any]:
+    return {name: value for name, value in {**SNAPSHOT, **changes}.items() if name != left_out}
+
+
+@given(ANYTHING | st.builds(shown_task, CHANGES, st.sampled_from([None, *SNAPSHOT])))
+@example({**SNAPSHOT, "status": "completed"})
+@example({**SNAPSHOT, "status": LARGE})
+def test_whatever_an_older_server_shows_is_a_task_or_refused_in_few_words(shown: Any) -> None:
+    refusal = ""
+    try:
+        task = read_task(shown)
+    except InvalidResponse as exc:
+        refusal = str(exc)
+    else:
+        assert (task.id, task.status) == (shown["taskId"], shown["status"])
+        assert task.created_at.tzinfo is not None
+        assert task.updated_at.tzinfo is not None
+    assert len(refusal) < 10_000
+    wrong = {name for name in REQUIRED if not isinstance(shown, Mapping) or shown.get(name) != SNAPSHOT[name]}
+    assert not refusal or wrong or shown.get("status") not in list(TaskStatus)
