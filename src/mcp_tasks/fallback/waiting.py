@@ -631,23 +631,26 @@ class WaitingRequest:
             RpcError: What the tool raised.
             UnknownTask: The task is gone.
         """
-        try:
-            with self.open(record.id):
+        with self.open(record.id):
+            try:
                 seen = await self._wait(record, self.time.remaining)
                 while not (seen.is_final or self._has_word(seen)):
                     # No word is to be given before the end: the caller may give up, which is what the author wants.
                     seen = await self._wait(seen, None)
                 if self._has_left and not seen.is_final:
                     self.caller_left(record.id)
-        except anyio.get_cancelled_exc_class():
-            if self._questions is not None:
-                self._questions.take_back()
-            self.caller_left(record.id)
-            raise
-        finally:
-            if self._questions is not None:
-                await self._questions.leave()
-        return await (self._answer_at_end(seen) if seen.is_final else self.give_word(seen))
+            except anyio.get_cancelled_exc_class():
+                if self._questions is not None:
+                    self._questions.take_back()
+                self.caller_left(record.id)
+                raise
+            finally:
+                if self._questions is not None:
+                    await self._questions.leave()
+            if seen.is_final:
+                # Still open: a call that has the result as well deletes the task, unless others wait for it.
+                return await self._answer_at_end(seen)
+        return await self.give_word(seen)
 
     async def give_word(self, seen: TaskRecord) -> dict[str, Any]:
         """What the caller is told of a tool that has not ended: to come back, or that it still runs."""
