@@ -140,13 +140,6 @@ class StoreMachine:
         before, self._store, self._log = self._store, _Server(), kept
         for verb, args, options in kept:
             self._do(self._store, verb, args, options)
-        # A process that starts to look now cannot tell a lost heartbeat from one that was never sent.
-        was_there, is_there = (
-            {name for name, beats in at_once(each.workers(NAMESPACE)).items() if beats}
-            for each in (before, self._store)
-        )
-        for process in self._world.processes:
-            process.may_have_lost_runs |= any(each.startswith(f"{process.name}/") for each in was_there - is_there)
         self._world.oracle.failed_over(lambda task_id: at_once(before.get(task_id)), self.peek, self.journal)
 
     def journal(self, task_id: str) -> Sequence[Any]:

@@ -52,6 +52,14 @@ def is_gone(worker: str) -> bool:
     return not _is_running(pid, started)
 
 
+_abandoned: Final[set[str]] = set()
+
+
+def abandon(worker: str) -> None:
+    """From now on a worker of this process counts as dead while it has no heartbeat. For tests of recovery."""
+    _abandoned.add(worker)
+
+
 def process_here(worker: str) -> tuple[int | None, str]:
     """Process id and start time in a name that was given on this boot and in this id space; no id for any other."""
     place, _, rest = worker.partition("/")
@@ -407,8 +415,6 @@ class Watch:
         self._answered = clock()
         self._heartbeats: dict[str, int] = {}
         self._silent: dict[str, float] = {}
-        self._seen_alive: set[str] = set()
-        self._missing: dict[str, float] = {}
 
     def now(self) -> float:
         """The time on the clock of the watch."""
@@ -425,14 +431,6 @@ class Watch:
             for worker, count in heartbeats.items()
         }
         self._heartbeats = dict(heartbeats)
-        # A worker that has no task and whose heartbeat is lost is not there at all, until it claims one or sends the
-        # next. It is remembered for as long as it may do so.
-        self._missing = {
-            worker: self._missing[worker] + step if worker in self._missing else 0.0
-            for worker in self._seen_alive - heartbeats.keys()
-        }
-        self._seen_alive = {worker for worker, count in heartbeats.items() if count or worker in self._seen_alive}
-        self._seen_alive |= {worker for worker, seconds in self._missing.items() if seconds < self._times.takeover}
         return [worker for worker, count in heartbeats.items() if self._is_dead(worker, count)]
 
     def is_unchanged(self, worker: str, heartbeats: dict[str, int]) -> bool:
@@ -440,13 +438,10 @@ class Watch:
         return heartbeats.get(worker) == self._heartbeats.get(worker)
 
     def _is_dead(self, worker: str, count: int) -> bool:
-        limit = self._times.takeover
-        if count == 0:
-            # One without a heartbeat has signed off: it sends one before it claims anything. A failover may also have
-            # lost the heartbeat, or a process removed it that found the worker dead just before it was back. Then the
-            # next one shows that the worker lives.
-            limit = 2 * self._times.heartbeat if worker in self._seen_alive else 0.0
-        return self._silent[worker] >= limit or is_gone(worker)
+        # One that has tasks and no heartbeat is waited for like any other. Most likely it has signed off. But a
+        # failover may have lost the heartbeat, or a process removed it that found the worker dead just before it was
+        # back, and whoever sees that may never have seen it beat.
+        return self._silent[worker] >= self._times.takeover or is_gone(worker) or (count == 0 and worker in _abandoned)
 
 
 # ---- draining

@@ -29,7 +29,7 @@ from mcp_tasks.runtime.claims import Claims
 from mcp_tasks.runtime.context import current_run, current_runtime
 from mcp_tasks.runtime.dispatch import Dispatch, Lookout
 from mcp_tasks.runtime.launch import EarlyStart, HiddenKeys, Launching, Quota, new_task_id
-from mcp_tasks.runtime.lease import Draining, Lease, LeaseTimes, new_worker_name, uptime
+from mcp_tasks.runtime.lease import Draining, Lease, LeaseTimes, abandon, new_worker_name, uptime
 from mcp_tasks.runtime.observers import Narration, Observer, Observers, Tracing
 from mcp_tasks.runtime.patience import patient
 from mcp_tasks.runtime.policy import Settings, ToolPolicy
@@ -324,6 +324,7 @@ class TaskRuntime:
             run.stop()
         await self.engine.stop(self.settings.stop_timeout)
         # What a real death leaves to the lease: here the process goes on, and would seem alive.
+        abandon(self.worker)
         await self.store.retire(self.worker)
 
     def stop_keeping_lease(self) -> None:

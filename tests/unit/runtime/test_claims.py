@@ -20,7 +20,7 @@ from mcp_tasks.runtime.claims import is_guilty
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.stores.base import EVERYBODY
 from mcp_tasks.testing import make_record
-from tests.unit.losing import ANOTHER, as_of_now, claimed_by, queued, sweep_for
+from tests.unit.losing import ANOTHER, GONE, as_of_now, claimed_by, queued, sweep_for
 from tests.unit.running import (
     ONCE,
     PARKS,
@@ -393,7 +393,7 @@ async def test_a_task_whose_request_cannot_be_read_now_is_run_later_and_not_coun
 async def test_a_task_whose_journal_is_damaged_or_makes_no_sense_ends_and_says_so(entry: JournalEntry | None) -> None:
     store = MeddledStore()
     async with running(at_once, store=store, policy=RERUN) as runtime:
-        task = await claimed_by(runtime, "earlier")
+        task = await claimed_by(runtime, GONE)
         asked = InputRequested(attempt=1, requests={"q": question("Sure?")})
         await runtime.changes.change(task, asked, actor=ANOTHER, entries=[entry] if entry else [])
         if entry is None:

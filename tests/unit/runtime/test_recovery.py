@@ -25,7 +25,7 @@ from mcp_tasks.runtime.lease import LeaseTimes, new_worker_name
 from mcp_tasks.runtime.sweeps import LONGEST_PAUSE, ORPHANS_EVERY, PER_SWEEP, TROUBLES_BEFORE_THE_END
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.testing import FakeClock
-from tests.unit.losing import ANOTHER, as_of_now, claimed_by, sweep_for
+from tests.unit.losing import ANOTHER, GONE, as_of_now, claimed_by, sweep_for
 from tests.unit.processes import dead_worker, other_process, renamed
 from tests.unit.running import (
     HOUR,
@@ -225,7 +225,7 @@ async def test_a_process_whose_heartbeat_a_failover_lost_is_waited_for() -> None
 
 async def test_a_question_of_a_task_that_may_not_run_again_is_withdrawn_when_it_is_lost() -> None:
     async with running(TOOLS) as runtime:
-        task = await claimed_by(runtime, "never heard of", "once")
+        task = await claimed_by(runtime, GONE, "once")
         await runtime.changes.change(task, InputRequested(attempt=1, requests={"a": question("Sure?")}), actor=ANOTHER)
         await runtime.janitor.sweep()
         failed = await runtime.get(task.id, owner=None)
@@ -233,21 +233,24 @@ async def test_a_question_of_a_task_that_may_not_run_again_is_withdrawn_when_it_
         assert not failed.inputs.outstanding
 
 
-@pytest.mark.parametrize(("away", "is_taken"), [(2 * SECOND, False), (2 * SILENCE, True)])
-async def test_a_process_whose_heartbeat_was_lost_while_it_had_no_task_is_waited_for_as_long_as_it_may_claim_one(
-    away: timedelta, is_taken: bool
+@pytest.mark.parametrize("was_seen", [True, False])
+@pytest.mark.parametrize("away", [2 * SECOND, 2 * SILENCE])
+async def test_a_process_whose_heartbeat_was_lost_while_it_had_no_task_is_waited_for_also_by_who_never_saw_it(
+    was_seen: bool, away: timedelta
 ) -> None:
     monotonic = Seconds()
     async with running(never_ending, policy=RERUN, monotonic=monotonic) as runtime:
-        await runtime.store.heartbeat("elsewhere", namespace="")
-        await runtime.janitor.sweep()
-        await runtime.store.retire("elsewhere")
+        if was_seen:
+            await runtime.store.heartbeat("elsewhere", namespace="")
+            await runtime.janitor.sweep()
+            await runtime.store.retire("elsewhere")
         await sweep_for(runtime, monotonic, away, sweeps=20)
         # It claims a task before it sends the next one.
         task = await claimed_by(runtime, "elsewhere")
-        await runtime.janitor.sweep()
-        await settle()
-        assert ((await as_of_now(runtime, task)).worker == "elsewhere") is not is_taken
+        await sweep_for(runtime, monotonic, SILENCE - SECOND)
+        assert await as_of_now(runtime, task) == task
+        await sweep_for(runtime, monotonic, 2 * SECOND)
+        await until(runtime, task, lambda record: record.worker == runtime.worker)
 
 
 async def test_a_worker_that_is_back_before_it_is_forgotten_keeps_its_heartbeat() -> None:
@@ -328,7 +331,7 @@ async def test_a_lost_run_of_a_task_that_is_not_announced_yet_is_run_again() -> 
 async def test_two_processes_that_recover_the_same_tasks_do_so_once() -> None:
     store = PausingStore()
     async with running(TOOLS, store=store) as one, running(TOOLS, store=store) as other:
-        tasks = [await claimed_by(one, "gone", "again" if n % 2 else "once") for n in range(20)]
+        tasks = [await claimed_by(one, GONE, "again" if n % 2 else "once") for n in range(20)]
         async with anyio.create_task_group() as group:
             group.start_soon(one.janitor.sweep)
             group.start_soon(other.janitor.sweep)
@@ -356,7 +359,7 @@ async def test_a_task_that_another_process_recovered_and_runs_is_not_taken_from_
         running(never_ending, store=store, policy=RERUN) as one,
         running(never_ending, store=store, policy=RERUN) as other,
     ):
-        task = await claimed_by(one, "gone")
+        task = await claimed_by(one, GONE)
 
         async def other_is_first() -> None:
             await other.janitor.sweep()
@@ -415,10 +418,10 @@ async def test_a_worker_that_was_forgotten_and_is_back_does_not_look_silent_to_w
 async def test_tasks_that_cannot_be_recovered_here_do_not_hide_those_behind_them() -> None:
     async with running({"ours": Tool(at_once, RERUN)}) as runtime:
         for _ in range(PER_SWEEP + 1):
-            await claimed_by(runtime, "gone", "theirs")
-        ours = await claimed_by(runtime, "gone", "ours")
+            await claimed_by(runtime, GONE, "theirs")
+        ours = await claimed_by(runtime, GONE, "ours")
         await runtime.janitor.sweep()
-        assert (await as_of_now(runtime, ours)).worker == "gone", "one sweep does only so much"
+        assert (await as_of_now(runtime, ours)).worker == GONE, "one sweep does only so much"
         await runtime.janitor.sweep()
         assert (await until_final(runtime, ours)).status is TaskStatus.COMPLETED
 
@@ -427,7 +430,7 @@ async def test_tasks_of_another_server_in_the_same_store_are_left_alone() -> Non
     store, clock = MemoryStore(), FakeClock()
     theirs = make_runtime(at_once, store=store, namespace="theirs", clock=clock)
     waiting = await create(theirs)
-    lost = await claimed_by(theirs, "gone")
+    lost = await claimed_by(theirs, GONE)
     async with running(at_once, store=store, namespace="ours", clock=clock, policy=RERUN) as ours:
         await ours.janitor.sweep()
         # Also one that is carried here by mistake.
@@ -445,7 +448,7 @@ async def test_tasks_of_a_tool_that_this_process_lacks_wait_for_one_that_has_it(
     store = MemoryStore()
     async with running({"here": Tool(at_once)}, store=store) as one:
         waiting = [await create(one, "there") for _ in range(3)]
-        lost = [await claimed_by(one, "gone", "there") for _ in range(3)]
+        lost = [await claimed_by(one, GONE, "there") for _ in range(3)]
         for _ in range(3):
             await one.janitor.sweep()
             await settle()
@@ -471,10 +474,10 @@ async def test_a_look_up_that_raises_is_tried_with_each_sweep_and_then_the_task_
 ) -> None:
     async with running({"good": Tool(at_once, RERUN), "bad": Tool(at_once, RERUN)}) as runtime:
         policy, runtime.policy = runtime.policy, broken
-        bad, good = await claimed_by(runtime, "gone", "bad"), await claimed_by(runtime, "gone", "good")
+        bad, good = await claimed_by(runtime, GONE, "bad"), await claimed_by(runtime, GONE, "good")
         for _ in range(TROUBLES_BEFORE_THE_END - 1):
             await runtime.janitor.sweep()
-            assert (await as_of_now(runtime, bad)).worker == "gone"
+            assert (await as_of_now(runtime, bad)).worker == GONE
         assert (await until_final(runtime, good)).status is TaskStatus.COMPLETED
         if works_again:
             runtime.policy = policy
@@ -510,7 +513,7 @@ async def test_a_row_that_cannot_be_read_is_one_bad_task_and_is_spoken_of_once(
 ) -> None:
     store, monotonic = MeddledStore(), Seconds()
     async with running(at_once, store=store, policy=RERUN, monotonic=monotonic) as runtime:
-        bad = await claimed_by(runtime, "gone"), await create(runtime)
+        bad = await claimed_by(runtime, GONE), await create(runtime)
         damaged = {task.id for task in bad}
 
         async def read(task_id: str) -> None:
@@ -518,7 +521,7 @@ async def test_a_row_that_cannot_be_read_is_one_bad_task_and_is_spoken_of_once(
                 raise TaskUnreadable(task_id, "the row is damaged")
 
         store.before["get"] = read
-        fine = [await claimed_by(runtime, "gone"), await claimed_by(runtime, "gone too")]
+        fine = [await claimed_by(runtime, GONE), await claimed_by(runtime, dead_worker())]
         for _ in range(3):
             await runtime.janitor.sweep()
             await settle()

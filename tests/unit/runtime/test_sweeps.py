@@ -26,7 +26,7 @@ from mcp_tasks.stores import Forgotten, MemoryStore
 from mcp_tasks.stores.base import EVERYBODY
 from mcp_tasks.stores.codec import queued_since
 from mcp_tasks.testing import FakeClock, make_record
-from tests.unit.losing import ANOTHER, as_of_now, claimed_by
+from tests.unit.losing import ANOTHER, GONE, as_of_now, claimed_by
 from tests.unit.running import (
     HOUR,
     ONCE,
@@ -84,7 +84,7 @@ async def cancelled(runtime: TaskRuntime, retention: timedelta = HOUR) -> TaskRe
 async def test_a_sweep_that_fails_comes_again(caplog: pytest.LogCaptureFixture) -> None:
     store = FailingStore()
     async with process(at_once, store=store, policy=RERUN, **PACE) as runtime:
-        task = await claimed_by(runtime, "gone")
+        task = await claimed_by(runtime, GONE)
         store.refuse_save(lambda record: record.worker is None, times=3)
         assert (await until_final(runtime, task, 60)).attempt == 2
     assert caplog.text.count("the task store does not take requests") == 1
@@ -95,7 +95,7 @@ async def test_a_sweep_outlives_a_defect(caplog: pytest.LogCaptureFixture) -> No
     async with process(at_once, store=store, policy=RERUN, **PACE) as runtime:
         store.refuse(RuntimeError("a defect"), "workers", times=1)
         await time_passes(3)
-        task = await claimed_by(runtime, "gone")
+        task = await claimed_by(runtime, GONE)
         assert (await until_final(runtime, task)).attempt == 2
     assert "a sweep failed" in caplog.text
 
@@ -196,7 +196,7 @@ async def test_a_process_that_only_serves_keeps_house_and_claims_nothing() -> No
     clock, store = FakeClock(), MemoryStore()
     async with running(TOOLS, clock=clock, store=store, runs_tools=False) as server:
         waiting, over = await launch(server, "again"), await cancelled(server, SECOND)
-        again, lost = await claimed_by(server, "gone", "again"), await claimed_by(server, "gone", "once")
+        again, lost = await claimed_by(server, GONE, "again"), await claimed_by(server, GONE, "once")
         clock.advance(HOUR / 2)
         await server.janitor.sweep()
         await settle()
@@ -254,8 +254,8 @@ async def test_of_what_is_more_than_one_sweep_does_the_rest_is_done_before_the_n
     async with process(at_once, store=store, clock=clock, policy=RERUN, sweep_interval=timedelta(minutes=1)) as runtime:
         for _ in range(count):
             await cancelled(runtime)
-            await claimed_by(runtime, "gone")
-            asleep = RunStarted(worker="gone"), RunParked(attempt=1, wake_at=clock() + SECOND)
+            await claimed_by(runtime, GONE)
+            asleep = RunStarted(worker=GONE), RunParked(attempt=1, wake_at=clock() + SECOND)
             await runtime.changes.change(await create(runtime, retention=HOUR), *asleep, actor=ANOTHER)
         for _ in range(sweeps.SLICE + 5):
             await claimed_by(runtime, runtime.worker)
@@ -268,7 +268,7 @@ async def test_of_what_is_more_than_one_sweep_does_the_rest_is_done_before_the_n
             {TaskStatus.COMPLETED},
         )
         assert {record.attempt for record in records} == {2}
-        assert (await store.claimed("gone", limit=1)).ids == []
+        assert (await store.claimed(GONE, limit=1)).ids == []
         assert await store.forget_expired(clock(), limit=1) == [], "they were forgotten"
 
 

@@ -16,7 +16,7 @@ from mcp_tasks.runtime import Ending, Run, TaskRuntime, ToolPolicy, current_task
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.testing import FakeClock
 from mcp_tasks.testing.clock import NOON
-from tests.unit.losing import ANOTHER, as_of_now, claimed_by
+from tests.unit.losing import ANOTHER, GONE, as_of_now, claimed_by
 from tests.unit.running import (
     HOUR,
     PARKS,
@@ -217,7 +217,7 @@ async def test_a_sleep_that_no_calendar_reaches_is_one_for_good_and_one_of_the_f
 
     async with running({"tool": Tool(body, PARKS), "hour": Tool(sleep_an_hour, PARKS)}, clock=clock) as runtime:
         await until_asleep(runtime, await launch(runtime))
-        old = await claimed_by(runtime, "gone", "hour")
+        old = await claimed_by(runtime, GONE, "hour")
         entry = JournalEntry(kind="timer", key="sleep-1", value=17)
         await runtime.changes.change(old, StepRecorded(attempt=1), actor=ANOTHER, entries=[entry])
         await runtime.janitor.sweep()
