@@ -145,7 +145,7 @@ def test_the_alert_rules_name_metrics_that_exist() -> None:
 
 async def test_a_store_that_is_away_is_counted_and_still_the_same_store() -> None:
     class Away(MemoryStore):
-        async def heartbeat(self, worker: str, *, namespace: str, beats: int | None = None) -> None:
+        async def heartbeat(self, worker: str, *, namespace: str, beats: int | None = None) -> int:
             raise StoreUnavailable("away")
 
     numbers, store = Numbers(), Away()

@@ -17,10 +17,12 @@ import logging
 import os
 import secrets
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -193,7 +195,7 @@ class Lease:
     """This process's right to its claims.
 
     Args:
-        heartbeat: Renews it in the store.
+        heartbeat: Writes a heartbeat with this count into the store. Returns the count that was there before.
         look: Compares the runs of this process with their rows.
         stop_runs: Stops them all, without a word to the store.
         kill_children: Kills what is left of their child processes.
@@ -205,7 +207,7 @@ class Lease:
         self,
         times: LeaseTimes,
         *,
-        heartbeat: Callable[[], Awaitable[None]],
+        heartbeat: Callable[[int], Awaitable[int]],
         look: Callable[[], Awaitable[None]],
         stop_runs: Callable[[], None],
         kill_children: Callable[[], None],
@@ -220,6 +222,11 @@ class Lease:
         self._take_up = take_up
         self._clock = clock
         self._renewed = clock()
+        # Counted here: no number comes twice, also when the store has forgotten the row or its last writes.
+        self._beats = count(1)
+        self._acknowledged: deque[tuple[int, float]] = deque(maxlen=HEARTBEATS_PER_LEASE * _ATTEMPTS_PER_HEARTBEAT)
+        """The last heartbeats, with the time at which each was sent."""
+        self._hurries_until = 0.0
         self._making_sure = asyncio.Lock()
         self._context = contextvars.copy_context()
         self._under_way: set[asyncio.Task[None]] = set()
@@ -240,9 +247,8 @@ class Lease:
         if lapsed:
             # Others may have claimed what we run, while this machine slept or its event loop was blocked.
             await self._look()
-        await self._heartbeat()
-        # From when it was sent: the store may have taken it at once, and answered late.
-        self._renewed = max(self._renewed, began)
+        if not await self._beat(began):
+            return
         if lapsed:
             # Those who found us dead just before that may have claimed something since the first look.
             await self._look()
@@ -254,6 +260,29 @@ class Lease:
             await self._take_up()
             self.is_valid = True
             self._set_timer()
+
+    async def _beat(self, began: float) -> bool:
+        """Send a heartbeat, and say whether the lease is good by it.
+
+        The lease counts from when the heartbeat was sent: the store may answer late.
+
+        A failover may lose heartbeats that the store has acknowledged. Other processes then still see an older count.
+        The next heartbeats repair that, and follow soon, for as long as the older count could make others take over.
+        If heartbeats are lost again in that time, the others may have seen none of them: the lease then counts from
+        the last heartbeat that the store still had.
+        """
+        known = list(self._acknowledged)
+        beats = next(self._beats)
+        before = await self._heartbeat(beats)
+        self._acknowledged.append((beats, began))
+        if not known or before >= known[-1][0]:
+            self._renewed = max(self._renewed, began)
+            return True
+        logger.warning("the store has lost heartbeats of this process, most likely in a failover")
+        kept = [sent for count, sent in known if count <= before] or [known[0][1]]
+        self._renewed = kept[-1] if began < self._hurries_until else max(self._renewed, began)
+        self._hurries_until = kept[-1] + self._times.takeover
+        return self._time_left > 0
 
     async def keep(self) -> None:
         """Renew it for as long as this process serves. A timer stops the runs when that does not succeed in time."""
@@ -277,7 +306,7 @@ class Lease:
                     failures += 1
                     logger.error("the lease of this process could not be renewed", exc_info=quietly())
                 self._check()
-                hurries = failures and self.is_valid
+                hurries = (failures or self._clock() < self._hurries_until) and self.is_valid
                 pause = times.heartbeat / _ATTEMPTS_PER_HEARTBEAT if hurries else times.heartbeat
                 pause = max(pause - (loop.time() - began), 0.0)
         finally:
@@ -298,7 +327,7 @@ class Lease:
 
     async def _renew_whole(self) -> None:
         await self.renew()
-        if self._time_left <= 0:
+        if self._time_left <= 0 and self._clock() >= self._hurries_until:
             # The machine slept in the middle of it. What was renewed is over by now, and the store is fine.
             await self.renew()
 

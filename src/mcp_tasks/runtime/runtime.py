@@ -10,7 +10,6 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
-from itertools import count
 from typing import Final
 
 import anyio
@@ -216,11 +215,9 @@ class TaskRuntime:
         self.claims: Claims = Claims(self)
         self.reading: Reading = Reading(self)
         self.lookout: Lookout = Lookout(self)
-        # Counted here: no number comes twice, also when the store has forgotten the row or its last writes.
-        beats = count(1)
         self.lease: Lease = Lease(
             self.lease_times,
-            heartbeat=lambda: self.store.heartbeat(self.worker, namespace=namespace, beats=next(beats)),
+            heartbeat=lambda beats: self.store.heartbeat(self.worker, namespace=namespace, beats=beats),
             look=self.lookout.look,
             stop_runs=self._stop_work,
             kill_children=lambda: kill_children(self),

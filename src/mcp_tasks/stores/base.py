@@ -518,8 +518,10 @@ class Store(Protocol):
         """The version of each of these tasks, in one look; those that are gone are left out."""
         ...
 
-    async def heartbeat(self, worker: str, *, namespace: str, beats: int | None = None) -> None:
+    async def heartbeat(self, worker: str, *, namespace: str, beats: int | None = None) -> int:
         """Renew the lease of `worker`: its count goes up by one, from 1. It beats for one namespace, the last it named.
+
+        Returns the count before, 0 if there was none: a worker sees by it that a failover has lost its last heartbeats.
 
         One row per process instead of one per task: a lease costs the same with one running task or 10,000.
 

@@ -594,10 +594,11 @@ class MemoryStore:
         """The version of each of these tasks; those that are gone are left out."""
         return {task_id: self._records[task_id].version for task_id in task_ids if task_id in self._records}
 
-    async def heartbeat(self, worker: str, *, namespace: str, beats: int | None = None) -> None:
+    async def heartbeat(self, worker: str, *, namespace: str, beats: int | None = None) -> int:
         """Renew the lease of `worker`."""
         before = self._beats.get(worker, ("", 0))[1]
         self._beats[worker] = namespace, max(before, before + 1 if beats is None else beats)
+        return before
 
     async def workers(self, namespace: str) -> dict[str, int]:
         """Every worker that beats for the namespace or has a task in it, and how often it has beaten."""

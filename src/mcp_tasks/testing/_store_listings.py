@@ -620,9 +620,11 @@ class HeartbeatTests(StoreTests):
 
     async def test_a_worker_may_count_its_heartbeats_itself(self, store: Store) -> None:
         # An earlier beat may come late, and a repeated one twice.
+        before = 0
         for beats, expected in ((2, 2), (2, 2), (7, 7), (6, 7), (None, 8)):
-            await store.heartbeat("worker", namespace="demo", beats=beats)
+            assert await store.heartbeat("worker", namespace="demo", beats=beats) == before
             assert await store.workers("demo") == {"worker": expected}
+            before = expected
         await store.retire("worker")
         await store.heartbeat("worker", namespace="demo", beats=9)
         assert await store.workers("demo") == {"worker": 9}

@@ -6,6 +6,7 @@ The settings are the usual ones: what is tested is their proportions.
 from __future__ import annotations
 
 import asyncio
+import math
 import subprocess
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -319,6 +320,50 @@ async def test_a_renewal_that_is_answered_late_counts_from_when_it_was_sent_and_
         assert log.stopped_at <= sent + TIMES.stop
         await time_passes(sent + TIMES.stop + 1 - loop_time())
         assert log.lines == ["one starts run 1", "one ends run 1, told to stop"]
+
+
+def lose_heartbeats(net: Net, times: float = math.inf) -> None:
+    """Have a failover after each of so many heartbeats: the store then has only those from before."""
+    kept: dict[str, int] = {}
+
+    async def fail_over(before: int, worker: str, *, beats: int, **options: Any) -> None:
+        nonlocal times
+        if times > 0:
+            times -= 1
+            await MemoryStore.retire(net, worker)
+            await MemoryStore.heartbeat(net, worker, beats=kept.setdefault(worker, before), **options)
+
+    net.after["heartbeat"] = fail_over
+
+
+async def test_a_heartbeat_that_a_failover_lost_is_soon_followed_by_others_and_stops_nothing() -> None:
+    net, log = Net(), Log()
+    async with process(log.body("one"), net) as one:
+        await started(one)
+        await time_passes(LEASE)
+        before = len(net.beats)
+        lose_heartbeats(net, times=1)
+        await time_passes(3 * LEASE)
+        assert net.beats[before + 2] - net.beats[before + 1] <= TIMES.heartbeat / 2
+        assert net.beats[-1] - net.beats[-2] == pytest.approx(TIMES.heartbeat, abs=0.01)
+        assert log.lines == ["one starts run 1"]
+
+
+async def test_a_process_whose_heartbeats_are_all_lost_in_failovers_stops_its_runs_before_a_takeover() -> None:
+    net, log = Net(), Log()
+    async with process(log.body("one"), net) as one, process(log.body("other"), net) as other:
+        task = await started(one)
+        await time_passes(LEASE)
+        kept = net.beats[-1]
+        lose_heartbeats(net)
+        await until_so(lambda: log.stopped_at)
+        assert log.stopped_at - kept <= TIMES.stop + 0.01
+        assert not one.lease.is_valid
+        del net.after["heartbeat"]
+        await until(other, task, lambda record: record.worker is not None and record.attempt == 2, LONG)
+        assert log.lines.index("one ends run 1, told to stop") < next(
+            place for place, line in enumerate(log.lines) if line.endswith("starts run 2")
+        )
 
 
 async def test_a_process_that_is_cut_off_stops_its_runs_before_another_one_claims_them() -> None:

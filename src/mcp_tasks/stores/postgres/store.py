@@ -410,10 +410,10 @@ class PostgresStore(Inspecting):
         rows = await self._database.rows(queries.VERSIONS, {"ids": [to_text(task_id) for task_id in task_ids]})
         return {from_text(task_id): version for task_id, version in rows}
 
-    async def heartbeat(self, worker: str, *, namespace: str, beats: int | None = None) -> None:
+    async def heartbeat(self, worker: str, *, namespace: str, beats: int | None = None) -> int:
         """Renew the lease of `worker`."""
         values = {"worker": to_text(worker), "namespace": to_text(namespace), "beats": beats}
-        await self._pulse.rows(writes.BEAT, values, writes=True)
+        return (await self._pulse.rows(writes.BEAT, values, writes=True))[0][0]
 
     async def workers(self, namespace: str) -> dict[str, int]:
         """Every worker that beats for the namespace or has a task in it, and how often it has beaten."""

@@ -147,10 +147,12 @@ SELECT {wanted} FROM gone ORDER BY expires, created, id
 _EXISTS = b"SELECT FROM mcp_tasks_tasks WHERE id = %(id)s"
 HAND_BACK = f"UPDATE mcp_tasks_tasks SET handed = false WHERE id = %(id)s AND handed AND ready = {AT_ANY_TIME}".encode()
 BEAT = b"""
+WITH before AS (SELECT beats FROM mcp_tasks_heartbeats WHERE worker = %(worker)s)
 INSERT INTO mcp_tasks_heartbeats AS known (worker, namespace, beats)
 VALUES (%(worker)s, %(namespace)s, coalesce(%(beats)s::bigint, 1))
 ON CONFLICT (worker) DO UPDATE SET namespace = excluded.namespace,
     beats = greatest(known.beats, coalesce(%(beats)s::bigint, known.beats + 1))
+RETURNING coalesce((SELECT beats FROM before), 0)
 """
 RETIRE = b"DELETE FROM mcp_tasks_heartbeats WHERE worker = %(worker)s"
 INSERT_NOTE = b"""

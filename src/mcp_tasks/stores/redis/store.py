@@ -542,10 +542,10 @@ class RedisStore(Inspecting):
         """The version of each of these tasks; those that are gone are left out."""
         return await self._reads.versions(task_ids)
 
-    async def heartbeat(self, worker: str, *, namespace: str, beats: int | None = None) -> None:
+    async def heartbeat(self, worker: str, *, namespace: str, beats: int | None = None) -> int:
         """Renew the lease of `worker`."""
         counted = b"" if beats is None else b"%d" % beats
-        await self._pulse.run("heartbeat", to_bytes(worker), names.name("beats", namespace), counted)
+        return await self._pulse.run("heartbeat", to_bytes(worker), names.name("beats", namespace), counted)
 
     async def workers(self, namespace: str) -> dict[str, int]:
         """Every worker that beats for the namespace or has a task in it, and how often it has beaten."""

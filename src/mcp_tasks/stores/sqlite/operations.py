@@ -418,6 +418,7 @@ _BEAT = """
 INSERT INTO heartbeats (worker, namespace, beats) VALUES (?1, ?2, ifnull(?3, 1))
 ON CONFLICT (worker) DO UPDATE SET namespace = excluded.namespace, beats = max(beats, ifnull(?3, beats + 1))
 """
+_BEATS = "SELECT beats FROM heartbeats WHERE worker = ?"
 _DELETE_HEARTBEAT = "DELETE FROM heartbeats WHERE worker = ?"
 _SET_NOTE = "INSERT OR REPLACE INTO notes (namespace, name, value) VALUES (?, ?, ?)"
 
@@ -607,12 +608,14 @@ def delete(task_id: str, *, expected: int, now: datetime | None = None) -> Opera
     return run
 
 
-def heartbeat(worker: str, *, namespace: str, beats: int | None) -> Operation[None]:
-    """Count one heartbeat more, or as many as the worker has counted."""
+def heartbeat(worker: str, *, namespace: str, beats: int | None) -> Operation[int]:
+    """Count one heartbeat more, or as many as the worker has counted. Gives the count before."""
     row = (to_text(worker), to_text(namespace), beats)
 
-    def run(cursor: sqlite3.Cursor) -> None:
+    def run(cursor: sqlite3.Cursor) -> int:
+        before = cursor.execute(_BEATS, row[:1]).fetchone()
         cursor.execute(_BEAT, row)
+        return 0 if before is None else before[0]
 
     return run
 

@@ -258,9 +258,9 @@ class SqliteStore(Inspecting):
         """Forget the task with all that is kept beside it if it is still at version `expected`."""
         await self._opened(self._writer).run(operations.delete(task_id, expected=expected, now=now))
 
-    async def heartbeat(self, worker: str, *, namespace: str, beats: int | None = None) -> None:
+    async def heartbeat(self, worker: str, *, namespace: str, beats: int | None = None) -> int:
         """Renew the lease of `worker`."""
-        await self._opened(self._writer).run(operations.heartbeat(worker, namespace=namespace, beats=beats))
+        return await self._opened(self._writer).run(operations.heartbeat(worker, namespace=namespace, beats=beats))
 
     async def retire(self, worker: str) -> None:
         """Forget the heartbeat of `worker`."""

@@ -1,4 +1,4 @@
--- Count one heartbeat more, or as many as the worker has counted.
+-- Count one heartbeat more, or as many as the worker has counted. Gives the count before.
 -- A worker beats for one namespace: its count moves with it.
 
 local worker, beats, counted = take(), take(), optional(take())
@@ -13,4 +13,5 @@ if before and before ~= beats then
 end
 call('HSET', P .. 'beating', worker, beats)
 local count = tonumber(call('HGET', P .. beats, worker) or 0)
-return call('HSET', P .. beats, worker, math.max(count, tonumber(counted) or count + 1))
+call('HSET', P .. beats, worker, math.max(count, tonumber(counted) or count + 1))
+return count
