@@ -27,7 +27,7 @@ from mcp_tasks.runtime.child_process import has_children, kill_children
 from mcp_tasks.runtime.claims import Claims
 from mcp_tasks.runtime.context import current_run, current_runtime
 from mcp_tasks.runtime.dispatch import Dispatch, Lookout
-from mcp_tasks.runtime.launch import EarlyStart, HiddenKeys, Launching, Quota, new_task_id
+from mcp_tasks.runtime.launch import HiddenKeys, Launching, Quota, new_task_id
 from mcp_tasks.runtime.lease import Draining, Lease, LeaseTimes, abandon, new_worker_name, uptime
 from mcp_tasks.runtime.observers import Narration, Observer, Observers, Tracing
 from mcp_tasks.runtime.patience import patient
@@ -225,9 +225,8 @@ class TaskRuntime:
             clock=uptime,
         )
         self.draining: Draining = Draining(self)
-        self.early: EarlyStart = EarlyStart(self)
         self._launching = Launching(self, new_id)
-        self._body = self.early.timed(body)
+        self._body = body
         self._runs: dict[str, Run] = {}
         self._services: list[asyncio.Task[None]] = []
         self._keeping_lease: asyncio.Task[None] | None = None
@@ -269,7 +268,6 @@ class TaskRuntime:
                 # Before anything runs: the rest of the start may take longer than a lease.
                 self._keeping_lease = asyncio.create_task(self.lease.keep(), name="mcp-tasks-lease")
             tools = await self.dispatch.learn_tools()
-            self.early.check(tools)
             await self.engine.start(self.execute if self.runs_tools else None, await self.dispatch.served(tools))
             await self.janitor.begin()
         except BaseException:

@@ -112,38 +112,3 @@ def test_a_tool_may_say_nothing_of_its_fallback_and_a_server_may_not_say_none() 
     assert TaskOptions(fallback=None).ways(TaskOptions()) == Fallback()
     with pytest.raises(InvalidOption, match="fallback must be 'auto', 'inline' or a Fallback, got None"):
         Tasks("memory://", fallback=None)  # pyright: ignore[reportArgumentType]
-
-
-# Early start
-
-
-def test_a_tool_starts_early_if_it_may_run_again_and_that_was_said_of_it_or_of_all() -> None:
-    early, usual = TaskOptions(early_start=True), TaskOptions(early_start=True)
-    assert early.policy(READ_ONLY).early_start
-    assert TaskOptions().policy(READ_ONLY, usual).early_start
-    assert not TaskOptions(early_start=False).policy(READ_ONLY, usual).early_start
-    assert not TaskOptions().policy(READ_ONLY).early_start
-    # Said of all, it is for those that may run again.
-    assert not TaskOptions().policy(DESTRUCTIVE, usual).early_start
-
-
-def test_a_tool_that_may_not_run_again_cannot_be_told_to_start_early() -> None:
-    with pytest.raises(InvalidOption, match="say recover='rerun'"):
-        TaskOptions(early_start=True, recover="fail")
-    with pytest.raises(InvalidOption, match="early_start"):
-        Tasks("memory://", early_start="yes")  # pyright: ignore[reportArgumentType]
-
-
-@pytest.mark.anyio
-async def test_a_server_does_not_start_with_a_tool_that_starts_early_and_may_not_run_again() -> None:
-    tasks = Tasks("memory://")
-    server = MCPServer("early", **tasks.wiring())
-
-    @server.tool()
-    @tasks.task(early_start=True)
-    def transfer() -> str:
-        return "done"
-
-    with pytest.raises(InvalidOption, match=r"early_start=True of tool 'transfer'.*recover='rerun'"):
-        async with tasks.running(server):
-            pass
