@@ -99,7 +99,7 @@ async def fill(store: Store) -> None:
     handing = [Handing(share=SHARE) for _ in range(PAGE)]
     await asyncio.gather(*(store.create(new_record(), REQUEST, handing=one) for one in handing))
     for worker in ("worker-1", "worker-2"):
-        await store.heartbeat(worker, namespace="bench")
+        await store.heartbeat(worker, namespace="bench", beats=1)
 
 
 # Copies

@@ -93,7 +93,7 @@ def writes(store: Store, record: TaskRecord) -> dict[str, Callable[[], Awaitable
         "hand_out": lambda: store.hand_out("", Share(owner=1), limit=1),
         "hand_back": lambda: store.hand_back(record.id),
         "forget_expired": lambda: store.forget_expired(record.created_at, limit=1),
-        "heartbeat": lambda: store.heartbeat("worker", namespace=""),
+        "heartbeat": lambda: store.heartbeat("worker", namespace="", beats=1),
         "retire": lambda: store.retire("worker"),
     }
 
@@ -276,7 +276,7 @@ async def test_while_the_server_is_away_every_verb_says_so_and_after_that_all_wo
 
 async def test_a_heartbeat_waits_for_no_other_call(place: Place, proxy: Proxy) -> None:
     async with opened(place.store(proxy.before(place.url), connections=1)) as store:
-        await store.heartbeat("worker", namespace="")
+        await store.heartbeat("worker", namespace="", beats=1)
         await store.get("task")
         proxy.delay = 0.5
         async with anyio.create_task_group() as group:
@@ -284,7 +284,7 @@ async def test_a_heartbeat_waits_for_no_other_call(place: Place, proxy: Proxy) -
                 group.start_soon(store.journal, f"task {number}")
             await anyio.wait_all_tasks_blocked()
             with anyio.fail_after(5):
-                await store.heartbeat("worker", namespace="")
+                await store.heartbeat("worker", namespace="", beats=1)
             proxy.delay = 0
             group.cancel_scope.cancel()
 

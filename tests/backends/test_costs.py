@@ -58,7 +58,7 @@ SERVERS = ("demo", "another")
 async def fill(store: Store, place: Place, *, each: int, many: int) -> None:
     """So many tasks of each kind; of this server many that have ended, of another one many of every kind."""
     assert isinstance(place, SqlitePlace | PostgresPlace)
-    await store.heartbeat("w", namespace="demo")
+    await store.heartbeat("w", namespace="demo", beats=1)
     for server in SERVERS:
         for kind, fields in FIELDS.items():
             first = make_record(id=f"{server} {kind}", namespace=server, **fields)
@@ -108,7 +108,7 @@ def verbs(store: Store) -> dict[str, Callable[[], Awaitable[object]]]:
         "create again": lambda: store.create(demo(), REQUEST, key="key"),
         "save": lambda: store.save(replace(claimed, version=3), expected=1, entries=[], outcome=Outcome(body=b"1")),
         "delete": lambda: store.delete("demo queued 9", expected=1),
-        "heartbeat": lambda: store.heartbeat("w", namespace="demo"),
+        "heartbeat": lambda: store.heartbeat("w", namespace="demo", beats=1),
     }
 
     async def claim() -> None:
@@ -301,9 +301,9 @@ async def test_what_another_program_does_to_what_is_kept_is_counted_too(store: S
         return (await store.usage("", OwnedBy("alice"))).stored_bytes
 
     record = make_record(owner="alice", status=TaskStatus.COMPLETED, finished_at=NOON)
-    await store.create(record, REQUEST, outcome=Outcome(body=b"{}", meta=b"{}"))
-    entry = JournalEntry(kind="step", key="one", value={"value": 1})
-    await store.save(replace(record, version=2), expected=1, entries=[entry])
+    await store.create(record, REQUEST)
+    entry, outcome = JournalEntry(kind="step", key="one", value={"value": 1}), Outcome(body=b"{}", meta=b"{}")
+    await store.save(replace(record, version=2), expected=1, entries=[entry], outcome=outcome)
     # As when all of it is encrypted with another key, or a release writes that does not know of counting.
     sqlite.run("UPDATE requests SET request = x'01'")
     sqlite.run("UPDATE outcomes SET body = x'0102', meta = NULL")

@@ -33,7 +33,7 @@ from harness.waiting import eventually
 from mcp_tasks import Settings, Tasks, current_task
 from mcp_tasks.errors import StoreUnavailable
 from mcp_tasks.model import TaskRecord
-from mcp_tasks.model.record import Outcome, TaskStatus
+from mcp_tasks.model.record import TaskStatus
 from mcp_tasks.runtime import Ending, Run, TaskRuntime, ToolPolicy
 from mcp_tasks.server import LocalTask
 from mcp_tasks.stores.base import Store
@@ -287,7 +287,7 @@ async def test_a_redis_that_is_full_of_expired_results_is_emptied(caplog: pytest
         async with opened(RedisStore(server.url)) as store, Redis.from_url(server.url) as redis:
             left = [make_record(created_at=past, **over) for _ in range(500)]
             for record in left:
-                await store.create(record, make_request(), outcome=Outcome(body=b"x" * 20_000))
+                await store.create(record, make_request(arguments={"text": "x" * 20_000}))
             used: int = (await redis.info("memory"))["used_memory"]
             await redis.config_set("maxmemory", used - 1_000_000)
             async with at_work(RedisStore(server.url), lease=timedelta(seconds=3)) as work:

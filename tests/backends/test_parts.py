@@ -186,7 +186,8 @@ async def test_closing_waits_for_what_is_being_read(place: Place) -> None:
     record, outcome = make_record(), Outcome(body=b"x" * 5_000_000)
     store = place.store()
     await store.open()
-    await store.create(record, make_request(), outcome=outcome)
+    await store.create(record, make_request())
+    await store.save(replace(record, version=2), expected=1, outcome=outcome)
     reads = [asyncio.ensure_future(store.outcome(record.id)) for _ in range(3)]
     await asyncio.sleep(0)
     await store.close()

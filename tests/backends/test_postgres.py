@@ -37,7 +37,7 @@ async def main(url, name):
     print("ready", flush=True)
     await asyncio.to_thread(sys.stdin.readline)
     await store.open()
-    await store.heartbeat(name, namespace="demo")
+    await store.heartbeat(name, namespace="demo", beats=1)
     await store.close()
 
 asyncio.run(main(*sys.argv[1:]))

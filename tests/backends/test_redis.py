@@ -57,7 +57,7 @@ async def live_through_everything(store: RedisStore) -> None:
     await store.create(over, REQUEST, key="key")
     await store.save(ended(over), expected=1, entries=[STEP], outcome=OUTCOME)
     await store.hand_out("a:b", Share(owner=2), limit=1)
-    await store.heartbeat("worker", namespace="demo")
+    await store.heartbeat("worker", namespace="demo", beats=1)
     await store.set_note("demo", "note", b"1", expected=None)
 
 
@@ -96,7 +96,7 @@ def verbs_on(store: RedisStore, record: TaskRecord) -> list[Callable[[], Awaitab
         lambda: store.hand_out("", Share(owner=1), limit=9),
         lambda: store.hand_back(record.id),
         lambda: store.backlog("", NOON),
-        lambda: store.heartbeat("worker", namespace=""),
+        lambda: store.heartbeat("worker", namespace="", beats=1),
         lambda: store.workers(""),
         lambda: store.retire("worker"),
         lambda: store.note("", "note"),

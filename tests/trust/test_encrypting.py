@@ -8,6 +8,7 @@ import sqlite3
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -227,13 +228,13 @@ async def test_a_store_that_is_in_use_is_not_turned_into_an_encrypted_one(url: s
     store = await opened(url)
 
     async def live() -> None:
-        while True:
-            await store.heartbeat("worker", namespace="demo")
+        for beats in count(2):
+            await store.heartbeat("worker", namespace="demo", beats=beats)
             await asyncio.sleep(0.05)
 
     living = asyncio.create_task(live())
     try:
-        await store.heartbeat("worker", namespace="demo")
+        await store.heartbeat("worker", namespace="demo", beats=1)
         with pytest.raises(StoreUnavailable, match=r"is in use. Stop the servers"):
             await encrypt_store(url, Keyring(new_key()), watch=0.5)
     finally:

@@ -145,14 +145,14 @@ def test_the_alert_rules_name_metrics_that_exist() -> None:
 
 async def test_a_store_that_is_away_is_counted_and_still_the_same_store() -> None:
     class Away(MemoryStore):
-        async def heartbeat(self, worker: str, *, namespace: str, beats: int | None = None) -> int:
+        async def heartbeat(self, worker: str, *, namespace: str, beats: int) -> int:
             raise StoreUnavailable("away")
 
     numbers, store = Numbers(), Away()
     watched = timed(store, numbers)
     await watched.open("")
     with pytest.raises(StoreUnavailable):
-        await watched.heartbeat("w", namespace="")
+        await watched.heartbeat("w", namespace="", beats=1)
     assert await watched.get("nobody") is None
     assert {verb: count for verb, count in numbers.counts(STORE_FAILURES).items() if count} == {("heartbeat",): 1}
     assert numbers.distributions(STORE).keys() == {("open",), ("heartbeat",), ("get",)}

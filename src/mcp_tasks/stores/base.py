@@ -299,11 +299,8 @@ class Store(Protocol):
         key_until_end: bool = False,
         key_outlives: timedelta | None = None,
         handing: Handing | None = None,
-        outcome: Outcome | None = None,
     ) -> TaskRecord:
         """Keep a new task with its request, and return it.
-
-        With an `outcome` it has ended already: all three are kept, or nothing is.
 
         With `handing` it is marked as handed out if it is queued and within the share, and `handing` is told. Where the
         task that stands under the key is returned, nothing is handed out.
@@ -518,16 +515,17 @@ class Store(Protocol):
         """The version of each of these tasks, in one look; those that are gone are left out."""
         ...
 
-    async def heartbeat(self, worker: str, *, namespace: str, beats: int | None = None) -> int:
-        """Renew the lease of `worker`: its count goes up by one, from 1. It beats for one namespace, the last it named.
+    async def heartbeat(self, worker: str, *, namespace: str, beats: int) -> int:
+        """Renew the lease of `worker`: its count becomes `beats`, unless it is more already.
 
         Returns the count before, 0 if there was none: a worker sees by it that a failover has lost its last heartbeats.
 
-        One row per process instead of one per task: a lease costs the same with one running task or 10,000.
+        A worker beats for one namespace, the last that it named. One row per process instead of one per task: a lease
+        costs the same with one running task or 10,000.
 
         Args:
-            beats: What the worker has counted itself: the count becomes that, unless it is more already. A worker that
-                was retired and is back would else repeat counts, and look silent to a process that missed that.
+            beats: The worker's own count, which grows with each heartbeat. If the store counted, a worker that was
+                retired and is back would repeat counts, and look silent to a process that missed that.
         """
         ...
 

@@ -413,7 +413,6 @@ class MemoryStore:
         key_until_end: bool = False,
         key_outlives: timedelta | None = None,
         handing: Handing | None = None,
-        outcome: Outcome | None = None,
     ) -> TaskRecord:
         """Keep a new task, unless one stands under its key."""
         if handing is not None:
@@ -442,8 +441,6 @@ class MemoryStore:
         self._requests[record.id] = encoded
         self._tally.grow(record, len(encoded))
         self._journals[record.id] = []
-        if outcome is not None:
-            self._keep(record, outcome)
         if under is not None:
             self._spent.free(under)
             self._keys[under] = record.id
@@ -594,10 +591,10 @@ class MemoryStore:
         """The version of each of these tasks; those that are gone are left out."""
         return {task_id: self._records[task_id].version for task_id in task_ids if task_id in self._records}
 
-    async def heartbeat(self, worker: str, *, namespace: str, beats: int | None = None) -> int:
+    async def heartbeat(self, worker: str, *, namespace: str, beats: int) -> int:
         """Renew the lease of `worker`."""
         before = self._beats.get(worker, ("", 0))[1]
-        self._beats[worker] = namespace, max(before, before + 1 if beats is None else beats)
+        self._beats[worker] = namespace, max(before, beats)
         return before
 
     async def workers(self, namespace: str) -> dict[str, int]:

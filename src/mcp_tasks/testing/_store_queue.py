@@ -905,11 +905,12 @@ class UsageTests(StoreTests):
     async def test_an_outcome_that_takes_the_place_of_another_counts_once(self, store: Store) -> None:
         record = make_record(owner="alice", status=TaskStatus.COMPLETED, finished_at=NOON, retention=None)
         large, small = Outcome(body=f'"{LARGE}"'.encode(), meta=b"{}"), Outcome(body=b'"small"')
-        await store.create(record, REQUEST, outcome=small)
+        await store.create(record, REQUEST)
+        await store.save(replace(record, version=2), expected=1, outcome=small)
         before = await bytes_of(store)
-        await store.save(replace(record, version=2), expected=1, outcome=large)
+        await store.save(replace(record, version=3), expected=2, outcome=large)
         assert await bytes_of(store) > len(LARGE)
-        await store.save(replace(record, version=3), expected=2, outcome=small)
+        await store.save(replace(record, version=4), expected=3, outcome=small)
         assert await bytes_of(store) == before
 
     async def test_what_was_not_written_does_not_count(self, store: Store) -> None:

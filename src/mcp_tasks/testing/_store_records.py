@@ -313,7 +313,7 @@ class RecordTests(StoreTests):
         record = full_record()
         await store.create(record, REQUEST)
         await store.save(record, expected=record.version, entries=[STEP])
-        await store.heartbeat("worker-2", namespace="demo")
+        await store.heartbeat("worker-2", namespace="demo", beats=1)
         await store.close()
         await store.open(namespace="another server")
         assert await store.get(record.id) == record
@@ -397,22 +397,6 @@ class PartTests(StoreTests):
         assert await store.outcome(other.id) is None
         await store.save(ended(other), expected=1, outcome=Outcome(body=b'{"code":-32603,"message":"broken"}'))
         assert await store.outcome(other.id) == Outcome(body=b'{"code":-32603,"message":"broken"}', meta=None)
-
-    async def test_a_task_may_be_created_as_ended_with_its_outcome(self, store: Store) -> None:
-        for outcome in (RESULT, Outcome(body=b'{"code":-32603,"message":"broken"}')):
-            record = ended(make_record(), finished_at=NOON)
-            assert await store.create(record, FULL_REQUEST, outcome=outcome) == record
-            assert await store.get(record.id) == record
-            assert (await store.request(record.id), await store.outcome(record.id)) == (FULL_REQUEST, outcome)
-            with pytest.raises(TaskExists):
-                await store.create(record, FULL_REQUEST, outcome=Outcome(body=b"{}"))
-            assert await store.outcome(record.id) == outcome
-
-    async def test_a_task_that_stands_under_a_key_keeps_its_own_outcome(self, store: Store) -> None:
-        standing, late = make_record(), ended(make_record(), finished_at=NOON)
-        await store.create(standing, REQUEST, key="once")
-        assert (await store.create(late, REQUEST, key="once", outcome=RESULT)).id == standing.id
-        assert (await store.outcome(standing.id), await store.outcome(late.id)) == (None, None)
 
     async def test_an_outcome_is_kept_byte_by_byte(self, store: Store) -> None:
         # Nothing of it is parsed, so its spaces and escapes are still there.
@@ -1331,12 +1315,6 @@ class RepeatTests(StoreTests):
         made = await lost_and_repeated(lossy, lambda: store.create(record, REQUEST, key=key))
         assert made == await store.get(record.id) == record
 
-    async def test_a_task_that_is_made_as_ended_is_made_once(self, lossy: Lossy) -> None:
-        store, _ = lossy
-        record = new(status=TaskStatus.COMPLETED, finished_at=NOON)
-        await lost_and_repeated(lossy, lambda: store.create(record, REQUEST, outcome=STORE_REPEATS_RESULT))
-        assert await store.outcome(record.id) == STORE_REPEATS_RESULT
-
     async def test_a_creation_is_answered_with_the_task_as_it_is_by_then(self, store: Store) -> None:
         record = new()
         await store.create(record, REQUEST)
@@ -1439,10 +1417,9 @@ class RepeatTests(StoreTests):
 
     async def test_a_worker_that_beats_is_alive_and_one_that_retires_is_gone(self, lossy: Lossy) -> None:
         store, _ = lossy
-        await store.heartbeat("w", namespace="")
-        before = (await store.workers(""))["w"]
-        await lost_and_repeated(lossy, lambda: store.heartbeat("w", namespace=""))
-        assert (await store.workers(""))["w"] > before
+        await store.heartbeat("w", namespace="", beats=1)
+        await lost_and_repeated(lossy, lambda: store.heartbeat("w", namespace="", beats=2))
+        assert await store.workers("") == {"w": 2}
         await lost_and_repeated(lossy, lambda: store.retire("w"))
         assert await store.workers("") == {}
 

@@ -183,13 +183,14 @@ class HandBack:
 @dataclass(frozen=True)
 class Beat:
     worker: str
+    beats: int
 
     @property
     def subject(self) -> str:
         return f"worker {self.worker}"
 
     async def run(self, store: Store) -> object:
-        return await store.heartbeat(self.worker, namespace=WORKERS[self.worker])
+        return await store.heartbeat(self.worker, namespace=WORKERS[self.worker], beats=self.beats)
 
 
 @dataclass(frozen=True)
@@ -334,8 +335,8 @@ class Reference:
                 if (note := await self.store.note(NOTED, name)) is not None:
                     await scratch.set_note(NOTED, name, note, expected=None)
             elif kind == "worker":
-                for _ in range(await _beats(self.store, name)):
-                    await scratch.heartbeat(name, namespace=WORKERS[name])
+                if beats := await _beats(self.store, name):
+                    await scratch.heartbeat(name, namespace=WORKERS[name], beats=beats)
             elif (record := await self.store.get(name)) and (request := await self.store.request(name)):
                 handing = Handing(share=PLENTY) if await _is_handed(self.store, record) else None
                 key, outlives = self.keys.get(name), self.outlives.get(name)
@@ -671,7 +672,7 @@ def _reads() -> st.SearchStrategy[Plan]:
 
 
 def _store_plans_beats() -> st.SearchStrategy[Plan]:
-    return st.sampled_from(list(WORKERS)).map(lambda worker: lambda machine: Beat(worker))
+    return st.builds(Beat, st.sampled_from(list(WORKERS)), st.integers(1, 9)).map(lambda beat: lambda machine: beat)
 
 
 def _retirements() -> st.SearchStrategy[Plan]:

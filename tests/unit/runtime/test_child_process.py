@@ -493,7 +493,7 @@ async def test_what_a_dead_worker_started_is_killed_whatever_became_of_its_task(
         with processes.running(command, text=True, group=True, stdout=processes.PIPE) as leader:
             processes.read_line(leader)
             async with running(at_once) as runtime:
-                await runtime.store.heartbeat(worker, namespace="")
+                await runtime.store.heartbeat(worker, namespace="", beats=1)
                 if is_dead:
                     process.kill()
                     process.wait()

@@ -673,7 +673,7 @@ async def test_a_machine_that_slept_stops_what_others_have_claimed_meanwhile() -
     async with process(log.body("one"), net, RERUN, machine) as one:
         lost, kept = await started(one), await started(one)
         machine.slept += 8 * 3_600
-        await net.heartbeat("another", namespace="")
+        await net.heartbeat("another", namespace="", beats=1)
         await one.changes.change(lost, RunLost(attempt=lost.attempt), RunStarted(worker="another"), actor=CLIENT)
         await time_passes(LEASE / 2)
         assert [(await as_of_now(one, task)).worker for task in (lost, kept)] == ["another", one.worker]

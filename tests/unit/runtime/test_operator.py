@@ -61,7 +61,9 @@ async def operator(store: SqliteStore) -> AsyncIterator[Operator]:
 
 async def fill(operator: Operator, *records: TaskRecord) -> None:
     for each in records:
-        await operator.store.create(each, REQUEST, outcome=Outcome(body=b"{}") if each.is_final else None)
+        await operator.store.create(each, REQUEST)
+        if each.is_final:
+            await operator.store.save(each, expected=each.version, outcome=Outcome(body=b"{}"))
 
 
 async def listed(operator: Operator, wanted: Wanted, namespaces: Sequence[str] = ("farm",)) -> list[str]:
@@ -202,7 +204,7 @@ async def test_a_task_that_cannot_be_read_is_said_to_be_so_and_can_be_deleted(st
 
 async def test_workers_that_are_gone_are_not_kept_in_mind(operator: Operator) -> None:
     for name in ("w1", "w2"):
-        await operator.store.heartbeat(name, namespace="farm")
+        await operator.store.heartbeat(name, namespace="farm", beats=1)
     first, second = await operator.workers(["farm"])
     await operator.drain(first)
     await operator.drain(second)
@@ -248,7 +250,7 @@ async def test_a_store_that_cannot_tell_whose_tasks_it_has_says_so() -> None:
 
 @pytest.mark.parametrize("note", [b"{", b"[]", b"7", b"\xff", b""])
 async def test_a_damaged_note_of_who_drains_is_written_anew(operator: Operator, note: bytes) -> None:
-    await operator.store.heartbeat("w1", namespace="farm")
+    await operator.store.heartbeat("w1", namespace="farm", beats=1)
     await operator.store.set_note("farm", NOTE, note, expected=None)
     [worker] = await operator.workers(["farm"])
     assert worker.draining is None
@@ -257,7 +259,7 @@ async def test_a_damaged_note_of_who_drains_is_written_anew(operator: Operator, 
 
 
 async def test_what_a_newer_release_says_of_a_worker_does_not_hide_that_it_drains(operator: Operator) -> None:
-    await operator.store.heartbeat("w1", namespace="farm")
+    await operator.store.heartbeat("w1", namespace="farm", beats=1)
     await operator.store.set_note("farm", NOTE, b'{"w1": {"by": "ops", "until": 7}}', expected=None)
     assert [each.draining is None for each in await operator.workers(["farm"])] == [False]
 
@@ -265,7 +267,7 @@ async def test_what_a_newer_release_says_of_a_worker_does_not_hide_that_it_drain
 async def test_two_operators_at_once_are_both_heard() -> None:
     store = MeddledStore()
     for name in ("a", "b"):
-        await store.heartbeat(name, namespace="")
+        await store.heartbeat(name, namespace="", beats=1)
 
     async def by_another(*args: Any, **options: Any) -> None:
         store.before.clear()

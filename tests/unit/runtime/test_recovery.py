@@ -125,7 +125,7 @@ async def test_tasks_of_a_process_that_is_certainly_gone_are_taken_at_once_and_n
 ) -> None:
     with worker() as name:
         async with running(TOOLS) as runtime:
-            await runtime.store.heartbeat(name, namespace="")
+            await runtime.store.heartbeat(name, namespace="", beats=1)
             task = await claimed_by(runtime, name, "once")
             await runtime.janitor.sweep()
             ended = await finished(runtime, await as_of_now(runtime, task))
@@ -146,7 +146,7 @@ async def test_without_start_times_a_process_is_known_by_machine_and_id(monkeypa
         async with running(TOOLS) as runtime:
             tasks: list[TaskRecord] = []
             for name in (alive, dead):
-                await runtime.store.heartbeat(name, namespace="")
+                await runtime.store.heartbeat(name, namespace="", beats=1)
                 tasks.append(await claimed_by(runtime, name, "once"))
             await runtime.janitor.sweep()
             assert [(await as_of_now(runtime, task)).is_final for task in tasks] == [False, True]
@@ -157,7 +157,7 @@ async def elsewhere(**options: Any) -> AsyncGenerator[tuple[TaskRuntime, Seconds
     """A process that watches another one, by a clock that the test moves, and what that one does."""
     monotonic = Seconds()
     async with running(never_ending, policy=RERUN, monotonic=monotonic, **options) as runtime:
-        await runtime.store.heartbeat("elsewhere", namespace="")
+        await runtime.store.heartbeat("elsewhere", namespace="", beats=1)
         yield runtime, monotonic, await claimed_by(runtime, "elsewhere")
 
 
@@ -169,7 +169,7 @@ async def test_the_tasks_of_a_living_process_are_its_own_until_it_has_been_silen
     with a_worker() as alive:
         worker = alive if of_this_machine else "elsewhere"
         async with running(TOOLS, monotonic=monotonic) as runtime:
-            await runtime.store.heartbeat(worker, namespace="")
+            await runtime.store.heartbeat(worker, namespace="", beats=1)
             again, once = await claimed_by(runtime, worker, "again"), await claimed_by(runtime, worker, "once")
             await sweep_for(runtime, monotonic, SILENCE - SECOND)
             assert (await as_of_now(runtime, again)).worker == worker
@@ -181,8 +181,8 @@ async def test_the_tasks_of_a_living_process_are_its_own_until_it_has_been_silen
 
 async def test_a_process_that_beats_keeps_its_tasks_however_late_it_is() -> None:
     async with elsewhere() as (runtime, monotonic, task):
-        for _ in range(5):
-            await runtime.store.heartbeat("elsewhere", namespace="")
+        for beats in range(2, 7):
+            await runtime.store.heartbeat("elsewhere", namespace="", beats=beats)
             await sweep_for(runtime, monotonic, SILENCE - SECOND)
         assert await as_of_now(runtime, task) == task
 
@@ -241,7 +241,7 @@ async def test_a_process_whose_heartbeat_was_lost_while_it_had_no_task_is_waited
     monotonic = Seconds()
     async with running(never_ending, policy=RERUN, monotonic=monotonic) as runtime:
         if was_seen:
-            await runtime.store.heartbeat("elsewhere", namespace="")
+            await runtime.store.heartbeat("elsewhere", namespace="", beats=1)
             await runtime.janitor.sweep()
             await runtime.store.retire("elsewhere")
         await sweep_for(runtime, monotonic, away, sweeps=20)
@@ -259,10 +259,10 @@ async def test_a_worker_that_is_back_before_it_is_forgotten_keeps_its_heartbeat(
     async def is_back(worker: str, **options: Any) -> None:
         if worker == "elsewhere":
             store.before.clear()
-            await store.heartbeat("elsewhere", namespace="")
+            await store.heartbeat("elsewhere", namespace="", beats=2)
 
     async with running(at_once, store=store, runs_tools=False, monotonic=monotonic) as observer:
-        await store.heartbeat("elsewhere", namespace="")
+        await store.heartbeat("elsewhere", namespace="", beats=1)
         store.before["claimed"] = is_back
         await sweep_for(observer, monotonic, SILENCE)
         assert await store.workers("") == {"elsewhere": 2}
@@ -378,7 +378,7 @@ async def test_a_silent_worker_that_is_back_keeps_its_run(claims_again: bool) ->
     async with elsewhere(store=store) as (runtime, monotonic, task):
 
         async def is_back() -> None:
-            await store.heartbeat("elsewhere", namespace="")
+            await store.heartbeat("elsewhere", namespace="", beats=2)
             again = RunReleased(attempt=1), RunStarted(worker="elsewhere")
             events = again if claims_again else (StepRecorded(attempt=1),)
             await runtime.changes.change(task, *events, actor=ANOTHER)

@@ -216,7 +216,6 @@ class PostgresStore(Inspecting):
         key_until_end: bool = False,
         key_outlives: timedelta | None = None,
         handing: Handing | None = None,
-        outcome: Outcome | None = None,
     ) -> TaskRecord:
         """Keep a new task, unless one stands under its key; its job with it, if that is for this database."""
         job = None
@@ -225,7 +224,6 @@ class PostgresStore(Inspecting):
             job = handing.job if handing.job is not None and handing.job.place == self.place else None
         state = self._codec.encode_state(record)
         encoded = await encoded_request(self._codec, record.id, request)
-        kept = await encoded_outcome(self._codec, record.id, outcome)
         new = Create(
             record,
             state=state,
@@ -235,7 +233,6 @@ class PostgresStore(Inspecting):
             key_outlives=key_outlives,
             handing=handing,
             job=job,
-            outcome=kept,
         )
         await self._database.run(new.run)
         if new.is_spent:
@@ -410,7 +407,7 @@ class PostgresStore(Inspecting):
         rows = await self._database.rows(queries.VERSIONS, {"ids": [to_text(task_id) for task_id in task_ids]})
         return {from_text(task_id): version for task_id, version in rows}
 
-    async def heartbeat(self, worker: str, *, namespace: str, beats: int | None = None) -> int:
+    async def heartbeat(self, worker: str, *, namespace: str, beats: int) -> int:
         """Renew the lease of `worker`."""
         values = {"worker": to_text(worker), "namespace": to_text(namespace), "beats": beats}
         return (await self._pulse.rows(writes.BEAT, values, writes=True))[0][0]

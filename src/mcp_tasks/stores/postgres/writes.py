@@ -149,9 +149,9 @@ HAND_BACK = f"UPDATE mcp_tasks_tasks SET handed = false WHERE id = %(id)s AND ha
 BEAT = b"""
 WITH before AS (SELECT beats FROM mcp_tasks_heartbeats WHERE worker = %(worker)s)
 INSERT INTO mcp_tasks_heartbeats AS known (worker, namespace, beats)
-VALUES (%(worker)s, %(namespace)s, coalesce(%(beats)s::bigint, 1))
+VALUES (%(worker)s, %(namespace)s, %(beats)s)
 ON CONFLICT (worker) DO UPDATE SET namespace = excluded.namespace,
-    beats = greatest(known.beats, coalesce(%(beats)s::bigint, known.beats + 1))
+    beats = greatest(known.beats, excluded.beats)
 RETURNING coalesce((SELECT beats FROM before), 0)
 """
 RETIRE = b"DELETE FROM mcp_tasks_heartbeats WHERE worker = %(worker)s"
@@ -294,7 +294,7 @@ async def delete(session: Session, task_id: str, *, expected: int, now: datetime
 
 
 # ---- creating
-# Making a task: its row, its request, its outcome if it has ended, what stands under its key, and its job.
+# Making a task: its row, its request, what stands under its key, and its job.
 
 
 logger: Final = get_logger(__name__)
@@ -314,12 +314,7 @@ task AS (
     INSERT INTO mcp_tasks_requests (task, request) SELECT key, %(request)s FROM task
 )
 """
-_CREATING_OUTCOME = """
-, outcome AS (
-    INSERT INTO mcp_tasks_outcomes (task, body, meta) SELECT key, %(body)s, %(meta)s FROM task
-)
-"""
-_CREATE = f"WITH {_TASK} {{outcome}} SELECT true, handed FROM task"
+_CREATE = f"WITH {_TASK} SELECT true, handed FROM task"
 
 _UNDER_KEY = "idempotency_key = %(key)s AND namespace = %(namespace)s AND owner = %(owner)s"
 
@@ -334,7 +329,7 @@ WITH standing AS (
     {{child}}
 ), spent AS (
     SELECT until FROM mcp_tasks_spent_keys WHERE {_UNDER_KEY} AND until + 0 > %(created)s AND NOT %(until_end)s
-), {_TASK} {{outcome}} {{kept}}, freed AS (
+), {_TASK} {{kept}}, freed AS (
     DELETE FROM mcp_tasks_spent_keys WHERE {_UNDER_KEY} AND EXISTS (SELECT FROM task)
 )
 SELECT true, handed, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM task
@@ -401,7 +396,6 @@ class Create:
         key_outlives: timedelta | None,
         handing: Handing | None,
         job: Statement | None,
-        outcome: Outcome | None,
     ) -> None:
         self._record = record
         self._until_end = key_until_end
@@ -410,14 +404,11 @@ class Create:
         self._values = row_of(record, state=state) | identity_of(record) | {"key": to_key(key), "request": request}
         outlives = None if key is None or key_outlives is None else key_outlives // MICROSECOND
         self._values |= {"grown": len(request), "outlives": outlives, "until_end": key_until_end}
-        if outcome is not None:
-            self._values |= {"body": outcome.body, "meta": outcome.meta, "grown": len(request) + size_of(outcome)}
         handed = "false" if handing is None or not self._values["queued"] else self._within(handing.share)
         sql = _CREATE if key is None else _CREATE_UNDER_KEY
         self._sql = sql.format(
             handed=handed,
             unless="" if key is None else _UNLESS_STANDING,
-            outcome="" if outcome is None else _CREATING_OUTCOME,
             child=_NO_CHILD if record.parent is None else _CHILD,
             kept="" if record.parent is None else _KEPT_CHILD,
         ).encode()

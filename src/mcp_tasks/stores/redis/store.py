@@ -353,18 +353,15 @@ class RedisStore(Inspecting):
         key_until_end: bool = False,
         key_outlives: timedelta | None = None,
         handing: Handing | None = None,
-        outcome: Outcome | None = None,
     ) -> TaskRecord:
         """Keep a new task, unless one stands under its key."""
         state = self._codec.encode_state(record)
         encoded = await encoded_request(self._codec, record.id, request)
-        kept = await encoded_outcome(self._codec, record.id, outcome)
         try:
             standing = await self._writes.create(
                 record,
                 state=state,
                 request=encoded,
-                outcome=kept,
                 key=key,
                 key_until_end=key_until_end,
                 key_outlives=key_outlives,
@@ -542,10 +539,9 @@ class RedisStore(Inspecting):
         """The version of each of these tasks; those that are gone are left out."""
         return await self._reads.versions(task_ids)
 
-    async def heartbeat(self, worker: str, *, namespace: str, beats: int | None = None) -> int:
+    async def heartbeat(self, worker: str, *, namespace: str, beats: int) -> int:
         """Renew the lease of `worker`."""
-        counted = b"" if beats is None else b"%d" % beats
-        return await self._pulse.run("heartbeat", to_bytes(worker), names.name("beats", namespace), counted)
+        return await self._pulse.run("heartbeat", to_bytes(worker), names.name("beats", namespace), beats)
 
     async def workers(self, namespace: str) -> dict[str, int]:
         """Every worker that beats for the namespace or has a task in it, and how often it has beaten."""

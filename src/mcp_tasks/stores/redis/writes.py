@@ -48,19 +48,17 @@ class Writes:
         *,
         state: bytes,
         request: bytes,
-        outcome: Outcome | None,
         key: str | None,
         key_until_end: bool,
         key_outlives: timedelta | None,
         handing: Handing | None,
     ) -> Row | None:
-        """Keep a task with its request and its outcome; gives the one that stands under the key instead.
+        """Keep a task with its request; gives the one that stands under the key instead.
 
         Raises:
             TaskExists: There is a task of this id.
         """
-        parts = _parts(outcome)
-        _check_sizes(state, request, *parts)
+        _check_sizes(state, request)
         answer = await self._connection.run(
             "create",
             to_bytes(record.id),
@@ -79,7 +77,6 @@ class Writes:
             *names.indexed(record, sort_key(record)).arguments(),
             names.sizes(record.namespace, record.owner),
             *names.share_arguments(None if handing is None else handing.share),
-            *_list(parts),
             *self._hint(record),
         )
         match answer:

@@ -415,8 +415,8 @@ WHERE id = ? AND version = ? AND key_outlives IS NOT NULL AND idempotency_key IS
 SPEND = "UPDATE spent_keys SET until = ? WHERE idempotency_key = ? AND namespace = ? AND owner = ifnull(?, 0)"
 _FINAL = frozenset(status.value for status in TaskStatus if status.is_final)
 _BEAT = """
-INSERT INTO heartbeats (worker, namespace, beats) VALUES (?1, ?2, ifnull(?3, 1))
-ON CONFLICT (worker) DO UPDATE SET namespace = excluded.namespace, beats = max(beats, ifnull(?3, beats + 1))
+INSERT INTO heartbeats (worker, namespace, beats) VALUES (?, ?, ?)
+ON CONFLICT (worker) DO UPDATE SET namespace = excluded.namespace, beats = max(beats, excluded.beats)
 """
 _BEATS = "SELECT beats FROM heartbeats WHERE worker = ?"
 _DELETE_HEARTBEAT = "DELETE FROM heartbeats WHERE worker = ?"
@@ -431,13 +431,12 @@ def create(
     *,
     state: bytes,
     request: bytes,
-    outcome: Outcome | None = None,
     key: str | None = None,
     key_until_end: bool = False,
     key_outlives: timedelta | None = None,
     share: Share | None = None,
 ) -> Operation[Created]:
-    """Insert a task with its request and its outcome, unless a task stands under the key."""
+    """Insert a task with its request, unless a task stands under the key."""
     place = under, namespace, owner = _optional_text(key), to_text(record.namespace), _optional_text(record.owner)
     waits = _Waits(record)
     row = (
@@ -498,8 +497,6 @@ def create(
         if cursor.execute(_INSERT_TASK, (*row, waits.since, HANDED if handed else waits.hand)).rowcount == 0:
             return Created(exists=True)
         cursor.execute(_INSERT_REQUEST, (cursor.lastrowid, request))
-        if outcome is not None:
-            cursor.execute(_INSERT_OUTCOME, (outcome.body, outcome.meta, row[0]))
         if key is not None and parent is not None:
             cursor.execute(_KEEP_CHILD, (*place, row[0], parent))
         return Created(handed=handed)
@@ -608,8 +605,8 @@ def delete(task_id: str, *, expected: int, now: datetime | None = None) -> Opera
     return run
 
 
-def heartbeat(worker: str, *, namespace: str, beats: int | None) -> Operation[int]:
-    """Count one heartbeat more, or as many as the worker has counted. Gives the count before."""
+def heartbeat(worker: str, *, namespace: str, beats: int) -> Operation[int]:
+    """Keep the count of a worker, unless it is more already. Gives the count before."""
     row = (to_text(worker), to_text(namespace), beats)
 
     def run(cursor: sqlite3.Cursor) -> int:

@@ -207,21 +207,18 @@ class SqliteStore(Inspecting):
         key_until_end: bool = False,
         key_outlives: timedelta | None = None,
         handing: Handing | None = None,
-        outcome: Outcome | None = None,
     ) -> TaskRecord:
         """Keep a new task, unless one stands under its key."""
         if handing is not None:
             handing.handed = handing.carried = False
         state = self._codec.encode_state(record)
         encoded = await encoded_request(self._codec, record.id, request)
-        kept = await encoded_outcome(self._codec, record.id, outcome)
         share = None if handing is None else handing.share
         created = await self._opened(self._writer).run(
             operations.create(
                 record,
                 state=state,
                 request=encoded,
-                outcome=kept,
                 key=key,
                 key_until_end=key_until_end,
                 key_outlives=key_outlives,
@@ -258,7 +255,7 @@ class SqliteStore(Inspecting):
         """Forget the task with all that is kept beside it if it is still at version `expected`."""
         await self._opened(self._writer).run(operations.delete(task_id, expected=expected, now=now))
 
-    async def heartbeat(self, worker: str, *, namespace: str, beats: int | None = None) -> int:
+    async def heartbeat(self, worker: str, *, namespace: str, beats: int) -> int:
         """Renew the lease of `worker`."""
         return await self._opened(self._writer).run(operations.heartbeat(worker, namespace=namespace, beats=beats))
 

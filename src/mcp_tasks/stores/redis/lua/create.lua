@@ -7,7 +7,7 @@ local state, request, status, ended = take(), take(), take(), take()
 local created, expires, milliseconds = tonumber(take()), optional(take()), optional(take())
 local key, until_end, outlives = optional(take()), take() == '1', optional(take())
 local parent = optional(take())
-local indexed, size_index, share, outcome, hint = take_indexed(), take(), take_share(), take_list(), take_list()
+local indexed, size_index, share, hint = take_indexed(), take(), take_share(), take_list()
 
 if is_sealed_against(state) then
   return SEALED
@@ -58,13 +58,13 @@ if share and is_queued(indexed) then
     and (tool_room(share, namespace, tool) or 1) > 0
 end
 
-local size = #request + #(outcome[1] or '') + #(outcome[2] or '')
+local size = #request
 local places = indexed.places
 places[#places + 1], places[#places + 2] = size_index, sized(size)
 local packed = pack(indexed)
 local fields = { 'v', version, 's', state, 'n', namespace, 'st', status, 'r', request, 'ix', packed }
 local others = {
-  o = owner[1], f = optional(ended), e = expires, k = key, h = handed and '1' or nil, b = outcome[1], m = outcome[2],
+  o = owner[1], f = optional(ended), e = expires, k = key, h = handed and '1' or nil,
   z = string.format('%.0f', size), ko = key and outlives, kc = key and outlives and string.format('%.0f', created),
 }
 for field, value in pairs(others) do

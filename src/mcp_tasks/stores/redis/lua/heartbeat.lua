@@ -1,7 +1,7 @@
--- Count one heartbeat more, or as many as the worker has counted. Gives the count before.
+-- Keep the count of a worker, unless it is more already. Gives the count before.
 -- A worker beats for one namespace: its count moves with it.
 
-local worker, beats, counted = take(), take(), optional(take())
+local worker, beats, counted = take(), take(), tonumber(take())
 -- A server without memory refuses a script at its first write, unless that one only frees memory; what follows is taken.
 -- No worker has this name.
 call('HDEL', P .. 'beating', '')
@@ -13,5 +13,5 @@ if before and before ~= beats then
 end
 call('HSET', P .. 'beating', worker, beats)
 local count = tonumber(call('HGET', P .. beats, worker) or 0)
-call('HSET', P .. beats, worker, math.max(count, tonumber(counted) or count + 1))
+call('HSET', P .. beats, worker, math.max(count, counted))
 return count
