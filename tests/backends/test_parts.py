@@ -21,7 +21,7 @@ from mcp_tasks.model import (
     TaskStatus,
 )
 from mcp_tasks.stores import Store
-from mcp_tasks.stores.base import LARGEST, ReadsTogether
+from mcp_tasks.stores.base import LARGEST
 from mcp_tasks.stores.codec import Codec
 from mcp_tasks.stores.sqlite import SqliteStore
 from mcp_tasks.testing import make_record, make_request
@@ -210,7 +210,6 @@ async def test_a_task_and_its_request_or_its_outcome_are_one_round_trip(place: P
     record, request, outcome = make_record(), make_request(arguments={"text": "ä\0"}), Outcome(body=b"1", meta=b"{}")
     ended = replace(record, version=2, **ENDED)
     async with opened(place.store()) as store:
-        assert isinstance(store, ReadsTogether)
         await store.create(record, request)
         assert await store.get_with_outcome(record.id, record.owner) == (record, None)
         await store.save(ended, expected=1, outcome=outcome)
@@ -230,7 +229,6 @@ async def test_a_large_request_is_left_out_and_an_unreadable_task_is_said(place:
     record, request = make_record(), make_request(arguments={"text": "x" * LARGEST})
     odd = make_record(owner=None, unknown={"format": 99, "readable": 99})
     async with opened(place.store()) as store:
-        assert isinstance(store, ReadsTogether)
         await store.create(record, request)
         assert await store.get_with_request(record.id) == (record, None)
         assert await store.request(record.id) == request

@@ -16,7 +16,6 @@ from harness.stored import opened
 from mcp_tasks.errors import StoreCorrupt, StoreUnavailable, UsageError, ValueNotStorable
 from mcp_tasks.model.values import Statement, database_place
 from mcp_tasks.stores.base import Handing, Hint, Share
-from mcp_tasks.stores.codec import Codec
 from mcp_tasks.stores.postgres import PostgresStore
 from mcp_tasks.stores.postgres.database import migrations
 from mcp_tasks.stores.url import store_from_url
@@ -64,30 +63,7 @@ async def test_processes_that_start_together_make_the_tables_once(shared_postgre
         assert await store.workers("demo") == dict.fromkeys(names, 1)
     with psycopg.connect(url) as connection:
         rows = connection.execute("SELECT schema, compatible_from FROM mcp_tasks_meta").fetchall()
-    # No release that is out uses what the last migration changed.
     assert rows == [(len(migrations()), len(migrations()))]
-
-
-async def test_tables_of_an_older_release_are_brought_up_to_date_and_take_tasks(shared_postgres: Postgres) -> None:
-    url = shared_postgres.new_database()
-    state = Codec().encode_state(make_record(id="old"))
-    with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute("CREATE TABLE mcp_tasks_meta (schema integer, compatible_from integer, release text)")
-        connection.execute("INSERT INTO mcp_tasks_meta VALUES (2, 1, '0.1.0')")
-        for script in migrations()[:2]:
-            connection.execute(script.encode())
-        connection.execute(
-            "INSERT INTO mcp_tasks_tasks (id, version, namespace, owner, method, name, queue, rank, status, created, "
-            "handed, at_work, writes, state) VALUES "
-            "('old', 1, '', 'alice', 'tools/call', 'render', 'default', 0, 'working', 0, false, false, '', %s)",
-            (state,),
-        )
-    async with opened(PostgresStore(url)) as store:
-        old = await store.get("old")
-        assert old is not None
-        await store.save(old.but(version=2), expected=1)
-        new = make_record()
-        assert await store.create(new, REQUEST) == new
 
 
 async def test_many_hints_are_told_in_few_round_trips(postgres_place: PostgresPlace) -> None:

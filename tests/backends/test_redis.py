@@ -17,7 +17,7 @@ from mcp_tasks.errors import InvalidOption, UsageError
 from mcp_tasks.model import JournalEntry, Outcome, TaskRecord, TaskStatus
 from mcp_tasks.stores.base import EVERYBODY, Forgotten, Handing, Hint, InSession, OwnedBy, Share, WorkLimits
 from mcp_tasks.stores.redis import RedisStore
-from mcp_tasks.stores.redis.writes import KEYS_AT_ONCE, LOOKS
+from mcp_tasks.stores.redis.store import KEYS_AT_ONCE, LOOKS
 from mcp_tasks.testing import make_record, make_request
 from mcp_tasks.testing.clock import NOON
 from tests.backends.places import RedisPlace
@@ -190,54 +190,6 @@ async def test_what_the_server_removed_hides_nothing_behind_it(store: RedisStore
     last = make_record(id="last", retention=timedelta(seconds=1))
     await store.create(replace(ended(last), version=1), REQUEST)
     assert list(await store.forget_expired(NOON + DAY, limit=1)) == [Forgotten("last", 1)]
-
-
-async def test_what_a_release_does_that_does_not_count_is_counted_again(
-    store: RedisStore, redis_place: RedisPlace
-) -> None:
-    records = [make_record() for _ in range(3)]
-    for record in records:
-        await store.create(record, REQUEST)
-
-    async def stored() -> int:
-        return (await store.usage("", OwnedBy("alice"))).stored_bytes
-
-    one = await stored() // 3
-    # It takes a task that it forgets, or saves, out of all indexes that it is in and that it does not know.
-    assert redis_place.client.zrem(redis_place.key("sized", "", "=alice"), f"{one}:{records[0].id}") == 1
-    assert redis_place.client.delete(redis_place.key("t", records[0].id)) == 1
-    assert await stored() == 2 * one
-    # As at every look from then on, and whatever is written by those that count.
-    await store.save(replace(records[1], version=2), expected=1, entries=[STEP])
-    grown = await stored()
-    assert grown > 2 * one
-    await store.delete(records[2].id, expected=1)
-    assert await stored() == grown - one
-    await store.delete(records[1].id, expected=2)
-    assert await stored() == 0
-    assert not {key for key in redis_place.names() if key.endswith((":stored", ":counted", "sized::=alice"))}
-
-
-WITHOUT_SIZE = """
-local packed = cmsgpack.unpack(redis.call('HGET', KEYS[1], 'ix'))
-packed[1][#packed[1]], packed[1][#packed[1] - 1] = nil, nil
-redis.call('HSET', KEYS[1], 'ix', cmsgpack.pack(packed))
-return redis.call('HDEL', KEYS[1], 'z')
-"""
-
-
-async def test_a_row_of_a_release_that_did_not_count_is_counted_when_it_is_saved(
-    store: RedisStore, redis_place: RedisPlace
-) -> None:
-    record = make_record(owner="bob")
-    await store.create(record, REQUEST)
-    counted = await store.usage("", OwnedBy("bob"))
-    # As that one leaves it: without a size, and without a place among those that have one.
-    redis_place.client.eval(WITHOUT_SIZE, 1, redis_place.key("t", record.id))
-    redis_place.client.delete(redis_place.key("sized", "", "=bob"))
-    assert (await store.usage("", OwnedBy("bob"))).stored_bytes == 0
-    await store.save(replace(record, version=2), expected=1)
-    assert await store.usage("", OwnedBy("bob")) == counted
 
 
 async def test_keys_that_are_over_are_forgotten_some_at_a_time(store: RedisStore, redis_place: RedisPlace) -> None:

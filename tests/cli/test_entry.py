@@ -174,7 +174,7 @@ def said(done: Done) -> str:
 def test_a_store_is_encrypted_and_only_its_key_opens_it(cli: Cli, tmp_path: Path) -> None:
     async def fill() -> None:
         store = SqliteStore(tmp_path / "tasks.db")
-        await store.open("demo")
+        await store.open()
         await store.create(make_record(namespace="demo"), make_request(arguments={"a": "secret"}))
         await store.close()
 

@@ -192,7 +192,7 @@ async def test_an_encrypted_store_needs_its_key_and_a_plain_one_stays_plain(
     key, plain = new_key(), f"sqlite:///{tmp_path / 'plain.db'}"
     for where, cipher in ((url, Keyring([key])), (plain, None)):
         store = store_from_url(where, cipher)
-        await store.open("farm")
+        await store.open()
         await store.close()
     refused = await hands("workers")
     assert refused.returncode == 10
@@ -201,5 +201,5 @@ async def test_an_encrypted_store_needs_its_key_and_a_plain_one_stays_plain(
     assert await hands.json("workers") == []
     assert (await anyio.to_thread.run_sync(cli, "workers", "--store", plain)).returncode == 0
     store = store_from_url(plain)
-    await store.open("farm")
+    await store.open()
     await store.close()

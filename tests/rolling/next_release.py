@@ -35,16 +35,13 @@ def build_next_release(folder: Path) -> Path:
 def _add_fields(package: Path) -> None:
     record = package / "model/record.py"
     _edit(record, r"(    tool_version: str \| None = None\n)", rf'\1    colour: str | None = "{COLOUR}"\n')
-    _edit(record, r"(    max_wait: timedelta \| None = None\n)", r"\1    shade: str | None = None\n")
+    _edit(record, r"(    max_wait: timedelta \| None = None\n)", rf'\1    shade: str | None = "{SHADE}"\n')
     fields = package / "stores/codec.py"
     _edit(fields, rf"FORMAT = {FORMAT}\n", f"FORMAT = {FORMAT + 1}\n")
     _edit(fields, rf"READABLE = {READABLE}\n", f"READABLE = {FORMAT}\n")
-    _edit(fields, r"(_STATE_TYPES: _Types = \{\n)", r'\1    "colour": str,\n')
-    _edit(fields, r"(    _put_times\(state, record\)\n)", r'\1    state["colour"] = record.colour or "none"\n')
-    _edit(fields, r"(        tool_version=get\(.*\n)", r'\1        colour=get("colour"),\n')
-    _edit(fields, r"(_REQUEST_TYPES: _Types = \{\n)", r'\1    "shade": str,\n')
-    _edit(fields, r'(        "method": request.method,\n)', rf'\1        "shade": "{SHADE}",\n')
-    _edit(fields, r"(        max_wait=_duration.*\n)", r'\1        shade=fields.get("shade"),\n')
+    _edit(fields, r'(    _Field\("toolVersion".*\n)', r'\1    _Field("colour", "colour", str),\n')
+    _edit(fields, r'(    _Field\("maxWait".*\n)', r'\1    _Field("shade", "shade", str),\n')
+    _edit(fields, r"return TaskRequest\(\*\*attributes\)", 'return TaskRequest(**{"shade": None, **attributes})')
 
 
 def _add_column_to_sqlite(package: Path) -> None:

@@ -78,10 +78,6 @@ class Strike:
 class _Server(MemoryStore):
     """A memory store that reads together, as stores over a network do."""
 
-    async def get_owned(self, task_id: str, owner: str | None) -> TaskRecord | None:
-        record = await self.get(task_id)
-        return record if record is not None and record.owner == owner else None
-
     async def get_with_request(self, task_id: str) -> tuple[TaskRecord, TaskRequest | None] | None:
         record = await self.get(task_id)
         return None if record is None else (record, await self.request(task_id))
@@ -170,7 +166,7 @@ class Connection:
     def __repr__(self) -> str:
         return f"Connection({self.process.name})"
 
-    async def open(self, namespace: str = "") -> None:
+    async def open(self) -> None:
         """Nothing to do."""
 
     async def close(self) -> None:
@@ -192,8 +188,20 @@ class Connection:
         return await call.future
 
 
-class TogetherConnection(Connection):
-    """The same to a store that reads a task and what belongs to it together."""
+class ApartConnection(Connection):
+    """The same to a store that does not read a task together with what belongs to it."""
+
+    async def get_owned(self, task_id: str, owner: str | None) -> TaskRecord | None:
+        record = await self.ask("get", (task_id,), {})
+        return record if record is not None and record.owner == owner else None
+
+    async def get_with_request(self, task_id: str) -> tuple[TaskRecord, None] | None:
+        record = await self.ask("get", (task_id,), {})
+        return None if record is None else (record, None)
+
+    async def get_with_outcome(self, task_id: str, owner: str | None) -> tuple[TaskRecord, None] | None:
+        record = await self.get_owned(task_id, owner)
+        return None if record is None else (record, None)
 
 
 def _verb(name: str) -> Callable[..., Coroutine[Any, Any, Any]]:
@@ -203,15 +211,13 @@ def _verb(name: str) -> Callable[..., Coroutine[Any, Any, Any]]:
     return ask
 
 
-for _name in sorted(WRITES | READS):
+for _name in sorted(WRITES | READS | TOGETHER):
     setattr(Connection, _name, _verb(_name))
-for _name in sorted(TOGETHER):
-    setattr(TogetherConnection, _name, _verb(_name))
 
 
 def connect(world: World, process: Process, *, together: bool) -> Store:
     """A connection of a process to the store."""
-    return cast("Store", TogetherConnection(world, process) if together else Connection(world, process))
+    return cast("Store", Connection(world, process) if together else ApartConnection(world, process))
 
 
 class _Call:

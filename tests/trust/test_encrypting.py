@@ -25,9 +25,8 @@ from mcp_tasks.legacy.hosting_file import HostedFile
 from mcp_tasks.model import JournalEntry, Outcome, Progress, TaskRecord, TaskStatus
 from mcp_tasks.protocol.shapes import TaskSnapshot
 from mcp_tasks.stores import Store
-from mcp_tasks.stores.base import ReadsOwned
 from mcp_tasks.stores.codec import Codec
-from mcp_tasks.stores.reencrypt import encrypt_store
+from mcp_tasks.stores.encryption import encrypt_store
 from mcp_tasks.stores.url import store_from_url
 from mcp_tasks.testing import make_record, make_request
 from mcp_tasks.testing.clock import NOON
@@ -58,7 +57,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 async def opened(url: str, cipher: Cipher | None = None) -> Store:
     store = store_from_url(url, cipher)
-    await store.open("demo")
+    await store.open()
     return store
 
 
@@ -275,7 +274,6 @@ async def test_whose_a_task_is_is_known_before_anything_of_it_is_read(
     url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = await opened(url)
-    assert isinstance(store, ReadsOwned)
     owners = ("ada", "", "=", "\\-", "nul\0", "\ud800", '["app","https://issuer.example","ada"]', None)
     for number, owner in enumerate(owners):
         await store.create(make_record(id=f"task-{number}", namespace="demo", owner=owner), REQUEST)
@@ -286,7 +284,7 @@ async def test_whose_a_task_is_is_known_before_anything_of_it_is_read(
     of_this_kind: Any = type(store)
     path = Path(url.removeprefix("sqlite:///"))
     garbling: Store = of_this_kind(path if url.startswith("sqlite") else url, codec=Garbled())
-    await garbling.open("demo")
+    await garbling.open()
     await garbling.create(make_record(id="garbled", namespace="demo", owner="ada"), REQUEST)
     await garbling.close()
     with caplog.at_level(logging.DEBUG, "mcp_tasks"):

@@ -21,7 +21,7 @@ from mcp_tasks.encryption import Cipher, Keyring, new_key
 from mcp_tasks.errors import StoreUnavailable
 from mcp_tasks.runtime.launch import NOTE, READ_AGAIN, SURE_AFTER, HiddenKeys
 from mcp_tasks.stores import MemoryStore, Store
-from mcp_tasks.stores.reencrypt import encrypt_store
+from mcp_tasks.stores.encryption import encrypt_store
 from mcp_tasks.stores.url import store_from_url
 from tests.trust.keyed import LONG_KEY, opened, told
 
@@ -79,7 +79,7 @@ def digests(text: str) -> set[bytes]:
 
 async def opened_store(url: str, cipher: Cipher | None) -> Store:
     store = store_from_url(url, cipher)
-    await store.open("keyed")
+    await store.open()
     return store
 
 

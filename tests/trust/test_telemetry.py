@@ -150,7 +150,7 @@ async def test_a_store_that_is_away_is_counted_and_still_the_same_store() -> Non
 
     numbers, store = Numbers(), Away()
     watched = timed(store, numbers)
-    await watched.open("")
+    await watched.open()
     with pytest.raises(StoreUnavailable):
         await watched.heartbeat("w", namespace="", beats=1)
     assert await watched.get("nobody") is None

@@ -31,7 +31,7 @@ from mcp_tasks.quiet import get_logger
 from mcp_tasks.runtime.child_process import end_orphans
 from mcp_tasks.runtime.lease import is_gone
 from mcp_tasks.runtime.observers import Observed, Observers, TaskChange
-from mcp_tasks.stores.base import Handing, Hint, HintFan, Inbox, ReadsOwned, ReadsTogether, Store, WorkLimits
+from mcp_tasks.stores.base import Handing, Hint, HintFan, Inbox, Store, WorkLimits
 from mcp_tasks.stores.codec import new_write_id
 
 if TYPE_CHECKING:
@@ -474,10 +474,6 @@ class Reading:
 
     def __init__(self, runtime: TaskRuntime) -> None:
         self._runtime = runtime
-        self._together = runtime.store if isinstance(runtime.store, ReadsTogether) else None
-        # Whose a task is has to be known before any of it is read or decoded: a stranger would notice by the time that
-        # there is such a task.
-        self._owned = runtime.store if isinstance(runtime.store, ReadsOwned) else None
 
     async def find(self, task_id: str) -> TaskRecord:
         """The task as it is now, whoever owns it.
@@ -500,24 +496,14 @@ class Reading:
             UnknownTask: There is no such task for this owner.
             TaskUnreadable: There is, and its row cannot be read.
         """
-        if self._owned is None:
-            return await self._get_compared(task_id, owner)
         try:
-            record = await self._owned.get_owned(task_id, owner) if len(task_id) <= MAX_ID_LENGTH else None
+            # The owner is compared before any of the task is read or decoded: a stranger would notice by the time that
+            # there is such a task.
+            record = await self._runtime.store.get_owned(task_id, owner) if len(task_id) <= MAX_ID_LENGTH else None
         except TaskUnreadable as exc:
             self._runtime.janitor.note_trouble(task_id, exc)
             raise
         return _owned(self._here(task_id, record, self._runtime.now()), owner)
-
-    async def _get_compared(self, task_id: str, owner: str | None) -> TaskRecord:
-        """The same from a store that reads a task to see whose it is."""
-        try:
-            record = await self.find(task_id)
-        except TaskUnreadable as exc:
-            if exc.owner == owner:
-                raise
-            raise UnknownTask(task_id) from exc
-        return _owned(record, owner)
 
     async def get_with_outcome(self, task_id: str, *, owner: str | None) -> tuple[TaskRecord, Outcome | None]:
         """The task as it is now, for its owner, and how it ended where the store gives that in the same look. Where it
@@ -527,14 +513,14 @@ class Reading:
             UnknownTask: There is no such task for this owner.
             TaskUnreadable: There is, and its row cannot be read.
         """
-        if self._together is not None and len(task_id) <= MAX_ID_LENGTH:
-            try:
-                record, outcome = await self._together.get_with_outcome(task_id, owner) or (None, None)
-            except TaskUnreadable:
-                # Which of the two it is, and what is to be done, is found by asking for each.
-                return await self.get(task_id, owner=owner), None
-            return _owned(self._here(task_id, record, self._runtime.now()), owner), outcome
-        return await self.get(task_id, owner=owner), None
+        if len(task_id) > MAX_ID_LENGTH:
+            raise UnknownTask(task_id)
+        try:
+            record, outcome = await self._runtime.store.get_with_outcome(task_id, owner) or (None, None)
+        except TaskUnreadable:
+            # Which of the two it is, and what is to be done, is found by asking for each.
+            return await self.get(task_id, owner=owner), None
+        return _owned(self._here(task_id, record, self._runtime.now()), owner), outcome
 
     async def is_current(self, record: TaskRecord, *, owner: str | None, now: datetime) -> bool:
         """Whether a task that was read before is still as it was then. No more of it is read than its version.

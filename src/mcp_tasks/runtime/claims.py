@@ -38,7 +38,6 @@ from mcp_tasks.runtime.policy import ToolPolicy
 from mcp_tasks.runtime.replay import Replay, version_entry
 from mcp_tasks.runtime.run import Run, failed
 from mcp_tasks.runtime.suspend import Lines, Place
-from mcp_tasks.stores.base import ReadsTogether
 from mcp_tasks.stores.codec import new_write_id
 
 if TYPE_CHECKING:
@@ -192,7 +191,6 @@ class Claims:
         self._made: dict[str, tuple[TaskRecord, TaskRequest, ToolPolicy]] = {}
         self._crowded_out = CrowdedOut()
         self._lines = Lines()
-        self._together = runtime.store if isinstance(runtime.store, ReadsTogether) else None
 
     def add_made(self, record: TaskRecord, request: TaskRequest, policy: ToolPolicy) -> None:
         """A task that was made as claimed, and is about to be run."""
@@ -380,12 +378,11 @@ class Claims:
 
     async def _look(self, task_id: str) -> tuple[TaskRecord | None, TaskRequest | None]:
         """The task, and what was asked for where that comes with it: of a new task, all that a claim has to read."""
-        if self._together is not None:
-            try:
-                return await self._together.get_with_request(task_id) or (None, None)
-            except TaskUnreadable:
-                # If it is only the request, the task can be ended with words.
-                logger.debug("task %s… cannot be read in one look", task_id[:12])
+        try:
+            return await self._runtime.store.get_with_request(task_id) or (None, None)
+        except TaskUnreadable:
+            # If it is only the request, the task can be ended with words.
+            logger.debug("task %s… cannot be read in one look", task_id[:12])
         return await self._runtime.store.get(task_id), None
 
     async def _request_of(self, record: TaskRecord) -> TaskRequest | None:

@@ -31,7 +31,7 @@ from mcp_tasks.quiet import shielded
 from mcp_tasks.runtime.patience import until_available
 from mcp_tasks.runtime.policy import ToolPolicy
 from mcp_tasks.runtime.suspend import to_the_end
-from mcp_tasks.stores.base import EVERYBODY, UNOWNED, FindsKeys, OwnedBy, Owners, Store, Usage
+from mcp_tasks.stores.base import EVERYBODY, UNOWNED, OwnedBy, Owners, Store, Usage
 from mcp_tasks.stores.codec import new_write_id
 
 if TYPE_CHECKING:
@@ -139,10 +139,8 @@ class Launching:
     async def _standing(
         self, key: str, owner: str | None, fingerprint: str | None, *, until_end: bool
     ) -> TaskRecord | None:
-        """The task that stands under a key; None if there is none, or the store cannot say."""
+        """The task that stands under a key; None if there is none."""
         runtime = self._runtime
-        if not isinstance(runtime.store, FindsKeys):
-            return None
         task_id = await runtime.store.id_under(key, namespace=runtime.namespace, owner=owner)
         found = None if task_id is None else await runtime.store.get(task_id)
         if found is None or is_expired(found, runtime.now()) or (until_end and found.is_final):

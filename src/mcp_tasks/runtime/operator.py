@@ -24,7 +24,7 @@ from mcp_tasks.runtime.launch import new_task_id
 from mcp_tasks.runtime.lease import draining_workers, is_gone, set_draining
 from mcp_tasks.runtime.observers import Observer, Observers
 from mcp_tasks.runtime.store_clock import StoreClock
-from mcp_tasks.stores.base import EVERYBODY, UNOWNED, InSession, Inspects, OwnedBy, Page, Store, Whose
+from mcp_tasks.stores.base import EVERYBODY, UNOWNED, InSession, OwnedBy, Page, Store, Whose
 
 # ---- filtering
 # Tasks for an operator, by what they are: as much by the indexes of the store as can be, the rest by looking at them.
@@ -262,13 +262,7 @@ class Operator:
     # Looking
 
     async def namespaces(self) -> Sequence[str]:
-        """Whose tasks are in the store.
-
-        Raises:
-            UsageError: The store cannot tell.
-        """
-        if not isinstance(self.store, Inspects):
-            raise UsageError(f"{self.store!r} cannot tell whose tasks it has: name the namespace")
+        """Whose tasks are in the store."""
         return await self.store.namespaces()
 
     async def list(
@@ -420,7 +414,7 @@ async def check_there(store: Store) -> None:
         UsageError: There is none there, or it is one of an older release.
         StoreError: It cannot be used; the message says why.
     """
-    standing = await store.standing() if isinstance(store, Inspects) else "current"
+    standing = await store.standing()
     if standing == "absent":
         raise UsageError(f"there is no task store ({store!r}): no server has kept tasks there yet")
     if standing == "older":

@@ -255,10 +255,8 @@ class Replay:
             case "refusal":
                 self.answers[entry.key] = Refusal(entry.value)
             case "timer":
-                if not isinstance(entry.value, int):
-                    # The first release kept the instant alone, by its place; such a sleep is begun anew.
-                    self._timers[entry.key] = from_micros(entry.value["until"])
-                    self.begun[ResultId("timer", entry.key)] = entry.value
+                self._timers[entry.key] = from_micros(entry.value["until"])
+                self.begun[ResultId("timer", entry.key)] = entry.value
             case "step":
                 self.results[ResultId("step", entry.key)] = _read_step(entry)
             case "done":

@@ -246,7 +246,7 @@ class TaskRuntime:
         Raises:
             StoreError: The store cannot be used; the message says why.
         """
-        await self.store.open(self.namespace)
+        await self.store.open()
         if self._store_clock is not None:
             try:
                 await self._store_clock.measure()

@@ -46,7 +46,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import Enum
 from functools import partial
-from typing import Final, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Final, Literal, Protocol, TypeAlias
 
 import anyio
 from anyio.lowlevel import checkpoint
@@ -259,6 +259,13 @@ class Forgotten:
     record: TaskRecord | None = None
 
 
+LARGEST: Final = 64 * 1024
+"""Bytes of a request that is read with its task: the task may be one that cannot be run, and then a large request would
+have been read for nothing."""
+
+Standing: TypeAlias = Literal["absent", "older", "current"]
+"""Whether `open` would make something new, change what is there, or find it as it needs it."""
+
 LARGEST_NOTE: Final = 64 * 1024
 """Bytes. A note is a small thing that a server remembers beside its tasks, and is read whole."""
 
@@ -266,11 +273,8 @@ LARGEST_NOTE: Final = 64 * 1024
 class Store(Protocol):
     """Keeps task records, their journals, and who is alive to run them."""
 
-    async def open(self, namespace: str = "") -> None:
+    async def open(self) -> None:
         """Make the store ready for use. Opening an open store does nothing.
-
-        Tasks that were written before tasks had a namespace become those of `namespace`, once: whoever opens a store of
-        the first release first gets them. Otherwise the store is the same whatever the namespace.
 
         Raises:
             StoreUnavailable: It cannot be reached or locked now.
@@ -344,6 +348,40 @@ class Store(Protocol):
         Raises:
             TaskUnreadable: There is such a task, but not in a state that can be read.
         """
+        ...
+
+    async def get_owned(self, task_id: str, owner: str | None) -> TaskRecord | None:
+        """The record as of now; None if the owner has no such task. Another owner's task is not read if the store can
+        avoid that, so that it takes as long as if there were none.
+
+        Raises:
+            TaskUnreadable: The owner has one, and it cannot be read.
+        """
+        ...
+
+    async def get_with_request(self, task_id: str) -> tuple[TaskRecord, TaskRequest | None] | None:
+        """The record as of now and its request, or None: for a store where each look is a round trip.
+
+        The request is left out if it is larger than `LARGEST`, or missing, or would be another look; then `request`
+        is asked for it.
+
+        Raises:
+            TaskUnreadable: One of the two cannot be read. `get` and `request` say which.
+        """
+        ...
+
+    async def get_with_outcome(self, task_id: str, owner: str | None) -> tuple[TaskRecord, Outcome | None] | None:
+        """The record as of now and how the task ended; None if the owner has no such task, of which nothing is read.
+
+        The outcome is left out if there is none, or it would be another look; then `outcome` is asked for it.
+
+        Raises:
+            TaskUnreadable: One of the two cannot be read. `get` and `outcome` say which.
+        """
+        ...
+
+    async def id_under(self, key: str, *, namespace: str, owner: str | None) -> str | None:
+        """The id of the task that stands under an idempotency key, expired or not; None if none does."""
         ...
 
     async def request(self, task_id: str) -> TaskRequest | None:
@@ -561,6 +599,19 @@ class Store(Protocol):
         """
         ...
 
+    async def standing(self) -> Standing:
+        """What `open` would find. Makes and changes nothing, and may be asked before `open`.
+
+        Raises:
+            StoreUnavailable: It cannot be reached now.
+            StoreCorrupt: What is there is not a store of ours, or one of a newer release that this one may not use.
+        """
+        ...
+
+    async def namespaces(self) -> Sequence[str]:
+        """Every namespace that has a task or a worker, in order: for operators. It need not be quick."""
+        ...
+
     def notifier(self) -> Notifier:
         """What carries hints between the processes that share this store."""
         ...
@@ -580,86 +631,6 @@ class Notifier(Protocol):
 
         A slow reader loses the older of two hints for one task, never the newest.
         """
-        ...
-
-
-# ---- together
-# Reading in one look what a claim needs, or a poll: for a store where each look is a round trip.
-
-
-LARGEST: Final = 64 * 1024
-"""Bytes of a request that is read with its task. Who looks at a task may find that it cannot be run, and then a large
-request would have been read for nothing."""
-
-
-@runtime_checkable
-class ReadsTogether(Protocol):
-    """A store that gives a task and what is kept beside it in one round trip."""
-
-    async def get_with_request(self, task_id: str) -> tuple[TaskRecord, TaskRequest | None] | None:
-        """The record as of now and its request, or None; without the request if that is large, or missing.
-
-        Raises:
-            TaskUnreadable: One of the two cannot be read. Which, `Store.get` and `Store.request` say.
-        """
-        ...
-
-    async def get_with_outcome(self, task_id: str, owner: str | None) -> tuple[TaskRecord, Outcome | None] | None:
-        """The record as of now and how the task ended, if it has; None if the owner has no such task, of which nothing
-        is read then.
-
-        Raises:
-            TaskUnreadable: One of the two cannot be read. Which, `Store.get` and `Store.outcome` say.
-        """
-        ...
-
-
-@runtime_checkable
-class ReadsOwned(Protocol):
-    """A store that sees whose a task is before it reads the rest."""
-
-    async def get_owned(self, task_id: str, owner: str | None) -> TaskRecord | None:
-        """The record as of now; None if the owner has no such task. What another has is not read, whatever its size, so
-        that it takes as long as if there were none.
-
-        Raises:
-            TaskUnreadable: The owner has one, and it cannot be read.
-        """
-        ...
-
-
-# ---- inspecting
-# What a store may be asked beyond `Store`: whether it is one, whose tasks are in it, and what stands under a key.
-
-
-Standing: TypeAlias = Literal["absent", "older", "current"]
-"""Whether `open` would make something new, change what is there, or find it as it needs it."""
-
-
-@runtime_checkable
-class Inspects(Protocol):
-    """A store that tells what it is. By shape: the driver of its database may not be there."""
-
-    async def standing(self) -> Standing:
-        """What is there. Makes and changes nothing, and may be asked before `open`.
-
-        Raises:
-            StoreUnavailable: It cannot be reached now.
-            StoreCorrupt: What is there is not a store of ours, or one of a newer release that this one may not use.
-        """
-        ...
-
-    async def namespaces(self) -> Sequence[str]:
-        """Every namespace that has a task or a worker, in order. It need not be quick."""
-        ...
-
-
-@runtime_checkable
-class FindsKeys(Protocol):
-    """A store that finds a task by its idempotency key without making one."""
-
-    async def id_under(self, key: str, *, namespace: str, owner: str | None) -> str | None:
-        """The id of the task that stands under a key, expired or not; None if none does."""
         ...
 
 

@@ -13,25 +13,17 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from operator import attrgetter
 from types import MappingProxyType, NoneType
 from typing import Any, Final, TypeAlias, TypeVar, cast
 
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
 from mcp_tasks.encryption import Cipher, Keyring
-from mcp_tasks.errors import (
-    SHOWN_OF_AN_ID,
-    CannotDecrypt,
-    StoreCorrupt,
-    StoreUnavailable,
-    TaskExists,
-    TaskUnreadable,
-    ValueNotStorable,
-    VersionConflict,
-    short_id,
-)
+from mcp_tasks.errors import CannotDecrypt, StoreCorrupt, TaskUnreadable, ValueNotStorable
 from mcp_tasks.model.json import (
     LARGE,
     JsonObject,
@@ -46,7 +38,6 @@ from mcp_tasks.model.limits import expires_at
 from mcp_tasks.model.record import (
     DEFAULT_QUEUE,
     ENTRY_KINDS,
-    OTHER_WRITES,
     ChildProcess,
     EntryKind,
     InputBook,
@@ -59,7 +50,6 @@ from mcp_tasks.model.record import (
     TaskStatus,
     WriteId,
 )
-from mcp_tasks.quiet import get_logger
 from mcp_tasks.stores.base import LARGEST_NOTE
 
 __all__ = ["Cipher", "Codec", "entry_part", "note_id", "part_id"]
@@ -150,284 +140,101 @@ def decode_cursor(cursor: str) -> tuple[int, str]:
 
 
 # ---- fields
-# Records and requests as JSON objects, with a format number.
+# Records and requests as JSON objects. What is unset is left out. One line for each field: a new field is a new line,
+# and a raised FORMAT where older releases must not go on without it.
 
 
-FORMAT = 6
+FORMAT = 1
+"""The format of records that this release writes."""
 
-READABLE = 5
+READABLE = 1
 """The first format whose releases may read, and write back, what is written now."""
 
 NOT_OURS = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
 """What reading fields may raise that this file did not write."""
 
 _NOTHING: JsonObject = MappingProxyType({})
-_NO_INPUTS = InputBook()
-
-_Types: TypeAlias = Mapping[str, type | tuple[type, ...]]
-
-_STATE_TYPES: _Types = {
-    "format": int,
-    "readable": int,
-    "status": str,
-    "trial": str,
-    "pause": str,
-    "queue": str,
-    "priority": int,
-    "toolVersion": (str, NoneType),
-    "fingerprint": str,
-    "trace": str,
-    "rerunOf": str,
-    "processes": str,
-    "writes": str,
-    "owner": (str, NoneType),
-    "method": str,
-    "name": str,
-    "created": int,
-    "updated": int,
-    "finished": int,
-    "started": int,
-    "wake": int,
-    "retention": int,
-    "poll": int,
-    "version": int,
-    "attempt": int,
-    "lost": int,
-    "message": str,
-    "worker": str,
-    "announced": bool,
-    "isError": bool,
-    "session": str,
-    "parent": str,
-    "progress": list,
-    "inputs": dict,
-}
-_REQUEST_TYPES: _Types = {
-    "method": str,
-    "name": str,
-    "version": str,
-    "arguments": dict,
-    "meta": dict,
-    "clientInfo": (dict, NoneType),
-    "clientCapabilities": dict,
-    "inputResponses": dict,
-    "requestState": str,
-    "maxWait": int,
-}
+_ALWAYS: Final = object()
+"""Equals no value: the field is written always."""
 
 
-def request_fields(request: TaskRequest) -> dict[str, Any]:
-    """What was asked for. What is unset is left out."""
-    fields: dict[str, Any] = {
-        "method": request.method,
-        "name": request.name,
-        "arguments": _plain(request.arguments),
-        "meta": _plain(request.meta),
-        "version": request.protocol_version,
-        "clientInfo": None if request.client_info is None else _plain(request.client_info),
-        "clientCapabilities": _plain(request.client_capabilities),
-    }
-    if request.input_responses is not None:
-        fields["inputResponses"] = _plain(request.input_responses)
-    if request.request_state is not None:
-        fields["requestState"] = request.request_state
-    if request.max_wait is not None:
-        fields["maxWait"] = request.max_wait // MICROSECOND
-    return fields
+@dataclass(frozen=True, slots=True)
+class _Field:
+    """How one attribute of a record or a request is kept.
+
+    Attributes:
+        unset: The value that is not written.
+        write: Makes JSON of the value, if it is none.
+        read: Makes the value of the JSON.
+    """
+
+    key: str
+    attribute: str
+    types: type | tuple[type, ...]
+    unset: object = None
+    write: Callable[[Any], Any] | None = None
+    read: Callable[[Any], Any] | None = None
 
 
-def request_from(fields: JsonObject) -> TaskRequest:
-    """The request with these fields; raises one of `NOT_OURS` if they are damaged."""
-    _checked(fields, _REQUEST_TYPES)
-    return TaskRequest(
-        method=fields["method"],
-        name=fields["name"],
-        arguments=fields["arguments"],
-        meta=fields["meta"],
-        protocol_version=fields["version"],
-        client_info=fields["clientInfo"],
-        client_capabilities=fields["clientCapabilities"],
-        input_responses=fields.get("inputResponses"),
-        request_state=fields.get("requestState"),
-        max_wait=_duration(fields.get("maxWait")),
-    )
+class _Fields:
+    """All fields of a record, or of a request."""
 
+    def __init__(self, *fields: _Field) -> None:
+        self._keys = [field.key for field in fields]
+        self._parts = attrgetter(*(field.attribute for field in fields))
+        self._unset = [(field.key, field.unset) for field in fields if field.unset not in (None, _ALWAYS)]
+        self._write = [(field.key, field.write) for field in fields if field.write is not None]
+        self._read = {field.key: (field.types, field.attribute, field.read) for field in fields}
+        self._required = frozenset(field.key for field in fields if field.unset is _ALWAYS)
 
-def state_fields(record: TaskRecord) -> dict[str, Any]:
-    """All of a record but its id and namespace. What is unset is left out."""
-    state: dict[str, Any] = {
-        "format": FORMAT,
-        "owner": record.owner,
-        "method": record.method,
-        "name": record.name,
-        "status": record.status.value,
-        "created": to_micros(record.created_at),
-        "updated": to_micros(record.updated_at),
-        "version": record.version,
-        "attempt": record.attempt,
-    }
-    if READABLE < FORMAT:
-        state["readable"] = READABLE
-    if record.status_message is not None:
-        state["message"] = record.status_message
-    if record.progress is not None:
-        state["progress"] = [record.progress.progress, record.progress.total, record.progress.message]
-    if record.is_error:
-        state["isError"] = True
-    if record.inputs.used:
-        state["inputs"] = _inputs(record.inputs)
-    if record.worker is not None:
-        state["worker"] = record.worker
-    if record.lost:
-        state["lost"] = record.lost
-    if record.trial is not None:
-        state["trial"] = record.trial
-    if record.pause is not None:
-        state["pause"] = record.pause
-    if not record.announced:
-        state["announced"] = False
-    if record.session is not None:
-        state["session"] = record.session
-    if record.parent is not None:
-        state["parent"] = record.parent
-    if record.queue != DEFAULT_QUEUE:
-        state["queue"] = record.queue
-    if record.priority:
-        state["priority"] = record.priority
-    if record.tool_version is not None:
-        state["toolVersion"] = record.tool_version
-    if record.fingerprint is not None:
-        state["fingerprint"] = record.fingerprint
-    if record.trace is not None:
-        state["trace"] = record.trace
-    if record.rerun_of is not None:
-        state["rerunOf"] = record.rerun_of
-    if record.processes:
-        state["processes"] = " ".join(map(_process, record.processes))
-    if record.writes:
-        state["writes"] = " ".join(map(_write, record.writes))
-    _put_times(state, record)
-    # Last: a newer format stays the one that it is.
-    return {**state, **record.unknown} if record.unknown else state
+    def write(self, value: object) -> dict[str, Any]:
+        """The JSON of a record, or of a request."""
+        # In passes: most fields are None, or are written as they are.
+        fields = {key: part for key, part in zip(self._keys, self._parts(value), strict=True) if part is not None}
+        for key, unset in self._unset:
+            if fields[key] == unset:
+                del fields[key]
+        for key, write in self._write:
+            if key in fields:
+                fields[key] = write(fields[key])
+        return fields
 
-
-def is_readable(fields: JsonObject) -> bool:
-    """Whether this release may read a state with these fields, and write it back."""
-    return fields["format"] <= FORMAT or fields.get("readable", fields["format"]) <= FORMAT
-
-
-def record_from(task_id: str, namespace: str, fields: JsonObject) -> TaskRecord:
-    """The record with these fields; raises one of `NOT_OURS` if they are damaged."""
-    unknown = _checked(fields, _STATE_TYPES)
-    get = fields.get
-    progress, inputs = get("progress"), get("inputs")
-    return TaskRecord(
-        id=task_id,
-        namespace=namespace,
-        owner=fields["owner"],
-        method=fields["method"],
-        name=fields["name"],
-        status=TaskStatus(fields["status"]),
-        status_message=get("message"),
-        progress=None if progress is None else _progress_from(*progress),
-        inputs=_NO_INPUTS if inputs is None else _inputs_from(inputs),
-        is_error=get("isError", False),
-        created_at=from_micros(fields["created"]),
-        updated_at=from_micros(fields["updated"]),
-        finished_at=_instant(get("finished")),
-        started_at=_instant(get("started")),
-        wake_at=_instant(get("wake")),
-        retention=_duration(get("retention")),
-        poll_interval=_duration(get("poll")),
-        attempt=fields["attempt"],
-        worker=get("worker"),
-        lost=get("lost", 0),
-        trial=get("trial"),
-        pause=get("pause"),
-        announced=get("announced", True),
-        session=get("session"),
-        parent=get("parent"),
-        queue=get("queue", DEFAULT_QUEUE),
-        priority=get("priority", 0),
-        tool_version=get("toolVersion"),
-        fingerprint=get("fingerprint"),
-        trace=get("trace"),
-        rerun_of=get("rerunOf"),
-        processes=tuple(map(_process_from, get("processes", "").split())),
-        writes=tuple(map(_write_from, get("writes", "").split())),
-        unknown=unknown if fields["format"] <= FORMAT else _of_newer(fields, unknown),
-        version=fields["version"],
-    )
-
-
-def _of_newer(fields: JsonObject, unknown: JsonObject) -> JsonObject:
-    """What this release does not know of a newer format: also which it is."""
-    return {**unknown, "format": fields["format"], "readable": fields["readable"]}
+    def read(self, fields: JsonObject) -> tuple[dict[str, Any], dict[str, JsonValue]]:
+        """The attributes, and the fields that are not known; raises one of `NOT_OURS` if they are damaged."""
+        if not fields.keys() >= self._required:
+            raise LookupError(f"{', '.join(sorted(self._required - fields.keys()))} is missing")
+        attributes: dict[str, Any] = {}
+        unknown: dict[str, JsonValue] = {}
+        known = self._read
+        for key, value in fields.items():
+            if key not in known:
+                unknown[key] = value
+                continue
+            types, attribute, read = known[key]
+            if type(value) is not types and not isinstance(value, types):
+                raise TypeError(f"{key!r} is of the type {type(value).__name__}")
+            attributes[attribute] = value if read is None else read(value)
+        return attributes, unknown
 
 
 def _plain(value: Mapping[str, Any]) -> dict[str, Any]:
     return value if isinstance(value, dict) else dict(value)
 
 
-def _inputs(inputs: InputBook) -> dict[str, Any]:
-    return {
-        "open": {key: _ask(ask) for key, ask in inputs.outstanding.items()},
-        "used": sorted(inputs.used),
-    }
+def _duration(micros: int) -> timedelta:
+    return micros * MICROSECOND
 
 
-def _ask(ask: InputRequest) -> list[Any]:
-    fields = [ask.method, _plain(ask.params), None if ask.deadline is None else to_micros(ask.deadline)]
-    return fields if ask.hosted_as is None else [*fields, ask.hosted_as]
+def _micros(duration: timedelta) -> int:
+    return duration // MICROSECOND
 
 
-def _write(write: WriteId) -> str:
-    return f"{write.writer}:{write.number}" if write.number else write.writer
+def _progress(progress: Progress) -> list[Any]:
+    return [progress.progress, progress.total, progress.message]
 
 
-def _write_from(text: str) -> WriteId:
-    writer, _, number = text.partition(":")
-    return WriteId(writer, int(number or 0))
-
-
-def _process(process: ChildProcess) -> str:
-    # None of these has a slash or a space in it: see `describe` in runtime/child_process.py.
-    return "/".join((str(process.attempt), str(process.group), process.started, process.boot, process.host))
-
-
-def _process_from(text: str) -> ChildProcess:
-    attempt, group, started, boot, host = text.split("/")
-    return ChildProcess(attempt=int(attempt), group=int(group), started=started, boot=boot, host=host)
-
-
-def _put_times(state: dict[str, Any], record: TaskRecord) -> None:
-    for key, instant in (
-        ("finished", record.finished_at),
-        ("started", record.started_at),
-        ("wake", record.wake_at),
-    ):
-        if instant is not None:
-            state[key] = to_micros(instant)
-    for key, duration in (("retention", record.retention), ("poll", record.poll_interval)):
-        if duration is not None:
-            state[key] = duration // MICROSECOND
-
-
-def _checked(fields: JsonObject, types: _Types) -> JsonObject:
-    """The fields that are not known, unless one that is is of another type than is ever written."""
-    unknown: dict[str, JsonValue] | None = None
-    for key, value in fields.items():
-        expected = types.get(key)
-        if type(value) is expected:
-            continue
-        if expected is None:
-            unknown = {**(unknown or {}), key: value}
-        elif not isinstance(value, expected):
-            raise TypeError(f"{key!r} is of the type {type(value).__name__}")
-    return _NOTHING if unknown is None else unknown
-
-
-def _progress_from(progress: float, total: float | None, message: str | None) -> Progress:
+def _progress_from(fields: list[Any]) -> Progress:
+    progress, total, message = fields
     if not isinstance(progress, int | float) or not isinstance(total, int | float | None):
         raise TypeError("'progress' is not a number")
     if not isinstance(message, str | None):
@@ -435,31 +242,120 @@ def _progress_from(progress: float, total: float | None, message: str | None) ->
     return Progress(progress=progress, total=total, message=message)
 
 
-def _inputs_from(fields: JsonObject) -> InputBook:
+def _inputs(inputs: InputBook) -> dict[str, Any]:
+    asked: dict[str, list[Any]] = {}
+    for key, ask in inputs.outstanding.items():
+        asked[key] = [ask.method, _plain(ask.params), None if ask.deadline is None else to_micros(ask.deadline)]
+        if ask.hosted_as is not None:
+            asked[key].append(ask.hosted_as)
+    return {"open": asked, "used": sorted(inputs.used)}
+
+
+def _inputs_from(fields: dict[str, Any]) -> InputBook:
     asked = cast("dict[str, list[Any]]", fields["open"])
-    return InputBook(
-        outstanding={key: _ask_from(*ask) for key, ask in asked.items()},
-        used=frozenset(fields["used"]),
-    )
+    return InputBook(outstanding={key: _ask_from(*ask) for key, ask in asked.items()}, used=frozenset(fields["used"]))
 
 
-def _ask_from(
-    method: str, params: JsonObject, deadline: int | None = None, hosted_as: str | None = None
-) -> InputRequest:
-    # The first release had no deadlines.
+def _ask_from(method: str, params: JsonObject, deadline: int | None, hosted_as: str | None = None) -> InputRequest:
     if not isinstance(method, str) or not isinstance(params, dict):
         raise TypeError("an open question is not a method with its params")
     if not isinstance(hosted_as, str | None):
         raise TypeError("the client's task that holds a question is not named by a string")
-    return InputRequest(method=method, params=params, deadline=_instant(deadline), hosted_as=hosted_as)
+    until = None if deadline is None else from_micros(deadline)
+    return InputRequest(method=method, params=params, deadline=until, hosted_as=hosted_as)
 
 
-def _instant(micros: int | None) -> datetime | None:
-    return None if micros is None else from_micros(micros)
+def _writes(writes: Iterable[WriteId]) -> str:
+    return " ".join(f"{write.writer}:{write.number}" if write.number else write.writer for write in writes)
 
 
-def _duration(micros: int | None) -> timedelta | None:
-    return None if micros is None else micros * MICROSECOND
+def _writes_from(text: str) -> tuple[WriteId, ...]:
+    parts = [each.partition(":") for each in text.split()]
+    return tuple([WriteId(writer, int(number or 0)) for writer, _, number in parts])
+
+
+def _processes(processes: Iterable[ChildProcess]) -> str:
+    # No part has a slash or a space in it: see `describe` in runtime/child_process.py.
+    return " ".join(f"{each.attempt}/{each.group}/{each.started}/{each.boot}/{each.host}" for each in processes)
+
+
+def _processes_from(text: str) -> tuple[ChildProcess, ...]:
+    parts = (each.split("/") for each in text.split())
+    return tuple(
+        ChildProcess(attempt=int(attempt), group=int(group), started=started, boot=boot, host=host)
+        for attempt, group, started, boot, host in parts
+    )
+
+
+_STATE_FIELDS: Final = _Fields(
+    _Field("owner", "owner", str),
+    _Field("method", "method", str, _ALWAYS),
+    _Field("name", "name", str, _ALWAYS),
+    _Field("status", "status", str, _ALWAYS, attrgetter("value"), TaskStatus),
+    _Field("created", "created_at", int, _ALWAYS, to_micros, from_micros),
+    _Field("updated", "updated_at", int, _ALWAYS, to_micros, from_micros),
+    _Field("version", "version", int, _ALWAYS),
+    _Field("attempt", "attempt", int, _ALWAYS),
+    _Field("message", "status_message", str),
+    _Field("progress", "progress", list, None, _progress, _progress_from),
+    _Field("isError", "is_error", bool, False),
+    _Field("inputs", "inputs", dict, InputBook(), _inputs, _inputs_from),
+    _Field("worker", "worker", str),
+    _Field("lost", "lost", int, 0),
+    _Field("trial", "trial", str),
+    _Field("pause", "pause", str),
+    _Field("announced", "announced", bool, True),
+    _Field("session", "session", str),
+    _Field("parent", "parent", str),
+    _Field("queue", "queue", str, DEFAULT_QUEUE),
+    _Field("priority", "priority", int, 0),
+    _Field("toolVersion", "tool_version", str),
+    _Field("fingerprint", "fingerprint", str),
+    _Field("trace", "trace", str),
+    _Field("rerunOf", "rerun_of", str),
+    _Field("processes", "processes", str, (), _processes, _processes_from),
+    _Field("writes", "writes", str, (), _writes, _writes_from),
+    _Field("finished", "finished_at", int, None, to_micros, from_micros),
+    _Field("started", "started_at", int, None, to_micros, from_micros),
+    _Field("wake", "wake_at", int, None, to_micros, from_micros),
+    _Field("retention", "retention", int, None, _micros, _duration),
+    _Field("poll", "poll_interval", int, None, _micros, _duration),
+)
+_REQUEST_FIELDS: Final = _Fields(
+    _Field("method", "method", str, _ALWAYS),
+    _Field("name", "name", str, _ALWAYS),
+    _Field("arguments", "arguments", dict, _ALWAYS, _plain),
+    _Field("meta", "meta", dict, _ALWAYS, _plain),
+    _Field("version", "protocol_version", str, _ALWAYS),
+    _Field("clientInfo", "client_info", dict, None, _plain),
+    _Field("clientCapabilities", "client_capabilities", dict, _ALWAYS, _plain),
+    _Field("inputResponses", "input_responses", dict, None, _plain),
+    _Field("requestState", "request_state", str),
+    _Field("maxWait", "max_wait", int, None, _micros, _duration),
+)
+
+
+def _state_fields(record: TaskRecord) -> dict[str, Any]:
+    """All of a record but its id and namespace."""
+    state = {"format": FORMAT} if READABLE == FORMAT else {"format": FORMAT, "readable": READABLE}
+    # What is unknown comes last: a newer format stays the one that it is.
+    return {**state, **_STATE_FIELDS.write(record), **record.unknown}
+
+
+def _record_from(task_id: str, namespace: str, fields: JsonObject, *, owner: str | None) -> TaskRecord:
+    """The record with these fields; raises one of `NOT_OURS` if they are damaged."""
+    written, readable = fields["format"], fields.get("readable", fields["format"])
+    for number in (written, readable):
+        if type(number) is not int:
+            raise TypeError(f"'format' is of the type {type(number).__name__}")
+    if written > FORMAT and readable > FORMAT:
+        raise TaskUnreadable(task_id, _newer(f"format {written}"), owner=owner)
+    attributes, unknown = _STATE_FIELDS.read(fields)
+    if written <= FORMAT:
+        del unknown["format"]
+        unknown.pop("readable", None)
+    attributes.setdefault("owner", None)
+    return TaskRecord(id=task_id, namespace=namespace, **attributes, unknown=unknown or _NOTHING)
 
 
 T = TypeVar("T")
@@ -507,7 +403,7 @@ class Codec:
         Raises:
             ValueNotStorable: Something in it is not JSON. So it is for the other methods that encode.
         """
-        return self._seal(part_id(record.id, STATE), _encoded(state_fields(record)))
+        return self._seal(part_id(record.id, STATE), _encoded(_state_fields(record)))
 
     def decode_state(self, task_id: str, data: object, *, namespace: str, owner: str | None = None) -> TaskRecord:
         """The record behind its bytes.
@@ -522,26 +418,33 @@ class Codec:
         """
 
         def decode(plain: bytes) -> TaskRecord:
-            fields = _decoded(plain)
-            if not is_readable(fields):
-                raise TaskUnreadable(task_id, _newer(f"format {fields['format']}"), owner=owner)
-            return record_from(task_id, namespace, fields)
+            return _record_from(task_id, namespace, _decoded(plain), owner=owner)
 
         return self._decoded(task_id, STATE, data, decode, "its row", owner)
 
     def encode_request(self, task_id: str, request: TaskRequest) -> bytes:
         """The request of a task."""
-        fields = request_fields(request)
-        return self.encode_request_fields(task_id, fields, is_large(fields))
+        fields = _REQUEST_FIELDS.write(request)
+        return self._encode_request(task_id, fields, is_large(fields))
 
-    def encode_request_fields(self, task_id: str, fields: JsonValue, large: bool) -> bytes:
-        """The request, given as `request_fields`; in pieces, and to be called in a thread, if they are large
-        (`is_large`)."""
+    async def encode_request_aside(self, task_id: str, request: TaskRequest) -> bytes:
+        """The same without holding the event loop: in a thread if the request is large."""
+        fields = _REQUEST_FIELDS.write(request)
+        large = is_large(fields)
+        return await in_thread_if(large, self._encode_request, task_id, fields, large)
+
+    def _encode_request(self, task_id: str, fields: JsonValue, large: bool) -> bytes:
         return self._seal(part_id(task_id, REQUEST), encode_in_pieces(fields) if large else encode_json(fields))
 
     def decode_request(self, task_id: str, data: object, *, owner: str | None = None) -> TaskRequest:
         """The request behind its bytes; in a thread if they are large."""
-        return self._decoded(task_id, REQUEST, data, lambda plain: request_from(_parse(plain)), "its request", owner)
+
+        def decode(plain: bytes) -> TaskRequest:
+            # What a newer release has added is not needed to run the task.
+            attributes, _ = _REQUEST_FIELDS.read(_parse(plain))
+            return TaskRequest(**attributes)
+
+        return self._decoded(task_id, REQUEST, data, decode, "its request", owner)
 
     def encode_outcome(self, task_id: str, outcome: Outcome) -> Outcome:
         """The outcome as it is to be kept; in a thread if it is large, because a cipher takes its time."""
@@ -561,7 +464,7 @@ class Codec:
         """The key and the value of a journal entry as they are to be kept; in pieces, and to be called in a thread, if
         the value is large (`is_large`)."""
         encoded = encode_in_pieces(entry.value) if large else encode_json(entry.value)
-        return self._entry(task_id, entry.kind, entry.key, encoded)
+        return self._entry(part_id(task_id, entry_part(entry.kind)), entry.key, encoded)
 
     def decode_entry(
         self, task_id: str, kind: str, key: str, value: object, *, number: int, owner: str | None = None
@@ -605,19 +508,19 @@ class Codec:
             raise StoreCorrupt(f"the note {name!r} of the server {namespace!r} cannot be read: {exc}") from exc
         return plain[len(_NOTE) :]
 
-    def reseal(self, bound_to: str, data: bytes) -> bytes | None:
+    def reseal(self, bound_to: str, data: bytes, key: str | None = None) -> tuple[str | None, bytes] | None:
         """Bytes of a task (`part_id`) or a note (`note_id`), encrypted with the key that is used now; None if they are.
+
+        Args:
+            key: The key of a journal entry as it is kept; it is encrypted with the value.
 
         Raises:
             CannotDecrypt: They cannot be decrypted.
         """
-        return None if self._is_current(data) else self._seal(bound_to, self._plain(bound_to, data))
-
-    def reseal_entry(self, task_id: str, kind: str, key: str, data: bytes) -> tuple[str, bytes] | None:
-        """The same for the key and the value of a journal entry."""
         if not key and self._is_current(data):
             return None
-        return self._entry(task_id, kind, *_split(key, self._plain(part_id(task_id, entry_part(kind)), data)))
+        plain = self._plain(bound_to, data)
+        return (None, self._seal(bound_to, plain)) if key is None else self._entry(bound_to, *_split(key, plain))
 
     def _is_current(self, data: bytes) -> bool:
         """Whether the bytes need the key that is used now. Of a cipher of somebody else's making it is not known."""
@@ -634,12 +537,12 @@ class Codec:
         except _Unreadable as exc:
             raise CannotDecrypt(str(exc)) from exc.__cause__
 
-    def _entry(self, task_id: str, kind: str, key: str, encoded: bytes) -> tuple[str, bytes]:
+    def _entry(self, bound_to: str, key: str, encoded: bytes) -> tuple[str, bytes]:
         if self._cipher is None:
             return key, encoded
         name = key.encode("utf-8", "surrogatepass")
         plain = b"".join((_WITH_KEY, len(name).to_bytes(_KEY_SIZE, "big"), name, encoded))
-        return "", self._seal(part_id(task_id, entry_part(kind)), plain)
+        return "", self._seal(bound_to, plain)
 
     def _seal(self, bound_to: str, plain: bytes) -> bytes:
         return plain if self._cipher is None else _ENCRYPTED + self._cipher.encrypt(bound_to, plain)
@@ -751,35 +654,11 @@ def _damaged(part: str, whole: str, exc: Exception) -> str:
     return f"{part} is damaged ({type(exc).__name__}: {exc}); restore a backup, or delete the {whole}"
 
 
-# ---- encoding
-# Encoding and decoding without holding the event loop: small values at once, large ones in a thread.
+# ---- large values
 
 
 Line: TypeAlias = tuple[str, str, bytes]
 """A journal entry: its kind, its key (empty where it is encrypted with the value) and its encoded value."""
-
-
-async def encoded_request(codec: Codec, task_id: str, request: TaskRequest) -> bytes:
-    """The request as it is to be kept; raises `ValueNotStorable`, as the others here do."""
-    fields = request_fields(request)
-    large = is_large(fields)
-    return await in_thread_if(large, codec.encode_request_fields, task_id, fields, large)
-
-
-async def encoded_entries(codec: Codec, task_id: str, entries: Sequence[JournalEntry]) -> list[Line]:
-    """The entries as they are to be kept."""
-    lines: list[Line] = []
-    for entry in entries:
-        large = is_large(entry.value)
-        lines.append((entry.kind, *await in_thread_if(large, codec.encode_entry, task_id, entry, large)))
-    return lines
-
-
-async def encoded_outcome(codec: Codec, task_id: str, outcome: Outcome | None) -> Outcome | None:
-    """The outcome as it is to be kept, if there is one."""
-    if outcome is None:
-        return None
-    return await in_thread_if(size_of(outcome) > LARGE, codec.encode_outcome, task_id, outcome)
 
 
 async def in_thread_if(large: bool, act: Callable[..., T], *values: Any) -> T:
@@ -792,134 +671,6 @@ def size_of(outcome: Outcome) -> int:
     return len(outcome.body) + len(outcome.meta or b"")
 
 
-# ---- unreadable
-# Tasks that cannot be read are logged once, with what to do about them.
-
-
-MAX_REPORTED = 1_000
-"""Unreadable tasks remembered as logged; beyond that some are logged again."""
-
-logger: Final = get_logger(__name__)
-
-
-class UnreadableLog:
-    """Logs what a listing had to leave out.
-
-    Args:
-        place: Where the tasks are kept, without anything secret.
-        deletion: What deletes a task by its id, in the words of the backend.
-    """
-
-    def __init__(self, place: str, deletion: Callable[[str], str]) -> None:
-        self._place = place
-        self._deletion = deletion
-        self._reported: dict[str, None] = {}
-
-    def readable(self, decode: Callable[..., TaskRecord], rows: Iterable[Sequence[Any]]) -> list[TaskRecord]:
-        """The records of some rows. What cannot be read is left out and logged once."""
-        records: list[TaskRecord] = []
-        for row in rows:
-            try:
-                records.append(decode(*row))
-            except TaskUnreadable as exc:
-                self.report(exc)
-        return records
-
-    def report(self, unreadable: TaskUnreadable) -> None:
-        """Log the task, unless that was done."""
-        if unreadable.task_id in self._reported:
-            return
-        if len(self._reported) == MAX_REPORTED:
-            del self._reported[next(iter(self._reported))]
-        self._reported[unreadable.task_id] = None
-        logger.error(
-            "%s. Listings leave it out, and all other tasks in %s are unaffected. To delete it: %s",
-            unreadable,
-            self._place,
-            self._deletion(unreadable.task_id),
-        )
-
-
-def sql_deletion(table: str, spelled: Callable[[str], str] = str) -> Callable[[str], str]:
-    """What deletes a task by its id in SQL, with no more of the id than a log may have."""
-
-    def deletion(task_id: str) -> str:
-        start = spelled(task_id[:SHOWN_OF_AN_ID]).replace("'", "''")
-        which = f"= '{start}'" if len(task_id) <= SHOWN_OF_AN_ID else f"LIKE '{start}%'"
-        return f"DELETE FROM {table} WHERE id {which}"  # noqa: S608 - for people to read
-
-    return deletion
-
-
-def if_readable(decode: Callable[..., TaskRecord], *row: Any) -> TaskRecord | None:
-    """The record of a row, or None: for one that is gone, and needs no deleting any more."""
-    try:
-        return decode(*row)
-    except TaskUnreadable:
-        return None
-
-
-# ---- repeats
-# Write ids, and recognising a write that is repeated because the answer to an earlier attempt was lost.
-
-
-Get: TypeAlias = Callable[[str], Awaitable[TaskRecord | None]]
-
-
 def new_write_id(*, run: bool = False) -> WriteId:
     """An id for one change, or for the claim with which a run begins."""
     return WriteId(secrets.token_urlsafe(6), int(run))
-
-
-async def made_before(get: Get, record: TaskRecord) -> TaskRecord:
-    """The task that is there under the id of a new one, if an earlier attempt made it.
-
-    Raises:
-        TaskExists: Another call made it, or it is gone again.
-        StoreUnavailable: So much was written since that it cannot be known.
-    """
-    found = await _look(get, record.id)
-    if found is not None and _wrote(found, record):
-        return found
-    if found is not None and found.created_at == record.created_at and _may_have_pushed_out(found, record):
-        raise StoreUnavailable(f"task {short_id(record.id)} may have been created before", may_have_happened=True)
-    raise TaskExists(record.id)
-
-
-async def saved_before(get: Get, record: TaskRecord, expected: int) -> TaskRecord:
-    """The task as it is now, if the save of `record` that met a conflict was made by an earlier attempt.
-
-    Writes of a run are recognised for as long as it is the last run. Any other write is recognised until
-    `OTHER_WRITES` others came after it. After that its caller meets a conflict and decides anew, which is why each
-    such change makes no difference when it is made twice: an answer to a question that is closed, an end of a task that
-    has ended, the release of a run that is not the current one.
-
-    Raises:
-        VersionConflict: It was not. The error has the record that is there.
-        TaskUnreadable: What is there cannot be read.
-    """
-    current = await _look(get, record.id)
-    if current is None or not _wrote(current, record):
-        raise VersionConflict(record.id, expected, current)
-    return current
-
-
-async def _look(get: Get, task_id: str) -> TaskRecord | None:
-    try:
-        return await get(task_id)
-    except StoreUnavailable as exc:
-        # Only a read, but the conflict before it may be with an earlier attempt of the write.
-        exc.may_have_happened = True
-        raise
-
-
-def _wrote(found: TaskRecord, record: TaskRecord) -> bool:
-    """Whether the write that makes `record` is among those that made `found`."""
-    return bool(record.writes) and found.has(record.writes[0])
-
-
-def _may_have_pushed_out(found: TaskRecord, record: TaskRecord) -> bool:
-    """Whether `found` may have had the id of the write that makes `record`, and keeps it no longer."""
-    if record.writes and record.writes[0].number:
-        return found.attempt > record.attempt
-    return sum(not each.number for each in found.writes) >= OTHER_WRITES

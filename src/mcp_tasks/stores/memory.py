@@ -11,29 +11,25 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from itertools import islice, takewhile
 from typing import Any, TypeAlias, TypeVar
 
-from mcp_tasks.errors import KeySpent, LimitReached, VersionConflict
-from mcp_tasks.model.json import LARGE
+from mcp_tasks.errors import LimitReached
 from mcp_tasks.model.limits import is_expired
-from mcp_tasks.model.record import ALWAYS, JournalEntry, Outcome, TaskRecord, TaskRequest, TaskStatus
+from mcp_tasks.model.record import ALWAYS, Outcome, TaskRecord
+from mcp_tasks.stores.backend import BaseStore, Change, Created, Creation, Kept, Listing
+from mcp_tasks.stores.backend import Place as Standing
 from mcp_tasks.stores.base import (
     EVERYBODY,
     MOST_COUNTED,
-    Backlog,
     ChildrenOf,
-    Forgotten,
-    Handing,
-    IdPage,
     InSession,
     LocalNotifier,
     OwnedBy,
     Owners,
-    Page,
     Ready,
     Share,
     Usage,
@@ -42,20 +38,12 @@ from mcp_tasks.stores.base import (
 )
 from mcp_tasks.stores.codec import (
     MICROSECOND,
-    Codec,
     Line,
-    decode_cursor,
-    earliest,
-    encode_cursor,
-    encoded_entries,
-    encoded_request,
     expiry,
-    in_thread_if,
+    from_micros,
     is_at_work,
     is_resuming,
-    made_before,
     queued_since,
-    saved_before,
     size_of,
     sort_key,
     to_micros,
@@ -221,7 +209,7 @@ def route_of(record: TaskRecord) -> Route:
     return record.queue, owner_of(record), tool_of(record)
 
 
-def listing(namespace: str, whose: Whose) -> Hashable:
+def listed(namespace: str, whose: Whose) -> Hashable:
     """Where to look for the tasks of a listing."""
     if isinstance(whose, InSession):
         return "session", namespace, whose.session
@@ -230,20 +218,6 @@ def listing(namespace: str, whose: Whose) -> Hashable:
     if whose is EVERYBODY:
         return "listed", namespace
     return "owned", namespace, (whose.owner,) if isinstance(whose, OwnedBy) else ()
-
-
-def backlog_of(order: Ordered, namespace: str, now: datetime) -> dict[str, Backlog]:
-    """What is queued in each queue, or slept and is to wake by now."""
-    queued, parked, instant = ("backlog", namespace), ("parked by queue", namespace), to_micros(now)
-    found: dict[str, Backlog] = {}
-    for queue in {*order.heads(queued), *order.heads(parked)}:
-        sleeping = takewhile(lambda place, queue=queue: place[0] == queue, order.after(parked, (queue,)))
-        woken = takewhile(lambda place: place[1] <= instant, sleeping)
-        due = [ready_at for _, ready_at, _ in islice(woken, MOST_COUNTED)]
-        since = order.following(queued, (queue,))
-        if count := order.count(queued, (queue,)) + len(due):
-            found[queue] = Backlog(ready=min(count, MOST_COUNTED), since=earliest(since, *due[:1]))
-    return found
 
 
 class Waiting:
@@ -370,10 +344,11 @@ def _add(counter: Counter[K], place: K, number: int) -> None:
         del counter[place]
 
 
-class MemoryStore:
+class MemoryStore(BaseStore):
     """Keeps tasks in this process's memory."""
 
     def __init__(self) -> None:
+        super().__init__("memory")
         self._records: dict[str, TaskRecord] = {}
         self._requests: dict[str, bytes] = {}
         self._outcomes: dict[str, Outcome] = {}
@@ -389,162 +364,157 @@ class MemoryStore:
         self._beats: dict[str, tuple[str, int]] = {}
         self._notes: dict[tuple[str, str], bytes] = {}
         self._notifier = LocalNotifier()
-        self._codec = Codec()
 
     def __repr__(self) -> str:
         return "MemoryStore()"
 
-    async def open(self, namespace: str = "") -> None:
-        """Nothing to do: no task here is older than namespaces."""
+    async def open(self) -> None:
+        """Nothing to do."""
 
     async def close(self) -> None:
-        """Nothing to do; what is kept stays until the object goes."""
+        """Nothing to do; the tasks stay until the object goes."""
 
-    async def now(self) -> datetime:
-        """The time of this machine."""
-        return datetime.now(UTC)
-
-    async def create(
-        self,
-        record: TaskRecord,
-        request: TaskRequest,
-        *,
-        key: str | None = None,
-        key_until_end: bool = False,
-        key_outlives: timedelta | None = None,
-        handing: Handing | None = None,
-    ) -> TaskRecord:
-        """Keep a new task, unless one stands under its key."""
-        if handing is not None:
-            handing.handed = handing.carried = False
-        self._codec.encode_state(record)
-        encoded = await encoded_request(self._codec, record.id, request)
-        # From here on nobody else has a turn: whoever comes second under a key finds the first.
-        under = None if key is None else (record.namespace, owner_of(record), key)
+    async def _create(self, new: Creation) -> Created:
+        record = new.record
+        under = None if new.key is None else (record.namespace, owner_of(record), new.key)
         standing = None if under is None else self._records.get(self._keys.get(under, ""))
-        loses_key = key_until_end and standing is not None and standing.is_final
+        loses_key = new.key_until_end and standing is not None and standing.is_final
         if standing is not None and not loses_key and not is_expired(standing, record.created_at):
-            return standing
+            return Created(standing=standing)
         parent = self._open_parent(record)
-        if under is not None and record.parent is not None and not key_until_end:
-            if not parent:
-                raise KeySpent
-            if under in self._children.get(parent, {}):
-                raise KeySpent(self._children[parent][under])
-        if under is not None and not key_until_end and self._is_spent(under, standing, sort_key(record)):
-            raise KeySpent
+        if under is not None and not new.key_until_end:
+            if record.parent is not None and (not parent or under in self._children.get(parent, {})):
+                return Created(spent=True, child=self._children.get(parent, {}).get(under))
+            if self._is_spent(under, standing, sort_key(record)):
+                return Created(spent=True)
         if record.id in self._records:
-            return await made_before(self.get, record)
+            return Created(exists=True)
         if standing is not None:
             self._free_key(standing.id) if loses_key else self._forget(standing.id)
         self._put(record)
-        self._requests[record.id] = encoded
-        self._tally.grow(record, len(encoded))
+        self._requests[record.id] = new.request
+        self._tally.grow(record, len(new.request))
         self._journals[record.id] = []
         if under is not None:
             self._spent.free(under)
             self._keys[under] = record.id
-            self._key_of[record.id] = under, key_outlives
+            self._key_of[record.id] = under, new.key_outlives
             if parent:
                 self._children.setdefault(parent, {})[under] = record.id
-        if handing is not None and record.id in self._waits:
-            room = Waiting(self._order, self._records, record.namespace).room(handing.share)
-            handing.handed = room.has(route_of(record))
-            if handing.handed:
-                self._mark(record.id, handed=True)
-        return record
+        if new.handing is None or record.id not in self._waits:
+            return Created()
+        room = Waiting(self._order, self._records, record.namespace).room(new.handing.share)
+        handed = room.has(route_of(record))
+        if handed:
+            self._mark(record.id, handed=True)
+        return Created(handed=handed)
 
-    async def id_under(self, key: str, *, namespace: str, owner: str | None) -> str | None:
-        """The id of the task that stands under a key."""
-        return self._keys.get((namespace, () if owner is None else (owner,), key))
-
-    async def get(self, task_id: str) -> TaskRecord | None:
-        """The record as of now, or None."""
-        return self._records.get(task_id)
-
-    async def request(self, task_id: str) -> TaskRequest | None:
-        """What was asked for."""
-        data = self._requests.get(task_id)
-        if data is None:
-            return None
-        return await in_thread_if(len(data) > LARGE, self._codec.decode_request, task_id, data)
-
-    async def outcome(self, task_id: str) -> Outcome | None:
-        """How the task ended."""
-        return self._outcomes.get(task_id)
-
-    async def save(
-        self,
-        record: TaskRecord,
-        *,
-        expected: int,
-        entries: Sequence[JournalEntry] = (),
-        outcome: Outcome | None = None,
-        limits: WorkLimits | None = None,
-    ) -> TaskRecord:
-        """Replace the record if it is still at version `expected`, with what is kept beside it."""
-        self._codec.encode_state(record)
-        lines = await encoded_entries(self._codec, record.id, entries)
+    async def _save(self, change: Change) -> bool:
+        record = change.record
         current = self._records.get(record.id)
-        if current is None or current.version != expected:
-            return await saved_before(self.get, record, expected)
-        self._check_limits(record, limits or WorkLimits())
+        if current is None or current.version != change.expected:
+            return False
+        self._check_limits(record, change.limits or WorkLimits())
         self._put(record)
-        self._journals[record.id] += lines
-        self._tally.grow(record, sum(len(value) for _, _, value in lines))
-        if outcome is not None:
-            self._keep(record, outcome)
-        return record
+        self._journals[record.id] += change.lines
+        self._tally.grow(record, sum(len(value) for _, _, value in change.lines))
+        if (outcome := change.outcome) is not None:
+            before = self._outcomes.get(record.id)
+            self._tally.grow(record, size_of(outcome) - (0 if before is None else size_of(before)))
+            self._outcomes[record.id] = outcome
+        return True
 
-    async def delete(self, task_id: str, *, expected: int, now: datetime | None = None) -> None:
-        """Forget the task if it is still at version `expected`."""
+    async def _delete(self, task_id: str, expected: int, now: int | None) -> bool:
         current = self._records.get(task_id)
         if current is None or current.version != expected:
-            raise VersionConflict(task_id, expected, current)
+            return False
         self._forget(task_id, now)
+        return True
 
-    async def journal(self, task_id: str, *, after: int = 0) -> Sequence[JournalEntry]:
-        """The task's journal beyond `after`."""
+    async def _forget_expired(self, now: int, limit: int, records: bool) -> Sequence[tuple[int, str, Kept | None]]:
+        overdue = takewhile(lambda place: place[0] <= now, self._order.after("expiring"))
+        found = [self._records[task_id] for _, _, task_id in islice(overdue, limit)]
+        for record in found:
+            self._forget(record.id)
+        self._spent.forget(now)
+        return [(record.version, record.id, record if records else None) for record in found]
+
+    async def _get(self, task_id: str) -> Kept | None:
+        return self._records.get(task_id)
+
+    async def _request(self, task_id: str) -> tuple[None, bytes] | None:
+        data = self._requests.get(task_id)
+        return None if data is None else (None, data)
+
+    async def _outcome(self, task_id: str) -> tuple[None, bytes, bytes | None] | None:
+        outcome = self._outcomes.get(task_id)
+        return None if outcome is None else (None, outcome.body, outcome.meta)
+
+    async def _journal(self, task_id: str, after: int) -> tuple[None, Sequence[tuple[int, str, str, bytes]]]:
         lines = self._journals.get(task_id, [])[after:]
+        return None, [(number, *line) for number, line in enumerate(lines, after + 1)]
 
-        def decode() -> Sequence[JournalEntry]:
-            return [
-                self._codec.decode_entry(task_id, kind, key, value, number=number)
-                for number, (kind, key, value) in enumerate(lines, after + 1)
-            ]
-
-        return await in_thread_if(sum(len(value) for _, _, value in lines) > LARGE, decode)
-
-    async def list(
-        self,
-        namespace: str,
-        whose: Whose,
-        *,
-        now: datetime,
-        status: TaskStatus | None = None,
-        cursor: str | None = None,
-        limit: int = 100,
-        newest_first: bool = False,
-    ) -> Page:
-        """Tasks of the namespace in the order of creation, in one status or any."""
-        index, after = listing(namespace, whose), _after(cursor)
-        places = self._order.before(index, after or None) if newest_first else self._order.after(index, after)
-        records = (self._records[task_id] for _, task_id in places)
+    async def _list(self, listing: Listing) -> tuple[Sequence[tuple[Standing, Kept]], None]:
+        index, now = listed(listing.namespace, listing.whose), from_micros(listing.now)
+        order = self._order
+        places = order.before(index, listing.after) if listing.newest_first else order.after(index, listing.after or ())
         wanted = (
-            record for record in records if (status is None or record.status is status) and not is_expired(record, now)
+            ((created, task_id), record)
+            for created, task_id in places
+            if (record := self._records[task_id]).status is (listing.status or record.status)
+            and not is_expired(record, now)
         )
-        found = list(islice(wanted, limit + 1))
-        standing = [created_place(record) for record in found]
-        return Page(records=found[:limit], cursor=_cursor(standing, limit))
+        return list(islice(wanted, listing.limit)), None
+
+    async def _queued(
+        self, namespace: str, handed_out: bool | None, after: Standing | None, limit: int
+    ) -> Sequence[Standing]:
+        group = ("queued", namespace) if handed_out is None else ("queued", namespace, handed_out)
+        return self._page(group, after, limit)
+
+    async def _due(self, namespace: str, now: int, after: Standing | None, limit: int) -> Sequence[Standing]:
+        parked = self._page(("parked", namespace), after, limit)
+        return list(takewhile(lambda place: place[0] <= now, parked))
+
+    async def _claimed(self, worker: str, after: Standing | None, limit: int) -> Sequence[Standing]:
+        return self._page(("claimed", worker), after, limit)
+
+    def _page(self, group: Hashable, after: Standing | None, limit: int) -> list[Any]:
+        return list(islice(self._order.after(group, after or ()), limit))
+
+    async def _backlog(self, namespace: str, now: int) -> Iterable[tuple[str, int, int | None, int | None]]:
+        order, queued, parked = self._order, ("backlog", namespace), ("parked by queue", namespace)
+        for_each: list[tuple[str, int, int | None, int | None]] = []
+        for queue in {*order.heads(queued), *order.heads(parked)}:
+            sleeping = takewhile(lambda place, queue=queue: place[0] == queue, order.after(parked, (queue,)))
+            woken = takewhile(lambda place: place[1] <= now, sleeping)
+            due = [ready_at for _, ready_at, _ in islice(woken, MOST_COUNTED)]
+            count = order.count(queued, (queue,)) + len(due)
+            for_each.append((queue, count, order.following(queued, (queue,)), due[0] if due else None))
+        return for_each
+
+    async def _note(self, namespace: str, name: str) -> bytes | None:
+        return self._notes.get((namespace, name))
+
+    async def _set_note(self, namespace: str, name: str, seen: object, value: bytes) -> bool:
+        if self._notes.get((namespace, name)) != seen:
+            return False
+        self._notes[namespace, name] = value
+        return True
+
+    async def id_under(self, key: str, *, namespace: str, owner: str | None) -> str | None:
+        return self._keys.get((namespace, () if owner is None else (owner,), key))
+
+    async def namespaces(self) -> Sequence[str]:
+        beating = (namespace for namespace, _ in self._beats.values())
+        return sorted({*(record.namespace for record in self._records.values()), *beating})
 
     async def usage(self, namespace: str, whose: Owners) -> Usage:
-        """What is kept of some tasks of the namespace."""
         return self._tally.usage(namespace, whose)
 
     async def hand_out(
         self, namespace: str, share: Share, *, queues: Collection[str] | None = None, mark: bool = True, limit: int
     ) -> Sequence[Ready]:
-        """Queued tasks that are not handed out: of the highest priority first, and owners by turns."""
         waiting = Waiting(self._order, self._records, namespace)
         chosen = Choice(waiting, waiting.room(share), queues, limit).make(namespace, self._turns)
         for ready in chosen if mark else ():
@@ -552,77 +522,27 @@ class MemoryStore:
         return chosen
 
     async def hand_back(self, task_id: str) -> None:
-        """The task waits for `hand_out` again, if it is queued."""
         if task_id in self._waits:
             self._mark(task_id, handed=False)
 
-    async def backlog(self, namespace: str, now: datetime) -> dict[str, Backlog]:
-        """What waits in each queue of the namespace that has something waiting."""
-        return backlog_of(self._order, namespace, now)
-
-    async def queued(
-        self, namespace: str, *, handed_out: bool | None = None, cursor: str | None = None, limit: int
-    ) -> IdPage:
-        """Tasks of the namespace that could run at any time and nobody has, in the order of creation."""
-        group = ("queued", namespace) if handed_out is None else ("queued", namespace, handed_out)
-        return _page(self._order.after(group, _after(cursor)), limit)
-
-    async def due(self, namespace: str, now: datetime, *, cursor: str | None = None, limit: int) -> IdPage:
-        """Parked tasks of the namespace whose time has come, longest overdue first."""
-        instant = to_micros(now)
-        parked = self._order.after(("parked", namespace), _after(cursor))
-        return _page(takewhile(lambda place: place[0] <= instant, parked), limit)
-
-    async def claimed(self, worker: str, *, cursor: str | None = None, limit: int) -> IdPage:
-        """Tasks that `worker` has, in the order of creation."""
-        return _page(self._order.after(("claimed", worker), _after(cursor)), limit)
-
-    async def forget_expired(self, now: datetime, *, limit: int, records: bool = False) -> Sequence[Forgotten]:
-        """Forget tasks whose time after the end is over, longest overdue first."""
-        instant = to_micros(now)
-        overdue = takewhile(lambda place: place[0] <= instant, self._order.after("expiring"))
-        found = [self._records[task_id] for _, _, task_id in islice(overdue, limit)]
-        for record in found:
-            self._forget(record.id)
-        self._spent.forget(instant)
-        return [Forgotten(record.id, record.version, record if records else None) for record in found]
-
     async def versions(self, task_ids: Collection[str]) -> dict[str, int]:
-        """The version of each of these tasks; those that are gone are left out."""
         return {task_id: self._records[task_id].version for task_id in task_ids if task_id in self._records}
 
     async def heartbeat(self, worker: str, *, namespace: str, beats: int) -> int:
-        """Renew the lease of `worker`."""
         before = self._beats.get(worker, ("", 0))[1]
         self._beats[worker] = namespace, max(before, beats)
         return before
 
     async def workers(self, namespace: str) -> dict[str, int]:
-        """Every worker that beats for the namespace or has a task in it, and how often it has beaten."""
         beating = [worker for worker, (beats_for, _) in self._beats.items() if beats_for == namespace]
         having = self._order.heads(("working", namespace))
         return {worker: self._beats.get(worker, ("", 0))[1] for worker in (*beating, *having)}
 
     async def retire(self, worker: str) -> None:
-        """Forget the heartbeat of `worker`."""
         self._beats.pop(worker, None)
 
-    async def note(self, namespace: str, name: str) -> bytes | None:
-        """The note of this name that the server has, or None."""
-        data = self._notes.get((namespace, name))
-        return None if data is None else self._codec.decode_note(namespace, name, data)
-
-    async def set_note(self, namespace: str, name: str, value: bytes, *, expected: bytes | None) -> bool:
-        """Keep a note if what is there is `expected`."""
-        encoded = self._codec.encode_note(namespace, name, value)
-        found = await self.note(namespace, name)
-        if found != expected:
-            return found == value
-        self._notes[namespace, name] = encoded
-        return True
-
     def notifier(self) -> LocalNotifier:
-        """Hints within this process; there is no other that could share this store."""
+        """Hints within this process; no other can share this store."""
         return self._notifier
 
     def _check_limits(self, record: TaskRecord, limits: WorkLimits) -> None:
@@ -651,11 +571,6 @@ class MemoryStore:
     def _mark(self, task_id: str, *, handed: bool) -> None:
         self._move(task_id, self._records[task_id], replace(self._waits[task_id], handed=handed))
 
-    def _keep(self, record: TaskRecord, outcome: Outcome) -> None:
-        before = self._outcomes.get(record.id)
-        self._tally.grow(record, size_of(outcome) - (0 if before is None else size_of(before)))
-        self._outcomes[record.id] = outcome
-
     def _is_spent(self, under: Under, standing: TaskRecord | None, now: int) -> bool:
         """Whether a key is taken under which no task stands, or one that has expired."""
         if standing is None:
@@ -663,7 +578,7 @@ class MemoryStore:
         _, outlives = self._key_of[standing.id]
         return outlives is not None and _until(standing, outlives) > now
 
-    def _forget(self, task_id: str, now: datetime | None = None) -> None:
+    def _forget(self, task_id: str, now: int | None = None) -> None:
         record = self._records[task_id]
         self._children.pop(task_id, None)
         self._move(task_id, None, None)
@@ -694,21 +609,7 @@ class MemoryStore:
             self._keys.pop(taken[0], None)
 
 
-def _until(record: TaskRecord, outlives: timedelta, now: datetime | None = None) -> int:
+def _until(record: TaskRecord, outlives: timedelta, now: int | None = None) -> int:
     """Until when the key of a task is taken that is gone since `now`, or else expired."""
-    gone = to_micros(now) if now is not None else expiry(record)
+    gone = expiry(record) if now is None else now
     return (sort_key(record) if gone is None else gone) + outlives // MICROSECOND
-
-
-def _after(cursor: str | None) -> Place:
-    return () if cursor is None else decode_cursor(cursor)
-
-
-def _cursor(places: Sequence[Place], limit: int) -> str | None:
-    """Where the next page starts, if there is a place that is not on this one."""
-    return encode_cursor(places[limit - 1][0], places[limit - 1][1]) if len(places) > limit > 0 else None
-
-
-def _page(places: Iterator[Place], limit: int) -> IdPage:
-    found = list(islice(places, limit + 1))
-    return IdPage(ids=[task_id for _, task_id in found[:limit]], cursor=_cursor(found, limit))

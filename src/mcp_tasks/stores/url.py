@@ -16,6 +16,7 @@ from mcp_tasks.encryption import Cipher
 from mcp_tasks.errors import UsageError
 from mcp_tasks.files import private_state_folder
 from mcp_tasks.model.values import POSTGRES, REDIS, shown, with_plain_scheme
+from mcp_tasks.stores.backend import BaseStore
 from mcp_tasks.stores.base import Store
 from mcp_tasks.stores.codec import Codec
 from mcp_tasks.stores.memory import MemoryStore
@@ -69,7 +70,7 @@ _WHAT_TO_WRITE: Final = (
 )
 
 
-def store_from_url(url: str, cipher: Cipher | None = None) -> Store:
+def store_from_url(url: str, cipher: Cipher | None = None) -> BaseStore:
     """The store that a URL names: `sqlite:///relative.db`, `sqlite:////absolute.db`, `postgresql://…`, `redis://…` or
     `memory://`.
 
@@ -81,28 +82,20 @@ def store_from_url(url: str, cipher: Cipher | None = None) -> Store:
         MissingExtra: What the store needs is not installed.
     """
     url = with_plain_scheme(url)
+    # There, because what a database needs is not always installed.
     if url.startswith(POSTGRES):
-        return _postgres(url, cipher)
+        from mcp_tasks.stores.postgres import PostgresStore
+
+        return PostgresStore(url, codec=Codec(cipher))
     if url.startswith(REDIS):
-        return _redis(url, cipher)
+        from mcp_tasks.stores.redis import RedisStore
+
+        return RedisStore(url, codec=Codec(cipher))
     if url == "memory://":
         return MemoryStore()
     if problem := _problem_with(url):
         raise UsageError(f"{shown(url)} names no store{problem}")
     return SqliteStore(Path(unquote(url.removeprefix(_SQLITE))), codec=Codec(cipher))
-
-
-def _postgres(url: str, cipher: Cipher | None) -> Store:
-    # Here, because what it needs is not always installed.
-    from mcp_tasks.stores.postgres import PostgresStore
-
-    return PostgresStore(url, codec=Codec(cipher))
-
-
-def _redis(url: str, cipher: Cipher | None) -> Store:
-    from mcp_tasks.stores.redis import RedisStore
-
-    return RedisStore(url, codec=Codec(cipher))
 
 
 def _problem_with(url: str) -> str:

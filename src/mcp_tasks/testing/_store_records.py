@@ -33,7 +33,7 @@ from mcp_tasks.model.record import (
     TaskStatus,
     WriteId,
 )
-from mcp_tasks.stores.base import EVERYBODY, FindsKeys, Handing, OwnedBy, Share, Store, WorkLimits
+from mcp_tasks.stores.base import EVERYBODY, Handing, OwnedBy, Share, Store, WorkLimits
 from mcp_tasks.stores.codec import new_write_id
 from mcp_tasks.testing.clock import NOON
 from mcp_tasks.testing.records import make_record, make_request
@@ -315,7 +315,7 @@ class RecordTests(StoreTests):
         await store.save(record, expected=record.version, entries=[STEP])
         await store.heartbeat("worker-2", namespace="demo", beats=1)
         await store.close()
-        await store.open(namespace="another server")
+        await store.open()
         assert await store.get(record.id) == record
         assert await entries_of(store, record.id) == [STEP]
         assert await store.workers("demo") == {"worker-2": 1}
@@ -575,9 +575,7 @@ class KeyTests(StoreTests):
         assert await store.request(first.id) == make_request(arguments={"n": 1})
         assert ids((await store.list("", EVERYBODY, now=NOON)).records) == [first.id]
 
-    async def test_a_task_is_found_by_its_key_where_the_store_can(self, store: Store) -> None:
-        if not isinstance(store, FindsKeys):
-            return
+    async def test_a_task_is_found_by_its_key(self, store: Store) -> None:
         owned, nobodys = make_record(owner="ann", namespace="one"), make_record(owner=None, namespace="one")
         for number, key in enumerate(STRANGE_KEYS):
             assert await store.id_under(key, namespace="one", owner="ann") is None

@@ -19,8 +19,8 @@ from mcp_tasks.runtime import TaskChange
 from mcp_tasks.runtime import operator as filtering
 from mcp_tasks.runtime.lease import NOTE, draining_workers
 from mcp_tasks.runtime.operator import Operator, Wanted
-from mcp_tasks.stores import MemoryStore
 from mcp_tasks.stores.sqlite import SqliteStore
+from mcp_tasks.stores.sqlite.schema import migrations
 from tests.unit.losing import as_of_now
 from tests.unit.running import HOUR, MeddledStore, at_once, launch, loop_time, running, until_final
 from tests.unit.virtual_time import simulated, time_passes
@@ -47,7 +47,7 @@ def path(tmp_path: Path) -> Path:
 async def store(path: Path) -> SqliteStore:
     """A store that a server has made, and closed."""
     made = SqliteStore(path)
-    await made.open("farm")
+    await made.open()
     await made.close()
     return made
 
@@ -216,11 +216,15 @@ async def test_workers_that_are_gone_are_not_kept_in_mind(operator: Operator) ->
     assert (left.name, left.draining, left.beats, left.claimed) == ("w2", "ops", 1, 0)
 
 
-@pytest.mark.parametrize(("schema", "why"), [(3, "of an older release"), (99, "this release knows up to")])
-async def test_a_store_of_another_release_is_neither_opened_nor_upgraded(path: Path, schema: int, why: str) -> None:
+@pytest.mark.parametrize(("schema", "why"), [(1, "of an older release"), (99, "this release knows up to")])
+async def test_a_store_of_another_release_is_neither_opened_nor_upgraded(
+    path: Path, schema: int, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = SqliteStore(path)
-    await made.open("farm")
+    await made.open()
     await made.close()
+    # This is a release with one more script.
+    monkeypatch.setattr("mcp_tasks.stores.sqlite.store.migrations", lambda: (*migrations(), ""))
     with closing(sqlite3.connect(path)) as connection:
         connection.execute(f"PRAGMA user_version = {schema}")
         connection.execute("UPDATE meta SET compatible_from = 99")
@@ -238,11 +242,6 @@ async def test_where_no_server_has_kept_tasks_there_is_nothing_to_operate_on(pat
         with pytest.raises(UsageError, match="no server has kept tasks there yet"):
             async with Operator(SqliteStore(path), name="ops").opened():
                 raise AssertionError("it was opened")
-
-
-async def test_a_store_that_cannot_tell_whose_tasks_it_has_says_so() -> None:
-    with pytest.raises(UsageError, match="name the namespace"):
-        await Operator(MemoryStore(), name="ops").namespaces()
 
 
 # Draining

@@ -1,12 +1,9 @@
-"""What is kept of a task as bytes, and bytes that older releases wrote."""
+"""What is kept of a task as bytes."""
 
 from __future__ import annotations
 
 import json
-import re
-import sqlite3
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -33,37 +30,30 @@ from mcp_tasks.model import (
     TaskStatus,
 )
 from mcp_tasks.model.json import encode_json, is_large
+from mcp_tasks.model.record import WriteId
+from mcp_tasks.stores import MemoryStore
 from mcp_tasks.stores.codec import (
     Codec,
     decode_cursor,
     encode_cursor,
     expiry,
     from_micros,
-    made_before,
     ready,
-    saved_before,
     sort_key,
     to_micros,
 )
-from mcp_tasks.stores.sqlite.schema import add_functions
 from mcp_tasks.testing import make_record, make_request
 from mcp_tasks.testing.strategies import entries, json_values, outcomes, records, requests
 
 CREATED = datetime(2026, 2, 28, 23, 59, 59, 999_999, tzinfo=UTC)
 CODEC = Codec()
 
-# What release 0.1 wrote. Never change these: files with such rows exist. A new format gets samples of its own.
+# What this release writes. Never change these: stores with such rows exist. A new format gets samples of its own.
 REQUEST_1 = (
     '{"method":"tools/call","name":"render","arguments":{"scene":"snow ☃","frames":[1,null,2.5]},'
     '"meta":{"traceparent":"00-1-2-01"},"version":"2026-07-28","clientInfo":{"name":"client","version":"1"},'
     '"clientCapabilities":{"elicitation":{}}}'
 ).encode()
-STATE_1 = (
-    b'{"format":1,"owner":"alice","status":"input_required","created":1772323199999999,'
-    b'"updated":1772323200000000,"version":7,"attempt":2,"message":"half way","progress":[0.5,3,"one of three"],'
-    b'"inputs":{"open":{"q2":["elicitation/create",{"message":"Publish?"}]},"used":["q1","q2"]},'
-    b'"holder":"worker-1","started":1772323200000002,"ttl":21600000000,"poll":1500000}'
-)
 REQUEST = TaskRequest(
     name="render",
     arguments={"scene": "snow ☃", "frames": [1, None, 2.5]},
@@ -72,7 +62,28 @@ REQUEST = TaskRequest(
     client_info={"name": "client", "version": "1"},
     client_capabilities={"elicitation": {}},
 )
-RECORD_1 = TaskRecord(
+LATER_REQUEST_1 = (
+    b'{"method":"tools/call","name":"x","arguments":{},"meta":{},"version":"","clientCapabilities":{},'
+    b'"inputResponses":{"q0":{"action":"accept"}},"requestState":"s","maxWait":3600000000}'
+)
+LATER_REQUEST = TaskRequest(
+    name="x",
+    arguments={},
+    input_responses={"q0": {"action": "accept"}},
+    request_state="s",
+    max_wait=timedelta(hours=1),
+)
+STATE_1 = (
+    b'{"format":1,"owner":"alice","method":"tools/call","name":"render","status":"input_required",'
+    b'"created":1772323199999999,"updated":1772323200000000,"version":7,"attempt":2,"message":"half way",'
+    b'"progress":[0.5,3,"one of three"],'
+    b'"inputs":{"open":{"q2":["elicitation/create",{"message":"Publish?"},null],"q3":["roots/list",{},-1,"theirs"]},'
+    b'"used":["q1","q2","q3"]},"worker":"worker-1","lost":3,"trial":"alone","pause":"waiting","announced":false,'
+    b'"session":"s1","parent":"p1","queue":"gpu","priority":-1,"toolVersion":"2","fingerprint":"f1",'
+    b'"trace":"00-ab-cd-01","rerunOf":"r1","processes":"1/42/7/b:pid/farm 2/43/8/b/farm","writes":"w1:3 w2",'
+    b'"started":1772323200000002,"retention":21600000000,"poll":1500000}'
+)
+RECORD = TaskRecord(
     id="sample",
     owner="alice",
     name="render",
@@ -82,171 +93,67 @@ RECORD_1 = TaskRecord(
     status_message="half way",
     progress=Progress(progress=0.5, total=3, message="one of three"),
     inputs=InputBook(
-        outstanding={"q2": InputRequest(method="elicitation/create", params={"message": "Publish?"})},
-        used=frozenset({"q1", "q2"}),
+        outstanding={
+            "q2": InputRequest(method="elicitation/create", params={"message": "Publish?"}),
+            "q3": InputRequest(method="roots/list", params={}, deadline=from_micros(-1), hosted_as="theirs"),
+        },
+        used=frozenset({"q1", "q2", "q3"}),
     ),
     retention=timedelta(hours=6),
     poll_interval=timedelta(seconds=1.5),
     attempt=2,
     worker="worker-1",
     started_at=CREATED + timedelta(microseconds=3),
+    lost=3,
+    trial="alone",
+    pause="waiting",
+    announced=False,
+    session="s1",
+    parent="p1",
+    queue="gpu",
+    priority=-1,
+    tool_version="2",
+    fingerprint="f1",
+    trace="00-ab-cd-01",
+    rerun_of="r1",
+    processes=(
+        ChildProcess(attempt=1, group=42, started="7", boot="b:pid", host="farm"),
+        ChildProcess(attempt=2, group=43, started="8", boot="b", host="farm"),
+    ),
+    writes=(WriteId("w1", 3), WriteId("w2")),
     version=7,
 )
-
 ENDED_STATE_1 = (
-    b'{"format":1,"owner":null,"status":"failed","created":-1,"updated":0,"version":3,"attempt":1,'
-    b'"result":{},"error":{"code":-32603,"message":"broken"},"finished":5,"wake":6}'
+    b'{"format":1,"method":"tools/call","name":"x","status":"completed","created":-1,"updated":0,'
+    b'"version":3,"attempt":1,"isError":true,"finished":5,"wake":6}'
 )
-ENDED_REQUEST_1 = (
-    b'{"method":"tools/call","name":"x","arguments":{},"meta":{},"version":"","clientInfo":null,'
-    b'"clientCapabilities":{},"inputResponses":{"q0":{"action":"accept"}},"requestState":"s"}'
-)
-ENDED_REQUEST = TaskRequest(name="x", arguments={}, input_responses={"q0": {"action": "accept"}}, request_state="s")
-LIMITED_REQUEST_5 = (
-    b'{"method":"tools/call","name":"x","arguments":{},"meta":{},"version":"","clientInfo":null,'
-    b'"clientCapabilities":{},"maxWait":3600000000}'
-)
-LIMITED_REQUEST = TaskRequest(name="x", arguments={}, max_wait=timedelta(hours=1))
-ENDED_1 = TaskRecord(
+ENDED = TaskRecord(
     id="ended",
     owner=None,
     name="x",
     created_at=from_micros(-1),
     updated_at=from_micros(0),
-    status=TaskStatus.FAILED,
+    status=TaskStatus.COMPLETED,
+    is_error=True,
     finished_at=from_micros(5),
     wake_at=from_micros(6),
     attempt=1,
     version=3,
 )
-
-# Format 2 had deadlines of questions, and lost runs. Requests are as they were, but for one field.
-STATE_2 = (
-    b'{"format":2,"owner":"alice","status":"input_required","created":1772323199999999,'
-    b'"updated":1772323200000000,"version":7,"attempt":2,"message":"half way","progress":[0.5,3,"one of three"],'
-    b'"inputs":{"open":{"q2":["elicitation/create",{"message":"Publish?"},null],"q3":["roots/list",{},-1]},'
-    b'"used":["q1","q2","q3"]},"holder":"worker-1","lost":3,"started":1772323200000002,"ttl":21600000000,"poll":1500000}'
-)
-RECORD_2 = replace(
-    RECORD_1,
-    inputs=InputBook(
-        outstanding={
-            **RECORD_1.inputs.outstanding,
-            "q3": InputRequest(method="roots/list", params={}, deadline=from_micros(-1)),
-        },
-        used=frozenset({"q1", "q2", "q3"}),
-    ),
-    lost=3,
-)
-
-# Format 3: method and name, no outcome, the words of now.
-STATE_3 = (
-    b'{"format":3,"owner":"alice","method":"tools/call","name":"render","status":"input_required",'
-    b'"created":1772323199999999,"updated":1772323200000000,"version":7,"attempt":2,"message":"half way",'
-    b'"progress":[0.5,3,"one of three"],'
-    b'"inputs":{"open":{"q2":["elicitation/create",{"message":"Publish?"},null],"q3":["roots/list",{},-1]},'
-    b'"used":["q1","q2","q3"]},"worker":"worker-1","lost":3,"trial":"alone","announced":false,'
-    b'"started":1772323200000002,"retention":21600000000,"poll":1500000}'
-)
-RECORD_3 = replace(RECORD_2, trial="alone", announced=False)
-ENDED_STATE_3 = (
-    b'{"format":3,"owner":null,"method":"tools/call","name":"x","status":"failed","created":-1,"updated":0,'
-    b'"version":3,"attempt":1,"finished":5,"wake":6}'
-)
-
-# Format 4: a task may have a session, and a parent.
-STATE_4 = STATE_3.replace(b'"format":3', b'"format":4').replace(
-    b'"announced":false,', b'"announced":false,"session":"s1","parent":"p1",'
-)
-RECORD_4 = replace(RECORD_3, session="s1", parent="p1")
-ENDED_STATE_4 = ENDED_STATE_3.replace(b'"format":3', b'"format":4')
-ERROR_STATE_4 = ENDED_STATE_4.replace(b'"failed"', b'"completed"').replace(b'"finished"', b'"isError":true,"finished"')
-ERROR_4 = replace(ENDED_1, status=TaskStatus.COMPLETED, is_error=True)
+STATES = {STATE_1: RECORD, ENDED_STATE_1: ENDED}
+REQUESTS = {REQUEST_1: REQUEST, LATER_REQUEST_1: LATER_REQUEST}
 
 
-HOSTED_STATE_4 = STATE_4.replace(b'["roots/list",{},-1]', b'["roots/list",{},-1,"theirs"]')
-HOSTED_4 = replace(RECORD_4, inputs=RECORD_4.inputs.host("q3", "theirs"))
-
-# Format 5: a task may have a queue, a priority, and the version of its tool.
-STATE_5 = STATE_4.replace(b'"format":4', b'"format":5').replace(
-    b'"parent":"p1",', b'"parent":"p1","queue":"gpu","priority":-1,"toolVersion":"2",'
-)
-RECORD_5 = replace(RECORD_4, queue="gpu", priority=-1, tool_version="2")
-ENDED_STATE_5 = ENDED_STATE_4.replace(b'"format":4', b'"format":5')
-ERROR_STATE_5 = ERROR_STATE_4.replace(b'"format":4', b'"format":5')
-HOSTED_STATE_5 = STATE_5.replace(b'["roots/list",{},-1]', b'["roots/list",{},-1,"theirs"]')
-HOSTED_5 = replace(RECORD_5, inputs=RECORD_5.inputs.host("q3", "theirs"))
-
-
-def as_format_6(state: bytes) -> bytes:
-    """The same as this release writes it, which those of format 5 may read: nothing in it is changed."""
-    return re.sub(rb'("attempt":\d+)', rb'\1,"readable":5', state.replace(b'"format":5', b'"format":6'))
-
-
-# What this release writes: a task may have the fingerprint of its call, a trace, and the task that it is a rerun of.
-STATE_6 = as_format_6(STATE_5).replace(
-    b'"toolVersion":"2",', b'"toolVersion":"2","fingerprint":"f1","trace":"00-ab-cd-01","rerunOf":"r1",'
-)
-RECORD_6 = replace(RECORD_5, fingerprint="f1", trace="00-ab-cd-01", rerun_of="r1")
-PROCESSES_STATE_6 = STATE_6.replace(
-    b'"rerunOf":"r1",', b'"rerunOf":"r1","processes":"1/42/7/b:pid/farm 2/43/8/b/farm",'
-)
-PROCESSES_6 = replace(
-    RECORD_6,
-    processes=(
-        ChildProcess(attempt=1, group=42, started="7", boot="b:pid", host="farm"),
-        ChildProcess(attempt=2, group=43, started="8", boot="b", host="farm"),
-    ),
-)
-ENDED_STATE_6, ERROR_STATE_6, HOSTED_STATE_6 = map(as_format_6, (ENDED_STATE_5, ERROR_STATE_5, HOSTED_STATE_5))
-
-
-def upgraded(state: bytes, request: bytes) -> bytes:
-    """The state as a migration leaves it."""
-    with closing(sqlite3.connect(":memory:")) as connection:
-        add_functions(connection)
-        return connection.execute("SELECT upgraded_state(?, ?)", (state, request)).fetchall()[0][0]
-
-
-SAMPLES = {
-    "running 1": (REQUEST_1, STATE_1, RECORD_1),
-    "ended 1": (ENDED_REQUEST_1, ENDED_STATE_1, ENDED_1),
-    "running 2": (REQUEST_1, STATE_2, RECORD_2),
-    "running 3": (REQUEST_1, STATE_3, RECORD_3),
-    "ended 3": (ENDED_REQUEST_1, ENDED_STATE_3, ENDED_1),
-    "running 4": (REQUEST_1, STATE_4, RECORD_4),
-    "ended 4": (ENDED_REQUEST_1, ENDED_STATE_4, ENDED_1),
-    "error 4": (ENDED_REQUEST_1, ERROR_STATE_4, ERROR_4),
-    "hosted 4": (REQUEST_1, HOSTED_STATE_4, HOSTED_4),
-    "running 5": (REQUEST_1, STATE_5, RECORD_5),
-    "ended 5": (ENDED_REQUEST_1, ENDED_STATE_5, ENDED_1),
-    "error 5": (ENDED_REQUEST_1, ERROR_STATE_5, ERROR_4),
-    "hosted 5": (REQUEST_1, HOSTED_STATE_5, HOSTED_5),
-    "running 6": (REQUEST_1, STATE_6, RECORD_6),
-    "with processes 6": (REQUEST_1, PROCESSES_STATE_6, PROCESSES_6),
-    "ended 6": (ENDED_REQUEST_1, ENDED_STATE_6, ENDED_1),
-    "error 6": (ENDED_REQUEST_1, ERROR_STATE_6, ERROR_4),
-    "hosted 6": (REQUEST_1, HOSTED_STATE_6, HOSTED_5),
-}
-REQUESTS = {REQUEST_1: REQUEST, ENDED_REQUEST_1: ENDED_REQUEST, LIMITED_REQUEST_5: LIMITED_REQUEST}
-
-
-@pytest.mark.parametrize(("request_data", "state", "record"), SAMPLES.values(), ids=SAMPLES)
-def test_what_any_release_wrote_still_loads(request_data: bytes, state: bytes, record: TaskRecord) -> None:
-    assert CODEC.decode_state(record.id, upgraded(state, request_data), namespace="") == record
-    assert CODEC.decode_request("sample", request_data) == REQUESTS[request_data]
-    # The namespace is what the backend says.
-    assert CODEC.decode_state("id", STATE_6, namespace="another").namespace == "another"
-
-
-def test_what_is_written_now_is_what_the_samples_say() -> None:
+def test_what_is_written_is_what_the_samples_say_and_they_are_read() -> None:
     # If this fails, either the change was a mistake, or it is a new format and needs a number and samples.
-    for name in ("running 6", "with processes 6", "ended 6", "error 6", "hosted 6"):
-        _, state, record = SAMPLES[name]
-        assert CODEC.encode_state(record) == state
+    for state, record in STATES.items():
+        assert json.loads(CODEC.encode_state(record)) == json.loads(state)
+        assert CODEC.decode_state(record.id, state, namespace="") == record
     for data, request in REQUESTS.items():
-        assert CODEC.encode_request("sample", request) == data
+        assert json.loads(CODEC.encode_request("sample", request)) == json.loads(data)
         assert CODEC.decode_request("sample", data) == request
+    # The namespace is what the backend says.
+    assert CODEC.decode_state("id", STATE_1, namespace="another").namespace == "another"
 
 
 CODECS = {"plain": CODEC, "encrypted": Codec(AesCipher())}
@@ -318,27 +225,27 @@ def test_values_are_read_as_the_standard_library_reads_them(value: Any) -> None:
 
 
 # As the next release may write it, for a fleet in which this one is still there.
-STATE_7 = STATE_5.replace(b'"format":5', b'"format":7,"readable":6,"colour":{"of":["the",7]}')
+STATE_2 = STATE_1.replace(b'"format":1', b'"format":2,"readable":1,"colour":{"of":["the",7]}')
 
 
 def test_a_newer_format_that_says_so_is_read_and_written_back_with_all_that_is_in_it() -> None:
-    record = CODEC.decode_state("sample", STATE_7, namespace="")
-    assert replace(record, unknown={}) == RECORD_5
+    record = CODEC.decode_state("sample", STATE_2, namespace="")
+    assert replace(record, unknown={}) == RECORD
     changed = json.loads(CODEC.encode_state(replace(record, version=8)))
-    assert changed == json.loads(STATE_7) | {"version": 8}
+    assert changed == json.loads(STATE_2) | {"version": 8}
 
 
-@pytest.mark.parametrize("format_", [b'"format":8', b'"format":8,"readable":7'])
+@pytest.mark.parametrize("format_", [b'"format":3', b'"format":3,"readable":2'])
 def test_a_newer_format_for_newer_releases_only_is_refused_with_its_number(format_: bytes) -> None:
-    newer = STATE_5.replace(b'"format":5', format_)
-    with pytest.raises(TaskUnreadable, match=r"task sample cannot be read: it has format 8.*newer") as refused:
+    newer = STATE_1.replace(b'"format":1', format_)
+    with pytest.raises(TaskUnreadable, match=r"task sample cannot be read: it has format 3.*newer") as refused:
         CODEC.decode_state("sample", newer, namespace="", owner="alice")
     assert (refused.value.task_id, refused.value.owner) == ("sample", "alice")
 
 
 def test_what_is_unknown_in_a_format_of_now_is_kept_too() -> None:
     # So that a number which was not raised by mistake costs no data.
-    state = STATE_6.replace(b'"format":6', b'"format":6,"colour":7')
+    state = STATE_1.replace(b'"format":1', b'"format":1,"colour":7')
     record = CODEC.decode_state("sample", state, namespace="")
     assert record.unknown == {"colour": 7}
     assert json.loads(CODEC.encode_state(record)) == json.loads(state)
@@ -358,9 +265,22 @@ WRONG_FIELDS: Sequence[Mapping[str, Any]] = json.loads("""[
     {"inputs": {"open": {"q": []}, "used": []}}, {"inputs": {"open": {"q": ["roots/list", {}, "soon"]}, "used": []}}
 ]""")
 DAMAGED: Sequence[object] = [
-    *(b"", b"not JSON", b"[]", b"null", b"{}", b'{"format":"3"}', b"\xff", "text", 7, None, STATE_2, b"[" * 100_000),
-    *(json.dumps(json.loads(STATE_6) | fields).encode() for fields in WRONG_FIELDS),
-    *(json.dumps(json.loads(STATE_6) | {instant: 10**30}).encode() for instant in ("created", "retention")),
+    *(
+        b"",
+        b"not JSON",
+        b"[]",
+        b"null",
+        b"{}",
+        b'{"format":"3"}',
+        b"\xff",
+        "text",
+        7,
+        None,
+        b'{"format":1}',
+        b"[" * 100_000,
+    ),
+    *(json.dumps(json.loads(STATE_1) | fields).encode() for fields in WRONG_FIELDS),
+    *(json.dumps(json.loads(STATE_1) | {instant: 10**30}).encode() for instant in ("created", "retention")),
 ]
 
 
@@ -480,10 +400,13 @@ def test_columns_say_when_a_task_expires_and_when_it_can_run() -> None:
 
 @pytest.mark.anyio
 async def test_a_conflict_that_cannot_be_looked_at_may_be_with_an_earlier_attempt() -> None:
-    async def away(task_id: str) -> TaskRecord | None:
-        raise StoreUnavailable("away")
+    class Away(MemoryStore):
+        async def get(self, task_id: str) -> TaskRecord | None:
+            raise StoreUnavailable("away")
 
-    for look in (made_before(away, make_record()), saved_before(away, make_record(), 1)):
+    store, record = Away(), make_record()
+    await store.create(record, REQUEST)
+    for write in (store.create(record, REQUEST), store.save(record, expected=7)):
         with pytest.raises(StoreUnavailable) as refused:
-            await look
+            await write
         assert refused.value.may_have_happened

@@ -14,8 +14,7 @@ from mcp_tasks.cli.options import Output, takes_format, takes_output
 from mcp_tasks.cli.terminal import Exit, Problem, print_json, say
 from mcp_tasks.encryption import Keyring, new_key
 from mcp_tasks.errors import StoreError, TasksError, UsageError
-from mcp_tasks.stores.encryption import Resealed
-from mcp_tasks.stores.reencrypt import encrypt_store
+from mcp_tasks.stores.encryption import Resealed, encrypt_store
 from mcp_tasks.telemetry.audit import AuditEntry
 
 

@@ -815,7 +815,7 @@ async def _of_store(url: str, namespace: str) -> Mapping[str, Waiting]:
     store = store_from_url(url, keyring_from_environment())
     await _backlog_check(store)
     try:
-        await store.open(namespace)
+        await store.open()
         now = await store.now()
         queues = await waiting_in(store, namespace, now)
         if not queues and not await _is_known(store, namespace, now):

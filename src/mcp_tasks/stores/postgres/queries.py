@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
-from datetime import datetime
 from typing import Any, Final
 
 from mcp_tasks.model.record import TaskStatus
-from mcp_tasks.stores.base import EVERYBODY, MOST_COUNTED, ChildrenOf, IdPage, InSession, OwnedBy, Owners, Whose
-from mcp_tasks.stores.codec import decode_cursor, encode_cursor, to_micros
-from mcp_tasks.stores.postgres.database import Query, Row
+from mcp_tasks.stores.backend import Listing, Place
+from mcp_tasks.stores.backend import Row as Kept
+from mcp_tasks.stores.base import EVERYBODY, MOST_COUNTED, ChildrenOf, InSession, OwnedBy, Owners
+from mcp_tasks.stores.postgres.database import Query
 
 # ---- text
 # Any string as text that Postgres can keep.
@@ -65,6 +64,11 @@ def to_key(key: str | None) -> str | None:
     digest = hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
     # An escape that `to_text` never writes.
     return f"{to_text(key[:100])}\\#{digest}"
+
+
+def row_of(task_id: str, owner: str, namespace: str, state: object) -> Kept:
+    """What the columns have of a task."""
+    return from_text(task_id), from_owner(owner), from_text(namespace), state
 
 
 def _escape(found: re.Match[str]) -> str:
@@ -143,13 +147,29 @@ UNION ALL
 SELECT h.worker, coalesce(b.beats, 0) FROM busy h LEFT JOIN mcp_tasks_heartbeats b ON b.worker = h.worker
 """
 
+# From one namespace to the next along the index, however many tasks each has.
+NAMESPACES = b"""
+WITH RECURSIVE found(namespace) AS (
+    (SELECT namespace FROM mcp_tasks_tasks ORDER BY namespace LIMIT 1)
+    UNION ALL
+    SELECT (SELECT task.namespace FROM mcp_tasks_tasks task WHERE task.namespace > found.namespace
+            ORDER BY task.namespace LIMIT 1)
+    FROM found WHERE found.namespace IS NOT NULL
+)
+SELECT namespace FROM found WHERE namespace IS NOT NULL UNION SELECT namespace FROM mcp_tasks_heartbeats
+"""
+
+UNDER_KEY = b"""
+SELECT id FROM mcp_tasks_tasks WHERE idempotency_key = %(key)s AND namespace = %(namespace)s AND owner = %(owner)s
+"""
+
 NOTE = b"SELECT value FROM mcp_tasks_notes WHERE namespace = %(namespace)s AND name = %(name)s"
 
 VERSIONS = b"SELECT id, version FROM mcp_tasks_tasks WHERE id = ANY(%(ids)s)"
 
 # What is queued comes first in each queue. What was to wake comes behind it, in the order of this index and no other.
 _WAITS = "t.ready IS NOT NULL AND t.namespace = %(namespace)s"
-_BACKLOG = f"""
+BACKLOG = f"""
 WITH RECURSIVE queues AS (
     (SELECT t.queue FROM mcp_tasks_tasks t WHERE {_WAITS} ORDER BY t.queue, t.ready, t.since LIMIT 1)
     UNION ALL
@@ -188,19 +208,23 @@ WHERE ready = {AT_ANY_TIME} AND namespace = %(namespace)s AND handed = {{handed}
 ORDER BY created, id LIMIT %(limit)s
 """
 
-_QUEUED_OF = {handed: _QUEUED.format(handed=str(handed).lower()) for handed in (True, False)}
-_QUEUED_ALL = f"""
-SELECT * FROM (({_QUEUED_OF[True]}) UNION ALL ({_QUEUED_OF[False]})) both_kinds ORDER BY created, id LIMIT %(limit)s
-"""
+_HANDED, _NOT_HANDED = _QUEUED.format(handed="true"), _QUEUED.format(handed="false")
+QUEUED = {
+    True: _HANDED.encode(),
+    False: _NOT_HANDED.encode(),
+    None: f"""
+SELECT * FROM (({_HANDED}) UNION ALL ({_NOT_HANDED})) both_kinds ORDER BY created, id LIMIT %(limit)s
+""".encode(),
+}
 
-_DUE = f"""
+DUE = f"""
 SELECT ready, id FROM mcp_tasks_tasks
 WHERE ready > {AT_ANY_TIME} AND ready <= %(now)s AND namespace = %(namespace)s
     AND (ready, id) > (%(place)s, %(after)s)
 ORDER BY ready, id LIMIT %(limit)s
 """.encode()
 
-_CLAIMED = b"""
+CLAIMED = b"""
 SELECT created, id FROM mcp_tasks_tasks
 WHERE worker = %(worker)s AND (created, id) > (%(place)s, %(after)s)
 ORDER BY created, id LIMIT %(limit)s
@@ -237,17 +261,6 @@ _LAST: Final = 2**63 - 1
 """Before and behind every place in a listing."""
 
 
-def queued(namespace: str, *, handed_out: bool | None, cursor: str | None, limit: int) -> Query:
-    """The query for tasks that could run at any time."""
-    sql = _QUEUED_ALL if handed_out is None else _QUEUED_OF[handed_out]
-    return sql.encode(), {"namespace": to_text(namespace), "limit": limit, **_after(cursor)}
-
-
-def backlog(namespace: str, now: datetime) -> Query:
-    """The query for what waits: for each queue how many, since when one is queued, and when one was to wake."""
-    return _BACKLOG, {"namespace": to_text(namespace), "now": to_micros(now)}
-
-
 def usage(namespace: str, whose: Owners) -> Query:
     """The query for how many tasks are open, and how many bytes are kept beside all."""
     if whose is EVERYBODY:
@@ -256,35 +269,13 @@ def usage(namespace: str, whose: Owners) -> Query:
     return _USAGE, {"namespace": to_text(namespace), "owner": owner}
 
 
-def due(namespace: str, now: datetime, *, cursor: str | None, limit: int) -> Query:
-    """The query for parked tasks whose time has come."""
-    return _DUE, {"namespace": to_text(namespace), "now": to_micros(now), "limit": limit, **_after(cursor)}
-
-
-def claimed(worker: str, *, cursor: str | None, limit: int) -> Query:
-    """The query for the tasks of a worker."""
-    return _CLAIMED, {"worker": to_text(worker), "limit": limit, **_after(cursor)}
-
-
-def listing(
-    namespace: str,
-    whose: Whose,
-    *,
-    now: datetime,
-    status: TaskStatus | None,
-    cursor: str | None,
-    limit: int,
-    newest_first: bool = False,
-) -> Query:
-    """The query for one page of a listing.
-
-    Raises:
-        ValueError: The cursor is not one of ours.
-    """
-    start = _after(cursor, _LAST if newest_first else _FIRST)
-    values: dict[str, Any] = {"namespace": to_text(namespace), "now": to_micros(now), "limit": limit, **start}
+def listing(wanted: Listing) -> Query:
+    """The query for one page of a listing."""
+    whose, status = wanted.whose, wanted.status
+    start = after(wanted.after, _LAST if wanted.newest_first else _FIRST)
+    values: dict[str, Any] = {"namespace": to_text(wanted.namespace), "now": wanted.now, "limit": wanted.limit, **start}
     where, order = "namespace = %(namespace)s", "id"
-    beyond, way = ("<", "DESC") if newest_first else (">", "ASC")
+    beyond, way = ("<", "DESC") if wanted.newest_first else (">", "ASC")
     if isinstance(whose, InSession | ChildrenOf):
         # A session, or a task, has few tasks: their statuses are read from the rows, and no index has to follow them.
         where += f" AND {'session' if isinstance(whose, InSession) else 'parent'} = %(of)s"
@@ -304,16 +295,7 @@ def listing(
     return _MERGED.format(parts=" UNION ALL ".join(f"({part})" for part in parts), way=way).encode(), values
 
 
-def cursor_of(rows: Sequence[Row], limit: int) -> str | None:
-    """Where the next page starts, if there is a row that is not on this one."""
-    return encode_cursor(rows[limit - 1][0], from_text(rows[limit - 1][1])) if len(rows) > limit > 0 else None
-
-
-def page_of(rows: Sequence[Row], limit: int) -> IdPage:
-    """A page of ids, from rows that may be one more than asked for."""
-    return IdPage(ids=[from_text(task_id) for _, task_id in rows[:limit]], cursor=cursor_of(rows, limit))
-
-
-def _after(cursor: str | None, start: int = _FIRST) -> dict[str, Any]:
-    place, task_id = (start, "") if cursor is None else decode_cursor(cursor)
-    return {"place": place, "after": to_text(task_id)}
+def after(place: Place | None, start: int = _FIRST) -> dict[str, Any]:
+    """Behind which place a page starts, as the queries ask for it."""
+    micros, task_id = (start, "") if place is None else place
+    return {"place": micros, "after": to_text(task_id)}

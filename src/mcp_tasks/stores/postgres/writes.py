@@ -3,7 +3,7 @@
 What they write was encoded by their caller. Conflicts show in what a statement gives back, not as errors.
 
 When a connection breaks under a write, it is done again on another. By its version it can succeed only once; if it
-meets a conflict, the write ids in the record tell whether that is its own doing (`stores.repeats`).
+meets a conflict, the write ids in the record tell whether that is its own doing (`BaseStore`).
 """
 
 # ruff: noqa: S608 - statements are put together from constants
@@ -13,20 +13,19 @@ from __future__ import annotations
 import hashlib
 from bisect import bisect_right
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from datetime import datetime, timedelta
 from typing import Any, Final
 
 import psycopg
 
-from mcp_tasks.errors import LimitReached, VersionConflict
-from mcp_tasks.model.record import Outcome, TaskRecord, TaskStatus
+from mcp_tasks.errors import LimitReached
+from mcp_tasks.model.record import TaskRecord, TaskStatus
 from mcp_tasks.model.values import Statement
 from mcp_tasks.quiet import get_logger
 from mcp_tasks.quiet import what as quiet_what
-from mcp_tasks.stores.base import Handing, Ready, Share, WorkLimits
+from mcp_tasks.stores.backend import Change, Created, Creation
+from mcp_tasks.stores.base import Ready, Share, WorkLimits
 from mcp_tasks.stores.codec import (
     MICROSECOND,
-    Line,
     expiry,
     is_at_work,
     is_resuming,
@@ -34,7 +33,6 @@ from mcp_tasks.stores.codec import (
     ready,
     size_of,
     sort_key,
-    to_micros,
 )
 from mcp_tasks.stores.fairness import TOOL_METHOD, Choice, Place, Room, Route, Step, Turns
 from mcp_tasks.stores.postgres.database import Query, Row, Session, is_collision, is_lost
@@ -44,6 +42,7 @@ from mcp_tasks.stores.postgres.queries import (
     OF_TOOL,
     from_owner,
     from_text,
+    row_of,
     to_key,
     to_optional,
     to_owner,
@@ -129,7 +128,7 @@ WITH gone AS (
 SELECT FROM gone
 """
 # Of those who ask at once, each takes what no other has its hands on. What was saved meanwhile is looked at again.
-_FORGET_EXPIRED = """
+_FORGET_EXPIRED = f"""
 WITH expired AS (
     SELECT id FROM mcp_tasks_tasks WHERE expires <= %(now)s ORDER BY expires, created, id LIMIT %(limit)s
     FOR UPDATE SKIP LOCKED
@@ -137,13 +136,15 @@ WITH expired AS (
     DELETE FROM mcp_tasks_tasks t USING expired WHERE t.id = expired.id RETURNING t.*
 ), over AS (
     SELECT idempotency_key, namespace, owner FROM mcp_tasks_spent_keys WHERE until <= %(now)s
-    ORDER BY until LIMIT {keys} FOR UPDATE SKIP LOCKED
+    ORDER BY until LIMIT {KEYS_AT_ONCE} FOR UPDATE SKIP LOCKED
 ), freed AS (
     DELETE FROM mcp_tasks_spent_keys k USING over
     WHERE (k.idempotency_key, k.namespace, k.owner) = (over.idempotency_key, over.namespace, over.owner)
 )
-SELECT {wanted} FROM gone ORDER BY expires, created, id
+SELECT {{wanted}} FROM gone ORDER BY expires, created, id
 """
+FORGET_IDS: Final = _FORGET_EXPIRED.format(wanted="version, id").encode()
+FORGET_STATES: Final = _FORGET_EXPIRED.format(wanted="version, id, owner, namespace, state").encode()
 _EXISTS = b"SELECT FROM mcp_tasks_tasks WHERE id = %(id)s"
 HAND_BACK = f"UPDATE mcp_tasks_tasks SET handed = false WHERE id = %(id)s AND handed AND ready = {AT_ANY_TIME}".encode()
 BEAT = b"""
@@ -165,7 +166,7 @@ RETURNING true
 """
 
 
-def row_of(record: TaskRecord, *, state: bytes) -> dict[str, Any]:
+def _columns(record: TaskRecord, *, state: bytes) -> dict[str, Any]:
     """What is written of a record, each time."""
     return {
         "id": to_text(record.id),
@@ -186,7 +187,7 @@ def row_of(record: TaskRecord, *, state: bytes) -> dict[str, Any]:
     }
 
 
-def identity_of(record: TaskRecord) -> dict[str, Any]:
+def _identity(record: TaskRecord) -> dict[str, Any]:
     """What is written of a record once, when it is made."""
     return {
         "namespace": to_text(record.namespace),
@@ -198,61 +199,40 @@ def identity_of(record: TaskRecord) -> dict[str, Any]:
     }
 
 
-class Save:
-    """A save: the update of a task, with what is appended to its journal, and its outcome."""
+async def save(session: Session, change: Change) -> bool:
+    """Update a task, append to its journal and keep its outcome; False if it is at another version, or gone.
 
-    def __init__(
-        self,
-        record: TaskRecord,
-        *,
-        expected: int,
-        state: bytes,
-        lines: Sequence[Line],
-        outcome: Outcome | None,
-        limits: WorkLimits | None,
-    ) -> None:
-        self._record = record
-        self._limits = limits if limits is not None and (limits.tool, limits.owner) != (None, None) else None
-        self._values = row_of(record, state=state) | {"expected": expected}
-        grown = sum(len(value) for _, _, value in lines)
-        if lines:
-            kinds, keys, values = zip(*lines, strict=True)
-            self._values |= {"kinds": list(kinds), "keys": [to_text(key) for key in keys], "values": list(values)}
-        if outcome is not None:
-            self._values |= {"body": outcome.body, "meta": outcome.meta}
-            grown += size_of(outcome)
-        self._values["grown"] = grown
-        self._update = _UPDATE.format(size=_GROWN if outcome is None else _GROWN_BY_OUTCOME)
-        self._rest = (_ENTRIES if lines else "") + (_OUTCOME if outcome is not None else "")
-
-    async def run(self, session: Session) -> bool:
-        """Write it; False if the task is at another version, or gone.
-
-        Raises:
-            LimitReached: As many as may be are at work.
-        """
-        return await (self._plain(session) if self._limits is None else self._claim(session, self._limits))
-
-    async def _plain(self, session: Session) -> bool:
-        where = "WHERE t.id = %(id)s AND t.version = %(expected)s RETURNING t.key"
-        sql = f"WITH changed AS ({self._update} {where}) {self._rest} SELECT FROM changed"
-        return bool(await session.rows(sql.encode(), self._values))
-
-    async def _claim(self, session: Session, limits: WorkLimits) -> bool:
-        identity = identity_of(self._record)
-        values = self._values | identity | {"tool_limit": limits.tool, "owner_limit": limits.owner}
-        where = f"FROM room WHERE t.id = %(id)s AND t.version = %(expected)s AND {_HAS_ROOM} RETURNING t.key"
-        sql = f"""
-            WITH {_ROOM} changed AS ({self._update} {where}) {self._rest}
-            SELECT EXISTS (SELECT FROM changed), {_THERE}, tool, owner FROM room
-        """
-        locks = _locks(identity, limits)
-        ((done, is_there, tool, owner),) = await session.transaction((_LOCKS, {"locks": locks}), (sql.encode(), values))
-        if is_there and not done:
-            for limit, others, what in ((limits.tool, tool, "tool"), (limits.owner, owner, "owner")):
-                if limit is not None and others >= limit:
-                    raise LimitReached(self._record.id, what)
-        return bool(done)
+    Raises:
+        LimitReached: As many as may be are at work.
+    """
+    record, outcome, limits = change.record, change.outcome, change.limits
+    grown = sum(len(value) for _, _, value in change.lines) + (0 if outcome is None else size_of(outcome))
+    values = _columns(record, state=change.state) | {"expected": change.expected, "grown": grown}
+    update, rest = _UPDATE.format(size=_GROWN if outcome is None else _GROWN_BY_OUTCOME), ""
+    if change.lines:
+        kinds, keys, parts = zip(*change.lines, strict=True)
+        values |= {"kinds": list(kinds), "keys": [to_text(key) for key in keys], "values": list(parts)}
+        rest += _ENTRIES
+    if outcome is not None:
+        values |= {"body": outcome.body, "meta": outcome.meta}
+        rest += _OUTCOME
+    where = "t.id = %(id)s AND t.version = %(expected)s"
+    if limits is None or (limits.tool is None and limits.owner is None):
+        sql = f"WITH changed AS ({update} WHERE {where} RETURNING t.key) {rest} SELECT FROM changed"
+        return bool(await session.rows(sql.encode(), values))
+    identity = _identity(record)
+    values |= identity | {"tool_limit": limits.tool, "owner_limit": limits.owner}
+    sql = f"""
+        WITH {_ROOM} changed AS ({update} FROM room WHERE {where} AND {_HAS_ROOM} RETURNING t.key) {rest}
+        SELECT EXISTS (SELECT FROM changed), {_THERE}, tool, owner FROM room
+    """
+    locks = _LOCKS, {"locks": _locks(identity, limits)}
+    ((done, is_there, tool, owner),) = await session.transaction(locks, (sql.encode(), values))
+    if is_there and not done:
+        for limit, others, what in ((limits.tool, tool, "tool"), (limits.owner, owner, "owner")):
+            if limit is not None and others >= limit:
+                raise LimitReached(record.id, what)
+    return bool(done)
 
 
 def _locks(identity: dict[str, Any], limits: WorkLimits) -> list[int]:
@@ -271,26 +251,13 @@ def lock_number(*name: str) -> int:
     return int.from_bytes(digest, "big", signed=True)
 
 
-def forget_expired(now: datetime, *, limit: int, states: bool) -> Query:
-    """The statement that removes tasks that have expired, and gives version and id, and all that a record is made from.
-
-    A trigger removes what is kept beside them.
-    """
-    wanted = "version, id, owner, namespace, state" if states else "version, id"
-    return _FORGET_EXPIRED.format(wanted=wanted, keys=KEYS_AT_ONCE).encode(), {
-        "now": to_micros(now),
-        "limit": max(limit, 0),
-    }
-
-
-async def delete(session: Session, task_id: str, *, expected: int, now: datetime | None) -> None:
-    """Remove a task; a trigger removes what is kept beside it."""
-    values = {"id": to_text(task_id), "expected": expected, "now": None if now is None else to_micros(now)}
+async def delete(session: Session, task_id: str, expected: int, now: int | None) -> bool:
+    """Remove a task; a trigger removes what is kept beside it. False if it is at another version, or gone."""
+    values = {"id": to_text(task_id), "expected": expected, "now": now}
     if await session.rows(DELETE, values):
-        return
+        return True
     # Gone, and perhaps by this very call: what was wanted is so.
-    if not session.again or await session.rows(_EXISTS, {"id": values["id"]}):
-        raise VersionConflict(task_id, expected)
+    return session.again and not await session.rows(_EXISTS, {"id": values["id"]})
 
 
 # ---- creating
@@ -376,83 +343,60 @@ _FEWER = """
 
 
 class Create:
-    """One new task.
+    """One new task. Its job is written with it, if that is for this database."""
 
-    Attributes:
-        standing: Id, owner, namespace and state of the task that stands under the key instead, if one does.
-        is_spent: Whether the key is taken though its task is gone; then nothing was made.
-        child: Which task that was, if its parent is open. None as well if the parent has ended or is gone.
-        exists: Whether there is a task of this id already; then nothing was made.
-    """
-
-    def __init__(
-        self,
-        record: TaskRecord,
-        *,
-        state: bytes,
-        request: bytes,
-        key: str | None,
-        key_until_end: bool,
-        key_outlives: timedelta | None,
-        handing: Handing | None,
-        job: Statement | None,
-    ) -> None:
+    def __init__(self, new: Creation, job: Statement | None) -> None:
+        record, handing, outlives = new.record, new.handing, new.key_outlives
         self._record = record
-        self._until_end = key_until_end
-        self._handing = handing
+        self._until_end = new.key_until_end
         self._job = job
-        self._values = row_of(record, state=state) | identity_of(record) | {"key": to_key(key), "request": request}
-        outlives = None if key is None or key_outlives is None else key_outlives // MICROSECOND
-        self._values |= {"grown": len(request), "outlives": outlives, "until_end": key_until_end}
-        handed = "false" if handing is None or not self._values["queued"] else self._within(handing.share)
-        sql = _CREATE if key is None else _CREATE_UNDER_KEY
-        self._sql = sql.format(
-            handed=handed,
-            unless="" if key is None else _UNLESS_STANDING,
+        self._values = _columns(record, state=new.state) | _identity(record)
+        self._values |= {
+            "key": to_key(new.key),
+            "request": new.request,
+            "grown": len(new.request),
+            "outlives": None if outlives is None else outlives // MICROSECOND,
+            "until_end": new.key_until_end,
+        }
+        self._sql = (_CREATE if new.key is None else _CREATE_UNDER_KEY).format(
+            handed="false" if handing is None or not self._values["queued"] else self._within(handing.share),
+            unless="" if new.key is None else _UNLESS_STANDING,
             child=_NO_CHILD if record.parent is None else _CHILD,
             kept="" if record.parent is None else _KEPT_CHILD,
-        ).encode()
-        self.standing: Row | None = None
-        self.is_spent: bool = False
-        self.child: str | None = None
-        self.exists: bool = False
+        )
 
     @property
     def query(self) -> Query:
         """The statement that makes the task, unless something is in its way."""
-        return self._sql, self._values
+        return self._sql.encode(), self._values
 
-    async def run(self, session: Session) -> None:
+    async def run(self, session: Session) -> Created:
         """Write it, or find what stands in its place."""
         before: Sequence[Query] = ()
         while True:
             made, found = await self._insert(session, *before)
-            if made:
-                return
-            if found is None or before:
-                self.exists = bool(await session.rows(_EXISTS, {"id": self._values["id"]}))
-                if self.exists:
-                    return
+            if made is not None:
+                return made
+            if (found is None or before) and await session.rows(_EXISTS, {"id": self._values["id"]}):
+                return Created(exists=True)
             if found is None:
-                # Under a key somebody may have been first, or have let go of it, in this very moment.
+                # Under a key another call may have been first, or have let go of it, in this very moment.
                 before = ()
                 continue
-            task_id, *_, version, status, expires, until, self.child = found
+            task_id, *_, version, status, expires, until, child = found
+            child = None if child is None else from_text(child)
             if task_id is None:
-                self.is_spent = True
-                return
+                return Created(spent=True, child=child)
             loses_key = self._until_end and status in _FINAL
             if not loses_key and (expires is None or expires > self._values["created"]):
-                self.standing = found[:4]
-                return
-            if not loses_key and (self.child is not None or (until is not None and until > self._values["created"])):
-                self.is_spent = True
-                return
+                return Created(standing=row_of(*found[:4]))
+            if not loses_key and (child is not None or (until is not None and until > self._values["created"])):
+                return Created(spent=True, child=child)
             gives_way = self._values | {"standing": task_id, "at": version}
             before = [(_FREE_KEY if loses_key else _DELETE_STANDING, gives_way)]
 
-    async def _insert(self, session: Session, *before: Query) -> tuple[bool, Row | None]:
-        """Whether the task was made, and otherwise what stands under its key."""
+    async def _insert(self, session: Session, *before: Query) -> tuple[Created | None, Row | None]:
+        """What was made, and otherwise what stands under its key."""
         query = self.query
         if self._job is None and not before:
             return self._told(await session.rows(*query))
@@ -476,14 +420,13 @@ class Create:
             return await self._insert(session, *before)
         return self._told(rows)
 
-    def _told(self, rows: Sequence[Row]) -> tuple[bool, Row | None]:
+    def _told(self, rows: Sequence[Row]) -> tuple[Created | None, Row | None]:
         if not rows:
-            return False, None
+            return None, None
         made, handed, *found = rows[0]
-        if made and self._handing is not None:
-            self._handing.handed = handed
-            self._handing.carried = handed and self._job is not None
-        return made, None if made else tuple(found)
+        if made:
+            return Created(handed=handed, carried=handed and self._job is not None), None
+        return None, tuple(found)
 
     def _within(self, share: Share) -> str:
         """The condition under which the task is handed out."""

@@ -2,13 +2,14 @@
 
 A write whose connection broke after it was sent may have been made or not. It is sent again: if it had been made, it
 meets a conflict or an id that is taken, and the write id in the record tells that this is its own doing
-(`stores.repeats`). If the server stays out of reach, the caller gets `StoreUnavailable`, which says whether the write
+(`BaseStore`). If the server stays out of reach, the caller gets `StoreUnavailable`, which says whether the write
 may have been made.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -425,6 +426,18 @@ class Connection:
                 return await _execute(client, "EVAL", wanted.text, *rest)
 
         return await self._attempt(attempt, writes=name in WRITES)
+
+    async def names(self, start: bytes) -> AsyncGenerator[bytes]:
+        """The names, without the prefix, of the keys that begin like this. One may be given twice."""
+        # What means something in a pattern is taken literally: a prefix may have it.
+        pattern = re.sub(rb"([\\*?\[\]^-])", rb"\\\1", self.prefix + start) + b"*"
+        cursor = b"0"
+        while True:
+            cursor, keys = await self.call("SCAN", cursor, "MATCH", pattern, "COUNT", 1_000)
+            for key in keys:
+                yield key.removeprefix(self.prefix)
+            if int(cursor) == 0:
+                return
 
     async def _attempt(self, act: Callable[[Redis, int], Awaitable[Any]], *, writes: bool) -> Any:
         if not self._is_open:

@@ -10,11 +10,11 @@ Names of indexes are put together with colons, here and in the scripts, which ma
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 from mcp_tasks.model.record import ALWAYS, TaskRecord, TaskStatus
 from mcp_tasks.stores.base import EVERYBODY, ChildrenOf, InSession, OwnedBy, Owners, Share, Whose
 from mcp_tasks.stores.codec import expiry, is_at_work, is_resuming, ready, sort_key, to_micros
+from mcp_tasks.stores.fairness import TOOL_METHOD
 
 _AT_ANY_TIME = to_micros(ALWAYS)
 _OFFSET = 2**63
@@ -23,9 +23,6 @@ PLACE = 8
 
 AT_WORK, RESUMING = b"0", b"1"
 """The places of tasks in the indexes of those at work: behind them are those that are about to be again."""
-
-TOOL_METHOD = "tools/call"
-"""The method of the tasks that the share of a tool counts."""
 
 
 def to_bytes(text: str) -> bytes:
@@ -121,30 +118,15 @@ def _owned(namespace: str, owner: str | None, status: TaskStatus | None) -> byte
     return name("owner-status", namespace, status.value) + b":" + owner_part(owner)
 
 
-@dataclass(frozen=True, slots=True)
-class Indexed:
-    """Where a task is to be found, as the scripts take it.
+def indexed(record: TaskRecord, since: int) -> Iterator[bytes | int]:
+    """Where the task is to be found, as the scripts take it (`take_indexed`): pairs of an index and a place in it; the
+    tally of the namespace's workers, and the worker; and what `hand_out` goes by, if the task is queued.
 
-    Attributes:
-        places: Pairs of an index and a place in it.
-        worker: The tally of the namespace's workers, and the one that has the task.
-        line: What `hand_out` goes by, if the task is queued.
+    Args:
+        since: When it became queued, if it just did.
     """
-
-    places: list[bytes]
-    worker: list[bytes]
-    line: list[bytes]
-
-    def arguments(self) -> Iterator[bytes | int]:
-        """The arguments of a script."""
-        for each in (self.places, self.worker, self.line):
-            yield len(each)
-            yield from each
-
-
-def indexed(record: TaskRecord, since: int) -> Indexed:
-    """Where the task is to be found; `since` is when it became queued, if it just did."""
     namespace = part(record.namespace)
+    places = [each for pair in _places(record) for each in pair]
     worker = [] if record.worker is None else [b"having:" + namespace, to_bytes(record.worker)]
     line: list[bytes] = []
     if ready(record) == _AT_ANY_TIME:
@@ -157,7 +139,9 @@ def indexed(record: TaskRecord, since: int) -> Indexed:
             place(sort_key(record)),
             place(since),
         ]
-    return Indexed([each for pair in _places(record) for each in pair], worker, line)
+    for each in (places, worker, line):
+        yield len(each)
+        yield from each
 
 
 def _places(record: TaskRecord) -> Iterator[tuple[bytes, bytes]]:

@@ -28,51 +28,22 @@ Weaknesses:
 from __future__ import annotations
 
 import asyncio
-import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from heapq import merge
 from itertools import islice
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import anyio
 
-from mcp_tasks.errors import SHOWN_OF_AN_ID, InvalidOption, StoreUnavailable, TaskExists, TaskUnreadable
-from mcp_tasks.model.json import LARGE
-from mcp_tasks.model.record import JournalEntry, Outcome, TaskRecord, TaskRequest, TaskStatus
+from mcp_tasks.errors import InvalidOption, LimitReached, TaskUnreadable, ValueNotStorable
+from mcp_tasks.model.record import Outcome, TaskRecord, TaskRequest
 from mcp_tasks.model.values import check_duration, check_instance, check_number, check_text
-from mcp_tasks.stores.base import (
-    LARGEST,
-    MOST_COUNTED,
-    Backlog,
-    Forgotten,
-    Handing,
-    IdPage,
-    Owners,
-    Page,
-    Ready,
-    Share,
-    Standing,
-    Usage,
-    Whose,
-    WorkLimits,
-)
-from mcp_tasks.stores.codec import (
-    Codec,
-    UnreadableLog,
-    decode_cursor,
-    earliest,
-    encode_cursor,
-    encoded_entries,
-    encoded_outcome,
-    encoded_request,
-    from_micros,
-    if_readable,
-    in_thread_if,
-    made_before,
-    saved_before,
-    to_micros,
-)
+from mcp_tasks.stores.backend import BaseStore, Change, Created, Creation, Listing, Place, Row
+from mcp_tasks.stores.base import LARGEST as LARGEST_REQUEST
+from mcp_tasks.stores.base import MOST_COUNTED, Hint, Owners, Ready, Share, Standing, Usage, WorkLimits
+from mcp_tasks.stores.codec import MICROSECOND, Codec, expiry, from_micros, queued_since, sort_key
 from mcp_tasks.stores.fairness import ready_of
 from mcp_tasks.stores.redis import names
 from mcp_tasks.stores.redis.connection import (
@@ -83,191 +54,28 @@ from mcp_tasks.stores.redis.connection import (
     check_layout,
     check_persistence,
 )
-from mcp_tasks.stores.redis.names import PLACE, from_bytes, key_name, place, to_bytes, whole
-from mcp_tasks.stores.redis.sealing import agree
-from mcp_tasks.stores.redis.writes import LOOKS, Row, Writes
-
-# ---- inspecting
-# What is asked of a Redis beyond its tasks: whether our keys are there, whose tasks are in them, what has a key.
-
-
-_AT_ONCE: Final = 1_000
-"""Keys that one look goes through."""
-
-
-class Inspecting:
-    """The part of `RedisStore` that is for operators, and for what is looked up by its key."""
-
-    _connection: Connection
-
-    async def standing(self) -> Standing:
-        """Whether our keys are there, and in the layout of this release. Makes and changes nothing."""
-        was_open = self._connection.is_open
-        if not was_open:
-            self._connection.open()
-        try:
-            kept = await self._connection.call("TYPE", self._connection.prefix + b"meta")
-            if kept == b"none":
-                return "absent"
-            layout: Any = await self._connection.call("HGET", self._connection.prefix + b"meta", "layout")
-            # What is no layout at all, `open` says in words.
-            return "older" if layout is not None and layout.isdigit() and int(layout) < LAYOUT else "current"
-        finally:
-            if not was_open:
-                await self._connection.close()
-
-    async def namespaces(self) -> Sequence[str]:
-        """Every namespace that has a task or a worker, in order. No index has them: all keys are gone through, so many
-        at a time."""
-        found: set[str] = set()
-        for kind in (b"tasks:", b"beats:"):
-            start = self._connection.prefix + kind
-            found.update(whole(key.removeprefix(start)) for key in await self._keys(_escaped(start) + b"*"))
-        return sorted(found)
-
-    async def id_under(self, key: str, *, namespace: str, owner: str | None) -> str | None:
-        """The id of the task that stands under a key."""
-        found = await self._connection.call("GET", self._connection.prefix + key_name(namespace, key, owner))
-        return None if found is None else from_bytes(found)
-
-    async def _keys(self, pattern: bytes) -> set[bytes]:
-        keys, cursor = set[bytes](), b"0"
-        while True:
-            cursor, found = await self._connection.call("SCAN", cursor, "MATCH", pattern, "COUNT", _AT_ONCE)
-            keys.update(found)
-            if int(cursor) == 0:
-                return keys
-
-
-def _escaped(text: bytes) -> bytes:
-    """The text as a pattern that matches itself."""
-    return re.sub(rb"([\\*?\[\]^-])", rb"\\\1", text)
-
-
-# ---- reads
-# The reads of the store: one round trip each, whatever is kept.
-
+from mcp_tasks.stores.redis.encryption import RedisVault, agree
+from mcp_tasks.stores.redis.names import PLACE, from_bytes, place, to_bytes
 
 AT_ONCE: Final = 1_000
 """Ids in one script."""
 
+LARGEST: Final = 512 * 1024 * 1024
+"""Bytes of a value. Redis takes no larger one, unless it was told to (`proto-max-bulk-len`)."""
 
-class Reads:
-    """Reads from one server."""
+LOOKS: Final = 1_000
+"""Tasks beyond those asked for that one look passes over, because they have expired or are gone: nothing else runs on
+the server meanwhile."""
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+KEYS_AT_ONCE: Final = 200
+"""Keys that outlived their tasks, and are forgotten with one slice of what has expired."""
 
-    async def row(self, task_id: str, *fields: bytes) -> Sequence[bytes | None]:
-        """Some fields of a task; nothing but None if there is no such task."""
-        return await self._connection.call("HMGET", self._connection.prefix + b"t:" + to_bytes(task_id), *fields)
-
-    async def owned(self, task_id: str, owner: str | None, *fields: bytes) -> Sequence[bytes | None]:
-        """Some fields of a task of this owner; nothing but None if the owner has no such task."""
-        whose = b"" if owner is None else b"=" + to_bytes(owner)
-        found = await self._connection.run("get_owned", to_bytes(task_id), whose, len(fields), *fields)
-        return found or (None,) * len(fields)
-
-    async def note(self, namespace: str, name: str) -> bytes | None:
-        """A note as it is kept."""
-        return await self._connection.call("HGET", self._connection.prefix + names.name("note", namespace, name), "v")
-
-    async def journal(self, task_id: str, after: int) -> tuple[bytes | None, Sequence[bytes]]:
-        """Whose task it is, and the entries of its journal, three items each."""
-        owner, items = await self._connection.run("journal", to_bytes(task_id), after)
-        return owner, items
-
-    async def listing(
-        self,
-        namespace: str,
-        whose: Whose,
-        now: datetime,
-        status: TaskStatus | None,
-        cursor: str | None,
-        limit: int,
-        *,
-        newest_first: bool = False,
-    ) -> tuple[Sequence[Row], str | None]:
-        """The rows of one page of a listing, and where the next page starts."""
-        index, after = names.listing(namespace, whose, status), _after(cursor)
-        instant, wanted = to_micros(now), "" if status is None else status.value
-        # One more than asked for tells whether there is a next page.
-        looks, way = limit + 1 + LOOKS, "newest" if newest_first else ""
-        last, found = await self._connection.run("list", index, after, limit + 1, instant, wanted, looks, way)
-        rows = [(member[PLACE:], *rest) for member, *rest in found[:limit]]
-        if len(found) > limit:
-            return rows, _cursor(found[limit - 1][0]) if limit > 0 else None
-        # Short of what was asked for, because much was passed over: there may be more behind it.
-        return rows, _cursor(last) if last else None
-
-    async def ids(
-        self, indexes: Sequence[bytes], cursor: str | None, limit: int, *, until: datetime | None = None
-    ) -> IdPage:
-        """One page of the ids in some indexes, in their order."""
-        after = _after(cursor)
-        first = b"(" + after if after else b"-"
-        last = b"+" if until is None else b"(" + place(to_micros(until) + 1)
-        ranges: list[Argument] = [part for index in indexes for part in (index, first, last)]
-        found = await self._connection.run("ranges", limit + 1, len(ranges), *ranges)
-        members: list[bytes] = list(islice(merge(*found), limit + 1))
-        ids = [from_bytes(member[PLACE:]) for member in members[:limit]]
-        return IdPage(ids=ids, cursor=_cursor(members[limit - 1]) if len(members) > limit > 0 else None)
-
-    async def versions(self, task_ids: Collection[str]) -> dict[str, int]:
-        """The version of each of these tasks."""
-        ids = list(dict.fromkeys(task_ids))
-        versions: dict[str, int] = {}
-        if len(ids) == 1:
-            # The look on the path of every poll needs no script.
-            (version,) = await self.row(ids[0], b"v")
-            return versions if version is None else {ids[0]: int(version)}
-        for start in range(0, len(ids), AT_ONCE):
-            some = ids[start : start + AT_ONCE]
-            found = await self._connection.run("versions", *map(to_bytes, some))
-            versions |= {task_id: int(version) for task_id, version in zip(some, found, strict=True) if version}
-        return versions
-
-    async def hand_out(
-        self,
-        namespace: str,
-        share: Share,
-        queues: Collection[str] | None,
-        mark: bool,
-        limit: int,
-        unreadable: Collection[bytes],
-    ) -> Sequence[Row]:
-        """The rows of tasks that are handed out, none of them one of those that cannot be read."""
-        wanted = [names.part(queue) for queue in queues or ()]
-        return await self._connection.run(
-            "hand_out",
-            names.part(namespace),
-            limit,
-            int(mark),
-            *names.share_arguments(share),
-            int(queues is None),
-            len(wanted),
-            *wanted,
-            len(unreadable),
-            *unreadable,
-        )
+MILLISECOND: Final = timedelta(milliseconds=1)
+KEPT_BEYOND: Final = timedelta(days=1)
+"""For how long a task that has expired waits for a sweep before the server removes it by itself."""
 
 
-def _after(cursor: str | None) -> bytes:
-    """The member behind which a page starts."""
-    if cursor is None:
-        return b""
-    micros, task_id = decode_cursor(cursor)
-    return place(micros) + to_bytes(task_id)
-
-
-def _cursor(member: bytes) -> str:
-    return encode_cursor(names.instant(member), from_bytes(member[PLACE:]))
-
-
-T = TypeVar("T")
-
-
-class RedisStore(Inspecting):
+class RedisStore(BaseStore):
     """Keeps tasks on the server that `url` names: `redis://HOST:PORT/DATABASE`, `rediss://…`, `valkey://…`, `valkeys://…`.
 
     Args:
@@ -300,192 +108,153 @@ class RedisStore(Inspecting):
         self._connection = Connection(url, prefix=keys, max_connections=max_connections, timeout=seconds)
         # A connection of its own: however many calls wait for theirs, a process that is alive says so in time.
         self._pulse = Connection(url, prefix=keys, max_connections=1, timeout=seconds)
-        self._codec = codec or Codec()
+        super().__init__(self._connection.place, codec)
         self._notifier = RedisNotifier(self._connection)
-        self._reads = Reads(self._connection)
-        self._writes = Writes(self._connection, self._notifier)
-        self._turn = anyio.Lock()
-        self._unreadable = UnreadableLog(self._connection.place, _deletion)
-
-    def __repr__(self) -> str:
-        return f"RedisStore({self._connection.place!r})"
 
     @property
     def round_trips(self) -> int:
         """How many round trips were made."""
         return self._connection.round_trips + self._pulse.round_trips
 
-    async def open(self, namespace: str = "") -> None:
-        """Reach the server, and look at whether it keeps what it is given."""
-        async with self._turn:
-            if self._connection.is_open:
-                return
-            self._connection.open()
-            try:
-                await check_layout(self._connection)
-                await agree(self._connection, self._codec, namespace)
-                await check_persistence(self._connection)
-            except BaseException:
-                with anyio.CancelScope(shield=True):
-                    await self._connection.close()
-                raise
-            self._pulse.open()
+    async def _open(self) -> None:
+        self._connection.open()
+        try:
+            await check_layout(self._connection)
+            await agree(self._connection, self._codec)
+            await check_persistence(self._connection)
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await self._connection.close()
+            raise
+        self._pulse.open()
 
-    async def close(self) -> None:
-        """Finish what was asked for and let go of the connections."""
-        with anyio.CancelScope(shield=True):
-            async with self._turn:
-                await self._notifier.stop()
-                await self._pulse.close()
+    async def _close(self) -> None:
+        await self._notifier.stop()
+        await self._pulse.close()
+        await self._connection.close()
+
+    @asynccontextmanager
+    async def _reached(self) -> AsyncGenerator[Connection]:
+        """The connection, also while the store is not open."""
+        was_open = self._connection.is_open
+        if not was_open:
+            self._connection.open()
+        try:
+            yield self._connection
+        finally:
+            if not was_open:
                 await self._connection.close()
 
     async def now(self) -> datetime:
-        """The time of the server that has the keys."""
         seconds, micros = await self._connection.run("now")
         return from_micros(int(seconds) * 1_000_000 + int(micros))
 
-    async def create(
-        self,
-        record: TaskRecord,
-        request: TaskRequest,
-        *,
-        key: str | None = None,
-        key_until_end: bool = False,
-        key_outlives: timedelta | None = None,
-        handing: Handing | None = None,
-    ) -> TaskRecord:
-        """Keep a new task, unless one stands under its key."""
-        state = self._codec.encode_state(record)
-        encoded = await encoded_request(self._codec, record.id, request)
-        try:
-            standing = await self._writes.create(
-                record,
-                state=state,
-                request=encoded,
-                key=key,
-                key_until_end=key_until_end,
-                key_outlives=key_outlives,
-                handing=handing,
+    async def standing(self) -> Standing:
+        async with self._reached() as connection:
+            if await connection.call("TYPE", connection.prefix + b"meta") == b"none":
+                return "absent"
+            layout: Any = await connection.call("HGET", connection.prefix + b"meta", "layout")
+            # What is no layout at all, `open` says in words.
+            return "older" if layout is not None and layout.isdigit() and int(layout) < LAYOUT else "current"
+
+    @asynccontextmanager
+    async def vault(self) -> AsyncGenerator[RedisVault]:
+        async with self._reached() as connection:
+            await check_layout(connection)
+            yield RedisVault(connection)
+
+    # Writing
+
+    async def _create(self, new: Creation) -> Created:
+        record, outlives = new.record, new.key_outlives
+        _check_sizes(new.state, new.request)
+        answer = await self._connection.run(
+            "create",
+            to_bytes(record.id),
+            record.version,
+            to_bytes(record.namespace),
+            *_list(() if record.owner is None else (to_bytes(record.owner),)),
+            new.state,
+            new.request,
+            *_fate(record),
+            sort_key(record),
+            *_expiry(record),
+            b"" if new.key is None else names.key_name(record.namespace, new.key, record.owner),
+            int(new.key_until_end),
+            b"" if outlives is None else outlives // MICROSECOND,
+            b"" if new.key is None or record.parent is None else to_bytes(record.parent),
+            *names.indexed(record, sort_key(record)),
+            names.sizes(record.namespace, record.owner),
+            *names.share_arguments(None if new.handing is None else new.handing.share),
+            *self._hint(record),
+        )
+        match answer:
+            case [b"made", handed]:
+                return Created(handed=handed == b"1")
+            case [b"standing", *row]:
+                return Created(standing=_row(*row))
+            case [b"spent", *child]:
+                return Created(spent=True, child=from_bytes(child[0]) if child else None)
+            case _:
+                return Created(exists=True)
+
+    async def _save(self, change: Change) -> bool:
+        record, outcome = change.record, change.outcome
+        parts = () if outcome is None else (outcome.body,) if outcome.meta is None else (outcome.body, outcome.meta)
+        entries = [part for kind, key, value in change.lines for part in (kind.encode(), to_bytes(key), value)]
+        _check_sizes(change.state, *parts, *entries)
+        answer = await self._connection.run(
+            "save",
+            to_bytes(record.id),
+            change.expected,
+            record.version,
+            change.state,
+            *_fate(record),
+            *_expiry(record),
+            *names.indexed(record, queued_since(record)),
+            names.sizes(record.namespace, record.owner),
+            *_list(entries),
+            *_list(parts),
+            *_list([*_limits(record, change.limits)]),
+            *self._hint(record),
+        )
+        if answer not in (b"saved", b"conflict"):
+            raise LimitReached(record.id, answer.decode())
+        return bool(answer == b"saved")
+
+    async def _delete(self, task_id: str, expected: int, now: int | None) -> bool:
+        since = b"" if now is None else now
+        answer = await self._connection.run("delete", to_bytes(task_id), expected, since, again=True)
+        return bool(answer == b"deleted")
+
+    async def _forget_expired(self, now: int, limit: int, records: bool) -> Sequence[tuple[int, str, Row | None]]:
+        before, looks = place(now + 1), limit + LOOKS
+        while True:
+            is_end, rows = await self._connection.run(
+                "forget_expired", before, limit, looks, int(records), now, KEYS_AT_ONCE
             )
-        except TaskExists:
-            return await made_before(self.get, record)
-        return record if standing is None else self._record(*standing)
-
-    async def save(
-        self,
-        record: TaskRecord,
-        *,
-        expected: int,
-        entries: Sequence[JournalEntry] = (),
-        outcome: Outcome | None = None,
-        limits: WorkLimits | None = None,
-    ) -> TaskRecord:
-        """Replace the record if it is still at version `expected`, with what is kept beside it."""
-        state = self._codec.encode_state(record)
-        lines = await encoded_entries(self._codec, record.id, entries)
-        kept = await encoded_outcome(self._codec, record.id, outcome)
-        saved = await self._writes.save(
-            record, expected=expected, state=state, lines=lines, outcome=kept, limits=limits
-        )
-        return record if saved else await saved_before(self.get, record, expected)
-
-    async def delete(self, task_id: str, *, expected: int, now: datetime | None = None) -> None:
-        """Forget the task with all that is kept beside it if it is still at version `expected`."""
-        await self._writes.delete(task_id, expected=expected, now=now)
-
-    async def get(self, task_id: str) -> TaskRecord | None:
-        """The record as of now, or None."""
-        version, owner, namespace, state = await self._reads.row(task_id, b"v", b"o", b"n", b"s")
-        return None if version is None else self._record(to_bytes(task_id), owner, namespace, state)
-
-    async def get_owned(self, task_id: str, owner: str | None) -> TaskRecord | None:
-        """The record as of now, for its owner."""
-        version, *row = await self._reads.owned(task_id, owner, b"v", b"o", b"n", b"s")
-        return None if version is None else self._record(to_bytes(task_id), *row)
-
-    async def request(self, task_id: str) -> TaskRequest | None:
-        """What was asked for."""
-        version, owner, request = await self._reads.row(task_id, b"v", b"o", b"r")
-        if version is None:
-            return None
-        return await self._decoded(
-            request, lambda: self._codec.decode_request(task_id, request, owner=_optional(owner))
-        )
-
-    async def get_with_request(self, task_id: str) -> tuple[TaskRecord, TaskRequest | None] | None:
-        """The record as of now and its request, unless that is large."""
-        found = await self._connection.run("get_with_request", to_bytes(task_id), LARGEST)
-        version, owner, namespace, state, request = found
-        if version is None:
-            return None
-        record = self._record(to_bytes(task_id), owner, namespace, state)
-        if request is None:
-            return record, None
-        return record, self._codec.decode_request(task_id, request, owner=_optional(owner))
-
-    async def get_with_outcome(self, task_id: str, owner: str | None) -> tuple[TaskRecord, Outcome | None] | None:
-        """The record as of now, and how the task ended, for its owner."""
-        fields = b"v", b"o", b"n", b"s", b"b", b"m"
-        version, whose, namespace, state, body, meta = await self._reads.owned(task_id, owner, *fields)
-        if version is None:
-            return None
-        record = self._record(to_bytes(task_id), whose, namespace, state)
-        return record, await self._outcome(task_id, whose, body, meta)
-
-    async def outcome(self, task_id: str) -> Outcome | None:
-        """How the task ended."""
-        return await self._outcome(task_id, *await self._reads.row(task_id, b"o", b"b", b"m"))
-
-    async def journal(self, task_id: str, *, after: int = 0) -> Sequence[JournalEntry]:
-        """The task's journal beyond `after`, in the order of writing."""
-        owner, items = await self._reads.journal(task_id, after)
-        if len(items) % 3:
-            why = "its journal is damaged (it ends in the middle of an entry); restore a backup, or delete the task"
-            raise TaskUnreadable(task_id, why, owner=_optional(owner))
-
-        def decode() -> Sequence[JournalEntry]:
-            lines = zip(items[::3], items[1::3], items[2::3], strict=True)
-            return [
-                self._codec.decode_entry(
-                    task_id, from_bytes(kind), from_bytes(key), value, number=number, owner=_optional(owner)
-                )
-                for number, (kind, key, value) in enumerate(lines, after + 1)
-            ]
-
-        return await in_thread_if(sum(map(len, items)) > LARGE, decode)
-
-    async def list(
-        self,
-        namespace: str,
-        whose: Whose,
-        *,
-        now: datetime,
-        status: TaskStatus | None = None,
-        cursor: str | None = None,
-        limit: int = 100,
-        newest_first: bool = False,
-    ) -> Page:
-        """Tasks of the namespace in the order of creation, in one status or any."""
-        rows, following = await self._reads.listing(
-            namespace, whose, now, status, cursor, limit, newest_first=newest_first
-        )
-        return Page(records=self._unreadable.readable(self._record, rows), cursor=following)
-
-    async def usage(self, namespace: str, whose: Owners) -> Usage:
-        """What is kept of some tasks of the namespace, as it was counted when it was written."""
-        size_index, open_ones = names.usage(namespace, whose)
-        count, size = await self._connection.run("usage", size_index, len(open_ones), *open_ones)
-        return Usage(open_tasks=min(count, MOST_COUNTED), stored_bytes=int(size))
+            # None, and yet not the end: so many were gone by themselves.
+            if rows or is_end:
+                return [(int(version), from_bytes(row[0]), _row(*row) if records else None) for version, *row in rows]
 
     async def hand_out(
         self, namespace: str, share: Share, *, queues: Collection[str] | None = None, mark: bool = True, limit: int
     ) -> Sequence[Ready]:
-        """Queued tasks that are not handed out, within the share, by priority and then owners by turns."""
+        wanted = [names.part(queue) for queue in queues or ()]
         found: list[TaskRecord] = []
         unreadable: set[bytes] = set()
         while True:
-            rows = await self._reads.hand_out(namespace, share, queues, mark, limit - len(found), unreadable)
-            records = self._unreadable.readable(self._record, rows)
+            rows = await self._connection.run(
+                "hand_out",
+                names.part(namespace),
+                limit - len(found),
+                int(mark),
+                *names.share_arguments(share),
+                int(queues is None),
+                *_list(wanted),
+                *_list([*unreadable]),
+            )
+            records = self._readable(_row(*row) for row in rows)
             found += records
             others = {row[0] for row in rows} - {to_bytes(record.id) for record in records}
             if not others:
@@ -498,112 +267,205 @@ class RedisStore(Inspecting):
                 found.clear()
 
     async def hand_back(self, task_id: str) -> None:
-        """If the task is still queued, it waits for `hand_out` again."""
         await self._connection.run("hand_back", to_bytes(task_id))
 
-    async def backlog(self, namespace: str, now: datetime) -> Mapping[str, Backlog]:
-        """What waits in each queue of the namespace."""
-        found = await self._connection.run("backlog", names.part(namespace), names.place(to_micros(now) + 1))
-        return {
-            names.whole(queue): Backlog(
-                ready=min(count, MOST_COUNTED), since=earliest(*(names.instant(first) for first in firsts if first))
-            )
-            for queue, count, *firsts in found
-            if count
-        }
-
-    async def queued(
-        self, namespace: str, *, handed_out: bool | None = None, cursor: str | None = None, limit: int
-    ) -> IdPage:
-        """Tasks of the namespace that could run at any time and nobody has, in the order of creation."""
-        kinds = {None: ("waiting", "handed"), True: ("handed",), False: ("waiting",)}[handed_out]
-        return await self._reads.ids([names.name(kind, namespace) for kind in kinds], cursor, limit)
-
-    async def due(self, namespace: str, now: datetime, *, cursor: str | None = None, limit: int) -> IdPage:
-        """Parked tasks of the namespace whose time has come, longest overdue first."""
-        return await self._reads.ids([names.name("due", namespace)], cursor, limit, until=now)
-
-    async def claimed(self, worker: str, *, cursor: str | None = None, limit: int) -> IdPage:
-        """Tasks that `worker` has, in the order of creation."""
-        return await self._reads.ids([names.name("claimed", worker)], cursor, limit)
-
-    async def forget_expired(self, now: datetime, *, limit: int, records: bool = False) -> Sequence[Forgotten]:
-        """Forget tasks whose time after the end is over, longest overdue first."""
-        rows = await self._writes.forget_expired(now, limit, states=records)
-        return [
-            Forgotten(from_bytes(row[0]), int(version), if_readable(self._record, *row) if records else None)
-            for version, *row in rows
-        ]
-
-    async def versions(self, task_ids: Collection[str]) -> dict[str, int]:
-        """The version of each of these tasks; those that are gone are left out."""
-        return await self._reads.versions(task_ids)
-
     async def heartbeat(self, worker: str, *, namespace: str, beats: int) -> int:
-        """Renew the lease of `worker`."""
         return await self._pulse.run("heartbeat", to_bytes(worker), names.name("beats", namespace), beats)
 
+    async def retire(self, worker: str) -> None:
+        await self._connection.run("retire", to_bytes(worker))
+
+    async def _set_note(self, namespace: str, name: str, seen: object, value: bytes) -> bool:
+        expected = (seen,) if isinstance(seen, bytes) else ()
+        return bool(
+            await self._connection.run("set_note", names.name("note", namespace, name), *_list(expected), value)
+        )
+
+    def _hint(self, record: TaskRecord) -> tuple[Argument, ...]:
+        return self._notifier.message(Hint(record.id, record.version))
+
+    # Reading
+
+    async def _fields(self, task_id: str, *fields: bytes) -> Sequence[Any]:
+        """Some fields of a task; nothing but None if there is no such task."""
+        return await self._connection.call("HMGET", self._connection.prefix + b"t:" + to_bytes(task_id), *fields)
+
+    async def _owned(self, task_id: str, owner: str | None, *fields: bytes) -> Sequence[Any]:
+        """Some fields of a task of this owner; nothing but None if the owner has no such task."""
+        whose = b"" if owner is None else b"=" + to_bytes(owner)
+        found = await self._connection.run("get_owned", to_bytes(task_id), whose, *_list(fields))
+        return found or (None,) * len(fields)
+
+    async def _get(self, task_id: str) -> Row | None:
+        version, *row = await self._fields(task_id, b"v", b"o", b"n", b"s")
+        return None if version is None else _row(to_bytes(task_id), *row)
+
+    async def get_owned(self, task_id: str, owner: str | None) -> TaskRecord | None:
+        version, *row = await self._owned(task_id, owner, b"v", b"o", b"n", b"s")
+        return None if version is None else self._record(_row(to_bytes(task_id), *row))
+
+    async def get_with_request(self, task_id: str) -> tuple[TaskRecord, TaskRequest | None] | None:
+        version, *row, request = await self._connection.run("get_with_request", to_bytes(task_id), LARGEST_REQUEST)
+        return None if version is None else self._with_request(_row(to_bytes(task_id), *row), request)
+
+    async def get_with_outcome(self, task_id: str, owner: str | None) -> tuple[TaskRecord, Outcome | None] | None:
+        version, *row, body, meta = await self._owned(task_id, owner, b"v", b"o", b"n", b"s", b"b", b"m")
+        return None if version is None else await self._with_outcome(_row(to_bytes(task_id), *row), body, meta)
+
+    async def _request(self, task_id: str) -> tuple[str | None, object] | None:
+        version, owner, request = await self._fields(task_id, b"v", b"o", b"r")
+        return None if version is None else (_optional(owner), request)
+
+    async def _outcome(self, task_id: str) -> tuple[str | None, object, object] | None:
+        owner, body, meta = await self._fields(task_id, b"o", b"b", b"m")
+        return None if body is None else (_optional(owner), body, meta)
+
+    async def _journal(self, task_id: str, after: int) -> tuple[str | None, Sequence[tuple[int, str, str, object]]]:
+        owner, items = await self._connection.run("journal", to_bytes(task_id), after)
+        if len(items) % 3:
+            why = "its journal is damaged (it ends in the middle of an entry); restore a backup, or delete the task"
+            raise TaskUnreadable(task_id, why, owner=_optional(owner))
+        entries = enumerate(zip(items[::3], items[1::3], items[2::3], strict=True), after + 1)
+        return _optional(owner), [
+            (number, from_bytes(kind), from_bytes(key), value) for number, (kind, key, value) in entries
+        ]
+
+    async def _list(self, listing: Listing) -> tuple[Sequence[tuple[Place, Row]], Place | None]:
+        index, status = names.listing(listing.namespace, listing.whose, listing.status), listing.status
+        wanted, way = "" if status is None else status.value, "newest" if listing.newest_first else ""
+        limit, looks = listing.limit, listing.limit + LOOKS
+        last, found = await self._connection.run(
+            "list", index, _member(listing.after), limit, listing.now, wanted, looks, way
+        )
+        rows = [(_place(member), _row(member[PLACE:], *row)) for member, *row in found]
+        # Short of what was asked for, because much was passed over: there may be more behind it.
+        return rows, _place(last) if last else None
+
+    async def _queued(
+        self, namespace: str, handed_out: bool | None, after: Place | None, limit: int
+    ) -> Sequence[Place]:
+        kinds = {None: ("waiting", "handed"), True: ("handed",), False: ("waiting",)}[handed_out]
+        return await self._places([names.name(kind, namespace) for kind in kinds], after, limit)
+
+    async def _due(self, namespace: str, now: int, after: Place | None, limit: int) -> Sequence[Place]:
+        return await self._places([names.name("due", namespace)], after, limit, last=b"(" + place(now + 1))
+
+    async def _claimed(self, worker: str, after: Place | None, limit: int) -> Sequence[Place]:
+        return await self._places([names.name("claimed", worker)], after, limit)
+
+    async def _places(
+        self, indexes: Sequence[bytes], after: Place | None, limit: int, last: bytes = b"+"
+    ) -> Sequence[Place]:
+        first = b"-" if after is None else b"(" + _member(after)
+        found = await self._connection.run(
+            "ranges", limit, *_list([part for index in indexes for part in (index, first, last)])
+        )
+        return [_place(member) for member in islice(merge(*found), limit)]
+
+    async def _backlog(self, namespace: str, now: int) -> Iterable[tuple[str, int, int | None, int | None]]:
+        found = await self._connection.run("backlog", names.part(namespace), place(now + 1))
+        return [
+            (
+                names.whole(queue),
+                count,
+                names.instant(since) if since else None,
+                names.instant(woken) if woken else None,
+            )
+            for queue, count, since, woken in found
+        ]
+
+    async def usage(self, namespace: str, whose: Owners) -> Usage:
+        size_index, open_ones = names.usage(namespace, whose)
+        count, size = await self._connection.run("usage", size_index, *_list(open_ones))
+        return Usage(open_tasks=min(count, MOST_COUNTED), stored_bytes=int(size))
+
+    async def versions(self, task_ids: Collection[str]) -> dict[str, int]:
+        ids = list(dict.fromkeys(task_ids))
+        if len(ids) == 1:
+            # The look on the path of every poll needs no script.
+            (version,) = await self._fields(ids[0], b"v")
+            return {} if version is None else {ids[0]: int(version)}
+        versions: dict[str, int] = {}
+        for start in range(0, len(ids), AT_ONCE):
+            some = ids[start : start + AT_ONCE]
+            found = await self._connection.run("versions", *map(to_bytes, some))
+            versions |= {task_id: int(version) for task_id, version in zip(some, found, strict=True) if version}
+        return versions
+
     async def workers(self, namespace: str) -> dict[str, int]:
-        """Every worker that beats for the namespace or has a task in it, and how often it has beaten."""
         found = await self._connection.run("workers", names.name("beats", namespace), names.name("having", namespace))
         return {from_bytes(worker): int(beats) for worker, beats in zip(found[::2], found[1::2], strict=True)}
 
-    async def retire(self, worker: str) -> None:
-        """Forget the heartbeat of `worker`."""
-        await self._connection.run("retire", to_bytes(worker))
+    async def namespaces(self) -> Sequence[str]:
+        # No index has them: all keys are gone through, so many at a time.
+        found = {names.whole(key[6:]) async for key in self._connection.names(b"tasks:")}
+        return sorted(found | {names.whole(key[6:]) async for key in self._connection.names(b"beats:")})
 
-    async def note(self, namespace: str, name: str) -> bytes | None:
-        """The note of this name that the server has, or None."""
-        data = await self._reads.note(namespace, name)
-        return None if data is None else self._codec.decode_note(namespace, name, data)
+    async def id_under(self, key: str, *, namespace: str, owner: str | None) -> str | None:
+        found = await self._connection.call("GET", self._connection.prefix + names.key_name(namespace, key, owner))
+        return None if found is None else from_bytes(found)
 
-    async def set_note(self, namespace: str, name: str, value: bytes, *, expected: bytes | None) -> bool:
-        """Keep a note if what is there is `expected`."""
-        encoded = self._codec.encode_note(namespace, name, value)
-        was_sent = False
-        while True:
-            # By what it says, which only this side can read: encrypted bytes differ each time, whatever is in them.
-            try:
-                seen = await self._reads.note(namespace, name)
-            except StoreUnavailable as exc:
-                # Another note was there than was seen, which may be this one, kept by an attempt without an answer.
-                exc.may_have_happened = was_sent
-                raise
-            found = None if seen is None else self._codec.decode_note(namespace, name, seen)
-            if found != expected:
-                return found == value
-            was_sent = True
-            if await self._writes.set_note(names.name("note", namespace, name), encoded, seen=seen):
-                return True
+    async def _note(self, namespace: str, name: str) -> object:
+        return await self._connection.call("HGET", self._connection.prefix + names.name("note", namespace, name), "v")
 
     def notifier(self) -> RedisNotifier:
         """Hints between the processes that share the server."""
         return self._notifier
 
-    async def _outcome(
-        self, task_id: str, owner: bytes | None, body: bytes | None, meta: bytes | None
-    ) -> Outcome | None:
-        if body is None:
-            return None
-        return await self._decoded(
-            body + (meta or b""), lambda: self._codec.decode_outcome(task_id, body, meta, owner=_optional(owner))
-        )
-
-    async def _decoded(self, data: bytes | None, decode: Callable[[], T]) -> T:
-        return await in_thread_if(len(data or b"") > LARGE, decode)
-
-    def _record(self, task_id: bytes, owner: bytes | None, namespace: bytes | None, state: object) -> TaskRecord:
-        return self._codec.decode_state(
-            from_bytes(task_id), state, namespace=from_bytes(namespace or b""), owner=_optional(owner)
-        )
+    def _deletion(self, start: str, is_whole: bool) -> str:
+        # Not `DEL`: a task is in indexes as well.
+        shown = repr(start) if is_whole else f"(the id that begins with {start!r})"
+        return f"await store.delete({shown}, expected=(await store.versions([{shown}]))[{shown}])"
 
 
-def _deletion(task_id: str) -> str:
-    # Not `DEL`: a task is in indexes as well.
-    start = task_id[:SHOWN_OF_AN_ID]
-    shown = repr(start) if start == task_id else f"(the id that begins with {start!r})"
-    return f"await store.delete({shown}, expected=(await store.versions([{shown}]))[{shown}])"
+def _row(task_id: bytes, owner: bytes | None, namespace: bytes | None, state: object) -> Row:
+    return from_bytes(task_id), _optional(owner), from_bytes(namespace or b""), state
 
 
 def _optional(text: bytes | None) -> str | None:
     return None if text is None else from_bytes(text)
+
+
+def _member(after: Place | None) -> bytes:
+    """The member behind which a page starts."""
+    return b"" if after is None else place(after[0]) + to_bytes(after[1])
+
+
+def _place(member: bytes) -> Place:
+    return names.instant(member), from_bytes(member[PLACE:])
+
+
+def _list(items: Sequence[Argument]) -> tuple[Argument, ...]:
+    return len(items), *items
+
+
+def _fate(record: TaskRecord) -> tuple[Argument, ...]:
+    """The status, and whether it is a final one."""
+    return record.status.value, b"1" if record.is_final else b""
+
+
+def _expiry(record: TaskRecord) -> tuple[Argument, ...]:
+    """When the task expires, and after how many milliseconds the server may remove it by itself; or nothing.
+
+    Counted from now on by the server's own clock, which has nothing to do with the clock that ended the task.
+    """
+    expires = expiry(record)
+    if expires is None or record.retention is None:
+        return b"", b""
+    return expires, (record.retention + KEPT_BEYOND) // MILLISECOND if record.is_final else b""
+
+
+def _limits(record: TaskRecord, limits: WorkLimits | None) -> Iterator[Argument]:
+    """What is limited, to how many, and the index of those at work."""
+    if limits is not None and limits.tool is not None:
+        yield from ("tool", limits.tool, names.tool_at_work(record.namespace, record.method, record.name))
+    if limits is not None and limits.owner is not None:
+        yield from ("owner", limits.owner, names.owner_at_work(record.namespace, record.owner))
+
+
+def _check_sizes(*values: bytes) -> None:
+    largest = max(map(len, values))
+    if largest > LARGEST:
+        raise ValueNotStorable(
+            f"a value of {largest:,} bytes cannot be stored, because Redis takes at most {LARGEST:,} in one piece"
+        )

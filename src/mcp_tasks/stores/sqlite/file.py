@@ -1,4 +1,4 @@
-"""Opening one SQLite connection, binding any string, and the driver's exceptions in our words."""
+"""One SQLite file: connections, strings, the driver's errors, who reads, the thread that writes, and hints."""
 
 from __future__ import annotations
 

@@ -10,30 +10,18 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
-from datetime import datetime, timedelta
 from functools import lru_cache, partial
 from hashlib import blake2b
 from operator import neg
 from typing import Any, Final, TypeAlias
 
-from mcp_tasks.errors import LimitReached, StoreError, VersionConflict
-from mcp_tasks.model.record import ALWAYS, Outcome, TaskRecord, TaskStatus
+from mcp_tasks.errors import LimitReached, StoreError
+from mcp_tasks.model.record import ALWAYS, TaskRecord, TaskStatus
+from mcp_tasks.stores.backend import Change, Created, Creation, Row
 from mcp_tasks.stores.base import Ready, Share, WorkLimits
-from mcp_tasks.stores.codec import (
-    MICROSECOND,
-    Line,
-    expiry,
-    is_at_work,
-    is_resuming,
-    queued_since,
-    ready,
-    sort_key,
-    to_micros,
-)
+from mcp_tasks.stores.codec import MICROSECOND, expiry, is_at_work, is_resuming, queued_since, ready, sort_key
 from mcp_tasks.stores.fairness import TOOL_METHOD, Choice, Place, Room, Route, Step, Turns, ready_of
 from mcp_tasks.stores.sqlite.file import Operation, Read, Writer, fetch, from_text, to_text
-from mcp_tasks.stores.sqlite.queries import NOTE, Query
 
 # ---- expiring
 # Forgetting what has expired, a slice at a time: one statement removes it, and a trigger what is kept beside it.
@@ -42,8 +30,8 @@ from mcp_tasks.stores.sqlite.queries import NOTE, Query
 MOST_BYTES: Final = 1024 * 1024
 """What is kept beside the tasks of one slice, together; or one task, whatever it has."""
 
-_ANY = "SELECT 1 FROM tasks INDEXED BY tasks_expires WHERE expires <= ? LIMIT 1"
-_ANY_KEY = "SELECT 1 FROM spent_keys INDEXED BY spent_keys_until WHERE until <= ? LIMIT 1"
+ANY_EXPIRED: Final = "SELECT 1 FROM tasks INDEXED BY tasks_expires WHERE expires <= ? LIMIT 1"
+ANY_KEY_OVER: Final = "SELECT 1 FROM spent_keys INDEXED BY spent_keys_until WHERE until <= ? LIMIT 1"
 
 # Read from the index alone but for the sizes, which are in the first page of what they are the sizes of.
 _SIZE = """
@@ -75,43 +63,27 @@ DELETE FROM spent_keys WHERE (idempotency_key, namespace, owner) IN (
 KEYS_AT_ONCE: Final = 200
 """Keys that outlived their tasks, of one slice: each is one row, in two indexes."""
 
-_KEYS = "SELECT t.key" + _NEXT
+EXPIRED_KEYS: Final = "SELECT t.key" + _NEXT
 _ONE = " FROM tasks t WHERE t.key = ? AND t.expires <= ?"
 _ONE_ID, _ONE_STATE = "SELECT " + _ID + _ONE, "SELECT " + _STATE + _ONE
 _DELETE_ONE = "DELETE FROM tasks WHERE key = ? AND expires <= ?"
 
 
-def any_expired(now: datetime) -> Query:
-    """The query for whether there is a task that has expired."""
-    return _ANY, (to_micros(now),)
-
-
-def any_key_over(now: datetime) -> Query:
-    """The query for whether there is a key that outlived its task, and whose time is over."""
-    return _ANY_KEY, (to_micros(now),)
-
-
-def keys(now: datetime, *, limit: int) -> Query:
-    """The query for the keys of the next tasks that have expired."""
-    return _KEYS, (to_micros(now), max(limit, 0))
-
-
-def forget_expired(now: datetime, *, limit: int, states: bool) -> Operation[list[Any]]:
+def forget_expired(now: int, limit: int, *, states: bool) -> Operation[list[Any]]:
     """Remove the next tasks that have expired; gives their rows: version and id, and all that a record is made from."""
-    instant = to_micros(now)
 
     def run(cursor: sqlite3.Cursor) -> list[Any]:
-        rows = fetch(cursor.connection, STATES if states else IDS, (instant, max(limit, 0)))
+        rows = fetch(cursor.connection, STATES if states else IDS, (now, limit))
         count = _how_many([size for size, *_ in rows])
         if count:
-            cursor.execute(DELETE, (instant, count))
-        cursor.execute(FORGET_KEYS, (instant, KEYS_AT_ONCE))
+            cursor.execute(DELETE, (now, count))
+        cursor.execute(FORGET_KEYS, (now, KEYS_AT_ONCE))
         return [row for _, *row in rows[:count]]
 
     return run
 
 
-async def forget_one_by_one(writer: Writer, keys: Sequence[int], now: datetime, *, states: bool) -> list[Any]:
+async def forget_one_by_one(writer: Writer, keys: Sequence[int], now: int, *, states: bool) -> list[Any]:
     """As `forget_expired`, for a file with damage in it: the tasks with these keys that it does not touch go.
 
     The writer does each by itself when one of them fails.
@@ -119,7 +91,7 @@ async def forget_one_by_one(writer: Writer, keys: Sequence[int], now: datetime, 
     Raises:
         StoreError: None of them can be removed.
     """
-    removals = [writer.run(_forget_one(key, to_micros(now), states=states)) for key in keys]
+    removals = [writer.run(_forget_one(key, now, states=states)) for key in keys]
     done = await asyncio.gather(*removals, return_exceptions=True)
     failures = [one for one in done if isinstance(one, BaseException)]
     rows = [row for one in done if not isinstance(one, BaseException) for row in one]
@@ -154,8 +126,8 @@ def _how_many(sizes: Sequence[int]) -> int:
 WAITS, HANDED, AT_WORK, RESUMING = 0, 1, 2, 3
 """What the column `hand` says of a task; NULL if it is neither queued nor at work nor about to be again."""
 
-Decode: TypeAlias = Callable[[str, Any, Any, Any], TaskRecord | None]
-"""The record of a row (id, owner, namespace, state), or None if it cannot be read."""
+Decode: TypeAlias = Callable[[Row], TaskRecord | None]
+"""The record of a row, or None if it cannot be read."""
 
 _COLUMNS = ("queue", "priority", "owner", "tool")
 _OWNER = 2
@@ -300,8 +272,7 @@ class SqliteWaiting(InHand):
     def ready(self, task_id: str) -> Ready | None:
         """The task, if it can be read."""
         for row in self._read(_TASK, (to_text(task_id),)):
-            record = self._decode(task_id, *row)
-            if record is not None:
+            if (record := self._decode(row_of(task_id, *row))) is not None:
                 return ready_of(record)
         return None
 
@@ -327,26 +298,14 @@ _FROM_COLUMN: Sequence[Callable[[Any], Any]] = (_same, neg, _key, _same)
 """Values of the index as `fairness` has them: negative priorities, and owners that can be compared."""
 
 
-Row: TypeAlias = Sequence[Any]
+def row_of(task_id: str | bytes, owner: str | bytes | None, namespace: str | bytes, state: object) -> Row:
+    """What the columns have of a task."""
+    return from_text(task_id), optional_from(owner), from_text(namespace), state
 
 
-@dataclass(frozen=True, slots=True)
-class Created:
-    """What came of a creation.
-
-    Attributes:
-        standing: The row (id, owner, namespace, state) that stands under the key; None if the task was made.
-        handed: Whether the new task is handed out.
-        spent: Whether the key is taken though its task is gone; then nothing was made.
-        child: Which task that was, if its parent is open. None as well if the parent has ended or is gone.
-        exists: Whether there is a task of this id already; then nothing was made.
-    """
-
-    standing: Row | None = None
-    handed: bool = False
-    spent: bool = False
-    child: str | bytes | None = None
-    exists: bool = False
+def optional_from(text: str | bytes | None) -> str | None:
+    """A string that may be missing."""
+    return None if text is None else from_text(text)
 
 
 class _Waits:
@@ -358,12 +317,12 @@ class _Waits:
         at_work = RESUMING if is_resuming(record) else AT_WORK if is_at_work(record) else None
         self.hand = WAITS if self.is_queued else at_work
         self._record = record
-        self.row = (to_text(record.queue), record.priority, tool_digest(record.method, record.name))
+        self.place = (to_text(record.queue), record.priority)
+        self.tool = tool_digest(record.method, record.name)
 
     def fits(self, share: Share, read: Read) -> bool:
         """Whether the task is queued, and may be handed out within the share."""
-        queue, _, tool = self.row
-        route = queue, owner_key(self._record.owner), tool
+        route = self.place[0], owner_key(self._record.owner), self.tool
         return self.is_queued and InHand(read, self._record.namespace).room(share).has(route)
 
 
@@ -375,12 +334,12 @@ INSERT INTO tasks (
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, (SELECT seq FROM meta)) ON CONFLICT (id) DO NOTHING
 """
 _INSERT_REQUEST = "INSERT INTO requests (task, request) VALUES (?, ?)"
-# What never changes is left out, so that its indexes are not touched; but for the tool, which a migration cannot read
-# where tasks are encrypted. What stays queued stays as it is with those who wait.
+# What never changes is left out, so that its indexes are not touched. What stays queued stays as it is with those who
+# wait.
 _UPDATE_TASK = """
 UPDATE tasks
 SET version = ?, session = ?, status = ?, worker = ?, ready = ?, expires = ?, state = ?, queue = ?, priority = ?,
-    tool = ?, since = CASE WHEN ? AND hand IN (0, 1) THEN since ELSE ? END,
+    since = CASE WHEN ? AND hand IN (0, 1) THEN since ELSE ? END,
     hand = CASE WHEN ? THEN hand IS 1 ELSE ? END, seq = (SELECT seq FROM meta)
 WHERE id = ? AND version = ?
 """
@@ -420,58 +379,48 @@ ON CONFLICT (worker) DO UPDATE SET namespace = excluded.namespace, beats = max(b
 """
 _BEATS = "SELECT beats FROM heartbeats WHERE worker = ?"
 _DELETE_HEARTBEAT = "DELETE FROM heartbeats WHERE worker = ?"
-_SET_NOTE = "INSERT OR REPLACE INTO notes (namespace, name, value) VALUES (?, ?, ?)"
-
-KEPT: Final = object()
-"""What `set_note` gives for a note that it kept."""
+_ADD_NOTE = "INSERT OR IGNORE INTO notes (namespace, name, value) VALUES (?, ?, ?)"
+_CHANGE_NOTE = "UPDATE notes SET value = ?3 WHERE namespace = ?1 AND name = ?2 AND value = ?4"
 
 
-def create(
-    record: TaskRecord,
-    *,
-    state: bytes,
-    request: bytes,
-    key: str | None = None,
-    key_until_end: bool = False,
-    key_outlives: timedelta | None = None,
-    share: Share | None = None,
-) -> Operation[Created]:
+def create(new: Creation) -> Operation[Created]:
     """Insert a task with its request, unless a task stands under the key."""
-    place = under, namespace, owner = _optional_text(key), to_text(record.namespace), _optional_text(record.owner)
-    waits = _Waits(record)
+    record, share, outlives = new.record, None if new.handing is None else new.handing.share, new.key_outlives
+    place = under, namespace, owner = _optional_text(new.key), to_text(record.namespace), _optional_text(record.owner)
+    now, parent, waits = sort_key(record), _optional_text(record.parent), _Waits(record)
     row = (
         to_text(record.id),
         record.version,
         namespace,
         owner,
         _optional_text(record.session),
-        _optional_text(record.parent),
+        parent,
         under,
         record.status.value,
         _optional_text(record.worker),
-        sort_key(record),
+        now,
         ready(record),
         expiry(record),
-        state,
-        *waits.row,
-        None if key is None or key_outlives is None else key_outlives // MICROSECOND,
+        new.state,
+        *waits.place,
+        waits.tool,
+        None if outlives is None else outlives // MICROSECOND,
     )
-    now, parent = sort_key(record), _optional_text(record.parent)
 
     def spent_for(cursor: sqlite3.Cursor) -> Created | None:
         """What the parent keeps from being made: its child under this key, or any, if it is not open."""
-        if parent is None or key_until_end:
+        if parent is None or new.key_until_end:
             return None
         rows = cursor.execute(CHILD, (parent, *place)).fetchall()
-        return Created(spent=True, child=rows[0][0] if rows else None) if rows != [(None,)] else None
+        return Created(spent=True, child=optional_from(rows[0][0]) if rows else None) if rows != [(None,)] else None
 
-    def find(cursor: sqlite3.Cursor) -> Created | StoreError | None:
+    def find(cursor: sqlite3.Cursor) -> Created | None:
         """What is in the way of a task under this key; what need not be is taken out of it."""
         # Under the write lock: whoever comes second under a key finds the first.
         for standing, status, expires, until, *found in cursor.execute(_STANDING, place).fetchall():
-            loses_key = key_until_end and status in _FINAL
+            loses_key = new.key_until_end and status in _FINAL
             if not loses_key and (expires is None or expires > now):
-                return Created(standing=found)
+                return Created(standing=row_of(*found))
             if (spent := spent_for(cursor)) is not None:
                 return spent
             if not loses_key and until is not None and until > now:
@@ -483,39 +432,31 @@ def create(
         if (spent := spent_for(cursor)) is not None:
             return spent
         for (until,) in cursor.execute(SPENT, place).fetchall():
-            if until > now and not key_until_end:
+            if until > now and not new.key_until_end:
                 return Created(spent=True)
             if cursor.execute(_FIND, row[:1]).fetchall():
                 return Created(exists=True)
             cursor.execute(FREE_SPENT, place)
         return None
 
-    def run(cursor: sqlite3.Cursor) -> Created | StoreError:
-        if key is not None and (found := find(cursor)) is not None:
+    def run(cursor: sqlite3.Cursor) -> Created:
+        if new.key is not None and (found := find(cursor)) is not None:
             return found
         handed = share is not None and waits.fits(share, partial(fetch, cursor.connection))
         if cursor.execute(_INSERT_TASK, (*row, waits.since, HANDED if handed else waits.hand)).rowcount == 0:
             return Created(exists=True)
-        cursor.execute(_INSERT_REQUEST, (cursor.lastrowid, request))
-        if key is not None and parent is not None:
+        cursor.execute(_INSERT_REQUEST, (cursor.lastrowid, new.request))
+        if new.key is not None and parent is not None:
             cursor.execute(_KEEP_CHILD, (*place, row[0], parent))
         return Created(handed=handed)
 
     return run
 
 
-def save(
-    record: TaskRecord,
-    *,
-    expected: int,
-    state: bytes,
-    lines: Sequence[Line] = (),
-    outcome: Outcome | None = None,
-    limits: WorkLimits | None = None,
-) -> Operation[bool]:
+def save(change: Change) -> Operation[bool]:
     """Update a task, append to its journal and keep its outcome; False if it is at another version, or gone."""
-    task_id = to_text(record.id)
-    waits = _Waits(record)
+    record, outcome = change.record, change.outcome
+    task_id, waits = to_text(record.id), _Waits(record)
     row = (
         record.version,
         _optional_text(record.session),
@@ -523,20 +464,22 @@ def save(
         _optional_text(record.worker),
         ready(record),
         expiry(record),
-        state,
-        *waits.row,
+        change.state,
+        *waits.place,
         waits.is_queued,
         waits.since,
         waits.is_queued,
         waits.hand,
+        task_id,
+        change.expected,
     )
 
     def run(cursor: sqlite3.Cursor) -> bool | StoreError:
-        if limits is not None and (refusal := _refusal(record, expected, limits, cursor)) is not None:
+        if change.limits is not None and (refusal := _refusal(record, change.expected, change.limits, cursor)):
             return refusal
-        if cursor.execute(_UPDATE_TASK, (*row, task_id, expected)).rowcount == 0:
+        if cursor.execute(_UPDATE_TASK, row).rowcount == 0:
             return False
-        for kind, key, value in lines:
+        for kind, key, value in change.lines:
             cursor.execute(_INSERT_ENTRY, (kind, to_text(key), value, task_id))
         if outcome is not None:
             cursor.execute(_INSERT_OUTCOME, (outcome.body, outcome.meta, task_id))
@@ -582,32 +525,23 @@ def hand_out(
     return run
 
 
-def hand_back(task_id: str) -> Operation[None]:
-    """Take the mark from a task."""
-
-    def run(cursor: sqlite3.Cursor) -> None:
-        cursor.execute(_HAND_BACK, (to_text(task_id),))
-
-    return run
-
-
-def delete(task_id: str, *, expected: int, now: datetime | None = None) -> Operation[None]:
+def delete(task_id: str, expected: int, now: int | None) -> Operation[bool]:
     """Remove a task; a trigger removes what is kept beside it, and keeps its key if that outlives it."""
-    which, instant = (to_text(task_id), expected), None if now is None else to_micros(now)
+    which = to_text(task_id), expected
 
-    def run(cursor: sqlite3.Cursor) -> StoreError | None:
-        outlived = [] if instant is None else cursor.execute(_OUTLIVED, (instant, *which)).fetchall()
+    def run(cursor: sqlite3.Cursor) -> bool:
+        outlived = [] if now is None else cursor.execute(_OUTLIVED, (now, *which)).fetchall()
         if not cursor.execute(_DELETE_TASK, which).rowcount:
-            return VersionConflict(task_id, expected)
+            return False
         cursor.executemany(SPEND, outlived)
-        return None
+        return True
 
     return run
 
 
-def heartbeat(worker: str, *, namespace: str, beats: int) -> Operation[int]:
+def heartbeat(worker: str, namespace: str, beats: int) -> Operation[int]:
     """Keep the count of a worker, unless it is more already. Gives the count before."""
-    row = (to_text(worker), to_text(namespace), beats)
+    row = to_text(worker), to_text(namespace), beats
 
     def run(cursor: sqlite3.Cursor) -> int:
         before = cursor.execute(_BEATS, row[:1]).fetchone()
@@ -617,32 +551,21 @@ def heartbeat(worker: str, *, namespace: str, beats: int) -> Operation[int]:
     return run
 
 
-def retire(worker: str) -> Operation[None]:
+def set_note(namespace: str, name: str, seen: object, value: bytes) -> Operation[bool]:
+    """Keep a note if what is there is what was seen; whether it was kept."""
+    row = to_text(namespace), to_text(name), value
+    sql, values = (_ADD_NOTE, row) if seen is None else (_CHANGE_NOTE, (*row, seen))
+    return lambda cursor: cursor.execute(sql, values).rowcount > 0
+
+
+def hand_back(task_id: str) -> Operation[object]:
+    """Take the mark from a task."""
+    return lambda cursor: cursor.execute(_HAND_BACK, (to_text(task_id),)).rowcount
+
+
+def retire(worker: str) -> Operation[object]:
     """Forget the heartbeat of a worker."""
-
-    def run(cursor: sqlite3.Cursor) -> None:
-        cursor.execute(_DELETE_HEARTBEAT, (to_text(worker),))
-
-    return run
-
-
-def set_note(namespace: str, name: str, *, value: bytes, is_expected: Callable[[object], bool]) -> Operation[object]:
-    """Keep a note, already encoded, if what is there (None for nothing) is what was expected; otherwise gives that."""
-    place = (to_text(namespace), to_text(name))
-
-    def run(cursor: sqlite3.Cursor) -> object:
-        rows = cursor.execute(NOTE, place).fetchall()
-        found = rows[0][0] if rows else None
-        try:
-            # By what it says: encrypted bytes differ each time, whatever is in them.
-            if not is_expected(found):
-                return found
-        except StoreError as exc:
-            return exc
-        cursor.execute(_SET_NOTE, (*place, value))
-        return KEPT
-
-    return run
+    return lambda cursor: cursor.execute(_DELETE_HEARTBEAT, (to_text(worker),)).rowcount
 
 
 def _optional_text(text: str | None) -> str | bytes | None:

@@ -7,20 +7,35 @@ touched, so that it costs nothing, and that no damage in it stops a sweep. Nothi
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, TypeAlias
 
 from mcp_tasks.model.record import TaskStatus
-from mcp_tasks.stores.base import EVERYBODY, MOST_COUNTED, ChildrenOf, IdPage, InSession, OwnedBy, Owners, Whose
-from mcp_tasks.stores.codec import decode_cursor, encode_cursor, to_micros
-from mcp_tasks.stores.sqlite.file import Values, from_text, to_text
+from mcp_tasks.stores.backend import Listing, Place
+from mcp_tasks.stores.base import EVERYBODY, MOST_COUNTED, ChildrenOf, InSession, OwnedBy, Owners
+from mcp_tasks.stores.sqlite.file import Values, to_text
 
 Query: TypeAlias = tuple[str, Values]
 """A statement and its values."""
 
 MAX_VARIABLES = 500
 """Ids in one statement; builds of SQLite from before 2020 take 999."""
+
+UNDER_KEY = """
+SELECT id FROM tasks INDEXED BY tasks_key
+WHERE idempotency_key = ? AND namespace = ? AND ifnull(owner, 0) = ifnull(?, 0)
+"""
+
+# From one namespace to the next along the index, however many tasks each has.
+NAMESPACES = """
+WITH RECURSIVE found(namespace) AS (
+    SELECT min(namespace) FROM tasks
+    UNION ALL
+    SELECT (SELECT min(namespace) FROM tasks WHERE namespace > found.namespace)
+    FROM found WHERE found.namespace IS NOT NULL
+)
+SELECT namespace FROM found WHERE namespace IS NOT NULL UNION SELECT namespace FROM heartbeats ORDER BY 1
+"""
 
 VERSION = "SELECT version FROM tasks WHERE id = ?"
 
@@ -99,7 +114,7 @@ WHERE hand < 2 AND hand = {hand} AND namespace = :namespace AND (created, id) > 
 _IN_ORDER = "ORDER BY created, id LIMIT :limit"
 
 # Merged, not sorted: of each part as much is read as is given.
-_QUEUED = {
+QUEUED = {
     None: f"{_QUEUED_BY_HAND.format(hand=0)} UNION ALL {_QUEUED_BY_HAND.format(hand=1)} {_IN_ORDER}",
     False: f"{_QUEUED_BY_HAND.format(hand=0)} {_IN_ORDER}",
     True: f"{_QUEUED_BY_HAND.format(hand=1)} {_IN_ORDER}",
@@ -107,7 +122,7 @@ _QUEUED = {
 
 # From queue to queue by seeks; what is counted is read from the index alone. What is queued comes first in each: its
 # `ready` is the earliest instant there is.
-_BACKLOG = """
+BACKLOG = """
 WITH RECURSIVE queues (queue) AS (
     SELECT min(queue) FROM tasks INDEXED BY tasks_backlog WHERE ready IS NOT NULL AND namespace = :namespace
     UNION ALL
@@ -131,7 +146,7 @@ SELECT q.queue, (
 FROM queues q WHERE q.queue IS NOT NULL
 """
 
-# From the index alone. What is kept beside tasks is counted as it is written, see `migrations/0008_usage.sql`.
+# From the index alone. What is kept beside tasks is counted as it is written, by triggers.
 _OPEN = ", ".join(f"'{status.value}'" for status in TaskStatus if not status.is_final)
 _USAGE = """
 SELECT count(*), ifnull((SELECT bytes FROM stored WHERE namespace = :namespace AND owner = ifnull(:owner, 0)), 0)
@@ -147,13 +162,13 @@ SELECT count(*), 0 FROM (
 """
 
 # The number is `ready` of a task that can be started at any time, the earliest instant there is.
-_DUE = """
+DUE = """
 SELECT ready, id FROM tasks INDEXED BY tasks_due
 WHERE ready > -62135596800000000 AND ready <= :now AND namespace = :namespace AND (ready, id) > (:place, :id)
 ORDER BY ready, id LIMIT :limit
 """
 
-_CLAIMED = """
+CLAIMED = """
 SELECT created, id FROM tasks INDEXED BY tasks_claimed
 WHERE worker = :worker AND (created, id) > (:place, :id)
 ORDER BY created, id LIMIT :limit
@@ -165,32 +180,12 @@ _FIRST, _LAST = -(2**63), 2**63 - 1
 """Before and behind every place in a listing."""
 
 
-def queued(namespace: str, *, handed_out: bool | None = None, cursor: str | None, limit: int) -> Query:
-    """The query for tasks that could run at any time."""
-    return _QUEUED[handed_out], {"namespace": to_text(namespace), "limit": limit, **_after(cursor)}
-
-
-def backlog(namespace: str, now: datetime) -> Query:
-    """The query for what waits: for each queue how many, since when one is queued, and when one was to wake."""
-    return _BACKLOG, {"namespace": to_text(namespace), "now": to_micros(now), "most": MOST_COUNTED}
-
-
 def usage(namespace: str, whose: Owners) -> Query:
     """The query for how many tasks are open, and how many bytes are kept beside all."""
     values: dict[str, Any] = {"namespace": to_text(namespace), "most": MOST_COUNTED}
     if whose is EVERYBODY:
         return _USAGE_OF_ALL.format(open=_OPEN), values
     return _USAGE.format(open=_OPEN), {**values, "owner": to_text(whose.owner) if isinstance(whose, OwnedBy) else None}
-
-
-def due(namespace: str, now: datetime, *, cursor: str | None, limit: int) -> Query:
-    """The query for parked tasks whose time has come."""
-    return _DUE, {"namespace": to_text(namespace), "now": to_micros(now), "limit": limit, **_after(cursor)}
-
-
-def claimed(worker: str, *, cursor: str | None, limit: int) -> Query:
-    """The query for the tasks of a worker."""
-    return _CLAIMED, {"worker": to_text(worker), "limit": limit, **_after(cursor)}
 
 
 def versions(task_ids: Collection[str]) -> Iterator[Query]:
@@ -201,56 +196,46 @@ def versions(task_ids: Collection[str]) -> Iterator[Query]:
         yield _VERSIONS.format(places=", ".join("?" * len(some))), some
 
 
-def listing(
-    namespace: str,
-    whose: Whose,
-    *,
-    now: datetime,
-    status: TaskStatus | None,
-    cursor: str | None,
-    limit: int,
-    newest_first: bool = False,
-) -> Query:
-    """The query for one page of a listing, and the end of what was looked at if there may be more behind it.
-
-    Raises:
-        ValueError: The cursor is not one of ours.
-    """
-    start = _after(cursor, _LAST if newest_first else _FIRST)
-    values: dict[str, Any] = {"namespace": to_text(namespace), "now": to_micros(now), **start}
-    values |= {"limit": limit, "looks": limit + LOOKS}
-    found, wanted = ["namespace = :namespace"], ["(expires IS NULL OR expires > :now)"]
+def listing(wanted: Listing) -> Query:
+    """The query for one page of a listing, and the end of what was looked at if there may be more behind it."""
+    whose, status = wanted.whose, wanted.status
+    values: dict[str, Any] = {
+        "namespace": to_text(wanted.namespace),
+        "now": wanted.now,
+        "limit": wanted.limit,
+        "looks": wanted.limit + LOOKS,
+        **after(wanted.after, _LAST if wanted.newest_first else _FIRST),
+    }
+    found, kept = ["namespace = :namespace"], ["(expires IS NULL OR expires > :now)"]
     parts = ["tasks"]
     if isinstance(whose, InSession | ChildrenOf):
-        # A session, or a task, has few tasks: their statuses are read from the rows, no index has to follow them.
         column = "session" if isinstance(whose, InSession) else "parent"
-        found.append(f"{column} = :of")
         values["of"] = to_text(whose.session if isinstance(whose, InSession) else whose.parent)
+        found.append(f"{column} = :of")
         parts.append(column)
     elif whose is not EVERYBODY:
-        found.append("owner IS :of")
         values["of"] = to_text(whose.owner) if isinstance(whose, OwnedBy) else None
+        found.append("owner IS :of")
         parts.append("owner")
     if status is not None:
-        (wanted if isinstance(whose, InSession | ChildrenOf) else found).append("status = :status")
-        parts += [] if isinstance(whose, InSession | ChildrenOf) else ["status"]
         values["status"] = status.value
-    index = "_".join(parts) if len(parts) > 1 else "tasks_created"
-    beyond, order = ("<", "created DESC, id DESC") if newest_first else (">", "created, id")
-    where = {"where": " AND ".join(found), "wanted": " AND ".join(wanted)}
-    return _LISTING.format(index=index, beyond=beyond, order=order, **where), values
+        if isinstance(whose, InSession | ChildrenOf):
+            # A session, or a task, has few tasks: their statuses are read from the rows, no index has to follow them.
+            kept.append("status = :status")
+        else:
+            found.append("status = :status")
+            parts.append("status")
+    sql = _LISTING.format(
+        index="_".join(parts) if len(parts) > 1 else "tasks_created",
+        where=" AND ".join(found),
+        wanted=" AND ".join(kept),
+        beyond="<" if wanted.newest_first else ">",
+        order="created DESC, id DESC" if wanted.newest_first else "created, id",
+    )
+    return sql, values
 
 
-def cursor_of(rows: Sequence[Any], limit: int) -> str | None:
-    """Where the next page starts, if there is a row that is not on this one."""
-    return encode_cursor(rows[limit - 1][0], from_text(rows[limit - 1][1])) if len(rows) > limit > 0 else None
-
-
-def page_of(rows: Sequence[Any], limit: int) -> IdPage:
-    """A page of ids, from rows that may be one more than asked for."""
-    return IdPage(ids=[from_text(task_id) for _, task_id in rows[:limit]], cursor=cursor_of(rows, limit))
-
-
-def _after(cursor: str | None, start: int = _FIRST) -> Mapping[str, Any]:
-    place, task_id = (start, "") if cursor is None else decode_cursor(cursor)
-    return {"place": place, "id": to_text(task_id)}
+def after(place: Place | None, start: int = _FIRST) -> Mapping[str, Any]:
+    """Behind which place a page starts, as the queries ask for it."""
+    micros, task_id = (start, "") if place is None else place
+    return {"place": micros, "id": to_text(task_id)}

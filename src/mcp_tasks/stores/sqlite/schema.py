@@ -1,4 +1,4 @@
-"""Whose file it is, and bringing it to the schema of this release.
+"""Identifies the file, and brings it to the schema of this release.
 
 A fresh file is marked with `application_id`, so that no other program's database is ever written into, and
 `user_version` counts the migrations in `migrations/`. Both are part of the transaction that applies them:
@@ -12,102 +12,19 @@ from __future__ import annotations
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, suppress
-from functools import cache, lru_cache
+from functools import cache
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Final
 
 from anyio import from_thread
 
-from mcp_tasks.errors import StoreCorrupt, StoreUnavailable, ValueNotStorable
+from mcp_tasks.errors import StoreCorrupt, StoreUnavailable
 from mcp_tasks.files import FileId
-from mcp_tasks.model.json import decode_json, encode_json
 from mcp_tasks.quiet import get_logger
-from mcp_tasks.stores.codec import NOT_OURS
 from mcp_tasks.stores.migrations import compatible_from, scripts_of, this_release
-from mcp_tasks.stores.sqlite.file import connect, create_file, is_busy, retry_while_busy, to_text
-from mcp_tasks.stores.sqlite.operations import tool_digest
-
-# ---- old rows
-# What older releases wrote into a task's row, in the shape of this one: SQL functions for the migrations.
-
-
-_RENAMED = {"holder": "worker", "ttl": "retention"}
-_OUTCOMES = {"completed": "result", "failed": "error"}
-_UPGRADED = 3
-"""The format that these functions make; what has it, or a newer one, is left alone."""
-
-
-def add_functions(connection: sqlite3.Connection) -> None:
-    """Let SQL on this connection call the functions of this file."""
-    functions: dict[str, Callable[..., bytes | None]] = {
-        "upgraded_state": _upgraded_state,
-        "outcome_body": _outcome_body,
-        "outcome_meta": _outcome_meta,
-        "tool_of": _tool_of,
-    }
-    for name, function in functions.items():
-        connection.create_function(name, function.__code__.co_argcount, function, deterministic=True)
-
-
-def _upgraded_state(state: bytes, request: bytes | None) -> bytes:
-    """The state with the method and the name of the request, and without the outcome."""
-    try:
-        fields = _fields(state)
-        if fields["format"] >= _UPGRADED:
-            return state
-        upgraded = {_RENAMED.get(key, key): value for key, value in fields.items() if key not in ("result", "error")}
-        upgraded["format"] = _UPGRADED
-        return encode_json(upgraded | _old_rows_identity(request))
-    except (*NOT_OURS, ValueNotStorable):
-        return state
-
-
-def _old_rows_identity(request: bytes | None) -> dict[str, str]:
-    try:
-        fields = decode_json(request or b"")
-        return {"method": fields["method"], "name": fields["name"]}
-    except NOT_OURS:
-        # Without a name the state cannot be read any more, and neither could this task in the older release.
-        return {}
-
-
-@lru_cache(maxsize=1)
-def _fields(state: bytes) -> Any:
-    # SQL asks for the parts of one row one after the other.
-    return decode_json(state)
-
-
-def _outcome_body(state: bytes) -> bytes | None:
-    outcome = _old_outcome(state)
-    if outcome is None:
-        return None
-    return encode_json({key: value for key, value in outcome.items() if key not in ("resultType", "_meta")})
-
-
-def _outcome_meta(state: bytes) -> bytes | None:
-    meta = (_old_outcome(state) or {}).get("_meta")
-    return None if meta is None else encode_json(meta)
-
-
-def _tool_of(state: bytes) -> bytes:
-    """What the column `tool` has for the task; nothing if its state is encrypted: the next save writes it."""
-    try:
-        fields = _fields(state)
-        return tool_digest(fields["method"], fields["name"])
-    except NOT_OURS:
-        return b""
-
-
-def _old_outcome(state: bytes) -> dict[str, Any] | None:
-    try:
-        fields = _fields(state)
-        outcome = fields[_OUTCOMES[fields["status"]]]
-    except NOT_OURS:
-        return None
-    return cast("dict[str, Any]", outcome) if isinstance(outcome, dict) else None
-
+from mcp_tasks.stores.sqlite.file import connect, create_file, is_busy, retry_while_busy
 
 logger: Final = get_logger(__name__)
 
@@ -124,8 +41,8 @@ _PAUSE = 0.1
 """Seconds between two looks at whether the other process is done."""
 
 
-def prepare(path: Path, *, namespace: str, patience: float, upgrade_patience: float = UPGRADE_PATIENCE) -> FileId:
-    """Make the file at `path` a task store of this release; tasks without a namespace get this one.
+def prepare(path: Path, *, patience: float, upgrade_patience: float = UPGRADE_PATIENCE) -> FileId:
+    """Make the file at `path` a task store of this release.
 
     Gives which file it is, for a second look when it is open (`files.check_still`).
 
@@ -137,15 +54,15 @@ def prepare(path: Path, *, namespace: str, patience: float, upgrade_patience: fl
     known = create_file(path)
     # All of it again when another process has the lock: each step finds what is done, and so does the retry.
     try:
-        retry_while_busy(lambda: _prepare(path, namespace), patience=patience)
+        retry_while_busy(lambda: _prepare(path), patience=patience)
     except sqlite3.OperationalError as exc:
         if not is_busy(exc) or not _is_older(path):
             raise
-        _wait_for_upgrade(path, namespace, upgrade_patience)
+        _wait_for_upgrade(path, upgrade_patience)
     return known
 
 
-def _wait_for_upgrade(path: Path, namespace: str, patience: float) -> None:
+def _wait_for_upgrade(path: Path, patience: float) -> None:
     """Wait until another process has upgraded the file, or has died of it: then it is our turn.
 
     To end that process, as is good advice for other locks, would undo its work.
@@ -154,7 +71,7 @@ def _wait_for_upgrade(path: Path, namespace: str, patience: float) -> None:
     deadline = time.monotonic() + patience
     while True:
         try:
-            return retry_while_busy(lambda: _prepare(path, namespace), patience=0)
+            return retry_while_busy(lambda: _prepare(path), patience=0)
         except sqlite3.OperationalError as exc:
             if not is_busy(exc):
                 raise
@@ -189,21 +106,18 @@ def schema_of_file(path: Path) -> int:
         return _schema_of(connection, path)
 
 
-def _prepare(path: Path, namespace: str) -> None:
+def _prepare(path: Path) -> None:
     with closing(connect(path, timeout=0)) as connection:
         schema = _schema_of(connection, path)
         _use_wal(connection, path)
         if schema < len(migrations()):
             connection.execute("BEGIN IMMEDIATE")
-            _migrate(connection, path, namespace)
+            _migrate(connection, path)
 
 
 @cache
 def migrations() -> tuple[str, ...]:
-    """The SQL scripts in their order; script number n takes a file from schema n - 1 to n.
-
-    A script may use `:namespace`, that of the server for which the file is opened, and the functions of `old_rows`.
-    """
+    """The SQL scripts in their order; script number n takes a file from schema n - 1 to n."""
     return scripts_of("mcp_tasks.stores.sqlite")
 
 
@@ -250,14 +164,13 @@ def _use_wal(connection: sqlite3.Connection, path: Path) -> None:
         raise StoreUnavailable(f"{path} is where SQLite's WAL mode does not work. Choose a path on a local disk.")
 
 
-def _migrate(connection: sqlite3.Connection, path: Path, namespace: str) -> None:
+def _migrate(connection: sqlite3.Connection, path: Path) -> None:
     """Apply what is missing, in the transaction that the caller began."""
     try:
-        add_functions(connection)
         # Asked again under the lock: another process may have been first.
         for script in migrations()[_schema_of(connection, path) :]:
             for statement in _statements(script):
-                connection.execute(statement, {"namespace": to_text(namespace)})
+                connection.execute(statement)
         marks = (this_release(), compatible_from(migrations()))
         connection.execute("UPDATE meta SET release = ?, compatible_from = ?", marks)
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")

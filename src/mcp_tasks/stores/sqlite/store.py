@@ -13,7 +13,7 @@ Weaknesses:
 
 - One machine. WAL needs shared memory: no network file systems, no two machines on one file.
 - One writer at a time, over all processes. Several processes may write, but they queue for the lock.
-- Other processes hear of a change by polling (`notifier.py`).
+- Other processes hear of a change by polling (`SqliteNotifier`).
 - The store's time is the clock of the machine. All processes on the file share it, so they agree; but when that clock
   is set, the time of all tasks moves with it: set forward by a day, results expire and timers end a day early.
 - The file must not be moved or deleted while it is open: SQLite would go on writing into what was removed.
@@ -25,49 +25,24 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from collections.abc import AsyncGenerator, Collection, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager, closing
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-import anyio
 from anyio import to_thread
 
-from mcp_tasks.errors import KeySpent, StoreCorrupt, TaskUnreadable, UsageError
+from mcp_tasks.errors import StoreCorrupt, TaskUnreadable, UsageError
 from mcp_tasks.files import check_still
 from mcp_tasks.model.json import LARGE
-from mcp_tasks.model.record import JournalEntry, Outcome, TaskRecord, TaskRequest, TaskStatus
-from mcp_tasks.stores.base import (
-    Backlog,
-    Forgotten,
-    Handing,
-    IdPage,
-    Owners,
-    Page,
-    Ready,
-    Share,
-    Standing,
-    Usage,
-    Whose,
-    WorkLimits,
-)
-from mcp_tasks.stores.codec import (
-    Codec,
-    UnreadableLog,
-    earliest,
-    encode_cursor,
-    encoded_entries,
-    encoded_outcome,
-    encoded_request,
-    if_readable,
-    made_before,
-    saved_before,
-    sql_deletion,
-)
+from mcp_tasks.model.record import TaskRecord
+from mcp_tasks.stores.backend import BaseStore, Change, Created, Creation, Listing, Place, Row, sql_deletion
+from mcp_tasks.stores.base import MOST_COUNTED, Owners, Ready, Share, Standing, Usage
+from mcp_tasks.stores.codec import Codec
 from mcp_tasks.stores.fairness import Turns
 from mcp_tasks.stores.sqlite import operations, queries
-from mcp_tasks.stores.sqlite import operations as expiring
+from mcp_tasks.stores.sqlite.encryption import SqliteVault, agree
 from mcp_tasks.stores.sqlite.file import (
     Reader,
     SqliteNotifier,
@@ -79,71 +54,16 @@ from mcp_tasks.stores.sqlite.file import (
     to_text,
     translate,
 )
-from mcp_tasks.stores.sqlite.operations import SqliteWaiting
+from mcp_tasks.stores.sqlite.operations import SqliteWaiting, optional_from, row_of
 from mcp_tasks.stores.sqlite.schema import migrations, prepare, schema_of_file
-from mcp_tasks.stores.sqlite.sealing import agree
-
-# ---- inspecting
-# What is asked of a file beyond its tasks: whether it is a task store, whose tasks are in it, what has a key.
-
-
-# From one namespace to the next along the index, however many tasks each has.
-_NAMESPACES: Final = """
-WITH RECURSIVE found(namespace) AS (
-    SELECT min(namespace) FROM tasks
-    UNION ALL
-    SELECT (SELECT min(namespace) FROM tasks WHERE namespace > found.namespace)
-    FROM found WHERE found.namespace IS NOT NULL
-)
-SELECT namespace FROM found WHERE namespace IS NOT NULL UNION SELECT namespace FROM heartbeats ORDER BY 1
-"""
-_UNDER_KEY: Final = """
-SELECT id FROM tasks INDEXED BY tasks_key
-WHERE idempotency_key = ? AND namespace = ? AND ifnull(owner, 0) = ifnull(?, 0)
-"""
-
-
-class Inspecting(ABC):
-    """The part of `SqliteStore` that is for operators, and for what is looked up by its key."""
-
-    path: Path
-
-    async def standing(self) -> Standing:
-        """Whether the file is there, and has the schema of this release. Makes and changes nothing."""
-        return await to_thread.run_sync(_standing_of, self.path)
-
-    async def namespaces(self) -> Sequence[str]:
-        """Every namespace that has a task or a worker, in order."""
-        return [from_text(namespace) for (namespace,) in self._rows(_NAMESPACES, ())]
-
-    async def id_under(self, key: str, *, namespace: str, owner: str | None) -> str | None:
-        """The id of the task that stands under a key."""
-        place = to_text(key), to_text(namespace), None if owner is None else to_text(owner)
-        return next((from_text(task_id) for (task_id,) in self._rows(_UNDER_KEY, place)), None)
-
-    @abstractmethod
-    def _rows(self, sql: str, values: Values) -> list[Any]: ...
-
-
-def _standing_of(path: Path) -> Standing:
-    if not path.exists():
-        return "absent"
-    try:
-        schema = schema_of_file(path)
-    except sqlite3.Error as exc:
-        raise translate(exc, path) from exc
-    if schema == 0:
-        return "absent"
-    return "current" if schema >= len(migrations()) else "older"
-
 
 T = TypeVar("T")
 
-NO_LIMIT = 2**62
+NO_LIMIT: Final = 2**62
 """More bytes than any value has."""
 
 
-class SqliteStore(Inspecting):
+class SqliteStore(BaseStore):
     """Keeps tasks in the SQLite file at `path`, which is made if it is not there.
 
     Args:
@@ -163,275 +83,28 @@ class SqliteStore(Inspecting):
         if os.fspath(path) in ("", ":memory:"):
             raise UsageError("SqliteStore needs the path of a file; for tasks in memory use MemoryStore.")
         self.path: Path = Path(path).expanduser()
-        self._codec = codec or Codec()
+        super().__init__(str(self.path), codec)
         self._patience = busy_timeout.total_seconds()
         self._reader: Reader | None = None
         self._writer: Writer | None = None
         self._notifier = SqliteNotifier(self._rows, interval=poll_interval)
-        self._turn = anyio.Lock()
         self._turns = Turns()
-        self._unreadable = UnreadableLog(str(self.path), sql_deletion("tasks"))
 
-    def __repr__(self) -> str:
-        return f"SqliteStore({str(self.path)!r})"
+    async def _open(self) -> None:
+        self._reader, self._writer = await to_thread.run_sync(self._connect)
 
-    async def open(self, namespace: str = "") -> None:
-        """Make the file if need be, bring its schema up to date, and start the writer."""
-        async with self._turn:
-            if self._writer is None:
-                self._reader, self._writer = await to_thread.run_sync(self._connect, namespace)
+    async def _close(self) -> None:
+        # Forgotten first: a call that comes from now on is told that the store is closed.
+        reader, writer = self._reader, self._writer
+        self._reader = self._writer = None
+        if reader is not None:
+            await reader.close()
+        if writer is not None:
+            await writer.close()
 
-    async def close(self) -> None:
-        """Write what waits and let go of the file."""
-        # Shielded: `close` is called in `finally`, often because everything is being cancelled.
-        with anyio.CancelScope(shield=True):
-            async with self._turn:
-                # Forgotten first: whoever comes from now on is told that the store is closed.
-                reader, writer = self._reader, self._writer
-                self._reader = self._writer = None
-                if reader is not None:
-                    await reader.close()
-                if writer is not None:
-                    await writer.close()
-
-    async def now(self) -> datetime:
-        """The time of this machine."""
-        return datetime.now(UTC)
-
-    async def create(
-        self,
-        record: TaskRecord,
-        request: TaskRequest,
-        *,
-        key: str | None = None,
-        key_until_end: bool = False,
-        key_outlives: timedelta | None = None,
-        handing: Handing | None = None,
-    ) -> TaskRecord:
-        """Keep a new task, unless one stands under its key."""
-        if handing is not None:
-            handing.handed = handing.carried = False
-        state = self._codec.encode_state(record)
-        encoded = await encoded_request(self._codec, record.id, request)
-        share = None if handing is None else handing.share
-        created = await self._opened(self._writer).run(
-            operations.create(
-                record,
-                state=state,
-                request=encoded,
-                key=key,
-                key_until_end=key_until_end,
-                key_outlives=key_outlives,
-                share=share,
-            )
-        )
-        if created.spent:
-            raise KeySpent(None if created.child is None else from_text(created.child))
-        if handing is not None:
-            handing.handed = created.handed
-        if created.exists:
-            return await made_before(self.get, record)
-        return record if created.standing is None else self._record(*created.standing)
-
-    async def save(
-        self,
-        record: TaskRecord,
-        *,
-        expected: int,
-        entries: Sequence[JournalEntry] = (),
-        outcome: Outcome | None = None,
-        limits: WorkLimits | None = None,
-    ) -> TaskRecord:
-        """Replace the record if it is still at version `expected`, with what is kept beside it."""
-        state = self._codec.encode_state(record)
-        lines = await encoded_entries(self._codec, record.id, entries)
-        kept = await encoded_outcome(self._codec, record.id, outcome)
-        saved = await self._opened(self._writer).run(
-            operations.save(record, expected=expected, state=state, lines=lines, outcome=kept, limits=limits)
-        )
-        return record if saved else await saved_before(self.get, record, expected)
-
-    async def delete(self, task_id: str, *, expected: int, now: datetime | None = None) -> None:
-        """Forget the task with all that is kept beside it if it is still at version `expected`."""
-        await self._opened(self._writer).run(operations.delete(task_id, expected=expected, now=now))
-
-    async def heartbeat(self, worker: str, *, namespace: str, beats: int) -> int:
-        """Renew the lease of `worker`."""
-        return await self._opened(self._writer).run(operations.heartbeat(worker, namespace=namespace, beats=beats))
-
-    async def retire(self, worker: str) -> None:
-        """Forget the heartbeat of `worker`."""
-        await self._opened(self._writer).run(operations.retire(worker))
-
-    async def get(self, task_id: str) -> TaskRecord | None:
-        """The record as of now, or None."""
-        rows = self._rows(queries.GET, (to_text(task_id),))
-        return self._record(task_id, *rows[0]) if rows else None
-
-    async def get_owned(self, task_id: str, owner: str | None) -> TaskRecord | None:
-        """The record as of now, for its owner."""
-        rows = self._rows(queries.GET_OWNED, (to_text(task_id), None if owner is None else to_text(owner)))
-        return self._record(task_id, *rows[0]) if rows else None
-
-    async def request(self, task_id: str) -> TaskRequest | None:
-        """What was asked for."""
-
-        def decode(rows: Sequence[Any]) -> TaskRequest | None:
-            for _, owner, request in rows:
-                return self._codec.decode_request(task_id, request, owner=_optional(owner))
-            return None
-
-        return await self._beside(queries.REQUEST, {"id": to_text(task_id)}, decode)
-
-    async def outcome(self, task_id: str) -> Outcome | None:
-        """How the task ended."""
-
-        def decode(rows: Sequence[Any]) -> Outcome | None:
-            for _, owner, body, meta in rows:
-                return self._codec.decode_outcome(task_id, body, meta, owner=_optional(owner))
-            return None
-
-        return await self._beside(queries.OUTCOME, {"id": to_text(task_id)}, decode)
-
-    async def journal(self, task_id: str, *, after: int = 0) -> Sequence[JournalEntry]:
-        """The task's journal beyond `after`, in the order of writing."""
-
-        def decode(rows: Sequence[Any]) -> Sequence[JournalEntry]:
-            return [
-                self._codec.decode_entry(task_id, kind, from_text(key), value, number=number, owner=_optional(owner))
-                for _, owner, number, kind, key, value in rows
-            ]
-
-        return await self._beside(queries.JOURNAL, {"id": to_text(task_id), "after": after}, decode)
-
-    async def list(
-        self,
-        namespace: str,
-        whose: Whose,
-        *,
-        now: datetime,
-        status: TaskStatus | None = None,
-        cursor: str | None = None,
-        limit: int = 100,
-        newest_first: bool = False,
-    ) -> Page:
-        """Tasks of the namespace in the order of creation, in one status or any."""
-        # One more than asked for tells whether there is a next page.
-        query = queries.listing(
-            namespace, whose, now=now, status=status, cursor=cursor, limit=limit + 1, newest_first=newest_first
-        )
-        rows = self._rows(*query)
-        following = queries.cursor_of(rows, limit)
-        if rows and rows[-1][3] is None:
-            # Much was passed over, and there may be more behind the last one that was.
-            created, task_id, *_ = rows.pop()
-            following = encode_cursor(created, from_text(task_id))
-        records = self._unreadable.readable(self._record, (row[1:] for row in rows[:limit]))
-        return Page(records=records, cursor=following)
-
-    async def usage(self, namespace: str, whose: Owners) -> Usage:
-        """What is kept of some tasks of the namespace: open ones are counted in an index, bytes by triggers."""
-        query = queries.usage(namespace, whose)
-        ((count, size),) = await self._opened(self._reader).in_thread(lambda read: read(*query)) or [(0, 0)]
-        return Usage(open_tasks=count, stored_bytes=size)
-
-    async def hand_out(
-        self, namespace: str, share: Share, *, queues: Collection[str] | None = None, mark: bool = True, limit: int
-    ) -> Sequence[Ready]:
-        """Queued tasks that are not handed out: of the highest priority first, and owners by turns."""
-        turns, decode = self._turns, self._decoded_or_none
-        if mark:
-            return await self._opened(self._writer).run(
-                operations.hand_out(namespace, share, queues=queues, limit=limit, turns=turns, decode=decode)
-            )
-        return await self._opened(self._reader).in_thread(
-            lambda read: SqliteWaiting(read, namespace, decode).choose(share, queues, limit, turns)
-        )
-
-    async def hand_back(self, task_id: str) -> None:
-        """The task waits for `hand_out` again, if it is queued."""
-        await self._opened(self._writer).run(operations.hand_back(task_id))
-
-    async def backlog(self, namespace: str, now: datetime) -> dict[str, Backlog]:
-        """What waits in each queue of the namespace that has something waiting."""
-        query = queries.backlog(namespace, now)
-        # Counting takes some milliseconds where many wait.
-        rows = await self._opened(self._reader).in_thread(lambda read: read(*query))
-        return {
-            from_text(queue): Backlog(ready=ready, since=earliest(*since)) for queue, ready, *since in rows if ready
-        }
-
-    async def queued(
-        self, namespace: str, *, handed_out: bool | None = None, cursor: str | None = None, limit: int
-    ) -> IdPage:
-        """Tasks of the namespace that could run at any time and nobody has, in the order of creation."""
-        query = queries.queued(namespace, handed_out=handed_out, cursor=cursor, limit=limit + 1)
-        return queries.page_of(self._rows(*query), limit)
-
-    async def due(self, namespace: str, now: datetime, *, cursor: str | None = None, limit: int) -> IdPage:
-        """Parked tasks of the namespace whose time has come, longest overdue first."""
-        return queries.page_of(self._rows(*queries.due(namespace, now, cursor=cursor, limit=limit + 1)), limit)
-
-    async def claimed(self, worker: str, *, cursor: str | None = None, limit: int) -> IdPage:
-        """Tasks that `worker` has, in the order of creation."""
-        return queries.page_of(self._rows(*queries.claimed(worker, cursor=cursor, limit=limit + 1)), limit)
-
-    async def forget_expired(self, now: datetime, *, limit: int, records: bool = False) -> Sequence[Forgotten]:
-        """Forget tasks whose time after the end is over, longest overdue first."""
-        # Mostly there is none, and a write, even of nothing, waits for the disk.
-        if not self._rows(*expiring.any_expired(now)) and not self._rows(*expiring.any_key_over(now)):
-            return []
-        writer = self._opened(self._writer)
+    def _connect(self) -> tuple[Reader, Writer]:
         try:
-            rows = await writer.run(expiring.forget_expired(now, limit=limit, states=records))
-        except StoreCorrupt:
-            # One damaged page would keep all tasks that are next to it for good.
-            keys = [key for (key,) in self._rows(*expiring.keys(now, limit=limit))]
-            rows = await expiring.forget_one_by_one(writer, keys, now, states=records)
-        return [
-            Forgotten(from_text(row[0]), version, if_readable(self._record, *row) if records else None)
-            for version, *row in rows
-        ]
-
-    async def versions(self, task_ids: Collection[str]) -> dict[str, int]:
-        """The version of each of these tasks; those that are gone are left out."""
-        if len(task_ids) == 1:
-            # The look on the path of every poll.
-            (task_id,) = task_ids
-            rows = self._rows(queries.VERSION, (to_text(task_id),))
-            return {task_id: rows[0][0]} if rows else {}
-        rows = [row for query in queries.versions(task_ids) for row in self._rows(*query)]
-        return {from_text(task_id): version for task_id, version in rows}
-
-    async def workers(self, namespace: str) -> dict[str, int]:
-        """Every worker that beats for the namespace or has a task in it, and how often it has beaten."""
-        rows = self._rows(queries.WORKERS, {"namespace": to_text(namespace)})
-        return {from_text(worker): beats for worker, beats in rows}
-
-    async def note(self, namespace: str, name: str) -> bytes | None:
-        """The note of this name that the server has, or None."""
-        rows = self._rows(queries.NOTE, (to_text(namespace), to_text(name)))
-        return self._codec.decode_note(namespace, name, rows[0][0]) if rows else None
-
-    async def set_note(self, namespace: str, name: str, value: bytes, *, expected: bytes | None) -> bool:
-        """Keep a note if what is there is `expected`."""
-
-        def decode(data: object) -> bytes | None:
-            return None if data is None else self._codec.decode_note(namespace, name, data)
-
-        encoded = self._codec.encode_note(namespace, name, value)
-        found = await self._opened(self._writer).run(
-            operations.set_note(namespace, name, value=encoded, is_expected=lambda data: decode(data) == expected)
-        )
-        return found is operations.KEPT or decode(found) == value
-
-    def notifier(self) -> SqliteNotifier:
-        """Hints between the processes that share the file."""
-        return self._notifier
-
-    def _connect(self, namespace: str) -> tuple[Reader, Writer]:
-        try:
-            known = prepare(self.path, namespace=namespace, patience=self._patience)
+            known = prepare(self.path, patience=self._patience)
             # No time-out for the writer's connection: it has its own way of waiting.
             writing = retry_while_busy(lambda: connect(self.path, timeout=0), patience=self._patience)
             try:
@@ -449,36 +122,188 @@ class SqliteStore(Inspecting):
         except sqlite3.Error as exc:
             raise translate(exc, self.path) from exc
 
+    async def standing(self) -> Standing:
+        return await to_thread.run_sync(self._schema)
+
+    def _schema(self) -> Standing:
+        if not self.path.exists():
+            return "absent"
+        try:
+            schema = schema_of_file(self.path)
+        except sqlite3.Error as exc:
+            raise translate(exc, self.path) from exc
+        if schema == 0:
+            return "absent"
+        return "current" if schema >= len(migrations()) else "older"
+
+    @asynccontextmanager
+    async def vault(self) -> AsyncGenerator[SqliteVault]:
+        if not self.path.exists():
+            raise UsageError(f"there is no file {self._place!r}: no server has kept tasks there yet")
+        try:
+            prepare(self.path, patience=1)
+            with closing(connect(self.path, timeout=0)) as connection:
+                yield SqliteVault(connection, self._place)
+        except sqlite3.Error as exc:
+            raise translate(exc, self.path) from exc
+
+    # Writing
+
+    async def _create(self, new: Creation) -> Created:
+        return await self._write(operations.create(new))
+
+    async def _save(self, change: Change) -> bool:
+        return await self._write(operations.save(change))
+
+    async def _delete(self, task_id: str, expected: int, now: int | None) -> bool:
+        return await self._write(operations.delete(task_id, expected, now))
+
+    async def _forget_expired(self, now: int, limit: int, records: bool) -> Sequence[tuple[int, str, Row | None]]:
+        # Mostly there is none, and a write, even of nothing, waits for the disk.
+        if not self._rows(operations.ANY_EXPIRED, (now,)) and not self._rows(operations.ANY_KEY_OVER, (now,)):
+            return []
+        try:
+            rows = await self._write(operations.forget_expired(now, limit, states=records))
+        except StoreCorrupt:
+            # One damaged page would keep all tasks that are next to it for good.
+            keys = [key for (key,) in self._rows(operations.EXPIRED_KEYS, (now, limit))]
+            rows = await operations.forget_one_by_one(self._opened(self._writer), keys, now, states=records)
+        return [(version, from_text(row[0]), row_of(*row) if records else None) for version, *row in rows]
+
+    async def hand_out(
+        self, namespace: str, share: Share, *, queues: Collection[str] | None = None, mark: bool = True, limit: int
+    ) -> Sequence[Ready]:
+        turns, decode = self._turns, self._reported_or_record
+        if mark:
+            return await self._write(
+                operations.hand_out(namespace, share, queues=queues, limit=limit, turns=turns, decode=decode)
+            )
+        return await self._opened(self._reader).in_thread(
+            lambda read: SqliteWaiting(read, namespace, decode).choose(share, queues, limit, turns)
+        )
+
+    async def hand_back(self, task_id: str) -> None:
+        await self._write(operations.hand_back(task_id))
+
+    async def heartbeat(self, worker: str, *, namespace: str, beats: int) -> int:
+        return await self._write(operations.heartbeat(worker, namespace, beats))
+
+    async def retire(self, worker: str) -> None:
+        await self._write(operations.retire(worker))
+
+    async def _set_note(self, namespace: str, name: str, seen: object, value: bytes) -> bool:
+        return await self._write(operations.set_note(namespace, name, seen, value))
+
+    # Reading
+
+    async def _get(self, task_id: str) -> Row | None:
+        rows = self._rows(queries.GET, (to_text(task_id),))
+        return row_of(task_id, *rows[0]) if rows else None
+
+    async def get_owned(self, task_id: str, owner: str | None) -> TaskRecord | None:
+        rows = self._rows(queries.GET_OWNED, (to_text(task_id), None if owner is None else to_text(owner)))
+        return self._record(row_of(task_id, *rows[0])) if rows else None
+
+    async def _request(self, task_id: str) -> tuple[str | None, object] | None:
+        rows = await self._beside(queries.REQUEST, {"id": to_text(task_id)})
+        return (optional_from(rows[0][1]), rows[0][2]) if rows else None
+
+    async def _outcome(self, task_id: str) -> tuple[str | None, object, object] | None:
+        rows = await self._beside(queries.OUTCOME, {"id": to_text(task_id)})
+        return (optional_from(rows[0][1]), rows[0][2], rows[0][3]) if rows else None
+
+    async def _journal(self, task_id: str, after: int) -> tuple[str | None, Sequence[tuple[int, str, str, object]]]:
+        rows = await self._beside(queries.JOURNAL, {"id": to_text(task_id), "after": after})
+        lines = [(number, kind, from_text(key), value) for _, _, number, kind, key, value in rows]
+        return optional_from(rows[0][1]) if rows else None, lines
+
+    async def _beside(self, sql: str, values: Mapping[str, Any]) -> Sequence[Any]:
+        """What is kept beside a task's row: read here if it is small, and in a thread if it is large."""
+        rows = self._rows(sql, {**values, "limit": LARGE})
+        if not rows or (rows[0][0] or 0) <= LARGE:
+            return rows
+        return await self._opened(self._reader).in_thread(lambda read: read(sql, {**values, "limit": NO_LIMIT}))
+
+    async def _list(self, listing: Listing) -> tuple[Sequence[tuple[Place, Row]], Place | None]:
+        rows = self._rows(*queries.listing(listing))
+        last = None
+        if rows and rows[-1][3] is None:
+            # Much was passed over, and there may be more behind the last one that was.
+            created, task_id, *_ = rows.pop()
+            last = created, from_text(task_id)
+        return [((created, from_text(row[0])), row_of(*row)) for created, *row in rows], last
+
+    async def _queued(
+        self, namespace: str, handed_out: bool | None, after: Place | None, limit: int
+    ) -> Sequence[Place]:
+        return self._places(queries.QUEUED[handed_out], after, limit, namespace=to_text(namespace))
+
+    async def _due(self, namespace: str, now: int, after: Place | None, limit: int) -> Sequence[Place]:
+        return self._places(queries.DUE, after, limit, namespace=to_text(namespace), now=now)
+
+    async def _claimed(self, worker: str, after: Place | None, limit: int) -> Sequence[Place]:
+        return self._places(queries.CLAIMED, after, limit, worker=to_text(worker))
+
+    def _places(self, sql: str, after: Place | None, limit: int, **values: Any) -> list[Place]:
+        rows = self._rows(sql, {**values, **queries.after(after), "limit": limit})
+        return [(micros, from_text(task_id)) for micros, task_id in rows]
+
+    async def _backlog(self, namespace: str, now: int) -> Iterable[tuple[str, int, int | None, int | None]]:
+        values = {"namespace": to_text(namespace), "now": now, "most": MOST_COUNTED}
+        # Counting takes some milliseconds where many wait.
+        rows = await self._opened(self._reader).in_thread(lambda read: read(queries.BACKLOG, values))
+        return [(from_text(queue), *rest) for queue, *rest in rows]
+
+    async def usage(self, namespace: str, whose: Owners) -> Usage:
+        query = queries.usage(namespace, whose)
+        ((count, size),) = await self._opened(self._reader).in_thread(lambda read: read(*query)) or [(0, 0)]
+        return Usage(open_tasks=count, stored_bytes=size)
+
+    async def versions(self, task_ids: Collection[str]) -> dict[str, int]:
+        if len(task_ids) == 1:
+            # The look on the path of every poll.
+            (task_id,) = task_ids
+            rows = self._rows(queries.VERSION, (to_text(task_id),))
+            return {task_id: rows[0][0]} if rows else {}
+        rows = [row for query in queries.versions(task_ids) for row in self._rows(*query)]
+        return {from_text(task_id): version for task_id, version in rows}
+
+    async def workers(self, namespace: str) -> dict[str, int]:
+        rows = self._rows(queries.WORKERS, {"namespace": to_text(namespace)})
+        return {from_text(worker): beats for worker, beats in rows}
+
+    async def namespaces(self) -> Sequence[str]:
+        return [from_text(namespace) for (namespace,) in self._rows(queries.NAMESPACES, ())]
+
+    async def id_under(self, key: str, *, namespace: str, owner: str | None) -> str | None:
+        place = to_text(key), to_text(namespace), None if owner is None else to_text(owner)
+        return next((from_text(task_id) for (task_id,) in self._rows(queries.UNDER_KEY, place)), None)
+
+    async def _note(self, namespace: str, name: str) -> object:
+        rows = self._rows(queries.NOTE, (to_text(namespace), to_text(name)))
+        return rows[0][0] if rows else None
+
+    def notifier(self) -> SqliteNotifier:
+        """Hints between the processes that share the file."""
+        return self._notifier
+
+    def _reported_or_record(self, row: Row) -> TaskRecord | None:
+        try:
+            return self._record(row)
+        except TaskUnreadable as exc:
+            self._report(exc)
+            return None
+
+    def _deletion(self, start: str, is_whole: bool) -> str:
+        return sql_deletion("tasks", start, is_whole)
+
     def _opened(self, part: T | None) -> T:
         if part is None:
-            raise UsageError(f"the store {self.path} is not open: `await store.open()` comes first")
+            raise UsageError(f"the store {self._place} is not open: `await store.open()` comes first")
         return part
+
+    async def _write(self, operation: operations.Operation[T]) -> T:
+        return await self._opened(self._writer).run(operation)
 
     def _rows(self, sql: str, values: Values) -> list[Any]:
         return self._opened(self._reader).rows(sql, values)
-
-    async def _beside(self, sql: str, values: Mapping[str, Any], decode: Callable[[Sequence[Any]], T]) -> T:
-        """What is kept beside a task's row: read and decoded here if it is small, and in a thread if it is large."""
-        rows = self._rows(sql, {**values, "limit": LARGE})
-        if not rows or (rows[0][0] or 0) <= LARGE:
-            return decode(rows)
-        everything = {**values, "limit": NO_LIMIT}
-        return await self._opened(self._reader).in_thread(lambda read: decode(read(sql, everything)))
-
-    def _record(
-        self, task_id: str | bytes, owner: str | bytes | None, namespace: str | bytes, state: object
-    ) -> TaskRecord:
-        return self._codec.decode_state(
-            from_text(task_id), state, namespace=from_text(namespace), owner=_optional(owner)
-        )
-
-    def _decoded_or_none(self, task_id: str, owner: Any, namespace: Any, state: object) -> TaskRecord | None:
-        try:
-            return self._record(task_id, owner, namespace, state)
-        except TaskUnreadable as exc:
-            self._unreadable.report(exc)
-            return None
-
-
-def _optional(text: str | bytes | None) -> str | None:
-    return None if text is None else from_text(text)

@@ -23,7 +23,10 @@ CREATE TABLE mcp_tasks_tasks (
     expires         bigint,                     -- when it may be removed; NULL while it runs, and if it is kept for good
     handed          boolean NOT NULL,           -- it is queued, and an engine has its id
     at_work         boolean NOT NULL,           -- a worker has it, and it has not ended
-    writes          bytea NOT NULL,             -- marks of the last writes, the newest first
+    resuming        boolean NOT NULL,           -- it counts as at work, but not for others that are resuming; in no index
+    key_outlives    bigint,                     -- microseconds for which the key outlives the task; NULL if it does not
+    size            bigint NOT NULL,            -- bytes of request, outcome and journal
+    kept            bigint,                     -- the same of a task that has ended
     state           bytea NOT NULL
 ) WITH (fillfactor = 85);
 
@@ -60,6 +63,26 @@ CREATE TABLE mcp_tasks_notes (
     PRIMARY KEY (namespace, name)
 );
 
+-- Keys that are taken though their task is gone, and until when.
+CREATE TABLE mcp_tasks_spent_keys (
+    idempotency_key text COLLATE "C" NOT NULL,
+    namespace       text COLLATE "C" NOT NULL,
+    owner           text COLLATE "C" NOT NULL,
+    until           bigint NOT NULL,
+    PRIMARY KEY (idempotency_key, namespace, owner)
+);
+CREATE INDEX mcp_tasks_spent_until ON mcp_tasks_spent_keys (until);
+
+-- The keys of the children of open tasks, and which task each stands for: they stay when the child is gone.
+CREATE TABLE mcp_tasks_child_keys (
+    parent          text COLLATE "C" NOT NULL,
+    idempotency_key text COLLATE "C" NOT NULL,
+    namespace       text COLLATE "C" NOT NULL,
+    owner           text COLLATE "C" NOT NULL,
+    task            text COLLATE "C" NOT NULL,
+    PRIMARY KEY (parent, idempotency_key, namespace, owner)
+);
+
 CREATE UNIQUE INDEX mcp_tasks_id ON mcp_tasks_tasks (id);
 CREATE UNIQUE INDEX mcp_tasks_key ON mcp_tasks_tasks (idempotency_key, namespace, owner)
     WHERE idempotency_key IS NOT NULL;
@@ -91,14 +114,37 @@ CREATE INDEX mcp_tasks_in_hand_of_tool ON mcp_tasks_tasks (namespace, name, meth
     WHERE handed::int + at_work::int > 0;
 CREATE INDEX mcp_tasks_expires ON mcp_tasks_tasks (expires, created, id) WHERE expires IS NOT NULL;
 
--- A trigger, so that a task never leaves parts behind, whoever deletes it.
+-- Stored bytes are written with the row: nothing more has to be written for them, and no writer waits for another, as it
+-- would for a count by owner. `size` is in no index, so that a step or an answer stays on its page; `kept` does not
+-- change any more.
+CREATE INDEX mcp_tasks_kept ON mcp_tasks_tasks (namespace, owner, kept) WHERE kept IS NOT NULL;
+
+-- A task never leaves parts behind, whoever deletes it; only its key may outlive it. A `delete` that says from when the
+-- time of the key runs has written the key already. No other can be there: a creation under a key takes it away.
 CREATE FUNCTION mcp_tasks_forget() RETURNS trigger LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 BEGIN
+    IF OLD.key_outlives IS NOT NULL AND OLD.idempotency_key IS NOT NULL THEN
+        INSERT INTO mcp_tasks_spent_keys (idempotency_key, namespace, owner, until)
+        VALUES (OLD.idempotency_key, OLD.namespace, OLD.owner, coalesce(OLD.expires, OLD.created) + OLD.key_outlives)
+        ON CONFLICT DO NOTHING;
+    END IF;
     DELETE FROM mcp_tasks_requests WHERE task = OLD.key;
     DELETE FROM mcp_tasks_outcomes WHERE task = OLD.key;
     DELETE FROM mcp_tasks_journal WHERE task = OLD.key;
+    DELETE FROM mcp_tasks_child_keys WHERE parent = OLD.id;
     RETURN NULL;
 END
 $$;
 CREATE TRIGGER mcp_tasks_deleted AFTER DELETE ON mcp_tasks_tasks
     FOR EACH ROW EXECUTE FUNCTION mcp_tasks_forget();
+
+CREATE FUNCTION mcp_tasks_forget_children() RETURNS trigger LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+BEGIN
+    DELETE FROM mcp_tasks_child_keys WHERE parent = OLD.id;
+    RETURN NULL;
+END
+$$;
+CREATE TRIGGER mcp_tasks_parent_ended AFTER UPDATE ON mcp_tasks_tasks
+    FOR EACH ROW WHEN (
+        NEW.status IN ('completed', 'failed', 'cancelled') AND OLD.status NOT IN ('completed', 'failed', 'cancelled')
+    ) EXECUTE FUNCTION mcp_tasks_forget_children();

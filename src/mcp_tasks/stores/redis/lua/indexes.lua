@@ -113,9 +113,8 @@ local function leave_lane(line, id)
   tally('ranks:' .. namespace, rank .. ':' .. queue, -1)
 end
 
--- What is kept beside the tasks of one owner: an index of its own, in which the place of a task is its size, and for each
--- such index how many bytes and how many tasks were counted. A release that does not know of it takes tasks out of the
--- index as out of any other, and counts nothing: that shows in the number of tasks (`usage.lua`).
+-- Bytes of requests, outcomes and journals of one owner are in `stored`, by the name of an index of its own in which the
+-- place of each task is its size.
 local function sized(size)
   return string.format('%.0f:', size)
 end
@@ -125,12 +124,8 @@ local function size_of(place)
 end
 
 local function count_size(index, before, after)
-  if string.sub(index, 1, 6) ~= 'sized:' then
-    return
-  end
-  tally('stored', index, string.format('%.0f', size_of(after) - size_of(before)))
-  if not before or not after then
-    tally('counted', index, after and 1 or -1)
+  if string.sub(index, 1, 6) == 'sized:' then
+    tally('stored', index, string.format('%.0f', size_of(after) - size_of(before)))
   end
 end
 

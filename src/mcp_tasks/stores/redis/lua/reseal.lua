@@ -8,8 +8,7 @@ local function grow(id, by)
   local row = P .. 't:' .. id
   local found = call('HMGET', row, 'ix', 'h', 'z')
   local before, after = unpacked(found[1]), unpacked(found[1])
-  -- A row of a release that did not count has no size.
-  if by == 0 or not found[3] or #before.places == 0 then
+  if by == 0 or #before.places == 0 then
     return
   end
   local size = tonumber(found[3]) + by

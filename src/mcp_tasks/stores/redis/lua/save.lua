@@ -34,8 +34,8 @@ if stays_queued then
 end
 local handed = stays_queued and was_handed
 
--- An outcome may take the place of another. A row of a release that did not count has no size.
-local size = tonumber(found[7]) or call('HSTRLEN', row, 'r')
+-- An outcome may take the place of another.
+local size = tonumber(found[7])
 for i = 3, #entries, 3 do
   size = size + #entries[i]
 end
