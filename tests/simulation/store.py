@@ -33,7 +33,7 @@ WRITES = frozenset(
 )
 READS = frozenset(
     {"get", "request", "outcome", "journal", "list", "usage", "backlog", "queued", "due", "claimed", "versions"}
-    | {"workers", "note", "id_under", "now"}
+    | {"workers", "note", "id_under", "now", "standing", "namespaces"}
 )
 TOGETHER = frozenset({"get_owned", "get_with_request", "get_with_outcome"})
 
