@@ -3,14 +3,15 @@
 It encodes what is written and decodes what is read, raises the errors of the contract, turns places into cursors, and
 recognises a write that is repeated because the answer to an earlier attempt was lost. A backend reads and writes: it
 gets plain values and encoded parts, and gives the same. Its raw operations begin with an underscore. A verb that needs
-nothing of all this (`heartbeat`, `hand_out`) is the backend's own.
+nothing of all this (`heartbeat`, `hand_out`) is the backend's own. `RemoteNotifier` is the same for hints.
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -30,12 +31,14 @@ from mcp_tasks.errors import (
 )
 from mcp_tasks.model.json import LARGE, is_large
 from mcp_tasks.model.record import OTHER_WRITES, JournalEntry, Outcome, TaskRecord, TaskRequest, TaskStatus
-from mcp_tasks.quiet import get_logger
+from mcp_tasks.quiet import get_logger, quietly
 from mcp_tasks.stores.base import (
     MOST_COUNTED,
     Backlog,
     Forgotten,
     Handing,
+    Hint,
+    HintFan,
     IdPage,
     Page,
     Standing,
@@ -537,3 +540,83 @@ def _may_have_pushed_out(found: TaskRecord, record: TaskRecord) -> bool:
     if record.writes and record.writes[0].number:
         return found.attempt > record.attempt
     return sum(not each.number for each in found.writes) >= OTHER_WRITES
+
+
+# ---- hints
+
+
+READY: Final = 5.0
+"""Seconds that a new listener waits until the process hears others, at most: one that is late only loses hints."""
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0
+"""Seconds before connecting again."""
+
+
+class RemoteNotifier(ABC):
+    """Gives the hints of this process to its listeners at once, and those of other processes as they come.
+
+    A connection of its own hears the others, for as long as there are listeners.
+    """
+
+    def __init__(self, place: str) -> None:
+        self._place = place
+        self._fan = HintFan()
+        self._listeners = 0
+        self._hearing: asyncio.Task[None] | None = None
+        self._connected = asyncio.Event()
+
+    async def publish(self, hint: Hint, *, origin: object = None) -> None:
+        """Tell the listeners of this process."""
+        self._fan.put(hint, origin=origin)
+
+    @asynccontextmanager
+    async def listen(self, *, origin: object = None) -> AsyncGenerator[AsyncIterator[Hint]]:
+        """Hints from now on."""
+        with self._fan.listen(origin=origin) as hints:
+            self._listeners += 1
+            try:
+                if self._hearing is None and self._is_open():
+                    self._hearing = asyncio.create_task(self._keep_hearing(), name="mcp-tasks hints")
+                with anyio.move_on_after(READY) as late:
+                    await self._connected.wait()
+                if late.cancelled_caught:
+                    logger.warning("%s: no hints of other processes for now; polling goes on", self._place)
+                yield hints
+            finally:
+                self._listeners -= 1
+                if not self._listeners:
+                    with anyio.CancelScope(shield=True):
+                        await self.stop()
+
+    async def stop(self) -> None:
+        """Hear nothing more of other processes."""
+        hearing, self._hearing = self._hearing, None
+        if hearing is not None:
+            hearing.cancel()
+            await asyncio.gather(hearing, return_exceptions=True)
+
+    async def _keep_hearing(self) -> None:
+        pause = FIRST_PAUSE
+        while True:
+            try:
+                await self._hear(self._connected)
+            except Exception as exc:
+                if not self._passes(exc):
+                    logger.error("%s: hints of other processes cannot be read", self._place, exc_info=quietly())
+                logger.debug("%s: listening again (%s)", self._place, type(exc).__name__)
+            finally:
+                pause = FIRST_PAUSE if self._connected.is_set() else min(2 * pause, LONGEST_PAUSE)
+                self._connected.clear()
+            await asyncio.sleep(pause)
+
+    def _is_open(self) -> bool:
+        """Whether there is a server to hear."""
+        return True
+
+    @abstractmethod
+    def _passes(self, exc: Exception) -> bool:
+        """Whether an error is one of the connection, which is made again."""
+
+    @abstractmethod
+    async def _hear(self, connected: asyncio.Event) -> None:
+        """Connect, say so, and put hints into the fan until the connection breaks."""

@@ -16,8 +16,8 @@ import re
 import secrets
 import select
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from functools import cache
 from typing import Any, Final, TypeAlias, TypeVar, cast
 
@@ -33,8 +33,9 @@ from mcp_tasks.errors import (
     UsageError,
     ValueNotStorable,
 )
-from mcp_tasks.quiet import get_logger, what
-from mcp_tasks.stores.base import Hint, HintFan, Inbox
+from mcp_tasks.quiet import get_logger
+from mcp_tasks.stores.backend import RemoteNotifier
+from mcp_tasks.stores.base import Hint, Inbox
 from mcp_tasks.stores.migrations import compatible_from, scripts_of, this_release
 
 # ---- failures
@@ -486,95 +487,50 @@ _NOTIFY: Final = f"SELECT pg_notify('{CHANNEL}', payload) FROM unnest(%(payloads
 LARGEST_PAYLOAD: Final = 7_900
 """Bytes. Postgres takes fewer than 8,000."""
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
-"""Seconds before connecting again."""
-
 _TOGETHER_FOR: Final = 0.01
 """Seconds between two tellings. The first hint is told at once; those that follow closely go together, and of one task
 only the newest. Each telling is a round trip, and a busy process would make one of every change."""
 
-_READY: Final = 5.0
-"""Seconds that a listener waits at most until the process listens: without that it has the hints of its own process."""
 
-
-class PostgresNotifier:
-    """Gives this process's hints to its listeners at once, and to other processes through the database."""
+class PostgresNotifier(RemoteNotifier):
+    """Carries hints by LISTEN and NOTIFY."""
 
     def __init__(self, url: str, database: Database) -> None:
+        super().__init__(database.place)
         self._url = url
         self._database = database
         # What this process told comes back to it, and its listeners have heard it.
         self._me = secrets.token_hex(8)
-        self._fan = HintFan()
-        self._listeners = 0
-        self._listening: asyncio.Task[None] | None = None
-        self._connected = asyncio.Event()
         self._untold = Inbox()
         self._telling: asyncio.Task[None] | None = None
 
     async def publish(self, hint: Hint, *, origin: object = None) -> None:
         """Tell the listeners of this process, and soon those of the others."""
-        self._fan.put(hint, origin=origin)
+        await super().publish(hint, origin=origin)
         self._untold.put(hint)
         if self._telling is None or self._telling.done():
             self._telling = asyncio.create_task(self._tell())
 
-    @asynccontextmanager
-    async def listen(self, *, origin: object = None) -> AsyncGenerator[AsyncIterator[Hint]]:
-        """Hints from now on."""
-        with self._fan.listen(origin=origin) as inbox:
-            self._listeners += 1
-            try:
-                await self._begin()
-                yield inbox
-            finally:
-                self._listeners -= 1
-                if not self._listeners:
-                    self._end()
-
     async def close(self) -> None:
         """Tell what waits, and stop."""
-        listening = self._listening
-        self._end()
-        await asyncio.gather(*filter(None, (self._telling, listening)), return_exceptions=True)
-        self._telling = None
+        await self.stop()
+        telling, self._telling = self._telling, None
+        if telling is not None:
+            await asyncio.gather(telling, return_exceptions=True)
 
-    async def _begin(self) -> None:
-        if self._listening is None or self._listening.done():
-            self._connected = asyncio.Event()
-            self._listening = asyncio.create_task(self._keep_listening())
-        try:
-            async with asyncio.timeout(_READY):
-                await self._connected.wait()
-        except TimeoutError:
-            logger.warning("%s: no hints of other processes for now; polling goes on", self._database.place)
+    def _passes(self, exc: Exception) -> bool:
+        return isinstance(exc, psycopg.Error | OSError)
 
-    def _end(self) -> None:
-        if self._listening is not None:
-            self._listening.cancel()
-            self._listening = None
+    async def _hear(self, connected: asyncio.Event) -> None:
+        async with await psycopg.AsyncConnection.connect(
+            self._url, autocommit=True, fallback_application_name="mcp-tasks hints", **keeping_alive(self._url)
+        ) as connection:
+            await connection.execute(_LISTEN)
+            connected.set()
+            async for notify in connection.notifies():
+                self._take(notify.payload)
 
-    async def _keep_listening(self) -> None:
-        pause = _FIRST_PAUSE
-        while True:
-            try:
-                async with await psycopg.AsyncConnection.connect(
-                    self._url,
-                    autocommit=True,
-                    fallback_application_name="mcp-tasks hints",
-                    **keeping_alive(self._url),
-                ) as connection:
-                    await connection.execute(_LISTEN)
-                    self._connected.set()
-                    pause = _FIRST_PAUSE
-                    async for notify in connection.notifies():
-                        self._hear(notify.payload)
-            except (psycopg.Error, OSError) as exc:
-                logger.debug("%s: listening broke off: %s", self._database.place, what(exc))
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
-
-    def _hear(self, payload: str) -> None:
+    def _take(self, payload: str) -> None:
         sender, _, hints = payload.partition(" ")
         if sender == self._me:
             return
@@ -582,7 +538,7 @@ class PostgresNotifier:
             for task_id, version in json.loads(hints):
                 self._fan.put(Hint(str(task_id), int(version)))
         except (ValueError, TypeError):
-            logger.debug("%s: a hint of somebody else: %r", self._database.place, payload[:100])
+            logger.debug("%s: not a hint of ours: %r", self._place, payload[:100])
 
     async def _tell(self) -> None:
         """Tell all that waits, and what comes meanwhile in one go after it."""

@@ -189,6 +189,16 @@ def from_text(value: str | bytes) -> str:
         return value.decode("utf-8", "backslashreplace")
 
 
+def to_owner(owner: str | None) -> bytes:
+    """An owner as SQLite keeps it; empty for no owner, which therefore comes first."""
+    return b"" if owner is None else b"=" + owner.encode("utf-8", "surrogatepass")
+
+
+def from_owner(data: bytes) -> str | None:
+    """The owner that `to_owner` was given."""
+    return from_text(data[1:]) if data else None
+
+
 # ---- reader
 # The two connections that read: one on the event loop's own thread, one in a thread for what is large.
 

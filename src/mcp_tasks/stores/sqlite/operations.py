@@ -12,7 +12,6 @@ import sqlite3
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import lru_cache, partial
 from hashlib import blake2b
-from operator import neg
 from typing import Any, Final, TypeAlias
 
 from mcp_tasks.errors import LimitReached, StoreError
@@ -21,7 +20,7 @@ from mcp_tasks.stores.backend import Change, Created, Creation, Row
 from mcp_tasks.stores.base import Ready, Share, WorkLimits
 from mcp_tasks.stores.codec import MICROSECOND, expiry, is_at_work, is_resuming, queued_since, ready, sort_key
 from mcp_tasks.stores.fairness import TOOL_METHOD, Choice, Place, Room, Route, Step, Turns, ready_of
-from mcp_tasks.stores.sqlite.file import Operation, Read, Writer, fetch, from_text, to_text
+from mcp_tasks.stores.sqlite.file import Operation, Read, Writer, fetch, from_owner, from_text, to_owner, to_text
 
 # ---- expiring
 # Forgetting what has expired, a slice at a time: one statement removes it, and a trigger what is kept beside it.
@@ -129,54 +128,34 @@ WAITS, HANDED, AT_WORK, RESUMING = 0, 1, 2, 3
 Decode: TypeAlias = Callable[[Row], TaskRecord | None]
 """The record of a row, or None if it cannot be read."""
 
-_COLUMNS = ("queue", "priority", "owner", "tool")
-_OWNER = 2
-"""Which of the columns may be NULL: that is the first owner, nobody."""
+_COLUMNS = ("queue", "rank", "owner", "tool")
 
-_WAITING = "SELECT {wanted} FROM tasks INDEXED BY tasks_waiting WHERE {where} ORDER BY {order} LIMIT {limit}"
+_WAITING = "SELECT {wanted} FROM tasks INDEXED BY tasks_waiting WHERE {where} ORDER BY {wanted} LIMIT {limit}"
 
 
 def _waiting(count: int, wanted: str, *beyond: str, limit: str = "1") -> str:
     """The query for what is wanted of entries of the index with the same first values, so many of them."""
-    same = [f"{column} IS ?" for column in ("namespace", *_COLUMNS[:count])]
-    order = "priority DESC" if wanted == "priority" else wanted
-    return _WAITING.format(wanted=wanted, where=" AND ".join(["hand = 0", *same, *beyond]), order=order, limit=limit)
+    same = [f"{column} = ?" for column in ("namespace", *_COLUMNS[:count])]
+    return _WAITING.format(wanted=wanted, where=" AND ".join(["hand = 0", *same, *beyond]), limit=limit)
 
 
 _FIRST = [_waiting(count, column) for count, column in enumerate(_COLUMNS)]
-_WAITING_NEXT = [
-    _waiting(count, column, f"{column} {'<' if column == 'priority' else '>'} ?")
-    for count, column in enumerate(_COLUMNS)
-]
-_FIRST_SOMEBODY = _waiting(_OWNER, "owner", "owner IS NOT NULL")
+_WAITING_NEXT = [_waiting(count, column, f"{column} > ?") for count, column in enumerate(_COLUMNS)]
 _TASKS = _waiting(4, "created, id", "(created, id) > (?, ?)", limit="?")
 _TASK = "SELECT owner, namespace, state FROM tasks WHERE id = ?"
 
 # `hand` as in the schema: SQLite uses a partial index only if it sees that the condition holds.
 _COUNT = "SELECT count(*) FROM (SELECT 1 FROM tasks INDEXED BY {index} WHERE {where} LIMIT ?)"
 _HANDED = _COUNT.format(
-    index="tasks_handed", where="hand = 1 AND namespace = ? AND owner IS ? AND queue = ? AND tool = ?"
+    index="tasks_handed", where="hand = 1 AND namespace = ? AND owner = ? AND queue = ? AND tool = ?"
 )
 _OWNER_AT_WORK = _COUNT.format(
-    index="tasks_owner_at_work", where="hand > 1 AND namespace = ? AND owner IS ? AND hand <= ?"
+    index="tasks_owner_at_work", where="hand > 1 AND namespace = ? AND owner = ? AND hand <= ?"
 )
 _TOOL_IN_HAND = _COUNT.format(index="tasks_tool_hand", where="hand > 0 AND namespace = ? AND tool = ?")
 _TOOL_AT_WORK = _COUNT.format(
     index="tasks_tool_hand", where="hand > 0 AND namespace = ? AND tool = ? AND hand BETWEEN 2 AND ?"
 )
-
-QUERIES: Final = {
-    **{f"first {column}": sql for column, sql in zip(_COLUMNS, _FIRST, strict=True)},
-    **{f"next {column}": sql for column, sql in zip(_COLUMNS, _WAITING_NEXT, strict=True)},
-    "first somebody": _FIRST_SOMEBODY,
-    "tasks": _TASKS,
-    "task": _TASK,
-    "handed out of a route": _HANDED,
-    "at work of an owner": _OWNER_AT_WORK,
-    "in hand of a tool": _TOOL_IN_HAND,
-    "at work of a tool": _TOOL_AT_WORK,
-}
-"""All queries of this file, for those who look at how SQLite goes about them."""
 
 FIRST_PAGE = 2
 """Tasks of one owner that are read at first: mostly there are others who have their turns. Then ever more."""
@@ -186,11 +165,6 @@ FIRST_PAGE = 2
 def tool_digest(method: str, name: str) -> bytes:
     """What the column `tool` has for a tool."""
     return blake2b(f"{method}\0{name}".encode("utf-8", "surrogatepass"), digest_size=16).digest()
-
-
-def owner_key(owner: str | None) -> bytes:
-    """An owner as bytes, which sort as the owners in the index do: nobody, then texts, then blobs."""
-    return _key(None if owner is None else to_text(owner))
 
 
 class InHand:
@@ -203,7 +177,7 @@ class InHand:
     def handed(self, route: Route, most: int) -> int:
         """How many tasks of the route are handed out."""
         queue, owner, tool = route
-        return self._count(_HANDED, _owner(owner), queue, tool, most=most)
+        return self._count(_HANDED, owner, queue, tool, most=most)
 
     def of_tool(self, tool: bytes, most: int) -> int:
         """How many tasks of the tool are handed out or at work."""
@@ -211,7 +185,7 @@ class InHand:
 
     def owner_at_work(self, owner: bytes, most: int, up_to: int = RESUMING) -> int:
         """How many tasks of the owner are at work; those that are resuming included, unless it is up to `AT_WORK`."""
-        return self._count(_OWNER_AT_WORK, _owner(owner), up_to, most=most)
+        return self._count(_OWNER_AT_WORK, owner, up_to, most=most)
 
     def tool_at_work(self, tool: bytes, most: int, up_to: int = RESUMING) -> int:
         """How many tasks of the tool are at work; those that are resuming as with `owner_at_work`."""
@@ -242,32 +216,22 @@ class SqliteWaiting(InHand):
 
     def following(self, step: Step, after: Any = None) -> Any:
         """What follows in the order of queue, priority, owner and tool."""
-        count, values = len(step), self._values(*step)
-        beyond = () if after is None else self._values(*step, after)[-1:]
+        values = self._namespace, *step
         if after is None:
-            rows = self._read(_FIRST[count], values)
-        elif beyond == (None,):
-            rows = self._read(_FIRST_SOMEBODY, values)
+            rows = self._read(_FIRST[len(step)], values)
         else:
-            rows = self._read(_WAITING_NEXT[count], (*values, *beyond))
-        if not rows:
-            return None
-        ((found,),) = rows
-        return _FROM_COLUMN[count](found)
+            rows = self._read(_WAITING_NEXT[len(step)], (*values, after))
+        return rows[0][0] if rows else None
 
     def tasks(self, step: Step) -> Iterator[Place]:
         """The tasks of a queue, priority, owner and tool."""
-        values, place, size = self._values(*step), (-(2**63), ""), FIRST_PAGE
+        values, place, size = (self._namespace, *step), (-(2**63), ""), FIRST_PAGE
         while True:
             rows = self._read(_TASKS, (*values, *place, size))
             yield from ((created, from_text(task_id)) for created, task_id in rows)
             if len(rows) < size:
                 return
             place, size = rows[-1], size * 4
-
-    def _values(self, *step: Any) -> Step:
-        """What the queries ask by, as the columns have it."""
-        return self._namespace, *(to_column(value) for to_column, value in zip(_TO_COLUMN, step, strict=False))
 
     def ready(self, task_id: str) -> Ready | None:
         """The task, if it can be read."""
@@ -277,35 +241,9 @@ class SqliteWaiting(InHand):
         return None
 
 
-def _same(value: Any) -> Any:
-    return value
-
-
-def _key(owner: str | bytes | None) -> bytes:
-    if owner is None:
-        return b""
-    return b"t" + owner.encode() if isinstance(owner, str) else b"x" + owner
-
-
-def _owner(key: bytes) -> str | bytes | None:
-    if not key:
-        return None
-    return key[1:].decode() if key.startswith(b"t") else key[1:]
-
-
-_TO_COLUMN: Sequence[Callable[[Any], Any]] = (_same, neg, _owner, _same)
-_FROM_COLUMN: Sequence[Callable[[Any], Any]] = (_same, neg, _key, _same)
-"""Values of the index as `fairness` has them: negative priorities, and owners that can be compared."""
-
-
-def row_of(task_id: str | bytes, owner: str | bytes | None, namespace: str | bytes, state: object) -> Row:
+def row_of(task_id: str | bytes, owner: bytes, namespace: str | bytes, state: object) -> Row:
     """What the columns have of a task."""
-    return from_text(task_id), optional_from(owner), from_text(namespace), state
-
-
-def optional_from(text: str | bytes | None) -> str | None:
-    """A string that may be missing."""
-    return None if text is None else from_text(text)
+    return from_text(task_id), from_owner(owner), from_text(namespace), state
 
 
 class _Waits:
@@ -317,19 +255,19 @@ class _Waits:
         at_work = RESUMING if is_resuming(record) else AT_WORK if is_at_work(record) else None
         self.hand = WAITS if self.is_queued else at_work
         self._record = record
-        self.place = (to_text(record.queue), record.priority)
+        self.place = (to_text(record.queue), -record.priority)
         self.tool = tool_digest(record.method, record.name)
 
     def fits(self, share: Share, read: Read) -> bool:
         """Whether the task is queued, and may be handed out within the share."""
-        route = self.place[0], owner_key(self._record.owner), self.tool
+        route = self.place[0], to_owner(self._record.owner), self.tool
         return self.is_queued and InHand(read, self._record.namespace).room(share).has(route)
 
 
 _INSERT_TASK = """
 INSERT INTO tasks (
     id, version, namespace, owner, session, parent, idempotency_key, status, worker, created, ready, expires, state,
-    queue, priority, tool, key_outlives, since, hand, seq
+    queue, rank, tool, key_outlives, since, hand, seq
 )
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, (SELECT seq FROM meta)) ON CONFLICT (id) DO NOTHING
 """
@@ -338,7 +276,7 @@ _INSERT_REQUEST = "INSERT INTO requests (task, request) VALUES (?, ?)"
 # wait.
 _UPDATE_TASK = """
 UPDATE tasks
-SET version = ?, session = ?, status = ?, worker = ?, ready = ?, expires = ?, state = ?, queue = ?, priority = ?,
+SET version = ?, session = ?, status = ?, worker = ?, ready = ?, expires = ?, state = ?, queue = ?, rank = ?,
     since = CASE WHEN ? AND hand IN (0, 1) THEN since ELSE ? END,
     hand = CASE WHEN ? THEN hand IS 1 ELSE ? END, seq = (SELECT seq FROM meta)
 WHERE id = ? AND version = ?
@@ -351,27 +289,27 @@ _INSERT_OUTCOME = "INSERT OR REPLACE INTO outcomes (task, body, meta) SELECT key
 _DELETE_TASK = "DELETE FROM tasks WHERE id = ? AND version = ?"
 _STANDING = """
 SELECT key, status, expires, expires + key_outlives, id, owner, namespace, state FROM tasks INDEXED BY tasks_key
-WHERE idempotency_key = ? AND namespace = ? AND ifnull(owner, 0) = ifnull(?, 0)
+WHERE idempotency_key = ? AND namespace = ? AND owner = ?
 """
 _FIND = "SELECT key FROM tasks WHERE id = ?"
 _DELETE_STANDING = "DELETE FROM tasks WHERE key = ?"
 _FREE_KEY = "UPDATE tasks SET idempotency_key = NULL, key_outlives = NULL WHERE key = ?"
-SPENT = "SELECT until FROM spent_keys WHERE idempotency_key = ? AND namespace = ? AND owner = ifnull(?, 0)"
+SPENT = "SELECT until FROM spent_keys WHERE idempotency_key = ? AND namespace = ? AND owner = ?"
 CHILD = """
 SELECT c.task FROM tasks p LEFT JOIN child_keys c
-    ON c.parent = p.id AND c.idempotency_key = ?2 AND c.namespace = ?3 AND c.owner = ifnull(?4, 0)
+    ON c.parent = p.id AND c.idempotency_key = ?2 AND c.namespace = ?3 AND c.owner = ?4
 WHERE p.id = ?1 AND p.status NOT IN ('completed', 'failed', 'cancelled')
 """
 _KEEP_CHILD = """
 INSERT OR REPLACE INTO child_keys
-SELECT id, ?, ?, ifnull(?, 0), ? FROM tasks WHERE id = ? AND status NOT IN ('completed', 'failed', 'cancelled')
+SELECT id, ?, ?, ?, ? FROM tasks WHERE id = ? AND status NOT IN ('completed', 'failed', 'cancelled')
 """
-FREE_SPENT = "DELETE FROM spent_keys WHERE idempotency_key = ? AND namespace = ? AND owner = ifnull(?, 0)"
+FREE_SPENT = "DELETE FROM spent_keys WHERE idempotency_key = ? AND namespace = ? AND owner = ?"
 _OUTLIVED = """
 SELECT ? + key_outlives, idempotency_key, namespace, owner FROM tasks
 WHERE id = ? AND version = ? AND key_outlives IS NOT NULL AND idempotency_key IS NOT NULL
 """
-SPEND = "UPDATE spent_keys SET until = ? WHERE idempotency_key = ? AND namespace = ? AND owner = ifnull(?, 0)"
+SPEND = "UPDATE spent_keys SET until = ? WHERE idempotency_key = ? AND namespace = ? AND owner = ?"
 _FINAL = frozenset(status.value for status in TaskStatus if status.is_final)
 _BEAT = """
 INSERT INTO heartbeats (worker, namespace, beats) VALUES (?, ?, ?)
@@ -386,7 +324,7 @@ _CHANGE_NOTE = "UPDATE notes SET value = ?3 WHERE namespace = ?1 AND name = ?2 A
 def create(new: Creation) -> Operation[Created]:
     """Insert a task with its request, unless a task stands under the key."""
     record, share, outlives = new.record, None if new.handing is None else new.handing.share, new.key_outlives
-    place = under, namespace, owner = _optional_text(new.key), to_text(record.namespace), _optional_text(record.owner)
+    place = under, namespace, owner = _optional_text(new.key), to_text(record.namespace), to_owner(record.owner)
     now, parent, waits = sort_key(record), _optional_text(record.parent), _Waits(record)
     row = (
         to_text(record.id),
@@ -412,7 +350,9 @@ def create(new: Creation) -> Operation[Created]:
         if parent is None or new.key_until_end:
             return None
         rows = cursor.execute(CHILD, (parent, *place)).fetchall()
-        return Created(spent=True, child=optional_from(rows[0][0]) if rows else None) if rows != [(None,)] else None
+        if rows == [(None,)]:
+            return None
+        return Created(spent=True, child=from_text(rows[0][0]) if rows and rows[0][0] is not None else None)
 
     def find(cursor: sqlite3.Cursor) -> Created | None:
         """What is in the way of a task under this key; what need not be is taken out of it."""
@@ -505,7 +445,7 @@ def _refusal(record: TaskRecord, expected: int, limits: WorkLimits, cursor: sqli
         if in_hand.tool_at_work(tool, limits.tool + itself, up_to) - itself >= limits.tool:
             return LimitReached(record.id, "tool")
     if limits.owner is not None:
-        owner = owner_key(record.owner)
+        owner = to_owner(record.owner)
         if in_hand.owner_at_work(owner, limits.owner + itself, up_to) - itself >= limits.owner:
             return LimitReached(record.id, "owner")
     return None

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from mcp_tasks.model.record import TaskStatus
 from mcp_tasks.stores.backend import Listing, Place
 from mcp_tasks.stores.base import EVERYBODY, MOST_COUNTED, ChildrenOf, InSession, OwnedBy, Owners
-from mcp_tasks.stores.sqlite.file import Values, to_text
+from mcp_tasks.stores.sqlite.file import Values, to_owner, to_text
 
 Query: TypeAlias = tuple[str, Values]
 """A statement and its values."""
@@ -23,7 +23,7 @@ MAX_VARIABLES = 500
 
 UNDER_KEY = """
 SELECT id FROM tasks INDEXED BY tasks_key
-WHERE idempotency_key = ? AND namespace = ? AND ifnull(owner, 0) = ifnull(?, 0)
+WHERE idempotency_key = ? AND namespace = ? AND owner = ?
 """
 
 # From one namespace to the next along the index, however many tasks each has.
@@ -44,7 +44,7 @@ LOOKS = 1_000
 event loop waits meanwhile, a millisecond or two."""
 
 GET = "SELECT owner, namespace, state FROM tasks WHERE id = ?"
-GET_OWNED = f"{GET} AND owner IS ?"
+GET_OWNED = f"{GET} AND owner = ?"
 
 # What may be large is given only up to :limit bytes, with its size. The size of a blob is read without the blob.
 # Who needs a request must be told that it cannot be read, so a task whose request is gone is still a row.
@@ -149,10 +149,10 @@ FROM queues q WHERE q.queue IS NOT NULL
 # From the index alone. What is kept beside tasks is counted as it is written, by triggers.
 _OPEN = ", ".join(f"'{status.value}'" for status in TaskStatus if not status.is_final)
 _USAGE = """
-SELECT count(*), ifnull((SELECT bytes FROM stored WHERE namespace = :namespace AND owner = ifnull(:owner, 0)), 0)
+SELECT count(*), ifnull((SELECT bytes FROM stored WHERE namespace = :namespace AND owner = :owner), 0)
 FROM (
     SELECT 1 FROM tasks INDEXED BY tasks_owner_status
-    WHERE namespace = :namespace AND owner IS :owner AND status IN ({open}) LIMIT :most
+    WHERE namespace = :namespace AND owner = :owner AND status IN ({open}) LIMIT :most
 )
 """
 _USAGE_OF_ALL = """
@@ -185,7 +185,7 @@ def usage(namespace: str, whose: Owners) -> Query:
     values: dict[str, Any] = {"namespace": to_text(namespace), "most": MOST_COUNTED}
     if whose is EVERYBODY:
         return _USAGE_OF_ALL.format(open=_OPEN), values
-    return _USAGE.format(open=_OPEN), {**values, "owner": to_text(whose.owner) if isinstance(whose, OwnedBy) else None}
+    return _USAGE.format(open=_OPEN), {**values, "owner": to_owner(whose.owner if isinstance(whose, OwnedBy) else None)}
 
 
 def versions(task_ids: Collection[str]) -> Iterator[Query]:
@@ -214,8 +214,8 @@ def listing(wanted: Listing) -> Query:
         found.append(f"{column} = :of")
         parts.append(column)
     elif whose is not EVERYBODY:
-        values["of"] = to_text(whose.owner) if isinstance(whose, OwnedBy) else None
-        found.append("owner IS :of")
+        values["of"] = to_owner(whose.owner if isinstance(whose, OwnedBy) else None)
+        found.append("owner = :of")
         parts.append("owner")
     if status is not None:
         values["status"] = status.value

@@ -26,7 +26,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import AsyncGenerator, Collection, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager, closing
+from contextlib import ExitStack, asynccontextmanager, closing
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -49,12 +49,14 @@ from mcp_tasks.stores.sqlite.file import (
     Values,
     Writer,
     connect,
+    from_owner,
     from_text,
     retry_while_busy,
+    to_owner,
     to_text,
     translate,
 )
-from mcp_tasks.stores.sqlite.operations import SqliteWaiting, optional_from, row_of
+from mcp_tasks.stores.sqlite.operations import SqliteWaiting, row_of
 from mcp_tasks.stores.sqlite.schema import migrations, prepare, schema_of_file
 
 T = TypeVar("T")
@@ -107,17 +109,13 @@ class SqliteStore(BaseStore):
             known = prepare(self.path, patience=self._patience)
             # No time-out for the writer's connection: it has its own way of waiting.
             writing = retry_while_busy(lambda: connect(self.path, timeout=0), patience=self._patience)
-            try:
+            with ExitStack() as undo:
+                undo.callback(writing.close)
                 retry_while_busy(lambda: agree(writing, self._codec, self.path), patience=self._patience)
                 reader = Reader(self.path)
-                try:
-                    check_still(self.path, known)
-                except BaseException:
-                    reader.abandon()
-                    raise
-            except BaseException:
-                writing.close()
-                raise
+                undo.callback(reader.abandon)
+                check_still(self.path, known)
+                undo.pop_all()
             return reader, Writer(writing, self.path, patience=self._patience)
         except sqlite3.Error as exc:
             raise translate(exc, self.path) from exc
@@ -201,21 +199,21 @@ class SqliteStore(BaseStore):
         return row_of(task_id, *rows[0]) if rows else None
 
     async def get_owned(self, task_id: str, owner: str | None) -> TaskRecord | None:
-        rows = self._rows(queries.GET_OWNED, (to_text(task_id), None if owner is None else to_text(owner)))
+        rows = self._rows(queries.GET_OWNED, (to_text(task_id), to_owner(owner)))
         return self._record(row_of(task_id, *rows[0])) if rows else None
 
     async def _request(self, task_id: str) -> tuple[str | None, object] | None:
         rows = await self._beside(queries.REQUEST, {"id": to_text(task_id)})
-        return (optional_from(rows[0][1]), rows[0][2]) if rows else None
+        return (from_owner(rows[0][1]), rows[0][2]) if rows else None
 
     async def _outcome(self, task_id: str) -> tuple[str | None, object, object] | None:
         rows = await self._beside(queries.OUTCOME, {"id": to_text(task_id)})
-        return (optional_from(rows[0][1]), rows[0][2], rows[0][3]) if rows else None
+        return (from_owner(rows[0][1]), rows[0][2], rows[0][3]) if rows else None
 
     async def _journal(self, task_id: str, after: int) -> tuple[str | None, Sequence[tuple[int, str, str, object]]]:
         rows = await self._beside(queries.JOURNAL, {"id": to_text(task_id), "after": after})
         lines = [(number, kind, from_text(key), value) for _, _, number, kind, key, value in rows]
-        return optional_from(rows[0][1]) if rows else None, lines
+        return from_owner(rows[0][1]) if rows else None, lines
 
     async def _beside(self, sql: str, values: Mapping[str, Any]) -> Sequence[Any]:
         """What is kept beside a task's row: read here if it is small, and in a thread if it is large."""
@@ -276,7 +274,7 @@ class SqliteStore(BaseStore):
         return [from_text(namespace) for (namespace,) in self._rows(queries.NAMESPACES, ())]
 
     async def id_under(self, key: str, *, namespace: str, owner: str | None) -> str | None:
-        place = to_text(key), to_text(namespace), None if owner is None else to_text(owner)
+        place = to_text(key), to_text(namespace), to_owner(owner)
         return next((from_text(task_id) for (task_id,) in self._rows(queries.UNDER_KEY, place)), None)
 
     async def _note(self, namespace: str, name: str) -> object:

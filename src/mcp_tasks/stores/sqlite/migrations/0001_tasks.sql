@@ -5,13 +5,13 @@ CREATE TABLE tasks (
     id              TEXT NOT NULL UNIQUE,
     version         INTEGER NOT NULL,
     namespace       TEXT NOT NULL,
-    owner           TEXT,
+    owner           BLOB NOT NULL,     -- '=' and the owner; empty for no owner. Bytes, which Python sorts as SQLite does
     session         TEXT,
     parent          TEXT,
     idempotency_key TEXT,
     key_outlives    INTEGER,           -- microseconds for which the key outlives the task; NULL if it does not
     queue           TEXT NOT NULL,
-    priority        INTEGER NOT NULL,
+    rank            INTEGER NOT NULL,  -- the priority with its sign turned: what comes first is smaller
     tool            BLOB NOT NULL,     -- a digest of method and name: compared and never read, as the state may be encrypted
     status          TEXT NOT NULL,
     worker          TEXT,
@@ -75,7 +75,7 @@ INSERT INTO meta (seq, release, compatible_from) VALUES (0, '', 0);
 -- waits for the count of another.
 CREATE TABLE stored (
     namespace TEXT NOT NULL,
-    owner     NOT NULL,  -- 0 for no owner, because owners are text
+    owner     BLOB NOT NULL,
     bytes     INTEGER NOT NULL,
     PRIMARY KEY (namespace, owner)
 ) WITHOUT ROWID;
@@ -84,7 +84,7 @@ CREATE TABLE stored (
 CREATE TABLE spent_keys (
     idempotency_key TEXT NOT NULL,
     namespace       TEXT NOT NULL,
-    owner           NOT NULL,  -- 0 for no owner
+    owner           BLOB NOT NULL,
     until           INTEGER NOT NULL,
     PRIMARY KEY (idempotency_key, namespace, owner)
 ) WITHOUT ROWID;
@@ -95,13 +95,12 @@ CREATE TABLE child_keys (
     parent          TEXT NOT NULL,
     idempotency_key TEXT NOT NULL,
     namespace       TEXT NOT NULL,
-    owner           NOT NULL,  -- 0 for no owner
+    owner           BLOB NOT NULL,
     task            TEXT NOT NULL,
     PRIMARY KEY (parent, idempotency_key, namespace, owner)
 ) WITHOUT ROWID;
 
--- NULLs differ from each other in a unique index. 0 is no owner, because owners are text.
-CREATE UNIQUE INDEX tasks_key ON tasks (idempotency_key, namespace, ifnull(owner, 0)) WHERE idempotency_key IS NOT NULL;
+CREATE UNIQUE INDEX tasks_key ON tasks (idempotency_key, namespace, owner) WHERE idempotency_key IS NOT NULL;
 
 -- One index for each way of listing, with all that it filters by and sorts by: what is not on the page is not looked at,
 -- however many tasks there are. Columns that never change cost a write only when a task is made. The tasks of a session
@@ -124,7 +123,7 @@ CREATE INDEX tasks_expires ON tasks (expires, created, id, version) WHERE expire
 CREATE INDEX tasks_backlog ON tasks (namespace, queue, ready, since) WHERE ready IS NOT NULL;
 
 -- Ordered so that from each entry one can go to the next queue, priority, owner or tool, and look at nothing in between.
-CREATE INDEX tasks_waiting ON tasks (namespace, queue, priority DESC, owner, tool, created, id, hand) WHERE hand = 0;
+CREATE INDEX tasks_waiting ON tasks (namespace, queue, rank, owner, tool, created, id, hand) WHERE hand = 0;
 
 -- For counting: what is handed out of a queue and a tool, what is at work or resuming, and what is any of these.
 CREATE INDEX tasks_handed ON tasks (namespace, owner, queue, tool, hand) WHERE hand = 1;
@@ -132,18 +131,18 @@ CREATE INDEX tasks_owner_at_work ON tasks (namespace, owner, hand) WHERE hand > 
 CREATE INDEX tasks_tool_hand ON tasks (namespace, tool, hand) WHERE hand > 0;
 
 CREATE TRIGGER requests_inserted AFTER INSERT ON requests BEGIN
-    INSERT INTO stored SELECT namespace, ifnull(owner, 0), length(new.request) FROM tasks WHERE key = new.task
+    INSERT INTO stored SELECT namespace, owner, length(new.request) FROM tasks WHERE key = new.task
     ON CONFLICT (namespace, owner) DO UPDATE SET bytes = bytes + excluded.bytes;
 END;
 CREATE TRIGGER requests_updated AFTER UPDATE OF request ON requests BEGIN
     UPDATE stored SET bytes = bytes + length(new.request) - length(old.request)
-    WHERE (namespace, owner) = (SELECT namespace, ifnull(owner, 0) FROM tasks WHERE key = new.task);
+    WHERE (namespace, owner) = (SELECT namespace, owner FROM tasks WHERE key = new.task);
 END;
 
 -- Before: an outcome may take the place of another.
 CREATE TRIGGER outcomes_inserted BEFORE INSERT ON outcomes BEGIN
     INSERT INTO stored
-    SELECT namespace, ifnull(owner, 0), length(new.body) + ifnull(length(new.meta), 0)
+    SELECT namespace, owner, length(new.body) + ifnull(length(new.meta), 0)
         - ifnull((SELECT length(body) + ifnull(length(meta), 0) FROM outcomes WHERE task = new.task), 0)
     FROM tasks WHERE key = new.task
     ON CONFLICT (namespace, owner) DO UPDATE SET bytes = bytes + excluded.bytes;
@@ -151,16 +150,16 @@ END;
 CREATE TRIGGER outcomes_updated AFTER UPDATE OF body, meta ON outcomes BEGIN
     UPDATE stored
     SET bytes = bytes + length(new.body) + ifnull(length(new.meta), 0) - length(old.body) - ifnull(length(old.meta), 0)
-    WHERE (namespace, owner) = (SELECT namespace, ifnull(owner, 0) FROM tasks WHERE key = new.task);
+    WHERE (namespace, owner) = (SELECT namespace, owner FROM tasks WHERE key = new.task);
 END;
 
 CREATE TRIGGER journal_inserted AFTER INSERT ON journal BEGIN
-    INSERT INTO stored SELECT namespace, ifnull(owner, 0), length(new.value) FROM tasks WHERE key = new.task
+    INSERT INTO stored SELECT namespace, owner, length(new.value) FROM tasks WHERE key = new.task
     ON CONFLICT (namespace, owner) DO UPDATE SET bytes = bytes + excluded.bytes;
 END;
 CREATE TRIGGER journal_updated AFTER UPDATE OF value ON journal BEGIN
     UPDATE stored SET bytes = bytes + length(new.value) - length(old.value)
-    WHERE (namespace, owner) = (SELECT namespace, ifnull(owner, 0) FROM tasks WHERE key = new.task);
+    WHERE (namespace, owner) = (SELECT namespace, owner FROM tasks WHERE key = new.task);
 END;
 
 -- A task never leaves parts behind, whoever deletes it; only its key may outlive it. `delete` corrects from when the
@@ -170,10 +169,10 @@ CREATE TRIGGER tasks_deleted AFTER DELETE ON tasks BEGIN
         - ifnull((SELECT length(request) FROM requests WHERE task = old.key), 0)
         - ifnull((SELECT length(body) + ifnull(length(meta), 0) FROM outcomes WHERE task = old.key), 0)
         - ifnull((SELECT sum(length(value)) FROM journal WHERE task = old.key), 0)
-    WHERE namespace = old.namespace AND owner = ifnull(old.owner, 0);
-    DELETE FROM stored WHERE namespace = old.namespace AND owner = ifnull(old.owner, 0) AND bytes <= 0;
+    WHERE namespace = old.namespace AND owner = old.owner;
+    DELETE FROM stored WHERE namespace = old.namespace AND owner = old.owner AND bytes <= 0;
     INSERT INTO spent_keys
-    SELECT old.idempotency_key, old.namespace, ifnull(old.owner, 0), ifnull(old.expires, old.created) + old.key_outlives
+    SELECT old.idempotency_key, old.namespace, old.owner, ifnull(old.expires, old.created) + old.key_outlives
     WHERE old.key_outlives IS NOT NULL AND old.idempotency_key IS NOT NULL
     ON CONFLICT (idempotency_key, namespace, owner) DO UPDATE SET until = excluded.until;
     DELETE FROM requests WHERE task = old.key;
