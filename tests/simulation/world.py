@@ -522,6 +522,7 @@ def _names_of(world: World) -> Generator[None]:
         patch("mcp_tasks.runtime.runtime.new_worker_name", lambda: cast("Process", world.running()).worker_name()),
         patch("secrets.token_urlsafe", token),
         patch("secrets.token_hex", token),
+        patch("secrets.token_bytes", lambda size: f"{next(numbers):0{size}}".encode()),
     ):
         yield
 
