@@ -11,14 +11,13 @@ from typing import Any
 import anyio
 import pytest
 
-from mcp_tasks.errors import LimitExceeded, OwnerRequired, StoreUnavailable, TaskExists, UnknownTask
+from mcp_tasks.errors import OwnerRequired, StoreUnavailable, TaskExists, UnknownTask
 from mcp_tasks.model import TaskRecord, TaskStatus
 from mcp_tasks.model.limits import Limits
 from mcp_tasks.runtime import AskedOnCall, Ending, Run, TaskRuntime, ToolPolicy
 from mcp_tasks.runtime.changes import MAX_ID_LENGTH
 from mcp_tasks.runtime.launch import new_task_id
 from mcp_tasks.runtime.questions import ANNOUNCED_WITHIN
-from mcp_tasks.stores import MemoryStore
 from mcp_tasks.stores.base import EVERYBODY
 from tests.unit.losing import as_of_now
 from tests.unit.running import (
@@ -202,23 +201,10 @@ async def test_where_every_task_has_an_owner_none_is_made_without_one(owner: str
 # Room
 
 
-class KeyBlindStore(MemoryStore):
-    """Cannot find a task by its key without making one."""
-
-    id_under: Any = None
-
-
-@pytest.mark.parametrize("store", [MemoryStore, KeyBlindStore])
-async def test_who_comes_for_a_task_that_is_there_needs_no_room_for_one_where_the_store_finds_it(
-    store: type[MemoryStore],
-) -> None:
-    async with running(asks, store=store(), limits=Limits(open_tasks=1)) as runtime:
+async def test_who_comes_for_a_task_that_is_there_needs_no_room_for_one() -> None:
+    async with running(asks, limits=Limits(open_tasks=1)) as runtime:
         task = await start(runtime, key="mine")
-        if store is MemoryStore:
-            assert (await start(runtime, key="mine")).id == task.id
-        else:
-            with pytest.raises(LimitExceeded):
-                await start(runtime, key="mine")
+        assert (await start(runtime, key="mine")).id == task.id
 
 
 @pytest.mark.parametrize("room", [100_000, 85_000], ids=["for both", "for one"])

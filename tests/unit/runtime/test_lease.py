@@ -162,7 +162,7 @@ class Net(MeddledStore):
     """A store from which a process can be cut off: its heartbeats do not arrive, nor anything if nothing should."""
 
     def __init__(self) -> None:
-        super().__init__(heartbeat=self._beat, get=self._pass, save=self._save, claimed=self._claimed)
+        super().__init__(heartbeat=self._beat, get=self._pass, save=self._saving, claimed=self._claiming)
         self.after["heartbeat"] = self._noted
         self.cut: set[str] = set()
         self.down = False
@@ -184,7 +184,7 @@ class Net(MeddledStore):
     async def _noted(self, *args: Any, **options: Any) -> None:
         await time_passes(self.answers_after)
 
-    async def _save(self, record: TaskRecord, *, entries: Sequence[JournalEntry] = (), **options: Any) -> None:
+    async def _saving(self, record: TaskRecord, *, entries: Sequence[JournalEntry] = (), **options: Any) -> None:
         await self._pass()
         if entries and self.hangs is not None:
             hangs, self.hangs = self.hangs, None
@@ -192,7 +192,7 @@ class Net(MeddledStore):
             if self.fails:
                 raise StoreUnavailable("the network is down")
 
-    async def _claimed(self, *args: Any, **options: Any) -> None:
+    async def _claiming(self, *args: Any, **options: Any) -> None:
         await time_passes(self.claims_take)
         if self.claims_fail:
             self.claims_fail -= 1

@@ -141,22 +141,25 @@ async def test_a_drain_that_ends_early_still_hands_everything_over(how: str) -> 
 async def test_a_start_that_fails_leaves_nothing_behind() -> None:
     store = MeddledStore()
     store.refuse(StoreUnavailable("the disk is full"), "heartbeat", times=1)
-    opened: list[str | None] = []
+    heard: list[str] = []
 
-    async def noted(namespace: str | None = None) -> None:
-        opened.append(namespace)
+    async def opened() -> None:
+        heard.append("open")
 
-    store.before["open"], store.before["close"] = noted, noted
+    async def closed() -> None:
+        heard.append("close")
+
+    store.before["open"], store.before["close"] = opened, closed
     runtime = make_runtime(at_once, store=store, namespace="ours")
     threads = anyio.to_thread.current_default_thread_limiter().total_tokens
     with pytest.raises(StoreError, match="the disk is full"):
         await runtime.start()
-    assert opened == ["ours", None], "tasks from before there were namespaces go to this server"
+    assert heard == ["open", "close"]
     assert anyio.to_thread.current_default_thread_limiter().total_tokens == threads
     await runtime.start()
     assert (await until_final(runtime, await launch(runtime))).is_final
     await runtime.stop()
-    assert opened == ["ours", None] * 2
+    assert heard == ["open", "close"] * 2
 
 
 async def test_a_start_that_fails_while_sweeping_runs_nothing_more() -> None:
