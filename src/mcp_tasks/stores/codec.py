@@ -337,9 +337,12 @@ _REQUEST_FIELDS: Final = _Fields(
 
 def _state_fields(record: TaskRecord) -> dict[str, Any]:
     """All of a record but its id and namespace."""
-    state = {"format": FORMAT} if READABLE == FORMAT else {"format": FORMAT, "readable": READABLE}
-    # What is unknown comes last: a newer format stays the one that it is.
-    return {**state, **_STATE_FIELDS.write(record), **record.unknown}
+    state = _STATE_FIELDS.write(record)
+    state["format"] = FORMAT
+    if READABLE < FORMAT:
+        state["readable"] = READABLE
+    # Last: a newer format stays the one that it is.
+    return {**state, **record.unknown} if record.unknown else state
 
 
 def _record_from(task_id: str, namespace: str, fields: JsonObject, *, owner: str | None) -> TaskRecord:
