@@ -508,6 +508,9 @@ def _names_of(world: World) -> Generator[None]:
     def token(size: int) -> str:
         return f"{next(numbers):0{size * 3 // 2}}"
 
+    def random_bytes(size: int) -> bytes:
+        return f"{next(numbers):0{size}}".encode()
+
     def monotonic() -> float:
         return cast("Process", world.running()).loop.time()
 
@@ -522,7 +525,7 @@ def _names_of(world: World) -> Generator[None]:
         patch("mcp_tasks.runtime.runtime.new_worker_name", lambda: cast("Process", world.running()).worker_name()),
         patch("secrets.token_urlsafe", token),
         patch("secrets.token_hex", token),
-        patch("secrets.token_bytes", lambda size: f"{next(numbers):0{size}}".encode()),
+        patch("secrets.token_bytes", random_bytes),
     ):
         yield
 
