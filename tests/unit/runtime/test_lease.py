@@ -456,6 +456,38 @@ async def test_a_step_whose_write_hangs_until_the_lease_is_renewed_is_done_once(
         assert (ended.status, ended.attempt, paid) == (TaskStatus.COMPLETED, 2, [1])
 
 
+async def test_a_tool_does_not_wait_for_a_write_that_hangs_once_the_lease_is_lost_and_its_step_is_done_once() -> None:
+    net, log, paid = Net(), Log(), list[int]()
+
+    async def work(run: Run) -> Ending:
+        async def pay() -> None:
+            paid.append(run.attempt)
+
+        await run.step("pay", pay)
+        return ok()
+
+    async def logged(run: Run) -> Ending:
+        try:
+            return await work(run)
+        finally:
+            log.stopped_at = log.stopped_at or loop_time()
+
+    async with process(logged, net) as one:
+        net.hangs = hangs = anyio.Event()
+        net.cut.add(one.worker)
+        task = await launch(one)
+        await without_lease(one)
+        lost_at = loop_time()
+        await settle()
+        stopped_at = log.stopped_at
+        net.cut.clear()
+        hangs.set()
+        await until_so(lambda: one.lease.is_valid)
+        ended = await until_final(one, task, LONG)
+        assert (ended.status, ended.attempt, paid) == (TaskStatus.COMPLETED, 2, [1])
+        assert stopped_at == lost_at
+
+
 async def hanging(runtime: TaskRuntime, net: Net) -> tuple[TaskRecord, anyio.Event]:
     """A task whose first step is being written since before its process lost its lease, and had it again."""
     net.hangs = answers = anyio.Event()
