@@ -9,15 +9,13 @@ from mcp_tasks.model import RunLost, RunStarted, TaskRecord
 from mcp_tasks.model.record import Actor
 from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.runtime.lease import abandon
-from tests.unit.running import Seconds, create
+from tests.unit.running import HOUR, Seconds, create
 
 ANOTHER = Actor("worker", "another")
 
 GONE = "gone"
 """A worker that is known to be dead."""
 abandon(GONE)
-
-HOUR, SECOND = timedelta(hours=1), timedelta(seconds=1)
 
 
 async def claimed_by(

@@ -230,7 +230,7 @@ async def test_a_store_that_fails_while_a_task_is_taken_leaves_it_to_the_next_sw
     store = MeddledStore()
     async with running(at_once, store=store, policy=RERUN) as runtime:
         task = await queued(runtime, lost=1)
-        store.refuse(StoreUnavailable("the disk is full"), verb, times=1)
+        store.go_away(verb, times=1)
         await runtime.engine.submit(task.id)
         await settle()
         assert (await as_of_now(runtime, task)).worker is None
@@ -362,7 +362,7 @@ async def test_a_task_whose_request_cannot_be_read_ends_and_says_so(together: bo
 
 async def test_a_task_whose_request_cannot_be_read_now_is_run_later_and_not_counted_as_lost() -> None:
     store, monotonic = MeddledStore(), Seconds()
-    store.refuse(StoreUnavailable("the disk is full"), "request", times=1)
+    store.go_away("request", times=1)
     async with running(at_once, store=store, monotonic=monotonic, policy=ONCE) as runtime:
         task = await launch(runtime)
         await settle()

@@ -328,7 +328,7 @@ async def test_a_task_that_was_turned_away_is_handed_out_again() -> None:
     store, broker = MeddledStore(), Broker(copies=0)
     async with running(at_once, store=store, engine=carrying_engine(broker), runs_tools=False) as runtime:
         task = await start(runtime)
-        store.refuse(StoreUnavailable("the disk is full"))
+        store.go_away()
         await runtime.dispatch.resubmit(task.id)
         store.before.clear()
         assert broker.submitted == {task.id: 1}, "a sweep finds it"

@@ -215,7 +215,7 @@ async def test_the_run_of_a_task_that_is_not_there_any_more_is_stopped(damaged: 
 async def test_a_hint_that_cannot_be_followed_now_hurts_nobody(caplog: pytest.LogCaptureFixture) -> None:
     store = MeddledStore()
     async with one_run(store) as (runtime, task):
-        store.refuse(StoreUnavailable("the disk is full"), "get")
+        store.go_away("get")
         await store.notifier().publish(Hint(task.id, task.version + 1))
         await settle()
         store.before.clear()

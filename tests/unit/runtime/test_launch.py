@@ -261,7 +261,7 @@ async def test_a_task_for_which_there_is_room_is_written_as_taken_and_another_is
 
 async def test_a_task_that_could_not_be_kept_takes_no_place() -> None:
     store = MeddledStore()
-    store.refuse(StoreUnavailable("the disk is full"), "create", times=3)
+    store.go_away("create", times=3)
     async with running(at_once, store=store, concurrency=1) as runtime:
         for _ in range(3):
             with pytest.raises(StoreUnavailable):

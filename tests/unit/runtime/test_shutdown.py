@@ -84,7 +84,7 @@ async def test_a_process_that_cannot_sign_off_stops_all_the_same(caplog: pytest.
     store = MeddledStore()
     async with running(never_ending, store=store, policy=RERUN) as runtime:
         task = await started(runtime)
-        store.refuse(StoreUnavailable("the disk is full"), "save", "retire")
+        store.go_away("save", "retire")
     store.before.clear()
     record = await as_of_now(runtime, task)
     assert record.worker == runtime.worker, "its lease runs out, and the next process finds it"
@@ -140,7 +140,7 @@ async def test_a_drain_that_ends_early_still_hands_everything_over(how: str) -> 
 
 async def test_a_start_that_fails_leaves_nothing_behind() -> None:
     store = MeddledStore()
-    store.refuse(StoreUnavailable("the disk is full"), "heartbeat", times=1)
+    store.go_away("heartbeat", times=1)
     opened: list[str | None] = []
 
     async def noted(namespace: str | None = None) -> None:
