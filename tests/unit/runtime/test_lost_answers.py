@@ -271,16 +271,35 @@ async def test_a_claim_that_arrives_after_a_limit_refused_its_repeat_is_released
         assert (await until_final(runtime, task)).result == {"value": 2}
 
 
-async def test_a_task_whose_creation_was_not_answered_runs_once_the_store_is_back() -> None:
+@pytest.mark.parametrize("lease_lost", [True, False])
+async def test_a_task_whose_creation_was_not_answered_runs_once_the_store_is_back(lease_lost: bool) -> None:
     store = LossyStore(lambda record: record.version == 2)
     async with running(attempt, store=store, policy=ONCE) as runtime:
         with pytest.raises(StoreUnavailable) as lost:
             await runtime.launch(REQUEST, owner=None, retention=None, task_id="task")
         assert lost.value.may_have_happened
         await time_passes(OUTAGE)
-        await runtime.janitor.sweep()
+        await (runtime.janitor.take_up() if lease_lost else runtime.janitor.sweep())
         task = await until_final(runtime, await runtime.find("task"))
         assert (task.status, store.lost) == (TaskStatus.COMPLETED, 1)
+
+
+async def test_a_task_whose_claim_came_to_nothing_is_left_to_the_process_that_claimed_it() -> None:
+    store = MeddledStore()
+    async with running(attempt, store=store, policy=ONCE) as runtime:
+        task = await create(runtime)
+
+        async def another_claims(record: TaskRecord, **options: Any) -> None:
+            store.before.clear()
+            elsewhere = apply(task, RunStarted(worker="another"), task.created_at).written(new_write_id(run=True))
+            await store.save(elsewhere, expected=task.version)
+            raise StoreUnavailable("no answer", may_have_happened=True)
+
+        store.before["save"] = another_claims
+        await runtime.engine.submit(task.id)
+        await time_passes(10)
+        record = await as_of_now(runtime, task)
+        assert (record.worker, record.attempt, record.is_final) == ("another", 1, False)
 
 
 # A failover to a replica that lags behind

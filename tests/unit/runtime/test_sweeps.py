@@ -34,7 +34,6 @@ from tests.unit.running import (
     REQUEST,
     RERUN,
     SECOND,
-    FailingStore,
     MeddledStore,
     Seconds,
     Tool,
@@ -81,23 +80,22 @@ async def cancelled(runtime: TaskRuntime, retention: timedelta = HOUR) -> TaskRe
 # By themselves
 
 
-async def test_a_sweep_that_fails_comes_again(caplog: pytest.LogCaptureFixture) -> None:
-    store = FailingStore()
-    async with process(at_once, store=store, policy=RERUN, **PACE) as runtime:
-        task = await claimed_by(runtime, GONE)
-        store.refuse_save(lambda record: record.worker is None, times=3)
-        assert (await until_final(runtime, task, 60)).attempt == 2
-    assert caplog.text.count("the task store does not take requests") == 1
-
-
-async def test_a_sweep_outlives_a_defect(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    ("failure", "verb", "said"),
+    [
+        (StoreUnavailable("the disk is full"), "save", "the task store does not take requests"),
+        (RuntimeError("a defect"), "workers", "a sweep failed"),
+    ],
+)
+async def test_a_sweep_that_fails_comes_again_and_is_spoken_of_once(
+    failure: Exception, verb: str, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
     store = MeddledStore()
     async with process(at_once, store=store, policy=RERUN, **PACE) as runtime:
-        store.refuse(RuntimeError("a defect"), "workers", times=1)
-        await time_passes(3)
         task = await claimed_by(runtime, GONE)
-        assert (await until_final(runtime, task)).attempt == 2
-    assert "a sweep failed" in caplog.text
+        store.refuse(failure, verb, times=1, when=lambda record, _: verb != "save" or record.worker is None)
+        assert (await until_final(runtime, task, 60)).attempt == 2
+    assert caplog.text.count(said) == 1
 
 
 # Expiry
@@ -386,25 +384,20 @@ async def test_tasks_that_cannot_be_run_here_do_not_keep_back_one_that_can(timer
 async def test_many_queued_tasks_do_not_keep_a_timer_from_ringing() -> None:
     clock, order = FakeClock(), list[str]()
 
-    async def sleeping(run: Run) -> Ending:
-        await run.sleep(HOUR)
-        order.append("awake")
+    async def body(run: Run) -> Ending:
+        if run.record.name == "sleeps":
+            await run.sleep(HOUR)
+        order.append(run.record.name)
         return ok()
 
-    async def noted(run: Run) -> Ending:
-        order.append("noted")
-        return ok()
-
-    tools = {"sleeping": Tool(sleeping, PARKS), "noted": Tool(noted)}
-    async with running(tools, clock=clock, concurrency=1) as runtime:
-        await until_parked(runtime, await launch(runtime, "sleeping"))
-        for _ in range(4 * BATCH):
-            await create(runtime, "noted")
+    async with running({"sleeps": Tool(body, PARKS), "works": Tool(body)}, clock=clock, concurrency=1) as runtime:
+        await until_parked(runtime, await launch(runtime, "sleeps"))
+        await create_many(runtime, "works", 4 * BATCH)
         clock.advance(HOUR)
         while len(order) < 4 * BATCH + 1:
             await runtime.janitor.sweep()
             await settle()
-        assert order.index("awake") <= 2 * BATCH
+        assert order.index("sleeps") <= 2 * BATCH
 
 
 async def test_a_task_that_is_gone_by_the_time_it_would_be_submitted_is_not() -> None:
