@@ -5,19 +5,17 @@ The engine carries ids to other processes, repeats them, and loses them.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, replace
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
 
 from harness.waiting import eventually
-from mcp_tasks.engines import Engine, LocalEngine, RemoteEngine, Route, Serves
+from mcp_tasks.engines import Engine, RemoteEngine, Route, Serves
 from mcp_tasks.errors import InvalidOption, StoreUnavailable
 from mcp_tasks.model import TaskRecord, TaskRequest, TaskStatus
 from mcp_tasks.model.values import Statement
@@ -25,8 +23,6 @@ from mcp_tasks.runtime import Body, Ending, Run, Settings, TaskRuntime, ToolPoli
 from mcp_tasks.runtime.sweeps import IDLE_FOR_LONG
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.stores.base import Handing, Ready
-from mcp_tasks.stores.sqlite import SqliteStore
-from mcp_tasks.testing import make_record
 from mcp_tasks.testing.engine_suite import EngineSuite
 from tests.unit.carrying import Broker, BrokerCarrier, carrying_engine
 from tests.unit.losing import sweep_for
@@ -43,13 +39,11 @@ from tests.unit.running import (
     never_ending,
     ok,
     opened_by,
-    real_clock,
     running,
     settle,
     until,
     until_asking,
     until_final,
-    until_parked,
 )
 
 pytestmark = pytest.mark.anyio
@@ -73,29 +67,34 @@ class Fleet:
         self.store = MemoryStore()
         self.broker = Broker()
         self.started: list[str] = []
-        self.at_work = Counter[str]()
-        self.most_at_work = Counter[str]()
+        self.at_work = self.most_at_work = 0
         self.gate = anyio.Event()
 
-    def worker(self, tools: Mapping[str, Tool], **options: Any) -> AbstractAsyncContextManager[TaskRuntime]:
+    def worker(self, tools: Mapping[str, Tool] | Body, **options: Any) -> AbstractAsyncContextManager[TaskRuntime]:
+        """A process that runs tools; ids reach it through the broker."""
         engine = carrying_engine(self.broker, options.pop("concurrency", SLOTS))
-        return running(tools, store=self.store, engine=engine, **options)
+        return running(tools, store=self.store, engine=engine, **{"policy": RERUN, **options})
 
-    def front(self, tools: Mapping[str, Tool], **options: Any) -> AbstractAsyncContextManager[TaskRuntime]:
+    def front(
+        self, tools: Mapping[str, Tool] | Body = at_once, **options: Any
+    ) -> AbstractAsyncContextManager[TaskRuntime]:
+        """A process that serves, and runs nothing."""
         return self.worker(tools, runs_tools=False, **options)
 
     async def body(self, run: Run) -> Ending:
-        """Note what runs beside what, and end when the gate is open."""
-        name = run.record.name
+        """Note what runs, and end when the gate is open."""
         self.started.append(run.record.id)
-        self.at_work[name] += 1
-        self.most_at_work[name] = max(self.most_at_work[name], self.at_work[name])
-        try:
-            await self.gate.wait()
-            await settle(3)
-            return ok()
-        finally:
-            self.at_work[name] -= 1
+        await self.gate.wait()
+        return ok()
+
+    async def limited(self, run: Run) -> Ending:
+        """Note how many of these run at the same time."""
+        self.at_work += 1
+        self.most_at_work = max(self.most_at_work, self.at_work)
+        await self.gate.wait()
+        await settle(3)
+        self.at_work -= 1
+        return ok()
 
     async def handed_out(self) -> int:
         return len((await self.store.queued("", handed_out=True, limit=1_000)).ids)
@@ -130,51 +129,19 @@ async def test_only_a_share_of_one_owners_tasks_is_handed_out_and_one_of_another
 
 @pytest.mark.parametrize("remote", [True, False], ids=["remote", "local"])
 async def test_no_more_runs_of_a_tool_are_at_work_than_its_limit_over_all_processes(fleet: Fleet, remote: bool) -> None:
-    tools = {"tool": Tool(fleet.body), "gpu": Tool(fleet.body, ToolPolicy(max_at_work=1))}
+    tools = {"tool": Tool(fleet.body), "gpu": Tool(fleet.limited, ToolPolicy(max_at_work=1))}
 
     def process() -> AbstractAsyncContextManager[TaskRuntime]:
         if remote:
             return fleet.worker(tools, concurrency=10)
-        return running(tools, store=fleet.store, engine=LocalEngine(10), sweep_interval=timedelta(milliseconds=20))
+        return running(tools, store=fleet.store, sweep_interval=timedelta(milliseconds=20))
 
     async with process() as one, process() as other:
         tasks = [await start(runtime, "gpu") for _ in range(5) for runtime in (one, other)]
         others = [await start(one, "tool") for _ in range(3)]
         fleet.gate.set()
         await all_end(one, *tasks, *others)
-    assert fleet.most_at_work["gpu"] == 1
-
-
-async def test_no_more_tasks_of_one_owner_are_at_work_than_may_be(fleet: Fleet) -> None:
-    async with fleet.worker({"tool": Tool(fleet.body)}, concurrency=10, max_at_work_per_owner=2) as runtime:
-        ann = [await start(runtime, owner="ann") for _ in range(6)]
-        bob = await start(runtime, owner="bob")
-        await settle(200)
-        assert len(fleet.started) == 3
-        assert bob.id in fleet.started
-        fleet.gate.set()
-        await all_end(runtime, *ann, bob)
-    assert len(fleet.started) == 7
-
-
-async def test_a_suspended_run_that_goes_on_comes_before_tasks_that_have_not_begun(fleet: Fleet) -> None:
-    async def asks_first(run: Run) -> Ending:
-        await asks(run)
-        return await fleet.body(run)
-
-    tools = {"asks": Tool(asks_first, PARKS), "works": Tool(fleet.body, ToolPolicy(priority=9))}
-    async with fleet.worker(tools, concurrency=10, max_at_work_per_owner=1) as runtime:
-        first = await start(runtime, "asks")
-        await until_parked(runtime, first, "elicitation-1")
-        new = [await start(runtime, "works") for _ in range(4)]
-        await until(runtime, new[0], lambda task: task.worker is not None)
-        await answer(runtime, first, elicitation_1="yes")
-        await until(runtime, first, lambda task: task.pause == "resuming")
-        assert len(fleet.started) == 1, "the limit is reached"
-        fleet.gate.set()
-        await all_end(runtime, first, *new)
-    assert fleet.started.index(first.id) == 1
-    assert fleet.most_at_work["works"] == 1
+    assert fleet.most_at_work == 1
 
 
 # Queues and tools
@@ -216,11 +183,6 @@ async def test_higher_priorities_are_started_first(fleet: Fleet) -> None:
     assert fleet.started[:2] == [task.id for task in urgent]
 
 
-def task(number: int, **fields: Any) -> TaskRecord:
-    made = real_clock() + timedelta(microseconds=number)
-    return make_record(**{"name": "tool", "created_at": made, "retention": None, **fields})
-
-
 def test_a_worker_takes_a_tool_from_its_own_queue_and_from_those_that_no_tool_has() -> None:
     homes = {"render": "gpu", "count": "default"}
     serves = Serves(queues=["default", "gpu", "old"], tools=["count", "render"], homes=homes)
@@ -244,6 +206,16 @@ def test_shares_and_sweeps_are_checked_where_they_are_given() -> None:
 
 async def until_submitted(broker: Broker, task: TaskRecord, times: int) -> None:
     await eventually(lambda: broker.submitted[task.id] >= times)
+
+
+@asynccontextmanager
+async def handed_back(**options: Any) -> AsyncGenerator[tuple[MeddledStore, Broker, TaskRuntime, TaskRecord]]:
+    """A process that serves, and a task that it has submitted once and that is to be handed out again."""
+    store, broker = MeddledStore(), Broker(copies=0)
+    async with running(at_once, store=store, engine=carrying_engine(broker), runs_tools=False, **options) as runtime:
+        task = await start(runtime)
+        await store.hand_back(task.id)
+        yield store, broker, runtime, task
 
 
 async def test_what_is_queued_anew_is_handed_out_again(fleet: Fleet) -> None:
@@ -291,10 +263,7 @@ async def test_tasks_that_nobody_handed_out_are_found_by_a_process_that_starts(f
 async def test_when_handing_out_fails_it_is_said_and_the_next_time_succeeds(
     failure: Exception, said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store, broker = MeddledStore(), Broker(copies=0)
-    async with running(at_once, store=store, engine=carrying_engine(broker), runs_tools=False) as runtime:
-        task = await start(runtime)
-        await store.hand_back(task.id)
+    async with handed_back() as (store, broker, runtime, task):
         store.refuse(failure)
         runtime.dispatch.look()
         await eventually(lambda: said in caplog.text)
@@ -304,11 +273,8 @@ async def test_when_handing_out_fails_it_is_said_and_the_next_time_succeeds(
 
 
 async def test_tasks_of_a_hand_out_without_an_answer_wait_for_one_lease_at_most() -> None:
-    store, broker, monotonic, lease = MeddledStore(), Broker(copies=0), Seconds(), 15 * SECOND
-    options: dict[str, Any] = {"runs_tools": False, "monotonic": monotonic, "lease_duration": lease}
-    async with running(at_once, store=store, engine=carrying_engine(broker), **options) as runtime:
-        task = await start(runtime)
-        await store.hand_back(task.id)
+    monotonic, lease = Seconds(), 15 * SECOND
+    async with handed_back(monotonic=monotonic, lease_duration=lease) as (store, broker, runtime, task):
 
         async def lose(ready: Sequence[Ready], *args: Any, **given: Any) -> None:
             if ready:
@@ -325,9 +291,7 @@ async def test_tasks_of_a_hand_out_without_an_answer_wait_for_one_lease_at_most(
 
 
 async def test_a_task_that_was_turned_away_is_handed_out_again() -> None:
-    store, broker = MeddledStore(), Broker(copies=0)
-    async with running(at_once, store=store, engine=carrying_engine(broker), runs_tools=False) as runtime:
-        task = await start(runtime)
+    async with handed_back() as (store, broker, runtime, task):
         store.go_away()
         await runtime.dispatch.resubmit(task.id)
         store.before.clear()
@@ -336,51 +300,29 @@ async def test_a_task_that_was_turned_away_is_handed_out_again() -> None:
         await until_submitted(broker, task, 2)
 
 
-# Other processes, with a file between them
+async def test_a_task_that_has_slept_and_finds_too_many_at_work_is_carried_again_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(dispatch, "TRY_AGAIN", timedelta(0))
+    async with handed_back() as (_, broker, runtime, task):
+        await runtime.dispatch.refused(replace(task, wake_at=runtime.now()))
+        await until_submitted(broker, task, 2)
 
 
-@dataclass
-class Site:
-    """Processes that share tasks and a broker; each has a store and an engine of its own."""
-
-    path: Path
-    broker: Broker
-
-    def worker(self, tools: Mapping[str, Tool] | Body, **options: Any) -> AbstractAsyncContextManager[TaskRuntime]:
-        """A process that runs tools; ids reach it through the broker."""
-        engine = carrying_engine(self.broker)
-        return running(tools, store=SqliteStore(self.path), engine=engine, **{"policy": RERUN, **options})
-
-    def front(self, **options: Any) -> AbstractAsyncContextManager[TaskRuntime]:
-        """A process that serves, and runs nothing."""
-        return self.worker(at_once, runs_tools=False, **options)
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Site:
-    return Site(tmp_path / "tasks.db", Broker())
-
-
+# Other processes
 @pytest.mark.parametrize("copies", [1, 3])
-async def test_every_task_is_run_once_by_one_process_however_often_its_id_is_carried(site: Site, copies: int) -> None:
-    runs: Counter[str] = Counter()
-
-    async def counting(run: Run) -> Ending:
-        runs[run.record.id] += 1
-        await settle(5)
-        return ok()
-
-    site.broker.copies = copies
-    async with site.front() as server, site.worker(counting), site.worker(counting):
-        for task in [await start(server) for _ in range(20)]:
-            ended = await until_final(server, task)
-            assert (ended.status, ended.attempt) == (TaskStatus.COMPLETED, 1)
-    assert (set(runs.values()), len(runs)) == ({1}, 20)
+async def test_every_task_is_run_once_by_one_process_however_often_its_id_is_carried(fleet: Fleet, copies: int) -> None:
+    fleet.broker.copies = copies
+    fleet.gate.set()
+    async with fleet.front() as server, fleet.worker(fleet.body), fleet.worker(fleet.body):
+        tasks = [await start(server) for _ in range(20)]
+        assert {(await until_final(server, task)).attempt for task in tasks} == {1}
+    assert sorted(fleet.started) == sorted(task.id for task in tasks)
 
 
-async def test_an_id_that_was_lost_is_submitted_again_once_its_task_was_idle_for_long(site: Site) -> None:
-    broker, monotonic = site.broker, Seconds()
-    async with site.front(monotonic=monotonic) as server, site.worker(at_once):
+async def test_an_id_that_was_lost_is_submitted_again_once_its_task_was_idle_for_long(fleet: Fleet) -> None:
+    broker, monotonic = fleet.broker, Seconds()
+    async with fleet.front(monotonic=monotonic) as server, fleet.worker(at_once):
         broker.copies = 0
         task = await start(server)
         broker.copies = 1
@@ -392,26 +334,26 @@ async def test_an_id_that_was_lost_is_submitted_again_once_its_task_was_idle_for
         assert broker.submitted == {task.id: 2}
 
 
-async def test_a_process_that_starts_leaves_alone_what_the_broker_has(site: Site) -> None:
+async def test_a_process_that_starts_leaves_alone_what_the_broker_has(fleet: Fleet) -> None:
     gate = anyio.Event()
-    async with site.front() as server:
+    async with fleet.front() as server:
         tasks = [await start(server) for _ in range(10)]
-        async with site.worker(opened_by(gate)) as one:
+        async with fleet.worker(opened_by(gate)) as one:
             await until(server, tasks[0], lambda record: record.worker == one.worker)
-            async with site.worker(opened_by(gate)):
-                assert set(site.broker.submitted.values()) == {1}
+            async with fleet.worker(opened_by(gate)):
+                assert set(fleet.broker.submitted.values()) == {1}
                 gate.set()
                 await all_end(server, *tasks)
 
 
 @pytest.mark.slow
-async def test_tasks_of_a_process_that_died_are_carried_to_another_by_whoever_notices(site: Site) -> None:
-    async with site.front() as server, site.worker(never_ending) as dying:
+async def test_tasks_of_a_process_that_died_are_carried_to_another_by_whoever_notices(fleet: Fleet) -> None:
+    async with fleet.front() as server, fleet.worker(never_ending, concurrency=3) as dying:
         tasks = [await start(server) for _ in range(3)]
         for each in tasks:
             await until(server, each, lambda record: record.worker == dying.worker)
         await dying.abandon()
-        async with site.worker(at_once):
+        async with fleet.worker(at_once):
             await server.janitor.sweep()
             for each in tasks:
                 ended = await until_final(server, each)
@@ -439,14 +381,3 @@ async def test_a_task_whose_job_is_written_with_it_is_not_submitted_as_well() ->
         task = await start(runtime)
     assert [job.values for job in jobs] == [{"task": task.id}]
     assert broker.submitted == {}
-
-
-async def test_a_task_that_has_slept_and_finds_too_many_at_work_is_carried_again_later(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(dispatch, "TRY_AGAIN", timedelta(0))
-    broker = Broker(copies=0)
-    async with running(at_once, engine=carrying_engine(broker), runs_tools=False) as runtime:
-        task = await start(runtime)
-        await runtime.dispatch.refused(replace(task, wake_at=runtime.now()))
-        await until_submitted(broker, task, 2)

@@ -298,6 +298,7 @@ async def test_a_task_that_waits_outlives_any_number_of_processes() -> None:
     store = MemoryStore()
     async with running(asks, store=store, policy=RERUN) as runtime:
         task = await until_asking(runtime, await launch(runtime))
+        await settle()
     for _ in range(2):
         async with running(asks, store=store, policy=RERUN) as runtime:
             await settle()
