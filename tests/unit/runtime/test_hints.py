@@ -54,21 +54,6 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "tasks.db"
 
 
-class CountingFile(SqliteStore):
-    """Notes which records were read."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self.reads: list[str] = []
-
-    async def get(self, task_id: str) -> TaskRecord | None:
-        self.reads.append(task_id)
-        return await super().get(task_id)
-
-
-A_FEW_LOOKS = 0.4
-
-
 async def start(runtime: TaskRuntime) -> TaskRecord:
     return await runtime.launch(REQUEST, owner=None, retention=None)
 
@@ -85,25 +70,30 @@ async def test_a_task_that_does_not_find_room_where_it_is_made_is_started_by_ano
             assert (ended.status, ended.attempt) == (TaskStatus.COMPLETED, 1)
 
 
-class LateFile(CountingFile):
-    """Says that something is written when others have seen it for long."""
-
-    async def create(self, record: TaskRecord, request: TaskRequest, **options: Any) -> TaskRecord:
-        created = await super().create(record, request, **options)
-        await anyio.sleep(A_FEW_LOOKS)  # sleep: the time in which others see it
-        return created
-
-    async def save(self, record: TaskRecord, **options: Any) -> TaskRecord:
-        saved = await super().save(record, **options)
-        await anyio.sleep(A_FEW_LOOKS)  # sleep: the time in which others see it
-        return saved
-
-
 async def test_what_a_process_is_writing_it_does_not_look_at_either(path: Path) -> None:
+    class LateFile(SqliteStore):
+        """Says that something is written when others have seen it for long, and notes which records are read."""
+
+        reads = 0
+
+        async def get(self, task_id: str) -> TaskRecord | None:
+            self.reads += 1
+            return await super().get(task_id)
+
+        async def create(self, record: TaskRecord, request: TaskRequest, **options: Any) -> TaskRecord:
+            return await self._late(await super().create(record, request, **options))
+
+        async def save(self, record: TaskRecord, **options: Any) -> TaskRecord:
+            return await self._late(await super().save(record, **options))
+
+        async def _late(self, written: TaskRecord) -> TaskRecord:
+            await anyio.sleep(0.4)  # sleep: the time in which others see it
+            return written
+
     store = LateFile(path)
     async with running(at_once, store=store) as runtime:
         await settle()
-        before = list(store.reads)
+        before = store.reads
         await start(runtime)
         await eventually(lambda: not runtime.runs())
         assert store.reads == before
@@ -212,47 +202,35 @@ async def test_the_run_of_a_task_that_is_not_there_any_more_is_stopped(damaged: 
         store.before.clear()
 
 
-async def test_a_hint_that_cannot_be_followed_now_hurts_nobody(caplog: pytest.LogCaptureFixture) -> None:
-    store = MeddledStore()
-    async with one_run(store) as (runtime, task):
-        store.go_away("get")
-        await store.notifier().publish(Hint(task.id, task.version + 1))
-        await settle()
-        store.before.clear()
-        assert (await as_of_now(runtime, task)).worker == runtime.worker
-        await cancel(runtime, task)
-    assert "could not look at task" in caplog.text
+DEFECT, AWAY = RuntimeError("a defect"), StoreUnavailable("the disk is full")
 
 
-@pytest.mark.parametrize("failure", [RuntimeError("a defect"), StoreUnavailable("the disk is full")])
-async def test_whatever_goes_wrong_in_a_look_at_the_store_the_next_one_comes(
-    failure: Exception, caplog: pytest.LogCaptureFixture
-) -> None:
-    store = MeddledStore()
-    async with one_run(store, look_interval=timedelta(milliseconds=5)) as (runtime, task):
-        store.refuse(failure, "versions", "get")
-        await eventually(lambda: "could not be compared with the store" in caplog.text)
-        store.before.clear()
-        await store.delete(task.id, expected=task.version, now=runtime.now())
-        await eventually(lambda: not runtime.runs())
-
-
-async def test_a_change_that_was_passed_over_and_cannot_be_looked_at_is_found_by_a_look(
-    caplog: pytest.LogCaptureFixture,
+@pytest.mark.parametrize(
+    ("how", "failure"),
+    [("by a hint", AWAY), ("by a look", AWAY), ("by a look", DEFECT), ("as it was passed over", DEFECT)],
+)
+async def test_a_change_that_cannot_be_looked_at_now_is_found_by_a_later_look(
+    how: str, failure: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG, logger="mcp_tasks.runtime.dispatch")
     store = MeddledStore()
-    async with one_run(store) as (runtime, task):
-        await store.delete(task.id, expected=task.version, now=runtime.now())
-        store.refuse(RuntimeError("a defect"), "get")
-        runtime.changes.unheard.put(Hint(task.id, task.version + 1))
-        await eventually(lambda: "could not hear of a change" in caplog.text)
+    options = {"look_interval": timedelta(milliseconds=5)} if how == "by a look" else {}
+    async with one_run(store, **options) as (runtime, task):
+        store.refuse(failure, "versions", "get")
+        change = Hint(task.id, task.version + 1)
+        if how == "by a hint":
+            await store.notifier().publish(change)
+        elif how == "as it was passed over":
+            runtime.changes.unheard.put(change)
+        said = ("could not be compared with the store", "could not hear of a change", "could not look at task")
+        await eventually(lambda: any(line in caplog.text for line in said))
         store.before.clear()
+        await store.delete(task.id, expected=task.version, now=runtime.now())
         await runtime.lookout.look()
         await eventually(lambda: not runtime.runs())
 
 
-@pytest.mark.parametrize("failure", [RuntimeError("a defect"), StoreUnavailable("the disk is full")])
+@pytest.mark.parametrize("failure", [DEFECT, AWAY])
 async def test_a_task_that_another_queued_and_that_cannot_be_looked_at_is_found_by_a_sweep(
     failure: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -268,36 +246,28 @@ async def test_a_task_that_another_queued_and_that_cannot_be_looked_at_is_found_
         assert (await until_final(runtime, task)).status is TaskStatus.COMPLETED
 
 
-class HangingUp(LocalNotifier):
-    """Ends the first time that somebody listens, without a word."""
+async def test_hints_that_end_are_listened_to_again(caplog: pytest.LogCaptureFixture) -> None:
+    class HangingUp(LocalNotifier):
+        """Ends the first time that somebody listens, without a word."""
 
-    listeners = 0
+        listeners = 0
 
-    @asynccontextmanager
-    async def listen(self, *, origin: object = None) -> AsyncGenerator[AsyncIterator[Hint]]:
-        self.listeners += 1
-        if self.listeners == 1:
-            yield _no_hints()
-        else:
+        @asynccontextmanager
+        async def listen(self, *, origin: object = None) -> AsyncGenerator[AsyncIterator[Hint]]:
+            self.listeners += 1
             async with super().listen(origin=origin) as hints:
-                yield hints
+                yield hints if self.listeners > 1 else _no_hints()
+
+    notifier, store = HangingUp(), MemoryStore()
+    store.notifier = lambda: notifier
+    async with running(at_once, store=store):
+        await eventually(lambda: notifier.listeners == 2)
+    assert "hints are not followed" not in caplog.text, "that was no failure"
 
 
 async def _no_hints() -> AsyncGenerator[Hint]:
     for hint in ():
         yield hint
-
-
-async def test_hints_that_end_are_listened_to_again(caplog: pytest.LogCaptureFixture) -> None:
-    notifier = HangingUp()
-
-    class HangingUpStore(MemoryStore):
-        def notifier(self) -> LocalNotifier:
-            return notifier
-
-    async with running(at_once, store=HangingUpStore()):
-        await eventually(lambda: notifier.listeners == 2)
-    assert "hints are not followed" not in caplog.text, "that was no failure"
 
 
 async def test_what_a_run_writes_while_the_store_is_being_asked_is_no_news() -> None:
