@@ -18,7 +18,7 @@ import pytest
 
 from mcp_tasks.errors import TaskUnreadable
 from mcp_tasks.model import RunStarted, TaskRecord, TaskStatus
-from mcp_tasks.model.machine import InputRequested, RunReleased, StepRecorded
+from mcp_tasks.model.machine import RunReleased, StepRecorded
 from mcp_tasks.runtime import TaskRuntime, ToolPolicy
 from mcp_tasks.runtime.claims import TRIES_TO_LOOK_UP
 from mcp_tasks.runtime.lease import LeaseTimes, new_worker_name
@@ -43,11 +43,9 @@ from tests.unit.running import (
     create,
     error_type,
     finished,
-    launch,
     loop_time,
     make_runtime,
     never_ending,
-    question,
     running,
     settle,
     started,
@@ -223,16 +221,6 @@ async def test_a_process_whose_heartbeat_a_failover_lost_is_waited_for() -> None
         await until(runtime, task, lambda record: record.worker == runtime.worker)
 
 
-async def test_a_question_of_a_task_that_may_not_run_again_is_withdrawn_when_it_is_lost() -> None:
-    async with running(TOOLS) as runtime:
-        task = await claimed_by(runtime, GONE, "once")
-        await runtime.changes.change(task, InputRequested(attempt=1, requests={"a": question("Sure?")}), actor=ANOTHER)
-        await runtime.janitor.sweep()
-        failed = await runtime.get(task.id, owner=None)
-        assert failed.status is TaskStatus.FAILED
-        assert not failed.inputs.outstanding
-
-
 @pytest.mark.parametrize("was_seen", [True, False])
 @pytest.mark.parametrize("away", [2 * SECOND, 2 * SILENCE])
 async def test_a_process_whose_heartbeat_was_lost_while_it_had_no_task_is_waited_for_also_by_who_never_saw_it(
@@ -253,27 +241,38 @@ async def test_a_process_whose_heartbeat_was_lost_while_it_had_no_task_is_waited
         await until(runtime, task, lambda record: record.worker == runtime.worker)
 
 
-async def test_a_worker_that_is_back_before_it_is_forgotten_keeps_its_heartbeat() -> None:
+@asynccontextmanager
+async def observed() -> AsyncGenerator[tuple[MeddledStore, TaskRuntime, Seconds, TaskRuntime]]:
+    """A process that only serves and sees a worker by a clock that the test moves, and that worker."""
     store, monotonic = MeddledStore(), Seconds()
+    async with (
+        running(never_ending, store=store, policy=RERUN, runs_tools=False, monotonic=monotonic) as observer,
+        running(never_ending, store=store, policy=RERUN) as worker,
+    ):
+        yield store, observer, monotonic, worker
 
-    async def is_back(worker: str, **options: Any) -> None:
-        if worker == "elsewhere":
-            store.before.clear()
-            await store.heartbeat("elsewhere", namespace="")
 
-    async with running(at_once, store=store, runs_tools=False, monotonic=monotonic) as observer:
-        await store.heartbeat("elsewhere", namespace="")
+async def is_not_taken(observer: TaskRuntime, task: TaskRecord, worker: TaskRuntime) -> bool:
+    record = await as_of_now(observer, task)
+    return (record.worker, record.attempt, record.lost) == (worker.worker, 1, 0)
+
+
+async def test_a_worker_that_is_back_before_it_is_forgotten_keeps_its_heartbeat() -> None:
+    async with observed() as (store, observer, monotonic, worker):
+        beats = (await store.workers(""))[worker.worker]
+
+        async def is_back(name: str, **options: Any) -> None:
+            if name == worker.worker:
+                store.before.clear()
+                await store.heartbeat(name, namespace="")
+
         store.before["claimed"] = is_back
         await sweep_for(observer, monotonic, SILENCE)
-        assert await store.workers("") == {"elsewhere": 2}
+        assert await store.workers("") == {worker.worker: beats + 1}
 
 
 async def test_what_a_worker_claims_that_is_back_just_as_it_is_forgotten_is_not_taken_from_it() -> None:
-    store, monotonic = MeddledStore(), Seconds()
-    async with (
-        running(never_ending, store=store, runs_tools=False, monotonic=monotonic) as observer,
-        running(never_ending, store=store, policy=RERUN) as worker,
-    ):
+    async with observed() as (store, observer, monotonic, worker):
 
         async def is_back(name: str) -> None:
             store.before.clear()
@@ -285,21 +284,10 @@ async def test_what_a_worker_claims_that_is_back_just_as_it_is_forgotten_is_not_
         task = await started(worker)
         assert await store.workers("") == {worker.worker: 0}
         await sweep_for(observer, monotonic, SECOND)
-        record = await as_of_now(observer, task)
-        assert (record.worker, record.attempt, record.lost) == (worker.worker, 1, 0)
+        assert await is_not_taken(observer, task, worker)
 
 
 # Our own
-
-
-async def test_a_sweep_leaves_the_runs_of_its_own_process_alone() -> None:
-    clock = FakeClock()
-    async with running(never_ending, clock=clock, policy=RERUN) as runtime:
-        task = await started(runtime)
-        clock.advance(48 * HOUR)
-        await runtime.janitor.sweep()
-        await settle()
-        assert await as_of_now(runtime, task) == task
 
 
 @simulated
@@ -331,15 +319,13 @@ async def test_a_lost_run_of_a_task_that_is_not_announced_yet_is_run_again() -> 
 async def test_two_processes_that_recover_the_same_tasks_do_so_once() -> None:
     store = PausingStore()
     async with running(TOOLS, store=store) as one, running(TOOLS, store=store) as other:
-        tasks = [await claimed_by(one, GONE, "again" if n % 2 else "once") for n in range(20)]
+        tasks = [await claimed_by(one, GONE, name) for name in ("again", "once") for _ in range(10)]
         async with anyio.create_task_group() as group:
             group.start_soon(one.janitor.sweep)
             group.start_soon(other.janitor.sweep)
-        for number, task in enumerate(tasks):
-            record = await until_final(one, task)
-            assert (record.status, record.attempt) == (
-                (TaskStatus.COMPLETED, 2) if number % 2 else (TaskStatus.FAILED, 1)
-            )
+        ended = [await until_final(one, task) for task in tasks]
+    expected = [(TaskStatus.COMPLETED, 2)] * 10 + [(TaskStatus.FAILED, 1)] * 10
+    assert [(record.status, record.attempt) for record in ended] == expected
 
 
 def once(meanwhile: Callable[[], Awaitable[None]], store: MeddledStore, verb: str) -> Meddle:
@@ -394,22 +380,16 @@ async def test_a_silent_worker_that_is_back_keeps_its_run(claims_again: bool) ->
 
 
 async def test_a_worker_that_was_forgotten_and_is_back_does_not_look_silent_to_who_missed_that() -> None:
-    monotonic, store = Seconds(), MemoryStore()
-    async with (
-        running(never_ending, store=store, policy=RERUN, monotonic=monotonic, runs_tools=False) as observer,
-        running(never_ending, store=store, policy=RERUN) as worker,
-    ):
+    async with observed() as (store, observer, monotonic, worker):
         lease = observer.settings.lease_duration
         await sweep_for(observer, monotonic, lease * 2 / 3)
         # Another process finds it dead and forgets it. It is back before the observer looks again.
         await store.retire(worker.worker)
         await worker.lease.renew()
-        task = await launch(worker)
-        await until(worker, task, lambda record: record.worker == worker.worker)
+        task = await started(worker)
         monotonic.advance(lease / 3)
         await observer.janitor.sweep()
-        record = await as_of_now(observer, task)
-        assert (record.worker, record.attempt, record.lost) == (worker.worker, 1, 0)
+        assert await is_not_taken(observer, task, worker)
 
 
 # Left alone
@@ -427,17 +407,16 @@ async def test_tasks_that_cannot_be_recovered_here_do_not_hide_those_behind_them
 
 
 async def test_tasks_of_another_server_in_the_same_store_are_left_alone() -> None:
-    store, clock = MemoryStore(), FakeClock()
-    theirs = make_runtime(at_once, store=store, namespace="theirs", clock=clock)
-    waiting = await create(theirs)
-    lost = await claimed_by(theirs, GONE)
-    async with running(at_once, store=store, namespace="ours", clock=clock, policy=RERUN) as ours:
+    store = MemoryStore()
+    theirs = make_runtime(at_once, store=store, namespace="theirs")
+    waiting, lost = await create(theirs), await claimed_by(theirs, GONE)
+    async with running(at_once, store=store, namespace="ours", policy=RERUN) as ours:
         await ours.janitor.sweep()
         # Also one that is carried here by mistake.
         await ours.dispatch.resubmit(waiting.id)
         await settle()
         assert [await as_of_now(ours, task) for task in (waiting, lost)] == [waiting, lost]
-    async with running(at_once, store=store, namespace="theirs", clock=clock, policy=RERUN) as theirs:
+    async with running(at_once, store=store, namespace="theirs", policy=RERUN) as theirs:
         for task in (waiting, lost):
             assert (await until_final(theirs, task)).status is TaskStatus.COMPLETED
 
