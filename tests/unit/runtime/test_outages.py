@@ -21,7 +21,7 @@ from mcp_tasks.errors import StoreUnavailable, UnknownTask
 from mcp_tasks.model import JournalEntry, RunStarted, TaskRecord, TaskRequest, TaskStatus, apply
 from mcp_tasks.model.limits import Limits
 from mcp_tasks.model.machine import InputAnswered, StepRecorded
-from mcp_tasks.runtime import Ending, Run, TaskRuntime, ToolPolicy, current_task
+from mcp_tasks.runtime import Body, Ending, Run, TaskRuntime, ToolPolicy, current_task
 from mcp_tasks.runtime.changes import is_older
 from mcp_tasks.runtime.context import current_run
 from mcp_tasks.runtime.patience import SETTLED
@@ -53,6 +53,7 @@ from tests.unit.running import (
     ok,
     question,
     running,
+    started,
     until_asking,
     until_final,
 )
@@ -363,12 +364,6 @@ class LossyStore(MeddledStore):
             self._back_at = loop_time() + OUTAGE
             raise StoreUnavailable("the answer was lost", may_have_happened=True)
 
-    async def answer_elsewhere(self, task_id: str, key: str, value: Any) -> None:
-        """Another process, which can reach the store, takes an answer."""
-        record = await MemoryStore.get(self, task_id)
-        assert record is not None
-        await take_answer(self, record, key, value)
-
 
 async def take_answer(store: MemoryStore, record: TaskRecord, key: str, value: Any) -> TaskRecord:
     """Write an answer, as another process does."""
@@ -399,7 +394,9 @@ async def test_a_question_is_open_once_although_many_others_write_before_the_run
         await time_passes(OUTAGE)
         # Answers reach the store through another process before the run does.
         for number in range(1, 10):
-            await store.answer_elsewhere(task.id, f"elicitation-{number}", number)
+            record = await MemoryStore.get(store, task.id)
+            assert record is not None
+            await take_answer(store, record, f"elicitation-{number}", number)
         await time_passes(OUTAGE)
         assert store.lost == 1
         await answer(runtime, task, elicitation_10=10)
@@ -612,6 +609,17 @@ def _copied(kept: dict[str, Any]) -> dict[str, Any]:
     return deepcopy(kept, {id(record): record for record in kept["_records"].values()})
 
 
+@asynccontextmanager
+async def asked(
+    body: Body, **options: Any
+) -> AsyncGenerator[tuple[RewindingStore, TaskRuntime, TaskRecord, dict[str, Any]]]:
+    """A task that asks, and its store as it was then."""
+    store = RewindingStore()
+    async with running(body, store=store, policy=ONCE, **options) as runtime:
+        task = await until_asking(runtime, await launch(runtime))
+        yield store, runtime, task, store.remember()
+
+
 @pytest.mark.parametrize("lost", ["question", "claim"])
 async def test_a_run_writes_again_what_a_failover_lost(lost: str) -> None:
     store, may_ask, entered = RewindingStore(), anyio.Event(), list[int]()
@@ -664,14 +672,10 @@ async def test_a_run_that_writes_before_it_hears_of_the_failover_loses_nothing()
 
 @pytest.mark.parametrize("is_read", [True, False], ids=["as it is read", "before it is read"])
 async def test_an_answer_that_a_failover_lost_is_asked_for_again_and_does_not_time_out(is_read: bool) -> None:
-    store = RewindingStore()
-
     async def body(run: Run) -> Ending:
         return ok(await run.ask(question("Sure?"), Asking(timeout=HOUR)))
 
-    async with running(body, store=store, policy=ONCE) as runtime:
-        task = await until_asking(runtime, await launch(runtime))
-        before = store.remember()
+    async with asked(body) as (store, runtime, task, before):
         if is_read:
             # Acknowledged, and lost before the run reads it.
             await answer(runtime, task, elicitation_1="no")
@@ -694,26 +698,20 @@ async def test_a_run_notices_a_lost_write_though_another_has_written_as_often() 
         return await asks(run)
 
     async with running(body, store=store, policy=ONCE) as runtime:
-        task = await launch(runtime)
-        await time_passes(1)
+        record = await started(runtime)
         before = store.remember()
         may_ask.set()
-        asked = await until_asking(runtime, task)
+        asked = await until_asking(runtime, record)
         store.go_back(before)
-        record = await as_of_now(runtime, task)
         await store.save(record.but(version=asked.version).written(new_write_id()), expected=record.version)
         await runtime.lookout.look()
-        await until_asking(runtime, task)
-        await answer(runtime, task, elicitation_1="yes")
-        assert (await until_final(runtime, task)).result == {"value": "yes"}
+        await answer(runtime, await until_asking(runtime, record), elicitation_1="yes")
+        assert (await until_final(runtime, record)).result == {"value": "yes"}
 
 
 async def test_an_answer_that_came_after_the_failover_is_kept() -> None:
-    store = RewindingStore()
-    async with running(asks, store=store, policy=ONCE) as runtime:
-        task = await until_asking(runtime, await launch(runtime))
+    async with asked(asks) as (store, runtime, task, before):
         (run,) = runtime.runs()
-        before = store.remember()
         await run.recording.record(StepRecorded(attempt=1))
         store.go_back(before)
         answered = await take_answer(store, task, "elicitation-1", "yes")
@@ -823,75 +821,62 @@ async def asks_two(run: Run) -> Ending:
     ids=["as often", "more often", "so often that ids of writes are gone"],
 )
 async def test_of_two_answers_one_is_lost_and_the_other_takes_its_place(more: int, is_seen: bool) -> None:
-    store, clock = RewindingStore(), Seconds()
-    async with running(asks_two, store=store, policy=ONCE, monotonic=clock) as runtime:
-        asked = await until_asking(runtime, await launch(runtime))
+    clock = Seconds()
+    async with asked(asks_two, monotonic=clock) as (store, runtime, task, before):
         await time_passes(1)
         # Only the answer is new to the run, and not what it wrote itself.
         clock.advance(HOUR)
-        before = store.remember()
-        await answer(runtime, asked, elicitation_1=1)
+        await answer(runtime, task, elicitation_1=1)
         await time_passes(1)
         store.go_back(before)
-        record = await take_answer(store, asked, "elicitation-2", 2)
+        record = await take_answer(store, task, "elicitation-2", 2)
         for _ in range(more):
             again = record.but(version=record.version + 1).written(new_write_id())
             record = await store.save(again, expected=record.version)
         await runtime.lookout.look()
-        done = await until_final(runtime, asked)
-        assert done.result == {"value": {"first": 1, "second": 2}}
-        kept = await journal(runtime, asked)
-        assert kept["answer", "elicitation-2"] == 1
-        assert kept["answer", "elicitation-1"] == is_seen
+        assert (await until_final(runtime, task)).result == {"value": {"first": 1, "second": 2}}
+        kept = await journal(runtime, task)
+        assert (kept["answer", "elicitation-1"], kept["answer", "elicitation-2"]) == (is_seen, 1)
 
 
 async def test_an_answer_takes_the_place_of_a_lost_one_while_the_run_writes_again_what_was_lost() -> None:
-    store = RewindingStore()
-
     async def body(run: Run) -> Ending:
-        first = asyncio.create_task(run.ask(question("First?")))
-        second = asyncio.create_task(run.ask(question("Second?")))
+        first, second = [asyncio.create_task(run.ask(question(what))) for what in ("First?", "Second?")]
         return ok([await first, await second])
 
-    async with running(body, store=store, policy=ONCE) as runtime:
-        asked = await until_asking(runtime, await launch(runtime))
-        before = store.remember()
+    async with asked(body) as (store, runtime, task, before):
 
         async def fail_over(record: TaskRecord, **options: Any) -> None:
             # As the run records that its tool learns of the first answer.
-            if record.version == asked.version + 2:
-                del store.before["save"]
+            if record.version == task.version + 2:
                 store.go_back(before)
-                store.before["journal"] = answer_second
+                store.before = {"journal": answer_second}
 
         async def answer_second(task_id: str, **options: Any) -> None:
-            del store.before["journal"]
-            await take_answer(store, asked, "elicitation-2", 2)
+            store.before.clear()
+            await take_answer(store, task, "elicitation-2", 2)
 
         store.before["save"] = fail_over
-        await answer(runtime, asked, elicitation_1=1)
-        assert (await until_final(runtime, asked)).result == {"value": [1, 2]}
+        await answer(runtime, task, elicitation_1=1)
+        assert (await until_final(runtime, task)).result == {"value": [1, 2]}
         kept = [(kind, f"elicitation-{number}") for kind in ("ask", "answer", "done") for number in (1, 2)]
-        assert await journal(runtime, asked) == Counter(kept)
+        assert await journal(runtime, task) == Counter(kept)
 
 
 async def test_what_others_wrote_after_a_failover_is_kept_when_a_lost_answer_is_written_again() -> None:
-    store = RewindingStore()
-    async with running(asks_two, store=store, policy=ONCE) as runtime:
-        asked = await until_asking(runtime, await launch(runtime))
-        before = store.remember()
-        await answer(runtime, asked, elicitation_1=1)
+    async with asked(asks_two) as (store, runtime, task, before):
+        await answer(runtime, task, elicitation_1=1)
         await time_passes(1)
         store.go_back(before)
         # That the task was announced is lost as well.
-        meanwhile = asked.but(version=asked.version + 1, announced=False, pause="resuming")
-        await store.save(meanwhile.written(new_write_id()), expected=asked.version)
+        meanwhile = task.but(version=task.version + 1, announced=False, pause="resuming")
+        await store.save(meanwhile.written(new_write_id()), expected=task.version)
         await runtime.lookout.look()
-        record = await as_of_now(runtime, asked)
+        record = await as_of_now(runtime, task)
         assert (record.announced, record.pause) == (True, "resuming")
         assert record.inputs.outstanding.keys() == {"elicitation-2"}
-        await answer(runtime, asked, elicitation_2=2)
-        assert (await until_final(runtime, asked)).result == {"value": {"first": 1, "second": 2}}
+        await answer(runtime, task, elicitation_2=2)
+        assert (await until_final(runtime, task)).result == {"value": {"first": 1, "second": 2}}
 
 
 async def test_a_task_that_others_change_is_not_one_that_the_store_lost() -> None:

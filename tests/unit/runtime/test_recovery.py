@@ -33,7 +33,6 @@ from tests.unit.processes import dead_worker, other_process, renamed
 from tests.unit.running import (
     HOUR,
     ONCE,
-    PARKS,
     QUIET,
     REQUEST,
     RERUN,
@@ -45,7 +44,6 @@ from tests.unit.running import (
     Seconds,
     TogetherStore,
     Tool,
-    asks,
     at_once,
     cancel,
     create,
@@ -62,9 +60,7 @@ from tests.unit.running import (
     settle,
     started,
     until,
-    until_asking,
     until_final,
-    until_parked,
 )
 from tests.unit.virtual_time import simulated, time_passes
 
@@ -585,17 +581,6 @@ async def test_a_run_that_gets_further_begins_the_count_anew_and_keeps_no_other_
         assert further.worker == runtime.worker
         await runtime.engine.submit(other.id)
         assert (await until_final(runtime, other)).status is TaskStatus.COMPLETED
-
-
-async def test_parking_draining_and_releasing_are_no_losses() -> None:
-    tools = {"parked": Tool(asks, PARKS), "waiting": Tool(asks, RERUN), "busy": Tool(never_ending, RERUN)}
-    async with running(tools) as runtime:
-        parked, waiting, busy = [await launch(runtime, name) for name in tools]
-        await until_parked(runtime, parked)
-        await until_asking(runtime, waiting)
-        await until(runtime, busy, lambda record: record.attempt == 1)
-    records = [await as_of_now(runtime, task) for task in (parked, waiting, busy)]
-    assert [(record.worker, record.lost, record.is_final) for record in records] == [(None, 0, False)] * 3
 
 
 async def test_a_task_that_cannot_be_lost_once_more_runs_apart_from_others_like_it() -> None:

@@ -462,10 +462,10 @@ async def test_what_does_not_end_in_time_is_released_or_ends_as_interrupted_and_
         for task in tasks[:2]:
             await until(runtime, task, lambda record: record.attempt == 1)
     records = [await as_of_now(runtime, task) for task in tasks]
-    assert [(record.status, record.worker, record.attempt) for record in records] == [
-        (TaskStatus.WORKING, None, 1),
-        (TaskStatus.FAILED, None, 1),
-        (TaskStatus.WORKING, None, 0),
+    assert [(record.status, record.worker, record.attempt, record.lost) for record in records] == [
+        (TaskStatus.WORKING, None, 1, 0),
+        (TaskStatus.FAILED, None, 1, 0),
+        (TaskStatus.WORKING, None, 0, 0),
     ]
     assert error_type(await finished(runtime, records[1])) == "Interrupted"
     assert await store.workers("") == {}

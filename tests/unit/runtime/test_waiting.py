@@ -157,11 +157,9 @@ async def test_a_run_that_waits_has_no_slot_and_has_it_again_before_it_goes_on()
     order, gate = list[str](), anyio.Event()
 
     async def asking(run: Run) -> Ending:
-        with anyio.move_on_after(cast("float", run.request.arguments["limit"])):
+        with anyio.move_on_after(cast("float", run.request.arguments["limit"])) as scope:
             await asks(run)
-            order.append("goes on")
-            return ok()
-        order.append("gives up")
+        order.append("gives up" if scope.cancelled_caught else "goes on")
         return ok()
 
     async def hog(run: Run) -> Ending:
@@ -216,11 +214,10 @@ async def test_a_step_does_not_begin_in_a_run_that_is_stopped_while_it_stands_in
     tools = {"steps": Tool(body, ToolPolicy(rerun=rerun)), "hog": Tool(never_ending)}
     async with running(tools, concurrency=1) as runtime:
         task = await until_asking(runtime, await launch(runtime, "steps"))
-        hog = await launch(runtime, "hog")
-        await settle()
+        hog = await started(runtime, "hog")
         may_begin.set()
         await time_passes(1)
-        await cancel(runtime, await as_of_now(runtime, task))
+        await cancel(runtime, task)
         await settle()
         assert not runtime.has(task.id)
         await cancel(runtime, hog)
@@ -532,19 +529,6 @@ async def test_a_short_sleep_is_slept_in_memory_and_an_instant_that_has_passed_n
         assert (await until_final(runtime, await launch(runtime))).result == {"value": 1}
 
 
-async def test_a_long_sleep_leaves_memory_and_ends_on_time() -> None:
-    clock = FakeClock()
-    async with running(sleep_an_hour, policy=PARKS, clock=clock) as runtime:
-        task = await until_parked(runtime, await launch(runtime))
-        assert task.wake_at == clock() + HOUR
-        await ring(runtime, clock, HOUR - SECOND)
-        await settle()
-        assert (await as_of_now(runtime, task)).attempt == 1
-        await ring(runtime, clock, SECOND)
-        record = await until_final(runtime, task)
-        assert (record.result, record.attempt) == ({"value": "awake"}, 2)
-
-
 @pytest.mark.parametrize("clock_moves", [HOUR, -HOUR, 3 * HOUR], ids=["on time", "back", "far ahead"])
 async def test_a_sleep_in_memory_goes_by_the_clock(clock_moves: timedelta) -> None:
     clock = FakeClock()
@@ -580,14 +564,11 @@ async def test_the_timer_of_a_task_that_asks_too_is_not_lost_when_its_process_di
     clock, store = FakeClock(), MemoryStore()
 
     async def whichever_is_first(run: Run) -> Ending:
-        asked = asyncio.ensure_future(run.ask(question("Sure?")))
-        slept = asyncio.ensure_future(current_task().sleep(HOUR))
-        try:
-            await asyncio.wait({asked, slept}, return_when=asyncio.FIRST_COMPLETED)
-            return ok(asked.result() if asked.done() else "nobody answered")
-        finally:
-            asked.cancel()
-            slept.cancel()
+        branches = [asyncio.ensure_future(each) for each in (run.ask(question("Sure?")), current_task().sleep(HOUR))]
+        done, rest = await asyncio.wait(branches, return_when=asyncio.FIRST_COMPLETED)
+        for branch in rest:
+            branch.cancel()
+        return ok([branch.result() for branch in done])
 
     async with running(whichever_is_first, policy=HELD, clock=clock, store=store) as one:
         task = await until_asking(one, await launch(one))
@@ -596,30 +577,7 @@ async def test_the_timer_of_a_task_that_asks_too_is_not_lost_when_its_process_di
     async with running(whichever_is_first, policy=HELD, clock=clock, store=store) as other:
         await until(other, task, lambda record: record.attempt == 2)
         await ring(other, clock)
-        assert (await until_final(other, task)).result == {"value": "nobody answered"}
-
-
-async def test_a_sleeping_run_uses_no_slot_and_can_be_cancelled() -> None:
-    async with running({"sleep": Tool(sleep_an_hour), "work": Tool(at_once)}, concurrency=1) as runtime:
-        asleep = await until_asleep(runtime, await launch(runtime, "sleep"))
-        assert (await until_final(runtime, await launch(runtime, "work"))).is_final
-        assert (await cancel(runtime, asleep)).status is TaskStatus.CANCELLED
-        await settle()
-        assert runtime.runs() == []
-
-
-async def test_a_task_that_slept_and_then_asks_is_not_started_before_its_answer() -> None:
-    async def body(run: Run) -> Ending:
-        await current_task().sleep(timedelta(milliseconds=10))
-        return ok(await run.ask(question("Sure?")))
-
-    async with running(body, policy=ToolPolicy(rerun=True, park_after=timedelta(milliseconds=30))) as runtime:
-        task = await until_asking(runtime, await launch(runtime))
-        await until(runtime, task, lambda record: record.worker is None)
-        await settle()
-        await runtime.janitor.sweep()
-        await settle()
-        assert (await runtime.get(task.id, owner=None)).attempt == 1
+        assert (await until_final(other, task)).result == {"value": [None]}
 
 
 @pytest.mark.parametrize("other", ["asks", "works"])
@@ -652,7 +610,7 @@ async def test_a_run_that_sleeps_in_one_branch_and_does_something_in_another_sta
 
 
 @pytest.mark.parametrize("by_name", [True, False], ids=["with a name", "until an instant"])
-async def test_a_sleep_is_the_same_one_in_the_next_run(by_name: bool) -> None:
+async def test_a_long_sleep_leaves_memory_ends_on_time_and_is_the_same_one_in_the_next_run(by_name: bool) -> None:
     clock, there = FakeClock(), timezone(timedelta(hours=9))
 
     async def body(run: Run) -> Ending:
@@ -666,7 +624,10 @@ async def test_a_sleep_is_the_same_one_in_the_next_run(by_name: bool) -> None:
     async with running(body, policy=PARKS, clock=clock) as runtime:
         task = await until_parked(runtime, await launch(runtime))
         assert task.wake_at == NOON + HOUR
-        await ring(runtime, clock)
+        await ring(runtime, clock, HOUR - SECOND)
+        await settle()
+        assert (await as_of_now(runtime, task)).attempt == 1
+        await ring(runtime, clock, SECOND)
         ended = await until_final(runtime, task)
         assert (ended.result, ended.attempt) == ({"value": "awake"}, 2)
 
