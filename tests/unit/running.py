@@ -370,9 +370,9 @@ class MeddledStore(MemoryStore):
 
         self.before |= dict.fromkeys(verbs or VERBS - {"open", "close"}, fail)
 
-    def go_away(self, *verbs: str, **options: Any) -> None:
-        """Fail as a store that cannot be reached, in these verbs or in all."""
-        self.refuse(StoreUnavailable("the disk is full"), *verbs, **options)
+    def go_away(self, *verbs: str, times: float = math.inf, when: Meant = lambda record, entries: True) -> None:
+        """Fail as a store that cannot be reached does."""
+        self.refuse(StoreUnavailable("the disk is full"), *verbs, times=times, when=when)
 
 
 class Held:

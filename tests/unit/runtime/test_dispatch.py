@@ -560,8 +560,8 @@ async def test_a_change_that_cannot_be_looked_at_now_is_found_by_a_later_look(
 ) -> None:
     caplog.set_level(logging.DEBUG, logger="mcp_tasks.runtime.dispatch")
     store = MeddledStore()
-    options = {"look_interval": timedelta(milliseconds=5)} if how == "by a look" else {}
-    async with one_run(store, **options) as (runtime, task):
+    look_interval = timedelta(milliseconds=5) if how == "by a look" else HOUR
+    async with one_run(store, look_interval=look_interval) as (runtime, task):
         store.refuse(failure, "versions", "get")
         change = Hint(task.id, task.version + 1)
         if how == "by a hint":
