@@ -298,6 +298,18 @@ async def twice(body: Body, **options: Any) -> Finished:
         return record
 
 
+async def all_end(runtime: TaskRuntime, *tasks: TaskRecord) -> None:
+    """All these tasks complete."""
+    for task in tasks:
+        assert (await until_final(runtime, task)).status is TaskStatus.COMPLETED
+
+
+async def happens(event: anyio.Event) -> None:
+    """That is set in time."""
+    with anyio.fail_after(LIMIT):
+        await event.wait()
+
+
 async def ended(body: Body, **options: Any) -> Finished:
     """A task that such a tool was run for."""
     async with running(body, **options) as runtime:

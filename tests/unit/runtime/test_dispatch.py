@@ -42,11 +42,13 @@ from tests.unit.running import (
     MeddledStore,
     Seconds,
     Tool,
+    all_end,
     answer,
     asks,
     at_once,
     cancel,
     create,
+    happens,
     launch,
     never_ending,
     ok,
@@ -120,11 +122,6 @@ def fleet() -> Fleet:
 
 async def start(runtime: TaskRuntime, name: str = "tool", owner: str | None = None) -> TaskRecord:
     return await runtime.launch(TaskRequest(name=name, arguments={}), owner=owner, retention=None)
-
-
-async def all_end(runtime: TaskRuntime, *tasks: TaskRecord) -> None:
-    for task in tasks:
-        assert (await until_final(runtime, task)).status is TaskStatus.COMPLETED
 
 
 async def test_only_a_share_of_one_owners_tasks_is_handed_out_and_one_of_another_does_not_wait(fleet: Fleet) -> None:
@@ -654,8 +651,7 @@ async def test_a_run_and_whoever_listens_learn_of_a_change_although_every_hint_i
             cancelled = await cancel(other, await as_of_now(other, task))
             await one.lookout.look()
             assert (await anext(hints)).version == cancelled.version > seen.version
-        with anyio.fail_after(5):
-            await stopped.wait()
+        await happens(stopped)
 
 
 async def test_of_its_own_changes_a_process_remembers_only_the_last(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,6 +44,7 @@ from tests.unit.running import (
     Seconds,
     TogetherStore,
     Tool,
+    all_end,
     at_once,
     cancel,
     create,
@@ -427,8 +428,7 @@ async def test_tasks_of_another_server_in_the_same_store_are_left_alone() -> Non
         await settle()
         assert [await as_of_now(ours, task) for task in (waiting, lost)] == [waiting, lost]
     async with running(at_once, store=store, namespace="theirs", policy=RERUN) as theirs:
-        for task in (waiting, lost):
-            assert (await until_final(theirs, task)).status is TaskStatus.COMPLETED
+        await all_end(theirs, waiting, lost)
 
 
 async def test_tasks_of_a_tool_that_this_process_lacks_wait_for_one_that_has_it(
@@ -444,8 +444,7 @@ async def test_tasks_of_a_tool_that_this_process_lacks_wait_for_one_that_has_it(
         assert [await as_of_now(one, task) for task in (*waiting, *lost)] == [*waiting, *lost]
         assert lines_about(caplog, "this server has no tool 'there'") == 1
         async with running({"there": Tool(at_once, RERUN)}, store=store) as other:
-            for task in (*waiting, *lost):
-                assert (await until_final(other, task)).status is TaskStatus.COMPLETED
+            await all_end(other, *waiting, *lost)
 
 
 # Trouble with one of many
@@ -514,15 +513,13 @@ async def test_a_row_that_cannot_be_read_is_one_bad_task_and_is_spoken_of_once(
         for _ in range(3):
             await runtime.janitor.sweep()
             await settle()
-        for task in fine:
-            assert (await until_final(runtime, task)).status is TaskStatus.COMPLETED
+        await all_end(runtime, *fine)
         assert [lines_about(caplog, task.id[:12]) for task in bad] == [1, 1]
         # Nothing of it is lost: with the damage undone it goes on.
         damaged.clear()
         monotonic.advance(LONGEST_PAUSE)
         await runtime.janitor.sweep()
-        for task in bad:
-            assert (await until_final(runtime, task)).status is TaskStatus.COMPLETED
+        await all_end(runtime, *bad)
 
 
 # Losing runs
@@ -666,8 +663,7 @@ async def test_a_task_beyond_a_limit_is_not_tried_again_before_a_run_has_ended()
         await settle(500)
         assert store.calls["get"] == looks
         gate.set()
-        for task in (first, second):
-            assert (await until_final(runtime, task)).status is TaskStatus.COMPLETED
+        await all_end(runtime, first, second)
 
 
 async def test_of_two_runtimes_that_are_handed_a_task_exactly_one_runs_it(caplog: pytest.LogCaptureFixture) -> None:

@@ -36,6 +36,7 @@ from tests.unit.running import (
     ended,
     error_type,
     finished,
+    happens,
     launch,
     never_ending,
     ok,
@@ -263,8 +264,7 @@ async def test_a_cancellation_reaches_an_async_body_where_it_awaits_from_any_pro
     async with running(telling(stopped), store=store) as one, running(at_once, store=store, runs_tools=False) as other:
         record = await cancel(other, await started(one))
         assert (record.status, record.status_message) == (TaskStatus.CANCELLED, "enough")
-        with anyio.fail_after(5):
-            await stopped.wait()
+        await happens(stopped)
 
 
 async def test_an_async_body_that_runs_too_long_is_stopped_and_the_task_says_so() -> None:
@@ -273,8 +273,7 @@ async def test_an_async_body_that_runs_too_long_is_stopped_and_the_task_says_so(
         record = await until_final(runtime, await launch(runtime))
         assert (record.status, error_type(record)) == (TaskStatus.FAILED, "RanTooLong")
         assert "0.05 s" in (record.status_message or "")
-        with anyio.fail_after(5):
-            await stopped.wait()
+        await happens(stopped)
 
 
 @pytest.mark.parametrize("policy", [ONCE, QUICKLY], ids=["cancelled", "too long"])
@@ -326,8 +325,7 @@ async def test_nothing_that_comes_after_the_cancellation_counts(raises: bool) ->
         task = await started(runtime)
         cancelled = await cancel(runtime, task)
         go_on.set()
-        with anyio.fail_after(5):
-            await returned.wait()
+        await happens(returned)
         await settle()
         assert await as_of_now(runtime, task) == cancelled
 
@@ -342,8 +340,7 @@ async def test_a_task_that_is_removed_under_its_run_stops_it() -> None:
     async with running(body, look_interval=timedelta(milliseconds=5)) as runtime:
         task = await until(runtime, await launch(runtime), lambda record: record.progress is not None)
         await runtime.discard(task)
-        with anyio.fail_after(5):
-            await stopped.wait()
+        await happens(stopped)
 
 
 # When the store is away

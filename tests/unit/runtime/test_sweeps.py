@@ -37,6 +37,7 @@ from tests.unit.running import (
     MeddledStore,
     Seconds,
     Tool,
+    all_end,
     asks,
     at_once,
     cancel,
@@ -205,8 +206,7 @@ async def test_a_process_that_only_serves_keeps_house_and_claims_nothing() -> No
             record = await as_of_now(server, task)
             assert (record.worker, record.is_final) == (None, False)
         async with running(TOOLS, clock=clock, store=store) as worker:
-            for task in (waiting, again):
-                assert (await until_final(worker, task)).status is TaskStatus.COMPLETED
+            await all_end(worker, waiting, again)
 
 
 # Too old
