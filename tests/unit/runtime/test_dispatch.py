@@ -34,6 +34,7 @@ from tests.unit.losing import as_of_now, sweep_for
 from tests.unit.running import (
     CLIENT,
     HOUR,
+    ONCE,
     PARKS,
     RERUN,
     SECOND,
@@ -157,28 +158,20 @@ async def test_no_more_runs_of_a_tool_are_at_work_than_its_limit_over_all_proces
 # Queues and tools
 
 
-async def test_a_queue_is_run_by_the_workers_that_serve_it(fleet: Fleet) -> None:
-    tools = {"tool": Tool(fleet.body), "train": Tool(fleet.body, ToolPolicy(queue="gpu"))}
+@pytest.mark.parametrize("by", ["queue", "tool"])
+async def test_a_task_goes_to_a_worker_that_serves_its_queue_and_has_its_tool(fleet: Fleet, by: str) -> None:
+    tools = {"tool": Tool(fleet.body), "other": Tool(fleet.body, ToolPolicy(queue="gpu") if by == "queue" else ONCE)}
+    lacks = fleet.worker(tools, queues=["default"]) if by == "queue" else fleet.worker({"tool": tools["tool"]})
+    has = fleet.worker(tools, queues=["gpu"]) if by == "queue" else fleet.worker(tools)
     fleet.gate.set()
-    async with fleet.front(tools) as server, fleet.worker(tools, queues=["default"]) as plain:
-        train, task = await start(server, "train"), await start(server)
+    async with fleet.front(tools) as server, lacks as plain:
+        others, task = [await start(server, "other") for _ in range(20)], await start(server)
         await all_end(server, task)
         await plain.janitor.sweep()
-        await settle(50)
-        assert fleet.started == [task.id]
-        async with fleet.worker(tools, queues=["gpu"]):
-            await all_end(server, train)
-
-
-async def test_a_task_goes_to_a_worker_that_has_its_tool(fleet: Fleet) -> None:
-    everything = {"tool": Tool(fleet.body), "new": Tool(fleet.body)}
-    fleet.gate.set()
-    async with fleet.front(everything) as server, fleet.worker({"tool": everything["tool"]}):
-        tasks = [await start(server, "new") for _ in range(20)]
         await settle(100)
-        assert fleet.started == []
-        async with fleet.worker(everything):
-            await all_end(server, *tasks)
+        assert fleet.started == [task.id]
+        async with has:
+            await all_end(server, *others)
     assert set(fleet.broker.submitted.values()) == {1}
 
 
@@ -470,12 +463,7 @@ async def test_a_run_hears_of_a_change_that_came_before_one_that_failed() -> Non
             raise StoreUnavailable("the disk is full")
 
     store.before["save"] = fails_late
-    async with (
-        running(never_ending, store=store, look_interval=HOUR) as runtime,
-        running(never_ending, store=store, runs_tools=False) as other,
-    ):
-        task = await start(runtime)
-        await settle()
+    async with one_run(store) as (runtime, task), running(never_ending, store=store, runs_tools=False) as other:
         cancelling = asyncio.create_task(cancel(runtime, task))
         await hold.came.wait()
         await cancel(other, task)
@@ -483,7 +471,7 @@ async def test_a_run_hears_of_a_change_that_came_before_one_that_failed() -> Non
         assert runtime.runs()
         hold.goes_on.set()
         await eventually(lambda: not runtime.runs())
-        assert isinstance(await asyncio.gather(cancelling, return_exceptions=True), list)
+        await asyncio.gather(cancelling, return_exceptions=True)
 
 
 async def test_a_run_hears_of_a_change_that_came_after_one_of_its_own_that_it_has_not_been_told_of() -> None:
@@ -494,18 +482,12 @@ async def test_a_run_hears_of_a_change_that_came_after_one_of_its_own_that_it_ha
         return await telling(stopped)(run)
 
     store.after["save"] = hold
-    async with (
-        running(reporting, store=store, look_interval=HOUR, progress_interval=timedelta(milliseconds=1)) as runtime,
-        running(never_ending, store=store, runs_tools=False) as other,
-    ):
+    async with one_run(store, reporting) as (_, task), running(at_once, store=store, runs_tools=False) as other:
+        await happens(hold.came)
+        await cancel(other, await as_of_now(other, task))
         await settle()
-        task = await start(runtime)
-        with anyio.fail_after(5):
-            await hold.came.wait()
-            await cancel(other, await as_of_now(other, task))
-            await settle()
-            hold.goes_on.set()
-            await stopped.wait()
+        hold.goes_on.set()
+        await happens(stopped)
 
 
 # What goes wrong

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -82,19 +82,19 @@ async def cancelled(runtime: TaskRuntime, retention: timedelta = HOUR) -> TaskRe
 
 
 @pytest.mark.parametrize(
-    ("failure", "verb", "said"),
+    ("failure", "times", "verb", "said"),
     [
-        (StoreUnavailable("the disk is full"), "save", "the task store does not take requests"),
-        (RuntimeError("a defect"), "workers", "a sweep failed"),
+        (StoreUnavailable("the disk is full"), 3, "save", "the task store does not take requests"),
+        (RuntimeError("a defect"), 1, "workers", "a sweep failed"),
     ],
 )
-async def test_a_sweep_that_fails_comes_again_and_is_spoken_of_once(
-    failure: Exception, verb: str, said: str, caplog: pytest.LogCaptureFixture
+async def test_a_sweep_that_fails_comes_again_and_an_outage_is_spoken_of_once(
+    failure: Exception, times: int, verb: str, said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = MeddledStore()
     async with process(at_once, store=store, policy=RERUN, **PACE) as runtime:
         task = await claimed_by(runtime, GONE)
-        store.refuse(failure, verb, times=1, when=lambda record, _: verb != "save" or record.worker is None)
+        store.refuse(failure, verb, times=times, when=lambda record, _: verb != "save" or record.worker is None)
         assert (await until_final(runtime, task, 60)).attempt == 2
     assert caplog.text.count(said) == 1
 
@@ -147,7 +147,7 @@ async def test_a_start_does_not_wait_for_expired_tasks_and_sweeps_remove_so_many
 ) -> None:
     per_sweep = 3 * SLICE
     monkeypatch.setattr(sweeps, "PER_SWEEP", per_sweep)
-    clock, store, removed = FakeClock(), MeddledStore(), [0]
+    clock, store, removed, seen = FakeClock(), MeddledStore(), [0], list[int]()
     count = 2 * per_sweep + SLICE
     async with running(at_once, clock=clock, store=store, runs_tools=False) as earlier:
         for _ in range(count):
@@ -162,7 +162,7 @@ async def test_a_start_does_not_wait_for_expired_tasks_and_sweeps_remove_so_many
             seen.append(removed[-1])
             await time_passes(0.0001)
 
-    store.after["forget_expired"], seen = counted, list[int]()
+    store.after["forget_expired"] = counted
     async with running(at_once, clock=clock, store=store) as runtime, anyio.create_task_group() as group:
         assert removed == [0]
         group.start_soon(look_on)
@@ -222,21 +222,15 @@ async def test_a_task_that_is_too_old_is_ended_whatever_goes_wrong_with_another(
     async with running(at_once, store=store, runs_tools=False, clock=clock, limits=Limits(task_age=MONTH)) as runtime:
         bad, old = await create(runtime), await create(runtime)
         clock.advance(MONTH)
-        refusals: dict[str, TasksError] = {task.id: StoreUnavailable("the disk is full") for task in (bad, old)}
-
-        async def refuse(record: TaskRecord, **options: Any) -> None:
-            if record.id in refusals:
-                raise refusals[record.id]
-
-        store.before["save"] = refuse
-        for broken in ({bad.id: failure}, {}):
-            with pytest.raises(StoreUnavailable) if len(refusals) == 2 else nullcontext():
-                await runtime.janitor.ageing.look()
-            assert not (await as_of_now(runtime, bad)).is_final
-            refusals = broken
+        store.go_away("save")
+        with pytest.raises(StoreUnavailable):
             await runtime.janitor.ageing.look()
-            assert (await as_of_now(runtime, old)).status is TaskStatus.FAILED
-        assert (await as_of_now(runtime, bad)).status is TaskStatus.FAILED
+        store.refuse(failure, "save", when=lambda record, _: record.id == bad.id)
+        await runtime.janitor.ageing.look()
+        assert [(await as_of_now(runtime, task)).is_final for task in (bad, old)] == [False, True]
+        store.before.clear()
+        await runtime.janitor.ageing.look()
+        assert [(await as_of_now(runtime, task)).status for task in (bad, old)] == [TaskStatus.FAILED] * 2
     assert ("too odd" in caplog.text) is is_said
 
 
@@ -292,15 +286,11 @@ async def start(runtime: TaskRuntime) -> str:
 @pytest.mark.slow
 async def test_a_queue_behind_a_busy_fleet_is_not_submitted_again_and_again() -> None:
     store, engines = MeddledStore(), [CountingEngine(5), CountingEngine(5)]
-    async with (
-        process(never_ending, store=store, engine=engines[0], **PACE) as one,
-        process(never_ending, store=store, engine=engines[1], **PACE) as other,
-    ):
-        for runtime in (one, other):
-            for _ in range(5):
+    one, other = [process(never_ending, store=store, engine=engine, **PACE) for engine in engines]
+    async with one as one, other as other:
+        for runtime, count in ((one, 5), (other, 5), (one, 120)):
+            for _ in range(count):
                 await start(runtime)
-        for _ in range(120):
-            await start(one)
         before = store.calls["queued"]
         await time_passes(5)
         assert [engine.submits for engine in engines] == [{"new": 120}, {}]
