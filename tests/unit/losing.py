@@ -39,13 +39,11 @@ async def queued(runtime: TaskRuntime, tool: str = "tool", *, lost: int = 0) -> 
 
 
 async def lose(runtime: TaskRuntime, task: TaskRecord) -> TaskRecord:
-    """The process that has the task's run dies."""
     record = await as_of_now(runtime, task)
     return await runtime.changes.change(record, RunLost(attempt=record.attempt), actor=ANOTHER)
 
 
 async def as_of_now(runtime: TaskRuntime, task: TaskRecord) -> TaskRecord:
-    """The task as it is now."""
     record = await runtime.store.get(task.id)
     assert record is not None
     return record

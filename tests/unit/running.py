@@ -299,7 +299,6 @@ async def twice(body: Body, **options: Any) -> Finished:
 
 
 async def all_end(runtime: TaskRuntime, *tasks: TaskRecord) -> None:
-    """All these tasks complete."""
     for task in tasks:
         assert (await until_final(runtime, task)).status is TaskStatus.COMPLETED
 

@@ -55,7 +55,6 @@ QUESTION = InputRequest(method="elicitation/create", params={"message": "Sure?"}
 
 
 def after(*events: Event, record: TaskRecord | None = None) -> TaskRecord:
-    """A new task after these events."""
     record = record or make_record()
     for event in events:
         record = apply(record, event, NOON)

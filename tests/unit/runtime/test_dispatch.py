@@ -94,7 +94,6 @@ class Fleet:
     def front(
         self, tools: Mapping[str, Tool] | Body = at_once, **options: Any
     ) -> AbstractAsyncContextManager[TaskRuntime]:
-        """A process that serves, and runs nothing."""
         return self.worker(tools, runs_tools=False, **options)
 
     async def body(self, run: Run) -> Ending:
@@ -495,7 +494,6 @@ async def test_a_run_hears_of_a_change_that_came_after_one_of_its_own_that_it_ha
 
 @asynccontextmanager
 async def one_run(store: MemoryStore, body: Body = never_ending, **options: Any) -> AsyncGenerator[tuple[Any, ...]]:
-    """A process with one run, that looks at the store by itself once an hour."""
     async with running(body, store=store, **{"look_interval": HOUR, **options}) as runtime:
         task = await start(runtime)
         await eventually(lambda: runtime.has(task.id))

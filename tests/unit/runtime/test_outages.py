@@ -474,7 +474,6 @@ async def fails_in_a_group(run: Run) -> None:
 
 
 async def cancels_the_other(run: Run) -> None:
-    """The same without a group."""
     other = asyncio.ensure_future(run.step("other", after_a_moment))
     await run.step("fails", nothing)
     other.cancel()

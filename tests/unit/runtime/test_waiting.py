@@ -669,13 +669,15 @@ async def test_a_sleep_that_says_nothing_sensible_is_refused(arguments: dict[str
 
 @pytest.mark.parametrize("key", [None, "sure"])
 async def test_outside_a_task_a_sleep_is_a_sleep_and_a_question_is_asked_as_it_is(key: str | None) -> None:
+    context = current_task()
+    assert (context.id, context.owner, context.attempt, context.cancelled) == (None, None, 1, False)
     with anyio.fail_after(5):
-        await current_task().sleep(timedelta(milliseconds=1))
-        await current_task().sleep(until=NOON)
-        assert await current_task().ask(asyncio.sleep(0, "yes"), key=key) == "yes"
-        assert await current_task().ask(asyncio.sleep(0, "yes"), key=key, timeout=HOUR) == "yes"
+        await context.sleep(timedelta(milliseconds=1))
+        await context.sleep(until=NOON)
+        for timeout in (None, HOUR):
+            assert await context.ask(asyncio.sleep(0, "yes"), key=key, timeout=timeout) == "yes"
         with pytest.raises(QuestionTimedOut) as caught:
-            await current_task().ask(anyio.sleep_forever(), timeout=timedelta(milliseconds=1))
+            await context.ask(anyio.sleep_forever(), timeout=timedelta(milliseconds=1))
     assert isinstance(caught.value, TimeoutError)
 
 
@@ -686,8 +688,3 @@ async def test_what_is_no_question_or_no_time_limit_is_refused() -> None:
     seconds: Any = 60
     with pytest.raises(UsageError, match="timeout must be a timedelta"):
         await current_task().ask(asyncio.sleep(0), timeout=seconds)
-
-
-def test_outside_a_task_there_is_a_context_too() -> None:
-    context = current_task()
-    assert (context.id, context.owner, context.attempt, context.cancelled) == (None, None, 1, False)
