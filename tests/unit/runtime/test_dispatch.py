@@ -211,13 +211,11 @@ async def until_submitted(broker: Broker, task: TaskRecord, times: int) -> None:
 
 
 @asynccontextmanager
-async def handed_back(**options: Any) -> AsyncGenerator[tuple[MeddledStore, Broker, TaskRuntime, TaskRecord]]:
-    """A process that serves, and a task that it has submitted once and that is to be handed out again."""
+async def submitted(**options: Any) -> AsyncGenerator[tuple[MeddledStore, Broker, TaskRuntime, TaskRecord]]:
+    """A process that serves, and a task that it has submitted once and that was lost on its way."""
     store, broker = MeddledStore(), Broker(copies=0)
     async with running(at_once, store=store, engine=carrying_engine(broker), runs_tools=False, **options) as runtime:
-        task = await start(runtime)
-        await store.hand_back(task.id)
-        yield store, broker, runtime, task
+        yield store, broker, runtime, await start(runtime)
 
 
 async def test_what_is_queued_anew_is_handed_out_again(fleet: Fleet) -> None:
@@ -265,7 +263,8 @@ async def test_tasks_that_nobody_handed_out_are_found_by_a_process_that_starts(f
 async def test_when_handing_out_fails_it_is_said_and_the_next_time_succeeds(
     failure: Exception, said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with handed_back() as (store, broker, runtime, task):
+    async with submitted() as (store, broker, runtime, task):
+        await store.hand_back(task.id)
         store.refuse(failure)
         runtime.dispatch.look()
         await eventually(lambda: said in caplog.text)
@@ -276,7 +275,8 @@ async def test_when_handing_out_fails_it_is_said_and_the_next_time_succeeds(
 
 async def test_tasks_of_a_hand_out_without_an_answer_wait_for_one_lease_at_most() -> None:
     monotonic, lease = Seconds(), 15 * SECOND
-    async with handed_back(monotonic=monotonic, lease_duration=lease) as (store, broker, runtime, task):
+    async with submitted(monotonic=monotonic, lease_duration=lease) as (store, broker, runtime, task):
+        await store.hand_back(task.id)
 
         async def lose(ready: Sequence[Ready], *args: Any, **given: Any) -> None:
             if ready:
@@ -293,7 +293,7 @@ async def test_tasks_of_a_hand_out_without_an_answer_wait_for_one_lease_at_most(
 
 
 async def test_a_task_that_was_turned_away_is_handed_out_again() -> None:
-    async with handed_back() as (store, broker, runtime, task):
+    async with submitted() as (store, broker, runtime, task):
         store.go_away()
         await runtime.dispatch.resubmit(task.id)
         store.before.clear()
@@ -306,7 +306,7 @@ async def test_a_task_that_has_slept_and_finds_too_many_at_work_is_carried_again
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(dispatch, "TRY_AGAIN", timedelta(0))
-    async with handed_back() as (_, broker, runtime, task):
+    async with submitted() as (_, broker, runtime, task):
         await runtime.dispatch.refused(replace(task, wake_at=runtime.now()))
         await until_submitted(broker, task, 2)
 
