@@ -87,8 +87,8 @@ def test_messages_of_ours_are_kept_and_printable(log: io.StringIO) -> None:
             raise KeyError(SECRET)
         except KeyError as exc:
             raise StoreUnavailable("full\x1b[2J\nCRITICAL: forged") from exc
-    except StoreUnavailable:
-        get_logger("mcp_tasks.test").error("it failed", exc_info=quietly())
+    except StoreUnavailable as exc:
+        get_logger("mcp_tasks.test").error("it failed", exc_info=quietly(exc))
     assert log.getvalue().endswith("StoreUnavailable: full\\x1b[2J\\nCRITICAL: forged\n")
     assert "KeyError: (its message is not logged)" in log.getvalue()
     assert SECRET not in log.getvalue()

@@ -549,7 +549,8 @@ async def test_a_change_that_cannot_be_looked_at_now_is_found_by_a_later_look(
         await eventually(lambda: any(line in caplog.text for line in said))
         store.before.clear()
         await store.delete(task.id, expected=task.version, now=runtime.now())
-        await runtime.lookout.look()
+        if how != "by a look":
+            await runtime.lookout.look()
         await eventually(lambda: not runtime.runs())
 
 
