@@ -84,23 +84,6 @@ class World:
         options = {"lease_duration": timedelta(minutes=5), "monotonic": loop_time, "uptime": loop_time} | options
         self.runtime: TaskRuntime = make_runtime(tools, store=wrap(self.store), **options)
 
-    def go_away(self) -> None:
-        self.store.refuse(StoreUnavailable("the store is away"))
-
-    def come_back(self) -> None:
-        self.store.before.clear()
-
-    def lose(self, answers: int) -> None:
-        """Carry out that many creations without an answer."""
-
-        async def lose(*args: Any, **options: Any) -> None:
-            nonlocal answers
-            if answers:
-                answers -= 1
-                raise StoreUnavailable("the answer is lost", may_have_happened=True)
-
-        self.store.after["create"] = lose
-
     async def _parent(self, run: Run) -> Ending:
         self.parent = run.record.id
         self.entered.set()
@@ -126,7 +109,7 @@ class World:
         self.act = when_ready
         task = await launch(self.runtime, "parent")
         await self.entered.wait()
-        self.go_away()
+        self.store.go_away()
         ready.set()
         await time_passes(AWAY)
         return task
@@ -139,7 +122,7 @@ async def world(**options: Any) -> AsyncGenerator[World]:
     try:
         yield world
     finally:
-        world.come_back()
+        world.store.before.clear()
         await world.runtime.stop()
 
 
@@ -172,18 +155,18 @@ async def test_a_tool_waits_for_the_store(what: str, wraps: bool) -> None:
         await until_final(here.runtime, other)
         task = await here.run(lambda: ACTS[what](here, other))
         assert here.gave == []
-        here.come_back()
+        here.store.before.clear()
         assert (await until_final(here.runtime, task, limit=60)).result == {"value": "ok"}
         assert here.gave != [None]
 
 
 async def test_code_outside_of_tools_is_told_at_once_also_if_a_tool_waits_for_the_same_look() -> None:
     async with world(limits=Limits(open_tasks=100)) as here:
-        here.go_away()
+        here.store.go_away()
         for act in (here.start_child, lambda: here.runtime.find("task"), lambda: here.runtime.list(EVERYBODY)):
             with anyio.fail_after(1), pytest.raises(StoreUnavailable):
                 await act()
-        here.come_back()
+        here.store.before.clear()
         await here.run(here.start_child)
         with anyio.fail_after(1), pytest.raises(StoreUnavailable):
             await here.start_child()
@@ -193,13 +176,18 @@ async def test_code_outside_of_tools_is_told_at_once_also_if_a_tool_waits_for_th
 async def test_a_child_whose_creation_was_not_acknowledged_is_one_task_and_runs_once(lost: int) -> None:
     async with world() as here:
 
+        async def lose(*args: Any, **options: Any) -> None:
+            if here.store.calls["create"] <= 1 + lost:
+                raise StoreUnavailable("the answer is lost", may_have_happened=True)
+
         async def act() -> TaskRecord:
-            here.lose(lost)
+            here.store.after["create"] = lose
             return await here.start_child()
 
         here.act = act
         task = await launch(here.runtime, "parent")
-        await until_so(lambda: here.store.calls["create"] > 1)
+        while here.store.calls["create"] <= 1:
+            await time_passes(0.01)
         for _ in range(2):
             # It is not taken for one that nothing runs.
             await here.runtime.janitor.recovery.release_orphans()
@@ -208,12 +196,6 @@ async def test_a_child_whose_creation_was_not_acknowledged_is_one_task_and_runs_
         assert [child.id for child in children] == [here.gave[0].id]
         assert (await until_final(here.runtime, children[0])).result == {"value": "ok"}
         assert here.children == 1
-
-
-async def until_so(condition: Callable[[], bool]) -> None:
-    with anyio.fail_after(60):
-        while not condition():
-            await time_passes(0.01)
 
 
 @pytest.mark.parametrize("what", ["start", "find"])
@@ -273,7 +255,7 @@ async def test_a_process_that_stops_does_not_wait_until_a_run_would_write_again(
                 await current_task().step("step", partial(asyncio.sleep, 0))
 
         task = await here.run(act)
-        here.come_back()
+        here.store.before.clear()
         began = loop_time()
         await here.runtime.stop()
         assert loop_time() - began < 0.5
@@ -333,10 +315,10 @@ async def test_an_outage_is_logged_once_and_again_when_it_had_been_over(caplog: 
             # It works for a moment, as one does that is full, or overloaded.
             await look(UnknownTask)
             await time_passes(seconds)
-            here.go_away()
+            here.store.go_away()
             await look(StoreUnavailable, 100)
             assert logged() == said
-            here.come_back()
+            here.store.before.clear()
 
 
 # Writes whose answer is lost
