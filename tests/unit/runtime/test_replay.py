@@ -473,29 +473,6 @@ async def test_without_another_version_no_version_is_named(number: str | None) -
         assert "version" not in error(await until_final(runtime, task))[1]
 
 
-# Timers and children
-
-
-async def test_a_sleep_is_slept_again_by_a_version_that_starts_over() -> None:
-    store = MemoryStore()
-    ends: list[str] = []
-
-    async def sleeps(run: Run) -> Ending:
-        await run.sleep(HOUR)
-        ends.append("slept")
-        return ok()
-
-    async with version(store, sleeps, "1") as runtime:
-        task = await until(runtime, await launch(runtime), lambda record: record.wake_at is not None)
-    assert task.wake_at is not None
-    later = task.wake_at + SECOND
-    async with version(store, sleeps, "2", "restart", clock=lambda: later) as runtime:
-        await runtime.janitor.sweep()
-        again = await until(runtime, task, lambda record: record.attempt == 2 and record.wake_at is not None)
-        assert again.wake_at == later + HOUR
-    assert ends == []
-
-
 async def test_a_version_that_starts_over_has_children_of_its_own() -> None:
     store, keys = MemoryStore(), list[str]()
 

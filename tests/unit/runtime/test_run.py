@@ -21,7 +21,6 @@ from mcp_tasks.model.json import LARGE, LONGEST_MESSAGE
 from mcp_tasks.model.limits import Limits
 from mcp_tasks.runtime import AskedOnCall, Body, Ending, Failure, Run, Success, ToolPolicy, current_task
 from mcp_tasks.runtime.run import AT_ONCE, LONGEST
-from mcp_tasks.stores import MemoryStore
 from tests.unit.losing import as_of_now
 from tests.unit.running import (
     ONCE,
@@ -217,15 +216,6 @@ def test_a_limit_that_is_not_a_number_of_bytes_is_refused(size: Any) -> None:
         Limits(result_bytes=size)
 
 
-async def test_a_body_knows_its_task_and_the_number_of_its_run() -> None:
-    async def body(run: Run) -> Ending:
-        context = current_task()
-        return ok([context.id, context.owner, context.attempt, context.cancelled])
-
-    task = await ended(body)
-    assert task.result == {"value": [task.id, None, 1, False]}
-
-
 async def test_a_run_that_has_ended_is_freed_at_once_and_not_by_the_garbage_collector() -> None:
     runs: list[weakref.ref[Run]] = []
 
@@ -257,14 +247,6 @@ async def test_what_is_done_beside_a_tool_and_fails_is_said(caplog: pytest.LogCa
 
 
 # How it is stopped
-
-
-async def test_a_cancellation_reaches_an_async_body_where_it_awaits_from_any_process() -> None:
-    store, stopped = MemoryStore(), anyio.Event()
-    async with running(telling(stopped), store=store) as one, running(at_once, store=store, runs_tools=False) as other:
-        record = await cancel(other, await started(one))
-        assert (record.status, record.status_message) == (TaskStatus.CANCELLED, "enough")
-        await happens(stopped)
 
 
 async def test_an_async_body_that_runs_too_long_is_stopped_and_the_task_says_so() -> None:
@@ -328,19 +310,6 @@ async def test_nothing_that_comes_after_the_cancellation_counts(raises: bool) ->
         await happens(returned)
         await settle()
         assert await as_of_now(runtime, task) == cancelled
-
-
-async def test_a_task_that_is_removed_under_its_run_stops_it() -> None:
-    stopped = anyio.Event()
-
-    async def body(run: Run) -> Ending:
-        await run.report(Progress(progress=1))
-        return await telling(stopped)(run)
-
-    async with running(body, look_interval=timedelta(milliseconds=5)) as runtime:
-        task = await until(runtime, await launch(runtime), lambda record: record.progress is not None)
-        await runtime.discard(task)
-        await happens(stopped)
 
 
 # When the store is away
