@@ -188,13 +188,14 @@ def test_what_an_older_run_or_one_that_gave_the_task_up_says_is_refused() -> Non
         after(said[0], record=released)
 
 
-def test_asking_nothing_or_with_a_key_that_was_used_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("keys", "why"),
+    [("", "nothing to ask"), *((keys, f"already used: {keys[-1]}") for keys in ("a", "b", "ca", "cb"))],
+)
+def test_asking_nothing_or_with_a_key_that_was_used_is_refused(keys: str, why: str) -> None:
     answered = after(InputAnswered(keys={"a"}), record=asking("a", "b"))
-    refused = [({}, "nothing to ask")]
-    refused += [(dict.fromkeys(keys, QUESTION), f"already used: {keys[-1]}") for keys in ("a", "b", "ca", "cb")]
-    for requests, why in refused:
-        with pytest.raises(TransitionRefused, match=why):
-            after(InputRequested(attempt=1, requests=requests), record=answered)
+    with pytest.raises(TransitionRefused, match=why):
+        after(InputRequested(attempt=1, requests=dict.fromkeys(keys, QUESTION)), record=answered)
 
 
 def test_questions_make_a_task_input_required_until_the_last_answer() -> None:
