@@ -472,3 +472,9 @@ def test_only_so_many_tasks_are_remembered_that_gave_trouble(monkeypatch: pytest
     noted = Troubles()
     tasks = ("one", "two", "one", "three", "one", "two")
     assert [noted.note(task, ValueError("odd")) for task in tasks] == [1, 1, 2, 1, 3, 1]
+
+
+def test_a_change_of_no_task_is_none() -> None:
+    change = TaskChange(before=None, event=TaskCreated(), after=None, actor=CLIENT)
+    with pytest.raises(ValueError, match="a change is one of some task"):
+        _ = change.task

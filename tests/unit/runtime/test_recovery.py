@@ -350,6 +350,25 @@ def once(meanwhile: Callable[[], Awaitable[None]], store: MeddledStore, verb: st
     return happens
 
 
+async def test_a_task_that_another_process_recovered_and_runs_is_not_taken_from_it() -> None:
+    store = MeddledStore()
+    async with (
+        running(never_ending, store=store, policy=RERUN) as one,
+        running(never_ending, store=store, policy=RERUN) as other,
+    ):
+        task = await claimed_by(one, GONE)
+
+        async def other_is_first() -> None:
+            await other.janitor.sweep()
+            await until(other, task, lambda record: record.worker == other.worker)
+
+        store.before["get"] = once(other_is_first, store, "get")
+        await one.janitor.sweep()
+        await settle()
+        record = await as_of_now(one, task)
+        assert (record.worker, record.attempt) == (other.worker, 2)
+
+
 @pytest.mark.parametrize("claims_again", [True, False], ids=["claims another time", "writes first"])
 async def test_a_silent_worker_that_is_back_keeps_its_run(claims_again: bool) -> None:
     store = MeddledStore()
@@ -511,9 +530,6 @@ SUSPECT = ToolPolicy(rerun=True, max_lost_runs=2)
 
 async def _nothing() -> None:
     pass
-
-
-# Losing runs
 
 
 @pytest.mark.parametrize(

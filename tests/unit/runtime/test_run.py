@@ -216,6 +216,15 @@ def test_a_limit_that_is_not_a_number_of_bytes_is_refused(size: Any) -> None:
         Limits(result_bytes=size)
 
 
+async def test_a_body_knows_its_task_and_the_number_of_its_run() -> None:
+    async def body(run: Run) -> Ending:
+        context = current_task()
+        return ok([context.id, context.owner, context.attempt, context.cancelled])
+
+    task = await ended(body)
+    assert task.result == {"value": [task.id, None, 1, False]}
+
+
 async def test_a_run_that_has_ended_is_freed_at_once_and_not_by_the_garbage_collector() -> None:
     runs: list[weakref.ref[Run]] = []
 

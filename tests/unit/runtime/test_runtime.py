@@ -209,7 +209,6 @@ async def asks_on_call(run: Run) -> Ending:
     return await asks(run)
 
 
-# The call and the tool
 async def test_a_tool_asks_on_the_call_while_its_task_is_not_announced() -> None:
     async with running(asks_on_call) as runtime:
         launched = await start(runtime, announced=False)
