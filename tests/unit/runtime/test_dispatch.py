@@ -60,6 +60,7 @@ from tests.unit.running import (
     until,
     until_asking,
     until_final,
+    until_parked,
 )
 
 pytestmark = pytest.mark.anyio
@@ -154,9 +155,26 @@ async def test_no_more_runs_of_a_tool_are_at_work_than_its_limit_over_all_proces
     assert fleet.most_at_work == 1
 
 
+async def test_a_suspended_run_that_goes_on_comes_before_tasks_that_have_not_begun(fleet: Fleet) -> None:
+    async def asks_first(run: Run) -> Ending:
+        await asks(run)
+        return await fleet.body(run)
+
+    tools = {"asks": Tool(asks_first, PARKS), "works": Tool(fleet.body, ToolPolicy(priority=9))}
+    async with fleet.worker(tools, concurrency=10, max_at_work_per_owner=1) as runtime:
+        first = await start(runtime, "asks")
+        await until_parked(runtime, first, "elicitation-1")
+        new = [await start(runtime, "works") for _ in range(4)]
+        await until(runtime, new[0], lambda task: task.worker is not None)
+        await answer(runtime, first, elicitation_1="yes")
+        await until(runtime, first, lambda task: task.pause == "resuming")
+        assert len(fleet.started) == 1, "the limit is reached"
+        fleet.gate.set()
+        await all_end(runtime, first, *new)
+    assert fleet.started.index(first.id) == 1
+
+
 # Queues and tools
-
-
 @pytest.mark.parametrize("by", ["queue", "tool"])
 async def test_a_task_goes_to_a_worker_that_serves_its_queue_and_has_its_tool(fleet: Fleet, by: str) -> None:
     tools = {"tool": Tool(fleet.body), "other": Tool(fleet.body, ToolPolicy(queue="gpu") if by == "queue" else ONCE)}
