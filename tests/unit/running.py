@@ -213,6 +213,11 @@ async def create(
     return await runtime.changes.create(record, request, actor=Actor("client", owner))
 
 
+async def start(runtime: TaskRuntime, tool: str = "tool", *, owner: str | None = None, **options: Any) -> TaskRecord:
+    """A new task, made and maybe run as for a request."""
+    return await runtime.launch(TaskRequest(name=tool, arguments={}), owner=owner, retention=None, **options)
+
+
 async def launch(
     runtime: TaskRuntime, tool: str = "tool", *, retention: timedelta | None = None, **arguments: Any
 ) -> TaskRecord:

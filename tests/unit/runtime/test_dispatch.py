@@ -56,6 +56,7 @@ from tests.unit.running import (
     opened_by,
     running,
     settle,
+    start,
     telling,
     until,
     until_asking,
@@ -119,10 +120,6 @@ class Fleet:
 @pytest.fixture
 def fleet() -> Fleet:
     return Fleet()
-
-
-async def start(runtime: TaskRuntime, name: str = "tool", owner: str | None = None) -> TaskRecord:
-    return await runtime.launch(TaskRequest(name=name, arguments={}), owner=owner, retention=None)
 
 
 async def test_only_a_share_of_one_owners_tasks_is_handed_out_and_one_of_another_does_not_wait(fleet: Fleet) -> None:

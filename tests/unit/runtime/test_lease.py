@@ -34,7 +34,6 @@ from tests.unit.running import (
     CLIENT,
     HOUR,
     ONCE,
-    REQUEST,
     RERUN,
     DeafStore,
     Held,
@@ -52,6 +51,7 @@ from tests.unit.running import (
     question,
     running,
     settle,
+    start,
     started,
     until,
     until_final,
@@ -368,7 +368,7 @@ async def test_a_process_without_a_lease_claims_nothing_until_it_has_one_again()
     async with process(at_once, net, ONCE) as one:
         net.cut.add(one.worker)
         await time_passes(LEASE)
-        task = await one.launch(REQUEST, owner=None, retention=None)
+        task = await start(one)
         await time_passes(LEASE)
         assert (await as_of_now(one, task)).attempt == 0
         net.cut.clear()

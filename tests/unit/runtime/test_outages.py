@@ -35,7 +35,6 @@ from tests.unit.running import (
     HOUR,
     ONCE,
     PARKS,
-    REQUEST,
     RERUN,
     SECOND,
     MeddledStore,
@@ -53,6 +52,7 @@ from tests.unit.running import (
     ok,
     question,
     running,
+    start,
     started,
     until_asking,
     until_final,
@@ -532,7 +532,7 @@ async def test_a_claim_that_arrives_after_a_limit_refused_its_repeat_is_released
     store.before["save"] = delay
     async with running(body, store=store, policy=ToolPolicy(max_at_work=1)) as runtime:
         for task_id in ("first", "second"):
-            task = await runtime.launch(REQUEST, owner=None, retention=None, task_id=task_id)
+            task = await start(runtime, task_id=task_id)
         await time_passes(2)
         assert (await late[0]()).worker == runtime.worker
         await runtime.janitor.sweep()
@@ -546,7 +546,7 @@ async def test_a_task_whose_creation_was_not_answered_runs_once_the_store_is_bac
     store = LossyStore(lambda record: record.version == 2)
     async with running(attempt, store=store, policy=ONCE) as runtime:
         with pytest.raises(StoreUnavailable) as lost:
-            await runtime.launch(REQUEST, owner=None, retention=None, task_id="task")
+            await start(runtime, task_id="task")
         assert lost.value.may_have_happened
         await time_passes(OUTAGE)
         await (runtime.janitor.take_up() if lease_lost else runtime.janitor.sweep())

@@ -28,7 +28,7 @@ from mcp_tasks.errors import (
 )
 from mcp_tasks.model import TaskRecord, TaskStatus
 from mcp_tasks.model.limits import Limits
-from mcp_tasks.runtime import AskedOnCall, Ending, Run, TaskRuntime
+from mcp_tasks.runtime import AskedOnCall, Ending, Run
 from mcp_tasks.runtime.changes import MAX_ID_LENGTH
 from mcp_tasks.runtime.launch import new_task_id
 from mcp_tasks.runtime.operator import Operator
@@ -44,7 +44,6 @@ from tests.unit.running import (
     HOUR,
     ONCE,
     PARKS,
-    REQUEST,
     RERUN,
     SECOND,
     Held,
@@ -68,6 +67,7 @@ from tests.unit.running import (
     opened_by,
     running,
     settle,
+    start,
     started,
     until,
     until_asking,
@@ -197,10 +197,6 @@ async def test_a_listing_shows_neither_what_has_expired_nor_what_is_of_another_s
 # Making tasks: the call and the tool
 
 QUESTION = {"inputRequests": {"name": {"method": "elicitation/create"}}}
-
-
-async def start(runtime: TaskRuntime, owner: str | None = None, **options: Any) -> TaskRecord:
-    return await runtime.launch(REQUEST, owner=owner, retention=None, **options)
 
 
 async def asks_on_call(run: Run) -> Ending:
@@ -373,11 +369,10 @@ async def test_results_that_are_being_written_take_room_but_never_twice(room: in
     tools = {name: Tool(body) for name in sizes}
     limits, monotonic = Limits(owner_stored_bytes=room), Seconds()
     async with running(tools, store=store, limits=limits, monotonic=monotonic) as runtime:
-        first, second = [replace(REQUEST, name=name) for name in sizes]
-        first = await runtime.launch(first, owner="ann", retention=None)
+        first = await start(runtime, "first", owner="ann")
         await hold.came.wait()
         monotonic.advance(HOUR)
-        second = await runtime.launch(second, owner="ann", retention=None)
+        second = await start(runtime, "second", owner="ann")
         await settle()
         is_early = (await as_of_now(runtime, second)).is_final
         hold.goes_on.set()

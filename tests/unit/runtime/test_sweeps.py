@@ -49,6 +49,7 @@ from tests.unit.running import (
     opened_by,
     running,
     settle,
+    start,
     until,
     until_asking,
     until_final,
@@ -277,10 +278,6 @@ class CountingEngine(LocalEngine):
     async def submit(self, task_id: str, *, lane: Lane = "new", **options: Any) -> None:
         self.submits[lane] += 1
         await super().submit(task_id, lane=lane, **options)
-
-
-async def start(runtime: TaskRuntime) -> str:
-    return (await runtime.launch(REQUEST, owner=None, retention=None)).id
 
 
 @pytest.mark.slow
