@@ -57,17 +57,11 @@ from tests.unit.running import (
     until_asking,
     until_final,
 )
-from tests.unit.virtual_time import SIMULATED, time_passes
+from tests.unit.virtual_time import simulated, time_passes
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, simulated]
 
 AWAY = 30.0
-
-
-@pytest.fixture(scope="module")
-def anyio_backend() -> tuple[str, dict[str, object]]:
-    """Minutes pass in an instant."""
-    return SIMULATED
 
 
 class World:
