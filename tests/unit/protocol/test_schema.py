@@ -28,7 +28,7 @@ from mcp_tasks.protocol.schema import (
 )
 from mcp_tasks.runtime import Ending, Run
 from mcp_tasks.testing import make_record
-from tests.unit.running import FailingStore, launch, ok, question, running, until_asking, until_final
+from tests.unit.running import MeddledStore, launch, ok, question, running, until_asking, until_final
 
 BACKTRACKING = "(a+)+$"
 LETTERS = "a" * 50 + "!"
@@ -295,14 +295,14 @@ async def test_an_answer_that_cannot_be_written_reaches_its_tool_all_the_same(
     what: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "mcp_tasks.protocol.answers")
-    store, answer = FailingStore(), {"action": "decline"}
+    store, answer = MeddledStore(), {"action": "decline"}
     async with running(_asking, store=store) as runtime:
         task = await until_asking(runtime, await launch(runtime))
         if what == "came to nothing":
             gone = make_record(inputs=InputBook().ask({"elicitation-1": question("Sure?")}))
             await take_answer(lambda: runtime, gone, "elicitation-1", answer)
         elif what == "is not stored yet":
-            store.refuse_save(lambda record: True, times=1)
+            store.go_away("save", times=1)
         odd: dict[str, Any] = {"action": "accept", "content": {"a": {1, 2}}}
         await take_answer(lambda: runtime, task, "elicitation-1", odd if what == "cannot be stored" else answer)
         ended = await until_final(runtime, task)

@@ -20,24 +20,24 @@ from mcp_tasks.errors import StoreUnavailable, ValueNotStorable
 from mcp_tasks.model import Progress, RunStarted, TaskRecord, TaskRequest, TaskStatus
 from mcp_tasks.model.machine import RunCompleted
 from mcp_tasks.model.record import NOBODY, Outcome
-from mcp_tasks.runtime import Ending, Run, TaskRuntime, ToolPolicy, current_task
+from mcp_tasks.runtime import Body, Ending, Run, TaskRuntime, ToolPolicy, current_task
 from mcp_tasks.runtime import launch as early
 from mcp_tasks.runtime.changes import Write
 from mcp_tasks.runtime.launch import Unwritten
-from mcp_tasks.stores import MemoryStore
 from mcp_tasks.testing import make_record
 from tests.unit.carrying import Broker, carrying_engine
 from tests.unit.losing import as_of_now
 from tests.unit.running import (
-    CLIENT,
     LIMIT,
     REQUEST,
     RERUN,
+    MeddledStore,
     Tool,
+    answer,
+    asks,
     at_once,
     finished,
     ok,
-    question,
     running,
     settle,
     until_asking,
@@ -49,13 +49,13 @@ pytestmark = pytest.mark.anyio
 EARLY = replace(RERUN, early_start=True)
 
 
-class SlowStore(MemoryStore):
+class SlowStore(MeddledStore):
     """Notes what is written, in which order, and makes new tasks wait if it is told to."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(create=self._wait)
+        self.after = {"create": self._created, "save": self._saved}
         self.written: list[str] = []
-        self.inserts = 0
         self.may_create = anyio.Event()
         self.may_create.set()
         self.failure: Exception | None = None
@@ -65,27 +65,28 @@ class SlowStore(MemoryStore):
         """Let no new task be written before `may_create`."""
         self.may_create = anyio.Event()
 
-    async def create(self, record: TaskRecord, request: TaskRequest, **options: Any) -> TaskRecord:
-        self.inserts += 1
+    @property
+    def inserts(self) -> int:
+        return self.calls["create"]
+
+    async def _wait(self, *args: Any, **options: Any) -> None:
         await self.may_create.wait()
         if self.failure is not None:
             raise self.failure
-        created = await super().create(record, request, **options)
-        self.written.append(f"created {record.status.value}")
+
+    async def _created(self, created: TaskRecord, *args: Any, **options: Any) -> None:
+        self.written.append(f"created {created.status.value}")
         if self.forgets:
             await self.delete(created.id, expected=created.version, now=created.created_at)
-        return created
 
-    async def save(self, record: TaskRecord, **options: Any) -> TaskRecord:
-        saved = await super().save(record, **options)
-        self.written.append(f"saved {record.status.value}")
-        return saved
+    async def _saved(self, saved: TaskRecord, *args: Any, **options: Any) -> None:
+        self.written.append(f"saved {saved.status.value}")
 
 
 class Work:
     """A tool that is quick the first time, and does what it is told to from then on."""
 
-    def __init__(self, then: Callable[[Run], Awaitable[Ending]] | None = None) -> None:
+    def __init__(self, then: Body | None = None) -> None:
         self.begun = 0
         self.stopped = 0
         self._then = then
@@ -115,7 +116,7 @@ async def known(
     async with running(work, store=store, policy=policy, **options) as runtime:
         await until_final(runtime, await start(runtime))
         store.written.clear()
-        store.inserts = 0
+        store.calls.clear()
         try:
             yield runtime, store
         finally:
@@ -135,7 +136,7 @@ async def being_written(
         yield runtime, store, starting
 
 
-def returns_after(turns: int) -> Callable[[Run], Awaitable[Ending]]:
+def returns_after(turns: int) -> Body:
     """A tool that takes so many turns of the event loop."""
 
     async def body(run: Run) -> Ending:
@@ -253,18 +254,20 @@ async def test_after_a_long_run_a_tool_does_not_start_early() -> None:
 
 async def test_only_so_many_tools_are_remembered_as_quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(early, "MAX_KNOWN", 1)
-    tools = {name: Tool(at_once, EARLY) for name in ("first", "second")}
-    store = SlowStore()
+    store, tools = SlowStore(), {name: Tool(at_once, EARLY) for name in ("first", "second")}
     async with running(tools, store=store) as runtime:
         for name in ("first", "second", "first", "first"):
             task = await runtime.launch(replace(REQUEST, name=name), owner=None, retention=None)
             await until_final(runtime, task)
-    assert [line for line in store.written if line.startswith("created")] == ["created working"] * 3 + [
-        "created completed"
-    ]
+    created = [line for line in store.written if line.startswith("created")]
+    assert created == ["created working"] * 3 + ["created completed"]
 
 
 # What a run writes
+
+
+done: list[str] = []
+"""The steps that were done in a test."""
 
 
 async def _report(run: Run) -> Ending:
@@ -273,15 +276,9 @@ async def _report(run: Run) -> Ending:
     return ok()
 
 
-async def _ask(run: Run) -> Ending:
-    return ok(await run.ask(question("Sure?")))
-
-
 async def _step(run: Run) -> Ending:
-    async def once() -> str:
-        return "done"
-
-    return ok(await run.step("one", once))
+    await current_task().step("one", lambda: done.append("step"))
+    return ok()
 
 
 async def _sleep(run: Run) -> Ending:
@@ -289,104 +286,22 @@ async def _sleep(run: Run) -> Ending:
     return ok()
 
 
-@pytest.mark.parametrize("body", [_report, _ask, _step, _sleep], ids=["progress", "question", "step", "timer"])
-async def test_what_a_run_writes_waits_for_its_task(body: Callable[[Run], Awaitable[Ending]]) -> None:
+@pytest.mark.parametrize("body", [_report, asks, _step, _sleep], ids=["progress", "question", "step", "timer"])
+async def test_what_a_run_writes_waits_for_its_task_and_no_step_is_begun_before(body: Body) -> None:
+    done.clear()
     async with being_written(Work(body)) as (runtime, store, starting):
-        assert store.written == []
+        assert (store.written, done) == ([], [])
         store.may_create.set()
         task = await starting
-        if body is _ask:
-            await answer_of(runtime, await until_asking(runtime, task))
-        await until_final(runtime, task)
+        if body is asks:
+            await answer(runtime, await until_asking(runtime, task), elicitation_1="yes")
+        task = await until_final(runtime, task)
         assert (store.written[0], store.written[-1]) == ("created working", "saved completed")
-
-
-async def answer_of(runtime: TaskRuntime, task: TaskRecord) -> None:
-    await runtime.answer(task, {"elicitation-1": "yes"}, actor=CLIENT)
-
-
-async def test_a_step_is_not_begun_before_its_task_is_written() -> None:
-    done: list[str] = []
-
-    async def body(run: Run) -> Ending:
-        await run.report(Progress(progress=1, total=1))
-        await current_task().step("one", lambda: done.append("step"))
-        return ok()
-
-    async with being_written(Work(body)) as (runtime, store, starting):
-        assert done == []
-        store.may_create.set()
-        task = await until_final(runtime, await starting)
-        assert (done, task.progress) == (["step"], Progress(progress=1, total=1))
+        assert task.progress == (Progress(progress=1) if body is _report else None)
+        assert done == ["step"] * (body is _step)
 
 
 # What may go wrong
-
-
-@AT_ONCE_OR_LATER
-async def test_a_task_that_cannot_be_written_is_an_error_for_its_caller_and_its_run_is_stopped(turns: int) -> None:
-    work = Work(returns_after(turns))
-    async with known(work, concurrency=1) as (runtime, store):
-        store.failure = StoreUnavailable("the disk is full")
-        with pytest.raises(StoreUnavailable, match="the disk is full"):
-            await start(runtime)
-        await settle()
-        assert (work.begun, work.stopped, runtime.runs()) == (2, 1 if turns else 0, [])
-        assert store.written == []
-        # Its slot is free again, and the tool may start early again.
-        store.failure = None
-        assert (await start(runtime)).id
-
-
-@AT_ONCE_OR_LATER
-@pytest.mark.parametrize("by_scope", [False, True], ids=["by asyncio", "by anyio"])
-async def test_a_caller_that_goes_away_leaves_the_task(turns: int, by_scope: bool) -> None:
-    ids: list[str] = []
-
-    async def body(run: Run) -> Ending:
-        ids.append(run.record.id)
-        return await returns_after(turns and 10)(run)
-
-    async with known(Work(body)) as (runtime, store):
-        store.hold()
-        with anyio.CancelScope() as scope:
-            starting = asyncio.ensure_future(start(runtime)) if not by_scope else None
-            async with anyio.create_task_group() as group:
-                if starting is None:
-                    group.start_soon(start, runtime)
-                await settle()
-                scope.cancel() if starting is None else starting.cancel()
-        store.may_create.set()
-        await settle()
-        record = await store.get(ids[0])
-        assert record is not None
-        assert (await until_final(runtime, record)).status is TaskStatus.COMPLETED
-
-
-@AT_ONCE_OR_LATER
-async def test_a_caller_that_went_away_before_its_task_could_not_be_written_leaves_nothing(
-    turns: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    work = Work(returns_after(turns))
-    async with known(work, concurrency=1) as (runtime, store):
-        store.hold()
-        starting = asyncio.ensure_future(start(runtime))
-        await settle()
-        starting.cancel()
-        await settle()
-        store.failure = StoreUnavailable("the disk is full")
-        store.may_create.set()
-        await settle()
-        assert (work.begun, work.stopped, runtime.runs()) == (2, 1 if turns else 0, [])
-        assert store.written == []
-        # Its slot is free again.
-        store.failure = None
-        assert (await until_final(runtime, await start(runtime))).status is TaskStatus.COMPLETED
-    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
-    # An exception that nobody retrieved would fail the test: its runner is told of these.
-    del starting
-    gc.collect()
-    await settle()
 
 
 async def _cut_by_asyncio(doing: Awaitable[Any]) -> None:
@@ -406,10 +321,64 @@ async def _cut_by_anyio(doing: Awaitable[Any]) -> None:
         group.cancel_scope.cancel()
 
 
+@AT_ONCE_OR_LATER
+async def test_a_task_that_cannot_be_written_is_an_error_for_its_caller_and_its_run_is_stopped(turns: int) -> None:
+    work = Work(returns_after(turns))
+    async with known(work, concurrency=1) as (runtime, store):
+        store.failure = StoreUnavailable("the disk is full")
+        with pytest.raises(StoreUnavailable, match="the disk is full"):
+            await start(runtime)
+        await settle()
+        assert (work.begun, work.stopped, runtime.runs(), store.written) == (2, 1 if turns else 0, [], [])
+        # Its slot is free again, and the tool may start early again.
+        store.failure = None
+        assert (await start(runtime)).id
+
+
+@AT_ONCE_OR_LATER
 @pytest.mark.parametrize("cut", [_cut_by_asyncio, _cut_by_anyio], ids=["by asyncio", "by anyio"])
-@pytest.mark.parametrize("body", [_step, _ask, _sleep], ids=["step", "question", "timer"])
+async def test_a_caller_that_goes_away_leaves_the_task(
+    turns: int, cut: Callable[[Awaitable[Any]], Awaitable[None]]
+) -> None:
+    ids: list[str] = []
+
+    async def body(run: Run) -> Ending:
+        ids.append(run.record.id)
+        return await returns_after(turns and 10)(run)
+
+    async with known(Work(body)) as (runtime, store):
+        store.hold()
+        await cut(start(runtime))
+        store.may_create.set()
+        await settle()
+        assert (await until_final(runtime, await runtime.find(ids[0]))).status is TaskStatus.COMPLETED
+
+
+@AT_ONCE_OR_LATER
+async def test_a_caller_that_went_away_before_its_task_could_not_be_written_leaves_nothing(
+    turns: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    work = Work(returns_after(turns))
+    async with known(work, concurrency=1) as (runtime, store):
+        store.hold()
+        await _cut_by_asyncio(start(runtime))
+        store.failure = StoreUnavailable("the disk is full")
+        store.may_create.set()
+        await settle()
+        assert (work.begun, work.stopped, runtime.runs(), store.written) == (2, 1 if turns else 0, [], [])
+        # Its slot is free again.
+        store.failure = None
+        assert (await until_final(runtime, await start(runtime))).status is TaskStatus.COMPLETED
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
+    # An exception that nobody retrieved would fail the test: its runner is told of these.
+    gc.collect()
+    await settle()
+
+
+@pytest.mark.parametrize("cut", [_cut_by_asyncio, _cut_by_anyio], ids=["by asyncio", "by anyio"])
+@pytest.mark.parametrize("body", [_step, asks, _sleep], ids=["step", "question", "timer"])
 async def test_a_branch_that_its_tool_cancels_does_not_take_the_task_with_it(
-    body: Callable[[Run], Awaitable[Ending]], cut: Callable[[Awaitable[Any]], Awaitable[None]]
+    body: Body, cut: Callable[[Awaitable[Any]], Awaitable[None]]
 ) -> None:
     gone_on = anyio.Event()
 
@@ -429,19 +398,16 @@ async def test_a_branch_that_its_tool_cancels_does_not_take_the_task_with_it(
 
 
 async def test_an_outcome_that_cannot_be_kept_fails_the_task_and_says_so() -> None:
-    class Picky(SlowStore):
-        async def create(self, record: TaskRecord, request: TaskRequest, **options: Any) -> TaskRecord:
-            outcome: Outcome | None = options.get("outcome")
-            if outcome is not None and b"too much" in outcome.body and record.status is TaskStatus.COMPLETED:
-                raise ValueNotStorable("a value is too large")
-            return await super().create(record, request, **options)
-
     given: list[Any] = ["the first is quick", "too much", object()]
 
     async def body(run: Run) -> Ending:
         return ok(given.pop(0))
 
-    async with running(body, store=Picky(), policy=EARLY) as runtime:
+    async def refuse(record: TaskRecord, request: TaskRequest, outcome: Outcome | None = None, **options: Any) -> None:
+        if outcome is not None and b"too much" in outcome.body and record.status is TaskStatus.COMPLETED:
+            raise ValueNotStorable("a value is too large")
+
+    async with running(body, store=MeddledStore(create=refuse), policy=EARLY) as runtime:
         await until_final(runtime, await start(runtime))
         for said in ("a value is too large", "not JSON"):
             task = await finished(runtime, await start(runtime))
