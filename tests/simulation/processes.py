@@ -15,7 +15,7 @@ from tests.simulation.clockwork import SimulatedLoop
 from tests.simulation.engine import SimulatedCarrier
 from tests.simulation.plans import MachinePlan
 from tests.simulation.store import EPOCH, NAMESPACE, Reach, connect
-from tests.simulation.tools import FleetWitness, run_tool
+from tests.simulation.tools import Witness, run_tool
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -107,7 +107,7 @@ class Process:
         self.halted_until: float = float("-inf")
         self._reach_changes = 0
         self.connection = connect(world, self, together=world.plan.together)
-        self.witness = FleetWitness(self, world.plan.slots)
+        self.witness = Witness(self, world.plan.slots)
         self.runtime: TaskRuntime
         world.processes.append(self)
         world.trace(name, "starts")
