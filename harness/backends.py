@@ -51,7 +51,6 @@ class Backend:
         return f"{self.url.removesuffix('.db')}-{next(self._numbers)}.db"
 
     def restart(self, how: signal.Signals) -> None:
-        """End the server and start it again."""
         assert self.server is not None, "a file is not restarted"
         self.server.stop(how)
         for _ in range(_TRIES):
@@ -69,7 +68,6 @@ class Backend:
 
 
 def in_files(folder: Path) -> Backend:
-    """SQLite, with its files in a folder."""
     return Backend("sqlite", f"sqlite:///{folder / 'tasks.db'}")
 
 

@@ -68,7 +68,6 @@ class Server:
             end(process, how, _LIMIT)
 
     def restart(self, how: signal.Signals = signal.SIGINT) -> None:
-        """End it and start it again, on the same data and port."""
         self.stop(how)
         self.start()
 

@@ -36,7 +36,6 @@ class HttpWire:
         return HttpWire(self.url, self.client, token=token)
 
     async def send(self, message: Mapping[str, Any], *, capabilities: Mapping[str, Any] | None = None) -> Reply:
-        """Send one request with the headers that belong to it."""
         return await self.post(json.dumps(message), modern_headers(message))
 
     async def post(self, body: str | bytes, headers: Headers) -> Reply:
@@ -76,7 +75,6 @@ class LegacyHttpWire:
         self._version = version
 
     async def ask(self, method: str, params: Mapping[str, Any] | None = None) -> Reply:
-        """Send a request and give its answer."""
         return await self._wire.post(json.dumps(legacy_request(method, params)), self.headers)
 
     async def notify(self, method: str) -> int:
@@ -85,7 +83,6 @@ class LegacyHttpWire:
 
     @property
     def headers(self) -> Headers:
-        """The headers that belong to the session."""
         version = [("mcp-protocol-version", self._version)]
         return version if self._session_id is None else [*version, ("mcp-session-id", self._session_id)]
 

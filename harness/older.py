@@ -47,12 +47,10 @@ class Arrived:
 
     @property
     def method(self) -> str:
-        """What it asks for, or tells."""
         return self.message["method"]
 
     @property
     def params(self) -> dict[str, Any]:
-        """Its params."""
         return self.message.get("params", {})
 
     @property
@@ -70,11 +68,9 @@ class Pending:
 
     @property
     def answered(self) -> bool:
-        """Whether the answer is there."""
         return self._exchange.done()
 
     async def reply(self) -> Reply:
-        """The answer."""
         with anyio.fail_after(PATIENCE):
             return await asyncio.shield(self._exchange)
 
@@ -95,18 +91,15 @@ class OlderClient(ABC):
 
     @property
     def capabilities(self) -> dict[str, Any]:
-        """What the server can do."""
         return self.server["capabilities"]
 
     async def ask(self, method: str, params: Mapping[str, Any] | None = None) -> Reply:
-        """Send a request and give its answer."""
         message = legacy_request(method, params)
         with anyio.fail_after(PATIENCE):
             reply = await self._exchange(message)
         return _checked(message, reply)
 
     def begin(self, method: str, params: Mapping[str, Any] | None = None) -> Pending:
-        """Send a request whose answer may take a while."""
         message = legacy_request(method, params)
 
         async def exchange() -> Reply:
@@ -117,11 +110,9 @@ class OlderClient(ABC):
         return pending
 
     async def notify(self, method: str, params: Mapping[str, Any] | None = None) -> None:
-        """Send a notification."""
         await self._tell(notification(method, params))
 
     async def answer(self, question: Arrived, result: Mapping[str, Any]) -> None:
-        """Answer a request of the server."""
         await self._tell(response(question.message["id"], result))
 
     async def refuse(self, question: Arrived, code: int, message: str) -> None:
@@ -172,15 +163,12 @@ class OlderClient(ABC):
         return (await self.create(tool, **arguments))["taskId"]
 
     async def get(self, task_id: str) -> dict[str, Any]:
-        """The task as it is now."""
         return (await self.ask("tasks/get", {"taskId": task_id})).result
 
     async def cancel(self, task_id: str) -> dict[str, Any]:
-        """Cancel a task; gives the task."""
         return (await self.ask("tasks/cancel", {"taskId": task_id})).result
 
     async def result(self, task_id: str) -> Reply:
-        """How the task ended, once it has."""
         return await self.ask("tasks/result", {"taskId": task_id})
 
     def begin_result(self, task_id: str) -> Pending:
@@ -273,7 +261,6 @@ class HttpClient(OlderClient):
                 await asyncio.wait([reading])
 
     def headers(self) -> list[tuple[str, str]]:
-        """What every request of the session carries."""
         base = [] if self.wire.token is None else [("authorization", f"Bearer {self.wire.token}")]
         version = [] if self.version is None else [("mcp-protocol-version", self.version)]
         return base + version + ([] if self.session_id is None else [("mcp-session-id", self.session_id)])

@@ -236,7 +236,6 @@ def send(pid: int, number: int = signal.SIGKILL) -> None:
 
 
 def is_running(pid: int) -> bool:
-    """Whether there is such a process."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -288,7 +287,6 @@ def read_line(process: subprocess.Popen[Any]) -> Any:
 
 
 def tell(process: subprocess.Popen[Any], line: Any) -> None:
-    """Send a process what it reads from its pipe."""
     assert process.stdin is not None
     process.stdin.write(line)
     process.stdin.flush()

@@ -57,8 +57,6 @@ class Desk:
 
 
 class Name(BaseModel):
-    """Somebody's name."""
-
     name: str
 
 
@@ -100,7 +98,6 @@ def build(
 
 
 def furnish(server: MCPServer[Any], tasks: Tasks, desk: Desk) -> None:
-    """Add everything the server offers."""
     _add_plain_tools(server, tasks)
     _add_ending_tools(server, tasks)
     _add_waiting_tools(server, tasks, desk)

@@ -134,6 +134,5 @@ def json_url() -> Generator[str]:
 
 @pytest.fixture(scope="session")
 def inspector(installs: Begun) -> Generator[Inspector]:
-    """The MCP Inspector."""
     with inspecting(installs["npm"]) as inspector:
         yield inspector

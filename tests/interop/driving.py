@@ -114,7 +114,6 @@ def visit_older(driver: Sequence[str], way: str) -> Outcomes:
 
 
 def assert_fits(outcome: Mapping[str, Any], expected: Expected) -> None:
-    """See that an outcome has what is expected of it."""
     for key, wanted in expected.items():
         found = outcome.get(key, "it is not there")
         assert wanted(found) if callable(wanted) else found == wanted, (key, outcome)

@@ -44,7 +44,6 @@ ENVIRONMENTS = (
 
 
 def install_python(environment: Environment) -> Path:
-    """The interpreter of a virtualenv that has the environment's packages."""
     wanted = "\n".join((sys.version, *environment.packages, environment.pins.read_text()))
 
     def fill(directory: Path) -> None:

@@ -106,7 +106,6 @@ def seldom(store: str) -> MCPServer[Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Serve until stopped."""
     parser = argparse.ArgumentParser()
     parser.add_argument("kind", choices=("fixture", "hosted", "seldom"))
     parser.add_argument("--db", type=Path, required=True)

@@ -114,7 +114,6 @@ def test_the_version_is_the_pinned_one(client: str, version: str, reports: Begun
 
 @pytest.fixture(scope="module")
 def fastmcp_with_ours(installs: Begun, streaming_url: str) -> Outcomes:
-    """What it reports."""
     driver = command(installs["fastmcp"], "fastmcp_with_ours.py")
     seldom = (sys.executable, "-m", "tests.interop.servers", "seldom", "--port", "{port}", "--db", "{db}")
     with serving_command(seldom) as seldom_url:

@@ -40,13 +40,11 @@ Visit: TypeAlias = tuple[Outcomes, Mapping[str, int]]
 
 @pytest.fixture(params=ROWS, ids="-".join)
 def row(request: pytest.FixtureRequest) -> tuple[str, str]:
-    """A host, and how it reaches our server."""
     return request.param
 
 
 @pytest.fixture
 def seen(host_reports: Begun, row: tuple[str, str]) -> Visit:
-    """The visit of a host."""
     return host_reports[row]
 
 

@@ -81,7 +81,6 @@ class Peer:
 
     @property
     def transport(self) -> ServerTransport:
-        """A transport of ours to it."""
         if self.url is not None:
             return reconnecting_http(self.url)
         program, *arguments = self.command

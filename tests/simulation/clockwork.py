@@ -52,15 +52,12 @@ class Handle:
         self.is_cancelled = False
 
     def cancel(self) -> None:
-        """Do not call it."""
         self.is_cancelled = True
 
     def cancelled(self) -> bool:
-        """Whether it is not called."""
         return self.is_cancelled
 
     def when(self) -> float:
-        """When it is due, on the clock of its loop."""
         return self.scheduled
 
 
@@ -84,11 +81,9 @@ class Clockwork:
         return handle
 
     def schedule(self, time: float, handle: Handle) -> None:
-        """Call something at a time."""
         heapq.heappush(self._events, (time, next(self._numbers), handle))
 
     def note_due(self, loop: SimulatedLoop) -> None:
-        """A loop has something to do."""
         self._due.append(loop)
 
     def run(self, until: Callable[[], bool]) -> None:
@@ -182,7 +177,6 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
             self._note()
 
     def go_on(self) -> None:
-        """It was paused, and runs again."""
         self.is_paused = False
         self._note()
 
@@ -206,7 +200,6 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         self._clockwork.schedule(timer.scheduled + self.asleep, Handle(0.0, self._ring, (timer,), None))
 
     def kill(self) -> None:
-        """Nothing of it runs any more."""
         self.is_dead = True
 
     def bury(self) -> None:
@@ -228,7 +221,6 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
 
     @property
     def living(self) -> set[asyncio.Task[Any]]:
-        """Its asyncio tasks that have not ended."""
         return asyncio.all_tasks(self)
 
     def post(self, callback: Callable[..., Any], *args: Any) -> None:

@@ -116,8 +116,6 @@ def _creations_never_happened() -> Generator[None]:
 
 @contextmanager
 def _own_clocks() -> Generator[None]:
-    """The time of the store is the wall clock of the machine that asks for it."""
-
     async def change(
         ask: Any, own: StoreConnection, verb: str, args: tuple[Any, ...], options: Mapping[str, Any]
     ) -> Any:

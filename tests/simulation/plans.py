@@ -95,8 +95,6 @@ class TaskPlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """One world."""
-
     seed: int
     machines: Sequence[MachinePlan]
     tasks: Sequence[TaskPlan]

@@ -57,7 +57,6 @@ async def start_child(
 
 
 def request_of(tool: str, plan: str) -> TaskRequest:
-    """A call of a tool."""
     return TaskRequest(name=tool, arguments={"tree": plan})
 
 
@@ -179,7 +178,6 @@ class TreeRun:
                 self._witness.wrong(f"the run left memory while {what} was at work")
 
     async def do(self, node: Node, path: str) -> Any:
-        """The value of a node."""
         match node:
             case Child():
                 return await self._child(node, path)

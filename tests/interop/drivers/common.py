@@ -105,12 +105,10 @@ async def visit(
 
 
 def kill_server() -> None:
-    """As `kill -9` does."""
     with suppress(ProcessLookupError):  # a scenario may have been the one that did it
         os.kill(int(Path(PLAN["pid"]).read_text()), signal.SIGKILL)
 
 
 def related(meta: Mapping[str, Any] | None) -> str | None:
-    """The task that a message says it belongs to."""
     about: Mapping[str, str] = (meta or {}).get(RELATED) or {}
     return about.get("taskId")

@@ -82,7 +82,6 @@ async def given_up() -> dict[str, Any]:
 
 
 async def ledger() -> dict[str, Any]:
-    """What one client has started is found by the next."""
     with tempfile.TemporaryDirectory() as directory:
         file = Path(directory, "ledger.db")
         tasks = TasksClient(ledger=file, server=URL)
@@ -111,7 +110,6 @@ async def entered_again() -> dict[str, Any]:
 
 
 async def strangers() -> dict[str, Any]:
-    """What cannot work says so."""
     tasks = TasksClient()
     async with Client(URL) as client:
 

@@ -78,8 +78,6 @@ async def refusal(attempt: Awaitable[Any]) -> dict[str, Any]:
 
 
 class Visitor:
-    """The scenarios, over one session."""
-
     def __init__(self, session: ClientSession, greeting: types.InitializeResult) -> None:
         self.session = session
         self.tasks = session.experimental
