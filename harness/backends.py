@@ -62,10 +62,6 @@ class Backend:
                 return
         self.server.start()
 
-    def through(self, url: str, port: int) -> str:
-        """A database of this server, by another port."""
-        return url.replace(f":{self.port}/", f":{port}/")
-
 
 def in_files(folder: Path) -> Backend:
     return Backend("sqlite", f"sqlite:///{folder / 'tasks.db'}")

@@ -86,7 +86,7 @@ class Postgres(Server):
         self.port = free_port()
         self.url = f"postgresql://postgres@127.0.0.1:{self.port}/postgres"
         data = folder / "data"
-        options = {
+        wanted = {
             "port": self.port,
             "listen_addresses": "127.0.0.1",
             "unix_socket_directories": "",
@@ -95,24 +95,13 @@ class Postgres(Server):
             # What a process writes survives its death without the disk; only a power cut takes it.
             "fsync": "on" if durable else "off",
         }
-        settings = [part for name, value in options.items() for part in ("-c", f"{name}={value}")]
+        settings = [part for name, value in wanted.items() for part in ("-c", f"{name}={value}")]
         super().__init__([str(binaries / "postgres"), "-D", str(data), *settings], folder, user=user)
         if user is not None:
             os.chown(folder, user, -1)
         if not data.exists():
-            initdb = [
-                str(binaries / "initdb"),
-                "-D",
-                str(data),
-                "-U",
-                "postgres",
-                "-A",
-                "trust",
-                "--no-sync",
-                "-E",
-                "UTF8",
-            ]
-            run([*initdb, "--locale=C.UTF-8"], check=True, user=user)
+            options = ["-U", "postgres", "-A", "trust", "--no-sync", "-E", "UTF8", "--locale=C.UTF-8"]
+            run([binaries / "initdb", "-D", data, *options], check=True, user=user)
 
     def answers(self) -> bool:
         """Whether it takes connections."""

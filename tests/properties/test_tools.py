@@ -20,22 +20,16 @@ from tests.properties.tools.tree import (
     GIVES_UP_AFTER,
     Ask,
     Beside,
-    Caught,
     Gather,
-    Group,
-    Io,
-    Losers,
     MoveOn,
     Node,
-    Race,
     Seq,
     Sleep,
     Step,
-    Trimmer,
     Twice,
 )
 from tests.simulation.clockwork import burial
-from tests.simulation.plans import Happening, MachinePlan, Mishap, Plan, TaskPlan, plan_for
+from tests.simulation.plans import Happening, MachinePlan, Mishap, Plan, TaskPlan, any_tool, plan_for
 from tests.simulation.processes import Process
 from tests.simulation.store import CallFault, Strike
 from tests.simulation.world import Weather, World
@@ -134,37 +128,7 @@ CALM: Plan = replace(
     wire=False,
 )
 
-_STEPS = st.builds(Step, st.sampled_from((0.0, 0.5, 3.0)), st.sampled_from((False, False, False, True)))
-_ASKS = st.builds(Ask, st.sampled_from((None, None, 2.0, 20.0)), st.booleans())
-_SLEEPS = st.builds(Sleep, st.sampled_from((0.5, 3.0, 15.0)))
-_IO = st.builds(Io, st.sampled_from((0.0, 0.3, 0.7)))
-
-_LEAVES: st.SearchStrategy[Node] = st.one_of(
-    _STEPS,
-    _ASKS,
-    _SLEEPS,
-    _IO,
-    st.builds(Twice, st.booleans(), st.booleans()),
-    # Most of what goes wrong needs a branch that does something and then waits.
-    st.builds(Seq, st.tuples(_STEPS | _IO | _SLEEPS, _ASKS | _STEPS)),
-)
-
-
-def _grown(nodes: st.SearchStrategy[Node]) -> st.SearchStrategy[Node]:
-    several = st.lists(nodes, min_size=2, max_size=3).map(tuple)
-    return st.one_of(
-        st.builds(Seq, several),
-        st.builds(Gather, several),
-        st.builds(Group, several),
-        st.builds(Race, several, st.sampled_from(Losers)),
-        st.builds(Beside, nodes, nodes),
-        st.builds(MoveOn, nodes),
-        st.builds(Caught, nodes),
-    )
-
-
-_TWIGS = _grown(_LEAVES)
-TOOLS = st.one_of(_TWIGS, _grown(_LEAVES | _TWIGS)).map(lambda tree: Trimmer().trim(tree))
+TOOLS = st.randoms(use_true_random=False).map(any_tool)
 
 STRIKES = st.dictionaries(
     st.tuples(st.sampled_from(("save", "save", "save", "journal")), st.integers(0, 30)),

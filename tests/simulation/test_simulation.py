@@ -48,64 +48,43 @@ def test_the_same_seed_is_the_same_story(*, wire: bool) -> None:
     assert story() == story()
 
 
-class Clock:
-    """A clockwork with one loop, on which something counts the seconds."""
+def test_a_process_counts_the_seconds_in_which_it_runs_and_its_machine_is_awake() -> None:
+    counted: list[int] = []
+    rang: list[float] = []
 
-    def __init__(self) -> None:
-        self.clockwork = Clockwork()
-        self.loop = SimulatedLoop(self.clockwork)
-        self.counted = 0
-        self.loop.post(self._begin)
-
-    def _begin(self) -> None:
-        self._counting = self.loop.create_task(self._count())
-
-    async def _count(self) -> None:
+    async def count() -> None:
+        loop.call_later(30.0, lambda: rang.append(clockwork.now))
         while True:
             await asyncio.sleep(1.0)
-            self.counted += 1
+            counted.append(1)
 
-    def run(self, seconds: float) -> None:
-        until = self.clockwork.now + seconds
-        self.clockwork.after(seconds, lambda: None)
-        self.clockwork.run(lambda: self.clockwork.now >= until)
+    def run(seconds: float) -> int:
+        until = clockwork.now + seconds
+        clockwork.after(seconds, lambda: None)
+        clockwork.run(lambda: clockwork.now >= until)
+        return len(counted)
 
-
-def test_a_process_that_is_killed_does_nothing_more() -> None:
     with burial():
-        clock = Clock()
-        clock.run(10.5)
-        clock.loop.kill()
-        clock.run(10.0)
-        clock.loop.bury()
-    assert clock.counted == 10
-
-
-def test_a_process_that_is_paused_goes_on_where_it_was() -> None:
-    with burial():
-        clock = Clock()
-        clock.run(5.5)
-        clock.loop.is_paused = True
-        clock.run(10.0)
-        counted = clock.counted
-        clock.loop.go_on()
-        clock.run(5.0)
-        clock.loop.bury()
-    # The timer of its sleep is over when it wakes up.
-    assert (counted, clock.counted) == (5, 10)
-
-
-def test_timers_of_a_machine_that_was_asleep_are_due_that_much_later() -> None:
-    with burial():
-        clock = Clock()
-        clock.run(5.5)
-        clock.loop.is_paused = True
-        clock.run(10.0)
-        clock.loop.asleep += 10.0
-        clock.loop.go_on()
-        clock.run(5.0)
-        clock.loop.bury()
-    assert clock.counted == 10
+        clockwork = Clockwork()
+        loop = SimulatedLoop(clockwork)
+        counting = loop.create_task(count())
+        assert run(5.5) == 5
+        loop.is_paused = True
+        assert run(10.0) == 5
+        # The timer of its sleep is over when it wakes up.
+        loop.go_on()
+        assert run(5.2) == 11
+        # Of a machine that was asleep the monotonic clock stood still.
+        loop.is_paused = True
+        assert run(5.0) == 11
+        loop.asleep += 5.0
+        loop.go_on()
+        before = run(10.0)
+        assert loop.living == {counting}
+        loop.kill()
+        assert run(10.0) == before
+        loop.bury()
+    assert [round(at) for at in rang] == [35]
 
 
 def test_a_task_fails_no_promise_in_a_world_without_faults() -> None:

@@ -67,6 +67,16 @@ async def cancelled_after_a_while(call: Coroutine[Any, Any, Any]) -> bool:
     return work.cancelled()
 
 
+def filled_in(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """What the person says who is asked: yes, or a name."""
+    return {"confirm": True} if "confirm" in schema["properties"] else {"name": "Ada"}
+
+
+async def answer_fastmcp(message: str, response_type: Any, params: Any, context: Any) -> dict[str, Any]:
+    """The same, as FastMCP's client asks it."""
+    return filled_in(params.requested_schema)
+
+
 async def drive_each(drive: Callable[[str], Awaitable[dict[str, Any]]], urls: Sequence[str]) -> list[dict[str, Any]]:
     """All servers at the same time."""
     return list(await asyncio.gather(*(drive(url) for url in urls)))

@@ -8,13 +8,9 @@ import sys
 from typing import Any
 
 import fastmcp_tasks
-from common import PARKED, cancelled_after_a_while, drive_each, give_up, report, run_all
+from common import PARKED, answer_fastmcp, cancelled_after_a_while, drive_each, give_up, report, run_all
 from fastmcp import Client
 from fastmcp_tasks import call_tool_task
-
-
-async def answer(message: str, response_type: Any, params: Any, context: Any) -> dict[str, Any]:
-    return {"confirm": True} if "confirm" in params.requested_schema["properties"] else {"name": "Ada"}
 
 
 def shown(result: Any) -> dict[str, Any]:
@@ -22,7 +18,7 @@ def shown(result: Any) -> dict[str, Any]:
 
 
 async def drive(url: str) -> dict[str, Any]:
-    async with Client(url, elicitation_handler=answer) as client, Client(url) as stranger:
+    async with Client(url, elicitation_handler=answer_fastmcp) as client, Client(url) as stranger:
 
         async def call(tool: str, arguments: dict[str, Any] | None = None, *, by: Client = client) -> dict[str, Any]:
             return shown(await by.call_tool(tool, arguments, raise_on_error=False))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import fastmcp
-from common import PARKED, report, run_all
+from common import PARKED, filled_in, report, run_all
 from fastmcp import Client
 
 from mcp_tasks.client import TaskHandle, TasksClient, TasksError, resume_task
@@ -23,7 +23,7 @@ asked: list[str] = []
 
 async def answer(message: str, response_type: Any, params: Any, context: Any) -> dict[str, Any]:
     asked.append(message)
-    return {"confirm": True} if "confirm" in params.requested_schema["properties"] else {"name": "Ada"}
+    return filled_in(params.requested_schema)
 
 
 def client_of(tasks: TasksClient, url: str = URL, **options: Any) -> Client:

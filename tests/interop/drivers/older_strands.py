@@ -12,7 +12,7 @@ from collections import defaultdict
 from importlib.metadata import version
 from typing import Any
 
-from common import PARKED, PATIENCE, PLAN, give_up, kill_server, related, visit
+from common import PARKED, PATIENCE, PLAN, filled_in, give_up, kill_server, related, visit
 from mcp import StdioServerParameters, stdio_client
 from mcp.types import ElicitRequestParams, ElicitResult
 from strands.tools.mcp import MCPClient
@@ -26,8 +26,7 @@ async def answer(context: Any, params: ElicitRequestParams) -> ElicitResult:
     asked[related(params.model_dump(by_alias=True).get("_meta"))].append(params.message)
     if "keep.txt" in params.message:
         return ElicitResult(action="decline")
-    asks_name = "name" in params.requestedSchema["properties"]
-    return ElicitResult(action="accept", content={"name": "Ada"} if asks_name else {"confirm": True})
+    return ElicitResult(action="accept", content=filled_in(params.requestedSchema))
 
 
 def client(**options: Any) -> MCPClient:

@@ -8,15 +8,11 @@ import sys
 from importlib.metadata import version
 from typing import Any
 
-from common import cancelled_after_a_while, drive_each, give_up, report, run_all
+from common import answer_fastmcp, cancelled_after_a_while, drive_each, give_up, report, run_all
 from fastmcp.exceptions import ToolError
 from pydantic_ai import Agent, ModelResponse, TextPart, ToolCallPart
 from pydantic_ai.mcp import MCPToolset
 from pydantic_ai.models.function import FunctionModel
-
-
-async def answer(message: str, response_type: Any, params: Any, context: Any) -> dict[str, Any]:
-    return {"confirm": True} if "confirm" in params.requested_schema["properties"] else {"name": "Ada"}
 
 
 def scripted(messages: Any, info: Any) -> ModelResponse:
@@ -28,7 +24,7 @@ def scripted(messages: Any, info: Any) -> ModelResponse:
 
 
 async def drive(url: str) -> dict[str, Any]:
-    toolset = MCPToolset(url, elicitation_handler=answer, tool_error_behavior="error")
+    toolset = MCPToolset(url, elicitation_handler=answer_fastmcp, tool_error_behavior="error")
     async with toolset:
 
         async def call(tool: str, arguments: dict[str, Any] | None = None, *, use_task: bool = False) -> dict[str, Any]:

@@ -10,16 +10,13 @@ import threading
 from importlib.metadata import version
 from typing import Any
 
-from common import PARKED, PATIENCE, drive_each, give_up, report, run_all
+from common import PARKED, PATIENCE, drive_each, filled_in, give_up, report, run_all
 from mcp.types import ElicitResult
 from strands.tools.mcp import MCPClient
 
 
 async def answer(context: Any, params: Any) -> ElicitResult:
-    content: dict[str, Any] = (
-        {"confirm": True} if "confirm" in params.requested_schema["properties"] else {"name": "Ada"}
-    )
-    return ElicitResult(action="accept", content=content)
+    return ElicitResult(action="accept", content=filled_in(params.requested_schema))
 
 
 def shown(result: Any) -> dict[str, Any]:
