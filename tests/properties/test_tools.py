@@ -29,7 +29,7 @@ from tests.properties.tools.tree import (
     Twice,
 )
 from tests.simulation.clockwork import burial
-from tests.simulation.plans import Happening, MachinePlan, Mishap, Plan, TaskPlan, any_tool, plan_for
+from tests.simulation.plans import Happening, MachinePlan, Mishap, Plan, TaskPlan, any_tool, calm, plan_for
 from tests.simulation.processes import Process
 from tests.simulation.store import CallFault, Strike
 from tests.simulation.world import Weather, World
@@ -107,12 +107,9 @@ def check_questions(world: World) -> None:
     world.clockwork.after(LOOKS_IN, check_questions, world)
 
 
-CALM: Plan = replace(
+CALM: Plan = calm(
     plan_for(0),
     machines=(MachinePlan(serves=True, runs_tools=True), MachinePlan(serves=True, runs_tools=False)),
-    call_faults={},
-    carrier_faults=False,
-    hint_losses=0.0,
     remote=False,
     together=False,
     lease=60.0,
@@ -121,11 +118,8 @@ CALM: Plan = replace(
     seats=2,
     call_timeout=5.0,
     latency=0.0,
-    per_owner=None,
-    per_tool=None,
     early=False,
     healthy_from=60.0,
-    wire=False,
 )
 
 TOOLS = st.randoms(use_true_random=False).map(any_tool)

@@ -18,7 +18,7 @@ from harness.thoroughness import TIMES, examples
 from mcp_tasks.runtime.dispatch import Lookout
 from tests.properties.tools.tree import Step
 from tests.simulation.clockwork import Clockwork, SimulatedLoop, burial
-from tests.simulation.plans import Happening, MachinePlan, Mishap, TaskPlan, plan_for
+from tests.simulation.plans import Happening, MachinePlan, Mishap, TaskPlan, calm, plan_for
 from tests.simulation.soak import simulate
 from tests.simulation.world import World
 
@@ -109,10 +109,9 @@ def test_a_task_fails_no_promise_in_a_world_without_faults() -> None:
     ids=["cut off", "paused before it makes way"],
 )
 def test_a_process_that_starts_after_the_last_task_has_ended_is_stopped_too(happenings: list[Happening]) -> None:
-    calm = replace(plan_for(0), tasks=(), call_faults={}, carrier_faults=False, healthy_from=1.0, wire=False)
     machines = [MachinePlan(serves=not number, runs_tools=number > 0) for number in range(3)]
     with burial():
-        world = World(replace(calm, machines=machines, happenings=happenings))
+        world = World(calm(plan_for(0), machines=machines, tasks=(), happenings=happenings, healthy_from=1.0))
         assert world.live() is None
     assert not world.processes
 
@@ -134,23 +133,8 @@ def _world_of_one_place(*steps: float) -> World:
         for number, seconds in enumerate((60.0, *steps))
     ]
     machines = [MachinePlan(serves=not number, runs_tools=number > 0) for number in range(3)]
-    return World(
-        replace(
-            plan_for(0),
-            machines=machines,
-            tasks=tasks,
-            happenings=(),
-            call_faults={},
-            hint_losses=1.0,
-            lease=3.0,
-            call_timeout=2.0,
-            slots=10,
-            per_owner=1,
-            per_tool=None,
-            healthy_from=100.0,
-            wire=False,
-        )
-    )
+    plan = calm(plan_for(0), machines=machines, tasks=tasks, hint_losses=1.0, per_owner=1)
+    return World(replace(plan, lease=3.0, call_timeout=2.0, healthy_from=100.0))
 
 
 def test_the_place_of_a_cancelled_task_is_free_before_its_run_hears_of_it() -> None:
