@@ -57,7 +57,7 @@ class HttpWire:
         headers = [*self._base_headers(), *modern_headers(message)]
         async with self.client.stream("POST", self.url, content=json.dumps(message), headers=headers) as response:
             assert response.status_code == 200
-            lines = _stream_messages(response)
+            lines = stream_messages(response)
             async with contextlib.aclosing(lines):
                 yield lines
 
@@ -177,8 +177,13 @@ class _QuickServer(uvicorn.Server):
         yield
 
 
+def is_stream(response: httpx2.Response) -> bool:
+    """Whether an answer is a stream of messages."""
+    return response.headers.get("content-type", "").startswith("text/event-stream")
+
+
 def _messages(response: httpx2.Response) -> tuple[dict[str, Any], ...]:
-    if response.headers.get("content-type", "").startswith("text/event-stream"):
+    if is_stream(response):
         data = [line.removeprefix("data:") for line in response.text.splitlines() if line.startswith("data:")]
         return tuple(loads(line) for line in data if line.strip())
     assert response.headers.get("content-type", "").startswith("application/json"), (
@@ -188,7 +193,8 @@ def _messages(response: httpx2.Response) -> tuple[dict[str, Any], ...]:
     return (loads(response.content),)
 
 
-async def _stream_messages(response: httpx2.Response) -> AsyncGenerator[dict[str, Any]]:
+async def stream_messages(response: httpx2.Response) -> AsyncGenerator[dict[str, Any]]:
+    """The messages of a stream as they come."""
     async for line in response.aiter_lines():
-        if line.startswith("data:"):
+        if line.startswith("data:") and line.removeprefix("data:").strip():
             yield loads(line.removeprefix("data:"))

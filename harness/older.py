@@ -17,7 +17,7 @@ from typing import Any, Final
 import anyio
 import httpx2
 
-from harness.http import HttpWire
+from harness.http import HttpWire, is_stream, stream_messages
 from harness.rpc import LEGACY, PATIENCE, Reply, error_response, hello, legacy_request, loads, notification, response
 from harness.schema import check_older_answer, check_older_push
 from harness.stdio import StdioWire
@@ -233,10 +233,10 @@ class HttpClient(OlderClient):
 
     async def _exchange(self, message: Mapping[str, Any]) -> Reply:
         async with self._post(message) as response:
-            if not _is_stream(response):
+            if not is_stream(response):
                 body = loads(await response.aread())
                 return Reply(message=body, status=response.status_code, headers=response.headers)
-            async for event in _events(response):
+            async for event in stream_messages(response):
                 if "method" not in event:
                     return Reply(message=event, status=response.status_code, headers=response.headers)
                 self._take(event, str(message["method"]))
@@ -274,7 +274,7 @@ class HttpClient(OlderClient):
             yield response
 
     async def _read(self, response: httpx2.Response) -> None:
-        async for event in _events(response):
+        async for event in stream_messages(response):
             self._take(event, OWN_STREAM)
 
 
@@ -330,13 +330,3 @@ async def pipe_session(
         yield client
     finally:
         await client.close()
-
-
-def _is_stream(response: httpx2.Response) -> bool:
-    return response.headers.get("content-type", "").startswith("text/event-stream")
-
-
-async def _events(response: httpx2.Response) -> AsyncGenerator[dict[str, Any]]:
-    async for line in response.aiter_lines():
-        if line.startswith("data:") and line.removeprefix("data:").strip():
-            yield loads(line.removeprefix("data:"))
