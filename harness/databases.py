@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import tempfile
+import time
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -30,6 +31,8 @@ NOBODY = 65534
 
 _LIMIT = 30.0
 """Seconds that a server may take to start, or to end."""
+
+_TRIES = 40
 
 
 class NoDatabase(SkipTest):
@@ -69,6 +72,13 @@ class Server:
 
     def restart(self, how: signal.Signals = signal.SIGINT) -> None:
         self.stop(how)
+        for _ in range(_TRIES):
+            try:
+                self.start()
+            except ProcessError:
+                time.sleep(0.25)  # sleep: its children may still hold on to its memory for a moment
+            else:
+                return
         self.start()
 
     def answers(self) -> bool:
