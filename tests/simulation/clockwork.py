@@ -19,6 +19,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from itertools import count
 from typing import Any, cast
 
@@ -33,23 +34,15 @@ class Stuck(Exception):
     """Nothing is scheduled any more, and the simulation has not come to its end."""
 
 
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class Handle:
     """Something that is scheduled; it looks like `asyncio.TimerHandle`."""
 
-    __slots__ = ("__weakref__", "args", "callback", "context", "is_cancelled", "scheduled")
-
-    def __init__(
-        self,
-        scheduled: float,
-        callback: Callable[..., Any],
-        args: tuple[Any, ...],
-        context: contextvars.Context | None,
-    ) -> None:
-        self.scheduled = scheduled
-        self.callback = callback
-        self.args = args
-        self.context = context
-        self.is_cancelled = False
+    scheduled: float
+    callback: Callable[..., Any]
+    args: tuple[Any, ...]
+    context: contextvars.Context | None
+    is_cancelled: bool = False
 
     def cancel(self) -> None:
         self.is_cancelled = True
@@ -236,9 +229,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     def call_soon(self, callback: Any, *args: Any, context: contextvars.Context | None = None) -> Any:
         handle = Handle(0.0, callback, args, contextvars.copy_context() if context is None else context)
         self._ready.append(handle)
-        if not self._is_noted:
-            self._is_noted = True
-            self._clockwork.note_due(self)
+        self._note()
         return handle
 
     def call_later(self, delay: float, callback: Any, *args: Any, context: contextvars.Context | None = None) -> Any:

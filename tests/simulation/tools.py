@@ -16,7 +16,7 @@ import anyio
 from mcp_tasks.errors import QuestionTimedOut, TasksError, UnknownTask
 from mcp_tasks.model import InputRequest, TaskRequest
 from mcp_tasks.model.record import Progress
-from mcp_tasks.runtime import Ending, Failure, Run, Success, TaskRuntime
+from mcp_tasks.runtime import Ending, Failure, Run, Success
 from mcp_tasks.runtime.questions import Asking
 from mcp_tasks.server.local import LocalStart, LocalTask
 from mcp_tasks.server.options import UNSET, TaskOptions
@@ -44,16 +44,6 @@ from tests.properties.tools.tree import (
 if TYPE_CHECKING:
     from tests.simulation.oracle import Visit
     from tests.simulation.processes import Process
-
-
-async def start_child(
-    runtime: TaskRuntime, run: Run, tool: str, arguments: dict[str, Any], ttl: timedelta
-) -> LocalTask[Any]:
-    """Start a child, as `tasks.start` does in a tool."""
-    request = TaskRequest(name=tool, arguments=arguments)
-    start = LocalStart(request=request, options=TaskOptions(), ttl=ttl, owner=UNSET, session=UNSET, key=None)
-    task_id = await run.children.start(start.identity, lambda key: start.launch(runtime, TaskOptions(), key, run))
-    return LocalTask(lambda: runtime, task_id, start.owner_in(run))
 
 
 def request_of(tool: str, plan: str) -> TaskRequest:
@@ -217,13 +207,16 @@ class TreeRun:
 
     async def _child(self, node: Child, path: str) -> Any:
         plan = f"{self._plan}/{path}"
-        self._process.world.expect_child(plan, node, self._run.record.owner)
-        arguments = {"tree": plan}
-        handle = await start_child(self._process.runtime, self._run, node.tool, arguments, timedelta(seconds=node.ttl))
+        run, runtime = self._run, self._process.runtime
+        self._process.world.expect_child(plan, node, run.record.owner)
+        # As `tasks.start` does it in a tool.
+        request, ttl = request_of(node.tool, plan), timedelta(seconds=node.ttl)
+        start = LocalStart(request=request, options=TaskOptions(), ttl=ttl, owner=UNSET, session=UNSET, key=None)
+        task_id = await run.children.start(start.identity, lambda key: start.launch(runtime, TaskOptions(), key, run))
         if not node.waits:
             return f"started {path}"
         try:
-            result = await handle.wait()
+            result = await LocalTask[Any](lambda: runtime, task_id, start.owner_in(run)).wait()
         except UnknownTask:
             raise TreeError(f"child gone {path}") from None
         except TasksError as exc:
