@@ -35,7 +35,7 @@ from tests.simulation.store import CallFault, Strike
 from tests.simulation.world import Weather, World
 
 # Hypothesis may take five minutes to make a failure small, and says what failed only then.
-pytestmark = pytest.mark.timeout(400 * TIMES)
+pytestmark = pytest.mark.timeout(600 * max(TIMES, 1))
 
 TOO_LONG = GIVES_UP_AFTER + 1
 LOOKS_IN = 5.0
@@ -137,7 +137,7 @@ HAPPENINGS = st.lists(
 
 
 @settings(
-    max_examples=examples(200),
+    max_examples=examples(150),
     derandomize=TIMES <= 1,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
