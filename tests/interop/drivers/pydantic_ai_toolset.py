@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
-from common import answer_fastmcp, cancelled_after_a_while, drive_each, give_up, report, run_all
+from common import answer_fastmcp, cancelled_when_begun, drive_each, give_up, report, run_all
 from fastmcp.exceptions import ToolError
 from pydantic_ai import Agent, ModelResponse, TextPart, ToolCallPart
 from pydantic_ai.mcp import MCPToolset
@@ -38,9 +39,6 @@ async def drive(url: str) -> dict[str, Any]:
             result = await Agent(FunctionModel(scripted), toolsets=[toolset]).run("Compute.")
             return {"text": result.output}
 
-        async def given_up() -> dict[str, Any]:
-            return await give_up(lambda arguments: cancelled_after_a_while(toolset.direct_call_tool("job", arguments)))
-
         return await run_all(
             {
                 "plain": lambda: call("greet", {"name": "Ada"}),
@@ -52,7 +50,7 @@ async def drive(url: str) -> dict[str, Any]:
                 "elicitation": lambda: call("confirm_delete", {"filename": "a.txt"}),
                 "two_questions": lambda: call("multi_input"),
                 "mrtr": lambda: call("test_tool_with_task"),
-                "given_up": given_up,
+                "given_up": lambda: give_up(partial(cancelled_when_begun, partial(toolset.direct_call_tool, "job"))),
                 "agent": agent,
             }
         )

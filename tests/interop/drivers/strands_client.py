@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from importlib.metadata import version
 from typing import Any
 
-from common import PARKED, PATIENCE, drive_each, filled_in, give_up, report, run_all
+from common import PARKED, drive_each, filled_in, give_up, report, run_all, until_begun
 from mcp.types import ElicitResult
 from strands.tools.mcp import MCPClient
 
@@ -26,11 +26,12 @@ def shown(result: Any) -> dict[str, Any]:
 
 
 def signalled(client: MCPClient) -> Callable[[dict[str, Any]], Awaitable[bool]]:
-    """A call that is told to stop after a while; whether it says that it was cancelled."""
+    """A call that is told to stop when the tool has begun; whether it says that it was cancelled."""
 
     async def begin(arguments: dict[str, Any]) -> bool:
         gone = threading.Event()
-        asyncio.get_running_loop().call_later(PATIENCE, gone.set)
+        waiting = asyncio.create_task(until_begun(arguments))
+        waiting.add_done_callback(lambda _: gone.set())
         result = await client.call_tool_async("use-1", "job", arguments, cancel_signal=gone)
         return result.get("cancelled", False)
 
