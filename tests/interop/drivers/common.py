@@ -23,7 +23,7 @@ from typing import Any
 
 SCENARIO_LIMIT = 20.0
 PARKED = 30.0  # seconds of the task that is cancelled: longer than any scenario may last
-JOB = 3.0  # seconds of the task whose caller gives up
+JOB = 6.0  # seconds of the task whose caller gives up: long enough for that to be heard of on a busy machine
 PATIENCE = 1.5  # seconds in which a call is under way
 
 Scenario = Callable[[], Awaitable[dict[str, Any]]]
@@ -50,7 +50,7 @@ async def give_up(begin: Callable[[dict[str, Any]], Awaitable[Any]]) -> dict[str
         log = Path(directory, "job.log")
         arguments = {"n": 1, "seconds": JOB, "log": str(log)}
         cancelled = await begin(arguments)
-        return {"cancelled": cancelled, "went_on": await _comes_into(log, " end ", 3 * JOB)}
+        return {"cancelled": cancelled, "went_on": await _comes_into(log, " end ", JOB + 4)}
 
 
 async def until_begun(arguments: Mapping[str, Any]) -> None:
