@@ -103,6 +103,11 @@ class SqlitePlace(_Tables):
         self.path = path
         self.shown = str(path)
 
+    @property
+    def at(self) -> str:
+        """The URL of the file."""
+        return f"sqlite:///{self.path}"
+
     def store(self, codec: Codec | None = None) -> SqliteStore:
         return SqliteStore(self.path, codec=codec)
 

@@ -288,8 +288,3 @@ def test_what_is_shown_of_a_url_has_no_secret() -> None:
 def test_a_prefix_that_would_break_the_hash_tag_is_refused(prefix: str) -> None:
     with pytest.raises(InvalidOption, match="prefix"):
         RedisStore("redis://localhost", prefix=prefix)
-
-
-async def test_a_store_that_is_not_open_says_so(redis_place: RedisPlace) -> None:
-    with pytest.raises(UsageError, match=r"is not open: `await store.open\(\)` comes first"):
-        await redis_place.store().get("task")
