@@ -22,6 +22,8 @@ from mcp_tasks.testing.store_suite import NoteTests, PartTests, RecordTests, Sto
 from tests.backends.child import CREATES, printed_by
 from tests.backends.places import Place, PostgresPlace, RedisPlace, SqlitePlace
 
+pytestmark = pytest.mark.anyio
+
 
 class _InAFile:
     codec: Codec | None = None
