@@ -35,9 +35,9 @@ def printed_by(verb: str, url: str, processes: int = 1) -> list[str]:
             assert read_line(child) == "ready\n"
         for child in children:
             tell(child, "\n")
-        printed = [child.communicate(timeout=60)[0] for child in children]
+        printed: list[str] = [child.communicate(timeout=60)[0] for child in children]
         assert [child.returncode for child in children] == [0] * processes
-    return "".join(printed).splitlines()
+    return [line for text in printed for line in text.splitlines()]
 
 
 async def create_tasks(url: str) -> None:

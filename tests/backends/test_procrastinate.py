@@ -21,7 +21,7 @@ from harness.waiting import eventually
 from mcp_tasks.engines import Route, Serves
 from mcp_tasks.engines.base import WritesJobs
 from mcp_tasks.engines.procrastinate import TRIES, ProcrastinateCarrier, ProcrastinateEngine, prepare
-from mcp_tasks.errors import InvalidOption, StoreUnavailable
+from mcp_tasks.errors import StoreUnavailable
 from mcp_tasks.model import TaskRecord, TaskRequest, TaskStatus
 from mcp_tasks.model.values import Statement, database_place
 from mcp_tasks.runtime import Ending, Run, TaskRuntime, ToolPolicy
@@ -205,11 +205,6 @@ async def test_jobs_of_workers_that_died_often_are_given_up(url: str) -> None:
 
 
 # Names, words and mistakes
-
-
-def test_an_engine_has_a_connection() -> None:
-    with pytest.raises(InvalidOption, match="connections"):
-        ProcrastinateEngine("postgresql://host/x", connections=0)
 
 
 async def test_a_connection_asks_for_nothing_that_poolers_refuse() -> None:

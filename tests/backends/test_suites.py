@@ -96,8 +96,8 @@ async def test_a_store_that_is_not_open_says_so(place: Place) -> None:
     for act in (lambda: store.get("x"), lambda: store.create(make_record(), make_request())):
         with pytest.raises(UsageError, match=r"is not open: `await store.open\(\)` comes first"):
             await act()
-    with pytest.raises(UsageError, match="is not open"):
-        async with store.notifier().listen():
-            pass
     if isinstance(place, SqlitePlace):
+        with pytest.raises(UsageError, match="is not open"):
+            async with store.notifier().listen():
+                pass
         assert not place.path.exists()

@@ -8,6 +8,7 @@ import re
 import sys
 import unicodedata
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ import pytest
 from harness.processes import run
 from mcp_tasks import Tasks
 from mcp_tasks.engines import Engine
+from mcp_tasks.engines.docket import DocketCarrier
+from mcp_tasks.engines.procrastinate import ProcrastinateCarrier, ProcrastinateEngine
 from mcp_tasks.engines.remote import engine_from_url
 from mcp_tasks.errors import TasksError, UsageError
 from mcp_tasks.files import state_folder
@@ -75,15 +78,45 @@ def test_a_url_that_is_refused_is_repeated_without_its_password(url: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("url", "shown"),
+    ("make", "url"),
     [
-        ("SQLITE:///A.db", "SqliteStore"),
-        ("REDIS://u:p@Host/3", "RedisStore('redis://host:6379/3')"),
-        ("Postgres://u:p@h/Db", "PostgresStore('postgresql://u@h/Db')"),
+        (RedisStore, "redis://:s3cret@localhost:port/0"),
+        (RedisStore, "redis://user:s3cret/x@localhost/0"),
+        (RedisStore, "redis://localhost:6379/0?socket_timeout=s3cret"),
+        (RedisStore, "http://:s3cret@localhost"),
+        (RedisStore, "localhost:s3cret"),
+        (PostgresStore, "postgresql://u:s3c/ret@host/db"),
+        (PostgresStore, "postgresql://u@h/db?s3cret=1"),
+        (PostgresStore, "postgresql://[s3cret"),
+        (DocketCarrier, "redis://me:s3cret@host/0?max_connections=many"),
+        (ProcrastinateCarrier, "postgresql://me:s3cret%zz@host/x"),
     ],
 )
-def test_the_case_of_a_scheme_does_not_matter(url: str, shown: str) -> None:
-    assert shown in repr(store_from_url(url))
+def test_a_url_that_names_no_server_is_refused_without_repeating_it(make: Callable[[str], object], url: str) -> None:
+    with pytest.raises(UsageError, match=r"Redis|Postgres") as refused:
+        make(url)
+    assert "s3c" not in f"{refused.value!r} {refused.value.__cause__!r}"
+    assert refused.value.__suppress_context__ or refused.value.__context__ is None
+
+
+@pytest.mark.parametrize(
+    ("store", "shown"),
+    [
+        (RedisStore("unix:///run/redis.sock?password=s3cret"), "RedisStore('unix:///run/redis.sock"),
+        (
+            store_from_url("rediss://user:s3cret@[::1]:7000/3?password=s3cret"),
+            "RedisStore('rediss://[::1]:7000/3')",
+        ),
+        (store_from_url("valkeys://:s3cret@example.org"), "RedisStore('valkeys://example.org:6379/0')"),
+        (store_from_url("SQLITE:///A.db"), "SqliteStore"),
+        (store_from_url("REDIS://u:p@Host/3"), "RedisStore('redis://host:6379/3')"),
+        (store_from_url("Postgres://u:p@h/Db"), "PostgresStore('postgresql://u@h/Db')"),
+    ],
+    ids=repr,
+)
+def test_a_store_is_shown_without_secrets_and_the_case_of_its_scheme_does_not_matter(store: Store, shown: str) -> None:
+    assert shown in repr(store)
+    assert "s3cret" not in repr(store)
 
 
 @pytest.mark.parametrize("database", ["x", "1/2", "-1", "0x1", "%31"])
@@ -104,12 +137,16 @@ def test_a_redis_database_that_is_no_number_is_refused(database: str) -> None:
         (lambda: POSTGRES("postgresql://h/db", connections="many"), "connections must be a whole number"),
         (lambda: POSTGRES("postgresql://h/db", codec="json"), "codec must be a Codec"),
         (lambda: REDIS(None), "the URL of a Redis store begins with"),
-        (lambda: REDIS("redis://h", prefix=3), "prefix must be a non-empty string"),
+        *(
+            (partial(REDIS, "redis://h", prefix=prefix), "prefix must be a non-empty string")
+            for prefix in (3, "", "{tag}", "a}b", "line\nbreak")
+        ),
         (lambda: REDIS("redis://h", timeout=5), r"timeout=timedelta\(seconds=5\)"),
         (lambda: REDIS("redis://h", codec="json"), "codec must be a Codec"),
+        (lambda: ProcrastinateEngine("postgresql://h/db", connections=0), "connections"),
     ],
 )
-def test_a_store_is_not_made_of_values_of_other_kinds(make: Callable[[], Store], what: str) -> None:
+def test_a_store_or_an_engine_is_not_made_of_values_of_other_kinds(make: Callable[[], object], what: str) -> None:
     with pytest.raises(TasksError, match=what):
         make()
 
