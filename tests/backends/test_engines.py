@@ -1,4 +1,4 @@
-"""Engines that carry ids through Redis and Postgres: the shipped suite, servers that fail, what is particular to each."""
+"""Engines that carry ids through Redis and Postgres: the shipped suite, servers that fail, what each does besides."""
 
 from __future__ import annotations
 
