@@ -16,5 +16,4 @@ server = MCPServer("farm", **tasks.wiring())
 @server.tool()
 @tasks.task(mode="required")
 def where() -> int:
-    """The process that runs this."""
     return os.getpid()

@@ -43,7 +43,6 @@ class Place:
     remedy: str
 
     def store(self, codec: Codec | None = None) -> Store:
-        """A store here, not yet open."""
         raise NotImplementedError
 
     def put(self, task_id: str, part: str, value: object) -> None:
@@ -51,11 +50,9 @@ class Place:
         raise NotImplementedError
 
     def take(self, task_id: str, part: str) -> Any:
-        """What a part is kept as."""
         raise NotImplementedError
 
     def everything(self) -> bytes:
-        """All that is kept here."""
         raise NotImplementedError
 
     def child_keys(self) -> int:
@@ -64,8 +61,6 @@ class Place:
 
 
 class _Tables(Place):
-    """A place that understands SQL."""
-
     prefix = ""
     mark = "?"
 
@@ -105,7 +100,6 @@ class SqlitePlace(_Tables):
 
     @property
     def at(self) -> str:
-        """The URL of the file."""
         return f"sqlite:///{self.path}"
 
     def store(self, codec: Codec | None = None) -> SqliteStore:
@@ -155,7 +149,6 @@ class RedisPlace(Place):
         return RedisStore(self.url, codec=codec)
 
     def key(self, *parts: str) -> str:
-        """The name of one of the store's keys."""
         return ":".join(("{mcp-tasks}", *parts))
 
     def put(self, task_id: str, part: str, value: object) -> None:
@@ -176,7 +169,6 @@ class RedisPlace(Place):
         return self.client.hget(self.key("t", task_id), _FIELDS[part])
 
     def names(self) -> set[str]:
-        """The names of all keys that are there."""
         return {key.decode("utf-8", "surrogatepass") for key in self.client.scan_iter(count=1_000)}
 
     def everything(self) -> bytes:

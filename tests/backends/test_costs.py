@@ -135,7 +135,6 @@ Counter = Callable[[], int]
 
 
 async def measured(store: Store, count: Counter) -> dict[str, int]:
-    """What each verb costs."""
     costs: dict[str, int] = {}
     for name, verb in verbs(store).items():
         before = count()
@@ -145,7 +144,6 @@ async def measured(store: Store, count: Counter) -> dict[str, int]:
 
 
 def grown(few: dict[str, int], many: dict[str, int], *, room: int) -> dict[str, tuple[int, int]]:
-    """The verbs that cost more than a little more."""
     return {name: (cost, many[name]) for name, cost in few.items() if many[name] > 2 * cost + room}
 
 

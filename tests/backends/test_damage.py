@@ -49,7 +49,6 @@ async def store(place: Place) -> AsyncIterator[Store]:
 
 
 async def listed(store: Store) -> list[TaskRecord]:
-    """The tasks that can be read."""
     return list((await store.list("demo", OwnedBy("alice"), now=NOON)).records)
 
 

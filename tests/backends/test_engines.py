@@ -102,8 +102,6 @@ class TestCeleryEngine(_OnADatabase):
 
 @dataclass(frozen=True)
 class Carried:
-    """A kind of engine, with a server that may be restarted."""
-
     server: Valkey | Postgres
     make: Callable[..., RemoteEngine]
 
@@ -119,7 +117,6 @@ ours = pytest.mark.parametrize("carried", ["docket", "procrastinate"], indirect=
 
 @asynccontextmanager
 async def by_proxy(carried: Carried) -> AsyncGenerator[tuple[Proxy, str]]:
-    """A new database, by way of a proxy."""
     url = carried.server.new_database()
     async with proxy_to(url) as proxy:
         yield proxy, proxy.before(url)

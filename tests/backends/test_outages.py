@@ -61,8 +61,6 @@ PATIENCE = timedelta(seconds=0.4)
 
 
 class Place:
-    """A server that may be restarted, and stores on it."""
-
     def __init__(self, server: Postgres | Valkey) -> None:
         self.server = server
         self.is_redis = isinstance(server, Valkey)
@@ -70,7 +68,6 @@ class Place:
         self._prefix = uuid4().hex
 
     def store(self, url: str | None = None, *, connections: int = 8, patience: timedelta | None = None) -> Store:
-        """A store, on the same tasks each time."""
         url = url or self.url
         if self.is_redis:
             waits = patience or timedelta(seconds=5)
@@ -101,7 +98,6 @@ async def proxy(place: Place) -> AsyncIterator[Proxy]:
 
 
 def writes(store: Store, record: TaskRecord) -> dict[str, Callable[[], Awaitable[object]]]:
-    """Every verb that writes."""
     return {
         "create": lambda: store.create(changed(make_record()), REQUEST),
         "save": lambda: store.save(changed(record, version=2), expected=1),
@@ -432,7 +428,6 @@ class Work:
             return await again_and_again(f"reports {current_task().id}", lambda number: ctx.report_progress(number))
 
     async def start_all(self) -> dict[str, LocalTask[Any]]:
-        """One task of each tool, at work."""
         names = ("starts", "starts_in_steps", "starts_in_a_thread", "waits", "looks", "reports")
         running: dict[str, LocalTask[Any]] = {name: await self.tasks.start(name) for name in names}
         await self.goes_on()

@@ -126,7 +126,6 @@ class WatchedCipher:
         return data
 
     async def threads_of(self, act: Awaitable[object]) -> set[int]:
-        """The threads that something was on."""
         self.threads.clear()
         await act
         return set(self.threads)

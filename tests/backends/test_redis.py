@@ -43,7 +43,6 @@ async def store(redis_place: RedisPlace) -> AsyncIterator[RedisStore]:
 
 
 def ended(record: TaskRecord, **fields: Any) -> TaskRecord:
-    """The task one version on, completed at noon."""
     changes = {"version": record.version + 1, "status": TaskStatus.COMPLETED, "finished_at": NOON, "worker": None}
     return replace(record, **changes | fields)
 
@@ -292,7 +291,6 @@ async def refusal(act: Callable[[], Awaitable[object]]) -> StoreUnavailable:
 
 @asynccontextmanager
 async def setting(redis: Any, name: str, value: str) -> AsyncGenerator[None]:
-    """A setting of the server, while the block runs."""
     found: Any = await redis.config_get(name)
     await redis.config_set(name, value)
     try:
@@ -340,7 +338,6 @@ async def test_a_replica_takes_no_write_and_says_so(server: Valkey, redis: Any) 
 
 
 async def said_at_start(url: str, caplog: pytest.LogCaptureFixture) -> str:
-    """What is logged, in one line or none."""
     caplog.clear()
     with caplog.at_level(logging.DEBUG, logger="mcp_tasks"):
         async with opened(RedisStore(url)):

@@ -83,7 +83,6 @@ async def store(sqlite: SqlitePlace, disk: type[Disk]) -> AsyncIterator[SqliteSt
 
 @contextmanager
 def locked(path: Path, begin: str) -> Generator[sqlite3.Connection]:
-    """The file while another program has a lock."""
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute(begin)
         other.execute("SELECT count(*) FROM sqlite_master").fetchall()
@@ -282,7 +281,6 @@ async def test_many_changes_of_another_process_are_all_told(store: SqliteStore, 
 
 
 def run_each(*parts: Callable[[], Any]) -> None:
-    """Each in an event loop of its own."""
     for part in parts:
         asyncio.run(part())
 

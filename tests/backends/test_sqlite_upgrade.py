@@ -55,7 +55,6 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> SqlitePlace:
 
 
 def of(file: OldFile) -> pytest.MarkDecorator:
-    """The file that a test is about."""
     return pytest.mark.parametrize("place", [file], indirect=True, ids=[f"schema {file.schema}"])
 
 

@@ -34,8 +34,6 @@ MINUTE = timedelta(minutes=1)
 
 @dataclass(frozen=True)
 class Place:
-    """A store, and the processes on it."""
-
     url: str
     folder: Path
     store: Store
@@ -54,19 +52,15 @@ class Place:
         return process
 
     async def door(self, server: ServerProcess) -> Tasking:
-        """A client of a server."""
         return Tasking(HttpWire(server.url, await self.stack.enter_async_context(http_client())), EVERYTHING)
 
     async def until_swept(self, task: str) -> None:
-        """Wait until a task that has expired is removed."""
-
         async def is_gone() -> bool:
             return not await self.store.versions([task])
 
         await eventually(is_gone, LIMIT)
 
     def paid(self, job: str) -> int:
-        """How often the tool was entered for the job."""
         return (self.folder / "paid").read_text().splitlines().count(job)
 
 
@@ -87,13 +81,11 @@ async def place(
 
 
 async def pay_once(door: Tasking, key: str) -> str:
-    """Pay under an idempotency key; the task."""
     call = {"name": "pay", "arguments": {"job": key}}
     return (await door.ask("tools/call", call, meta={KEY: key})).result["taskId"]
 
 
 async def open_question(door: Tasking, task: str) -> str:
-    """The key of what the task asks."""
     [key] = (await door.until(task, "input_required"))["inputRequests"]
     return key
 

@@ -34,8 +34,6 @@ HOUR = timedelta(hours=1)
 
 
 class Sure(BaseModel):
-    """The form of each question."""
-
     sure: bool
 
 
@@ -79,7 +77,6 @@ def build(url: str, folder: Path, role: str, *, is_right: bool) -> tuple[MCPServ
 
 
 async def send(url: str) -> None:
-    """Hand a task to the engine."""
     engine = engine_from_url(url, 1)
     await engine.start(None)
     await engine.submit("task", delay=HOUR)
@@ -87,7 +84,6 @@ async def send(url: str) -> None:
 
 
 def main() -> None:
-    """Serve or work until stopped."""
     role, hours, url, folder, *port = sys.argv[1:]
     logging.basicConfig(level=logging.WARNING)
     server, tasks = build(url, Path(folder), role, is_right=hours == "0")

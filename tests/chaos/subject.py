@@ -30,14 +30,10 @@ NAME = "subject"
 
 
 class Name(BaseModel):
-    """Somebody's name."""
-
     name: str
 
 
 class Confirmation(BaseModel):
-    """Yes or no."""
-
     confirm: bool
 
 
@@ -63,7 +59,6 @@ class Desk:
             await anyio.sleep(0.02)
 
     def meet(self, moment: str) -> None:
-        """Die, if this is the moment for it."""
         order = self.folder / "die"
         if order.exists() and order.read_text() == moment:
             order.unlink()
@@ -83,7 +78,6 @@ class Desk:
 
 
 def build(url: str, folder: Path, drain: float, slots: int) -> MCPServer[Any]:
-    """The server."""
     desk, store = Desk(folder), store_from_url(url)
     settings = Settings(
         drain_timeout=timedelta(seconds=drain),
@@ -104,11 +98,9 @@ def build(url: str, folder: Path, drain: float, slots: int) -> MCPServer[Any]:
 def add_working_tools(server: MCPServer[Any], tasks: Tasks, desk: Desk) -> None:
     @server.tool()
     def plain() -> str:
-        """No task."""
         return "here"
 
     async def again(job: str) -> str:
-        """May run again."""
         desk.note(f"{job} start")
         try:
             await desk.pass_gate(job)
@@ -118,7 +110,6 @@ def add_working_tools(server: MCPServer[Any], tasks: Tasks, desk: Desk) -> None:
         return desk.note(f"{job} end")
 
     async def once(job: str) -> str:
-        """May not run again."""
         return await again(job)
 
     def blocks(job: str) -> str:
@@ -135,13 +126,11 @@ def add_working_tools(server: MCPServer[Any], tasks: Tasks, desk: Desk) -> None:
         return f"{job} end"
 
     async def sleeps(job: str) -> str:
-        """Wait for a time, in no process."""
         desk.note(f"{job} start")
         await current_task().sleep(timedelta(seconds=3))
         return f"{job} end"
 
     async def parent(job: str) -> str:
-        """Wait for a child."""
         desk.note(f"{job} start")
         child = await tasks.start("again", {"job": f"{job}-child"}, ttl=timedelta(hours=1))
         result: Any = (await child.wait()).structured_content
@@ -176,7 +165,6 @@ def add_asking_tools(server: MCPServer[Any], tasks: Tasks, desk: Desk) -> None:
         return f"{given}: {sure.data.confirm if sure.action == 'accept' else sure.action}"
 
     async def greet(ctx: Context) -> str:
-        """Ask once."""
         answer = await ctx.elicit("What is your name?", Name)
         return f"Hello, {answer.data.name}!" if answer.action == "accept" else answer.action
 
@@ -197,7 +185,6 @@ def add_asking_tools(server: MCPServer[Any], tasks: Tasks, desk: Desk) -> None:
 
 
 def main() -> None:
-    """Serve until stopped."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--fd", type=int, help="over HTTP, on this socket; over stdio without it")
     parser.add_argument("--url", required=True)

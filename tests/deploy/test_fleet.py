@@ -153,8 +153,6 @@ pytestmark = pytest.mark.anyio
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """What runs, and where it is reached."""
-
     processes: Processes
     servers: list[int]
     health: list[int]
@@ -189,7 +187,6 @@ def fleet(
 
 
 def _of_unit(role: str) -> list[str]:
-    """The command of a unit."""
     text = (DEPLOY / "systemd" / f"farm-{role}@.service").read_text()
     found = re.search(r"^ExecStart=/opt/farm/venv/bin/(.*)$", text, flags=re.MULTILINE)
     assert found is not None
@@ -259,7 +256,6 @@ async def test_changes_come_through_as_they_happen(door: str) -> None:
 
 @asynccontextmanager
 async def _from(address: str) -> AsyncGenerator[httpx2.AsyncClient]:
-    """A client at an address of its own."""
     transport = httpx2.AsyncHTTPTransport(local_address=address, verify=False)
     async with httpx2.AsyncClient(transport=transport, timeout=PATIENCE, trust_env=False) as http:
         yield http

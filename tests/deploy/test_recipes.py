@@ -136,7 +136,6 @@ async def two_workers(served: Site) -> Site:
 
 
 async def _process(client: Client) -> int:
-    """The process that answers a call."""
     content = (await client.call_tool("process", {})).structured_content
     assert content is not None
     return content["result"]

@@ -92,8 +92,6 @@ HAPPENINGS: Final[Sequence[Happening]] = [
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Disturbance:
-    """Something that happens to the fleet."""
-
     what: Happening
     after: float
     whom: str = ""
@@ -171,12 +169,10 @@ class View:
 
     @property
     def is_final(self) -> bool:
-        """Whether the task had ended."""
         return self.status in FINAL
 
     @property
     def outcome(self) -> tuple[str, str]:
-        """How it had ended, in a few words."""
         task = json.loads(self.text)
         if self.status == "completed":
             return self.status, "".join(part.get("text", "") for part in task["result"]["content"])
@@ -203,7 +199,6 @@ class Acknowledged:
 
 
 def seen(task: Mapping[str, Any], asked: float) -> View:
-    """The answer to `tasks/get`, as a view."""
     text = json.dumps({key: value for key, value in task.items() if key not in _MOVES}, sort_keys=True)
     return View(asked=asked, at=time.monotonic(), status=task["status"], text=text)
 
@@ -224,7 +219,6 @@ class Driver:
         self._is_over = False
 
     async def drive(self, calls: Sequence[Call]) -> None:
-        """Make all calls when their time comes, and wait until all of them have ended."""
         begun = time.monotonic()
         async with asyncio.TaskGroup() as group:
             for call in calls:
@@ -236,7 +230,6 @@ class Driver:
         self._is_over = True
 
     async def look_everywhere(self) -> None:
-        """Look at each task once more, by each of the doors."""
         for task in self.acknowledged:
             for number in range(len(self._doors)):
                 await self._look(task, number, tries=20)
@@ -349,8 +342,6 @@ class Evidence:
 
 @dataclass(slots=True)
 class Verdict:
-    """What is wrong, with which task."""
-
     acknowledged: int = 0
     lost: list[str] = field(default_factory=list[str])
     doubled: list[str] = field(default_factory=list[str])
@@ -359,24 +350,20 @@ class Verdict:
 
     @property
     def is_good(self) -> bool:
-        """Whether all is as it must be."""
         return not (self.lost or self.doubled or self.stuck or self.wrong)
 
     @property
     def line(self) -> str:
-        """All of it, in a line."""
         counts = f"{len(self.lost)} lost, {len(self.doubled)} doubled, {len(self.stuck)} stuck"
         wrong = f", {len(self.wrong)} wrong" if self.wrong else ""
         return f"chaos: {self.acknowledged} acknowledged, {counts}{wrong}"
 
     def details(self) -> Iterator[str]:
-        """What is wrong, one line for each."""
         for name in ("lost", "doubled", "stuck", "wrong"):
             yield from (f"{name}: {what}" for what in getattr(self, name))
 
 
 def judged(evidence: Sequence[Evidence]) -> Verdict:
-    """What the evidence says."""
     verdict = Verdict(acknowledged=len(evidence))
     for one in evidence:
         name = f"{one.task.job} ({one.task.id})"
@@ -459,7 +446,6 @@ def _wrong(one: Evidence) -> Iterator[str]:
 
 
 def _expected(job: str) -> Mapping[str, Sequence[tuple[str, str]]]:
-    """How a task of each kind may end."""
     as_asked = [("completed", job)]
     return {
         "quick": as_asked,
@@ -474,7 +460,6 @@ def _expected(job: str) -> Mapping[str, Sequence[tuple[str, str]]]:
 
 
 def _value(entry: JournalEntry) -> object:
-    """What a step gave."""
     return cast(Mapping[str, object], entry.value)["value"]
 
 
@@ -483,8 +468,6 @@ def _value(entry: JournalEntry) -> object:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chaos:
-    """One run of it."""
-
     backend: BackendName
     seconds: float
     seed: int
@@ -492,7 +475,6 @@ class Chaos:
     """Whether to tell what happens, as it does."""
 
     def run(self, folder: Path) -> Verdict:
-        """Do it, and judge."""
         with backend(self.backend, folder) as database:
             return asyncio.run(self._run(database, folder))
 
@@ -573,7 +555,6 @@ async def _gathered(database: Backend, tasks: Sequence[Acknowledged], notes: Not
 
 
 def main() -> int:
-    """Run it once; 1 if something is wrong."""
     parser = argparse.ArgumentParser(description="Shoot at a fleet, and see that nothing is lost.")
     parser.add_argument("--backend", choices=get_args(BackendName), default="sqlite")
     parser.add_argument("--seconds", type=float, default=60.0)

@@ -15,7 +15,6 @@ BACKENDS = ("postgres", "redis")
 
 @pytest.fixture(scope="module", params=BACKENDS)
 def database(request: pytest.FixtureRequest, shared_backend: Callable[[BackendName], Backend]) -> Backend:
-    """A database server."""
     return shared_backend(cast(BackendName, request.param))
 
 

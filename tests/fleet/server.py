@@ -67,8 +67,6 @@ class Note:
 
 
 class Notes:
-    """The file with the notes."""
-
     def __init__(self, folder: Path) -> None:
         self.path = folder / "notes.jsonl"
 
@@ -81,13 +79,11 @@ class Notes:
             os.close(file)
 
     def read(self) -> Sequence[Note]:
-        """All of them, in the order in which they were written."""
         if not self.path.exists():
             return []
         return [Note(**json.loads(line)) for line in self.path.read_text().splitlines()]
 
     def of(self, job: str, what: str) -> Sequence[Note]:
-        """Those of one call, of this kind."""
         return [note for note in self.read() if note.job == job and note.what == what]
 
     async def run_of(self, job: str, attempt: int = 1, what: str = "start") -> Note:
@@ -117,8 +113,6 @@ SOON = timedelta(milliseconds=300)
 
 
 class Word(BaseModel):
-    """An answer."""
-
     word: str
 
 
@@ -132,11 +126,9 @@ class Tools:
     process: str
 
     def add(self, function: Callable[..., Awaitable[Any]], **options: Any) -> None:
-        """Add one as a task."""
         self.server.tool()(self.tasks.task(**options)(function))
 
     def note(self, job: str, what: str, *, key: str = "", value: str = "") -> None:
-        """Write down what the run that is calling does."""
         task = current_task()
         at = time.monotonic()
         self.notes.add(Note(job, what, task.id or "", task.attempt, self.process, at, key, value))
@@ -154,26 +146,20 @@ class Tools:
 
 
 def add_chaos_tools(tools: Tools) -> None:
-    """One tool for each kind of task that there is."""
-
     async def quick(job: str, ctx: Context) -> str:
-        """End at once."""
         return await long(job, 0.0, ctx)
 
     async def long(job: str, seconds: float, ctx: Context) -> str:
-        """Work for a while, and tell how far it is."""
         async with tools.noted(job):
             await _work(seconds, ctx)
             return job
 
     async def asking(job: str, ctx: Context) -> str:
-        """Ask, and wait for the answer however long it takes."""
         async with tools.noted(job):
             answer = await ctx.elicit(f"A word for {job}?", Word)
             return f"{job}: {answer.data.word if answer.action == 'accept' else answer.action}"
 
     async def stepping(job: str, steps: int, seconds: float) -> str:
-        """Do several things, each of them once."""
         async with tools.noted(job):
             values: list[str] = []
             for number in range(steps):
@@ -189,12 +175,10 @@ def add_chaos_tools(tools: Tools) -> None:
             return job
 
     async def failing(job: str) -> str:
-        """Fail."""
         async with tools.noted(job):
             raise ToolError(f"{job} failed")
 
     async def endless(job: str, ctx: Context) -> str:
-        """Work until cancelled."""
         async with tools.noted(job):
             await _work(FOREVER, ctx)
             return job
@@ -207,13 +191,11 @@ def add_chaos_tools(tools: Tools) -> None:
             return job
 
     async def poison(job: str) -> str:
-        """Take the process down."""
         tools.note(job, "start")
         await asyncio.sleep(0.1)
         os._exit(9)
 
     async def once(job: str, seconds: float) -> str:
-        """Do what must not be done twice."""
         async with tools.noted(job):
             await asyncio.sleep(seconds)
             return job
@@ -225,7 +207,6 @@ def add_chaos_tools(tools: Tools) -> None:
 
     @tools.server.tool()
     def process() -> str:
-        """A plain call: which process answers."""
         return tools.process
 
 
@@ -239,19 +220,15 @@ def add_pool_tools(tools: Tools, *, rare: bool) -> None:
             return tools.process
 
     async def drawn(job: str) -> str:
-        """Only where there is a graphics card."""
         return await limited(job)
 
     async def urgent(job: str) -> str:
-        """Before the others."""
         return await limited(job)
 
     async def dull(job: str, seconds: float) -> str:
-        """After the others."""
         return await limited(job, seconds)
 
     async def special(job: str) -> str:
-        """A tool that some workers lack."""
         return await limited(job)
 
     tools.add(limited, recover="rerun", max_at_work=2)
@@ -272,13 +249,11 @@ async def _work(seconds: float, ctx: Context) -> None:
 
 
 async def _token(seconds: float) -> str:
-    """Something that no other call of it gives."""
     await asyncio.sleep(seconds)
     return uuid4().hex[:8]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Serve or work until stopped."""
     parser = argparse.ArgumentParser()
     parser.add_argument("role", choices=("replica", "worker"))
     parser.add_argument("--url", required=True)

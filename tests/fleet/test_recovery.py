@@ -138,7 +138,6 @@ async def test_a_crash_of_the_database_loses_nothing_and_needs_nobody(
 
 
 async def _is_back(client: Tasking, notes: Notes, process: str) -> None:
-    """Wait until the process takes tasks again."""
     number = 0
     while True:
         job = f"back-{process}-{number}"

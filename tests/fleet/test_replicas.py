@@ -30,7 +30,6 @@ _number = itertools.count()
 
 
 def new_job(name: str) -> str:
-    """A name for a call that no other call has."""
     return f"{name}-{next(_number)}"
 
 
@@ -44,7 +43,6 @@ class Standing:
     doors: Sequence[Tasking]
 
     def ran(self, job: str) -> Note:
-        """The one run of a job that there was."""
         [note] = self.notes.of(job, "start")
         return note
 

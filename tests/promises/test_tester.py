@@ -27,7 +27,6 @@ def tasks() -> Tasks:
 
 @pytest.fixture
 def begun() -> list[str]:
-    """The runs that have begun, by their tools."""
     return []
 
 
@@ -111,7 +110,6 @@ async def test_arguments_that_the_tool_does_not_take_are_refused_as_in_a_call(
     @server.tool()
     @tasks.task()
     async def repeat(times: int) -> int:
-        """Take a number."""
         return times
 
     async with TaskTester(server, tasks) as tester:

@@ -30,14 +30,10 @@ AT_ONCE = timedelta(0)
 
 
 class Yes(BaseModel):
-    """Yes or no."""
-
     yes: bool
 
 
 class Bench:
-    """A server with one tool, and what the tool did."""
-
     def __init__(self, tool: Callable[..., Any], **options: Unpack[ToolOptions]) -> None:
         self.tasks = Tasks("memory://")
         self.server = MCPServer("promises", **self.tasks.wiring())
@@ -50,8 +46,6 @@ class Bench:
 
 
 def done(log: list[str], name: str) -> Callable[[], Awaitable[str]]:
-    """A piece of work that says that it was done."""
-
     async def work() -> str:
         log.append(name)
         await anyio.sleep(0.01)  # sleep: work that takes a moment

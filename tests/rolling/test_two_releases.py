@@ -30,8 +30,6 @@ THIS, NEXT = FORMAT, FORMAT + 1
 
 
 class Process:
-    """A process of a release, which does what it is told."""
-
     def __init__(self, package: Path, url: str) -> None:
         self._command = python("tests.rolling.release", url)
         self._environment = environment(package)
@@ -48,7 +46,6 @@ class Process:
         return self._told("\n")
 
     def stop(self) -> None:
-        """Stop it in order."""
         process, self._process = self._process, None
         if process is not None:
             process.communicate(timeout=LIMIT)
@@ -58,7 +55,6 @@ class Process:
         return self._told(json.dumps({"do": verb, **more}) + "\n")
 
     def until(self, task: str, reached: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-        """The task as soon as this process sees it so."""
         deadline = time.monotonic() + LIMIT
         while True:
             shown = self.tell("show", task=task)
@@ -87,7 +83,6 @@ def next_release(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(params=["sqlite", "postgres", "redis"])
 def url(request: pytest.FixtureRequest, shared_backend: Callable[[BackendName], Backend]) -> str:
-    """An empty store."""
     return shared_backend(request.param).fresh()
 
 
@@ -159,7 +154,6 @@ def test_two_adjacent_releases_work_side_by_side(releases: tuple[Process, Proces
 
 
 def mark(url: str, *, schema: int, compatible_from: int) -> None:
-    """Mark the store as one of a newer release."""
     if url.startswith("sqlite"):
         with closing(sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None)) as database:
             database.execute("UPDATE meta SET compatible_from = ?", (compatible_from,))
