@@ -77,7 +77,7 @@ class Desk:
         return call
 
 
-def build(url: str, folder: Path, drain: float, slots: int) -> MCPServer[Any]:
+def build(url: str, folder: Path, drain: float) -> MCPServer[Any]:
     desk, store = Desk(folder), store_from_url(url)
     settings = Settings(
         drain_timeout=timedelta(seconds=drain),
@@ -88,7 +88,7 @@ def build(url: str, folder: Path, drain: float, slots: int) -> MCPServer[Any]:
     for verb in ("create", "save"):
         setattr(store, verb, desk.watched(verb, getattr(store, verb)))
     engine = "local" if url.startswith("sqlite") else url
-    tasks = Tasks(store, engine=engine, concurrency=slots, settings=settings, limits=UNPACED)
+    tasks = Tasks(store, engine=engine, concurrency=9, settings=settings, limits=UNPACED)
     server = MCPServer[Any](NAME, version="1", **tasks.wiring(), log_level="WARNING")
     add_working_tools(server, tasks, desk)
     add_asking_tools(server, tasks, desk)
@@ -190,9 +190,8 @@ def main() -> None:
     parser.add_argument("--url", required=True)
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--drain", type=float, default=0.0)
-    parser.add_argument("--slots", type=int, default=9)
     options = parser.parse_args()
-    server = build(options.url, options.folder, options.drain, options.slots)
+    server = build(options.url, options.folder, options.drain)
     if options.fd is None:
         server.run("stdio")
     else:

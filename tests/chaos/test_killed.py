@@ -10,8 +10,8 @@ import json
 import signal
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
-from datetime import timedelta
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,7 +24,7 @@ from harness.forking import forked
 from harness.http import HttpWire, http_client
 from harness.older import OWN_STREAM, RELATED, HttpClient, http_session
 from harness.processes import PIPE
-from harness.rpc import EVERYTHING, PATIENCE, Tasking, accept, request
+from harness.rpc import EVERYTHING, PATIENCE, Tasking, accept, request, text_of
 from harness.serving import ServerProcess
 from harness.stored import all_tasks, opened
 from harness.waiting import eventually
@@ -37,11 +37,24 @@ from mcp_tasks.client import (
     resume_task,
     start_task,
 )
-from mcp_tasks.model import TaskRecord, TaskStatus
+from mcp_tasks.model import (
+    InputRequest,
+    InputRequested,
+    JournalEntry,
+    RunParked,
+    RunStarted,
+    TaskRecord,
+    TaskRequest,
+    TaskStatus,
+    apply,
+)
+from mcp_tasks.stores.sqlite import SqliteStore
 from mcp_tasks.stores.url import store_from_url
-from tests.chaos.subject import NAME
+from mcp_tasks.testing import make_record
+from tests.chaos.subject import NAME, Name
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+
 
 WHO, SURE, MAY = "What is your name?", "Are you sure?", "May I?"
 ANSWERS: Final[Mapping[str, Mapping[str, Any]]] = {WHO: {"name": "Ann"}, SURE: {"confirm": True}}
@@ -406,3 +419,58 @@ async def test_a_tool_that_kills_its_process_is_given_up_and_takes_no_other_task
         assert 2 <= place.of("poison").count("start") <= 5
         (tmp_path / "open").touch()
         assert (await resume_task(client, beside).result(PATIENCE)).structured_content == {"result": "beside end"}
+
+
+# Thousands of tasks that a process has left waiting
+
+
+WAITING = 4_000
+KEY = "elicitation-1"
+SCHEMA = Name.model_json_schema()
+
+
+async def leave(store: SqliteStore, number: int) -> None:
+    """Leave a task as a process does that asked, waited, and let the run leave memory."""
+    params = {"mode": "form", "message": "What is your name?", "requestedSchema": SCHEMA}
+    question = InputRequest(method="elicitation/create", params=params)
+    now = datetime.now(UTC)
+    record = make_record(id=f"task-{number}", name="greet", namespace=NAME, owner=None, created_at=now, updated_at=now)
+    request = TaskRequest(
+        name="greet", arguments={}, protocol_version="2026-07-28", client_capabilities={"elicitation": {}}
+    )
+    parked = apply(record, RunStarted(worker="an earlier process"), now)
+    parked = apply(parked, InputRequested(attempt=1, requests={KEY: question}), now)
+    parked = apply(parked, RunParked(attempt=1, keys={KEY}), now)
+    await store.create(replace(parked, version=1), request)
+    asked = JournalEntry(kind="ask", key=KEY, value={"method": question.method, "params": params})
+    await store.save(parked, expected=1, entries=[asked])
+
+
+def memory(server: ServerProcess) -> int:
+    """Bytes that the server has for itself: what it shares with the file cache is not its own."""
+    status = Path(f"/proc/{server.pid}/status").read_text()
+    return int(status.partition("RssAnon:")[2].split()[0]) * 1024
+
+
+async def test_thousands_of_waiting_tasks_cost_less_than_a_kilobyte_each_and_one_answer_wakes_one(
+    tmp_path: Path,
+) -> None:
+    def server_in(folder: Path) -> ServerProcess:
+        return server_on(f"sqlite:///{folder / 'tasks.db'}", folder)
+
+    for folder in ("empty", "full"):
+        (tmp_path / folder).mkdir()
+    async with opened(SqliteStore(tmp_path / "full" / "tasks.db")) as store:
+        for start in range(0, WAITING, 1000):
+            await asyncio.gather(*(leave(store, number) for number in range(start, start + 1000)))
+    async with http_client() as http, server_in(tmp_path / "empty") as empty, server_in(tmp_path / "full") as full:
+        for server in (empty, full):
+            await Tasking(HttpWire(server.url, http), EVERYTHING).call("plain")
+        client = Tasking(HttpWire(full.url, http), EVERYTHING)
+        assert (await client.get("task-7"))["status"] == "input_required"
+        assert (memory(full) - memory(empty)) / WAITING < 1024
+        await client.update("task-7", **{KEY: accept(name="Ann")})
+        assert text_of((await client.until("task-7", "completed"))["result"]) == "Hello, Ann!"
+        assert {(await client.get(f"task-{number}"))["status"] for number in range(0, WAITING, 397)} == {
+            "input_required"
+        }

@@ -13,7 +13,7 @@ from mcp import Client, MCPError
 from mcp.client.sse import sse_client
 
 from harness.http import http_client
-from harness.processes import ROOT, send
+from harness.processes import ROOT
 from harness.rpc import hello, legacy_request, text_of
 from mcp_tasks.client import TasksClient, resume_task, with_tasks
 from tests.deploy.recipes import LIMIT, Site, connected, site, started, wire
@@ -159,21 +159,6 @@ async def test_every_worker_answers_for_every_task_and_pushes_its_changes(two_wo
                 ended[done["taskId"]] = text_of(done["result"])
             assert set(ended) == set(ids)
     assert all(len(two_workers.runs(job)) == 1 for job in jobs)
-
-
-async def test_tasks_of_a_worker_that_dies_are_recovered_by_the_others(two_workers: Site) -> None:
-    async with connected(f"{two_workers.url}/mcp") as client:
-        again, once = await started(client, "again", job="again"), await started(client, "once", job="once")
-        await two_workers.until(lambda: two_workers.runs("again") and two_workers.runs("once"), "both have started")
-        for pid in {*two_workers.runs("again"), *two_workers.runs("once")}:
-            send(pid)
-        await two_workers.until(lambda: len(two_workers.runs("again")) == 2, "it runs again")
-        two_workers.let_go("again", "once")
-        result = await resume_task(client, again.id).result()
-        assert result.structured_content == {"result": two_workers.runs("again")[1]}
-        with pytest.raises(MCPError, match="Interrupted"):
-            await resume_task(client, once.id).result()
-    assert len(two_workers.runs("once")) == 1
 
 
 async def test_clients_of_the_older_wire_are_served_by_any_worker(two_workers: Site) -> None:

@@ -1,19 +1,20 @@
-"""What becomes of tasks when a worker dies, is stopped or cut off, and when the database is restarted."""
+"""What becomes of tasks when a worker dies, is stopped or cut off, and of a fleet under fire for a little while."""
 
 from __future__ import annotations
 
 import asyncio
-import signal
 from collections.abc import AsyncGenerator
 from pathlib import Path
+from typing import cast, get_args
 
 import pytest
 
-from harness.backends import Backend
+from harness.backends import BackendName
 from harness.forking import can_be_apart
 from harness.proxy import proxy_to
-from harness.rpc import EVERYTHING, Tasking, accept
+from harness.rpc import EVERYTHING, Tasking
 from mcp_tasks.stores.url import store_from_url
+from tests.fleet.chaos import Chaos
 from tests.fleet.fleet import Fleet, door, fleet
 from tests.fleet.server import LEASE, SWEEP, Notes
 from tests.fleet.takeover import TASKS, bounds, started, taken_over
@@ -115,26 +116,14 @@ async def test_what_workers_that_are_cut_off_run_ends_before_others_begin_and_th
             assert len(notes.of(job, "start")) == 2
 
 
-async def test_a_crash_of_the_database_loses_nothing_and_needs_nobody(
-    standing: tuple[Fleet, Tasking], database: Backend, folder: Path
-) -> None:
-    site, client = standing
-    notes = Notes(folder)
-    site.worker()
-    site.worker()
-    asking = await client.create("asking", job="asking")
-    [key] = (await client.until(asking, "input_required"))["inputRequests"]
-    sleeping = await client.create("sleeping", job="sleeping", seconds=1.0)
-    working = [await client.create("long", job=f"long-{number}", seconds=2.0) for number in range(5)]
-    for number in range(5):
-        await notes.run_of(f"long-{number}", 1)
-    await asyncio.to_thread(database.restart, signal.SIGKILL)
-    await client.update(asking, **{key: accept(word="yes")})
-    for task in (asking, sleeping, *working):
-        await client.until(task, "completed")
-    after = await client.create("quick", job="after")
-    await client.until(after, "completed")
-    assert all(member.starts == 1 and member.is_running for member in site.members)
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", get_args(BackendName))
+def test_nothing_is_lost_doubled_or_stuck_under_fire(name: str, tmp_path: Path) -> None:
+    # For longer: `make chaos`.
+    seconds = 6.0
+    verdict = Chaos(backend=cast(BackendName, name), seconds=seconds, seed=1).run(tmp_path)
+    assert verdict.is_good, "\n".join([*verdict.details(), verdict.line])
+    assert verdict.acknowledged > seconds
 
 
 async def _is_back(client: Tasking, notes: Notes, process: str) -> None:

@@ -20,9 +20,7 @@ from redis import Redis
 
 from harness.backends import Backend, BackendName
 from harness.processes import PIPE, environment, python, read_line, start, tell
-from mcp_tasks.errors import StoreCorrupt
 from mcp_tasks.stores.codec import FORMAT
-from mcp_tasks.stores.url import store_from_url
 from tests.rolling.next_release import COLOUR, PACKAGE, SHADE, build_next_release
 
 LIMIT = 15.0
@@ -151,36 +149,3 @@ def test_two_adjacent_releases_work_side_by_side(releases: tuple[Process, Proces
         process.tell("serve", tools=["quick"])
     for task in both:
         assert following.until_done(task)["done"] in ([THIS], [NEXT])
-
-
-def mark(url: str, *, schema: int, compatible_from: int) -> None:
-    if url.startswith("sqlite"):
-        with closing(sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None)) as database:
-            database.execute("UPDATE meta SET compatible_from = ?", (compatible_from,))
-            database.execute(f"PRAGMA user_version = {schema}")
-    elif url.startswith("postgresql"):
-        with psycopg.connect(url) as database:
-            database.execute("UPDATE mcp_tasks_meta SET schema = %s, compatible_from = %s", (schema, compatible_from))
-    else:
-        with closing(Redis.from_url(url, decode_responses=True)) as client:
-            [meta] = cast("Iterator[str]", client.scan_iter("*meta"))
-            client.hset(meta, mapping={"layout": schema, "compatible_from": compatible_from})
-
-
-@pytest.mark.anyio
-async def test_a_store_of_a_newer_release_is_used_only_if_it_says_so(url: str) -> None:
-    store = store_from_url(url)
-    await store.open()
-    await store.close()
-    mark(url, schema=99, compatible_from=99)
-    with pytest.raises(StoreCorrupt, match=r"99, and this release knows up to .* newer one"):
-        await store_from_url(url).open()
-    mark(url, schema=99, compatible_from=1)
-    for _ in range(2):
-        store = store_from_url(url)
-        await store.open()
-        assert await store.get("none") is None
-        await store.close()
-    mark(url, schema=99, compatible_from=98)
-    with pytest.raises(StoreCorrupt, match="99"):
-        await store_from_url(url).open()
