@@ -290,11 +290,10 @@ async def answer(context: ClientRequestContext, params: ElicitRequestParams) -> 
 
 
 @asynccontextmanager
-async def connected(port: int, *, push: bool = True, owner: str | None = None) -> AsyncGenerator[Client]:
+async def connected(port: int, *, push: bool = True) -> AsyncGenerator[Client]:
     """A client that connects anew for each request: the balancer gives each to another replica."""
-    headers = {"Connection": "close", **({} if owner is None else {"X-Owner": owner})}
     transport = reconnecting_http(
-        f"http://127.0.0.1:{port}/mcp", headers=headers, timeout=httpx2.Timeout(30.0, read=60.0)
+        f"http://127.0.0.1:{port}/mcp", headers={"Connection": "close"}, timeout=httpx2.Timeout(30.0, read=60.0)
     )
     async with Client(
         transport, extensions=[TasksClient(push=push, patience=IMPATIENT)], elicitation_callback=answer, mode=MODERN
@@ -303,9 +302,9 @@ async def connected(port: int, *, push: bool = True, owner: str | None = None) -
 
 
 @asynccontextmanager
-async def door(port: int, *, owner: str | None = None, capabilities: Mapping[str, Any] = TASKS) -> AsyncGenerator[Door]:
+async def door(port: int, *, capabilities: Mapping[str, Any] = TASKS) -> AsyncGenerator[Door]:
     """Raw requests to one replica, or to whatever listens there."""
-    headers = {"Connection": "close", **({} if owner is None else {"X-Owner": owner})}
+    headers = {"Connection": "close"}
     # Loads no certificates: that takes longer than a test.
     verify = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     async with httpx2.AsyncClient(timeout=20.0, trust_env=False, verify=verify, headers=headers) as http:

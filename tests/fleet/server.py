@@ -33,7 +33,6 @@ from harness.server import UNPACED
 from harness.serving import serving_until_told
 from harness.waiting import eventually
 from mcp_tasks import Settings, Tasks, current_task
-from mcp_tasks.protocol.owners import Caller
 
 LIMIT = 60.0
 """Seconds for what must happen; only a failing test waits so long."""
@@ -211,30 +210,16 @@ def add_chaos_tools(tools: Tools) -> None:
 
 
 def add_pool_tools(tools: Tools, *, rare: bool) -> None:
-    """Tools with limits, queues and priorities; `rare` is not everywhere."""
-
-    async def limited(job: str, seconds: float = 0.0) -> str:
-        """At most two at a time, in the whole fleet."""
-        async with tools.noted(job):
-            await asyncio.sleep(seconds)
-            return tools.process
+    """Tools that are not run everywhere."""
 
     async def drawn(job: str) -> str:
-        return await limited(job)
-
-    async def urgent(job: str) -> str:
-        return await limited(job)
-
-    async def dull(job: str, seconds: float) -> str:
-        return await limited(job, seconds)
+        async with tools.noted(job):
+            return tools.process
 
     async def special(job: str) -> str:
-        return await limited(job)
+        return await drawn(job)
 
-    tools.add(limited, recover="rerun", max_at_work=2)
     tools.add(drawn, recover="rerun", queue="gpu")
-    tools.add(urgent, recover="rerun", priority=10)
-    tools.add(dull, recover="rerun")
     if rare:
         tools.add(special, recover="rerun")
 
@@ -266,7 +251,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--queues", default="")
     parser.add_argument("--sweep", type=float, default=SWEEP.total_seconds())
     parser.add_argument("--look", type=float, default=1.0)
-    parser.add_argument("--share", type=int, default=100)
     parser.add_argument("--pools", choices=("", "all", "without-rare"), default="")
     options = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True)
@@ -289,14 +273,12 @@ def build(options: argparse.Namespace) -> tuple[MCPServer, Tasks]:
         stop_timeout=timedelta(seconds=1),
         progress_interval=timedelta(milliseconds=50),
         trial_duration=timedelta(milliseconds=700),
-        max_handed_out=options.share,
     )
     tasks = Tasks(
         options.url,
         concurrency=options.concurrency,
         settings=settings,
         runs_tools=options.role == "worker" or not options.serves_only,
-        principal=_named,
         limits=UNPACED,
     )
     server: MCPServer = MCPServer("fleet", **tasks.wiring())
@@ -305,11 +287,6 @@ def build(options: argparse.Namespace) -> tuple[MCPServer, Tasks]:
     if options.pools:
         add_pool_tools(tools, rare=options.pools == "all")
     return server, tasks
-
-
-def _named(caller: Caller) -> str | None:
-    """Who calls is whoever the call says: these are tests, and need many owners more than they need safe ones."""
-    return caller.headers.get("x-owner")
 
 
 async def _serve(server: MCPServer, options: argparse.Namespace) -> None:

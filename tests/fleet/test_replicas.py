@@ -13,18 +13,11 @@ import pytest
 from harness.backends import Backend
 from harness.http import HttpWire
 from harness.rpc import EVERYTHING, Tasking, accept
-from harness.waiting import eventually
-from tests.fleet.fleet import Balancer, Fleet, door, fleet
+from tests.fleet.fleet import Fleet, door, fleet
 from tests.fleet.server import LIMIT, Note, Notes
 from tests.push.listening import listening
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
-
-SHARE = 10
-"""Tasks of one owner that are in the hands of the engine at a time."""
-
-SLOTS = 4
-"""Of each worker."""
 
 _number = itertools.count()
 
@@ -38,7 +31,6 @@ class Standing:
     """A fleet that all tests of the file share."""
 
     site: Fleet
-    balancer: Balancer
     notes: Notes
     doors: Sequence[Tasking]
 
@@ -54,16 +46,16 @@ async def standing(database: Backend, tmp_path_factory: pytest.TempPathFactory) 
     Looks at the store are so rare that only hints make anything quick.
     """
     folder = tmp_path_factory.mktemp("fleet")
-    options = ("--look", "600", "--share", str(SHARE), "--concurrency", str(SLOTS), "--lease", "15")
+    options = ("--look", "600", "--lease", "15")
     async with AsyncExitStack() as stack:
         standing = fleet(database.fresh(), folder, *options, "--pools", "all")
-        site, balancer = await stack.enter_async_context(standing)
+        site, _ = await stack.enter_async_context(standing)
         site.worker("--pools", "without-rare", "--queues", "default")
         site.worker("--queues", "default")
         site.worker("--queues", "gpu")
         ports = [replica.port for replica in site.replicas]
         doors = [await stack.enter_async_context(door(port, capabilities=EVERYTHING)) for port in ports]
-        yield Standing(site, balancer, Notes(folder), doors)
+        yield Standing(site, Notes(folder), doors)
 
 
 async def test_any_replica_creates_reads_answers_and_cancels_any_task_at_once(standing: Standing) -> None:
@@ -108,57 +100,13 @@ async def test_an_answer_wakes_a_parked_task_where_there_is_room(standing: Stand
     assert (await standing.notes.run_of(job, 2)).process != first.process
 
 
-@pytest.mark.parametrize(("tool", "owner"), [("dull", "rare"), ("urgent", "busy")], ids=["owner", "priority"])
-async def test_tasks_of_another_owner_and_those_of_a_higher_priority_do_not_wait_for_a_long_queue(
-    standing: Standing, tool: str, owner: str
-) -> None:
-    async with door(standing.balancer.port, owner="busy") as busy, door(standing.balancer.port, owner=owner) as other:
-        many = [new_job("dull") for _ in range(40)]
-        await asyncio.gather(*(busy.create("dull", job=job, seconds=0.1) for job in many))
-        task = await other.create(tool, job=(job := new_job(tool)), **({"seconds": 0.0} if tool == "dull" else {}))
-        created = asyncio.get_running_loop().time()
-        await other.until(task, "completed")
-        # Those that were in the hands of the engine by then, and what stood at the slots.
-        before = standing.ran(job).at
-        started = [note for note in standing.notes.read() if note.job in many and note.what == "start"]
-        assert sum(created < note.at < before for note in started) <= SHARE + 2 * SLOTS
-    # So that what one test began is not in the way of the next.
-    ended = set(many).issubset
-    await eventually(lambda: ended(note.job for note in standing.notes.read() if note.what == "end"), LIMIT)
-
-
-async def test_a_tool_has_no_more_runs_in_the_whole_fleet_than_it_may(standing: Standing) -> None:
-    jobs = [new_job("limited") for _ in range(16)]
-    clients = itertools.cycle(standing.doors)
-    tasks = await asyncio.gather(*(next(clients).create("limited", job=job, seconds=0.1) for job in jobs))
-    for task in tasks:
-        await standing.doors[0].until(task, "completed")
-    changes = sorted(
-        (note.at, 1 if note.what == "start" else -1)
-        for note in standing.notes.read()
-        if note.job in jobs and note.what in ("start", "end")
-    )
-    at_work = list(itertools.accumulate(change for _, change in changes))
-    assert max(at_work) == 2
-    assert len(changes) == 2 * len(jobs)
-
-
-async def test_a_queue_goes_to_its_own_workers_and_to_no_other(standing: Standing) -> None:
-    pool = standing.site.workers[2].process
-    for client in [*standing.doors] * 2:
-        drawn, urgent = new_job("drawn"), new_job("urgent")
-        tasks = [await client.create("drawn", job=drawn), await client.create("urgent", job=urgent)]
-        for task in tasks:
+async def test_a_task_goes_to_a_worker_that_serves_its_queue_and_has_its_tool(standing: Standing) -> None:
+    lacks, has, pool = standing.site.workers
+    for number in range(10):
+        client = standing.doors[number % 2]
+        drawn, special = new_job("drawn"), new_job("special")
+        for task in (await client.create("drawn", job=drawn), await client.create("special", job=special)):
             await client.until(task, "completed")
-        assert standing.ran(drawn).process == pool
-        assert standing.ran(urgent).process != pool
-
-
-async def test_no_task_goes_to_a_worker_that_lacks_its_tool(standing: Standing) -> None:
-    lacks, has, _ = standing.site.workers
-    jobs = [new_job("special") for _ in range(10)]
-    tasks = [await standing.doors[0].create("special", job=job) for job in jobs]
-    for task in tasks:
-        await standing.doors[1].until(task, "completed")
-    assert {standing.ran(job).process for job in jobs} == {has.process}
+        assert standing.ran(drawn).process == pool.process
+        assert standing.ran(special).process == has.process
     assert "special" not in standing.site.log(lacks)
