@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import signal
 import sqlite3
-import time
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, closing
@@ -17,7 +16,6 @@ from typing import Any, cast
 from uuid import uuid4
 
 import anyio
-import anyio.from_thread
 import anyio.to_thread
 import psycopg
 import pytest
@@ -131,7 +129,9 @@ async def when_it_works(act: Callable[[], Awaitable[Any]]) -> Any:
 async def test_a_write_that_was_sent_and_not_answered_may_have_happened(place: Place, proxy: Proxy, verb: str) -> None:
     async with opened(place.store(proxy.before(place.url), patience=PATIENCE)) as store:
         record = changed(make_record())
-        await store.create(record, REQUEST)
+        # On a busy machine a first connection takes longer than the patience of the store.
+        await when_it_works(lambda: store.create(record, REQUEST))
+        await when_it_works(lambda: store.heartbeat("worker", namespace=""))
         act = writes(store, record)[verb]
         # The attempts after the first are refused, which says nothing of the first.
         proxy.lose(of=place.only(verb), then_cut=True)
@@ -141,7 +141,7 @@ async def test_a_write_that_was_sent_and_not_answered_may_have_happened(place: P
 
 async def test_a_read_that_was_not_answered_changed_nothing(place: Place, proxy: Proxy) -> None:
     async with opened(place.store(proxy.before(place.url), patience=PATIENCE)) as store:
-        await store.get("task")
+        await when_it_works(lambda: store.get("task"))
         for read in (lambda: store.get("task"), lambda: store.journal("task"), lambda: store.versions(["task"])):
             proxy.lose(of=ANY if place.is_redis else "mcp_tasks_", then_cut=True)
             assert not (await failure_of(read)).may_have_happened
@@ -350,7 +350,7 @@ async def test_a_job_whose_commit_is_not_answered_is_written_once(place: Place, 
 
 
 class Work:
-    """A server whose tools use the store in every way that a tool can."""
+    """A server whose tools start children, look at them, do steps, report, and wait."""
 
     def __init__(self, store: Store, *, lease: timedelta = timedelta(seconds=60)) -> None:
         settings = Settings(lease_duration=lease, drain_timeout=timedelta(0))
@@ -358,7 +358,7 @@ class Work:
         self.server = server = MCPServer[Any]("work", **tasks.wiring())
         self.until = asyncio.Event()
         """Set when the tools may end."""
-        self.acts: Counter[str] = Counter()
+        self.rounds: Counter[str] = Counter()
         """How often each tool that goes on and on has done what it does."""
         self.born: list[str] = []
 
@@ -374,36 +374,6 @@ class Work:
             await self.until.wait()
             return "slow"
 
-        async def start(number: int) -> str:
-            return text(await (await tasks.start("child", {"name": f"of {current_task().id} {number}"})).wait())
-
-        async def again_and_again(name: str, act: Callable[[int], Awaitable[Any]]) -> int:
-            while not self.until.is_set():
-                await act(self.acts[name])
-                self.acts[name] += 1
-                await anyio.sleep(0.05)
-            return self.acts[name]
-
-        @server.tool()
-        @tasks.task()
-        async def starts() -> int:
-            return await again_and_again("starts", start)
-
-        @server.tool()
-        @tasks.task()
-        async def starts_in_steps() -> int:
-            task = current_task()
-            return await again_and_again("in steps", lambda number: task.step(f"step {number}", start, number))
-
-        @server.tool()
-        @tasks.task()
-        def starts_in_a_thread() -> int:
-            while not self.until.is_set():
-                anyio.from_thread.run(start, self.acts["in a thread"])
-                self.acts["in a thread"] += 1
-                time.sleep(0.05)
-            return self.acts["in a thread"]
-
         @server.tool()
         @tasks.task()
         async def waits() -> str:
@@ -411,45 +381,45 @@ class Work:
 
         @server.tool()
         @tasks.task()
-        async def looks() -> int:
+        async def works(ctx: Context) -> int:
+            task, own_id = current_task(), str(current_task().id)
+
+            async def start(number: int) -> str:
+                return text(await (await tasks.start("child", {"name": f"{own_id} {number}"})).wait())
+
             slow = await tasks.start("slow_child")
-
-            async def look(_: int) -> None:
+            while not self.until.is_set():
+                await task.step(f"step {self.rounds[own_id]}", start, self.rounds[own_id])
                 await slow.fetch()
-                await tasks.list(parent=str(current_task().id))
-
-            count = await again_and_again("looks", look)
+                await tasks.list(parent=own_id)
+                await ctx.report_progress(self.rounds[own_id])
+                self.rounds[own_id] += 1
+                await anyio.sleep(0.05)  # sleep: the store has other things to do
             await slow.cancel()
-            return count
+            return self.rounds[own_id]
 
-        @server.tool()
-        @tasks.task()
-        async def reports(ctx: Context) -> int:
-            return await again_and_again(f"reports {current_task().id}", lambda number: ctx.report_progress(number))
-
-    async def start_all(self) -> dict[str, LocalTask[Any]]:
-        names = ("starts", "starts_in_steps", "starts_in_a_thread", "waits", "looks", "reports")
-        running: dict[str, LocalTask[Any]] = {name: await self.tasks.start(name) for name in names}
+    async def start_all(self) -> list[LocalTask[Any]]:
+        running: list[LocalTask[Any]] = [await self.tasks.start(name) for name in ("waits", *["works"] * 4)]
         await self.goes_on()
         return running
 
     async def goes_on(self) -> None:
         """See that all tools do something from now on."""
-        before = self.acts.copy()
+        before = self.rounds.copy()
 
         def has_gone_on() -> bool:
-            return len(self.acts) == 5 and all(count > before[name] for name, count in self.acts.items())
+            return len(self.rounds) == 4 and all(count > before[name] for name, count in self.rounds.items())
 
         await eventually(has_gone_on, WAIT)
 
-    async def end_all(self, running: dict[str, LocalTask[Any]]) -> None:
+    async def end_all(self, running: list[LocalTask[Any]]) -> None:
         """See that the tools go on and end well, and that each child was started once."""
         await self.goes_on()
         self.until.set()
         with anyio.fail_after(WAIT):
-            ended = {name: text(await task.wait()) for name, task in running.items()}
-        assert ended.pop("waits") == "slow"
-        assert all(int(count) > 0 for count in ended.values()), ended
+            slow, *ended = [text(await task.wait()) for task in running]
+        assert slow == "slow"
+        assert all(int(count) > 0 for count in ended), ended
         assert len(set(self.born)) == len(self.born)
 
 

@@ -30,8 +30,8 @@ from mcp import Client, MCPError
 
 from harness.backends import Backend, BackendName, backend
 from harness.rpc import INVALID_PARAMS, Tasking
+from harness.stored import opened
 from mcp_tasks.client import TaskFailed, TaskHandle, TaskWasCancelled, UnknownTask, start_task
-from mcp_tasks.errors import StoreError
 from mcp_tasks.model import JournalEntry
 from mcp_tasks.stores.url import store_from_url
 from tests.fleet.fleet import FINAL, Fleet, balancing, connected, door, text_of
@@ -168,10 +168,6 @@ class View:
     text: str
 
     @property
-    def is_final(self) -> bool:
-        return self.status in FINAL
-
-    @property
     def outcome(self) -> tuple[str, str]:
         task = json.loads(self.text)
         if self.status == "completed":
@@ -196,11 +192,6 @@ class Acknowledged:
     outcome: tuple[str, str] | None = None
     cancelled_at: float | None = None
     is_lost: bool = False
-
-
-def seen(task: Mapping[str, Any], asked: float) -> View:
-    text = json.dumps({key: value for key, value in task.items() if key not in _MOVES}, sort_keys=True)
-    return View(asked=asked, at=time.monotonic(), status=task["status"], text=text)
 
 
 class Driver:
@@ -305,7 +296,9 @@ class Driver:
                 await asyncio.sleep(_PAUSE)
                 continue
             if "result" in reply.message:
-                task.views.append(seen(reply.result, asked))
+                said = {key: value for key, value in reply.result.items() if key not in _MOVES}
+                text = json.dumps(said, sort_keys=True)
+                task.views.append(View(asked=asked, at=time.monotonic(), status=said["status"], text=text))
                 return
             if reply.code == INVALID_PARAMS:
                 task.is_lost = True
@@ -313,27 +306,12 @@ class Driver:
             await asyncio.sleep(_PAUSE)
 
 
-@asynccontextmanager
-async def driver(balancer: int, replicas: Sequence[int], seed: int, *, clients: int = 4) -> AsyncGenerator[Driver]:
-    """Clients of a fleet: half of them are told of changes, the others ask."""
-    async with AsyncExitStack() as stack:
-        connecting = [connected(balancer, push=number % 2 == 0) for number in range(clients)]
-        opened = [await stack.enter_async_context(client) for client in connecting]
-        doors = [await stack.enter_async_context(door(port)) for port in replicas]
-        yield Driver(opened, doors, seed)
-
-
 # What must be so of every task that a client was promised, whatever has happened meanwhile
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """All that is known of one task when all is over.
-
-    Attributes:
-        notes: What its runs wrote down.
-        journal: What the store recorded of it.
-    """
+    """What a client saw of one task, what its runs wrote down, and what the store recorded of it."""
 
     task: Acknowledged
     notes: Sequence[Note]
@@ -376,39 +354,28 @@ def judged(evidence: Sequence[Evidence]) -> Verdict:
     return verdict
 
 
-def _finals(one: Evidence) -> list[View]:
-    return [view for view in one.task.views if view.is_final]
-
-
 def _stuck(one: Evidence) -> Iterator[str]:
     if one.task.outcome is None:
         yield "its client never heard how it ended"
     if not one.task.views:
         yield "no replica could show it"
-    elif not one.task.views[-1].is_final:
+    elif one.task.views[-1].status not in FINAL:
         yield f"it has not ended: {one.task.views[-1].text}"
 
 
 def _doubled(one: Evidence) -> Iterator[str]:
-    yield from _two_ends(one)
-    yield from _two_starts(one)
-    yield from _two_records(one)
-
-
-def _two_ends(one: Evidence) -> Iterator[str]:
-    finals = _finals(one)
+    # Two ends.
+    finals = [view for view in one.task.views if view.status in FINAL]
     if texts := {view.text for view in finals}:
         if len(texts) > 1:
             yield f"it has ended in several ways: {' and '.join(sorted(texts))}"
         # Asked for before that, an answer may have been on its way for long.
-        later = [view for view in one.task.views if view.asked > finals[0].at and not view.is_final]
+        later = [view for view in one.task.views if view.asked > finals[0].at and view.status not in FINAL]
         if later:
             yield f"it had ended as {finals[0].status}, and then was {later[0].status}"
     if one.task.outcome is not None and finals and one.task.outcome != finals[-1].outcome:
         yield f"its client was told {one.task.outcome}, and now it is {finals[-1].outcome}"
-
-
-def _two_starts(one: Evidence) -> Iterator[str]:
+    # Two starts.
     starts = [note for note in one.notes if note.what == "start"]
     for attempt, times in Counter(note.attempt for note in starts).items():
         if times > 1:
@@ -416,13 +383,11 @@ def _two_starts(one: Evidence) -> Iterator[str]:
             yield f"run {attempt} was started {times} times: {where}"
     if one.task.call.kind == "once" and len(starts) > 1:
         yield f"it is not safe to run again, and was started {len(starts)} times"
-
-
-def _two_records(one: Evidence) -> Iterator[str]:
+    # Two records.
     entries = [entry for entry in one.journal if entry.kind == "step"]
     times = Counter(entry.key for entry in entries)
     yield from (f"step {key} was recorded {number} times" for key, number in times.items() if number > 1)
-    recorded = {entry.key: _value(entry) for entry in entries}
+    recorded = {entry.key: cast(Mapping[str, object], entry.value)["value"] for entry in entries}
     for note in one.notes:
         if note.what == "step" and recorded.get(note.key) != note.value:
             yield f"in run {note.attempt} {note.key} gave {note.value}, and {recorded.get(note.key)} is recorded"
@@ -457,10 +422,6 @@ def _expected(job: str) -> Mapping[str, Sequence[tuple[str, str]]]:
         "poison": [("failed", "process")],
         "once": [*as_asked, ("failed", "nterrupted")],
     }
-
-
-def _value(entry: JournalEntry) -> object:
-    return cast(Mapping[str, object], entry.value)["value"]
 
 
 # One run
@@ -507,8 +468,12 @@ class Chaos:
             await fleet.ready()
             fleet.keep()
             ports = [member.port for member in fleet.replicas]
-            async with balancing(*ports) as balancer, driver(balancer.port, ports, self.seed) as clients:
-                yield fleet, clients
+            async with balancing(*ports) as balancer, AsyncExitStack() as stack:
+                # Half of the clients are told of changes, the others ask.
+                connecting = [connected(balancer.port, push=number % 2 == 0) for number in range(4)]
+                clients = [await stack.enter_async_context(client) for client in connecting]
+                doors = [await stack.enter_async_context(door(port)) for port in ports]
+                yield fleet, Driver(clients, doors, self.seed)
         finally:
             fleet.end()
 
@@ -517,13 +482,10 @@ class Chaos:
         async with asyncio.TaskGroup() as group:
             for one in disturbances:
                 await asyncio.sleep(begun + one.after - time.monotonic())
-                self._say(f"{time.monotonic() - begun:5.1f} s  {one.what} {one.whom}")
+                if self.says:
+                    print(f"{time.monotonic() - begun:5.1f} s  {one.what} {one.whom}", flush=True)
                 group.create_task(_happen(one, fleet, database))
             await asyncio.sleep(begun + self.seconds - time.monotonic())
-
-    def _say(self, what: str) -> None:
-        if self.says:
-            print(what, flush=True)
 
 
 async def _happen(one: Disturbance, fleet: Fleet, database: Backend) -> None:
@@ -542,16 +504,11 @@ async def _happen(one: Disturbance, fleet: Fleet, database: Backend) -> None:
 
 async def _gathered(database: Backend, tasks: Sequence[Acknowledged], notes: Notes) -> list[Evidence]:
     written = notes.read()
-    store = store_from_url(database.url)
-    await store.open()
-    try:
+    async with opened(store_from_url(database.url)) as store:
         return [
             Evidence(task, [note for note in written if note.task == task.id], await store.journal(task.id))
             for task in tasks
         ]
-    finally:
-        with suppress(StoreError):
-            await store.close()
 
 
 def main() -> int:
