@@ -280,20 +280,6 @@ async def test_a_page_is_short_where_much_is_passed_over_and_a_full_one_is_fille
     assert [*first.records, *rest.records, rest.cursor] == [*living, None]
 
 
-async def test_what_is_deleted_while_a_listing_reads_hides_no_other_task(
-    store: Store, sqlite: SqlitePlace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    living = await with_many_expired(store, sqlite)
-    # Many behind them, so that another look from the start ends beyond those that live.
-    await store.create(make_record(id="z", created_at=NOON + timedelta(days=2)), REQUEST)
-    page, found = await store.list("", EVERYBODY, now=NOON, limit=1), list[Any]()
-    sqlite.run("DELETE FROM tasks WHERE id LIKE 'over%'")
-    while page.cursor is not None:
-        page = await store.list("", EVERYBODY, now=NOON, limit=1, cursor=page.cursor)
-        found += page.records
-    assert [record.id for record in found] == [*(record.id for record in living), "z"]
-
-
 async def test_what_another_program_does_to_what_is_kept_is_counted_too(store: Store, sqlite: SqlitePlace) -> None:
     async def stored() -> int:
         return (await store.usage("", OwnedBy("alice"))).stored_bytes

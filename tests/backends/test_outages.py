@@ -33,7 +33,7 @@ from harness.proxy import ANY, Proxy, proxy_to
 from harness.stored import changed, opened
 from harness.waiting import eventually
 from mcp_tasks import Settings, Tasks, current_task
-from mcp_tasks.errors import StoreUnavailable, VersionConflict
+from mcp_tasks.errors import StoreUnavailable
 from mcp_tasks.model import JournalEntry, Outcome, TaskRecord, TaskStatus
 from mcp_tasks.model.values import Statement
 from mcp_tasks.runtime import Ending, Run
@@ -184,17 +184,6 @@ def test_only_a_request_without_an_answer_may_have_happened(exc: Exception, may_
     of_postgres = isinstance(exc, (psycopg.Error, TimeoutError, PoolTimeout))
     of = postgres_driver if of_postgres else redis_driver
     assert of.is_unanswered(exc) is may_have_happened
-
-
-async def test_a_write_that_came_second_is_told_so_when_its_answer_was_lost(place: Place, proxy: Proxy) -> None:
-    async with opened(place.store(proxy.before(place.url))) as store:
-        record = changed(make_record())
-        await store.create(record, REQUEST)
-        first = await store.save(changed(record, version=2, status_message="first"), expected=1)
-        proxy.lose()
-        with pytest.raises(VersionConflict):
-            await store.save(changed(record, version=2, status_message="late"), expected=1)
-        assert await store.get(record.id) == first
 
 
 async def test_a_write_finds_itself_also_when_others_have_written_since(place: Place, proxy: Proxy) -> None:

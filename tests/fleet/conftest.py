@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import cast
 
 import pytest
@@ -22,9 +21,3 @@ def database(request: pytest.FixtureRequest, shared_backend: Callable[[BackendNa
 def url(database: Backend) -> str:
     """A database that is empty, for one test."""
     return database.fresh()
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """Where processes write logs and notes."""
-    return tmp_path

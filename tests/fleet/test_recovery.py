@@ -31,10 +31,10 @@ but the lease and sweeps finds these tasks before half a minute has passed."""
 
 
 async def test_twenty_tasks_of_a_killed_worker_are_taken_over_within_the_lease_and_a_sweep(
-    url: str, folder: Path
+    url: str, tmp_path: Path
 ) -> None:
     apart = can_be_apart()
-    found = await taken_over(url, folder, apart=apart)
+    found = await taken_over(url, tmp_path, apart=apart)
     earliest, latest = bounds(LENGTH, apart=apart)
     assert len(found) == TASKS
     assert earliest <= found[0]
@@ -42,20 +42,20 @@ async def test_twenty_tasks_of_a_killed_worker_are_taken_over_within_the_lease_a
 
 
 @pytest.fixture
-async def standing(url: str, folder: Path) -> AsyncGenerator[tuple[Fleet, Tasking]]:
+async def standing(url: str, tmp_path: Path) -> AsyncGenerator[tuple[Fleet, Tasking]]:
     """One replica that only serves; workers are for the tests to start."""
     async with (
-        fleet(url, folder, replicas=1) as (site, balancer),
+        fleet(url, tmp_path, replicas=1) as (site, balancer),
         door(balancer.port, capabilities=EVERYTHING) as client,
     ):
         yield site, client
 
 
 async def test_a_worker_that_was_stopped_for_longer_than_its_lease_writes_over_nothing(
-    standing: tuple[Fleet, Tasking], folder: Path
+    standing: tuple[Fleet, Tasking], tmp_path: Path
 ) -> None:
     site, client = standing
-    notes = Notes(folder)
+    notes = Notes(tmp_path)
     first = site.worker()
     steps = await client.create("stepping", job="steps", steps=3, seconds=0.8)
     once = await client.create("once", job="once", seconds=1.5)
@@ -82,14 +82,14 @@ async def test_a_worker_that_was_stopped_for_longer_than_its_lease_writes_over_n
 
 
 async def test_what_workers_that_are_cut_off_run_ends_before_others_begin_and_they_come_back(
-    url: str, folder: Path
+    url: str, tmp_path: Path
 ) -> None:
     """Their tools, and the child processes of those."""
-    notes = Notes(folder)
+    notes = Notes(tmp_path)
     # Four sweeps are hardly longer than a worker must be silent: its tasks are taken over as early as they may be.
     options = ("--lease", "6", "--sweep", "1.22")
     async with (
-        fleet(url, folder, *options, replicas=1) as (site, balancer),
+        fleet(url, tmp_path, *options, replicas=1) as (site, balancer),
         door(balancer.port, capabilities=EVERYTHING) as client,
         proxy_to(url) as line,
     ):
@@ -107,7 +107,7 @@ async def test_what_workers_that_are_cut_off_run_ends_before_others_begin_and_th
             assert again.process == last.process
             assert (await notes.run_of(job, 1, "stopped")).at < again.at
             if job.startswith("deaf"):
-                assert float((folder / f"{job}.1.alive").read_text()) < again.at, "a child process went on"
+                assert float((tmp_path / f"{job}.1.alive").read_text()) < again.at, "a child process went on"
         # The worst that a network can do: what was on its way arrives after all.
         line.is_silent = False
         await _is_back(client, notes, site.workers[0].process)

@@ -11,11 +11,9 @@ from dataclasses import dataclass
 import pytest
 
 from harness.backends import Backend
-from harness.http import HttpWire
 from harness.rpc import EVERYTHING, Tasking, accept
 from tests.fleet.fleet import Fleet, door, fleet
 from tests.fleet.server import LIMIT, Note, Notes
-from tests.push.listening import listening
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -70,18 +68,6 @@ async def test_any_replica_creates_reads_answers_and_cancels_any_task_at_once(st
     await one.cancel(endless)
     assert (await standing.notes.run_of(job, 1, "stopped")).process == started.process
     assert [(await client.get(endless))["status"] for client in (other, one)] == ["cancelled"] * 2
-
-
-async def test_any_replica_pushes_the_changes_of_any_task(standing: Standing) -> None:
-    one, other = standing.doors
-    task = await one.create("asking", job=new_job("asking"))
-    assert isinstance(other.wire, HttpWire)
-    async with listening(other.wire, [task]) as stream:
-        await stream.acknowledged()
-        *_, asking = await stream.until("input_required")
-        [key] = asking["inputRequests"]
-        await one.update(task, **{key: accept(word="yes")})
-        await stream.until("completed")
 
 
 async def test_an_answer_wakes_a_parked_task_where_there_is_room(standing: Standing) -> None:

@@ -14,7 +14,6 @@ from mcp.server import MCPServer
 from mcp.server.mcpserver import Context
 from pydantic import BaseModel
 
-from harness.waiting import eventually
 from mcp_tasks import Tasks, current_task
 from mcp_tasks.model.record import NOBODY
 from mcp_tasks.server.options import ToolOptions
@@ -66,27 +65,6 @@ async def value_after_a_crash(tool: Callable[..., Any]) -> Any:
         await tester.crash()
         await tester.answer(task, {"yes": True})
         return await value(tester, task)
-
-
-async def test_steps_beside_a_question_go_on_and_none_runs_twice() -> None:
-    log: list[str] = []
-
-    async def tool(ctx: Context) -> list[str]:
-        async def steps() -> None:
-            for number in range(10):
-                await current_task().step(f"step-{number}", done(log, f"step-{number}"))
-                await anyio.sleep(0.02)  # sleep: between two steps the run only waits
-
-        answer, _ = await asyncio.gather(ctx.elicit("Sure?", Yes), steps())
-        return [answer.action]
-
-    async with Bench(tool).tester() as tester:
-        task = await tester.call("tool")
-        await tester.until_asked(task)
-        await eventually(lambda: len(log) == 10)
-        await tester.answer(task, {"yes": True})
-        assert await value(tester, task) == ["accept"]
-    assert sorted(log) == sorted(set(log)), "a step ran twice"
 
 
 async def test_a_deadline_around_a_question_fires_though_the_run_could_leave_memory() -> None:
@@ -144,33 +122,6 @@ async def test_of_several_sleeps_the_shortest_wakes_the_run() -> None:
         await tester.crash()
         await tester.advance(timedelta(minutes=31))
         assert await value(tester, task) == "1 h"
-
-
-async def test_branches_that_come_in_another_order_the_next_time_get_their_own_answers() -> None:
-    runs: list[int] = []
-
-    async def tool(ctx: Context) -> list[bool]:
-        runs.append(1)
-
-        async def ask(name: str, wait: float) -> bool:
-            await anyio.sleep(wait)  # sleep: they ask one after the other
-            answer = await ctx.elicit(f"{name}?", Yes)
-            assert answer.action == "accept"
-            return answer.data.yes
-
-        # The quick one is the slow one in every other run.
-        waits = (0.0, 0.05) if len(runs) % 2 else (0.05, 0.0)
-        return list(await asyncio.gather(ask("Ann", waits[0]), ask("Bob", waits[1])))
-
-    async with Bench(tool).tester() as tester:
-        task = await tester.call("tool")
-        questions = await tester.until_asked(task, 2)
-        keys = {str(question.params["message"]): key for key, question in questions.items()}
-        await tester.answer(task, {"yes": True}, key=keys["Ann?"])
-        await tester.crash()
-        await tester.until_asked(task, 1)
-        await tester.answer(task, {"yes": False}, key=keys["Bob?"])
-        assert await value(tester, task) == [True, False]
 
 
 async def test_what_happens_inside_a_step_is_not_missed_once_the_step_is_recorded() -> None:
