@@ -244,26 +244,17 @@ async def store(sqlite: SqlitePlace) -> AsyncIterator[Store]:
         yield store
 
 
-PASSED = 2_100
-"""More than a store passes over in two looks."""
-
-
-async def with_many_expired(store: Store, sqlite: SqlitePlace) -> list[Any]:
-    """Tasks that have expired, and two behind them that have not; returns those."""
-    over: dict[str, Any] = {"status": TaskStatus.COMPLETED, "finished_at": NOON, "retention": timedelta(0)}
-    await store.create(make_record(id="over", session="s", **over), REQUEST)
-    copy(sqlite, "over", PASSED)
-    living = [make_record(id=f"living {number}", session="s", created_at=NOON + timedelta(days=1)) for number in (1, 2)]
-    for record in living:
-        await store.create(record, REQUEST)
-    return living
-
-
 @pytest.mark.parametrize("whose", [EVERYBODY, OwnedBy("alice"), InSession("s")], ids=repr)
 async def test_a_page_is_short_where_much_is_passed_over_and_a_full_one_is_filled_from_behind_it(
     store: Store, sqlite: SqlitePlace, whose: Whose
 ) -> None:
-    living = await with_many_expired(store, sqlite)
+    over: dict[str, Any] = {"status": TaskStatus.COMPLETED, "finished_at": NOON, "retention": timedelta(0)}
+    await store.create(make_record(id="over", session="s", **over), REQUEST)
+    # More than a store passes over in two looks.
+    copy(sqlite, "over", 2_100)
+    living = [make_record(id=f"living {number}", session="s", created_at=NOON + timedelta(days=1)) for number in (1, 2)]
+    for record in living:
+        await store.create(record, REQUEST)
     page, found = await store.list("", whose, now=NOON, limit=5), list[Any]()
     assert not page.records
     while page.cursor is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import importlib
 import logging
 import os
 import pickle
@@ -24,15 +23,12 @@ import anyio
 import anyio.to_thread
 import psycopg
 import pytest
-from mcp import Client
 from procrastinate.schema import SchemaManager
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from harness.databases import Postgres, Valkey, postgres, valkey
-from harness.processes import ENVIRONMENT, PIPE, python, start_async
 from harness.proxy import Proxy, proxy_to
 from harness.waiting import eventually
-from mcp_tasks.client import TasksClient
 from mcp_tasks.engines import ANYWHERE, Engine, RemoteEngine, Route, Serves
 from mcp_tasks.engines.base import WritesJobs
 from mcp_tasks.engines.docket import DocketCarrier
@@ -232,30 +228,6 @@ async def test_a_server_that_is_not_there_is_told_of_at_the_start_without_the_pa
     with pytest.raises((StoreUnavailable, ConnectionError), match=r"not (open|started)"):
         await carrier.send("a", route=ANYWHERE, lane="new", delay=None)
     await carrier.close()
-
-
-async def test_a_worker_fed_by_celery_runs_what_a_server_was_asked_for(
-    shared_valkey: Valkey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    broker = shared_valkey.new_database()
-    farm = {"FARM_STORE": f"sqlite:///{tmp_path / 'tasks.db'}", "FARM_BROKER": broker}
-    for name, value in farm.items():
-        monkeypatch.setenv(name, value)
-    served = importlib.import_module("tests.backends.celery_farm").server
-    command = python("mcp_tasks", "worker", "tests.backends.celery_farm:server")
-    worker = await start_async(command, env={**ENVIRONMENT, **farm}, stderr=PIPE)
-    try:
-        async with Client(served, extensions=[TasksClient()]) as client:
-            ran = [(await client.call_tool("where", {})).structured_content for _ in range(3)]
-        assert ran == [{"result": worker.pid}] * 3
-        assert worker.pid != os.getpid()
-        worker.send_signal(signal.SIGTERM)
-        _, said = await worker.communicate()
-        assert worker.returncode == 0, said
-    finally:
-        if worker.returncode is None:
-            worker.kill()
-            await worker.wait()
 
 
 # Docket: what is left on the server, who may write to it, clusters, and its errors

@@ -136,13 +136,7 @@ def add_working_tools(server: MCPServer[Any], tasks: Tasks, desk: Desk) -> None:
         result: Any = (await child.wait()).structured_content
         return result["result"]
 
-    async def poison(job: str) -> str:
-        """Die as a segmentation fault or the kernel's memory killer would have it."""
-        desk.note(f"{job} start")
-        await anyio.sleep(0.1)  # sleep: the time in which others start beside it
-        crash()
-
-    for tool in (again, sleeps, parent, poison):
+    for tool in (again, sleeps, parent):
         server.tool()(tasks.task(recover="rerun", park_after=timedelta(0))(tool))
     server.tool()(tasks.task(recover="rerun", early_start=True)(instant))
     for tool in (once, blocks):

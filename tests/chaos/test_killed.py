@@ -30,11 +30,9 @@ from harness.stored import all_tasks, opened
 from harness.waiting import eventually
 from mcp_tasks.client import (
     Patience,
-    TaskFailed,
     TaskHandle,
     TasksClient,
     reconnecting_http,
-    resume_task,
     start_task,
 )
 from mcp_tasks.model import (
@@ -393,32 +391,6 @@ async def our_client_of(server: ServerProcess) -> AsyncGenerator[Client]:
     async with Client(reconnecting_http(server.url), extensions=[TasksClient(patience=patience)]) as client:
         await client.list_tools()
         yield client
-
-
-async def test_a_tool_that_kills_its_process_is_given_up_and_takes_no_other_task_with_it(tmp_path: Path) -> None:
-    async with (
-        server_on(f"sqlite:///{tmp_path / 'tasks.db'}", tmp_path) as server,
-        client_of(server) as raw,
-        our_client_of(server) as client,
-    ):
-        place = Place("", tmp_path, server, raw)
-        beside = await raw.create("again", job="beside")
-        deadly = resume_task(client, await raw.create("poison", job="poison"))
-
-        async def supervise() -> None:
-            while True:
-                await eventually(lambda: server.process.poll() is not None)
-                await server.started()
-
-        async with asyncio.TaskGroup() as group:
-            supervising = group.create_task(supervise())
-            with pytest.raises(TaskFailed, match="died") as failed:
-                await deadly.result(PATIENCE)
-            supervising.cancel()
-        assert failed.value.error.data == {"reason": "lost"}
-        assert 2 <= place.of("poison").count("start") <= 5
-        (tmp_path / "open").touch()
-        assert (await resume_task(client, beside).result(PATIENCE)).structured_content == {"result": "beside end"}
 
 
 # Thousands of tasks that a process has left waiting

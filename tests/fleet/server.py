@@ -204,10 +204,6 @@ def add_chaos_tools(tools: Tools) -> None:
     tools.add(poison, recover="rerun", max_lost_runs=2)
     tools.add(once, recover="fail")
 
-    @tools.server.tool()
-    def process() -> str:
-        return tools.process
-
 
 def add_pool_tools(tools: Tools, *, rare: bool) -> None:
     """Tools that are not run everywhere."""

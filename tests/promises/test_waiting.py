@@ -191,29 +191,6 @@ async def test_a_timeout_on_a_question_is_kept_whatever_limit_is_shorter() -> No
         assert await value(tester, unanswered) == "nobody answered"
 
 
-async def test_a_step_that_failed_has_failed_in_every_later_run() -> None:
-    tries: list[str] = []
-
-    async def fetch(source: str) -> str:
-        tries.append(source)
-        if source == "b" and tries.count("b") == 1:
-            raise ConnectionError("b is away")
-        return source
-
-    async def tool(ctx: Context) -> str:
-        got: list[str] = []
-        for source in "abc":
-            try:
-                got.append(await current_task().step(source, fetch, source))
-            except ConnectionError as exc:
-                got.append(str(exc))
-        answer = await ctx.elicit(f"Go on with {', '.join(got)}?", Yes)
-        return f"{answer.action}: {', '.join(got)}"
-
-    assert await value_after_a_crash(tool) == "accept: a, b is away, c"
-    assert tries == ["a", "b", "c"]
-
-
 async def test_a_run_that_is_stopped_does_no_more_work_of_the_task() -> None:
     log: list[str] = []
 

@@ -245,22 +245,8 @@ def test_a_name_never_leads_out_of_the_folder_and_stays_distinct(name: str, kept
     assert path_of(default_store("render-farm", "acme.server")).name == "render-farm@acme.server.db"
 
 
-ALIKE = [
-    "a b",
-    "a-b",
-    "a  b",
-    "a/b",
-    "A-b",
-    "-a-b",
-    "a-b.",
-    "x" * 300,
-    "x" * 301,
-    "\ud800",
-    "\udfff",
-    "é",
-    "e\u0301",
-    "",
-]
+ALIKE = ["a b", "a-b", "a  b", "a/b", "A-b", "-a-b", "a-b.", "x" * 300, "x" * 301]
+ALIKE += ["\ud800", "\udfff", "é", "e\u0301", ""]
 
 
 def test_no_two_servers_or_programs_share_a_file_by_accident() -> None:
