@@ -6,8 +6,8 @@ import asyncio
 import os
 import sqlite3
 import stat
-from collections.abc import AsyncIterator, Callable, Generator
-from contextlib import closing, contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import closing
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -81,14 +81,6 @@ async def store(sqlite: SqlitePlace, disk: type[Disk]) -> AsyncIterator[SqliteSt
         yield store
 
 
-@contextmanager
-def locked(path: Path, begin: str) -> Generator[sqlite3.Connection]:
-    with closing(sqlite3.connect(path, isolation_level=None)) as other:
-        other.execute(begin)
-        other.execute("SELECT count(*) FROM sqlite_master").fetchall()
-        yield other
-
-
 # Writing
 
 
@@ -106,7 +98,7 @@ async def test_writes_of_one_turn_of_the_loop_share_a_commit(store: SqliteStore,
 
 async def test_closing_writes_all_that_waits(store: SqliteStore, sqlite: SqlitePlace) -> None:
     records = [make_record() for _ in range(20)]
-    with locked(sqlite.path, "BEGIN IMMEDIATE") as other:
+    with sqlite.locked("BEGIN IMMEDIATE") as other:
         async with anyio.create_task_group() as group:
             for record in records[1:]:
                 group.start_soon(store.create, record, REQUEST)
@@ -484,7 +476,7 @@ async def test_a_write_waits_for_another_program_and_then_gives_up(store: Sqlite
     before, during, after = make_record(), make_record(), make_record()
     await store.create(before, REQUEST)
     async with opened(SqliteStore(sqlite.path, busy_timeout=timedelta(seconds=60))) as patient:
-        with locked(sqlite.path, "BEGIN IMMEDIATE") as other:
+        with sqlite.locked("BEGIN IMMEDIATE") as other:
             with pytest.raises(StoreUnavailable, match="locked by another process") as refused:
                 await store.create(during, REQUEST)
             assert str(sqlite.path) in str(refused.value)
@@ -503,7 +495,7 @@ async def test_a_write_waits_for_another_program_and_then_gives_up(store: Sqlite
 async def test_a_file_that_another_program_keeps_to_itself_cannot_be_opened(sqlite: SqlitePlace) -> None:
     store = SqliteStore(sqlite.path, busy_timeout=timedelta(milliseconds=100))
     with (
-        locked(sqlite.path, "BEGIN EXCLUSIVE"),
+        sqlite.locked("BEGIN EXCLUSIVE"),
         pytest.raises(StoreUnavailable, match="locked by another process"),
     ):
         await store.open()

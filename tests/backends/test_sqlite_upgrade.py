@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import json
 import shutil
-import sqlite3
 from collections import Counter
-from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
-from contextlib import asynccontextmanager, closing, contextmanager
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
@@ -509,21 +508,12 @@ async def test_a_result_that_is_not_an_object_is_no_outcome(place: SqlitePlace) 
         assert await store.get("completed") is not None
 
 
-@contextmanager
-def locked(path: Path) -> Generator[sqlite3.Connection]:
-    """The file while another process is in the middle of an upgrade, as far as SQLite can tell."""
-    with closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as other:
-        other.execute("PRAGMA journal_mode = WAL")
-        other.execute("BEGIN IMMEDIATE")
-        yield other
-
-
 @of(SCHEMA_2)
 async def test_an_upgrade_by_another_program_is_waited_for(
     place: SqlitePlace, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = SqliteStore(place.path, busy_timeout=timedelta(milliseconds=10))
-    with locked(place.path) as other:
+    with place.locked("BEGIN IMMEDIATE", wal=True) as other:
         async with anyio.create_task_group() as group:
             group.start_soon(store.open, "demo")
             await eventually(lambda: bool(caplog.messages))
@@ -540,7 +530,7 @@ async def test_an_upgrade_by_another_program_is_waited_for(
 
 @of(SCHEMA_2)
 def test_an_upgrade_that_takes_too_long_is_not_to_be_killed(place: SqlitePlace) -> None:
-    with locked(place.path), pytest.raises(StoreUnavailable) as refused:
+    with place.locked("BEGIN IMMEDIATE", wal=True), pytest.raises(StoreUnavailable) as refused:
         prepare(place.path, namespace="demo", patience=0.01, upgrade_patience=0.1)
     assert str(refused.value) == f"{place.path} is being upgraded by another process; wait for it, and start again."
 

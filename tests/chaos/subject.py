@@ -17,7 +17,6 @@ from typing import Any
 import anyio
 from mcp.server import MCPServer
 from mcp.server.mcpserver import Context
-from mcp.shared.exceptions import MCPError
 from pydantic import BaseModel
 
 from harness.processes import crash
@@ -162,16 +161,7 @@ def add_asking_tools(server: MCPServer[Any], tasks: Tasks, desk: Desk) -> None:
         answer = await ctx.elicit("What is your name?", Name)
         return f"Hello, {answer.data.name}!" if answer.action == "accept" else answer.action
 
-    async def petition(job: str, ctx: Context) -> str:
-        """Ask once, and say which error came back."""
-        try:
-            said = (await ctx.elicit("May I?", Confirmation)).action
-        except MCPError as exc:
-            said = f"{exc.code} {exc.message} {exc.data}"
-        await desk.pass_gate(job)
-        return said
-
-    for tool in (survey, petition, greet):
+    for tool in (survey, greet):
         server.tool()(tasks.task(recover="rerun")(tool))
     server.tool(name="parked_survey")(
         tasks.task(name="parked_survey", recover="rerun", park_after=timedelta(0))(survey)

@@ -54,7 +54,7 @@ from tests.chaos.subject import NAME, Name
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 
-WHO, SURE, MAY = "What is your name?", "Are you sure?", "May I?"
+WHO, SURE = "What is your name?", "Are you sure?"
 ANSWERS: Final[Mapping[str, Mapping[str, Any]]] = {WHO: {"name": "Ann"}, SURE: {"confirm": True}}
 STEPS = ["step before", "step between", "step after"]
 
@@ -231,16 +231,12 @@ async def bring_to_stages(place: Place) -> None:
 
 
 async def ask_older_client(place: Place) -> None:
-    """A client of 2025-11-25 goes with questions open, and with one that it has refused."""
+    """A client of 2025-11-25 goes with questions open."""
     async with older_client_of(place.server) as older:
         for job in OLDER:
             (place.folder / f"{job}.asking").touch()
             place.tasks[job] = await older.start("survey", job=job)
             await older.until(place.tasks[job], "input_required")
-        task = place.tasks["petition"] = await older.start("petition", job="petition")
-        older.begin_result(task)
-        await older.refuse(await older.question(task), -1, "User rejected it")
-        await place.noted("petition at work")
 
 
 @pytest.mark.parametrize("job", STAGES)
@@ -296,13 +292,6 @@ async def test_an_older_client_is_asked_again_in_a_new_session(place: Place, job
     assert result["structuredContent"] == {"result": "Ann: True"}
     assert result["_meta"][RELATED] == {"taskId": task}
     assert [line for line in place.of(job) if line.startswith("step")] == STEPS
-
-
-async def test_an_error_that_was_answered_is_the_tools_again(place: Place) -> None:
-    async with older_client_of(place.server) as older:
-        result = (await older.result(place.tasks["petition"])).result
-        assert result["structuredContent"] == {"result": "-1 User rejected it None"}
-        assert [each for each in older.arrived if each.method == "elicitation/create"] == []
 
 
 @pytest.mark.parametrize("place", ["sqlite stopped"], indirect=True, scope="module")

@@ -43,15 +43,19 @@ async def test_the_first_recipe_serves_the_server_of_get_started(place: Site) ->
     assert result.structured_content == {"result": "counted to 1"}
 
 
-async def test_a_mounted_app_runs_tasks_beside_the_routes_of_the_outer_one(place: Site) -> None:
-    await place.start("uvicorn mounted:app")
-    async with http_client() as http:
-        assert (await http.get(f"{place.url}/")).text == "home"
+async def assert_runs_a_task(place: Site) -> None:
     async with connected(f"{place.url}/tools/mcp") as client:
         task = await started(client, "again", job="a")
         place.let_go("a")
         result = await task.result()
     assert result.structured_content == {"result": place.runs("a")[0]}
+
+
+async def test_a_mounted_app_runs_tasks_beside_the_routes_of_the_outer_one(place: Site) -> None:
+    await place.start("uvicorn mounted:app")
+    async with http_client() as http:
+        assert (await http.get(f"{place.url}/")).text == "home"
+    await assert_runs_a_task(place)
 
 
 async def test_other_host_names_are_let_in_when_they_are_named(place: Site) -> None:
@@ -224,11 +228,7 @@ async def test_fastapi_serves_tasks_beside_its_own_routes(installed: Site) -> No
     await installed.start("uvicorn api:app")
     async with http_client() as http:
         assert (await http.get(f"{installed.url}/health")).json() == {"status": "ok"}
-    async with connected(f"{installed.url}/tools/mcp") as client:
-        task = await started(client, "again", job="a")
-        installed.let_go("a")
-        result = await task.result()
-    assert result.structured_content == {"result": installed.runs("a")[0]}
+    await assert_runs_a_task(installed)
 
 
 @pytest.mark.interop

@@ -67,12 +67,7 @@ RESTART_EVERY = 25.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Call:
-    """One task that a client asks for.
-
-    Attributes:
-        after: Seconds from the beginning.
-        cancel_after: Seconds after which its caller cancels it; None for one that is waited for.
-    """
+    """One task that a client asks for, so many seconds from the beginning, and cancels or waits for."""
 
     job: str
     kind: Kind
@@ -154,13 +149,7 @@ _PAUSE = 0.2
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class View:
-    """A task as one who looked saw it.
-
-    Attributes:
-        asked: When it was asked for; it is a view of that time or a later one.
-        at: When it arrived.
-        text: The answer, but for what moves by itself.
-    """
+    """A task as it was at `asked` or later; the text is the answer without what moves by itself."""
 
     asked: float
     at: float
@@ -177,13 +166,7 @@ class View:
 
 @dataclass(slots=True)
 class Acknowledged:
-    """A task that a client was promised.
-
-    Attributes:
-        outcome: What it was told: a status, and a text; None if nothing.
-        cancelled_at: When a cancellation was acknowledged.
-        is_lost: A server has said that there is no such task.
-    """
+    """A task that a client was promised; the outcome is what it was told, a status and a text."""
 
     call: Call
     job: str
@@ -195,12 +178,7 @@ class Acknowledged:
 
 
 class Driver:
-    """Makes the calls of a plan, and sees them through.
-
-    Args:
-        clients: They go through the balancer, to any replica.
-        doors: Each replica by itself.
-    """
+    """Makes the calls of a plan through the balancer, and looks at their tasks by the door of each replica."""
 
     def __init__(self, clients: Sequence[Client], doors: Sequence[Tasking], seed: int) -> None:
         self.acknowledged: list[Acknowledged] = []

@@ -62,12 +62,6 @@ def hand() -> Hand:
     return Hand()
 
 
-async def test_an_id_has_arrived_once_its_run_says_so_and_not_when_it_ends(hand: Hand) -> None:
-    async with at_work(RemoteEngine(hand)) as work:
-        assert await hand.brings("a")
-        assert work.log == ["start a"]
-
-
 @pytest.mark.slow
 async def test_an_id_without_a_slot_is_to_be_sent_again_after_a_while_and_takes_none_later(hand: Hand) -> None:
     async with at_work(RemoteEngine(hand, concurrency=1)) as work:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import os
 import re
 import sys
@@ -27,7 +26,6 @@ from mcp_tasks.errors import TasksError, UsageError
 from mcp_tasks.files import state_folder
 from mcp_tasks.stores import MemoryStore, Store
 from mcp_tasks.stores.postgres import PostgresStore
-from mcp_tasks.stores.postgres.database import Pooled, QuietPools
 from mcp_tasks.stores.redis import RedisStore
 from mcp_tasks.stores.sqlite import SqliteStore
 from mcp_tasks.stores.url import default_store, origin_of, store_from_url
@@ -245,8 +243,10 @@ def test_a_name_never_leads_out_of_the_folder_and_stays_distinct(name: str, kept
     assert path_of(default_store("render-farm", "acme.server")).name == "render-farm@acme.server.db"
 
 
-ALIKE = ["a b", "a-b", "a  b", "a/b", "A-b", "-a-b", "a-b.", "x" * 300, "x" * 301]
-ALIKE += ["\ud800", "\udfff", "é", "e\u0301", ""]
+ALIKE = [
+    *("a b", "a-b", "a  b", "a/b", "A-b", "-a-b", "a-b.", "x" * 300, "x" * 301),
+    *("\ud800", "\udfff", "é", "e\u0301", ""),
+]
 
 
 def test_no_two_servers_or_programs_share_a_file_by_accident() -> None:
@@ -272,20 +272,6 @@ def test_the_state_folder_is_where_the_desktop_standard_says(monkeypatch: pytest
     assert state_folder() == tmp_path / "mcp-tasks"
     monkeypatch.delenv("XDG_STATE_HOME")
     assert state_folder() == Path.home() / ".local/state/mcp-tasks"
-
-
-def test_the_pools_of_others_are_heard_and_those_of_a_store_say_one_line(caplog: pytest.LogCaptureFixture) -> None:
-    # Not the logger of psycopg: what that has said before is left out.
-    pools = logging.getLogger("tests.pools")
-    pools.addFilter(QuietPools())
-    for _ in range(3):
-        pools.warning("error connecting in %r: %s", "mcp-tasks of postgresql://h/db", OSError("away"))
-    pools.warning("discarding closed connection: %s", Pooled())
-    pools.warning("error connecting in %r: %s", "theirs", OSError("away"))
-    assert [record.getMessage() for record in caplog.records] == [
-        "Postgres cannot be reached now, and is tried again until it can: away",
-        "error connecting in 'theirs': away",
-    ]
 
 
 # Which program a `Tasks` object belongs to: real modules, started and imported in all the ways there are
