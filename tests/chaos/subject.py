@@ -87,7 +87,7 @@ def build(url: str, folder: Path, drain: float) -> MCPServer[Any]:
     for verb in ("create", "save"):
         setattr(store, verb, desk.watched(verb, getattr(store, verb)))
     engine = "local" if url.startswith("sqlite") else url
-    tasks = Tasks(store, engine=engine, concurrency=9, settings=settings, limits=UNPACED)
+    tasks = Tasks(store, engine=engine, concurrency=8, settings=settings, limits=UNPACED)
     server = MCPServer[Any](NAME, version="1", **tasks.wiring(), log_level="WARNING")
     add_working_tools(server, tasks, desk)
     add_asking_tools(server, tasks, desk)

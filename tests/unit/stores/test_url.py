@@ -6,9 +6,11 @@ import hashlib
 import json
 import os
 import re
+import subprocess
 import sys
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -391,6 +393,7 @@ WAYS = {
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_a_server_has_one_default_file_however_it_is_started(tmp_path: Path) -> None:
     (tmp_path / "x.py").write_text(
         "from mcp.server import MCPServer\n"
@@ -401,11 +404,14 @@ def test_a_server_has_one_default_file_however_it_is_started(tmp_path: Path) -> 
         "if __name__ == '__main__':\n"
         "    server.run()\n",
     )
-    names: set[str] = set()
-    for way, command in WAYS.items():
-        state = tmp_path / way.partition(" ")[0]
-        environment = processes.environment(XDG_STATE_HOME=str(state))
-        with processes.running(command, cwd=tmp_path, env=environment, stdin=processes.PIPE) as process:
-            processes.until_ready(process, lambda state=state: any(state.glob("**/*.db")), what=way)
-        names |= {file.name for file in state.glob("**/*.db")}
+    with ExitStack() as stack:
+        started: dict[Path, subprocess.Popen[bytes]] = {}
+        for way, command in WAYS.items():
+            state = tmp_path / way.partition(" ")[0]
+            environment = processes.environment(XDG_STATE_HOME=str(state))
+            process = processes.running(command, cwd=tmp_path, env=environment, stdin=processes.PIPE)
+            started[state] = stack.enter_context(process)
+        for state, process in started.items():
+            processes.until_ready(process, lambda state=state: any(state.glob("**/*.db")), what=state.name, limit=250)
+    names = {file.name for state in started for file in state.glob("**/*.db")}
     assert len(names) == 1, names
