@@ -271,7 +271,6 @@ def schema(place: SqlitePlace) -> list[Any]:
 
 
 def record_of(fields: Fields) -> TaskRecord:
-    """The task as this release has it."""
     request: TaskRequest = fields["request"]
     kept = {RENAMED.get(name, name): value for name, value in fields.items()}
     for name in ("request", "result", "error", "key"):

@@ -42,8 +42,6 @@ def commands() -> list[str]:
 
 
 class Site:
-    """A folder with the files of the page, and with tools that tell a test what becomes of them."""
-
     def __init__(self, folder: Path, port: int, python: Path) -> None:
         self.folder = folder
         self.url = base_url(port)

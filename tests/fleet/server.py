@@ -134,7 +134,6 @@ class Tools:
 
     @asynccontextmanager
     async def noted(self, job: str) -> AsyncGenerator[None]:
-        """Write down that a run starts, and how it ends."""
         self.note(job, "start")
         try:
             yield

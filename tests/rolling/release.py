@@ -67,7 +67,6 @@ class Release:
         )
 
     async def serve(self, tools: list[str]) -> None:
-        """Have these tools, from now on."""
         self.serves = set(tools)
 
     async def create(self, name: str) -> str:
