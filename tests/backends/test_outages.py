@@ -281,6 +281,7 @@ async def test_a_heartbeat_waits_for_no_other_call(place: Place, proxy: Proxy) -
         async with anyio.create_task_group() as group:
             for number in range(20):
                 group.start_soon(store.journal, f"task {number}")
+                group.start_soon(store.create, changed(make_record()), REQUEST)
             await anyio.wait_all_tasks_blocked()
             with anyio.fail_after(5):
                 await store.heartbeat("worker", namespace="")
