@@ -25,7 +25,6 @@ from pydantic import BaseModel, FileUrl
 
 from harness.forking import piped
 from harness.processes import ENVIRONMENT, ROOT
-from mcp_tasks.fallback.service import HANDLE_SCHEMA
 
 ERAS: Final = {"older": "legacy", "newer": "auto"}
 TRANSPORTS: Final = ("stdio", "stateful", "json", "stateless-json", "old")
@@ -121,12 +120,6 @@ class Pair:
         """Whether the client can be asked something by a request during a call."""
         return self.streams and not self.newer
 
-    @property
-    def hands_over(self) -> bool:
-        """Whether a tool that asks something answers the call with word of that: the client cannot be asked on it, and
-        does not come back with an answer."""
-        return not (self.newer or self.answers)
-
     async def both(self, ask: Callable[[Visit], Awaitable[Any]]) -> Any:
         """What both servers answer, which must be the same: a value, or the code and message of an error."""
         with_tasks, without = await outcome(ask, self.tasks), await outcome(ask, self.plain)
@@ -154,7 +147,7 @@ def _narrowed(wider: Mapping[str, Any] | None) -> Any:
         # Of a tool that is never a task.
         return wider
     narrow, handle = wider["anyOf"]
-    assert handle == HANDLE_SCHEMA
+    assert set(handle["required"]) == {"taskId", "status", "statusMessage"}
     assert wider == {"type": "object", "anyOf": [narrow, handle]}
     return narrow
 

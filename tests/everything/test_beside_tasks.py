@@ -1,14 +1,14 @@
-"""What the SDK brings to a server, and what passes our middleware on its way: the same with tasks and without.
+"""What the SDK brings to a server, and what passes our middleware on its way: the same in a task and in a plain call.
 
-Streams that broke and are taken up again, signing in, pages that somebody is sent to, the level of the log, and updates
-of resources. Each over a real socket.
+Streams that broke and are taken up again, pages that somebody is sent to, the level of the log, and updates of
+resources. Each over a real socket.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -17,8 +17,6 @@ import anyio
 import httpx2
 import pytest
 from mcp.server import MCPServer, ServerRequestContext
-from mcp.server.auth.middleware.auth_context import get_access_token
-from mcp.server.auth.settings import AuthSettings
 from mcp.server.mcpserver import Context
 from mcp_types import (
     ElicitRequest,
@@ -32,12 +30,10 @@ from mcp_types import (
     SubscribeRequestParams,
     UnsubscribeRequestParams,
 )
-from pydantic import AnyHttpUrl
 from starlette.applications import Starlette
 
-from harness.auth import ISSUER, USERS
-from harness.http import HttpWire, http_client, initialize, modern_headers, serving_app
-from harness.rpc import NOTHING, PATIENCE, accept, hello, legacy_request, loads, request, response, text_of
+from harness.http import HttpWire, http_client, initialize, serving_app
+from harness.rpc import PATIENCE, accept, legacy_request, loads, response, text_of
 from harness.server import QUICK, Name
 from harness.waiting import eventually
 from mcp_tasks import Tasks
@@ -49,14 +45,12 @@ pytestmark = pytest.mark.anyio
 
 PAGE: Final = "https://login.example.com/start"
 MEMO: Final = "memo://1"
-RESOURCE: Final = "https://tools.example.com/mcp"
-METADATA: Final = "/.well-known/oauth-protected-resource/mcp"
 LEVELS: Final[tuple[LoggingLevel, ...]] = ("debug", "info", "notice", "warning", "error")
 
 
-@pytest.fixture(params=["marked", "beside", "plain"])
-def kind(request: pytest.FixtureRequest) -> str:
-    """Whose tools are called: those that may be tasks, those beside such tools, or those of a server without tasks."""
+@pytest.fixture(params=[True, False], ids=["marked", "beside"])
+def marked(request: pytest.FixtureRequest) -> bool:
+    """Whether the tools that are called may be tasks, or are others of a server with tasks."""
     return request.param
 
 
@@ -78,11 +72,10 @@ class Events(MemoryEvents):
         return await super().store_event(stream_id, message)
 
 
-def build(kind: str, stage: Stage, events: Events | None, **more: Any) -> Starlette:
-    tasks = None if kind == "plain" else Tasks("memory://", settings=QUICK)
-    wiring: Mapping[str, Any] = {} if tasks is None else tasks.wiring()
-    server: MCPServer[Any] = MCPServer("beside", version="1", log_level="CRITICAL", **wiring, **more)
-    marks: Any = tasks if kind == "marked" else NoTasks()
+def build(marked: bool, stage: Stage, events: Events | None) -> Starlette:
+    tasks = Tasks("memory://", settings=QUICK)
+    server: MCPServer[Any] = MCPServer("beside", version="1", log_level="CRITICAL", **tasks.wiring())
+    marks: Any = tasks if marked else NoTasks()
     chosen: list[LoggingLevel] = ["debug"]
     subscribed: set[str] = set()
 
@@ -99,12 +92,6 @@ def build(kind: str, stage: Stage, events: Events | None, **more: Any) -> Starle
         await ctx.report_progress(3, 3, "heard again")
         answer = await ctx.elicit("What is your name?", Name)
         return f"Hello, {answer.data.name}!" if answer.action == "accept" else answer.action
-
-    @server.tool()
-    @marks.task()
-    async def who() -> str:
-        token = get_access_token()
-        return str(token and token.subject)
 
     @server.tool()
     @marks.task()
@@ -159,16 +146,11 @@ def build(kind: str, stage: Stage, events: Events | None, **more: Any) -> Starle
 
 
 @asynccontextmanager
-async def served(
-    kind: str, stage: Stage | None = None, events: Events | None = None, **more: Any
-) -> AsyncGenerator[HttpWire]:
-    async with serving_app(build(kind, stage or Stage(), events, **more)) as base, http_client() as http:
-        yield HttpWire(f"{base}/mcp", http)
-
-
-@asynccontextmanager
-async def visited(kind: str, era: str) -> AsyncGenerator[Visit]:
-    async with served(kind) as wire, visiting(wire.url, ERAS[era]) as visit:
+async def visited(marked: bool, era: str) -> AsyncGenerator[Visit]:
+    async with (
+        serving_app(build(marked, Stage(), None)) as base,
+        visiting(f"{base}/mcp", ERAS[era]) as visit,
+    ):
         yield visit
 
 
@@ -191,9 +173,10 @@ async def _events(answer: httpx2.Response) -> AsyncGenerator[tuple[str, Any]]:
 
 
 @pytest.mark.parametrize("hang_up", [False, True], ids=["client", "tool"])
-async def test_a_call_whose_stream_broke_is_taken_up_where_it_was(kind: str, hang_up: bool) -> None:
+async def test_a_call_whose_stream_broke_is_taken_up_where_it_was(marked: bool, hang_up: bool) -> None:
     stage, events = Stage(), Events()
-    async with served(kind, stage, events) as wire:
+    async with serving_app(build(marked, stage, events)) as base, http_client() as http:
+        wire = HttpWire(f"{base}/mcp", http)
         session, _ = await initialize(wire, {"elicitation": {}})
         headers = [("content-type", "application/json"), ("accept", "application/json, text/event-stream")]
         headers += session.headers
@@ -231,39 +214,12 @@ async def test_a_call_whose_stream_broke_is_taken_up_where_it_was(kind: str, han
     assert text_of(answer["result"]) == "Hello, Ada!"
 
 
-# Signing in
-
-
-async def test_a_protected_server_says_where_to_sign_in_and_serves_who_has(kind: str) -> None:
-    auth = AuthSettings(issuer_url=AnyHttpUrl(ISSUER), resource_server_url=AnyHttpUrl(RESOURCE))
-    call: Any = {"name": "who", "arguments": {}}
-    newer = request("tools/call", call, capabilities=NOTHING)
-    async with served(kind, auth=auth, token_verifier=USERS) as wire:
-        for token in (None, "mallory"):
-            stranger = HttpWire(wire.url, wire.client, token=token)
-            for message, headers in ((legacy_request("initialize", hello()), []), (newer, modern_headers(newer))):
-                refused = await stranger.raw_post(json.dumps(message), headers)
-                assert refused.status_code == 401
-                where = f'resource_metadata="https://tools.example.com{METADATA}"'
-                assert where in refused.headers["www-authenticate"]
-        metadata = (await wire.client.get(wire.url.replace("/mcp", METADATA))).json()
-        assert (metadata["resource"], metadata["authorization_servers"]) == (RESOURCE, [f"{ISSUER}/"])
-        alice = wire.as_user("alice")
-        assert text_of((await alice.send(newer)).result) == "alice"
-        session, _ = await initialize(alice, {})
-        assert text_of((await session.ask("tools/call", call)).result) == "alice"
-        # Bob may sign in, and has no part in her session.
-        ping = json.dumps(legacy_request("ping"))
-        statuses = [(await wire.as_user(user).raw_post(ping, session.headers)).status_code for user in ("alice", "bob")]
-        assert statuses == [200, 404]
-
-
 # Pages, the log, and resources
 
 
 @pytest.mark.parametrize("era", ERAS)
-async def test_somebody_is_sent_to_a_page(kind: str, era: str) -> None:
-    async with visited(kind, era) as visit:
+async def test_somebody_is_sent_to_a_page(marked: bool, era: str) -> None:
+    async with visited(marked, era) as visit:
         assert await _call(visit, f"{era}_visit") == "accept"
         assert visit.host.pages == [PAGE]
         if era == "older":
@@ -271,8 +227,8 @@ async def test_somebody_is_sent_to_a_page(kind: str, era: str) -> None:
 
 
 @pytest.mark.parametrize(("era", "lowest"), [("older", "warning"), ("newer", "info")])
-async def test_the_log_has_the_level_that_the_client_chose(kind: str, era: str, lowest: LoggingLevel) -> None:
-    async with visited(kind, era) as visit:
+async def test_the_log_has_the_level_that_the_client_chose(marked: bool, era: str, lowest: LoggingLevel) -> None:
+    async with visited(marked, era) as visit:
         if era == "older":
             await visit.client.session.set_logging_level(lowest)  # pyright: ignore[reportDeprecated]
         assert await _call(visit, "log") == "logged"
@@ -280,8 +236,8 @@ async def test_the_log_has_the_level_that_the_client_chose(kind: str, era: str, 
         assert visit.host.logged == expected
 
 
-async def test_an_older_client_hears_of_the_resources_that_it_subscribed_to(kind: str) -> None:
-    async with visited(kind, "older") as visit:
+async def test_an_older_client_hears_of_the_resources_that_it_subscribed_to(marked: bool) -> None:
+    async with visited(marked, "older") as visit:
         session = visit.client.session
         await session.subscribe_resource(MEMO)  # pyright: ignore[reportDeprecated]
         assert await _call(visit, "touch") == "touched"
@@ -290,8 +246,8 @@ async def test_an_older_client_hears_of_the_resources_that_it_subscribed_to(kind
         assert await _call(visit, "touch") == "touched"
 
 
-async def test_a_newer_client_hears_of_the_resources_that_it_listens_to(kind: str) -> None:
-    async with visited(kind, "newer") as visit, visit.client.listen(resource_subscriptions=[MEMO]) as listening:
+async def test_a_newer_client_hears_of_the_resources_that_it_listens_to(marked: bool) -> None:
+    async with visited(marked, "newer") as visit, visit.client.listen(resource_subscriptions=[MEMO]) as listening:
         assert listening.honored.resource_subscriptions == [MEMO]
         assert await _call(visit, "touch") == "touched"
         await eventually(lambda: "notifications/resources/updated" in visit.host.told)

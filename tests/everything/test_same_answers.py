@@ -1,9 +1,8 @@
 """Everything else that a server offers: on every transport, in both eras, the same with tasks and without.
 
-The client is the SDK's own and has never heard of tasks. Every tool it meets is marked as one that may be a task. What
-differs by design is what is listed (`own_tools`), and that a tool gets an answer to what it asks, or word is given that
-it asks, where a server without tasks refuses it. Where the author wants plain calls (`fallback="inline"`,
-`companions="never"`), that does not differ either.
+The client is the SDK's own and speaks no tasks; every tool may be a task. By design the list of tools differs
+(`own_tools`), and a tool gets an answer where a server without tasks refuses its question. With plain calls
+(`fallback="inline"`, `companions="never"`) nothing differs.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
 import pytest
-from mcp_types import INVALID_REQUEST, METHOD_NOT_FOUND, PromptReference, ResourceTemplateReference
+from mcp_types import METHOD_NOT_FOUND, PromptReference, ResourceTemplateReference
 
 from harness.rpc import LEGACY, MODERN
 from tests.everything.connecting import (
@@ -26,7 +25,6 @@ from tests.everything.connecting import (
     own_tools,
     paired,
 )
-from tests.everything.server import PAGES
 
 pytestmark = pytest.mark.anyio
 
@@ -157,65 +155,22 @@ async def test_progress_and_the_log_of_a_call(pair: Pair) -> None:
 
 
 ASKING = {
-    "ask_before": ("Hello, Ada!", 'It asks: "Who goes there?"'),
-    "ask_name": ("Hello, Ada!", 'It asks: "What is your name?"'),
-    "ask_model": ("Forty-two.", "It waits for this client itself to answer a sampling/createMessage request."),
-    "ask_roots": ("file:///home/ada", "It waits for this client itself to answer a roots/list request."),
+    "ask_before": "Hello, Ada!",
+    "ask_name": "Hello, Ada!",
+    "ask_model": "Forty-two.",
+    "ask_roots": "file:///home/ada",
 }
-"""What a tool gives that was answered, and how word is given of what it asks."""
 
 
 @pytest.mark.parametrize("tool", ASKING)
-async def test_a_tool_asks_where_it_can_and_otherwise_word_is_given_of_it(pair: Pair, tool: str) -> None:
-    expected, quoted = ASKING[tool]
-    if pair.answers or (tool == "ask_before" and not pair.hands_over):
-        assert _text(await _call(pair, tool)) == expected
-        return
-    # Over JSON in the older era the SDK drops what it cannot send and waits for the answer for good.
-    can_refuse = pair.way != "json" or pair.newer or tool == "ask_before"
-    without: Any = await outcome(_calling(tool), pair.plain) if can_refuse else (INVALID_REQUEST, "")
-    assert isinstance(without, tuple) or without["isError"]
-    if pair.inline:
-        assert await outcome(_calling(tool), pair.tasks) == without
-        return
-    answer = await outcome(_calling(tool), pair.tasks)
-    if pair.newer:
-        assert _text(answer) == expected
-    elif pair.way.startswith("stateless") and tool not in ("ask_name", "ask_before"):
-        # Nobody but this client could answer it, and nobody knows which client this is.
-        assert (answer[0], "this server is stateless" in answer[1]) == (INVALID_REQUEST, True)
-    else:
-        _check_word_of_question(answer, tool, quoted)
-
-
-def _check_word_of_question(answer: Any, tool: str, quoted: str) -> None:
-    task_id = answer["structuredContent"]["taskId"]
-    status = {"status": "input_required", "statusMessage": "waiting for an answer"}
-    assert answer["structuredContent"] == {"taskId": task_id, **status}
-    assert not answer["isError"]
-    first, again, next_step, *_, last = _text(answer).splitlines()
-    assert first.startswith(f'The tool "{tool}" is still running: it waits for an answer.')
-    assert again.startswith(f'Do not call "{tool}" again')
-    assert f'"task_status" with {{"task_id": "{task_id}"}}' in next_step
-    assert last == quoted
-
-
-@pytest.mark.parametrize("era", ERAS)
-async def test_a_low_level_server_lists_its_tools_in_the_same_pages(site: str, era: str) -> None:
-    async with paired(site, "low", era) as pair:
-
-        async def pages(visit: Visit) -> Any:
-            found: list[list[str]] = []
-            cursor: str | None = None
-            while not found or cursor is not None:
-                page = await visit.client.list_tools(cursor=cursor)
-                found.append([tool.name for tool in page.tools])
-                cursor = page.next_cursor
-            if visit is pair.tasks:
-                # The author's own have their pages to themselves, but for the end of the last.
-                *found[-1], status, cancel = found[-1]
-                assert [status, cancel] == COMPANIONS
-            return found
-
-        assert await pair.both(pages) == [list(page) for page in PAGES]
-        assert _text(await _call(pair, "tool-4")) == "tool-4 done"
+async def test_a_tool_asks_where_it_can_and_is_refused_where_its_caller_wants_a_plain_call(
+    pair: Pair, tool: str
+) -> None:
+    if pair.answers or (tool == "ask_before" and pair.newer):
+        assert _text(await _call(pair, tool)) == ASKING[tool]
+    elif pair.inline:
+        answer = await _call(pair, tool)
+        assert isinstance(answer, tuple) or answer["isError"]
+    elif pair.newer:
+        assert _text(await outcome(_calling(tool), pair.tasks)) == ASKING[tool]
+    # Where nothing can be asked on the call, `tests/fallback` has what becomes of the question.
