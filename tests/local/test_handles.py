@@ -52,17 +52,14 @@ async def test_a_tool_started_as_a_task_gives_a_handle_with_which_to_fetch_and_w
     assert (await task.cancel()).status is TaskStatus.COMPLETED
 
 
-@pytest.mark.requirement("local/progress-is-state")
-async def test_progress_is_part_of_the_state(office: Office) -> None:
+@pytest.mark.requirement("local/progress-is-state", "local/await-timeout")
+async def test_progress_is_part_of_the_state_and_a_wait_that_takes_too_long_leaves_the_task_alone(
+    office: Office,
+) -> None:
     task = await office.tasks.start("slow")
     seen = await until(task, lambda task: task.progress is not None)
     assert seen.progress == Progress(progress=2, total=3, message="Rendering report")
     assert (seen.status, seen.is_final, seen.expires_at) == (TaskStatus.WORKING, False, None)
-
-
-@pytest.mark.requirement("local/await-timeout")
-async def test_a_wait_that_takes_too_long_leaves_the_task_alone(office: Office) -> None:
-    task = await office.tasks.start("slow")
     for timeout in (0.05, timedelta(milliseconds=50), 0):
         with pytest.raises(WaitTimedOut, match="did not end within") as waited:
             await task.wait(timeout)
@@ -73,18 +70,16 @@ async def test_a_wait_that_takes_too_long_leaves_the_task_alone(office: Office) 
     assert result.content == [TextContent(type="text", text="done")]
 
 
-@pytest.mark.requirement("local/outcome-error-result", "local/outcome-message")
-async def test_an_error_result_is_a_failed_task_whose_result_is_returned(office: Office) -> None:
+@pytest.mark.requirement("local/outcome-error-result", "local/outcome-raised", "local/outcome-message")
+async def test_an_error_result_is_returned_and_a_raised_error_is_raised_again_with_all_that_it_carries(
+    office: Office,
+) -> None:
     task = await office.tasks.start("broken")
     result = await task.wait(LIMIT)
     assert result.is_error
     assert result.content == [TextContent(type="text", text=FULL)]
     seen = await task.fetch()
     assert (seen.status, seen.is_error, seen.message) == (TaskStatus.FAILED, True, FULL)
-
-
-@pytest.mark.requirement("local/outcome-raised", "local/outcome-message")
-async def test_a_raised_error_is_raised_again_with_all_that_it_carries(office: Office) -> None:
     task = await office.tasks.start("refusing")
     for _ in range(2):
         with pytest.raises(TaskFailed) as failed:

@@ -33,8 +33,8 @@ from mcp_types import (
     TextResourceContents,
 )
 
-from harness.http import LegacyHttpWire, initialize, serving
-from harness.older import ASKABLE, RELATED
+from harness.http import serving
+from harness.older import RELATED, OlderClient, http_session
 from harness.rpc import INVALID_PARAMS, METHOD_NOT_FOUND
 from harness.waiting import eventually
 from mcp_tasks import Tasks
@@ -240,13 +240,13 @@ async def test_a_listing_that_fails_decides_nothing() -> None:
 # --- on the 2025-11-25 wire -----------------------------------------------------------------------------------------
 
 
-async def create(old: LegacyHttpWire, method: str, params: Mapping[str, Any], **task: Any) -> dict[str, Any]:
+async def create(old: OlderClient, method: str, params: Mapping[str, Any], **task: Any) -> dict[str, Any]:
     """The task of a request that asks for one."""
     return (await old.ask(method, {**params, "task": task})).result["task"]
 
 
-async def listed(old: LegacyHttpWire) -> list[str]:
-    return [task["taskId"] for task in (await old.ask("tasks/list")).result["tasks"]]
+async def listed(old: OlderClient) -> list[str]:
+    return [task["taskId"] for task in await old.listed()]
 
 
 TOOLS: dict[str, Any] = {"tools": {"call": {}}}
@@ -275,9 +275,8 @@ async def test_the_handshake_names_them_where_something_is_marked(
     server.resource("memo://hello", name="hello")(lambda: "hello")
     for kind, mode in marks.items():
         tasks.mark("memo://hello", kind=kind, mode=mode)
-    async with serving(server) as wire:
-        old, hello = await initialize(wire, ASKABLE)
-        assert hello["capabilities"]["tasks"]["requests"] == offered
+    async with serving(server) as wire, http_session(wire) as old:
+        assert old.capabilities["tasks"]["requests"] == offered
         if "prompts" not in offered:
             # 2025-11-25: what was not declared is processed as if it were not there.
             assert "messages" in (await old.ask("prompts/get", {"name": "memo://hello", "task": {}})).result
@@ -295,14 +294,13 @@ async def test_the_handshake_names_them_where_something_is_marked(
 )
 async def test_they_are_got_as_tasks_of_the_older_wire(method: str, params: dict[str, Any]) -> None:
     office = new_office()
-    async with serving(office.server) as wire:
-        old, _ = await initialize(wire, ASKABLE)
+    async with serving(office.server) as wire, http_session(wire) as old:
         plain = (await old.ask(method, params)).result
         task = await create(old, method, params, ttl=5000)
         assert (task["status"], task["ttl"]) == ("working", 5000)
-        result = (await old.ask("tasks/result", {"taskId": task["taskId"]})).result
+        result = (await old.result(task["taskId"])).result
         assert result == {**plain, "_meta": {RELATED: {"taskId": task["taskId"]}}}
-        assert (await old.ask("tasks/get", {"taskId": task["taskId"]})).result["status"] == "completed"
+        assert (await old.get(task["taskId"]))["status"] == "completed"
         assert await listed(old) == [task["taskId"]]
         # And in the process itself.
         local = office.tasks.handle(task["taskId"])
@@ -316,20 +314,18 @@ async def test_they_are_got_as_tasks_of_the_older_wire(method: str, params: dict
     [("prompts/get", {"name": "broken_prompt"}), ("resources/read", {"uri": "memo://broken"})],
 )
 async def test_an_error_is_that_of_the_plain_request(method: str, params: dict[str, Any]) -> None:
-    async with serving(new_office().server) as wire:
-        old, _ = await initialize(wire, ASKABLE)
+    async with serving(new_office().server) as wire, http_session(wire) as old:
         plain = (await old.ask(method, params)).error
         task = await create(old, method, params)
-        error = (await old.ask("tasks/result", {"taskId": task["taskId"]})).error
+        error = (await old.result(task["taskId"])).error
         assert (error["code"], error["message"]) == (plain["code"], plain["message"])
         assert error["data"]["_meta"] == {RELATED: {"taskId": task["taskId"]}}
-        assert (await old.ask("tasks/get", {"taskId": task["taskId"]})).result["status"] == "failed"
+        assert (await old.get(task["taskId"]))["status"] == "failed"
 
 
 @pytest.mark.requirement("local/modes")
 async def test_what_cannot_be_a_task_is_refused() -> None:
-    async with serving(new_office().server) as wire:
-        old, _ = await initialize(wire, ASKABLE)
+    async with serving(new_office().server) as wire, http_session(wire) as old:
         for method, params, code in (
             ("prompts/get", {"name": "plain_prompt"}, METHOD_NOT_FOUND),
             ("resources/read", {"uri": "memo://plain"}, METHOD_NOT_FOUND),
@@ -351,12 +347,11 @@ async def test_what_must_be_a_task_is_refused_without_and_plain_where_there_are_
     server.resource("memo://must", name="must")(lambda: "hello")
     tasks.mark("must", kind="prompt", mode="required", ttl=timedelta(minutes=1))
     tasks.mark("memo://must", kind="resource", mode="required")
-    async with serving(server) as wire:
-        old, _ = await initialize(wire, ASKABLE)
+    async with serving(server) as wire, http_session(wire) as old:
         for method, params in (("prompts/get", {"name": "must"}), ("resources/read", {"uri": "memo://must"})):
             assert (await old.ask(method, params)).code == METHOD_NOT_FOUND
             task = await create(old, method, params)
-            assert (await old.ask("tasks/result", {"taskId": task["taskId"]})).result
+            assert (await old.result(task["taskId"])).result
     async with Client(server) as modern:
         # There they can be no tasks at all, and every host gets an answer.
         assert (await modern.get_prompt("must")).messages
@@ -366,18 +361,17 @@ async def test_what_must_be_a_task_is_refused_without_and_plain_where_there_are_
 @pytest.mark.requirement("local/session-scope")
 async def test_a_session_scopes_the_list_and_owns_nothing() -> None:
     office = new_office()
-    async with serving(office.server) as wire:
-        old, _ = await initialize(wire, ASKABLE)
+    async with serving(office.server) as wire, http_session(wire) as old:
         task = await office.tasks.start("report", {"id": 1}, session="another")
         others = await office.tasks.start("report", {"id": 1}, owner="alice")
         await task.wait(LIMIT)
         assert await listed(old) == []
-        assert (await old.ask("tasks/get", {"taskId": task.id})).result["status"] == "completed"
+        assert (await old.get(task.id))["status"] == "completed"
         assert await listed(old) == [task.id]
         unknown = (await old.ask("tasks/get", {"taskId": "nothing"})).error
         assert (await old.ask("tasks/get", {"taskId": others.id})).error == unknown
         # An error result is a failed task there, as it is here.
         broken = await office.tasks.start("broken")
-        assert (await old.ask("tasks/result", {"taskId": broken.id})).result["isError"]
-        seen = (await old.ask("tasks/get", {"taskId": broken.id})).result
+        assert (await old.result(broken.id)).result["isError"]
+        seen = await old.get(broken.id)
         assert (seen["status"], seen["statusMessage"]) == ("failed", (await broken.fetch()).message)
