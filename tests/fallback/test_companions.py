@@ -25,6 +25,7 @@ from harness.waiting import eventually
 from mcp_tasks import Fallback, Host, Limits, Tasks
 from mcp_tasks.errors import InvalidOption, UsageError
 from mcp_tasks.model import TaskRecord, TaskRequest, TaskStatus
+from mcp_tasks.protocol.owners import Caller
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.stores.base import Page
 from tests.fallback.scenes import MODES, MoodyStore, Person, chat, facts, handle, text
@@ -226,6 +227,10 @@ async def test_over_http_without_a_name_an_id_is_needed(stateless: bool) -> None
                 assert text(await client.call_tool("task_status", {"task_id": task_id})) == f"{mode} is done"
 
 
+def always_ann(caller: Caller) -> str:
+    return "ann"
+
+
 class CountedStore(MemoryStore):
     """Counts the tasks that its listings give, and can be told to do something after the first."""
 
@@ -256,7 +261,7 @@ class CountedStore(MemoryStore):
 
 async def test_the_newest_of_very_many_tasks_are_listed_unfinished_ones_first_and_few_are_read() -> None:
     store = CountedStore()
-    served = served_with(store=store, principal=lambda _: "ann", runs_tools=False)
+    served = served_with(store=store, principal=always_ann, runs_tools=False)
     async with chat(served.server, MODERN) as client:
         ended = TaskStatus.COMPLETED
         await store.fill(range(4), TaskStatus.WORKING)
@@ -380,8 +385,11 @@ async def test_of_several_questions_the_key_says_which_and_what_no_form_asks_is_
     served = served_with(fallback=MAY_ANSWER)
     async with chat(served.server, MODERN) as client:
         task = await served.tasks.start("asks_both", {"job": "job"})
-        while len((await task.fetch()).questions) < 2:
-            await anyio.lowlevel.checkpoint()  # sleep: none, the tool asks meanwhile
+
+        async def asks_both() -> bool:
+            return len((await task.fetch()).questions) == 2
+
+        await eventually(asks_both)
         for question in ({}, {"question": "c"}):
             refused = await client.call_tool("task_answer", {"task_id": task.id, "action": "decline", **question})
             assert "which of these is answered:" in text(refused)
@@ -667,8 +675,12 @@ async def test_a_tool_that_is_marked_while_the_server_runs_has_companions_at_onc
         assert [tool.name for tool in (await client.list_tools()).tools] == ["waits", *COMPANIONS]
 
 
+def agrees(params: CallToolRequestParams) -> bool:
+    return True
+
+
 async def test_tools_that_all_become_tasks_are_answered_so_without_a_mark() -> None:
-    served = served_with(augment=lambda _: True)
+    served = served_with(augment=agrees)
     async with chat(served.server, "legacy") as client:
         # With the schemas, by which it would refuse a handle that does not fit.
         await client.list_tools()
