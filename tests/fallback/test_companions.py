@@ -10,7 +10,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import anyio
-import anyio.lowlevel
 import pytest
 from mcp.server import MCPServer, Server, ServerRequestContext
 from mcp.server.caching import CacheHint
