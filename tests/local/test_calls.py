@@ -187,3 +187,5 @@ async def test_a_low_level_server_has_all_of_this_too() -> None:
     async with tasks.running(build_lowlevel(tasks)):
         called, started = await tasks.call("echo", {"value": "Ada"}), await tasks.start("echo", {"value": "Ada"})
         assert (await started.wait(LIMIT)).content == called.content
+        with pytest.raises(MCPError, match="no handler for prompts/get"):
+            await tasks.get_prompt("hello")

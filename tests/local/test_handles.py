@@ -183,13 +183,6 @@ async def test_a_wait_ends_when_the_server_stops() -> None:
         await waiting
 
 
-async def test_a_task_that_is_not_there_is_unknown(office: Office) -> None:
-    task = office.tasks.handle("x" * 40)
-    for attempt in (task.fetch, task.wait, task.result, task.cancel, task.send_input, task.until_asked):
-        with pytest.raises(UnknownTask):
-            await attempt()
-
-
 async def test_of_starts_under_one_key_one_makes_a_task(office: Office) -> None:
     tasks = office.tasks
     first = await tasks.start("report", {"id": 1}, key="release 1")

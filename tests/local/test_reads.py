@@ -46,40 +46,27 @@ from tests.local.serving import LIMIT, QUICK, Office, new_office
 pytestmark = pytest.mark.anyio
 
 
-@pytest.mark.requirement("local/prompt-task")
-async def test_a_prompt_runs_as_a_task(office: Office) -> None:
-    task = await office.tasks.start_prompt("echo", {"title": "v1"}, owner="alice")
-    result = await task.wait(LIMIT)
-    assert [message.content for message in result.messages] == [TextContent(type="text", text="Ship v1.")]
-    assert result.meta == {RELATED: {"taskId": task.id}}
-    assert office.seen == [task.id]
-    seen = await task.fetch()
-    assert (seen.kind, seen.name, seen.status, seen.owner) == ("prompt", "echo", TaskStatus.COMPLETED, "alice")
+@pytest.mark.requirement("local/prompt-task", "local/resource-task")
+async def test_a_tool_a_prompt_and_a_resource_of_one_name_run_as_three_tasks(office: Office) -> None:
+    tool = await office.tasks.start("echo")
+    prompt = await office.tasks.start_prompt("echo", {"title": "v1"}, owner="alice")
+    resource = await office.tasks.start_resource("memo://echo")
+    assert (await tool.wait(LIMIT)).structured_content == {"result": "tool"}
+    got = await prompt.wait(LIMIT)
+    assert [message.content for message in got.messages] == [TextContent(type="text", text="Ship v1.")]
+    read = await resource.wait(LIMIT)
+    assert read.contents == [TextResourceContents(uri="memo://echo", text="1.2.3", mime_type="text/plain")]
+    assert [each.meta for each in (got, read)] == [{RELATED: {"taskId": task.id}} for task in (prompt, resource)]
+    assert sorted(office.seen) == sorted([prompt.id, resource.id])
+    seen = await prompt.fetch()
+    assert (seen.status, seen.owner) == (TaskStatus.COMPLETED, "alice")
     assert seen.progress == Progress(progress=1, total=1, message="rendered")
-
-
-@pytest.mark.requirement("local/resource-task")
-async def test_a_resource_or_a_template_runs_as_a_task(office: Office) -> None:
-    task = await office.tasks.start_resource("memo://echo")
-    result = await task.wait(LIMIT)
-    assert result.contents == [TextResourceContents(uri="memo://echo", text="1.2.3", mime_type="text/plain")]
-    assert result.meta == {RELATED: {"taskId": task.id}}
-    assert office.seen == [task.id]
-    seen = await task.fetch()
-    assert (seen.kind, seen.name) == ("resource", "memo://echo")
+    listed = (await office.tasks.list(everybody=True)).tasks
+    names = [("tool", "echo"), ("prompt", "echo"), ("resource", "memo://echo")]
+    assert [(task.kind, task.name) for task in listed] == names
     (content,) = (await (await office.tasks.start_resource("memo://monday/notes")).wait(LIMIT)).contents
     assert isinstance(content, BlobResourceContents)
     assert (content.uri, base64.b64decode(content.blob)) == ("memo://monday/notes", b"notes of monday")
-
-
-async def test_a_tool_a_prompt_and_a_resource_of_one_name_are_three(office: Office) -> None:
-    tool = await office.tasks.start("echo")
-    prompt = await office.tasks.start_prompt("echo", {"title": "x"})
-    resource = await office.tasks.start_resource("memo://echo")
-    assert (await tool.wait(LIMIT)).structured_content == {"result": "tool"}
-    assert (await prompt.wait(LIMIT)).messages
-    assert (await resource.wait(LIMIT)).contents
-    assert [task.kind for task in (await office.tasks.list(owner=None)).tasks] == ["tool", "prompt", "resource"]
 
 
 @pytest.mark.requirement("local/outcome-raised")
@@ -140,19 +127,9 @@ async def test_they_never_appear_on_the_modern_wire(office: Office) -> None:
         assert (await client.read_resource("memo://echo")).contents
 
 
-async def test_a_mark_that_belongs_to_nothing_is_said_at_the_start(caplog: pytest.LogCaptureFixture) -> None:
-    office = new_office()
-    office.tasks.mark("memo://{day}/notes", kind="resource")
-    office.tasks.mark("nowhere", kind="prompt")
-    with caplog.at_level(logging.WARNING):
-        async with office.tasks.running(office.server):
-            pass
-    (warned,) = [message for message in caplog.messages if "no such prompt or resource" in message]
-    assert "'prompt nowhere'" in warned
-    assert "notes" not in warned
-
-
-async def test_marks_that_cannot_work_are_refused() -> None:
+async def test_marks_that_cannot_work_are_refused_and_those_of_nothing_are_told_of_at_the_start(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     tasks = Tasks("memory://")
 
     def twice() -> str:
@@ -166,6 +143,15 @@ async def test_marks_that_cannot_work_are_refused() -> None:
         tasks.task(kind="song")(twice)  # pyright: ignore[reportArgumentType]
     with pytest.raises(InvalidOption, match="kind must be"):
         tasks.mark("x", kind="song")  # pyright: ignore[reportArgumentType]
+    office = new_office()
+    office.tasks.mark("memo://{day}/notes", kind="resource")
+    office.tasks.mark("nowhere", kind="prompt")
+    with caplog.at_level(logging.WARNING):
+        async with office.tasks.running(office.server):
+            pass
+    (warned,) = [message for message in caplog.messages if "no such prompt or resource" in message]
+    assert "'prompt nowhere'" in warned
+    assert "notes" not in warned
 
 
 # --- low-level servers ----------------------------------------------------------------------------------------------
@@ -200,41 +186,33 @@ async def list_templates(ctx: object, params: PaginatedRequestParams | None) -> 
     return ListResourceTemplatesResult(resource_templates=templates)
 
 
-async def test_every_page_of_a_low_level_servers_listing_counts() -> None:
+async def test_every_page_of_a_low_level_servers_listing_counts_and_one_that_fails_decides_nothing() -> None:
     tasks = Tasks("memory://", settings=QUICK)
-    server = Server("low", on_call_tool=call_tool, on_get_prompt=get_prompt, on_list_prompts=list_prompts)
+    server = Server(
+        "low",
+        on_call_tool=call_tool,
+        on_get_prompt=get_prompt,
+        on_list_prompts=list_prompts,
+        on_read_resource=read_resource,
+        on_list_resources=list_nothing,
+        on_list_resource_templates=list_templates,
+    )
     tasks.attach(server)
     tasks.mark("second", kind="prompt")
+    for uri in ("n", "unlisted://x"):
+        tasks.mark(uri, kind="resource")
     async with tasks.running(server):
         for wrong, why in (({}, "it needs 'title'"), ({"title": 7}, "its arguments are texts, and 'title' is not")):
             with pytest.raises(UsageError, match=f"prompt 'second' does not take these arguments: {why}"):
                 await tasks.start_prompt("second", wrong)  # pyright: ignore[reportArgumentType]
         task = await tasks.start_prompt("second", {"title": "x"})
         assert (await task.wait(LIMIT)).messages[0].content == TextContent(type="text", text="low second")
-        with pytest.raises(UsageError, match="never becomes a task: it is not marked"):
-            await tasks.start_prompt("first")
-
-
-async def test_a_listing_that_fails_decides_nothing() -> None:
-    tasks = Tasks("memory://", settings=QUICK)
-    server = Server(
-        "low",
-        on_call_tool=call_tool,
-        on_read_resource=read_resource,
-        on_list_resources=list_nothing,
-        on_list_resource_templates=list_templates,
-    )
-    tasks.attach(server)
-    tasks.mark("n", kind="resource")
-    tasks.mark("unlisted://x", kind="resource")
-    async with tasks.running(server):
         for uri in ("n://monday", "unlisted://x"):
             (content,) = (await (await tasks.start_resource(uri)).wait(LIMIT)).contents
             assert (content.uri, getattr(content, "text", None)) == (uri, "low")
-        with pytest.raises(UsageError, match="never becomes a task"):
-            await tasks.start_resource("other://x")
-        with pytest.raises(MCPError, match="no handler for prompts/get"):
-            await tasks.get_prompt("hello")
+        for start in (tasks.start_prompt("first"), tasks.start_resource("other://x")):
+            with pytest.raises(UsageError, match="never becomes a task: it is not marked"):
+                await start
 
 
 # --- on the 2025-11-25 wire -----------------------------------------------------------------------------------------
