@@ -1,45 +1,72 @@
 """Everything else that a server offers: on every transport, in both eras, the same with tasks and without.
 
 The client is the SDK's own and speaks no tasks; every tool may be a task. By design the list of tools differs
-(`own_tools`), and a tool gets an answer where a server without tasks refuses its question. With plain calls
+(`_listed`), and a tool gets an answer where a server without tasks refuses its question. With plain calls
 (`fallback="inline"`, `companions="never"`) nothing differs.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from mcp.shared.exceptions import MCPError
 from mcp_types import METHOD_NOT_FOUND, PromptReference, ResourceTemplateReference
+from pydantic import BaseModel
 
 from harness.rpc import LEGACY, MODERN
-from tests.everything.connecting import (
-    COMPANIONS,
-    ERAS,
-    TRANSPORTS,
-    Pair,
-    Visit,
-    listed_tools,
-    outcome,
-    own_tools,
-    paired,
-)
+from tests.everything.connecting import ERAS, Visit, target, visiting
 
 pytestmark = pytest.mark.anyio
 
 NOTE = ResourceTemplateReference(uri="memo://{day}/note")
 
+TRANSPORTS = ("stdio", "stateful", "json", "stateless-json", "old")
 WAYS = [(way, era, "tasks") for way in TRANSPORTS for era in ERAS] + [
     (way, era, "inline") for way in ("stateful", "stateless-json") for era in ERAS
 ]
+COMPANIONS = ["task_status", "task_cancel"]
+"""The tools that callers without tasks are shown besides, at the end of the list."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Clients of a server with tasks and of its twin without, connected the same way."""
+
+    tasks: Visit
+    plain: Visit
+    newer: bool
+    inline: bool
+    """Whether the first gives a caller without tasks plain calls: then it answers in everything like the other."""
+    streams: bool
+    """Whether anything can reach the client before the answer does."""
+
+    async def both(self, ask: Callable[[Visit], Awaitable[Any]]) -> Any:
+        """What both servers answer, which must be the same: a value, or the code and message of an error."""
+        with_tasks, without = await _outcome(ask, self.tasks), await _outcome(ask, self.plain)
+        assert with_tasks == without
+        return with_tasks
+
+
+async def _outcome(ask: Callable[[Visit], Awaitable[Any]], visit: Visit) -> Any:
+    try:
+        answer = await ask(visit)
+    except MCPError as exc:
+        return exc.error.code, exc.error.message
+    return answer.model_dump(by_alias=True, mode="json") if isinstance(answer, BaseModel) else answer
 
 
 @pytest.fixture(scope="module", params=WAYS, ids="-".join)
 async def pair(request: pytest.FixtureRequest, site: str) -> AsyncGenerator[Pair]:
     """Clients of both servers over one of the transports, in one of the eras."""
-    async with paired(site, *request.param) as connected:
-        yield connected
+    way, era, kind = request.param
+    async with (
+        visiting(target(site, kind, way), ERAS[era]) as tasks,
+        visiting(target(site, "plain", way), ERAS[era]) as plain,
+    ):
+        yield Pair(tasks, plain, era == "newer", kind == "inline", streams=not way.endswith("json"))
 
 
 def _text(answer: Any) -> str:
@@ -55,10 +82,25 @@ async def _call(pair: Pair, tool: str, **arguments: Any) -> Any:
     return await pair.both(_calling(tool, **arguments))
 
 
+async def _tools(visit: Visit) -> list[dict[str, Any]]:
+    # Whether one may be a task is said in the older era only.
+    return [tool.model_dump(by_alias=True, exclude={"execution"}) for tool in (await visit.client.list_tools()).tools]
+
+
 async def _listed(pair: Pair) -> list[dict[str, Any]]:
-    """The tools of the server with tasks, as the other one would list them."""
-    listed = await listed_tools(pair.tasks.client)
-    return listed if pair.inline else own_tools(listed)
+    """The tools of the server with tasks, without the companions at the end, and the handle in the schemas."""
+    tools = await _tools(pair.tasks)
+    if pair.inline:
+        return tools
+    own, companions = tools[: -len(COMPANIONS)], tools[-len(COMPANIONS) :]
+    assert [tool["name"] for tool in companions] == COMPANIONS
+    for tool in own:
+        if tool["outputSchema"] is not None and "anyOf" in tool["outputSchema"]:
+            narrow, handle = tool["outputSchema"]["anyOf"]
+            assert tool["outputSchema"] == {"type": "object", "anyOf": [narrow, handle]}
+            assert set(handle["required"]) == {"taskId", "status", "statusMessage"}
+            tool["outputSchema"] = narrow
+    return own
 
 
 async def test_the_server_says_the_same_of_itself_and_has_no_more_methods(pair: Pair) -> None:
@@ -85,7 +127,7 @@ async def test_the_server_says_the_same_of_itself_and_has_no_more_methods(pair: 
 
 async def test_tools_are_listed_alike_and_come_and_go(pair: Pair) -> None:
     listed = await _listed(pair)
-    assert listed == await listed_tools(pair.plain.client)
+    assert listed == await _tools(pair.plain)
     by_name = {tool["name"]: tool for tool in listed}
     assert by_name["ask_name"]["annotations"]["idempotentHint"]
     # What is asked for before the body is no argument.
@@ -166,11 +208,11 @@ ASKING = {
 async def test_a_tool_asks_where_it_can_and_is_refused_where_its_caller_wants_a_plain_call(
     pair: Pair, tool: str
 ) -> None:
-    if pair.answers or (tool == "ask_before" and pair.newer):
+    if (pair.streams and not pair.newer) or (tool == "ask_before" and pair.newer):
         assert _text(await _call(pair, tool)) == ASKING[tool]
     elif pair.inline:
         answer = await _call(pair, tool)
         assert isinstance(answer, tuple) or answer["isError"]
     elif pair.newer:
-        assert _text(await outcome(_calling(tool), pair.tasks)) == ASKING[tool]
+        assert _text(await _outcome(_calling(tool), pair.tasks)) == ASKING[tool]
     # Where nothing can be asked on the call, `tests/fallback` has what becomes of the question.

@@ -110,16 +110,6 @@ SHAPES: Mapping[str, Shape] = {
         good=({"size": 2},),
         bad=({"size": "2"}, *NOT_HANDLES),
     ),
-    "a name that needs escaping in a pointer": Shape(
-        schema={
-            "type": "object",
-            "properties": {"a": {"$ref": "#/$defs/Page~1of%3Cstr%3E"}},
-            "required": ["a"],
-            "$defs": {"Page/of<str>": {"type": "string"}},
-        },
-        good=({"a": "b"},),
-        bad=({"a": 1}, *NOT_HANDLES),
-    ),
     "an id of its own": Shape(
         schema={
             "$id": "https://example.com/frame.json",

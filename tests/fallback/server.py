@@ -353,6 +353,7 @@ def _add_talking(served: Served) -> None:
         await ctx.info({"frames": 3, "of": None})  # pyright: ignore[reportDeprecated]
         await ctx.report_progress(2, 3)
         await ctx.log("warning", "careful", logger_name="frames")  # pyright: ignore[reportDeprecated]
+        await ctx.session.send_elicit_complete("e1", ctx.request_id)
         await jobs.work(job)
         await ctx.report_progress(3, 3, "last")
         return json.dumps(seen)

@@ -27,7 +27,7 @@ from mcp_tasks.model import TaskRecord, TaskRequest, TaskStatus
 from mcp_tasks.protocol.owners import Caller
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.stores.base import Page
-from tests.fallback.scenes import MODES, MoodyStore, Person, chat, facts, handle, text
+from tests.fallback.scenes import MODES, MoodyStore, chat, facts, handle, text
 from tests.fallback.server import Served, build
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
@@ -56,32 +56,6 @@ async def asked_for(client: Any, served: Served) -> str:
 
 
 # --- task_status ----------------------------------------------------------------------------------------------------
-
-
-@either_mode
-async def test_two_calls_that_wait_get_the_result_and_the_task_of_a_cancelled_one_stays(mode: str) -> None:
-    served = served_with(fallback=Fallback())
-    async with chat(served.server, mode) as client:
-        for job, ends in (("ended", True), ("cancelled", False)):
-            calling = asyncio.create_task(client.call_tool("gated", {"job": job}))
-            await served.jobs.until("start", job)
-            [task_id] = [
-                task["taskId"]
-                for task in facts(await client.call_tool("task_status", {}))["tasks"]
-                if task["status"] == "working"
-            ]
-            waiting = asyncio.create_task(client.call_tool("task_status", {"task_id": task_id}))
-            await anyio.sleep(0.1)  # sleep: the second waits by then beside the first
-            if ends:
-                served.jobs.open(job)
-            else:
-                await client.call_tool("task_cancel", {"task_id": task_id})
-            told = [text(await each) for each in (calling, waiting)]
-            if not ends:
-                told.append(text(await client.call_tool("task_status", {"task_id": task_id})))
-            expected = f"{job} is done" if ends else 'The tool "gated" was cancelled, and has no result.'
-            assert all(each.startswith(expected) for each in told)
-            assert served.jobs.count("start", job) == 1
 
 
 # Far too long, as a float, as text, not said, endless; and what a host adds for itself.
@@ -312,17 +286,6 @@ async def test_a_cancelled_tool_has_stopped_and_says_so_ever_after_and_a_finishe
 
 
 # --- task_answer ----------------------------------------------------------------------------------------------------
-
-
-async def test_who_waits_for_a_tool_that_asks_has_its_person_asked() -> None:
-    for ways in (WAYS, MAY_ANSWER):
-        for mode in MODES:
-            person, served = Person(), served_with(fallback=ways)
-            async with chat(served.server, mode, person=person) as client:
-                task_id = (await served.tasks.start("asks", {"job": "job"})).id
-                assert text(await client.call_tool("task_status", {"task_id": task_id})) == "Hello, Ada!"
-            assert person.asked == ["What is your name?"]
-            assert served.jobs.count("start", "job") == 1
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import httpx2
 import pytest
 from mcp.server.auth.middleware.auth_context import get_access_token
 from mcp.server.mcpserver import Context
 from mcp.shared.exceptions import MCPError
 from mcp_types import LOG_LEVEL_META_KEY, InputRequiredResult, LoggingMessageNotificationParams
 
-from harness.http import HttpWire, initialize, modern_headers, serving
+from harness.http import HttpWire, http_client, initialize, modern_headers, serving, serving_app
 from harness.older import OWN_STREAM, http_session
 from harness.processes import ENVIRONMENT, PIPE, running, tell
 from harness.rpc import (
@@ -29,12 +30,14 @@ from harness.rpc import (
     Reply,
     accept,
     legacy_request,
+    loads,
     request,
     text_of,
 )
 from harness.server import Name
 from harness.waiting import eventually
 from mcp_tasks import Fallback, current_task
+from tests.conformance.everything_server import MemoryEvents
 from tests.fallback.scenes import MODES, Call, asking, chat, place
 from tests.fallback.server import Served, build
 
@@ -87,12 +90,13 @@ async def test_a_call_over_http_is_sent_what_a_plain_call_is_sent(version: str, 
     methods = [method for method, _ in heard(marked)]
     assert methods.count("notifications/progress") == 3
     assert methods.count("notifications/message") == (2 if version == MODERN else 3)
+    assert methods.count("notifications/elicitation/complete") == 1
     assert said(marked) == {**said(plain), "attempt": 1}
     assert said(marked)["meta"]["progress_token"] == TOKEN
     assert said(marked)["trace"] == "of this call"
     # And one that asks for nothing.
     assert heard(quiet) == heard(plainly_quiet)
-    assert [method for method, _ in heard(quiet)] == ["notifications/message"] * (0 if version == MODERN else 3)
+    assert [method for method, _ in heard(quiet)].count("notifications/message") == (0 if version == MODERN else 3)
 
 
 async def test_what_belongs_to_the_connection_goes_there_as_in_a_plain_call() -> None:
@@ -104,6 +108,42 @@ async def test_what_belongs_to_the_connection_goes_there_as_in_a_plain_call() ->
             own.append(await client.wait_for(lambda each: each.stream == OWN_STREAM, after=before))
     updated = ("notifications/resources/updated", {"uri": "test://frames"})
     assert [(each.method, each.params) for each in own] == [updated, updated]
+
+
+async def test_a_call_whose_stream_broke_is_taken_up_where_it_was() -> None:
+    served = build()
+    app = served.server.streamable_http_app(event_store=MemoryEvents())
+    async with serving_app(app) as base, http_client() as http:
+        wire = HttpWire(f"{base}/mcp", http)
+        session, _ = await initialize(wire, NOTHING)
+        headers = [*session.headers, ("accept", "application/json, text/event-stream")]
+        params = {"name": "talks", "arguments": {"job": "job"}, "_meta": {"progressToken": TOKEN}}
+        call = legacy_request("tools/call", params)
+        event, told = "", list[dict[str, Any]]()
+
+        async def read(stream: httpx2.Response, until: str) -> None:
+            nonlocal event
+            async for line in stream.aiter_lines():
+                event = line[3:].strip() if line.startswith("id:") else event
+                if line.strip() == "data:" and until == "result":
+                    # All has been replayed, and what comes from now on is sent as it comes.
+                    served.jobs.open("job")
+                elif line.startswith("data:") and line[5:].strip():
+                    told.append(loads(line[5:]))
+                    if until in told[-1].get("params", told[-1]):
+                        break
+
+        with anyio.fail_after(PATIENCE):
+            async with http.stream("POST", wire.url, headers=headers, json=call) as broken:
+                await read(broken, until="progress")
+            # The SDK ends what it replays while it has not seen that the first stream is gone.
+            while "result" not in told[-1]:
+                resuming = [*headers, ("last-event-id", event)]
+                async with http.stream("GET", wire.url, headers=resuming) as resumed:
+                    await read(resumed, until="result")
+    progress = [each["params"]["progress"] for each in told if each.get("method") == "notifications/progress"]
+    assert progress == [1, 2, 3]
+    assert told[-1]["id"] == call["id"]
 
 
 @pytest.mark.parametrize("version", [MODERN, LEGACY])

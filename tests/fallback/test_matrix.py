@@ -282,6 +282,7 @@ async def asks_the_client(visit: Visit) -> None:
         result = await visit.call("asks_the_client", job := visit.job())
         assert text(result) == "42 in file:///home"
         assert visit.jobs.count("start", job) == 1
+        assert text(await visit.call("asks_to_visit", visit.job())) == "accept"
 
 
 @row
