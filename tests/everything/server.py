@@ -21,7 +21,6 @@ class NoTasks:
 
 
 def build(tasks: Tasks | None, changes: ListChanges | None = None) -> MCPServer[Any]:
-    """The server: with tasks, or the same one without."""
     more: Mapping[str, Any] = {**(changes.wiring() if changes else {}), **(tasks.wiring() if tasks else {})}
     server: MCPServer[Any] = MCPServer(
         "everything", title="Everything", version="1", instructions="Ask for anything.", log_level="CRITICAL", **more

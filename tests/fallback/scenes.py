@@ -48,8 +48,6 @@ MODES: Final = (MODERN, "legacy")
 
 @dataclass
 class Person:
-    """Answers what is asked, and keeps it."""
-
     asked: list[str] = field(default_factory=list[str])
 
     async def __call__(self, context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult:
@@ -139,7 +137,6 @@ class Call:
         return questions
 
     async def end(self, client: Tasking, answers: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Come back until there is a result."""
         with anyio.fail_after(PATIENCE):
             result = (await self.leg(client, answers)).result
             while result["resultType"] == "input_required":
@@ -157,7 +154,6 @@ async def legs(url: str, *, token: str | None = None) -> AsyncGenerator[Tasking]
 
 @asynccontextmanager
 async def older(url: str, *, token: str | None = None) -> AsyncGenerator[HttpClient]:
-    """A client of the wire before."""
     async with http_client() as http, http_session(HttpWire(url, http, token=token)) as client:
         yield client
 

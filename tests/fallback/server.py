@@ -57,28 +57,22 @@ class Jobs:
         self._gates: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
 
     def note(self, event: str, job: str) -> str:
-        """Write down that it happened to the job."""
         self.happened[f"{event} {job}"] += 1
         return event
 
     def count(self, event: str, job: str) -> int:
-        """How often that happened to the job."""
         return self.happened[f"{event} {job}"]
 
     def counts(self, job: str, *events: str) -> tuple[int, ...]:
-        """How often each of these did."""
         return tuple(self.count(event, job) for event in events)
 
     async def until(self, event: str, job: str, times: int = 1) -> None:
-        """Return when it has happened so often."""
         await eventually(lambda: self.count(event, job) >= times)
 
     async def gate(self, job: str) -> None:
-        """Wait for a test."""
         await self._gates[job].wait()
 
     def open(self, job: str) -> None:
-        """Let the job go on."""
         self._gates[job].set()
 
     async def work(self, job: str) -> str:
@@ -120,8 +114,6 @@ class FileJobs(Jobs):
 
 
 class Corner(BaseModel):
-    """A place on a plane."""
-
     x: float
     y: float
 
@@ -140,8 +132,6 @@ def resolve_age(who: Annotated[Name, Resolve(resolve_name)]) -> Elicit[Age]:
 
 @dataclass
 class Served:
-    """A server, its tasks, and what its tools do."""
-
     server: MCPServer[Any]
     tasks: Tasks
     jobs: Jobs
@@ -216,7 +206,6 @@ def _add_working(served: Served) -> None:
 
     @served.tool(fallback=SHORT)
     async def slow(job: str, ctx: Context) -> str:
-        """Take several waits."""
         jobs.note("start", job)
         for step in range(1, 5):
             await anyio.sleep(0.25)  # sleep: work that takes several waits

@@ -37,8 +37,6 @@ SHORT = Fallback(wait=timedelta(seconds=0.4))
 
 @dataclass
 class Session:
-    """A session of an older client, with what its server does."""
-
     client: OlderClient
     jobs: Jobs
     served: Served | None = None
@@ -67,7 +65,6 @@ class Session:
         await self.client.answer(question, {"action": "accept", "content": content})
 
     def was_told_of_the_end_of(self, question: Arrived) -> bool:
-        """Whether the client was told that nobody waits for the answer."""
         ended = [seen.params["requestId"] for seen in self.client.arrived if seen.method == CANCELLED]
         return question.message["id"] in ended
 

@@ -211,8 +211,6 @@ async def test_a_call_that_has_begun_is_taken_up_whatever_its_tool_is_by_now(mar
 
 @dataclass
 class Moody:
-    """A server, its store, and a client of it."""
-
     store: MoodyStore
     jobs: Jobs
     client: Tasking

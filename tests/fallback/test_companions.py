@@ -49,7 +49,6 @@ async def begun(client: Any, job: str = "job", tool: str = "gated") -> str:
 
 
 async def asked_for(client: Any, served: Served) -> str:
-    """The id of a task that asks its user something."""
     task = await served.tasks.start("asks", {"job": "asked"})
     await task.until_asked(PATIENCE)
     return task.id
@@ -82,7 +81,6 @@ async def test_it_waits_no_longer_than_it_is_told_to_and_takes_what_can_mean_onl
 
 
 def wrong_calls() -> list[Any]:
-    """A tool, its arguments, and what is said of them."""
     any_id = {"task_id": "task_nope", "action": "decline"}
     cases: list[tuple[str, dict[str, Any], str]] = [
         ("task_status", {"id": "a"}, 'no argument "id". It takes "task_id", "wait_seconds". The id of the task goes'),
@@ -221,7 +219,6 @@ class CountedStore(MemoryStore):
         return page
 
     async def fill(self, numbers: range, status: TaskStatus, **fields: Any) -> None:
-        """Tasks that were made one after the other."""
         began = datetime(2026, 1, 1, tzinfo=UTC)
         whose: dict[str, Any] = {"owner": "ann", "namespace": "fallback", "announced": True, **fields}
         for number in numbers:

@@ -56,7 +56,6 @@ async def scene() -> AsyncGenerator[Scene]:
 
 
 async def begun(jobs: Jobs, client: OlderClient, tool: str, job: str) -> Pending:
-    """A call whose tool has begun."""
     pending = client.begin("tools/call", {"name": tool, "arguments": {"job": job}})
     await jobs.until("start", job)
     return pending
@@ -69,7 +68,6 @@ async def give_up(client: OlderClient, pending: Pending) -> None:
 
 
 async def cut(calling: asyncio.Task[Any]) -> None:
-    """Close the connection of a call."""
     calling.cancel()
     await asyncio.wait([calling])
 
@@ -155,7 +153,6 @@ async def test_what_the_work_of_a_caller_that_left_came_to_is_kept(scene: Scene,
 
 
 async def handed(client: Tasking, tool: str = "joined", **arguments: Any) -> str:
-    """The id of the task that a client without tasks is told of."""
     return handle(await Call(tool, arguments).end(client))
 
 

@@ -70,12 +70,10 @@ async def posted(wire: HttpWire, version: str, tool: str, **meta: Any) -> Reply:
 
 
 def said(reply: Reply) -> dict[str, Any]:
-    """What the tool says that it saw."""
     return json.loads(reply.result["content"][0]["text"])
 
 
 def heard(reply: Reply) -> list[Any]:
-    """What came before the answer."""
     return [(notice["method"], notice["params"]) for notice in reply.notifications]
 
 

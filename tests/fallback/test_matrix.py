@@ -85,8 +85,6 @@ _jobs = count(1)
 
 @dataclass
 class Visit:
-    """A client that is connected."""
-
     kind: Kind
     client: Any
     jobs: Jobs
@@ -108,7 +106,6 @@ class Visit:
         return await self.client.call_tool(tool, arguments, progress_callback=report if self.kind.progress else None)
 
     async def error(self, tool: str, job: str, **arguments: Any) -> ErrorData:
-        """The error of a call that is refused."""
         with pytest.raises(MCPError) as refused:
             await self.call(tool, job, **arguments)
         return refused.value.error
@@ -159,7 +156,6 @@ ROWS: dict[str, Row] = {}
 
 
 def row(function: Row) -> Row:
-    """One line of the matrix."""
     ROWS[function.__name__] = function
     return function
 

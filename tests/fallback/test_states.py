@@ -61,7 +61,6 @@ def at_once(store: str | Store = "memory://", **options: Any) -> Served:
 
 
 async def begun(client: Tasking, tool: str = "takes", **arguments: Any) -> Call:
-    """A call that was told to come back."""
     call = Call(tool, arguments)
     await call.begin(client)
     return call

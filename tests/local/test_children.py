@@ -71,11 +71,9 @@ class Family:
             return f"a line of {of}"
 
     async def born_of(self, name: str, **options: Any) -> str:
-        """What a child comes to."""
         return text(await (await self.tasks.start("child", {"name": name}, **options)).wait())
 
     async def run(self, **whose: Any) -> Any:
-        """What one parent comes to."""
         return text(await (await self.tasks.start("parent", **whose)).wait(LIMIT))
 
     async def run_twice(self) -> Any:

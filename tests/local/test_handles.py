@@ -196,8 +196,6 @@ async def test_of_starts_under_one_key_one_makes_a_task(office: Office) -> None:
 
 
 class NoRequests(MemoryStore):
-    """A store in which no request can be read."""
-
     async def request(self, task_id: str) -> TaskRequest | None:
         raise StoreUnavailable("the disk is full")
 
@@ -243,7 +241,6 @@ def ids(page: TaskPage) -> list[str]:
 
 
 async def ended(office: Office, tool: str = "report", **whose: Any) -> str:
-    """The id of a task that has ended."""
     task = await office.tasks.start(tool, {"id": 1} if tool == "report" else {}, **whose)
     await until(task, lambda seen: seen.is_final)
     return task.id

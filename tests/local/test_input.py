@@ -164,7 +164,6 @@ async def wire(version: str, **options: Any) -> AsyncGenerator[tuple[Office, Sen
 
 
 async def refusal(sending: Awaitable[Any]) -> MCPError:
-    """The error that it is refused with."""
     with pytest.raises(MCPError) as refused:
         await sending
     return refused.value

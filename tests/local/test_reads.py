@@ -219,7 +219,6 @@ async def test_every_page_of_a_low_level_servers_listing_counts_and_one_that_fai
 
 
 async def create(old: OlderClient, method: str, params: Mapping[str, Any], **task: Any) -> dict[str, Any]:
-    """The task of a request that asks for one."""
     return (await old.ask(method, {**params, "task": task})).result["task"]
 
 
