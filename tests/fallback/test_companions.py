@@ -152,6 +152,12 @@ async def test_the_words_say_what_the_tool_waits_for_and_only_what_their_reader_
 # --- whose tasks they are -------------------------------------------------------------------------------------------
 
 
+async def shown_of_status(client: Any) -> tuple[list[str], str]:
+    """The arguments that `task_status` needs, and its description."""
+    [tool] = [tool for tool in (await client.list_tools()).tools if tool.name == "task_status"]
+    return tool.input_schema.get("required", []), tool.description
+
+
 @either_mode
 async def test_over_a_pipe_the_callers_tasks_are_listed_without_an_id(mode: str) -> None:
     served = served_with()
@@ -166,6 +172,9 @@ async def test_over_a_pipe_the_callers_tasks_are_listed_without_an_id(mode: str)
         # Another connection of the same pipe, as after a restart of the host.
         async with chat(served.server, mode) as again:
             assert text(await again.call_tool("task_status", {"task_id": ""})) == text(listed)
+        needed, described = await shown_of_status(client)
+    assert needed == []
+    assert "Without a task_id, lists your tasks" in described
     tasks = facts(listed)["tasks"]
     assert [(task["taskId"], task["tool"], task["status"]) for task in tasks] == [
         (third, "gated", "working"),
@@ -181,7 +190,7 @@ async def test_over_a_pipe_the_callers_tasks_are_listed_without_an_id(mode: str)
 
 
 @pytest.mark.parametrize("stateless", [False, True])
-async def test_over_http_without_a_name_an_id_is_needed(stateless: bool) -> None:
+async def test_over_http_without_a_name_an_id_is_needed_and_no_list_is_offered(stateless: bool) -> None:
     served = served_with()
     async with serving(served.server, stateless=stateless) as wire:
         for mode in MODES:
@@ -194,6 +203,9 @@ async def test_over_http_without_a_name_an_id_is_needed(stateless: bool) -> None
                 )
                 unknown = await client.call_tool("task_status", {"task_id": "task_nope"})
                 assert "without a task_id" not in text(unknown)
+                needed, described = await shown_of_status(client)
+                assert needed == ["task_id"]
+                assert "list" not in described
                 served.jobs.open(mode)
                 assert text(await client.call_tool("task_status", {"task_id": task_id})) == f"{mode} is done"
 
@@ -565,18 +577,6 @@ async def test_a_listing_that_varies_is_private_to_those_it_was_made_for(ways: F
         for capabilities in (NOTHING, TASKS):
             result = (await wire.send(request("tools/list", capabilities=capabilities))).result
             assert (result["cacheScope"], result["ttlMs"]) == (scope, 60_000)
-
-
-async def test_who_cannot_be_told_apart_is_not_offered_a_list_of_its_tasks() -> None:
-    server, _ = small()
-    async with serving(server) as wire, http_session(wire) as client:
-        [status] = [tool for tool in (await client.ask("tools/list")).result["tools"] if tool["name"] == "task_status"]
-    assert status["inputSchema"]["required"] == ["task_id"]
-    assert "list your tasks" not in str(status)
-    async with chat(small()[0], "legacy") as client:
-        [status] = [tool for tool in (await client.list_tools()).tools if tool.name == "task_status"]
-    assert "required" not in status.input_schema
-    assert "Without a task_id, lists your tasks" in (status.description or "")
 
 
 # --- low-level servers, and tools that are not known when the server starts -------------------------------------------

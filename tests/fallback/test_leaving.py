@@ -78,12 +78,13 @@ async def cut(calling: asyncio.Task[Any]) -> None:
 @pytest.mark.parametrize("how", ["closes its stream", "closes its connection", "says so", "loses its connection"])
 async def test_what_becomes_of_the_work_is_what_its_author_said(scene: Scene, how: str) -> None:
     has_left = how != "loses its connection"
-    for tool in ("gated", "dropped"):
+    # The first goes on to report, to nobody.
+    for tool in ("talks", "dropped"):
         job = f"{how} {tool}"
         if how.startswith("closes"):
             # A client of the newest wire, answered with a stream or with plain JSON.
             async with legs(scene.url if how == "closes its stream" else scene.json_url) as client:
-                calling = asyncio.create_task(Call(tool, {"job": job}).leg(client))
+                calling = asyncio.create_task(Call(tool, {"job": job}).leg(client, progress_token="token"))
                 await scene.jobs.until("start", job)
                 await cut(calling)
         else:
@@ -97,7 +98,7 @@ async def test_what_becomes_of_the_work_is_what_its_author_said(scene: Scene, ho
     else:
         await anyio.sleep(2.3)  # sleep: the time in which it would be stopped, and must not
         await scene.goes_on(f"{how} dropped")
-    await scene.goes_on(f"{how} gated")
+    await scene.goes_on(f"{how} talks")
 
 
 @pytest.mark.parametrize(("tool", "event"), [("asks_by_returning", "end"), ("dropped_that_asks", "stopped")])

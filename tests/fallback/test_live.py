@@ -276,18 +276,6 @@ async def no_tasks(served: Served) -> bool:
 # --- clients that do not listen -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("version", [MODERN, LEGACY])
-async def test_a_tool_whose_caller_has_gone_reports_to_nobody_and_goes_on(version: str) -> None:
-    served = build()
-    async with serving(served.server) as wire:
-        calling = asyncio.create_task(posted(wire, version, "talks", progressToken=TOKEN))
-        await served.jobs.until("start", "job")
-        calling.cancel()
-        await asyncio.wait([calling])
-        served.jobs.open("job")
-        await served.jobs.until("end", "job")
-
-
 async def test_a_client_that_reads_nothing_does_not_hold_up_the_tool() -> None:
     meta = {"progressToken": TOKEN, LOG_LEVEL_META_KEY: "debug"}
     params = {"name": "floods", "arguments": {"job": "flood"}}

@@ -174,13 +174,18 @@ async def test_a_task_carries_the_poll_interval_that_its_author_fixed(office: Of
     assert timedelta(0) < (await adapted.fetch()).poll_interval < timedelta(seconds=1)
 
 
-async def test_a_wait_ends_when_the_server_stops() -> None:
+async def test_a_wait_ends_when_the_server_stops_and_a_handle_is_made_of_an_id_after_a_restart() -> None:
     async with open_office() as office:
+        ended = await office.tasks.start("report", {"id": 7})
+        await ended.wait(LIMIT)
         task = await office.tasks.start("slow")
         waiting = asyncio.create_task(task.wait())
         await until(task, lambda seen: seen.progress is not None)
     with pytest.raises(WiringError, match="server 'office' has stopped"), anyio.fail_after(LIMIT):
         await waiting
+    async with office.tasks.running(office.server):
+        result = await office.tasks.handle(ended.id).result()
+        assert result.structured_content == {"id": 7, "status": "ready"}
 
 
 async def test_of_starts_under_one_key_one_makes_a_task(office: Office) -> None:
@@ -206,15 +211,6 @@ async def test_a_start_whose_task_was_made_before_the_store_went_away_may_have_h
             await office.tasks.start("report", {"id": 1}, key="release 1")
         assert unavailable.value.may_have_happened
         assert len((await office.tasks.list(everybody=True)).tasks) == 1
-
-
-async def test_a_handle_is_made_of_an_id_after_a_restart() -> None:
-    async with open_office() as office:
-        task = await office.tasks.start("report", {"id": 7})
-        await task.wait(LIMIT)
-    async with office.tasks.running(office.server):
-        result = await office.tasks.handle(task.id).result()
-        assert result.structured_content == {"id": 7, "status": "ready"}
 
 
 async def test_a_task_is_its_owners_on_the_wire_wherever_it_was_started(office: Office) -> None:

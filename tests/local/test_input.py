@@ -202,20 +202,9 @@ async def test_a_client_of_2025_11_25_answers_where_the_author_enables_it(at_onc
 
 
 @pytest.mark.requirement("local/wire-method")
-async def test_of_several_questions_a_client_says_which_by_its_key() -> None:
-    async with wire("2025-11-25", send_input=True) as (office, send):
-        task = await office.tasks.start("two_questions")
-        seen = await until(task, lambda seen: len(seen.questions) == 2)
-        for params in ({}, {"key": "nothing"}):
-            assert (await refusal(send(taskId=task.id, action="decline", **params))).code == INVALID_PARAMS
-        assert len((await refusal(send(taskId=task.id, action="decline", key="k" * 100_000))).message) < 500
-        for key in seen.questions:
-            await send(taskId=task.id, action="decline", key=key)
-        assert (await task.wait(LIMIT)).structured_content == {"result": ["decline", "decline"]}
-
-
-@pytest.mark.requirement("local/wire-method")
-async def test_what_a_client_sends_is_held_to_the_rules_of_any_answer() -> None:
+async def test_what_a_client_sends_is_held_to_the_rules_of_any_answer_and_of_several_questions_its_key_says_which() -> (
+    None
+):
     async with wire("2025-11-25", send_input=True, limits=Limits(answer_bytes=1000)) as (office, send):
         task = await office.tasks.start("approve")
         await task.until_asked(LIMIT)
@@ -238,6 +227,14 @@ async def test_what_a_client_sends_is_held_to_the_rules_of_any_answer() -> None:
         for unknown in ("nobody", 7, None):
             assert (await refusal(send(taskId=unknown, action="decline"))).code == INVALID_PARAMS
         assert (await task.fetch()).status is TaskStatus.INPUT_REQUIRED
+        task = await office.tasks.start("two_questions")
+        seen = await until(task, lambda seen: len(seen.questions) == 2)
+        for params in ({}, {"key": "nothing"}):
+            assert (await refusal(send(taskId=task.id, action="decline", **params))).code == INVALID_PARAMS
+        assert len((await refusal(send(taskId=task.id, action="decline", key="k" * 100_000))).message) < 500
+        for key in seen.questions:
+            await send(taskId=task.id, action="decline", key=key)
+        assert (await task.wait(LIMIT)).structured_content == {"result": ["decline", "decline"]}
 
 
 # --- plain values ---------------------------------------------------------------------------------------------------
