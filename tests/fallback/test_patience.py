@@ -253,6 +253,13 @@ async def test_the_work_stops_when_all_have_left_who_want_it_and_not_when_one_do
         second.cancel()
         await time_passes(10)
         assert served.jobs.counts("job", "start", "stopped") == (1, 1)
+        # Nor does one stop that only a caller looked at who leaves.
+        task = await served.tasks.start("dropped", {"job": "looked at"})
+        looking = asyncio.create_task(one.call_tool("task_status", {"task_id": task.id}))
+        await time_passes(1)
+        looking.cancel()
+        await time_passes(10)
+        assert served.jobs.counts("looked at", "start", "stopped") == (1, 0)
 
 
 # --- signs of life --------------------------------------------------------------------------------------------------
