@@ -316,14 +316,14 @@ def nothing_is_left() -> bool:
 
 
 async def test_nothing_is_left_of_many_calls_and_their_questions() -> None:
-    async with connected("http", Fallback(wait=timedelta(seconds=1))) as it:
-        for _ in range(2):
-            for each in [it.begin("asks", job=str(number)) for number in range(30)]:
-                await each.reply()
-        assert it.questions()
+    async with connected("http", LONG) as it:
+        calls = [it.begin("asks", job=str(number)) for number in range(30)]
+        await it.question(30)
         for number, question in enumerate(it.questions()):
             if number % 3:
                 await it.accept(question, name="Ada")
+        for call in calls:
+            await call.leave()
         await end_session(it)
         await eventually(nothing_is_left)
 
