@@ -15,7 +15,7 @@ import pytest
 
 from harness.http import serving
 from harness.older import http_session
-from harness.rpc import PATIENCE, TASKS, Tasking, accept, text_of
+from harness.rpc import INTERNAL_ERROR, PATIENCE, TASKS, Tasking, accept, text_of
 from harness.server import QUICK
 from mcp_tasks import Fallback, Host
 from tests.fallback.scenes import Call, MoodyStore, asking, handle, legs, older, place
@@ -66,6 +66,33 @@ async def test_an_answer_that_is_repeated_counts_once_and_is_not_asked_for_again
     assert text_of(await call.end(scene.one, {key: accept(name="Ada")})) == "Hello, Ada!"
     assert text_of(await twin.end(scene.other, {key: accept(name="Eve")})) == "Hello, Ada!"
     assert scene.jobs.counts("answered-twice", "start", "one", "two") == (1, 1, 1)
+
+
+ODD_ANSWERS: dict[str, Any] = {
+    "misfit": {"KEY": {"action": "accept", "content": {"name": 5}}},
+    "no mapping": [],
+    "no answers": {"KEY": None},
+    "text": {"KEY": "Ada"},
+    "no action": {"KEY": {}},
+    "odd action": {"KEY": {"action": "perhaps"}},
+    "another kind": {"KEY": {"roots": []}},
+    "too much": {"KEY": {"action": "accept", "content": {"name": "x" * 3_000_000}}},
+    "nested": {"KEY": {"action": "accept", "content": {"name": [[[[[]]]]]}}},
+    "unknown keys": {f"unknown-{number}": {"action": "accept"} for number in range(1000)},
+}
+
+
+async def test_odd_answers_break_nothing(scene: Scene) -> None:
+    for name, given in ODD_ANSWERS.items():
+        job = f"odd-{name.replace(' ', '-')}"
+        call = Call("asks", {"job": job})
+        [key] = await call.asked(scene.one)
+        answers: Any = {key if each == "KEY" else each: value for each, value in given.items()} if given else given
+        params = {"name": "asks", "arguments": call.arguments, "requestState": call.state, "inputResponses": answers}
+        reply = await scene.one.ask("tools/call", params)
+        # Refused, for the tool to see, or asked again: never a defect, and never a second start.
+        assert "error" not in reply.message or reply.code != INTERNAL_ERROR, reply.message
+        assert scene.jobs.counts(job, "start", "two") == (1, 0)
 
 
 async def test_progress_grows_from_leg_to_leg_in_whichever_process(scene: Scene) -> None:
