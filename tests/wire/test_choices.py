@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import logging
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-import anyio
 import pytest
 from mcp.server import MCPServer, Server
-from mcp.server.mcpserver import Context
-from mcp.server.mcpserver.exceptions import ToolError
-from mcp.shared.exceptions import MCPError
 from mcp_types import CallToolRequestParams, ListToolsResult, Tool
 
 from harness.http import serving
@@ -31,7 +26,7 @@ from harness.rpc import (
     request,
     text_of,
 )
-from harness.server import CUSTOM_ERROR, QUICK, Desk, build
+from harness.server import QUICK, Desk, build
 from harness.stored import all_tasks
 from mcp_tasks import TaskMode, Tasks, current_task
 from mcp_tasks.server import Caller
@@ -96,89 +91,6 @@ async def test_mode_and_rule_decide_together_and_only_for_clients_that_declare(
             assert text_of(await plain.call(tool)) == "in a call"
     assert seen == ([] if augment is None else [{}] * len(seen))
     assert bool(seen) == (augment is not None)
-
-
-# Grace
-
-
-def _grace_server(tasks: Tasks, desk: Desk, **options: Any) -> MCPServer[Any]:
-    server = MCPServer("grace", **tasks.wiring(), log_level="CRITICAL")
-
-    @server.tool()
-    @tasks.task(**options)
-    async def work(how: str, ctx: Context) -> str:
-        desk.started.set()
-        match how:
-            case "wait":
-                await desk.gate.wait()
-            case "fail":
-                raise ToolError("as tools fail")
-            case "break":
-                raise MCPError(code=CUSTOM_ERROR, message="as protocols fail", data={"why": "because"})
-            case "ask":
-                await ctx.session.elicit_form("Well?", {"type": "object", "properties": {}})
-            case _:
-                pass
-        return how
-
-    return server
-
-
-async def test_a_tool_that_is_quicker_than_the_grace_answers_inline_and_leaves_no_task() -> None:
-    store = MemoryStore()
-    async with serving(_grace_server(Tasks(store, grace=LONG, settings=QUICK), Desk())) as wire:
-        client = Tasking(wire)
-        result = await client.call("work", how="end")
-        assert result["resultType"] == "complete"
-        assert text_of(result) == "end"
-        failed = await client.call("work", how="fail")
-        assert failed["isError"] is True
-        broken = await client.ask("tools/call", {"name": "work", "arguments": {"how": "break"}})
-        assert broken.error == {"code": CUSTOM_ERROR, "message": "as protocols fail", "data": {"why": "because"}}
-        assert await all_tasks(store, "grace") == []
-
-
-async def test_a_tool_may_have_a_grace_of_its_own_and_none() -> None:
-    for own, kind in ((LONG, "complete"), (timedelta(0), "task")):
-        of_server = timedelta(milliseconds=200) if own != LONG else timedelta(0)
-        async with serving(
-            _grace_server(Tasks("memory://", grace=of_server, settings=QUICK), Desk(), grace=own)
-        ) as wire:
-            assert (await Tasking(wire).call("work", how="end"))["resultType"] == kind
-
-
-async def test_a_tool_that_is_slower_than_the_grace_becomes_a_task() -> None:
-    desk = Desk()
-    tasks = Tasks("memory://", grace=timedelta(milliseconds=20), settings=QUICK)
-    async with serving(_grace_server(tasks, desk)) as wire:
-        client = Tasking(wire)
-        task_id = await client.create("work", how="wait")
-        desk.gate.set()
-        assert text_of((await client.until(task_id, "completed"))["result"]) == "wait"
-
-
-async def test_the_grace_ends_when_the_tool_asks_and_the_question_is_asked_in_the_task() -> None:
-    tasks = Tasks("memory://", grace=timedelta(hours=1), settings=QUICK)
-    async with serving(_grace_server(tasks, Desk())) as wire:
-        client = Tasking(wire, EVERYTHING)
-        with anyio.fail_after(PATIENCE):
-            task_id = await client.create("work", how="ask")
-        [key] = (await client.until(task_id, "input_required"))["inputRequests"]
-        await client.update(task_id, **{key: accept()})
-        assert text_of((await client.until(task_id, "completed"))["result"]) == "ask"
-
-
-async def test_a_task_cancelled_within_the_grace_is_announced_as_one() -> None:
-    desk, store = Desk(), MemoryStore()
-    async with serving(_grace_server(Tasks(store, grace=LONG, settings=QUICK), desk)) as wire:
-        client = Tasking(wire)
-        call = asyncio.create_task(client.call("work", how="wait"))
-        await desk.started.wait()
-        [record] = await all_tasks(store, "grace")
-        await client.cancel(record.id)
-        created = await call
-        assert (created["resultType"], created["taskId"]) == ("task", record.id)
-        assert (await client.get(record.id))["status"] == "cancelled"
 
 
 # What a tool may do

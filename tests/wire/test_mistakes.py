@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import fields
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, cast
@@ -16,13 +17,16 @@ from harness.lowlevel import build_lowlevel
 from harness.official import in_memory
 from harness.rpc import Tasking
 from harness.server import QUICK, build
-from mcp_tasks import Tasks, TasksError
+from mcp_tasks import Fallback, Settings, Tasks, TasksError
 from mcp_tasks.engines import LocalEngine
 from mcp_tasks.errors import InvalidDuration, InvalidMark, InvalidOption, UsageError, WiringError
 from mcp_tasks.stores.memory import MemoryStore
 from mcp_tasks.testing import TaskTester
 
 NO_DURATIONS: list[Any] = [60, 0.5, "60", True, -1, float("nan")]
+NO_QUEUES: list[Any] = ["a,b", "gpu ", "\tgpu", ",", " ", "", 3]
+NO_QUEUE = r"must be a (name without commas|non-empty string)"
+NO_FALLBACK = r"fallback must be 'auto', 'inline' or a Fallback, got .*Fallback\(wait="
 
 
 def _tasks(**options: Any) -> Tasks:
@@ -67,6 +71,9 @@ class _Awaited:
         ({"namespace": 5}, "namespace must be a non-empty string, got 5"),
         ({"namespace": ""}, "namespace must be a non-empty string, got ''"),
         ({"max_lost_runs": 0}, "max_lost_runs must be a whole number of at least 1, got 0"),
+        ({"early_start": "yes"}, "early_start"),
+        *(({"fallback": ways}, NO_FALLBACK) for ways in ("sometimes", True, Fallback, {"wait": 20}, None)),
+        *(({"queues": [queue]}, f"a queue {NO_QUEUE}") for queue in NO_QUEUES),
     ],
     # The same in every process that collects them: no addresses of functions.
     ids=lambda value: value if isinstance(value, str) else next(iter(value)),
@@ -134,6 +141,16 @@ async def test_a_store_that_cannot_be_opened_stops_the_server_with_the_reason(tm
             pass
 
 
+@pytest.mark.parametrize("setting", [field.name for field in fields(Settings)])
+def test_a_setting_that_is_no_duration_or_no_number_is_refused_with_what_to_write(setting: str) -> None:
+    is_number = setting.startswith("max_")
+    misfits: list[Any] = [-1, 1.5, True, "many"] if is_number else [15]
+    says = setting if is_number else rf"{setting}=timedelta\(seconds=15\)"
+    for wrong in misfits:
+        with pytest.raises(InvalidOption if is_number else InvalidDuration, match=says):
+            Settings(**{setting: wrong})
+
+
 # Marks
 
 
@@ -163,10 +180,12 @@ def test_an_option_that_does_not_exist_is_refused_with_those_that_do(way: Callab
         ({"asks_first": "yes"}, "asks_first must be True or False, got 'yes'"),
         ({"poll_interval": timedelta.max}, "poll_interval must be at most 1 day, 0:00:00"),
         ({"mode": ["optional"]}, r"mode must be 'forbidden', 'optional' or 'required', got \['optional'\]"),
-        ({"mode": "sometimes"}, "mode"),
+        *(({"mode": mode}, "mode") for mode in ("sometimes", None)),
         ({"recover": "maybe"}, "recover"),
-        ({"ttl": timedelta(0)}, "ttl"),
+        *(({duration: timedelta(0)}, duration) for duration in ("ttl", "poll_interval")),
         ({"max_runtime": -timedelta(1)}, "max_runtime"),
+        *(({"fallback": ways}, NO_FALLBACK) for ways in ("sometimes", True, Fallback, {"wait": 20})),
+        *(({"queue": queue}, f"queue {NO_QUEUE}") for queue in NO_QUEUES),
     ],
     ids=str,
 )
