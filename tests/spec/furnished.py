@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from datetime import UTC, date, datetime
+from functools import reduce
+from typing import Any, cast
 
 import anyio
 from mcp.server import MCPServer
@@ -16,8 +18,10 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import (
     Annotations,
     AudioContent,
+    BlobResourceContents,
     CallToolResult,
     EmbeddedResource,
+    Icon,
     ImageContent,
     ResourceLink,
     TextContent,
@@ -37,30 +41,40 @@ def _text(text: str, **more: Any) -> TextContent:
     return TextContent(type="text", text=text, **more)
 
 
+NOTES = Annotations(audience=["assistant"], priority=0.5)
+ICON = Icon(src="https://example.com/a.png")
+STRUCTURED: dict[str, Any] = {
+    "none": None,
+    "nan": float("nan"),
+    "dates": [date(2020, 1, 1), datetime(2020, 1, 1, tzinfo=UTC)],
+    "keys": {1: 2, None: 3},
+    "model": NOTES,
+    "tuple": (1, 2.5, True),
+    "bytes": b"abc",
+    "nested": reduce(lambda value, _: [value], range(100), cast("Any", 1)),
+}
 RESULTS: dict[str, CallToolResult] = {
     "picture": CallToolResult(
         content=[_text("a dot"), ImageContent(type="image", data="aGVsbG8=", mime_type="image/png")]
     ),
     "sound": CallToolResult(
-        content=[
-            AudioContent(
-                type="audio",
-                data="aGVsbG8=",
-                mime_type="audio/wav",
-                annotations=Annotations(audience=["assistant"], priority=0.5),
-            )
-        ]
+        content=[AudioContent(type="audio", data="aGVsbG8=", mime_type="audio/wav", annotations=NOTES)]
     ),
-    "link": CallToolResult(content=[ResourceLink(type="resource_link", uri="memo://greeting", name="greeting")]),
+    "link": CallToolResult(
+        content=[ResourceLink(type="resource_link", uri="memo://greeting", name="greeting", size=3, icons=[ICON])]
+    ),
     "embedded": CallToolResult(
         content=[
-            EmbeddedResource(type="resource", resource=TextResourceContents(uri="memo://greeting", text="Good day."))
+            EmbeddedResource(type="resource", resource=TextResourceContents(uri="memo://greeting", text="Good day.")),
+            EmbeddedResource(
+                type="resource", resource=BlobResourceContents(uri="file:///b", blob="AAAA"), annotations=NOTES
+            ),
         ]
     ),
     "nothing": CallToolResult(content=[]),
     "with_meta": CallToolResult(
         content=[_text("☃", _meta={"example.com/block": [1, None]})],
-        structured_content={"a": {"b": [1, None, "c"]}},
+        structured_content=STRUCTURED,
         _meta={"example.com/kind": {"x": None}, "nothing": None, RELATED: {"taskId": "a lie"}},
     ),
     # More than is decoded on the event loop.
