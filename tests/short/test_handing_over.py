@@ -125,11 +125,23 @@ async def test_an_answer_that_does_not_fit_is_refused_by_who_found_out(pair: Twi
     assert (answered, handed_over) == ({"tasks/update": 1}, {})
 
 
-async def test_a_body_that_is_larger_than_it_says_is_handed_over_whole(pair: Twins) -> None:
-    flaws = [Flaw("body", "over 256 KiB"), Flaw("set header", (b"content-length", b"9"))]
-    answer, _, handed_over = await _both(pair, Step(GET.method, GET.params, GET.name, flaws))
-    assert handed_over == {Handover.BODY: 1}
-    assert answer.message["result"]["status"] == "completed"
+LARGE: dict[str, tuple[Step, list[Flaw], bool]] = {
+    "in one piece": (GET, [Flaw("body", "over 256 KiB")], False),
+    "too large by its last piece": (GET, [Flaw("body", "over 256 KiB"), Flaw("pieces", [262_000])], False),
+    "too large before its last": (CALL, [*[Flaw("body", "large argument")] * 3, Flaw("pieces", [9, 270_000])], False),
+    "as large as may be": (GET, [Flaw("body", "256 KiB"), Flaw("pieces", [9, 262_000])], True),
+    "never sent": (GET, [Flaw("cut off", [])], False),
+}
+"""Bodies that are larger than their headers say, or smaller, and whether they are answered the short way."""
+
+
+@pytest.mark.parametrize("what", LARGE)
+async def test_a_body_in_pieces_is_handed_over_whole(pair: Twins, what: str) -> None:
+    step, flaws, is_answered = LARGE[what]
+    flaws = [*flaws, Flaw("set header", (b"content-length", b"9"))]
+    answer, _, handed_over = await _both(pair, Step(step.method, step.params, step.name, flaws))
+    assert handed_over == ({} if is_answered else {Handover.BODY: 1})
+    assert what == "never sent" or answer.message["result"]["status"] in ("working", "completed")
 
 
 async def test_what_the_server_refuses_for_its_size_is_refused() -> None:
@@ -374,6 +386,22 @@ async def test_requests_in_another_form_are_answered_or_handed_over(what: str) -
         assert served.counts == (({"tools/call": 1}, {}) if is_answered else ({}, {Handover.FAILED: 1}))
     assert answer.status == 200
     assert b'"resultType":"task"' in answer.body
+
+
+async def test_a_body_without_end_is_refused() -> None:
+    def endless(app: ASGIApp) -> ASGIApp:
+        async def before(scope: Scope, receive: Receive, send: Send) -> None:
+            async def received() -> Message:
+                await asyncio.sleep(0)
+                return {"type": "http.request", "body": b" " * 10_000, "more_body": True}
+
+            await app(scope, received, send)
+
+        return before
+
+    async with _served() as served:
+        _before_the_app(served, endless)
+        assert (await served.ask(CALL)).status == 413
 
 
 # Stores that fail
