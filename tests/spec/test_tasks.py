@@ -84,15 +84,17 @@ async def test_a_created_task_has_exactly_the_fields_of_a_task(client: Tasking) 
 
 
 @pytest.mark.requirement("task/fields")
-async def test_durations_are_whole_milliseconds() -> None:
+async def test_durations_and_instants_are_whole_milliseconds() -> None:
     odd = timedelta(microseconds=1234567)
-    async with timed(default_ttl=odd) as (client, _, desk, tasks):
+    async with timed(default_ttl=odd) as (client, clock, desk, tasks):
+        clock.advance(timedelta(microseconds=123_999))
         tasks.mark("gated", poll_interval=odd)
         created = await client.call("gated")
         desk.gate.set()
         done = await client.until(created["taskId"], "completed")
     for task in (created, done):
         assert (type(task["ttlMs"]), type(task["pollIntervalMs"])) == (int, int)
+        assert task["createdAt"] == "2026-01-01T12:00:00.123Z"
     assert (created["ttlMs"], created["pollIntervalMs"]) == (1235, 1235)
 
 
