@@ -30,11 +30,10 @@ from mcp_types import (
 
 from harness.auth import Tokens
 from harness.older import RELATED
-from harness.server import CUSTOM_ERROR, QUICK, REPEATABLE, Desk, Name
+from harness.server import CUSTOM_ERROR, QUICK, REPEATABLE, Desk, Name, build
 from harness.serving import serve_stdio
 from mcp_tasks import Tasks
 from mcp_tasks.model.json import LARGE
-from tests.legacy.asking_server import build_asking
 
 
 def _text(text: str, **more: Any) -> TextContent:
@@ -117,10 +116,11 @@ def is_failure(tool: str) -> bool:
 def furnished(tasks: Tasks, desk: Desk | None = None, *, guarded: bool = False) -> MCPServer[Any]:
     """The server; a guarded one lets nobody in without a token."""
     desk = desk or Desk()
-    server = build_asking(tasks, desk, verifier=Tokens("alice", "bob") if guarded else None)
+    server = build(tasks, desk, verifier=Tokens("alice", "bob") if guarded else None)
     for name, ending in {**RESULTS, **ERRORS}.items():
         server.add_tool(tasks.task(name=name)(_ending(ending)), name=name, description=name)
     _add_gate(server, tasks, desk)
+    _add_asking(server, tasks, desk)
     _add_talking(server, tasks, desk)
     return server
 
@@ -162,6 +162,72 @@ def _add_gate(server: MCPServer[Any], tasks: Tasks, desk: Desk) -> None:
             group.cancel_scope.cancel()
         await desk.gate.wait()
         return "went on"
+
+
+def _add_asking(server: MCPServer[Any], tasks: Tasks, desk: Desk) -> None:
+    @server.tool(annotations=REPEATABLE)
+    @tasks.task()
+    async def knock(ctx: Context) -> str:
+        """Ask when the test says so."""
+        desk.started.set()
+        await desk.gate.wait()
+        answer = await ctx.elicit("Who is there?", Name)
+        return f"Hello, {answer.data.name}!" if answer.action == "accept" else f"{answer.action}, then"
+
+    @server.tool(annotations=REPEATABLE)
+    @tasks.task()
+    async def insist(ctx: Context) -> str:
+        """Ask, and say which error came back."""
+        try:
+            answer = await ctx.elicit("Who is there?", Name)
+        except MCPError as exc:
+            return f"{exc.code} {exc.message} {exc.data}"
+        return f"no error, but {answer.action}"
+
+    @server.tool(annotations=REPEATABLE)
+    @tasks.task()
+    async def waver(ctx: Context) -> str:
+        """Ask, and go on without an answer after a second."""
+        with anyio.move_on_after(1):
+            await ctx.elicit("Who is there?", Name)
+        await desk.gate.wait()
+        return "went on"
+
+    @server.tool()
+    @tasks.task()
+    async def trust(ctx: Context) -> str:
+        """Ask, and let whatever goes wrong go wrong."""
+        answer = await ctx.elicit("Who is there?", Name)
+        return f"{answer.action}"
+
+    @server.tool()
+    @tasks.task()
+    async def steps(values: list[float], ctx: Context) -> str:
+        """Report progress value by value, each when the test says so."""
+        for value in values:
+            desk.started.set()
+            await desk.gate.wait()
+            desk.gate.clear()
+            await ctx.report_progress(value, 10, f"at {value}")
+        desk.started.set()
+        await desk.gate.wait()
+        return "done"
+
+    @server.tool()
+    @tasks.task()
+    async def count(reports: int, ctx: Context) -> str:
+        """Report progress many times, and wait."""
+        for number in range(1, reports + 1):
+            await ctx.report_progress(number, reports)
+            await anyio.sleep(0.001)  # sleep: the work between two reports
+        await desk.gate.wait()
+        return "counted"
+
+    @server.tool()
+    @tasks.task()
+    async def delegate() -> str:
+        """Have a child ask."""
+        return (await tasks.start("ask_name")).id
 
 
 def _add_talking(server: MCPServer[Any], tasks: Tasks, desk: Desk) -> None:

@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from mcp.server import MCPServer, Server
+from mcp.server import Server
 from mcp_types import CallToolRequestParams, ListToolsResult, Tool
 
 from harness.http import serving
@@ -28,33 +28,14 @@ from harness.rpc import (
 )
 from harness.server import QUICK, Desk, build
 from harness.stored import all_tasks
-from mcp_tasks import TaskMode, Tasks, current_task
+from mcp_tasks import TaskMode, Tasks
 from mcp_tasks.server import Caller
 from mcp_tasks.stores.memory import MemoryStore
+from tests.wire.servers import kind_of, server_of, where
 
 pytestmark = pytest.mark.anyio
 
 LONG = timedelta(seconds=PATIENCE)
-
-
-def _server(tasks: Tasks, **marks: TaskMode | None) -> MCPServer[Any]:
-    """A server with a tool per mark; one without a mode is not marked."""
-    server = MCPServer("choices", **tasks.wiring(), log_level="CRITICAL")
-    for name, mode in marks.items():
-
-        def tool() -> str:
-            return "in a task" if current_task().id else "in a call"
-
-        server.add_tool(tool, name=name)
-        if mode is not None:
-            tasks.mark(name, mode=mode)
-    return server
-
-
-async def _kind(client: Tasking, tool: str) -> str:
-    """How a tool answers: as a task, plainly, or with an error's code."""
-    reply = await client.ask("tools/call", {"name": tool, "arguments": {}})
-    return str(reply.code) if "error" in reply.message else reply.result["resultType"]
 
 
 @pytest.mark.parametrize(
@@ -83,10 +64,15 @@ async def test_mode_and_rule_decide_together_and_only_for_clients_that_declare(
         "required": "required",
         "forbidden": "forbidden",
     }
-    async with serving(_server(tasks, **modes)) as wire:
+    server = server_of(tasks)
+    for name, mode in modes.items():
+        server.add_tool(where, name=name)
+        if mode is not None:
+            tasks.mark(name, mode=mode)
+    async with serving(server) as wire:
         client, plain = Tasking(wire), Tasking(wire, NOTHING)
-        assert {tool: await _kind(client, tool) for tool in expected} == expected
-        assert await _kind(plain, "required") == str(MISSING_CAPABILITY)
+        assert {tool: await kind_of(client, tool) for tool in expected} == expected
+        assert await kind_of(plain, "required") == str(MISSING_CAPABILITY)
         for tool in ("unmarked", "optional", "forbidden"):
             assert text_of(await plain.call(tool)) == "in a call"
     assert seen == ([] if augment is None else [{}] * len(seen))

@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Annotated, Any
 
 import pytest
-from mcp.server import MCPServer, Server
+from mcp.server import Server
 from mcp.server.mcpserver import Context, Resolve
 from mcp_types import CallToolRequestParams, CallToolResult, ListToolsResult, TextContent
 from mcp_types import Tool as McpTool
@@ -16,39 +16,23 @@ from mcp_types import Tool as McpTool
 from harness.lowlevel import build_lowlevel
 from harness.official import in_memory
 from harness.rpc import MISSING_CAPABILITY, NOTHING, Tasking, text_of
-from harness.server import QUICK, Name
-from mcp_tasks import Tasks, current_task
+from harness.server import Name
+from mcp_tasks import current_task
 from mcp_tasks.testing import TaskTester
+from tests.wire.servers import kind_of, new_tasks, server_of, where
 
 pytestmark = pytest.mark.anyio
 
 
-def _tasks(**options: Any) -> Tasks:
-    return Tasks("memory://", settings=QUICK, **options)
-
-
-def _server(tasks: Tasks) -> MCPServer[Any]:
-    return MCPServer("marked", **tasks.wiring(), log_level="CRITICAL")
-
-
-def _where() -> str:
-    return "in a task" if current_task().id else "in a call"
-
-
-async def _kind(client: Tasking, tool: str) -> str:
-    reply = await client.ask("tools/call", {"name": tool, "arguments": {}})
-    return str(reply.code) if "error" in reply.message else reply.result["resultType"]
-
-
 async def test_a_tool_under_another_name_than_its_function_keeps_its_options() -> None:
-    tasks = _tasks()
-    server = _server(tasks)
+    tasks = new_tasks()
+    server = server_of(tasks)
 
     @server.tool(name="render", description="Described elsewhere.")
     @tasks.task(mode="required", ttl=timedelta(seconds=7))
     async def render_impl(ctx: Context) -> str:
         """Render."""
-        return _where()
+        return where()
 
     async with in_memory(server) as wire:
         created = await Tasking(wire).call("render")
@@ -56,12 +40,12 @@ async def test_a_tool_under_another_name_than_its_function_keeps_its_options() -
         done = await Tasking(wire).until(created["taskId"], "completed")
         assert text_of(done["result"]) == "in a task"
     async with in_memory(server, declares=False) as wire:
-        assert await _kind(Tasking(wire, NOTHING), "render") == str(MISSING_CAPABILITY)
+        assert await kind_of(Tasking(wire, NOTHING), "render") == str(MISSING_CAPABILITY)
 
 
 async def test_a_function_behind_a_decorator_of_the_authors_own_keeps_its_options() -> None:
-    tasks = _tasks()
-    server = _server(tasks)
+    tasks = new_tasks()
+    server = server_of(tasks)
 
     def logged(function: Callable[..., str]) -> Callable[..., str]:
         @functools.wraps(function)
@@ -74,15 +58,15 @@ async def test_a_function_behind_a_decorator_of_the_authors_own_keeps_its_option
     @logged
     @tasks.task()
     def inner(value: int) -> str:
-        return _where()
+        return where()
 
     async with in_memory(server) as wire:
         assert text_of((await Tasking(wire).finish("outer", value=1))["result"]) == "logged in a task"
 
 
 async def test_a_mark_that_names_its_tool_belongs_to_that_whatever_its_function_is() -> None:
-    tasks = _tasks()
-    server = _server(tasks)
+    tasks = new_tasks()
+    server = server_of(tasks)
 
     def opaque(function: Callable[..., str]) -> Callable[..., str]:
         def wrapper(anything: str = "") -> str:
@@ -94,15 +78,15 @@ async def test_a_mark_that_names_its_tool_belongs_to_that_whatever_its_function_
     @opaque
     @tasks.task(name="outer")
     def inner(value: int) -> str:
-        return _where()
+        return where()
 
     async with in_memory(server) as wire:
         assert text_of((await Tasking(wire).finish("outer", anything="x"))["result"]) == "in a task"
 
 
 async def test_a_renamed_tool_that_may_run_again_is_started_again_after_a_crash() -> None:
-    tasks = _tasks()
-    server = _server(tasks)
+    tasks = new_tasks()
+    server = server_of(tasks)
 
     @server.tool(name="render")
     @tasks.task(recover="rerun")
@@ -120,14 +104,14 @@ async def test_a_renamed_tool_that_may_run_again_is_started_again_after_a_crash(
 
 
 async def test_a_mark_on_a_function_of_a_low_level_server_belongs_to_the_tool_of_its_name() -> None:
-    tasks = _tasks()
+    tasks = new_tasks()
 
     async def list_tools(ctx: Any, params: Any) -> ListToolsResult:
         return ListToolsResult(tools=[McpTool(name="convert", input_schema={"type": "object"})])
 
     @tasks.task(mode="required")
     async def convert(arguments: dict[str, Any]) -> str:
-        return f"{arguments['path']} {_where()}"
+        return f"{arguments['path']} {where()}"
 
     async def call_tool(ctx: Any, params: CallToolRequestParams) -> CallToolResult:
         return CallToolResult(content=[TextContent(type="text", text=await convert(params.arguments or {}))])
@@ -143,8 +127,8 @@ def _always(params: CallToolRequestParams) -> bool:
 
 
 async def test_a_tool_that_is_not_there_is_answered_as_the_plain_call_answers() -> None:
-    tasks = _tasks(augment=_always)
-    server = _server(tasks)
+    tasks = new_tasks(augment=_always)
+    server = server_of(tasks)
     tasks.mark("gone")
     async with in_memory(server) as wire:
         for tool in ("gone", "never there"):
@@ -155,39 +139,39 @@ async def test_a_tool_that_is_not_there_is_answered_as_the_plain_call_answers() 
 async def test_functions_that_are_called_the_same_are_told_apart() -> None:
     def twin() -> str:
         """One of two."""
-        return _where()
+        return where()
 
     def twin_that_takes_more(value: str = "") -> str:
         """One of two."""
-        return _where()
+        return where()
 
     def twin_that_says_more() -> str:
         """The other one."""
-        return _where()
+        return where()
 
     def other_twin() -> str:
         """One of two."""
-        return _where()
+        return where()
 
     for function in (twin_that_takes_more, twin_that_says_more, other_twin):
         function.__name__ = "twin"
     # Told apart by what they take, by what they say, and by the name they are registered under.
     for name, other in (("first", twin_that_takes_more), ("first", twin_that_says_more), ("twin", other_twin)):
-        tasks = _tasks()
-        server = _server(tasks)
+        tasks = new_tasks()
+        server = server_of(tasks)
         server.tool(name="second")(other)
         server.tool(name=name)(tasks.task(mode="required")(twin))
         async with in_memory(server) as wire:
             client = Tasking(wire)
-            assert await _kind(client, name) == "task"
+            assert await kind_of(client, name) == "task"
             assert text_of(await client.call("second")) == "in a call"
 
 
 async def test_a_mark_that_belongs_to_no_tool_is_warned_of_at_the_start_with_the_tools_that_there_are(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    tasks = _tasks()
-    server = _server(tasks)
+    tasks = new_tasks()
+    server = server_of(tasks)
 
     @tasks.task()
     def forgotten() -> None: ...
@@ -201,7 +185,7 @@ async def test_a_mark_that_belongs_to_no_tool_is_warned_of_at_the_start_with_the
 
     async with in_memory(server) as wire:
         assert text_of((await Tasking(wire).finish("known"))["result"]) == "here"
-    lowlevel = _tasks()
+    lowlevel = new_tasks()
     low = build_lowlevel(lowlevel)
     lowlevel.mark("unlisted")
     async with in_memory(low):
@@ -216,8 +200,8 @@ async def test_a_mark_that_belongs_to_no_tool_is_warned_of_at_the_start_with_the
 
 
 async def test_the_two_decorators_of_a_tool_may_stand_in_either_order_unless_it_asks_for_its_parameters() -> None:
-    tasks = _tasks()
-    server = _server(tasks)
+    tasks = new_tasks()
+    server = server_of(tasks)
 
     @tasks.task(mode="required")
     @server.tool()
@@ -240,8 +224,8 @@ def _known_name() -> Name:
 
 
 async def test_a_tool_that_is_marked_first_and_added_while_the_server_runs_becomes_a_task() -> None:
-    tasks = _tasks()
-    server = _server(tasks)
+    tasks = new_tasks()
+    server = server_of(tasks)
     tasks.mark("late")
 
     @tasks.task(mode="required")

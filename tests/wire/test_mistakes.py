@@ -22,19 +22,12 @@ from mcp_tasks.engines import LocalEngine
 from mcp_tasks.errors import InvalidDuration, InvalidMark, InvalidOption, UsageError, WiringError
 from mcp_tasks.stores.memory import MemoryStore
 from mcp_tasks.testing import TaskTester
+from tests.wire.servers import new_tasks, server_of
 
 NO_DURATIONS: list[Any] = [60, 0.5, "60", True, -1, float("nan")]
 NO_QUEUES: list[Any] = ["a,b", "gpu ", "\tgpu", ",", " ", "", 3]
 NO_QUEUE = r"must be a (name without commas|non-empty string)"
 NO_FALLBACK = r"fallback must be 'auto', 'inline' or a Fallback, got .*Fallback\(wait="
-
-
-def _tasks(**options: Any) -> Tasks:
-    return Tasks("memory://", settings=QUICK, **options)
-
-
-def _server(tasks: Tasks, name: str = "wired") -> MCPServer[Any]:
-    return MCPServer(name, **tasks.wiring(), log_level="CRITICAL")
 
 
 async def _awaited(change: object) -> None: ...
@@ -137,7 +130,7 @@ def test_what_is_not_a_store_is_refused_with_what_it_lacks() -> None:
 async def test_a_store_that_cannot_be_opened_stops_the_server_with_the_reason(tmp_path: Path) -> None:
     (tmp_path / "tasks.db").write_text("this is no database, but it is longer than a header of one would be" * 50)
     with pytest.raises(TasksError, match=r"tasks\.db"):
-        async with in_memory(_server(Tasks(f"sqlite:///{tmp_path / 'tasks.db'}", settings=QUICK))):
+        async with in_memory(server_of(Tasks(f"sqlite:///{tmp_path / 'tasks.db'}", settings=QUICK))):
             pass
 
 
@@ -165,12 +158,12 @@ def _by_name(tasks: Tasks, **options: Any) -> None:
 @pytest.mark.parametrize(("way", "where"), [(_by_decorator, "@tasks.task"), (_by_name, "tasks.mark")])
 def test_an_option_that_does_not_exist_is_refused_with_those_that_do(way: Callable[..., None], where: str) -> None:
     with pytest.raises(InvalidOption) as refused:
-        way(_tasks(), tll=timedelta(days=1))
+        way(new_tasks(), tll=timedelta(days=1))
     said = str(refused.value)
     assert said.startswith(f"{where} has no option 'tll'; did you mean 'ttl'? It has ")
     assert "mode, ttl, recover" in said
     with pytest.raises(InvalidOption, match=r"no option 'zzzzzz'\. It has "):
-        way(_tasks(), zzzzzz=1)
+        way(new_tasks(), zzzzzz=1)
 
 
 @pytest.mark.parametrize("way", [_by_decorator, _by_name])
@@ -193,7 +186,7 @@ def test_a_value_that_a_mark_cannot_have_is_refused(
     way: Callable[..., None], mistake: dict[str, Any], says: str
 ) -> None:
     with pytest.raises(UsageError, match=says) as refused:
-        way(_tasks(), **mistake)
+        way(new_tasks(), **mistake)
     assert isinstance(refused.value, ValueError)
 
 
@@ -204,30 +197,30 @@ def test_a_duration_of_a_tool_that_is_no_timedelta_is_refused_with_what_to_write
 ) -> None:
     for wrong in NO_DURATIONS:
         with pytest.raises(UsageError, match=rf"{option}=timedelta\(seconds=") as refused:
-            way(_tasks(), **{option: wrong})
+            way(new_tasks(), **{option: wrong})
         assert isinstance(refused.value, TypeError)
         assert wrong not in (60, 0.5) or f"{option}=timedelta(seconds={wrong})" in str(refused.value)
     with pytest.raises(UsageError, match=option) as refused:
-        way(_tasks(), **{option: -timedelta(seconds=1)})
+        way(new_tasks(), **{option: -timedelta(seconds=1)})
     assert isinstance(refused.value, ValueError)
     for of_server in ("default_ttl", "grace"):
         with pytest.raises(UsageError, match=rf"{of_server}=timedelta\(seconds="):
-            _tasks(**{of_server: NO_DURATIONS[0]})
+            new_tasks(**{of_server: NO_DURATIONS[0]})
 
 
 def test_a_name_that_no_tool_has_is_refused() -> None:
     misfits: list[Any] = ["", 5]
     for name in misfits:
         with pytest.raises(InvalidOption, match=f"name must be a non-empty string, got {name!r}"):
-            _tasks().task(name=name)
+            new_tasks().task(name=name)
         with pytest.raises(InvalidOption, match=f"tasks.mark takes must be a non-empty string, got {name!r}"):
-            _tasks().mark(name)
+            new_tasks().mark(name)
     with pytest.raises(InvalidMark, match=r"the name is a keyword: @tasks\.task\(name='render'\)"):
-        _tasks().task("render")  # pyright: ignore[reportArgumentType]
+        new_tasks().task("render")  # pyright: ignore[reportArgumentType]
 
 
 def test_two_functions_under_one_name_and_a_mark_without_parentheses_are_refused() -> None:
-    tasks: Any = _tasks()
+    tasks: Any = new_tasks()
     tasks.task(name="work")(lambda: None)
 
     def work() -> None: ...
@@ -245,9 +238,9 @@ def test_two_functions_under_one_name_and_a_mark_without_parentheses_are_refused
 
 
 def test_the_extension_without_its_lifespan_is_refused_when_the_server_is_made() -> None:
-    wired = _tasks()
-    _server(wired)
-    for tasks in (_tasks(), wired):
+    wired = new_tasks()
+    server_of(wired)
+    for tasks in (new_tasks(), wired):
         with pytest.raises(WiringError, match=r"MCPServer\(\.\.\., \*\*tasks\.wiring\(\)\)") as refused:
             MCPServer("half", extensions=[tasks])
         assert "wiring(lifespan=yours)" in str(refused.value)
@@ -261,7 +254,7 @@ async def _own_lifespan(server: MCPServer[int]) -> AsyncGenerator[int]:
 @pytest.mark.anyio
 @pytest.mark.parametrize("around", [(), (_own_lifespan,)], ids=["ours", "around the author's"])
 async def test_the_lifespan_without_the_extension_is_refused_at_the_start(around: Any) -> None:
-    server: MCPServer[Any] = MCPServer("half", lifespan=_tasks().wiring(*around)["lifespan"])
+    server: MCPServer[Any] = MCPServer("half", lifespan=new_tasks().wiring(*around)["lifespan"])
     with pytest.raises(WiringError, match=r"\*\*tasks\.wiring\(\)"):
         async with in_memory(server):
             pass
@@ -271,7 +264,7 @@ async def test_the_lifespan_without_the_extension_is_refused_at_the_start(around
 async def test_a_lifespan_in_place_of_that_of_the_wiring_is_told_to_whoever_runs_the_server(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    tasks = _tasks()
+    tasks = new_tasks()
     server: MCPServer[Any] = MCPServer("half", **{**tasks.wiring(), "lifespan": _own_lifespan}, log_level="CRITICAL")  # pyright: ignore[reportArgumentType]
 
     @server.tool()
@@ -287,7 +280,7 @@ async def test_a_lifespan_in_place_of_that_of_the_wiring_is_told_to_whoever_runs
 
 
 def test_what_cannot_be_wired_is_refused_where_it_is_given() -> None:
-    tasks: Any = _tasks()
+    tasks: Any = new_tasks()
 
     async def own(server: MCPServer[int]) -> AsyncGenerator[int]:
         yield 1
@@ -307,8 +300,8 @@ def test_what_cannot_be_wired_is_refused_where_it_is_given() -> None:
 @pytest.mark.anyio
 @pytest.mark.parametrize("name", ["second", "first"])
 async def test_one_tasks_object_cannot_serve_two_servers_at_a_time(name: str) -> None:
-    tasks = _tasks()
-    first, second = _server(tasks, "first"), _server(tasks, name)
+    tasks = new_tasks()
+    first, second = server_of(tasks, "first"), server_of(tasks, name)
     async with in_memory(first):
         with pytest.raises(WiringError, match="'first'") as refused:
             async with in_memory(second):

@@ -26,12 +26,9 @@ from harness.rpc import EXTENSION, PATIENCE, Tasking, text_of
 from harness.server import QUICK, Desk, build
 from mcp_tasks import Settings, Tasks
 from mcp_tasks.engines import InlineEngine, LocalEngine
+from tests.wire.servers import new_tasks
 
 pytestmark = pytest.mark.anyio
-
-
-def _tasks(**options: Any) -> Tasks:
-    return Tasks("memory://", settings=QUICK, **options)
 
 
 class Other(Extension):
@@ -50,7 +47,7 @@ class Other(Extension):
 
 
 async def test_other_extensions_are_wired_along_and_see_calls_before_they_become_tasks() -> None:
-    tasks, other = _tasks(), Other()
+    tasks, other = new_tasks(), Other()
     server = MCPServer("two", **tasks.wiring(extensions=[other]), log_level="CRITICAL")
 
     @server.tool()
@@ -134,7 +131,7 @@ def _farm_server(tasks: Tasks, farm: Farm) -> MCPServer[Farm]:
 
 async def test_a_tool_sees_the_authors_state_in_a_task_as_in_a_call() -> None:
     farm = Farm(renderers=3)
-    async with serving(_farm_server(_tasks(), farm)) as wire:
+    async with serving(_farm_server(new_tasks(), farm)) as wire:
         client = Tasking(wire)
         as_task = text_of((await client.finish("count"))["result"])
         plain = text_of(await client.declaring({}).call("count"))
@@ -145,7 +142,7 @@ async def test_a_tool_sees_the_authors_state_in_a_task_as_in_a_call() -> None:
 async def test_the_authors_state_is_there_until_the_last_tool_has_ended() -> None:
     farm, seen = Farm(renderers=1), list[bool]()
     started = asyncio.Event()
-    tasks = _tasks()
+    tasks = new_tasks()
     server = _farm_server(tasks, farm)
 
     @server.tool()
@@ -173,7 +170,7 @@ async def test_a_low_level_servers_own_lifespan_is_kept() -> None:
         yield {}
         entered.append("out")
 
-    async with in_memory(build_lowlevel(_tasks(), lifespan=own)) as wire:
+    async with in_memory(build_lowlevel(new_tasks(), lifespan=own)) as wire:
         assert entered == ["in"]
         assert text_of((await Tasking(wire).finish("echo", value=1))["result"]) == "1"
     assert entered == ["in", "out"]
@@ -184,7 +181,7 @@ async def test_a_low_level_servers_own_lifespan_is_kept() -> None:
 
 async def test_the_first_client_to_leave_does_not_stop_the_tasks_of_the_second() -> None:
     desk = Desk()
-    server = build(_tasks(), desk)
+    server = build(new_tasks(), desk)
     first_may_leave, first_has_left, made = asyncio.Event(), asyncio.Event(), list[str]()
 
     async def first() -> None:
