@@ -25,13 +25,12 @@ from bench.client import listen, task_cancel, task_get, task_update, tool_call
 from harness.server import QUICK
 from mcp_tasks import Tasks
 from mcp_tasks.errors import StoreUnavailable, TaskUnreadable
-from mcp_tasks.model.record import TaskRecord, TaskRequest
 from mcp_tasks.server.fast_path.requests import Handover
-from mcp_tasks.stores.memory import MemoryStore
 from tests.short.comparing import Tally, compare
 from tests.short.raw import Answer, Sent, exchange
 from tests.short.requests import CAPABILITIES_KEY, GOOD, Flaw, Step
 from tests.short.servers import STAND_IN, Setup, Twins, twins
+from tests.unit.running import MeddledStore
 
 pytestmark = pytest.mark.anyio
 
@@ -162,35 +161,11 @@ async def test_a_flaw_of_one_request_is_not_held_against_the_next(pair: Twins) -
 # Servers with something of their author's own
 
 
-class FailingStore(MemoryStore):
-    def __init__(self) -> None:
-        super().__init__()
-        self.failure: Exception | None = None
-        self.creations = 0
-
-    async def create(self, record: TaskRecord, request: TaskRequest, **options: Any) -> TaskRecord:
-        self.creations += 1
-        self._fail()
-        return await super().create(record, request, **options)
-
-    async def get(self, task_id: str) -> TaskRecord | None:
-        self._fail()
-        return await super().get(task_id)
-
-    async def versions(self, task_ids: Any) -> dict[str, int]:
-        self._fail()
-        return await super().versions(task_ids)
-
-    def _fail(self) -> None:
-        if self.failure is not None:
-            raise self.failure
-
-
 @dataclass
 class Served:
     server: MCPServer[Any] | Server[Any]
     tasks: Tasks
-    store: FailingStore
+    store: MeddledStore
     app: Any
 
     @property
@@ -236,7 +211,7 @@ def _low_level(tasks: Tasks) -> Server[Any]:
 async def _served(
     *, extensions: list[Extension] | None = None, low_level: bool = False, **more: Any
 ) -> AsyncGenerator[Served]:
-    store = FailingStore()
+    store = MeddledStore()
     options = {name: more.pop(name) for name in ("short_way", "max_listeners") if name in more}
     tasks = Tasks(store, settings=QUICK, runs_tools=False, **options)
     server = _low_level(tasks) if low_level else _high_level(tasks, extensions or [], **more)
@@ -419,12 +394,12 @@ async def test_a_store_that_fails_is_told_of_in_the_same_words(failure: str) -> 
     told: list[list[object]] = []
     for short_way in (True, False):
         async with _served(short_way=short_way) as served:
-            served.store.failure = FAILURES[failure]()
+            served.store.refuse(FAILURES[failure](), "create", "get", "versions")
             answers = [await served.ask(step) for step in (GET, CANCEL, UPDATE, LISTEN, CALL)]
             told.append([answer.told() for answer in answers])
-            served.store.failure = None
+            served.store.before.clear()
             # A task that cannot be made is tried once.
-            assert served.store.creations == 1
+            assert served.store.calls["create"] == 1
             assert ("tools/call" in served.counts[0]) is short_way
             assert b'"error"' in answers[-1].body
     assert told[0] == told[1]
@@ -435,10 +410,10 @@ async def test_a_defect_is_handed_over_and_counted_and_the_log_tells_of_it_once(
 ) -> None:
     caplog.set_level(logging.DEBUG, logger="mcp_tasks.server.fast_path")
     async with _served() as served:
-        served.store.failure = FAILURES["a defect"]()
+        served.store.refuse(FAILURES["a defect"](), "get", "versions")
         await served.ask(GET)
         await served.ask(GET)
-        served.store.failure = None
+        served.store.before.clear()
         assert served.counts == ({}, {Handover.FAILED: 2})
     told = [record for record in caplog.records if record.name.startswith("mcp_tasks.server.fast_path")]
     assert [record.levelno for record in told] == [logging.WARNING, logging.DEBUG]

@@ -21,14 +21,12 @@ from starlette.types import ASGIApp
 from harness.rpc import PATIENCE, request
 from harness.server import QUICK, UNPACED
 from mcp_tasks import Tasks
-from mcp_tasks.model import TaskRecord
 from mcp_tasks.model.json import LARGE, encode_json
 from mcp_tasks.server.fast_path.listening import AT_A_TIME, KEEP_ALIVE, escaped, event
 from mcp_tasks.server.local import LocalTask
-from mcp_tasks.stores.memory import MemoryStore
 from mcp_tasks.testing.strategies import json_values
 from tests.push.asgi import Peer, app_of, at
-from tests.unit.running import settle
+from tests.unit.running import MeddledStore, settle
 from tests.unit.virtual_time import SIMULATED, time_passes
 
 pytestmark = [
@@ -37,23 +35,12 @@ pytestmark = [
 ]
 
 
-class BrokenStore(MemoryStore):
-    """A store that has a defect when told to."""
-
-    defect: Exception | None = None
-
-    async def get(self, task_id: str) -> TaskRecord | None:
-        if self.defect is not None:
-            raise self.defect
-        return await super().get(task_id)
-
-
 @dataclass
 class World:
     """A server whose one tool waits, and its app."""
 
     tasks: Tasks
-    store: BrokenStore
+    store: MeddledStore
     app: ASGIApp
     gate: asyncio.Event
     peers: list[Peer] = field(default_factory=list[Peer])
@@ -74,7 +61,7 @@ class World:
 
 @asynccontextmanager
 async def new_world() -> AsyncGenerator[World]:
-    gate, store = asyncio.Event(), BrokenStore()
+    gate, store = asyncio.Event(), MeddledStore()
 
     def now() -> datetime:
         return datetime.fromtimestamp(asyncio.get_running_loop().time(), UTC)
@@ -209,9 +196,9 @@ async def test_a_defect_ends_the_stream_with_an_error_that_says_nothing_of_it(
     task = await world.at_work()
     async with world.listening(task) as peer:
         await task.cancel()
-        world.store.defect = RuntimeError("the password is swordfish")
+        world.store.refuse(RuntimeError("the password is swordfish"), "get")
         await peer.until(lambda seen: seen.is_complete)
-        world.store.defect = None
+        world.store.before.clear()
         assert peer.frames[-1]["error"] == {"code": -32603, "message": "Internal server error"}
     # The SDK, which is asked for the words of the error, may log it as it logs defects of its own.
     said = [record for record in caplog.records if record.name.startswith("mcp_tasks.server")]
