@@ -190,7 +190,8 @@ async def test_a_task_is_for_requests_that_declare_the_extension_whatever_was_de
 async def test_capabilities_that_do_not_fit_declare_nothing(client: Tasking, wire: HttpWire) -> None:
     task_id = await client.create("gated")
     declared: list[Any] = [None, True, "all", [EXTENSION], {EXTENSION: None}, {EXTENSION: True}]
-    for capabilities in (None, "all", [], *({"extensions": each} for each in declared)):
+    misfits: list[Any] = [None, "all", [], *({"extensions": each} for each in declared)]
+    for capabilities in misfits:
         for message in (request("tools/call", ECHO), request("tasks/get", {"taskId": task_id})):
             message["params"]["_meta"]["io.modelcontextprotocol/clientCapabilities"] = capabilities
             reply = await wire.post(json.dumps(message), modern_headers(message))

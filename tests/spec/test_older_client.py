@@ -265,28 +265,44 @@ async def _until_final(script: Scripted, task_id: str) -> dict[str, Any]:
     return await eventually(look) or {}
 
 
-@pytest.mark.requirement("hosted/declares")
-async def test_the_handshake_declares_what_the_client_hosts() -> None:
-    async with _hosting(Person()) as script:
-        [hello] = script.asked("initialize")
-    declared = hello["capabilities"]["tasks"]
-    assert declared == {"list": {}, "cancel": {}, "requests": {"elicitation": {"create": {}}}}
+# `tests/hosted` has everything else that a client that hosts tasks does.
 
 
-@pytest.mark.requirement("hosted/result", "hosted/result-blocks", "hosted/result-related-task")
-async def test_the_result_is_what_the_plain_request_gives_and_names_its_task() -> None:
+@pytest.mark.requirement(
+    "hosted/result",
+    "hosted/result-blocks",
+    "hosted/result-related-task",
+    "hosted/no-related-task",
+    "hosted/informative",
+    "hosted/unknown-id",
+    "hosted/audit-log",
+)
+async def test_over_http_a_result_is_waited_for_is_that_of_the_plain_request_and_its_end_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     ready = asyncio.Event()
-    async with _hosting(Person(ready=ready)) as script:
-        task_id = await _create(script)
-        waiting = asyncio.create_task(script.ask("tasks/result", {"taskId": task_id}))
-        assert (await script.ask("tasks/get", {"taskId": task_id})).result["status"] == "working"
-        assert not waiting.done()
-        ready.set()
-        result = (await waiting).result
-        plain = (await script.ask("elicitation/create", ELICIT)).result
+    with caplog.at_level(logging.INFO, logger="mcp_tasks"):
+        async with _hosting(Person(ready=ready)) as script:
+            task_id, other = await _create(script), await _create(script)
+            # The id counts, and not what the `_meta` says.
+            lie = {"taskId": other, "_meta": {RELATED: {"taskId": task_id}}}
+            assert (await script.ask("tasks/get", lie)).result["taskId"] == other
+            assert (await script.ask("tasks/cancel", lie)).result["taskId"] == other
+            waiting = asyncio.create_task(script.ask("tasks/result", {"taskId": task_id}))
+            assert (await script.ask("tasks/get", {"taskId": task_id})).result["status"] == "working"
+            assert not waiting.done()
+            ready.set()
+            result = (await waiting).result
+            plain = (await script.ask("elicitation/create", ELICIT)).result
+            await _until_final(script, task_id)
+            for method in ("tasks/get", "tasks/result", "tasks/cancel"):
+                unknown = await script.ask(method, {"taskId": "nope"})
+                assert (unknown.code, "task" in unknown.error["message"].lower()) == (INVALID_PARAMS, True)
     assert result.pop("_meta") == {RELATED: {"taskId": task_id}}
     plain.pop("_meta", None)
     assert result == plain
+    assert any(task_id[:8] in line and "completed" in line for line in caplog.messages)
+    assert not any(task_id in line for line in caplog.messages)
 
 
 @pytest.mark.requirement("hosted/result-error", "hosted/failed-message")
@@ -302,49 +318,6 @@ async def test_the_error_is_what_the_plain_request_gives() -> None:
     assert (task["status"], "nobody is at home" in task["statusMessage"]) == ("failed", True)
     assert error["data"].pop("_meta") == {RELATED: {"taskId": task_id}}
     assert error == plain
-
-
-@pytest.mark.requirement("hosted/cancel", "hosted/cancel-stops", "hosted/cancel-finished")
-async def test_a_cancelled_task_takes_its_question_back() -> None:
-    person = Person(ready=asyncio.Event())
-    async with _hosting(person) as script:
-        task_id = await _create(script)
-        await person.until_asked()
-        cancelled = (await script.ask("tasks/cancel", {"taskId": task_id})).result
-        assert cancelled["status"] == "cancelled"
-        assert "error" in (await script.ask("tasks/result", {"taskId": task_id})).message
-        again = await script.ask("tasks/cancel", {"taskId": task_id})
-        assert (again.code, "cancelled" in again.error["message"]) == (INVALID_PARAMS, True)
-        await eventually(lambda: person.left_alone)
-
-
-@pytest.mark.requirement("hosted/no-related-task")
-async def test_the_task_id_counts_and_not_what_the_meta_says() -> None:
-    async with _hosting(Person(ready=asyncio.Event())) as script:
-        wanted, other = await _create(script), await _create(script)
-        params = {"taskId": wanted, "_meta": {RELATED: {"taskId": other}}}
-        assert (await script.ask("tasks/get", params)).result["taskId"] == wanted
-        assert (await script.ask("tasks/cancel", params)).result["taskId"] == wanted
-        assert (await script.ask("tasks/get", {"taskId": other})).result["status"] == "working"
-
-
-@pytest.mark.requirement("hosted/informative", "hosted/unknown-id")
-async def test_an_unknown_task_is_refused_in_words() -> None:
-    async with _hosting(Person()) as script:
-        for method in ("tasks/get", "tasks/result", "tasks/cancel"):
-            reply = await script.ask(method, {"taskId": "nope"})
-            assert reply.code == INVALID_PARAMS
-            assert "task" in reply.error["message"].lower()
-
-
-@pytest.mark.requirement("hosted/audit-log")
-async def test_the_end_of_a_hosted_task_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, logger="mcp_tasks"):
-        async with _hosting(Person()) as script:
-            task_id = await _create(script)
-            await _until_final(script, task_id)
-    assert any(task_id[:8] in line and "completed" in line for line in caplog.messages)
-    assert not any(task_id in line for line in caplog.messages)
 
 
 # What is documented, logged and watched

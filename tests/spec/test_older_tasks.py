@@ -419,15 +419,6 @@ async def test_the_cancelled_notification_does_not_cancel_a_task(older: HttpClie
     assert (await older.until(task_id, "completed"))["status"] == "completed"
 
 
-@pytest.mark.requirement("older/related-task-on-errors", "older/same-error")
-async def test_an_error_whose_data_is_no_object_names_the_task_beside_the_data(older: HttpClient) -> None:
-    plain = (await older.call("breaks_with_list")).error
-    task_id = await older.start("breaks_with_list")
-    data = {"mcp-tasks/data": ["first", 2], "_meta": {RELATED: {"taskId": task_id}}}
-    assert (await older.result(task_id)).error == {**plain, "data": data}
-    assert plain["data"] == ["first", 2]
-
-
 async def test_a_long_text_of_an_error_is_shortened_in_the_status_and_whole_in_the_result() -> None:
     tasks = Tasks("memory://", settings=QUICK)
     server: MCPServer[Any] = furnished(tasks)
@@ -658,10 +649,16 @@ async def _both(*, guarded: bool) -> AsyncGenerator[tuple[HttpClient, Tasking, H
             yield session, Tasking(other, EVERYTHING), wire
 
 
-@pytest.mark.requirement("older/apart", "older/failed", "status/failed-is-for-protocol-errors")
+@pytest.mark.requirement(
+    "older/apart",
+    "older/failed",
+    "status/failed-is-for-protocol-errors",
+    "older/bound-to-its-owner",
+    "older/reject-others",
+)
 @pytest.mark.parametrize("guarded", [False, True], ids=["nobody", "an owner"])
 async def test_a_task_of_one_era_is_seen_fetched_and_cancelled_in_the_other_in_its_own_words(*, guarded: bool) -> None:
-    async with _both(guarded=guarded) as (older, modern, _):
+    async with _both(guarded=guarded) as (older, modern, wire):
         ends = {"must": ("completed", "completed"), "fails": ("failed", "completed"), "breaks": ("failed", "failed")}
         for tool, (in_older, in_modern) in ends.items():
             for task_id in (await modern.create(tool), await older.start(tool, task={"ttl": 60_000})):
@@ -673,6 +670,12 @@ async def test_a_task_of_one_era_is_seen_fetched_and_cancelled_in_the_other_in_i
                 assert not [word for word in MODERN_WORDS if word in json.dumps(reply.message)]
                 assert await Caller(older).outcome(task_id)
         of_modern, of_older = await modern.create("gated"), await older.start("gated")
+        stranger = wire.as_user("bob") if guarded else wire
+        async with http_session(stranger) as other:
+            for task_id in (of_modern, of_older):
+                for client in (other, Tasking(stranger, EVERYTHING)):
+                    reply = await client.ask("tasks/get", {"taskId": task_id})
+                    assert reply.message.get("error", {}).get("code") == (INVALID_PARAMS if guarded else None)
         assert (await older.cancel(of_modern))["status"] == "cancelled"
         await modern.cancel(of_older)
         assert (await modern.get(of_modern))["status"] == "cancelled"
@@ -681,18 +684,6 @@ async def test_a_task_of_one_era_is_seen_fetched_and_cancelled_in_the_other_in_i
         [key] = (await modern.until(asking, "input_required"))["inputRequests"]
         await modern.update(asking, **{key: accept(name="Ada")})
         assert text_of((await older.result(asking)).result) == "Hello, Ada!"
-
-
-@pytest.mark.requirement("older/bound-to-its-owner", "older/reject-others")
-@pytest.mark.parametrize("guarded", [False, True], ids=["nobody", "an owner"])
-async def test_a_stranger_reaches_the_task_from_neither_era_unless_there_are_no_owners(*, guarded: bool) -> None:
-    async with _both(guarded=guarded) as (older, modern, wire):
-        stranger = wire.as_user("bob") if guarded else wire
-        async with http_session(stranger) as other:
-            for task_id in (await modern.create("gated"), await older.start("gated")):
-                for client in (other, Tasking(stranger, EVERYTHING)):
-                    reply = await client.ask("tasks/get", {"taskId": task_id})
-                    assert reply.message.get("error", {}).get("code") == (INVALID_PARAMS if guarded else None)
 
 
 @pytest.mark.requirement("eras/legacy-tasks-stay-reachable")

@@ -41,7 +41,7 @@ from tests.wire.servers import kind_of, new_tasks, server_of, where
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_tool_under_another_name_than_its_function_keeps_its_options() -> None:
+async def test_a_mark_belongs_to_its_tool_whatever_that_is_called_and_its_function_is_wrapped_in() -> None:
     tasks = new_tasks()
     server = server_of(tasks)
 
@@ -50,19 +50,6 @@ async def test_a_tool_under_another_name_than_its_function_keeps_its_options() -
     async def render_impl(ctx: Context) -> str:
         """Render."""
         return where()
-
-    async with in_memory(server) as wire:
-        created = await Tasking(wire).call("render")
-        assert (created["resultType"], created["ttlMs"]) == ("task", 7000)
-        done = await Tasking(wire).until(created["taskId"], "completed")
-        assert text_of(done["result"]) == "in a task"
-    async with in_memory(server, declares=False) as wire:
-        assert await kind_of(Tasking(wire, NOTHING), "render") == str(MISSING_CAPABILITY)
-
-
-async def test_a_function_behind_a_decorator_of_the_authors_own_keeps_its_options() -> None:
-    tasks = new_tasks()
-    server = server_of(tasks)
 
     def logged(function: Callable[..., str]) -> Callable[..., str]:
         @functools.wraps(function)
@@ -77,28 +64,27 @@ async def test_a_function_behind_a_decorator_of_the_authors_own_keeps_its_option
     def inner(value: int) -> str:
         return where()
 
-    async with in_memory(server) as wire:
-        assert text_of((await Tasking(wire).finish("outer", value=1))["result"]) == "logged in a task"
-
-
-async def test_a_mark_that_names_its_tool_belongs_to_that_whatever_its_function_is() -> None:
-    tasks = new_tasks()
-    server = server_of(tasks)
-
     def opaque(function: Callable[..., str]) -> Callable[..., str]:
         def wrapper(anything: str = "") -> str:
             return function(5)
 
         return wrapper
 
-    @server.tool(name="outer")
+    # Of this function nothing is to be seen: the mark names its tool.
+    @server.tool(name="hidden")
     @opaque
-    @tasks.task(name="outer")
-    def inner(value: int) -> str:
+    @tasks.task(name="hidden")
+    def innermost(value: int) -> str:
         return where()
 
     async with in_memory(server) as wire:
-        assert text_of((await Tasking(wire).finish("outer", anything="x"))["result"]) == "in a task"
+        created = await Tasking(wire).call("render")
+        assert (created["resultType"], created["ttlMs"]) == ("task", 7000)
+        calls = {"render": {}, "outer": {"value": 1}, "hidden": {"anything": "x"}}
+        said = [text_of((await Tasking(wire).finish(tool, **given))["result"]) for tool, given in calls.items()]
+        assert said == ["in a task", "logged in a task", "in a task"]
+    async with in_memory(server, declares=False) as wire:
+        assert await kind_of(Tasking(wire, NOTHING), "render") == str(MISSING_CAPABILITY)
 
 
 async def test_a_renamed_tool_that_may_run_again_is_started_again_after_a_crash() -> None:
