@@ -72,32 +72,20 @@ async def test_other_extensions_are_wired_along_and_see_calls_before_they_become
         assert discovered["capabilities"]["extensions"].keys() == {EXTENSION, other.identifier}
 
 
-def _databases(folder: Path) -> list[str]:
-    return [file.name for file in folder.rglob("*.db")]
-
-
-async def test_without_a_store_tasks_go_to_a_file_named_after_the_server(
+async def test_without_a_store_tasks_go_where_the_environment_says_or_to_a_file_named_after_the_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("MCP_TASKS_URL", raising=False)
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    monkeypatch.setenv("LOCALAPPDATA", str(tmp_path))
-    monkeypatch.setenv("HOME", str(tmp_path))
-    async with in_memory(build(Tasks(settings=QUICK), name="My server / 2")) as wire:
-        await Tasking(wire).finish("echo", value=1)
-    (name,) = _databases(tmp_path)
-    assert name.startswith("My-server-2-")
-    assert "tests-wire-test_wiring.py-" in name
-
-
-async def test_the_environment_chooses_the_store_of_an_author_who_chose_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    for variable in ("XDG_STATE_HOME", "LOCALAPPDATA", "HOME"):
+        monkeypatch.setenv(variable, str(tmp_path / "home"))
     chosen = tmp_path / "chosen.db"
-    monkeypatch.setenv("MCP_TASKS_URL", f"sqlite:///{chosen}")
-    async with in_memory(build(Tasks(settings=QUICK))) as wire:
-        await Tasking(wire).finish("echo", value=1)
-    assert chosen.exists()
+    for url in (f"sqlite:///{chosen}", ""):
+        monkeypatch.setenv("MCP_TASKS_URL", url) if url else monkeypatch.delenv("MCP_TASKS_URL")
+        async with in_memory(build(Tasks(settings=QUICK), name="My server / 2")) as wire:
+            await Tasking(wire).finish("echo", value=1)
+        assert chosen.exists()
+    (file,) = (tmp_path / "home").rglob("*.db")
+    assert file.name.startswith("My-server-2-")
+    assert "tests-wire-test_wiring.py-" in file.name
 
 
 async def test_an_engine_is_taken_as_it_is() -> None:
@@ -118,7 +106,9 @@ class Farm:
     closed: bool = False
 
 
-def _farm_server(tasks: Tasks, farm: Farm) -> MCPServer[Farm]:
+async def test_a_tool_sees_the_authors_state_in_a_task_as_in_a_call_and_until_the_last_has_ended() -> None:
+    farm, seen, started = Farm(renderers=3), list[bool](), asyncio.Event()
+
     @asynccontextmanager
     async def lifespan(server: MCPServer[Farm]) -> AsyncGenerator[Farm]:
         try:
@@ -126,6 +116,7 @@ def _farm_server(tasks: Tasks, farm: Farm) -> MCPServer[Farm]:
         finally:
             farm.closed = True
 
+    tasks = new_tasks()
     server = MCPServer("farm", **tasks.wiring(lifespan), log_level="CRITICAL")
 
     @server.tool()
@@ -133,25 +124,6 @@ def _farm_server(tasks: Tasks, farm: Farm) -> MCPServer[Farm]:
     async def count(ctx: Context[Farm]) -> str:
         state = ctx.request_context.lifespan_context
         return f"{state.renderers} renderers, closed: {state.closed}"
-
-    return server
-
-
-async def test_a_tool_sees_the_authors_state_in_a_task_as_in_a_call() -> None:
-    farm = Farm(renderers=3)
-    async with serving(_farm_server(new_tasks(), farm)) as wire:
-        client = Tasking(wire)
-        as_task = text_of((await client.finish("count"))["result"])
-        plain = text_of(await client.declaring({}).call("count"))
-    assert as_task == plain == "3 renderers, closed: False"
-    assert farm.closed
-
-
-async def test_the_authors_state_is_there_until_the_last_tool_has_ended() -> None:
-    farm, seen = Farm(renderers=1), list[bool]()
-    started = asyncio.Event()
-    tasks = new_tasks()
-    server = _farm_server(tasks, farm)
 
     @server.tool()
     @tasks.task()
@@ -162,11 +134,14 @@ async def test_the_authors_state_is_there_until_the_last_tool_has_ended() -> Non
         finally:
             seen.append(farm.closed)
 
-    async with in_memory(server) as wire:
-        await Tasking(wire).create("lasting")
+    async with serving(server) as wire:
+        client = Tasking(wire)
+        as_task = text_of((await client.finish("count"))["result"])
+        plain = text_of(await client.declaring({}).call("count"))
+        await client.create("lasting")
         await started.wait()
-    assert seen == [False]
-    assert farm.closed
+    assert as_task == plain == "3 renderers, closed: False"
+    assert (seen, farm.closed) == ([False], True)
 
 
 async def test_a_low_level_servers_own_lifespan_is_kept() -> None:
