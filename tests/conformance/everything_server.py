@@ -266,7 +266,6 @@ async def test_trigger_prompt_change(ctx: Context) -> str:
 async def test_custom_header(
     region: Annotated[str, Field(json_schema_extra={"x-mcp-header": "Region"})],
 ) -> str:
-    """Takes an argument that must also travel as a header."""
     return f"Region {region}"
 
 
@@ -277,7 +276,6 @@ def json_schema_2020_12_tool(
     phone: str = "",
     email: str = "",
 ) -> str:
-    """Has an input schema that uses what JSON Schema 2020-12 added."""
     return f"{name} {address} {contactMethod} {phone} {email}"
 
 
@@ -526,7 +524,6 @@ def _furnish(server: MCPServer[Any], mark: Mark) -> MCPServer[Any]:
 
 
 def plain_server() -> MCPServer[Any]:
-    """The server as the SDK alone serves it."""
     tool = schema_tool(json_schema_2020_12_tool)
     return _furnish(MCPServer(NAME, version="1", tools=[tool], log_level="WARNING"), lambda fn: fn)
 

@@ -109,7 +109,6 @@ def _read(directory: Path, output: str) -> list[Check]:
 
 
 def _checks(subject: Sequence[str], choice: Sequence[str], limit: float) -> tuple[list[Check], str]:
-    """What the suite found and what it printed."""
     with tempfile.TemporaryDirectory() as results:
         output = _invoke(subject, choice, Path(results), limit)
         return [check for directory in sorted(Path(results).iterdir()) for check in _read(directory, output)], output
@@ -148,8 +147,6 @@ _ORDER = (Status.SUCCESS, Status.INFO, Status.SKIPPED, Status.WARNING, Status.FA
 
 @dataclass(frozen=True, kw_only=True)
 class ExpectedFailure:
-    """A check that is known to fail, and why."""
-
     scenario: str
     check: str
     reason: str

@@ -55,7 +55,6 @@ STREAM, JSON = "text/event-stream", "application/json"
 
 
 async def said(client: OlderClient, task_id: str) -> str:
-    """What the tool of a task returned."""
     return text_of((await client.result(task_id)).result)
 
 
@@ -333,7 +332,6 @@ async def test_sessions_that_end_leave_nothing_behind(handshake: str) -> None:
         await maker.until(task_id, "input_required")
 
         async def visit() -> None:
-            """Adopt the task, be asked about it, and go."""
             async with http_client() as http:
                 client = HttpClient(HttpWire(wire.url, http))
                 client.session_id = (await client.greet(EVERYTHING, LEGACY)).headers["mcp-session-id"]

@@ -109,12 +109,10 @@ ENDINGS: dict[str, dict[str, Any]] = {
 
 
 def is_failure(tool: str) -> bool:
-    """Whether it ends with a result that is an error."""
     return tool.startswith("fails") or tool == "crashes"
 
 
 def furnished(tasks: Tasks, desk: Desk | None = None, *, guarded: bool = False) -> MCPServer[Any]:
-    """The server; a guarded one lets nobody in without a token."""
     desk = desk or Desk()
     server = build(tasks, desk, verifier=Tokens("alice", "bob") if guarded else None)
     for name, ending in {**RESULTS, **ERRORS}.items():
@@ -137,14 +135,12 @@ def _ending(how: CallToolResult | MCPError) -> Callable[[], CallToolResult]:
 def _add_gate(server: MCPServer[Any], tasks: Tasks, desk: Desk) -> None:
     @server.tool()
     def release() -> str:
-        """Open the gate that others wait at; not marked."""
         desk.gate.set()
         return "open"
 
     @server.tool()
     @tasks.task()
     async def ask_late(ctx: Context) -> str:
-        """Report progress, ask for the roots, and go on."""
         await ctx.report_progress(1, 3, "about to ask")
         roots = await ctx.session.list_roots()  # pyright: ignore[reportDeprecated]
         await ctx.report_progress(2, 3, "asked")
@@ -155,7 +151,6 @@ def _add_gate(server: MCPServer[Any], tasks: Tasks, desk: Desk) -> None:
     @server.tool(annotations=REPEATABLE)
     @tasks.task()
     async def ask_until_told(ctx: Context) -> str:
-        """Ask, and go on without the answer when the test says so."""
         async with anyio.create_task_group() as group:
             group.start_soon(ctx.elicit, "Who is there?", Name)
             await desk.started.wait()
@@ -168,7 +163,6 @@ def _add_asking(server: MCPServer[Any], tasks: Tasks, desk: Desk) -> None:
     @server.tool(annotations=REPEATABLE)
     @tasks.task()
     async def knock(ctx: Context) -> str:
-        """Ask when the test says so."""
         desk.started.set()
         await desk.gate.wait()
         answer = await ctx.elicit("Who is there?", Name)
@@ -177,7 +171,6 @@ def _add_asking(server: MCPServer[Any], tasks: Tasks, desk: Desk) -> None:
     @server.tool(annotations=REPEATABLE)
     @tasks.task()
     async def insist(ctx: Context) -> str:
-        """Ask, and say which error came back."""
         try:
             answer = await ctx.elicit("Who is there?", Name)
         except MCPError as exc:
@@ -187,7 +180,6 @@ def _add_asking(server: MCPServer[Any], tasks: Tasks, desk: Desk) -> None:
     @server.tool(annotations=REPEATABLE)
     @tasks.task()
     async def waver(ctx: Context) -> str:
-        """Ask, and go on without an answer after a second."""
         with anyio.move_on_after(1):
             await ctx.elicit("Who is there?", Name)
         await desk.gate.wait()
@@ -196,14 +188,12 @@ def _add_asking(server: MCPServer[Any], tasks: Tasks, desk: Desk) -> None:
     @server.tool()
     @tasks.task()
     async def trust(ctx: Context) -> str:
-        """Ask, and let whatever goes wrong go wrong."""
         answer = await ctx.elicit("Who is there?", Name)
         return f"{answer.action}"
 
     @server.tool()
     @tasks.task()
     async def steps(values: list[float], ctx: Context) -> str:
-        """Report progress value by value, each when the test says so."""
         for value in values:
             desk.started.set()
             await desk.gate.wait()
@@ -216,7 +206,6 @@ def _add_asking(server: MCPServer[Any], tasks: Tasks, desk: Desk) -> None:
     @server.tool()
     @tasks.task()
     async def count(reports: int, ctx: Context) -> str:
-        """Report progress many times, and wait."""
         for number in range(1, reports + 1):
             await ctx.report_progress(number, reports)
             await anyio.sleep(0.001)  # sleep: the work between two reports
@@ -226,7 +215,6 @@ def _add_asking(server: MCPServer[Any], tasks: Tasks, desk: Desk) -> None:
     @server.tool()
     @tasks.task()
     async def delegate() -> str:
-        """Have a child ask."""
         return (await tasks.start("ask_name")).id
 
 
@@ -234,7 +222,6 @@ def _add_talking(server: MCPServer[Any], tasks: Tasks, desk: Desk) -> None:
     @server.tool()
     @tasks.task()
     async def talk(ctx: Context) -> str:
-        """Send one of each kind when the test lets it."""
         await desk.gate.wait()
         await ctx.info("said first")  # pyright: ignore[reportDeprecated]
         await ctx.session.send_tool_list_changed()
@@ -246,7 +233,6 @@ def _add_talking(server: MCPServer[Any], tasks: Tasks, desk: Desk) -> None:
     @server.tool()
     @tasks.task()
     async def chatter(count: int, ctx: Context) -> str:
-        """Say many things, and wait."""
         for number in range(count):
             await ctx.info(f"said {number}")  # pyright: ignore[reportDeprecated]
         desk.started.set()
@@ -256,7 +242,6 @@ def _add_talking(server: MCPServer[Any], tasks: Tasks, desk: Desk) -> None:
     @server.tool()
     @tasks.task()
     async def ping(ctx: Context) -> str:
-        """Ping the client when the test lets it."""
         await desk.gate.wait()
         await ctx.session.send_ping()
         return "pinged"

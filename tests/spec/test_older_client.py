@@ -238,7 +238,6 @@ ELICIT: dict[str, Any] = {"mode": "form", "message": "Name?", "requestedSchema":
 
 @asynccontextmanager
 async def _hosting(person: Any) -> AsyncGenerator[Scripted]:
-    """A server whose client hosts tasks."""
     script, tasks = Scripted(), TasksClient(hosting=Hosting())
     async with (
         serving_script(script) as url,

@@ -40,7 +40,6 @@ def questions(client: OlderClient) -> list[Arrived]:
 
 
 async def said(client: OlderClient, task_id: str) -> str:
-    """What the tool of a task returned."""
     return text_of((await client.result(task_id)).result)
 
 

@@ -250,7 +250,6 @@ async def test_what_the_model_may_be_told_at_once_is_in_the_meta_of_the_created_
     server: MCPServer[Any] = furnished(tasks, desk)
 
     async def render() -> str:
-        """Take a while."""
         return "done"
 
     async with serving(server) as way, http_session(way) as older:
@@ -342,7 +341,6 @@ async def test_a_tool_that_was_entered_keeps_its_task_whatever_its_failure_looks
 
     @server.tool()
     def pay(amount: int) -> str:
-        """Pay, and fail then."""
         paid.append(amount)
         try:
             return str(Receipt.model_validate({"total": "none"}))
@@ -426,7 +424,6 @@ async def test_a_long_text_of_an_error_is_shortened_in_the_status_and_whole_in_t
     @server.tool()
     @tasks.task()
     def wordy() -> str:
-        """Fail with very many words."""
         raise ToolError("no " * 10_000)
 
     async with serving(server) as wire, http_session(wire) as older:

@@ -56,7 +56,6 @@ async def asked(client: Tasking, tool: str = "ask_name") -> tuple[str, list[str]
 
 
 async def said(client: Tasking, task_id: str) -> str:
-    """What the tool of a task returned."""
     return text_of((await client.until(task_id, "completed"))["result"])
 
 

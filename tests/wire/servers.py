@@ -12,12 +12,10 @@ from mcp_tasks import Tasks, current_task
 
 
 def new_tasks(**options: Any) -> Tasks:
-    """Tasks in memory."""
     return Tasks("memory://", settings=QUICK, **options)
 
 
 def server_of(tasks: Tasks, name: str = "wired") -> MCPServer[Any]:
-    """A server without tools."""
     return MCPServer(name, **tasks.wiring(), log_level="CRITICAL")
 
 

@@ -30,8 +30,6 @@ pytestmark = pytest.mark.anyio
 
 
 class Scene(BaseModel):
-    """What is rendered."""
-
     title: str
     frames: int = Field(gt=0)
 
@@ -48,26 +46,22 @@ def _even(number: int) -> int:
 
 @pytest.fixture
 def store() -> MemoryStore:
-    """Where the server keeps its tasks."""
     return MemoryStore()
 
 
 @pytest.fixture
 async def wire(store: MemoryStore) -> AsyncGenerator[HttpWire]:
-    """A way to a server whose tools are choosy."""
     tasks = Tasks(store, settings=QUICK)
     server: MCPServer[Any] = MCPServer("choosy", **tasks.wiring(), log_level="CRITICAL")
 
     @server.tool()
     @tasks.task()
     async def render(scene: Scene, ctx: Context, tags: list[str] | None = None) -> str:
-        """Render a scene."""
         return f"{scene.title}, {len(tags or [])} tags"
 
     @server.tool()
     @tasks.task()
     def half(number: Annotated[int, AfterValidator(_even)]) -> int:
-        """Halve a number."""
         return number // 2
 
     async with serving(server) as way:
@@ -123,7 +117,6 @@ async def test_a_tool_of_which_only_the_name_is_known_answers_arguments_that_do_
 
     @server.tool()
     async def wait(times: int) -> str:
-        """Wait for the test."""
         await gate.wait()
         return f"waited {times} times"
 
@@ -152,7 +145,6 @@ def _look(value: object) -> object:
 
 
 async def total(values: list[Annotated[int, BeforeValidator(_look)]]) -> int:
-    """Add numbers up."""
     return sum(values)
 
 
@@ -316,8 +308,6 @@ CHECKED_HERE = 4 * 1024
 
 
 def tool_of(kind: Any) -> Callable[..., None]:
-    """A function with one parameter of this kind."""
-
     def tool(values: Any) -> None: ...
 
     tool.__annotations__["values"] = kind
@@ -326,7 +316,6 @@ def tool_of(kind: Any) -> Callable[..., None]:
 
 @pytest.fixture(scope="module")
 async def client() -> AsyncGenerator[Tasking]:
-    """A client of a server with a tool for each case."""
     tasks = Tasks("memory://", settings=QUICK)
     server: MCPServer[Any] = MCPServer("many", **tasks.wiring(), log_level="CRITICAL")
     for number, (kind, _, _) in enumerate(CASES):

@@ -127,7 +127,6 @@ async def pipes() -> AsyncGenerator[StdioWire]:
 
 @pytest.fixture
 def client(wire: HttpWire) -> Tasking:
-    """A client of the server behind HTTP."""
     return Tasking(wire, EVERYTHING)
 
 

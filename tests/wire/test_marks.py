@@ -48,7 +48,6 @@ async def test_a_mark_belongs_to_its_tool_whatever_that_is_called_and_its_functi
     @server.tool(name="render", description="Described elsewhere.")
     @tasks.task(mode="required", ttl=timedelta(seconds=7))
     async def render_impl(ctx: Context) -> str:
-        """Render."""
         return where()
 
     def logged(function: Callable[..., str]) -> Callable[..., str]:

@@ -44,13 +44,10 @@ READABLE = "caf\ufffd.txt"
 
 
 class Keep(BaseModel):
-    """A form whose schema quotes a file name."""
-
     keep: bool = Field(title=f"Keep {NAME}")
 
 
 def resolve_keep() -> Elicit[Keep]:
-    """Have the SDK ask."""
     return Elicit(f"Keep {NAME}?", Keep)
 
 
@@ -100,14 +97,12 @@ def build(tasks: Tasks) -> MCPServer[Any]:
 
 @pytest.fixture
 async def wire() -> AsyncGenerator[HttpWire]:
-    """A way to that server."""
     async with serving(build(Tasks("memory://", settings=QUICK))) as way:
         yield way
 
 
 @pytest.fixture
 def client(wire: HttpWire) -> Tasking:
-    """A client that can be asked anything."""
     return Tasking(wire, EVERYTHING)
 
 

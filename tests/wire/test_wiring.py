@@ -40,8 +40,6 @@ pytestmark = pytest.mark.anyio
 
 
 class Other(Extension):
-    """An extension of somebody else's, which sees every call."""
-
     identifier = "com.example/other"
 
     def __init__(self) -> None:
@@ -100,8 +98,6 @@ async def test_an_engine_is_taken_as_it_is() -> None:
 
 @dataclass
 class Farm:
-    """State of an author's lifespan."""
-
     renderers: int
     closed: bool = False
 
@@ -190,8 +186,6 @@ async def test_the_first_client_to_leave_does_not_stop_the_tasks_of_the_second()
 
 
 class WatchedEngine(LocalEngine):
-    """An engine that says when it is being stopped."""
-
     def __init__(self) -> None:
         super().__init__()
         self.draining = asyncio.Event()

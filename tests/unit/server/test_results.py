@@ -155,7 +155,6 @@ async def test_a_question_asked_by_returning_that_is_too_large_fails_the_task_an
 
 
 def failing() -> MCPServer[Any]:
-    """A server with a tool for every way to fail."""
     tasks = Tasks("memory://", settings=QUICK)
     server: MCPServer[Any] = MCPServer("failing", **tasks.wiring(), log_level="CRITICAL")
 

@@ -37,8 +37,6 @@ pytestmark = [
 
 @dataclass
 class World:
-    """A server whose one tool waits, and its app."""
-
     tasks: Tasks
     store: MeddledStore
     app: ASGIApp
