@@ -16,7 +16,6 @@ from harness.rpc import (
     INTERNAL_ERROR,
     INVALID_PARAMS,
     INVALID_REQUEST,
-    METHOD_NOT_FOUND,
     PARSE_ERROR,
     Reply,
     Tasking,
@@ -228,20 +227,6 @@ async def test_http_a_body_over_the_limit_is_too_large_and_one_below_it_is_serve
     call["params"]["arguments"]["value"] = "x" * room
     assert (await wire.post(json.dumps(call), modern_headers(call))).code == LIMIT_EXCEEDED
     assert len(text_of((await client.finish("echo", value="x" * FITS))["result"])) == FITS
-
-
-async def test_http_another_content_type_verb_answer_or_method_is_refused(wire: HttpWire, client: Tasking) -> None:
-    body = json.dumps(request("tasks/get", {"taskId": "nope"}))
-    version = {**dict(MODERN_HEADERS), "accept": "application/json"}
-    typed = {**version, "content-type": "text/plain", "accept": "application/json, text/event-stream"}
-    assert (await wire.client.post(wire.url, content=body, headers=typed)).status_code == 400
-    unwanted = {**version, "content-type": "application/json", "accept": "image/png"}
-    assert (await wire.client.post(wire.url, content=body, headers=unwanted)).status_code == 406
-    assert (await wire.client.get(wire.url, headers=version)).status_code == 405
-    for method in ("tasks/", "tasks/gets", "tasks/get/", "TASKS/GET", "x" * 10_000):
-        reply = await client.ask(method, {"taskId": "nope"})
-        assert (reply.status, reply.code) == (404, METHOD_NOT_FOUND)
-    await _still_serves(client)
 
 
 # Over stdio

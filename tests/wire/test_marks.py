@@ -26,7 +26,6 @@ from harness.rpc import (
     NOTHING,
     PATIENCE,
     Tasking,
-    accept,
     request,
     text_of,
 )
@@ -287,41 +286,6 @@ async def test_mode_and_rule_decide_together_and_only_for_clients_that_declare(
             assert text_of(await plain.call(tool)) == "in a call"
     assert seen == ([] if augment is None else [{}] * len(seen))
     assert bool(seen) == (augment is not None)
-
-
-# What a tool may do
-
-
-async def test_a_tool_in_a_plain_call_has_no_task() -> None:
-    desk = Desk()
-    async with serving(build(Tasks("memory://", settings=QUICK, fallback="inline"), desk)) as wire:
-        await Tasking(wire, NOTHING).call("introspect")
-    [seen] = desk.seen
-    assert (seen["task"], seen["owner"], seen["attempt"]) == (None, None, 1)
-
-
-async def test_tools_that_only_wait_for_an_answer_leave_room_for_others() -> None:
-    async with serving(build(Tasks("memory://", concurrency=1, settings=QUICK))) as wire:
-        client = Tasking(wire, EVERYTHING)
-        asking = [await client.create("ask_name") for _ in range(3)]
-        for task_id in asking:
-            await client.until(task_id, "input_required")
-        assert text_of((await client.finish("echo", value="room"))["result"]) == "room"
-        for task_id in asking:
-            await client.update(task_id, **{"elicitation-1": accept(name="Ada")})
-            assert text_of((await client.until(task_id, "completed"))["result"]) == "Hello, Ada!"
-
-
-async def test_a_tool_that_runs_too_long_fails_and_says_so() -> None:
-    tasks, desk = Tasks("memory://", settings=QUICK), Desk()
-    server = build(tasks, desk)
-    tasks.mark("gated", max_runtime=timedelta(milliseconds=20))
-    async with serving(server) as wire:
-        client = Tasking(wire)
-        task = await client.until(await client.create("gated"), "failed")
-    assert task["error"]["data"] == {"reason": "max_runtime"}
-    assert "0.02 s" in task["statusMessage"]
-    assert desk.stopped.is_set()
 
 
 async def test_a_handler_that_returns_a_task_by_itself_is_an_error_that_names_the_tool_and_the_extension() -> None:
