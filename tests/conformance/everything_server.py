@@ -306,7 +306,7 @@ _SCHEMA_2020_12: dict[str, Any] = {
 
 def schema_tool(fn: Callable[..., Any]) -> Tool:
     """`fn` as a tool that lists the 2020-12 schema word for word, which no Python signature could produce."""
-    tool = Tool.from_function(fn)
+    tool = Tool.from_function(fn, description=DESCRIPTION)
     tool.parameters = _SCHEMA_2020_12
     return tool
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from mcp_tasks.errors import AnswerRefused
+from mcp_tasks.errors import AnswerRefused, StoreUnavailable
 from mcp_tasks.model import InputBook, InputRequest, TaskRecord
 from mcp_tasks.model.limits import Limits
 from mcp_tasks.protocol.answers import MOST_VALUES, check_answers, misfits, take_answer, warn_of_schema
@@ -27,7 +27,7 @@ from mcp_tasks.protocol.schema import (
 )
 from mcp_tasks.runtime import Ending, Run
 from mcp_tasks.testing import make_record
-from tests.unit.running import FailingStore, launch, ok, question, running, until_asking, until_final
+from tests.unit.running import MeddledStore, launch, ok, question, running, until_asking, until_final
 
 BACKTRACKING = "(a+)+$"
 LETTERS = "a" * 50 + "!"
@@ -113,7 +113,7 @@ def test_what_cannot_be_enforced_is_allowed_and_said_to_be() -> None:
     "schema",
     [
         *({"$ref": "#"}, {"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}, {"$ref": "#nowhere"}),
-        *({"$ref": "#/x"}, {"$ref": "#/allOf/7", "allOf": [{}]}, {"$ref": "other"}),
+        *({"$ref": "#/x"}, {"$ref": "#/allOf/7", "allOf": [True]}, {"$ref": "other"}),
         *({"type": 12}, {"properties": ["a"]}, {"$ref": "https://example.com/schema"}, {"$ref": "file:///etc/passwd"}),
         *({"allOf": [{"$id": "https://example.com/a", "$ref": "other"}]}, {"$dynamicRef": "https://example.com/x"}),
         *({"allOf": [{"type": "integer"}] * 10_000}, {"multipleOf": 0.01}, fan(40), nested(5_000)),
@@ -282,14 +282,14 @@ async def test_an_answer_that_cannot_be_written_reaches_its_tool_all_the_same(
     what: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "mcp_tasks.protocol.answers")
-    store, answer = FailingStore(), {"action": "decline"}
+    store, answer = MeddledStore(), {"action": "decline"}
     async with running(_asking, store=store) as runtime:
         task = await until_asking(runtime, await launch(runtime))
         if what == "came to nothing":
             gone = make_record(inputs=InputBook().ask({"elicitation-1": question("Sure?")}))
             await take_answer(lambda: runtime, gone, "elicitation-1", answer)
         elif what == "is not stored yet":
-            store.refuse_save(lambda record: True, times=1)
+            store.refuse(StoreUnavailable("the disk is full"), "save", times=1)
         odd: dict[str, Any] = {"action": "accept", "content": {"a": {1, 2}}}
         await take_answer(lambda: runtime, task, "elicitation-1", odd if what == "cannot be stored" else answer)
         ended = await until_final(runtime, task)

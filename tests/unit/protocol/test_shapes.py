@@ -18,6 +18,8 @@ from mcp_tasks.errors import (
     InvalidResponse,
 )
 from mcp_tasks.model import (
+    InputBook,
+    InputRequest,
     Progress,
 )
 from mcp_tasks.model.record import Outcome, TaskRecord
@@ -153,6 +155,21 @@ def test_whatever_a_server_sends_is_a_task_or_an_invalid_response(
     # What a wait does with it: tell which of two is newer, and show it.
     assert snapshot.updated_at <= snapshot.updated_at
     assert repr(snapshot)
+
+
+def test_a_question_that_asks_for_a_task_of_the_client_is_shown_without_that() -> None:
+    question = InputRequest(method="elicitation/create", params={"message": "Sure?", "task": {"ttl": 1000}})
+    record = make_record(status=TaskStatus.INPUT_REQUIRED, inputs=InputBook().ask({"a": question}))
+    shown = render_task(record, NOON)
+    assert shown["inputRequests"] == {"a": {"method": "elicitation/create", "params": {"message": "Sure?"}}}
+
+
+@pytest.mark.parametrize(("kept", "shown"), [(b"{ }", {}), (b' { "content" : [ "{}" ] } ', {"content": ["{}"]})])
+def test_a_result_is_spliced_and_says_what_was_kept(kept: bytes, shown: dict[str, Any]) -> None:
+    ended = make_record(status=TaskStatus.COMPLETED, finished_at=NOON)
+    field = render_outcome(ended, Outcome(body=kept, meta=b'{"a":1}'))
+    assert field is not None
+    assert json.loads(field[1]) == {"resultType": "complete", "_meta": {"a": 1}, **shown}
 
 
 OUTCOMES = {
