@@ -30,31 +30,16 @@ from mcp_tasks.telemetry.metrics import (
     MINUTE,
     MOST_CALLERS,
     MOST_SERIES,
-    STORE,
-    STORE_FAILURES,
     SUSPICIOUS,
     THRESHOLDS,
     Numbers,
     Suspicion,
-    timed,
 )
-from tests.trust.watched import guarded, scrape, user
+from tests.trust.watched import guarded, until_scraped, user
 
 pytestmark = pytest.mark.anyio
 
 ROOT = Path(__file__).parents[2]
-
-
-async def _until(wire: Any, **wanted: float) -> dict[str, float]:
-    """The page of metrics once these are at least so large: observers are told a moment later."""
-
-    async def look() -> dict[str, float] | None:
-        found = await scrape(wire)
-        return found if all(found.get(name, 0) >= value for name, value in wanted.items()) else None
-
-    found = await eventually(look)
-    assert found is not None
-    return found
 
 
 @pytest.mark.requirement("older/monitoring")
@@ -71,32 +56,34 @@ async def test_the_page_counts_what_happened(short_way: bool) -> None:
         await alice.create("gated")
         await alice.cancel(await alice.create("gated"))
         await bob.ask("tasks/get", {"taskId": echo})
-        found = await _until(
-            wire,
-            **{
-                'mcp_tasks_refused_total{method="tasks/get",reason="unknown"}': 1,
-                'mcp_tasks_ended_total{status="cancelled",tool="gated"}': 1,
-            },
-        )
-    # A counter that begins with its first event would look as if nothing had happened.
-    zeros = ('suspicious_total{pattern="failed_lookups"}', 'store_failures_total{verb="create"}')
-    for zero in (*zeros, 'runs_lost_total{tool="gated"}', 'limited_total{limit="owner_open_tasks"}'):
-        assert found[f"mcp_tasks_{zero}"] == 0
-    assert found['mcp_tasks_created_total{tool="gated"}'] == 2
-    assert found['mcp_tasks_ended_total{status="completed",tool="echo"}'] == 1
-    assert found['mcp_tasks_ended_total{status="tool_error",tool="echo"}'] == 0
-    assert found['mcp_tasks_questions_total{tool="ask_name",what="asked"}'] == 1
-    assert found['mcp_tasks_questions_total{tool="ask_name",what="answered"}'] == 1
-    assert found['mcp_tasks_wait_seconds_count{tool="echo"}'] == 1
-    assert found['mcp_tasks_run_seconds_count{end="completed",tool="echo"}'] == 1
-    assert found['mcp_tasks_run_seconds_count{end="cancelled",tool="gated"}'] == 1
+        late = {
+            'mcp_tasks_refused_total{method="tasks/get",reason="unknown"}': 1,
+            'mcp_tasks_ended_total{status="cancelled",tool="gated"}': 1,
+        }
+        found = await until_scraped(wire, late)
+    expected = {
+        # A counter that begins with its first event would look as if nothing had happened.
+        'suspicious_total{pattern="failed_lookups"}': 0,
+        'store_failures_total{verb="create"}': 0,
+        'runs_lost_total{tool="gated"}': 0,
+        'limited_total{limit="owner_open_tasks"}': 0,
+        'ended_total{status="tool_error",tool="echo"}': 0,
+        'queue_ready{queue="default"}': 0,
+        'created_total{tool="gated"}': 2,
+        'ended_total{status="completed",tool="echo"}': 1,
+        'questions_total{tool="ask_name",what="asked"}': 1,
+        'questions_total{tool="ask_name",what="answered"}': 1,
+        'wait_seconds_count{tool="echo"}': 1,
+        'run_seconds_count{end="completed",tool="echo"}': 1,
+        'run_seconds_count{end="cancelled",tool="gated"}': 1,
+        'store_seconds_count{verb="create"}': 4,
+        "open": 1,
+        "running": 1,
+        "lease_valid": 1,
+        'limit{limit="owner_open_tasks"}': 1000,
+    }
+    assert {name: found[f"mcp_tasks_{name}"] for name in expected} == expected
     assert found['mcp_tasks_reads_total{method="tasks/get"}'] >= 3
-    assert found['mcp_tasks_store_seconds_count{verb="create"}'] == 4
-    assert found["mcp_tasks_open"] == 1
-    assert found["mcp_tasks_running"] == 1
-    assert found["mcp_tasks_lease_valid"] == 1
-    assert found['mcp_tasks_queue_ready{queue="default"}'] == 0
-    assert found['mcp_tasks_limit{limit="owner_open_tasks"}'] == 1000
     answered = found.get('mcp_tasks_short_way_answered_total{method="tasks/get"}', 0)
     assert (answered > 0) is short_way
     if short_way:
@@ -143,21 +130,20 @@ def test_the_alert_rules_name_metrics_that_exist() -> None:
     assert {"mcp_tasks_suspicious_total", "mcp_tasks_runs_lost_total", "mcp_tasks_queue_oldest_age_seconds"} <= named
 
 
-async def test_a_store_that_is_away_is_counted_and_still_the_same_store() -> None:
+async def test_a_store_that_is_away_is_counted() -> None:
     class Away(MemoryStore):
-        async def heartbeat(self, worker: str, *, namespace: str, beats: int | None = None) -> None:
+        async def list(self, *args: Any, **options: Any) -> Any:
             raise StoreUnavailable("away")
 
-    numbers, store = Numbers(), Away()
-    watched = timed(store, numbers)
-    await watched.open("")
-    with pytest.raises(StoreUnavailable):
-        await watched.heartbeat("w", namespace="")
-    assert await watched.get("nobody") is None
-    assert {verb: count for verb, count in numbers.counts(STORE_FAILURES).items() if count} == {("heartbeat",): 1}
-    assert numbers.distributions(STORE).keys() == {("open",), ("heartbeat",), ("get",)}
-    assert repr(watched) == repr(store)
-    assert watched.notifier() is store.notifier()
+    tasks = Tasks(Away(), settings=QUICK)
+    page = tasks.metrics
+    async with serving(build(tasks)):
+        with pytest.raises(StoreUnavailable):
+            await tasks.list(everybody=True)
+        text = await page.text()
+    assert 'mcp_tasks_store_failures_total{verb="list"} 1.0' in text
+    assert 'mcp_tasks_store_seconds_count{verb="list"} 1.0' in text
+    assert 'mcp_tasks_store_failures_total{verb="create"} 0.0' in text
 
 
 @pytest.mark.requirement("older/audit-patterns")
