@@ -75,9 +75,9 @@ def build(tasks: Tasks) -> MCPServer[dict[str, object]]:
 
     @server.tool(annotations=REPEATABLE)
     @tasks.task()
-    async def link_account(ctx: Context) -> str:
+    async def link_account(ctx: Context, url: str = "https://a.example/link?id=7") -> str:
         """Ask somebody to visit a page."""
-        answer = await ctx.elicit_url("Link your account", "https://accounts.example.com/link?id=7", "link-7")
+        answer = await ctx.elicit_url("Link your account", url, "link-7")
         return f"link: {answer.action}"
 
     @server.tool(annotations=REPEATABLE)

@@ -255,6 +255,10 @@ def test_a_task_that_its_server_does_not_know_stays_listed_until_it_is_pruned(cl
     assert [entry["status"] for entry in cli.json("ls")] == ["unknown"]
     assert len(cli.json("ls", "--status", "unknown")) == 1
     assert "Nothing to watch" in cli("watch").stderr
+    watched = cli("watch", "task_gone", "--json")
+    said = json.loads(watched.stdout)
+    assert (watched.returncode, said["taskId"], said["status"]) == (8, "task_gone", "unknown")
+    assert said["problem"].startswith("the server does not know this task")
     assert cli("cancel", "task_gone").returncode == 8
     assert cli("show", "task_gone").returncode == 0
     assert cli.json("prune") == ["task_gone"]

@@ -22,6 +22,7 @@ from mcp_tasks.client import Ledger
 from mcp_tasks.encryption import Keyring, new_key
 from mcp_tasks.stores.sqlite import SqliteStore
 from mcp_tasks.testing import make_record, make_request
+from tests.cli import hostile_server
 from tests.cli.running import Cli, Done, stdio_command
 
 _WITHOUT_RICH = """
@@ -160,7 +161,7 @@ def test_a_server_that_cannot_be_examined_says_why(cli: Cli, fixture_url: str) -
 
 
 def test_a_server_that_speaks_only_2025_11_25_is_not_called_well(cli: Cli) -> None:
-    server = f"{sys.executable} -m tests.cli.old_server"
+    server = f"{sys.executable} {hostile_server.__file__}"
     said, listed = cli.together(("doctor", server), ("doctor", server, "-o", "json"))
     assert (said.returncode, listed.returncode) == (6, 6), said.stderr
     assert "Nothing was checked of its tasks: the server speaks only 2025-11-25" in said.stdout

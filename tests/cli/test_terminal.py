@@ -79,18 +79,30 @@ def test_a_question_can_be_declined_and_one_on_the_call_itself_answered(cli: Cli
         assert terminal.wait() == 0
 
 
-def test_a_page_is_shown_and_not_opened_without_consent(cli: Cli, asking_url: str) -> None:
-    with on_terminal(cli, "call", asking_url, "link_account") as terminal:
-        terminal.expect("https://accounts.example.com/link?id=7")
-        terminal.expect("Host: accounts.example.com")
-        for typed in ("delay it", "cance", "operate", ""):
+def test_a_page_is_opened_only_when_told_to_and_if_it_may_be(cli: Cli, asking_url: str, tmp_path: Path) -> None:
+    opened = tmp_path / "opened"
+    cli.environment["BROWSER"] = f"sh -c 'echo $0 >> {opened}' %s"
+    for url, wrong, words, answer in (
+        ("https://a.example/link?id=7", ("delay it", "cance", "operate", ""), "Decline", "decline"),
+        ("https://a.example/v", (), "v", "accept"),
+        ("https://a.example/o", (), "o", "accept"),
+        # What is not https, or no page at all.
+        ("http://a.example/", ("o",), "d", "decline"),
+        ("file:///etc/passwd", ("open",), "d", "decline"),
+    ):
+        with on_terminal(cli, "call", asking_url, "link_account", f"url={url}") as terminal:
+            terminal.expect(url)
+            terminal.expect("Host:")
+            for typed in wrong:
+                terminal.expect("[d]ecline")
+                terminal.enter(typed)
+                terminal.expect("Type one of the letters, or the whole word.")
             terminal.expect("[d]ecline")
-            terminal.enter(typed)
-            terminal.expect("Type one of the letters, or the whole word.")
-        terminal.expect("[d]ecline")
-        terminal.enter("Decline")
-        terminal.expect("link: decline")
-        assert terminal.wait() == 0
+            assert ("[o]pen" in terminal.text) is url.startswith("https")
+            terminal.enter(words)
+            terminal.expect(f"link: {answer}")
+            assert terminal.wait() == 0
+    assert opened.read_text() == "https://a.example/o\n"
 
 
 def test_ctrl_c_is_heard_while_a_server_takes_its_time_to_cancel(cli: Cli, tmp_path: Path) -> None:
