@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import sqlite3
-import time
 from contextlib import closing
 from pathlib import Path
 
@@ -15,7 +14,7 @@ import pytest
 
 from mcp_tasks.client import Ledger
 from mcp_tasks.client.ledger import short_id
-from tests.cli.running import LIMIT, Cli, stdio_command
+from tests.cli.running import LIMIT, Cli, stdio_command, until
 from tests.client.test_ledger_file import FIRST_FORMAT
 
 
@@ -169,12 +168,9 @@ def test_a_server_that_refuses_the_arguments_is_answered_with_what_the_tool_take
     assert after.splitlines() == ["", "  seconds  number, required", "Write it like this: seconds=1.5"]
 
 
-def status_of(cli: Cli, task_id: str, url: str, wanted: str) -> str:
-    """The status of a task, as soon as it is the wanted one."""
-    until = time.monotonic() + LIMIT
-    while (status := cli.json("show", task_id, "--server", url)["status"]) != wanted and time.monotonic() < until:
-        time.sleep(0.05)
-    return status
+def becomes(cli: Cli, task_id: str, url: str, status: str) -> None:
+    """Wait until a task has this status."""
+    until(lambda: cli.json("show", task_id, "--server", url)["status"], lambda found: found == status)
 
 
 def test_a_time_limit_leaves_the_task_or_cancels_it_if_that_is_the_rule(cli: Cli, fixture_url: str) -> None:
@@ -193,18 +189,18 @@ def test_a_time_limit_leaves_the_task_or_cancels_it_if_that_is_the_rule(cli: Cli
     assert "did not end within 3 s; it was cancelled" in cancelled.stderr
     assert "goes on" not in cancelled.stderr
     assert "it was cancelled" in json.loads(waited.stdout)["problem"]
-    assert status_of(cli, task_id, fixture_url, "cancelled") == "cancelled"
+    becomes(cli, task_id, fixture_url, "cancelled")
 
 
 def test_a_question_that_nobody_answers_cancels_the_task_if_that_is_the_rule(cli: Cli, fixture_url: str) -> None:
     left = cli.json("call", fixture_url, "confirm_delete", "filename=a", code=7)
-    assert status_of(cli, left["taskId"], fixture_url, "input_required") == "input_required"
+    becomes(cli, left["taskId"], fixture_url, "input_required")
     done = cli.json("call", "--on-abandon", "cancel", fixture_url, "confirm_delete", "filename=b", code=7)
     assert "it was cancelled" in done["problem"]
     waited = cli("wait", left["taskId"], "--on-abandon", "cancel")
     assert (waited.returncode, "it was cancelled" in waited.stderr) == (7, True)
     for task in (left, done):
-        assert status_of(cli, task["taskId"], fixture_url, "cancelled") == "cancelled"
+        becomes(cli, task["taskId"], fixture_url, "cancelled")
 
 
 @pytest.mark.parametrize(("rule", "says"), [("leave", "mcp-tasks wait task_"), ("cancel", "The task was cancelled.")])
@@ -214,17 +210,17 @@ def test_ctrl_c_without_a_terminal_detaches_at_once_or_cancels_if_that_is_the_ru
     reading, writing = os.pipe()
     with open(os.devnull, "r+b") as nothing, open(reading) as said:
         arguments = ["call", "--on-abandon", rule, fixture_url, "slow_compute", "seconds=60", "label=long"]
-        started = cli.begin(arguments, [nothing.fileno(), nothing.fileno(), writing], terminal=False)
+        started = cli.begin(arguments, [nothing.fileno(), nothing.fileno(), writing])
         os.close(writing)
         # The second line is the first word of the task, after that of the call.
         assert said.readline().startswith("working")
         assert said.readline().startswith("working")
-        started.send(signal.SIGINT)
+        started.send_signal(signal.SIGINT)
         assert says in said.read()
-        assert started.wait() == 130
+        assert started.wait(LIMIT) == 130
     [entry] = cli.json("ls")
     ended = "working" if rule == "leave" else "cancelled"
-    assert status_of(cli, entry["taskId"], fixture_url, ended) == ended
+    becomes(cli, entry["taskId"], fixture_url, ended)
     cli("cancel", entry["taskId"])
 
 

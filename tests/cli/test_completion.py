@@ -7,7 +7,6 @@ import os
 import shlex
 import shutil
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ import pytest
 from harness.processes import run
 from mcp_tasks.cli.app import COMMANDS
 from mcp_tasks.client import Ledger
-from tests.cli.running import LIMIT, ROOT, Cli
+from tests.cli.running import ROOT, Cli, until
 
 
 def complete(cli: Cli, *words: str, cwd: Path = ROOT) -> dict[str, str]:
@@ -36,10 +35,7 @@ def complete(cli: Cli, *words: str, cwd: Path = ROOT) -> dict[str, str]:
 
 def completed(cli: Cli, *words: str) -> dict[str, str]:
     """The same as soon as there is something: a server may take too long to answer while the machine is busy."""
-    until = time.monotonic() + LIMIT
-    while not (found := complete(cli, *words)) and time.monotonic() < until:
-        pass
-    return found
+    return until(lambda: complete(cli, *words), bool)
 
 
 def test_commands_complete_to_those_of_the_table_and_options_to_their_own(cli: Cli) -> None:

@@ -23,7 +23,7 @@ from mcp_tasks.encryption import Keyring, new_key
 from mcp_tasks.stores.sqlite import SqliteStore
 from mcp_tasks.testing import make_record, make_request
 from tests.cli import hostile_server
-from tests.cli.running import Cli, Done, stdio_command
+from tests.cli.running import LIMIT, Cli, Done, stdio_command
 
 _WITHOUT_RICH = """
 import sys
@@ -86,9 +86,9 @@ def test_a_reader_that_has_seen_enough_is_no_error(cli: Cli) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     with open(os.devnull, "r+b") as nothing:
-        started = cli.begin(["--help"], [nothing.fileno(), writing, nothing.fileno()], terminal=False)
+        started = cli.begin(["--help"], [nothing.fileno(), writing, nothing.fileno()])
     os.close(writing)
-    assert started.wait() == 0
+    assert started.wait(LIMIT) == 0
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="a disk that is full is a device of Linux")
@@ -97,8 +97,8 @@ def test_output_that_has_no_room_is_said_in_words(cli: Cli, command: tuple[str, 
     with closing(Ledger(cli.ledger)) as ledger:
         ledger.add("task_1", server="http://127.0.0.1:9/mcp", tool="render")
     with open("/dev/full", "wb") as full, tempfile.TemporaryFile() as said:
-        started = cli.begin(command, [0, full.fileno(), said.fileno()], terminal=False)
-        assert started.wait() == Exit.OUTPUT
+        started = cli.begin(command, [0, full.fileno(), said.fileno()])
+        assert started.wait(LIMIT) == Exit.OUTPUT
         said.seek(0)
         assert said.read() == b"error: what there is to print cannot be written: No space left on device\n"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,6 +13,7 @@ import anyio.to_thread
 import pytest
 
 from harness.rpc import Tasking, text_of
+from harness.waiting import eventually
 from mcp_tasks.encryption import Keyring, new_key
 from mcp_tasks.stores.url import store_from_url
 from tests.cli.running import LIMIT, Cli, Done
@@ -22,14 +22,6 @@ from tests.cli.working import WorkerProcess, is_there, serving_only, working
 pytestmark = pytest.mark.anyio
 
 BRISK = "tests.cli.farm:make_brisk()"
-
-
-@pytest.fixture
-def url(cli: Cli, tmp_path: Path) -> str:
-    """An empty store that the workers of a test use too."""
-    url = f"sqlite:///{tmp_path / 'tasks.db'}"
-    cli.environment |= {"MCP_TASKS_URL": url, "MCP_TASKS_AUDIT": str(tmp_path / "audit.jsonl")}
-    return url
 
 
 class Hands:
@@ -55,13 +47,13 @@ class Hands:
 
     async def worker(self) -> str:
         """The one worker, by its short name, once it beats."""
-        until = time.monotonic() + LIMIT
-        while True:
+
+        async def one() -> list[Any] | None:
             seen = [each for each in await self.json("workers") if each["beats"] and not each["gone"]]
-            if len(seen) == 1:
-                return seen[0]["worker"].rpartition("/")[2]
-            assert time.monotonic() < until, seen
-            await anyio.sleep(0.05)
+            return seen if len(seen) == 1 else None
+
+        [worker] = await eventually(one, LIMIT) or []
+        return worker["worker"].rpartition("/")[2]
 
     def audited(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self._audit.read_text().splitlines()]
@@ -69,6 +61,7 @@ class Hands:
 
 @pytest.fixture
 def hands(cli: Cli, url: str, tmp_path: Path) -> Hands:
+    cli.environment["MCP_TASKS_AUDIT"] = str(tmp_path / "audit.jsonl")
     return Hands(cli, url, tmp_path)
 
 

@@ -21,13 +21,6 @@ from tests.cli.working import SPEC, is_there, serving_only, working
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def url(cli: Cli, tmp_path: Path) -> str:
-    """A store that the commands of a test use too."""
-    cli.environment["MCP_TASKS_URL"] = url = f"sqlite:///{tmp_path / 'tasks.db'}"
-    return url
-
-
 async def test_a_worker_runs_what_another_process_serves_and_stops_when_told_to(cli: Cli, url: str) -> None:
     async with serving_only(url) as client:
         waiting = await client.create("where")

@@ -12,11 +12,7 @@ from mcp.shared.exceptions import MCPError
 
 from harness.rpc import NOTHING, request
 from harness.waiting import eventually
-from mcp_tasks.model import InputBook, InputRequest
-from mcp_tasks.model.limits import Limits
-from mcp_tasks.protocol.answers import misfit
-from mcp_tasks.testing import make_record
-from tests.peers.stage import FORM, Stage, call, messages_of, result_of, stage
+from tests.peers.stage import Stage, call, messages_of, result_of, stage
 
 pytestmark = pytest.mark.anyio
 
@@ -62,15 +58,7 @@ async def by_the_server(staged: Stage, content: Any) -> str | None:
     return None
 
 
-async def on_a_call(_staged: Stage, content: Any) -> str | None:
-    """As a client of an older era, or on a call that waits, is heard: its answer cannot be refused to it."""
-    question = InputRequest(method="elicitation/create", params={"message": "?", "requestedSchema": FORM})
-    record = make_record(inputs=InputBook().ask({"q": question}))
-    problem = misfit(record, "q", {"action": "accept", "content": content}, Limits())
-    return None if problem is None else str(problem)
-
-
-DOORS: list[Door] = [by_update, by_companion, by_the_server, on_a_call]
+DOORS: list[Door] = [by_update, by_companion, by_the_server]
 
 GOOD = {"name": "aaa", "price": 1.25, "tags": ["x", "y"]}
 BAD: list[dict[str, Any]] = [
