@@ -79,6 +79,7 @@ class Cli:
 
     def together(self, *commands: Sequence[str]) -> list[Done]:
         """Run several commands at the same time."""
+
         def run(arguments: Sequence[str]) -> Done:
             return self(*arguments)
 

@@ -97,15 +97,17 @@ async def test_beside_a_thread_that_does_not_stop_no_child_is_left(cli: Cli, url
 async def test_after_sigkill_a_child_is_killed_before_the_next_run_starts_its_own(
     cli: Cli, url: str, tmp_path: Path
 ) -> None:
-    file = tmp_path / "again"
+    file = tmp_path / "of_child"
     async with serving_only(url, build) as client:
         with working(cli, spec=SPEC) as worker:
-            first = await started(client, tmp_path, "again")
+            first = await started(client, tmp_path, "of_child")
             worker.send(SIGKILL)
             await worker.ends()
         try:
             with working(cli, spec=SPEC) as worker:
-                second = {"again": await in_time(lambda: int(file.read_text()), lambda pid: pid != first["again"])}
+                second = {
+                    "of_child": await in_time(lambda: int(file.read_text()), lambda pid: pid != first["of_child"])
+                }
                 assert not await anyio.Path(f"{file}.beside").exists(), "both were at work"
                 worker.send(SIGTERM)
                 await worker.ends()
