@@ -109,13 +109,6 @@ def build(tasks: Tasks) -> MCPServer[dict[str, object]]:
             EmbeddedResource(resource=page),
         ]
 
-    @server.tool(annotations=HARMLESS)
-    @tasks.task()
-    async def look_around() -> str:
-        """Change nothing."""
-        await anyio.sleep(0.2)
-        return "nothing to see"
-
     @server.tool(annotations=REPEATABLE)
     @tasks.task()
     async def files() -> list[Any]:

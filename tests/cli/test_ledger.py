@@ -94,14 +94,22 @@ def test_a_task_is_shown_with_the_time_at_which_it_expires(cli: Cli, fixture_url
 
 
 def test_tools_are_listed_with_what_is_known(cli: Cli, fixture_url: str) -> None:
-    modern, legacy, listed = cli.together(
-        ("tools", fixture_url), ("tools", fixture_url, "--era", "legacy"), ("tools", fixture_url, "-o", "json")
+    modern, legacy, listed, old = cli.together(
+        *(
+            ("tools", fixture_url, *more)
+            for more in ((), ("--era", "legacy"), ("--json",), ("--era", "legacy", "--json"))
+        )
     )
     assert "the server decides" in modern.stdout
     assert "seconds: number, required" in modern.stdout
     assert "2026-07-28 with tasks" in modern.stderr
     assert "2025-11-25" in legacy.stderr
-    assert '"tasks": true' in listed.stdout
+    assert json.loads(listed.stdout)["tasks"] is True
+    found = json.loads(old.stdout)
+    assert (found["protocolVersion"], found["tasks"]) == ("2025-11-25", True)
+    by_name = {tool["name"]: tool["task"] for tool in found["tools"]}
+    assert by_name["greet"] == "never"
+    assert by_name["failing_job"] != by_name["slow_compute"] != "never"
 
 
 def test_files_of_a_result_are_saved_under_names_of_our_own(cli: Cli, asking_url: str, tmp_path: Path) -> None:

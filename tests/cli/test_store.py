@@ -14,8 +14,6 @@ import pytest
 
 from harness.rpc import Tasking, text_of
 from harness.waiting import eventually
-from mcp_tasks.encryption import Keyring, new_key
-from mcp_tasks.stores.url import store_from_url
 from tests.cli.running import LIMIT, Cli, Done
 from tests.cli.working import WorkerProcess, is_there, serving_only, working
 
@@ -177,22 +175,3 @@ def test_what_is_no_store_is_said_to_be_none_and_stays_as_it_is(cli: Cli, url: s
     assert not (tmp_path / "nowhere").exists()
     # Without --store, it is the ledger that is listed.
     assert cli("ls").returncode == 0
-
-
-async def test_an_encrypted_store_needs_its_key_and_a_plain_one_stays_plain(
-    cli: Cli, url: str, hands: Hands, tmp_path: Path
-) -> None:
-    key, plain = new_key(), f"sqlite:///{tmp_path / 'plain.db'}"
-    for where, cipher in ((url, Keyring([key])), (plain, None)):
-        store = store_from_url(where, cipher)
-        await store.open("farm")
-        await store.close()
-    refused = await hands("workers")
-    assert refused.returncode == 10
-    assert "MCP_TASKS_KEYS" in refused.stderr
-    cli.environment["MCP_TASKS_KEYS"] = key
-    assert await hands.json("workers") == []
-    assert (await anyio.to_thread.run_sync(cli, "workers", "--store", plain)).returncode == 0
-    store = store_from_url(plain)
-    await store.open("farm")
-    await store.close()

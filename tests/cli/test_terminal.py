@@ -302,7 +302,7 @@ def test_a_narrow_terminal_shows_what_tells_things_apart(cli: Cli, asking_url: s
     assert "seconds=41" in one
     assert "● working" in one
     tools = shown(cli, "tools", asking_url)
-    assert "look_around" in tools
+    assert "link_account" in tools
     assert "Take some time, and say how far it is." in tools
     url = f"sqlite:///{asking_store}"
     assert tasks[0][:13] in shown(cli, "ls", "--store", url)
