@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import re
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,10 @@ import pytest
 import yaml
 
 from harness.auth import owner_of
-from harness.http import HttpWire, http_client, serving
-from harness.processes import environment, python, running
+from harness.http import serving
+from harness.processes import ROOT, python, run
 from harness.rpc import EVERYTHING, Tasking, accept
 from harness.server import QUICK, Desk, build
-from harness.serving import ServerProcess
-from harness.waiting import eventually
 from mcp_tasks import Tasks
 from mcp_tasks.errors import StoreUnavailable, short_id
 from mcp_tasks.runtime.observers import Refusal, TaskAccess
@@ -35,11 +32,10 @@ from mcp_tasks.telemetry.metrics import (
     Numbers,
     Suspicion,
 )
+from tests.trust.traced import TRACE
 from tests.trust.watched import guarded, until_scraped, user
 
 pytestmark = pytest.mark.anyio
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.requirement("older/monitoring")
@@ -198,74 +194,55 @@ def test_who_is_watched_and_what_is_counted_has_a_bound(tmp_path: Path) -> None:
     assert (len(series), series["other",]) == (MOST_SERIES + 1, 50)
 
 
-# Traces: the call, the runs and the answers are in different processes
-
-TRACED = "tests.trust.traced"
-TRACE = "0af7651916cd43dd8448eb211c80319c"
-PARENT = f"00-{TRACE}-b7ad6b7169203331-01"
+# Traces
 
 
-def _spans(path: Path, name: str) -> list[dict[str, Any]]:
-    """The spans of that name that a process has written."""
-    spans = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    return [span for span in spans if span["name"] == name]
+def _traced(what: str) -> dict[str, Any]:
+    return json.loads(run(python("tests.trust.traced", what), check=True).stdout)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("role", ["serve", "serve-long"])
-async def test_one_trace_has_the_call_the_runs_and_the_question(tmp_path: Path, role: str) -> None:
-    url = f"sqlite:///{tmp_path}/tasks.db"
-    served, worked = tmp_path / "served.jsonl", tmp_path / "worked.jsonl"
-    with ExitStack() as stack:
-        server = ServerProcess(TRACED, role, url, served, "{fd}", fork=False, env=environment(), polite=True)
-        stack.enter_context(server)
-        worker = stack.enter_context(running(python(TRACED, "work", url, worked), env=environment(), polite=True))
-        async with http_client() as http:
-            client = Tasking(HttpWire(server.url, http), EVERYTHING)
-            meta = {"traceparent": PARENT}
-            created = await client.ask("tools/call", {"name": "ask", "arguments": {}}, meta=meta)
-            task_id = created.result["taskId"]
-            await client.until(task_id, "input_required")
-            await client.update(task_id, **{"elicitation-1": accept(name="Ada")})
-            await client.until(task_id, "completed")
-            await eventually(lambda: _spans(worked, "tasks.run") and _spans(served, "tasks.question"))
-            measured = json.loads((await client.call("measured"))["content"][0]["text"])
-        assert worker.poll() is None, f"the worker ended by itself with {worker.returncode}"
-    [call], [question] = _spans(served, "tools/call ask"), _spans(served, "tasks.question")
-    runs, [work] = _spans(worked, "tasks.run"), _spans(worked, "author.work")
+@pytest.mark.parametrize("way", ["short", "long"])
+def test_one_trace_has_the_call_the_runs_and_the_question(way: str) -> None:
+    found = _traced(way)
+    task_id: str = found["task"]
+    spans: dict[str, list[dict[str, Any]]] = {}
+    for span in found["spans"]:
+        spans.setdefault(span["name"], []).append(span)
+    [call], [question], runs, [work] = (
+        spans[name] for name in ("tools/call ask", "tasks.question", "tasks.run", "author.work")
+    )
     assert call["trace"] == TRACE
-    # In another process, and yet of the same trace, by name of the call that made the task.
+    # In another half of the server, and yet of the same trace, by name of the call that made the task.
     assert {(span["trace"], span["parent"]) for span in (*runs, question)} == {(TRACE, call["id"])}
     assert runs[-1]["links"] == [TRACE]
     assert runs[-1]["attributes"]["mcp_tasks.run.end"] == "completed"
-    assert call["attributes"]["mcp_tasks.task"] == short_id(task_id)
-    assert runs[-1]["attributes"]["mcp_tasks.task"] == short_id(task_id)
     assert (work["trace"], work["parent"]) == (TRACE, runs[-1]["id"])
     assert question["attributes"]["mcp_tasks.question.end"] == "answered"
     # Polls and the answer are in traces of their own, which lead here.
-    polls, updates = _spans(served, "tasks/get"), _spans(served, "tasks/update")
-    assert polls
-    assert updates
-    for span in (*polls, *updates):
-        assert span["trace"] != TRACE
-        assert span["links"] == [TRACE], span
-        assert span["attributes"]["mcp_tasks.task"] == short_id(task_id)
-    _check_metrics(measured)
-    assert task_id not in served.read_text() + worked.read_text()
-
-
-def _check_metrics(measured: dict[str, Any]) -> None:
-    """What the serving process has counted, as OpenTelemetry exports it."""
-    found = {
+    others = [*spans["tasks/get"], *spans["tasks/update"]]
+    assert {(span["trace"] == TRACE, *span["links"]) for span in others} == {(False, TRACE)}
+    about = {span["attributes"]["mcp_tasks.task"] for span in (call, runs[-1], *others)}
+    assert about == {short_id(task_id)}
+    assert task_id not in json.dumps(found["spans"])
+    # What OpenTelemetry exports of metrics.
+    measured = {
         metric["name"]: metric
-        for resource in measured["resource_metrics"]
+        for resource in found["metrics"]["resource_metrics"]
         for scope in resource["scope_metrics"]
         for metric in scope["metrics"]
     }
-    [made] = found["mcp_tasks.created"]["data"]["data_points"]
+    [made] = measured["mcp_tasks.created"]["data"]["data_points"]
     assert (made["value"], made["attributes"]) == (1, {"server": "traced", "tool": "ask"})
-    assert found["mcp_tasks.created"]["unit"] == "{task}"
-    verbs = {point["attributes"]["verb"] for point in found["mcp_tasks.store"]["data"]["data_points"]}
-    assert "create" in verbs
-    assert found["mcp_tasks.store"]["unit"] == "s"
-    assert found["mcp_tasks.reads"]["data"]["data_points"][0]["value"] >= 2
+    assert [measured[name]["unit"] for name in ("mcp_tasks.created", "mcp_tasks.store")] == ["{task}", "s"]
+    assert "create" in {point["attributes"]["verb"] for point in measured["mcp_tasks.store"]["data"]["data_points"]}
+    assert measured["mcp_tasks.reads"]["data"]["data_points"][0]["value"] >= 2
+
+
+@pytest.mark.slow
+def test_invented_names_of_tools_do_not_fill_spans() -> None:
+    spans = [span for span in _traced("forged")["spans"] if span["scope"] == "mcp-tasks"]
+    assert {span["name"].partition(" ")[0] for span in spans} == {"tools/call", "tasks/get", "tasks.run"}
+    for span in spans:
+        assert len(span["name"]) <= 200
+        assert all(len(str(value)) <= 200 for value in span["attributes"].values())
