@@ -17,7 +17,6 @@ from mcp_tasks import files
 from mcp_tasks.client import Ledger
 from mcp_tasks.errors import StoreError, UntrustedFile
 from mcp_tasks.files import check_still, make_private_file, make_private_folder, open_private, read_secret
-from mcp_tasks.legacy.hosting_file import HostedFile
 from mcp_tasks.stores.sqlite import SqliteStore
 from mcp_tasks.stores.url import default_store
 
@@ -41,12 +40,7 @@ def use_ledger(path: Path) -> None:
         pass
 
 
-def use_hosted(path: Path) -> None:
-    with closing(HostedFile(path)):
-        pass
-
-
-USERS = pytest.mark.parametrize("use", [use_store, use_ledger, use_hosted])
+USERS = pytest.mark.parametrize("use", [use_store, use_ledger])
 
 
 @pytest.fixture
