@@ -9,8 +9,6 @@ from collections.abc import Generator, Mapping
 from typing import Any, Final
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
 from mcp.server import Server, ServerRequestContext
 from mcp_types import CallToolRequestParams, CallToolResult, TextContent
 
@@ -21,7 +19,6 @@ from harness.waiting import eventually
 from mcp_tasks import Tasks
 from mcp_tasks.errors import InvalidResponse
 from mcp_tasks.legacy.shapes import read_task
-from mcp_tasks.model.record import TaskStatus
 from tests.legacy.tasking import over_http
 
 pytestmark = pytest.mark.anyio
@@ -116,32 +113,22 @@ SNAPSHOT: Final[Mapping[str, Any]] = {
     "ttl": 1_000,
     "pollInterval": 5,
 }
-REQUIRED: Final = ("taskId", "createdAt", "lastUpdatedAt")
-ANYTHING: Final = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.sampled_from([*SNAPSHOT.values(), LARGE]),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text() | st.sampled_from(list(SNAPSHOT)), inner),
-    max_leaves=8,
+
+
+@pytest.mark.parametrize(
+    "odd", [None, True, -1, 1e300, "", LARGE, [LARGE], {LARGE: 1}, ...], ids=lambda odd: str(odd)[:9]
 )
-CHANGES: Final = st.dictionaries(st.sampled_from([*SNAPSHOT, "statusMessage", "_meta"]), ANYTHING, max_size=2)
-
-
-def shown_task(changes: Mapping[str, Any], left_out: str | None) -> dict[str, Any]:
-    return {name: value for name, value in {**SNAPSHOT, **changes}.items() if name != left_out}
-
-
-@given(ANYTHING | st.builds(shown_task, CHANGES, st.sampled_from([None, *SNAPSHOT])))
-@example({**SNAPSHOT, "status": "completed"})
-@example({**SNAPSHOT, "status": LARGE})
-def test_whatever_an_older_server_shows_is_a_task_or_refused_in_few_words(shown: Any) -> None:
-    refusal = ""
-    try:
-        task = read_task(shown)
-    except InvalidResponse as exc:
-        refusal = str(exc)
-    else:
-        assert (task.id, task.status) == (shown["taskId"], shown["status"])
-        assert task.created_at.tzinfo is not None
-        assert task.updated_at.tzinfo is not None
-    assert len(refusal) < 10_000
-    wrong = {name for name in REQUIRED if not isinstance(shown, Mapping) or shown.get(name) != SNAPSHOT[name]}
-    assert not refusal or wrong or shown.get("status") not in list(TaskStatus)
+def test_whatever_an_older_server_shows_is_a_task_or_refused_in_few_words(odd: Any) -> None:
+    refusals: dict[str, str] = {}
+    for name in (*SNAPSHOT, "statusMessage", "_meta"):
+        shown = {each: value for each, value in {**SNAPSHOT, name: odd}.items() if value is not ...}
+        try:
+            task = read_task(shown)
+        except InvalidResponse as exc:
+            refusals[name] = str(exc)
+        else:
+            assert (task.id, task.status) == (shown["taskId"], shown["status"])
+            assert task.created_at.tzinfo is not None
+            assert task.updated_at.tzinfo is not None
+    assert refusals.keys() <= {"taskId", "status", "createdAt", "lastUpdatedAt"}
+    assert max(map(len, refusals.values())) < 10_000
