@@ -90,13 +90,8 @@ async def test_check_says_what_would_be_run_and_runs_nothing(cli: Cli, url: str)
         assert "plain" not in done.stdout
         plan = cli.json("worker", SPEC, "--check")
         assert (plan["queues"], plan["drainSeconds"], plan["concurrency"]) == (None, 25, 100)
-        assert plan["tools"]["paint"] == {
-            "queue": "gpu",
-            "priority": 5,
-            "version": "2",
-            "maxAtWork": 2,
-            "served": True,
-        }
+        paint = {"queue": "gpu", "priority": 5, "version": "2", "maxAtWork": 2, "served": True}
+        assert plan["tools"]["paint"] == paint
         wrong = cli("worker", SPEC, "--check", "--queues", "gpu,gpux")
         assert (wrong.returncode, "no tool is in queue 'gpux'" in wrong.stderr) == (2, True)
         assert (await client.get(task))["status"] == "working"
