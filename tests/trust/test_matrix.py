@@ -29,7 +29,7 @@ from tests.trust.guarded import by_header, guarded, planted
 pytestmark = pytest.mark.anyio
 
 UNKNOWN: Final = "task_" + "A" * 27
-KINDS: Final = ("small", "large", "ask", "hold", "gone")
+KINDS: Final = ("small", "large", "ask", "gated", "gone")
 
 COMPANIONS: Final[Mapping[str, Mapping[str, Any]]] = {
     "task_status": {"wait_seconds": 0},
@@ -149,7 +149,7 @@ async def own_are_there(probe: Modern | Older, ids: Mapping[str, str]) -> None:
     """One's own are there, and every method says so."""
     unknown = await about(probe, UNKNOWN)
     # In a list it is the same to have no such task, and to have it and not be asked about it.
-    for kind in ("small", "hold"):
+    for kind in ("small", "gated"):
         said = await about(probe, ids[kind])
         assert said.keys() == unknown.keys()
         alike = {method for method in said if said[method] == unknown[method]}
@@ -218,7 +218,7 @@ async def test_over_pipes(arguments: tuple[str, ...]) -> None:
         me = Modern(wire)
         ids = await _planted_by_tool(me, "bob")
         await nothing_is_told(me, ids, gone=ids["gone"])
-        mine = {"small": await _created(me, "echo"), "hold": await _created(me, "hold")}
+        mine = {"small": await _created(me, "echo"), "gated": await _created(me, "gated")}
         await own_are_there(me, mine)
     async with (
         stdio_process(*arguments, module="tests.trust.guarded") as wire,
@@ -227,7 +227,7 @@ async def test_over_pipes(arguments: tuple[str, ...]) -> None:
         planted_for_bob = await older.ask("tools/call", {"name": "plant", "arguments": {"owner": "bob"}})
         ids = json.loads(planted_for_bob.result["content"][0]["text"])
         await nothing_is_told(Older(older), ids, gone=ids["gone"])
-        mine = {"small": await older.start("echo"), "hold": await older.start("hold")}
+        mine = {"small": await older.start("echo"), "gated": await older.start("gated")}
         await own_are_there(Older(older), mine)
 
 

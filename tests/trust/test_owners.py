@@ -159,13 +159,13 @@ async def test_another_owners_task_is_not_there_for_code_that_says_whose_it_want
                 with pytest.raises(UnknownTask) as raised:
                     await look(tasks.handle(task_id, owner="bob"))
                 assert str(raised.value).replace(task_id, UNKNOWN) == str(UnknownTask(UNKNOWN))
-        assert (await tasks.handle(ids["hold"], owner="ada").fetch()).status == "working"
+        assert (await tasks.handle(ids["gated"], owner="ada").fetch()).status == "working"
 
 
 async def test_a_tool_sees_the_tasks_of_its_caller_alone() -> None:
     async with guarded() as (wire, _):
         ada, bob = user(wire, "ada"), user(wire, "bob")
-        task_id = await ada.create("hold")
+        task_id = await ada.create("gated")
         seen = await ada.until(await ada.create("peek", task_id=task_id), "completed")
         assert "working" in json.dumps(seen["result"])
         told = [
@@ -279,7 +279,7 @@ async def test_sessions_without_a_name_and_of_versions_before_tasks_are_kept_apa
     async with guarded(auth=False, principal=by_header) as (wire, _), http_session(wire) as nobody:
         assert nobody.session_id is not None
         assert (await answer_to(wire, "POST", nobody.session_id, "ada")).status_code == 404
-        assert (await nobody.get(await nobody.start("hold")))["status"] == "working"
+        assert (await nobody.get(await nobody.start("gated")))["status"] == "working"
         session, _ = await initialize(wire.as_user("ada"), {}, "2025-06-18")
         session_id = dict(session.headers)["mcp-session-id"]
         assert (await answer_to(wire, "GET", session_id, "eve")).status_code == 404

@@ -59,7 +59,7 @@ async def own_stream(session: HttpClient) -> None:
 @pytest.mark.parametrize("short_way", [True, False])
 async def test_a_stream_ends_with_the_token_that_opened_it(short_way: bool) -> None:
     async with guarded(short_way=short_way) as (wire, tasks):
-        task_id = await Tasking(wire.as_user("ada"), EVERYTHING).create("hold")
+        task_id = await Tasking(wire.as_user("ada"), EVERYTHING).create("gated")
         expires = soon()
         mine = wire.as_user(f"ada!{expires}")
         named = request("subscriptions/listen", {"notifications": {"taskIds": [task_id]}})
@@ -84,14 +84,14 @@ async def test_a_stream_ends_with_the_token_that_opened_it(short_way: bool) -> N
 async def test_a_stream_lasts_no_longer_than_any_may(short_way: bool) -> None:
     limits = Limits(stream_life=timedelta(seconds=1))
     async with guarded(short_way=short_way, limits=limits) as (wire, _):
-        task_id = await Tasking(wire.as_user("ada"), EVERYTHING).create("hold")
+        task_id = await Tasking(wire.as_user("ada"), EVERYTHING).create("gated")
         *_, last = await until_end(wire.as_user("ada"), {"taskIds": [task_id]})
         assert last["result"]["resultType"] == "complete"
 
 
 async def test_a_wait_for_a_result_of_the_older_era_ends_with_its_token() -> None:
     async with guarded() as (wire, _), http_session(wire.as_user("ada")) as ada:
-        task_id = await ada.start("hold")
+        task_id = await ada.start("gated")
         ada.wire = wire.as_user(f"ada!{soon()}")
         with anyio.fail_after(PATIENCE):
             reply = await ada.result(task_id)
@@ -115,7 +115,7 @@ async def test_a_sessions_own_stream_ends_with_its_token() -> None:
 async def test_in_the_older_era_a_sessions_stream_lasts_no_longer_than_one_may_and_a_result_is_waited_for() -> None:
     limits = Limits(stream_life=timedelta(seconds=1))
     async with guarded(limits=limits) as (wire, _), http_session(wire.as_user("ada")) as ada:
-        task_id = await ada.start("hold")
+        task_id = await ada.start("gated")
         waiting = ada.begin_result(task_id)
         await own_stream(ada)
         # That stream began later, and is over.
@@ -130,7 +130,7 @@ async def test_a_result_on_a_stream_that_can_be_resumed_outlasts_the_token_that_
     async with serving_app(app) as base, http_client() as http:
         wire = HttpWire(f"{base}/mcp", http)
         async with http_session(wire.as_user("ada")) as ada:
-            task_id = await ada.start("hold")
+            task_id = await ada.start("gated")
             short = wire.as_user(f"ada!{soon()}")
             message = legacy_request("tasks/result", {"taskId": task_id})
             ada.wire = short
@@ -159,7 +159,7 @@ async def test_a_result_on_a_stream_that_can_be_resumed_outlasts_the_token_that_
 async def test_our_client_comes_back_when_its_stream_ends_and_misses_nothing() -> None:
     limits = Limits(stream_life=timedelta(seconds=1))
     async with guarded(auth=False, limits=limits) as (wire, tasks), connect(wire.url) as client:
-        handle = await begin(client, "hold")
+        handle = await begin(client, "gated")
         waiting = asyncio.create_task(handle.result())
         await eventually(lambda: tasks.short_way.answered["subscriptions/listen"] >= 2)
         with anyio.fail_after(PATIENCE):
