@@ -38,7 +38,7 @@ async def started(client: Tasking, folder: Path, *tools: str) -> dict[str, int]:
 
 async def left(children: dict[str, int]) -> Sequence[str]:
     """The tools whose children are still there, once the kernel had its time to end what was killed."""
-    until = time.monotonic() + 1.0
+    until = time.monotonic() + 10.0
     while there := [tool for tool, pid in children.items() if _is_there(pid)]:
         if time.monotonic() > until:
             for tool in there:
