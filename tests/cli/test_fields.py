@@ -11,8 +11,7 @@ import pytest
 
 from mcp_tasks.cli.forms import read_arguments
 from mcp_tasks.cli.terminal import LineBoard, Problem
-from mcp_tasks.client import Followed, LedgerEntry
-from mcp_tasks.client.forms import field_of
+from mcp_tasks.client import Followed, Form, LedgerEntry, questions_of, read_words
 from mcp_tasks.errors import BadValue
 from mcp_tasks.protocol.shapes import parse_task
 from tests.client.peer import task
@@ -55,7 +54,7 @@ DEFS = {"$defs": {"Colour": {"enum": ["red", "green"], "type": "string"}, "Point
     ],
 )
 def test_a_text_becomes_what_its_schema_says(schema: dict[str, Any], text: str, value: Any) -> None:
-    read = field_of("x", schema, DEFS).read(text)
+    read = read_words({"type": "object", "properties": {"x": schema}, **DEFS}, [f"x={text}"])["x"]
     assert (read, type(read)) == (value, type(value))
 
 
@@ -85,7 +84,13 @@ def test_a_text_becomes_what_its_schema_says(schema: dict[str, Any], text: str, 
 )
 def test_a_text_that_its_schema_does_not_allow_is_refused(schema: dict[str, Any], text: str) -> None:
     with pytest.raises(BadValue):
-        field_of("x", schema, DEFS).read(text)
+        read_words({"type": "object", "properties": {"x": schema}, **DEFS}, [f"x={text}"])
+
+
+def form_of(schema: dict[str, Any]) -> Form:
+    params = {"message": "?", "requestedSchema": {"type": "object", "properties": {"x": schema}}}
+    [question] = questions_of({"q": {"method": "elicitation/create", "params": params}}, "tool")
+    return Form(question)
 
 
 @pytest.mark.parametrize(
@@ -104,13 +109,16 @@ def test_a_text_that_its_schema_does_not_allow_is_refused(schema: dict[str, Any]
 def test_a_line_at_a_prompt_may_have_several_values_and_numbers_of_choices(
     schema: dict[str, Any], line: str, value: Any
 ) -> None:
-    assert field_of("x", schema, DEFS).read_line(line) == value
+    form = form_of(schema)
+    form.take(line)
+    form.take("yes")
+    assert form.response == {"action": "accept", "content": {"x": value}}
 
 
 @pytest.mark.parametrize("line", ["3", "0", "re", "gre", "²"])
 def test_a_choice_is_never_taken_by_a_part_of_its_name(line: str) -> None:
     with pytest.raises(BadValue, match="expected one of red, green"):
-        field_of("x", {"enum": ["red", "green"]}, DEFS).read_line(line)
+        form_of({"enum": ["red", "green"]}).take(line)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +140,7 @@ def test_a_refused_argument_shows_how_to_write_it(words: list[str], example: str
         "required": ["xs"],
     }
     with pytest.raises(BadValue) as raised:
-        read_arguments(schema, words, None)
+        read_words(schema, words)
     assert raised.value.hint.splitlines()[-1] == f"Write it like this: {example}"
 
 
