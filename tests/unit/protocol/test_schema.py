@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from mcp_tasks.errors import AnswerRefused, StoreUnavailable
+from mcp_tasks.errors import AnswerRefused
 from mcp_tasks.model import InputBook, InputRequest, TaskRecord
 from mcp_tasks.model.limits import Limits
 from mcp_tasks.protocol.answers import MOST_VALUES, check_answers, misfits, take_answer, warn_of_schema
