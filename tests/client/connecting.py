@@ -39,7 +39,6 @@ class Person:
         self._begun = asyncio.Event()
 
     async def __call__(self, context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult:
-        """Answer what is asked."""
         self.asked.append(params.message)
         self._begun.set()
         try:
@@ -51,13 +50,11 @@ class Person:
         return accepted()
 
     async def until_asked(self) -> None:
-        """Return when the first question is there."""
         with anyio.fail_after(PATIENCE):
             await self._begun.wait()
 
 
 def accepted() -> ElicitResult:
-    """The answer that fits every form of the servers in tests."""
     return ElicitResult(action="accept", content={"name": "Ada", "age": 36, "confirm": True})
 
 
@@ -74,14 +71,12 @@ def connect(target: Any, *, person: Any = None, tasks: TasksClient | None = None
 
 
 async def begin(client: Client, tool: str, **arguments: Any) -> TaskHandle:
-    """Start a tool as a task."""
     handle = await start_task(client, tool, arguments)
     assert isinstance(handle, TaskHandle), handle
     return handle
 
 
 def text(result: CallToolResult) -> str:
-    """The text of a result that is one text."""
     [block] = result.content
     assert isinstance(block, TextContent)
     return block.text

@@ -36,45 +36,37 @@ START_LIMIT = 30.0
 
 
 def server_process(folder: Path, *arguments: str) -> ServerProcess:
-    """The fixture server, on a port and a file that outlast it."""
     return ServerProcess(
         "mcp_tasks.testing.fixture_server", "--port", "{port}", "--db", folder / "tasks.db", *arguments
     )
 
 
 class ClientProcess:
-    """A client that waits for tasks."""
-
     def __init__(self, process: Forked) -> None:
         self._process = process
         self._said = asyncio.StreamReader(limit=2**24)
 
     async def listen(self) -> None:
-        """Begin to hear what it says."""
         loop = asyncio.get_running_loop()
         await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(self._said), self._process.stdout)
 
     async def line(self) -> dict[str, Any]:
-        """The next line it says."""
         with anyio.fail_after(START_LIMIT):
             return json.loads(await self._said.readline())
 
     async def results(self) -> dict[str, str]:
-        """The results it has by the time it ends, by tool."""
         with anyio.fail_after(START_LIMIT):
             lines = [json.loads(line) for line in (await self._said.read()).splitlines()]
             assert await asyncio.to_thread(self._process.wait, START_LIMIT) == 0
         return {line["tool"]: line["result"] for line in lines if "result" in line}
 
     async def kill(self) -> None:
-        """End it as a crash does."""
         self._process.kill()
         await asyncio.to_thread(self._process.wait)
 
 
 @asynccontextmanager
 async def client_process(url: str, ledger: Path, log: Path, *arguments: str) -> AsyncGenerator[ClientProcess]:
-    """A client process, ended at the end of the block if it has not ended by then."""
     command = ("tests.client.processes", url, ledger, log, *arguments)
     # Its pipe is the event loop's, which closes it.
     client = ClientProcess(fork(*map(str, command), env=ENVIRONMENT, stdout=PIPE))
@@ -86,14 +78,12 @@ async def client_process(url: str, ledger: Path, log: Path, *arguments: str) -> 
 
 
 async def logged(log: Path, *wanted: str) -> None:
-    """Return when each of these lines is in the log."""
     with anyio.fail_after(START_LIMIT):
         while not set(wanted) <= set(lines_of(log)):  # noqa: ASYNC110 - another process writes it
             await anyio.sleep(0.01)
 
 
 def lines_of(log: Path) -> list[str]:
-    """What was written into the log so far."""
     return log.read_text().splitlines() if log.exists() else []
 
 
@@ -101,7 +91,6 @@ def lines_of(log: Path) -> list[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Do what the command line says."""
     parser = argparse.ArgumentParser()
     parser.add_argument("url")
     parser.add_argument("ledger")

@@ -41,25 +41,20 @@ async def staging() -> AsyncGenerator[tuple[Peer, str]]:
 
 
 class Pins:
-    """Somebody who gives a PIN whenever asked."""
-
     def __init__(self) -> None:
         self.asked: list[str] = []
 
     async def __call__(self, context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult:
-        """Give the PIN."""
         self.asked.append(params.message)
         return ElicitResult(action="accept", content={"name": f"PIN {len(self.asked)}"})
 
 
 def client_of(url: str, ledger: Ledger, person: Any = None, **options: Any) -> Client:
-    """A client as the docs have it."""
     tasks = TasksClient(ledger=ledger, **options)
     return Client(reconnecting_http(url), elicitation_callback=person, extensions=[tasks])
 
 
 def pins(peer: Peer) -> list[Any]:
-    """What a server was told."""
     responses: list[Mapping[str, Any]] = [params["inputResponses"] for params in peer.asked("tasks/update")]
     return [answer["content"]["name"] for response in responses for answer in response.values()]
 

@@ -54,7 +54,6 @@ WAYS = ["http-sse", "http-json", "http-reconnecting", "stdio", "memory"]
 
 @pytest.fixture(scope="module", params=WAYS)
 async def client(request: pytest.FixtureRequest) -> AsyncGenerator[Client]:
-    """A client of the furnished server, over each transport in turn."""
     way: str = request.param
     async with AsyncExitStack() as stack:
         target = await _target(way, stack)
@@ -120,7 +119,6 @@ async def test_a_server_without_the_extension_is_called_as_ever() -> None:
 
     @server.tool()
     def add(a: int, b: int) -> int:
-        """Add."""
         return a + b
 
     async with connect(server) as client:
@@ -254,6 +252,5 @@ async def test_the_client_of_the_readme_is_a_program_that_comes_back_to_its_task
 
 
 async def version_asking(store: MemoryStore, task_id: str) -> int:
-    """The version of the task, if it waits for its answer; else nothing."""
     record = await store.get(task_id)
     return record.version if record is not None and record.status is TaskStatus.INPUT_REQUIRED else 0

@@ -36,19 +36,16 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture
 async def fixture_url() -> AsyncGenerator[str]:
-    """Where a fixture server is that stays."""
     async with serving(fixture_server.build(Tasks("memory://", settings=QUICK))) as wire:
         yield wire.url
 
 
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
-    """Where people write down what they were asked."""
     return tmp_path / "people.log"
 
 
 def left_in(path: Path) -> list[str]:
-    """The tools of the tasks that the ledger still has."""
     with closing(Ledger(path)) as book:
         return [entry.tool for entry in book.entries()]
 

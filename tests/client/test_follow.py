@@ -139,7 +139,6 @@ async def test_a_call_may_be_left_as_soon_as_it_is_a_task_and_named_twice_it_is_
 
 
 def failing(*_: Any, **__: Any) -> Any:
-    """A hook that is at the end of its means."""
     raise OSError("the disk is full")
 
 

@@ -37,7 +37,6 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture(params=[True, False], ids=["push", "polls"])
 def push(request: pytest.FixtureRequest) -> bool:
-    """Whether the client listens."""
     return request.param
 
 

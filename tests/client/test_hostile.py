@@ -33,7 +33,6 @@ pytestmark = pytest.mark.anyio
 
 
 async def wait(url: str, *, patience: Patience = SHORT, **options: Any) -> str:
-    """Call a tool of the peer, for a while; gives the text of its result."""
     async with connect(url, patience=patience, **options) as client:
         try:
             with anyio.fail_after(PATIENCE):

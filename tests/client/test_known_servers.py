@@ -315,7 +315,6 @@ def no_gzip(request: httpx2.Request) -> httpx2.Response:
 
 
 def take(client: httpx2.AsyncClient, **options: object) -> httpx2.AsyncClient:
-    """Make no client of one's own."""
     return client
 
 

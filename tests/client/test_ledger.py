@@ -42,7 +42,6 @@ SERVER = "peer"
 
 @pytest.fixture
 def keeper(path: Path) -> Generator[Ledger]:
-    """A ledger that keeps what has ended."""
     with closing(Ledger(path, keep_results=True)) as book:
         yield book
 
@@ -327,7 +326,6 @@ for number in range(10**6):
 
 
 def _read_until(writer: subprocess.Popen[str], wanted: int) -> int:
-    """Read what the writer says it has written, up to a number; gives the last one."""
     assert writer.stdout is not None
     for line in writer.stdout:
         if int(line) >= wanted:

@@ -51,14 +51,12 @@ pytestmark = pytest.mark.anyio
 
 
 def connect(url: str, *, person: Any = None, tasks: TasksClient | None = None, **options: Any) -> Client:
-    """A client of the older era; `options` are those of `TasksClient`."""
     extension = tasks if tasks is not None else TasksClient(**options)
     transport = reconnecting_http(url)
     return Client(transport, mode="legacy", elicitation_callback=person, extensions=[extension])
 
 
 async def shown(handle: TaskHandle, condition: Callable[[TaskSnapshot], object]) -> TaskSnapshot:
-    """The first state that a watch shows for which the condition holds."""
     with anyio.fail_after(PATIENCE):
         async for snapshot in handle.watch():
             if condition(snapshot):
@@ -129,7 +127,6 @@ async def test_the_immediate_response_of_our_server_reaches_the_handle() -> None
     @server.tool()
     @tasks.task(immediate_response="Go on with something else.")
     def slow() -> str:
-        """Slow."""
         return "done"
 
     async with serving(server) as wire:

@@ -53,7 +53,6 @@ FORM: dict[str, Any] = {
 
 
 async def never(params: Mapping[str, Any]) -> Answer:
-    """Leave a request without an answer."""
     return None
 
 

@@ -49,7 +49,6 @@ HONOURS: dict[str, Any] = {"experimental": {"mcp-tasks/idempotencyKeys": {}}}
 
 @pytest.fixture(params=["sse", "json"])
 async def network(request: pytest.FixtureRequest) -> AsyncGenerator[tuple[Scene, Relay]]:
-    """A server, and a network to it that loses answers."""
     scene = build()
     async with serving(scene.server, json_response=request.param == "json") as wire, relaying(wire.url) as relay:
         yield scene, relay
@@ -118,12 +117,10 @@ async def test_the_callers_own_key_finds_the_task_again() -> None:
 
 
 def lost(status: int, body: bytes = b"<h1>Bad gateway</h1>", kind: str = "text/html") -> Raw:
-    """What a gateway says that lost its server."""
     return Raw(body, kind, status)
 
 
 def limit(**data: Any) -> Refusal:
-    """A server that has enough to do for now."""
     return Refusal(-32010, "too many", data={"reason": "limit", "limit": "owner_open_tasks", **data})
 
 
@@ -137,12 +134,10 @@ MADE_AGAIN = 6
 
 
 def calls(peer: Peer) -> list[dict[str, Any]]:
-    """The `_meta` of each call."""
     return [params["_meta"] for params in peer.asked("tools/call")]
 
 
 def repeated(peer: Peer) -> list[bool]:
-    """Of each call whether it said that it was made again."""
     return [meta.get(REPEATED, False) for meta in calls(peer)]
 
 

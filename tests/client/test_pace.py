@@ -56,7 +56,6 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture(scope="module")
 def anyio_backend() -> tuple[str, dict[str, object]]:
-    """All of them on simulated time."""
     return SIMULATED
 
 
@@ -89,7 +88,6 @@ class Paced:
         return self._states.pop(0) if len(self._states) > 1 else self._states[0]
 
     async def called(self, **options: Any) -> str:
-        """Call the tool, and give the text of its result."""
         async with connected(self.peer, **options) as client:
             try:
                 return text(await client.call_tool("x"))
@@ -100,7 +98,6 @@ class Paced:
 
 
 def near(*seconds: float) -> Any:
-    """These gaps, but for what floats make of them."""
     return pytest.approx(list(seconds), rel=1e-6, abs=1e-4)
 
 
@@ -137,8 +134,6 @@ WAYS = [*((way, False) for way in (*ANSWERING, "watch")), *((way, True) for way 
 
 
 class Clerk(Hooks):
-    """Answers every question, after a while."""
-
     can_answer = True
 
     def __init__(self, seconds: float = 0) -> None:
@@ -150,7 +145,6 @@ class Clerk(Hooks):
 
 
 async def wait(client: Client, way: str) -> None:
-    """Call a tool, and wait for its task to end, answering what it asks."""
     match way:
         case "call_tool":
             await client.call_tool("x")
@@ -170,7 +164,6 @@ async def wait(client: Client, way: str) -> None:
 
 
 async def next_questions(handle: TaskHandle) -> Collection[str]:
-    """The keys of what the task asks next; none if it ends."""
     async with aclosing(handle.watch()) as states:
         async for snapshot in states:
             if snapshot.input_requests:
@@ -327,7 +320,6 @@ async def test_a_task_that_is_said_to_have_ended_is_looked_at_at_once_and_only_t
 
 
 async def never(params: object) -> Answer:
-    """Leave a request without an answer."""
     return None
 
 
@@ -469,7 +461,6 @@ def asker(*keys: str, last: Answer = None) -> MemoryPeer:
 
 
 async def time_out(wait: Callable[[Client], Awaitable[object]], peer: MemoryPeer, **options: Any) -> float:
-    """After how many seconds a wait for a task of the peer times out."""
     async with connected(peer, push=False, **options) as client:
         began = anyio.current_time()
         with pytest.raises(WaitTimedOut) as caught:

@@ -48,7 +48,6 @@ pytestmark = pytest.mark.anyio
 
 
 def listen_ids(peer: Script) -> list[list[str]]:
-    """The task ids of each stream that was asked for."""
     return [params["notifications"]["taskIds"] for params in peer.asked("subscriptions/listen")]
 
 
@@ -107,7 +106,6 @@ async def test_a_server_that_does_not_push_is_asked_for_it_once(peer: Peer, peer
 
 
 async def never(params: object) -> Answer:
-    """Leave a stream open, and say nothing."""
     return None
 
 

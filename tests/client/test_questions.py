@@ -64,7 +64,6 @@ UNFIT = Refusal(INVALID_PARAMS, "The answer to 'a' does not fit: $: 'name' is a 
 
 
 def answers(peer: Peer) -> list[Mapping[str, Any]]:
-    """What the peer was answered, in order."""
     return [params["inputResponses"] for params in peer.asked("tasks/update")]
 
 
@@ -154,17 +153,14 @@ async def test_when_the_wait_ends_the_person_is_left_alone(peer: Peer, peer_url:
 
 
 async def misfit(context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult:
-    """Answers with something that the furnished server's forms do not take."""
     return ElicitResult(action="accept", content={"colour": "green"})
 
 
 async def refuses(context: ClientRequestContext, params: ElicitRequestParams) -> ErrorData:
-    """Does not want to answer."""
     return ErrorData(code=-32042, message="not with me")
 
 
 async def breaks(context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult:
-    """A defect of the host."""
     raise ZeroDivisionError("a defect of the host")
 
 
@@ -174,7 +170,6 @@ async def gives_up(context: ClientRequestContext, params: ElicitRequestParams) -
 
 
 async def no_unicode(context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult:
-    """Answers with something that cannot be sent."""
     return ElicitResult(action="accept", content={"name": "\ud800"})
 
 

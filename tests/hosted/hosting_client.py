@@ -22,14 +22,11 @@ from mcp_tasks.client import Hosting, TasksClient, reconnecting_http
 
 
 class Person:
-    """Writes down what it is asked."""
-
     def __init__(self, log: Path, *, answers: bool) -> None:
         self._log = log
         self._answers = answers
 
     async def __call__(self, context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult:
-        """Answer, or think for ever."""
         with self._log.open("a") as log:
             log.write(f"{params.message}\n")
         if not self._answers:
@@ -38,7 +35,6 @@ class Person:
 
 
 async def run(options: argparse.Namespace) -> None:
-    """Connect, and stay."""
     tasks = TasksClient(hosting=Hosting(ledger=options.ledger))
     person = Person(options.log, answers=options.answer)
     async with Client(
@@ -56,7 +52,6 @@ async def run(options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Run the command line."""
     parser = argparse.ArgumentParser()
     parser.add_argument("url")
     parser.add_argument("ledger", type=Path)

@@ -13,11 +13,9 @@ SERVER = "tests.hosted.asking_server"
 
 
 def over_stdio(*options: str) -> ServerTransport:
-    """A server process at the other end of two pipes."""
     command, *arguments = piped(SERVER, "stdio", *options)
     return stdio_transport(StdioServerParameters(command=command, args=arguments, cwd=ROOT, env=ENVIRONMENT))
 
 
 def http_server(*options: str) -> ServerProcess:
-    """A server process behind HTTP, on a port that outlasts it."""
     return ServerProcess(SERVER, "http", "{port}", *options)

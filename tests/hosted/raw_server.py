@@ -40,8 +40,6 @@ _RESULTS = {"tasks/get": "GetTaskResult", "tasks/cancel": "CancelTaskResult", "t
 
 
 class Refused(Exception):
-    """The client answered with an error."""
-
     def __init__(self, error: Mapping[str, Any]) -> None:
         self.code: int = error["code"]
         self.message: str = error["message"]
@@ -58,12 +56,10 @@ class RawServer(MemoryPeer):
 
     @property
     def client_capabilities(self) -> dict[str, Any]:
-        """What the client declared."""
         [hello] = self.asked("initialize")
         return hello["capabilities"]
 
     async def ask(self, method: str, params: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Send a request and give its result."""
         with anyio.fail_after(PATIENCE):
             answer = await (await self.send(method, params))
         check_legacy_result("JSONRPCErrorResponse" if "error" in answer else "JSONRPCResultResponse", answer)
@@ -74,7 +70,6 @@ class RawServer(MemoryPeer):
         return answer["result"]
 
     async def create(self, method: str = "elicitation/create", ttl: Any = 60_000, **fields: Any) -> dict[str, Any]:
-        """Ask for something as a task, and give the task."""
         params = {**(ELICIT if method == "elicitation/create" else SAMPLE), **fields}
         params["task"] = {} if ttl is ... else {"ttl": ttl}
         result = await self.ask(method, params)
@@ -82,11 +77,9 @@ class RawServer(MemoryPeer):
         return result["task"]
 
     async def status(self, task_id: str) -> str:
-        """The status of a task."""
         return (await self.ask("tasks/get", {"taskId": task_id}))["status"]
 
     async def until(self, task_id: str, status: str) -> dict[str, Any]:
-        """Poll until the task has the status."""
         with anyio.fail_after(PATIENCE):
             while True:
                 task = await self.ask("tasks/get", {"taskId": task_id})
@@ -95,15 +88,12 @@ class RawServer(MemoryPeer):
                 await anyio.sleep(0.01)
 
     async def until_none_is_left(self) -> None:
-        """Poll until every task has expired."""
-
         async def is_empty() -> bool:
             return (await self.ask("tasks/list"))["tasks"] == []
 
         await eventually(is_empty)
 
     async def notification(self, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-        """The first message without a request that is wanted, now or soon."""
         with anyio.fail_after(PATIENCE):
             while True:
                 for message in self.requests:
@@ -113,7 +103,6 @@ class RawServer(MemoryPeer):
                 await self._arrived.wait()
 
     def take(self, message: dict[str, Any]) -> None:
-        """Take a message of the client."""
         if message.get("method") == "initialize":
             check_legacy_result("InitializeRequest", message)
         super().take(message)
@@ -134,7 +123,6 @@ class Host:
         self.report: float | None = None
 
     async def elicit(self, context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult | ErrorData:
-        """The person."""
         self.asked.append(params.message)
         self.meta.append(context.meta)
         try:
@@ -153,7 +141,6 @@ class Host:
         return self.first_answers.pop(0) if self.first_answers else self.answer
 
     async def sample(self, context: ClientRequestContext, params: CreateMessageRequestParams) -> CreateMessageResult:
-        """The model."""
         self.asked.append("sample")
         await self.ready.wait()
         return CreateMessageResult(role="assistant", content=TextContent(type="text", text="Hi"), model="m")
@@ -169,7 +156,6 @@ async def connected(
     hosting: Hosting | None = None,
     samples: bool = True,
 ) -> AsyncGenerator[RawServer]:
-    """A client that hosts tasks for a raw server."""
     raw = server or RawServer()
     client_tasks = tasks or TasksClient(hosting=hosting or Hosting())
     async with Client(

@@ -24,7 +24,6 @@ pytestmark = pytest.mark.anyio
 
 @asynccontextmanager
 async def hosting_client(transport: ServerTransport, host: Host, **options: Any) -> AsyncGenerator[Client]:
-    """A client that hosts tasks."""
     tasks = TasksClient(hosting=Hosting(**options))
     async with Client(
         tasks.host(transport),
@@ -38,7 +37,6 @@ async def hosting_client(transport: ServerTransport, host: Host, **options: Any)
 
 @asynccontextmanager
 async def any_client(kind: str, host: Host) -> AsyncGenerator[Client]:
-    """A client of a server of its own, over stdio or HTTP."""
     if kind == "stdio":
         async with hosting_client(over_stdio(), host) as client:
             yield client
@@ -51,14 +49,12 @@ async def any_client(kind: str, host: Host) -> AsyncGenerator[Client]:
 
 
 async def call(client: Client, tool: str, **arguments: Any) -> str:
-    """What a tool says."""
     with anyio.fail_after(PATIENCE):
         result = await client.call_tool(tool, arguments)
     return said(result)
 
 
 def said(result: CallToolResult) -> str:
-    """The text of a result."""
     return " ".join(block.text for block in result.content if isinstance(block, TextContent))
 
 
@@ -105,7 +101,6 @@ async def test_an_answer_that_is_no_and_an_error_reach_the_tool(host: Host) -> N
 
 
 async def refused(client: Client, tool: str, **arguments: Any) -> str:
-    """What a tool that fails says, as an error of the call or in its result."""
     try:
         result = await client.call_tool(tool, arguments)
     except MCPError as exc:
@@ -132,7 +127,6 @@ async def test_a_client_that_declares_no_tasks_is_not_asked_for_one(host: Host) 
 
 @asynccontextmanager
 async def over_any_version(host: Host) -> AsyncGenerator[Client]:
-    """A client that hosts tasks, and speaks the newest version that the server does."""
     tasks = TasksClient(hosting=Hosting())
     async with Client(
         tasks.host(over_stdio()), extensions=[tasks], elicitation_callback=host.elicit, sampling_callback=host.sample

@@ -20,7 +20,6 @@ pytestmark = pytest.mark.anyio
 
 
 async def code_of(server: RawServer, method: str, params: Any) -> int:
-    """The code of the error that a request is answered with."""
     with pytest.raises(Refused) as refused:
         await server.ask(method, params)
     assert refused.value.message

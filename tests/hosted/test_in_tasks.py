@@ -26,7 +26,6 @@ pytestmark = pytest.mark.anyio
 
 @asynccontextmanager
 async def hosting(tasks: TasksClient, transport: ServerTransport, host: Host) -> AsyncGenerator[Client]:
-    """A client that hosts tasks."""
     async with Client(
         tasks.host(transport), mode="legacy", extensions=[tasks], elicitation_callback=host.elicit
     ) as client:
@@ -34,13 +33,11 @@ async def hosting(tasks: TasksClient, transport: ServerTransport, host: Host) ->
 
 
 async def result_of(handle: TaskHandle) -> str:
-    """What a task says at its end."""
     with anyio.fail_after(PATIENCE):
         return text(await handle.result())
 
 
 async def until_noted(db: Path, task_id: str) -> None:
-    """Return when the server's task has noted which task of the client holds its question."""
     store = SqliteStore(db)
     await store.open()
     try:
@@ -56,7 +53,6 @@ def _is_noted(record: TaskRecord | None) -> bool:
 
 
 async def begin(tasks: TasksClient, client: Client, tool: str) -> TaskHandle:
-    """Start a tool as a task."""
     handle = await tasks.start(client, tool)
     assert isinstance(handle, TaskHandle)
     return handle

@@ -29,30 +29,25 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture
 def ledger(tmp_path: Path) -> Path:
-    """Where clients keep what they host."""
     return tmp_path / "hosted.db"
 
 
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
-    """Where people write down what they were asked."""
     path = tmp_path / "people.log"
     path.touch()
     return path
 
 
 def client_process(*arguments: str | Path) -> AbstractContextManager[Forked]:
-    """A client that hosts, and is killed at the end of the block."""
     return forked("tests.hosted.hosting_client", *arguments, env=ENVIRONMENT, stdout=PIPE)
 
 
 def asked(log: Path) -> list[str]:
-    """What people were asked."""
     return log.read_text().splitlines()
 
 
 async def line_of(process: Forked) -> str:
-    """The next line that a process says."""
     assert process.stdout is not None
     with anyio.fail_after(PATIENCE):
         line: bytes = await anyio.to_thread.run_sync(process.stdout.readline, abandon_on_cancel=True)
@@ -60,12 +55,10 @@ async def line_of(process: Forked) -> str:
 
 
 def begin() -> list[Any]:
-    """Have a tool ask something as a task, and stay."""
     return ["--stay", "--call", "begin", json.dumps({"question": "Publish?"})]
 
 
 def fetch(task_id: str) -> list[Any]:
-    """Have a tool come back for the answer."""
     return ["--call", "fetch", json.dumps({"task_id": task_id, "seconds": 20})]
 
 

@@ -45,8 +45,6 @@ LINES = 'Grüße\r\n\u2028\u2029\x85\x0b\x0c\x1c\U0001f600 \\ "'
 
 @dataclass
 class Door:
-    """A server's app, as a wire for clients of one user."""
-
     app: ASGIApp
     tasks: Tasks
     user: str = "ada"

@@ -20,8 +20,6 @@ pytestmark = pytest.mark.anyio
 
 
 class MoodyStore(MemoryStore):
-    """A store whose reads fail when told to."""
-
     def __init__(self) -> None:
         super().__init__()
         self.failures = 0
