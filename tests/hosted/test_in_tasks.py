@@ -11,6 +11,8 @@ import pytest
 from mcp import Client
 from mcp_types import ElicitResult, ErrorData
 
+from harness.http import serving
+from harness.older import ASKABLE, http_session
 from harness.rpc import PATIENCE
 from harness.waiting import eventually
 from mcp_tasks.client import Hosting, ServerTransport, TaskHandle, TasksClient, reconnecting_http
@@ -18,6 +20,8 @@ from mcp_tasks.legacy.hosting_file import HostedFile
 from mcp_tasks.model import TaskRecord
 from mcp_tasks.stores.sqlite import SqliteStore
 from tests.client.connecting import text
+from tests.client.peer import old_task
+from tests.hosted.asking_server import build
 from tests.hosted.processes import http_server, over_stdio
 from tests.hosted.raw_server import RELATED, Host
 
@@ -83,6 +87,19 @@ async def test_a_question_that_is_withdrawn_is_cancelled_at_the_client(host: Hos
         handle = await begin(tasks, client, "publish_soon")
         assert await result_of(handle) == "too late"
         await eventually(lambda: host.cancelled == len(host.asked))
+
+
+async def test_a_question_that_is_withdrawn_while_the_client_takes_it_is_cancelled_there() -> None:
+    declared = {**ASKABLE, "tasks": {"cancel": {}, "requests": {"elicitation": {"create": {}}}}}
+    async with serving(build()) as wire, http_session(wire, declared) as client, client.listening():
+        task_id = await client.start("publish_soon")
+        question = await client.wait_for(lambda seen: seen.method == "elicitation/create")
+        await client.until(task_id, "completed")
+        theirs = {**old_task(), "taskId": "theirs"}
+        await client.answer(question, {"task": theirs})
+        cancelled = await client.wait_for(lambda seen: seen.method == "tasks/cancel")
+        assert cancelled.params["taskId"] == "theirs"
+        await client.answer(cancelled, {**theirs, "status": "cancelled"})
 
 
 @pytest.mark.parametrize("mode", ["legacy", "auto"])
