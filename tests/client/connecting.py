@@ -62,12 +62,16 @@ ANSWER = accepted().model_dump(by_alias=True, mode="json", exclude_none=True)
 """The same, as it is on the wire."""
 
 
-def connect(target: Any, *, person: Any = None, tasks: TasksClient | None = None, **options: Any) -> Client:
-    """The SDK's client with tasks; `options` are those of `TasksClient`. With a ledger, over a transport of ours."""
-    if isinstance(target, str) and options.get("ledger") is not None and "server" not in options:
+def connect(
+    target: Any, *, person: Any = None, tasks: TasksClient | None = None, mode: Any = "auto", **options: Any
+) -> Client:
+    """The SDK's client with tasks; `options` are those of `TasksClient`. Where a URL does not do, over a transport of
+    ours: with a ledger, and in the older era."""
+    needs_ours = mode == "legacy" or (options.get("ledger") is not None and "server" not in options)
+    if isinstance(target, str) and needs_ours:
         target = reconnecting_http(target)
     extension = tasks if tasks is not None else TasksClient(**options)
-    return Client(target, elicitation_callback=person, extensions=[extension])
+    return Client(target, mode=mode, elicitation_callback=person, extensions=[extension])
 
 
 async def begin(client: Client, tool: str, **arguments: Any) -> TaskHandle:

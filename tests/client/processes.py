@@ -1,9 +1,9 @@
 """Servers and clients in processes of their own, to be killed.
 
-    python -m tests.client.processes URL LEDGER LOG start [--think MESSAGE] TOOL ARGUMENTS [TOOL ARGUMENTS ...]
+    python -m tests.client.processes URL LEDGER LOG start|resume|host [TOOL ARGUMENTS ...] [--think MESSAGE]
         [--mode legacy]
-    python -m tests.client.processes URL LEDGER LOG resume [--mode legacy]
 
+`start` begins tasks and `resume` comes back for them, `host` hosts tasks of the server, makes plain calls, and stays.
 A client prints a line of JSON for each task that it starts and for each result that it has, and writes a line into
 LOG whenever its person is asked, and another when the person answers. With --think the person never answers
 questions with that message.
@@ -29,7 +29,7 @@ from harness.forking import Forked, fork
 from harness.processes import ENVIRONMENT, PIPE
 from harness.rpc import PATIENCE
 from harness.serving import ServerProcess
-from mcp_tasks.client import TaskHandle, TasksClient, pending_tasks, reconnecting_http, start_task
+from mcp_tasks.client import Hosting, TaskHandle, TasksClient, pending_tasks, reconnecting_http, start_task
 from tests.client.connecting import text
 
 START_LIMIT = 30.0
@@ -95,7 +95,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("url")
     parser.add_argument("ledger")
     parser.add_argument("log", type=Path)
-    parser.add_argument("what", choices=("start", "resume"))
+    parser.add_argument("what", choices=("start", "resume", "host"))
     parser.add_argument("--think", default="")
     parser.add_argument("--mode", default="auto")
     parser.add_argument("rest", nargs="*")
@@ -105,25 +105,38 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 async def _run(options: argparse.Namespace) -> None:
     person = _Person(options.log, options.think)
-    tasks = TasksClient(ledger=options.ledger)
+    transport: Any = reconnecting_http(options.url)
+    if options.what == "host":
+        tasks = TasksClient(hosting=Hosting(ledger=options.ledger))
+        transport = tasks.host(transport)
+    else:
+        tasks = TasksClient(ledger=options.ledger)
     async with (
-        Client(
-            reconnecting_http(options.url), mode=options.mode, elicitation_callback=person, extensions=[tasks]
-        ) as client,
+        Client(transport, mode=options.mode, elicitation_callback=person, extensions=[tasks]) as client,
         anyio.create_task_group() as group,
     ):
+        if options.what == "host":
+            for tool, arguments in _calls(options):
+                _say({"tool": tool, "result": text(await client.call_tool(tool, arguments))})
+            await anyio.sleep_forever()
         for handle in await _handles(client, options):
             group.start_soon(_report, handle)
     if tasks.ledger is not None:
         tasks.ledger.close()
 
 
+def _calls(options: argparse.Namespace) -> list[tuple[str, dict[str, Any]]]:
+    return [
+        (tool, json.loads(arguments)) for tool, arguments in zip(options.rest[::2], options.rest[1::2], strict=True)
+    ]
+
+
 async def _handles(client: Client, options: argparse.Namespace) -> list[TaskHandle]:
     if options.what == "resume":
         return pending_tasks(client)
     handles: list[TaskHandle] = []
-    for tool, arguments in zip(options.rest[::2], options.rest[1::2], strict=True):
-        handle = await start_task(client, tool, json.loads(arguments))
+    for tool, arguments in _calls(options):
+        handle = await start_task(client, tool, arguments)
         assert isinstance(handle, TaskHandle)
         _say({"tool": tool, "started": handle.id})
         handles.append(handle)
@@ -148,7 +161,7 @@ class _Person:
         if self._think and self._think == params.message:
             await anyio.sleep_forever()
         self._write(f"answered: {params.message}")
-        return ElicitResult(action="accept", content={"confirm": True, "name": "Ada"})
+        return ElicitResult(action="accept", content={"confirm": True, "name": "Ada", "ok": True})
 
     def _write(self, line: str) -> None:
         with self._log.open("a") as file:

@@ -16,7 +16,6 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 import pytest
-from mcp.server import MCPServer
 from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler
 from mcp_types import SubscriptionsListenRequestParams
 from starlette.types import ASGIApp
@@ -24,8 +23,8 @@ from starlette.types import ASGIApp
 from harness.http import serving
 from harness.lowlevel import build_lowlevel
 from harness.processes import environment, python, run
-from harness.rpc import EVERYTHING, NOTHING, PATIENCE, Reply, Tasking, accept, loads
-from harness.server import QUICK, UNPACED, Desk, build
+from harness.rpc import EVERYTHING, PATIENCE, Reply, Tasking, accept, loads
+from harness.server import QUICK, Desk, build
 from harness.waiting import eventually
 from mcp_tasks import Tasks
 from mcp_tasks.errors import InvalidOption
@@ -35,7 +34,6 @@ from mcp_tasks.stores.memory import MemoryStore
 from mcp_tasks.testing.clock import FakeClock
 from tests.push.asgi import Peer, app_of, at
 from tests.push.listening import listen, listening
-from tests.unit.virtual_time import simulated, time_passes
 
 pytestmark = pytest.mark.anyio
 
@@ -165,45 +163,6 @@ async def test_streams_with_nothing_to_tell_are_the_same_to_their_end(desk: Desk
         alike(one, other)
 
 
-def _with(notifications: Any = ..., **params: Any) -> dict[str, Any]:
-    message = listen(["task_unknown"])
-    message["params"].update({} if notifications is ... else {"notifications": notifications}, **params)
-    return message
-
-
-HANDED_OVER = [
-    (_with({"taskIds": [], "toolsListChanged": True}), Handover.PARAMS),
-    (_with({"toolsListChanged": True}), Handover.PARAMS),
-    (_with({}), Handover.PARAMS),
-    (_with([]), Handover.PARAMS),
-    (_with({"taskIds": [], "x": 1}), Handover.PARAMS),
-    (_with(cursor="x"), Handover.PARAMS),
-    (_with({"taskIds": "task_1"}), Handover.REFUSED),
-    ({**listen([]), "id": "x" * 257}, Handover.PARAMS),
-    (listen(["task_1"], capabilities=NOTHING), Handover.REFUSED),
-]
-
-
-async def test_what_is_not_plain_is_handed_over_and_answered_the_same(desk: Desk) -> None:
-    async with both(desk, FakeClock()) as (short, long):
-        for message, reason in HANDED_OVER:
-            before = short.tasks.short_way.handed_over[reason]
-            async with at(short.app, message) as one, at(long.app, message) as other:
-                for peer in (one, other):
-                    await peer.until(lambda seen: seen.sent)
-                assert (one.status, one.headers, one.sent) == (other.status, other.headers, other.sent)
-            assert short.tasks.short_way.handed_over[reason] == before + 1, message
-        assert short.answered == 0
-
-
-async def test_a_client_that_takes_no_streams_is_handed_over(desk: Desk) -> None:
-    async with door(MemoryStore(), desk, FakeClock()) as server:
-        async with at(server.app, listen([]), [("accept", "application/json")]) as peer:
-            await peer.until(lambda seen: seen.is_complete)
-            assert peer.status == 406
-        assert server.tasks.short_way.handed_over == {Handover.HEADERS: 1}
-
-
 async def test_a_stream_counts_once_it_is_acknowledged_and_is_gone_when_its_client_is(desk: Desk) -> None:
     async with door(MemoryStore(), desk, FakeClock()) as server:
         async with at(server.app, listen([])) as peer:
@@ -219,34 +178,11 @@ async def test_the_span_of_a_stream_lasts_as_long_as_the_stream() -> None:
     assert json.loads(process.stdout) == [{"open": [], "ended": [METHOD], "answered": way} for way in (1, 0)]
 
 
-async def test_beyond_the_limit_streams_are_the_sdks(desk: Desk) -> None:
-    async with door(MemoryStore(), desk, FakeClock(), max_listeners=1) as server:
-        counts = server.tasks.short_way
-        async with at(server.app, listen([])) as first:
-            await first.until(lambda seen: seen.frames)
-            async with at(server.app, listen([])) as second:
-                await second.until(lambda seen: seen.frames)
-                assert counts.handed_over == {Handover.LISTENERS: 1}
-                assert second.frames[0]["params"]["notifications"] == {"taskIds": []}
-        async with at(server.app, listen([])) as third:
-            await third.until(lambda seen: seen.frames)
-        assert counts.answered == {METHOD: 2}
-
-
 def test_a_limit_that_is_none_is_refused() -> None:
     wrong: list[Any] = [-1, True, 1.5, "10", None]
     for value in wrong:
         with pytest.raises(InvalidOption, match="max_listeners must be a whole number of at least 0"):
             Tasks("memory://", max_listeners=value)
-
-
-async def test_a_server_without_subscriptions_refuses_as_before(desk: Desk) -> None:
-    tasks = Tasks("memory://", settings=QUICK)
-    server = MCPServer("deaf", version="1", **tasks.wiring(), log_level="CRITICAL", subscriptions=False)
-    async with app_of(server) as app:
-        reply = await Door(app, tasks).send(listen([]))
-        assert (reply.status, reply.code) == (404, -32601)
-        assert tasks.short_way.handed_over == {Handover.SERVER: 1}
 
 
 async def test_an_author_who_closes_a_listen_handler_of_his_own_closes_every_stream(desk: Desk) -> None:
@@ -321,30 +257,3 @@ async def test_a_reader_that_stops_reading_holds_up_nobody_and_gets_the_newest_s
             assert len(states) < 500
             # The other one hangs up in the middle, which is nobody's problem.
             leaves.reads.set()
-
-
-@simulated
-async def test_a_silent_stream_is_kept_alive(desk: Desk) -> None:
-    async with door(MemoryStore(), desk, FakeClock()) as server, at(server.app, listen([])) as peer:
-        await peer.until(lambda seen: seen.frames)
-        await time_passes(60)
-        assert 2 <= len([event for event in peer.events if event.startswith(":")]) <= 6
-
-
-async def test_many_listeners_are_each_told_of_their_own_change(desk: Desk) -> None:
-    async with AsyncExitStack() as streams:
-        room: dict[str, Any] = {"concurrency": 300, "limits": UNPACED}
-        server = await streams.enter_async_context(door(MemoryStore(), desk, FakeClock(), **room))
-        client, peers = Tasking(server, EVERYTHING), dict[str, Peer]()
-        for _ in range(300):
-            task_id = await client.create("gated")
-            message = listen([task_id])
-            peers[task_id] = await streams.enter_async_context(at(server.app, message, [("x-user", "ada")]))
-        for peer in peers.values():
-            await peer.until(lambda seen: len(seen.frames) > 1)
-        desk.gate.set()
-        for task_id, peer in peers.items():
-            await peer.until(lambda seen, task_id=task_id: seen.statuses(task_id)[-1:] == ["completed"])
-            assert peer.frames[0]["params"]["notifications"] == {"taskIds": [task_id]}
-            assert {frame["params"]["taskId"] for frame in peer.frames[1:]} == {task_id}
-        assert server.answered == 300

@@ -9,23 +9,29 @@ import anyio
 import pytest
 from mcp import Client
 from mcp.client.subscriptions import ToolsListChanged
+from mcp.server import MCPServer
 
 from harness.auth import USERS
 from harness.http import HttpWire, serving
 from harness.lowlevel import build_lowlevel
 from harness.rpc import (
     EVERYTHING,
+    INTERNAL_ERROR,
     INVALID_PARAMS,
     METHOD_NOT_FOUND,
-    MISSING_CAPABILITY,
     NOTHING,
     PATIENCE,
     Tasking,
+    text_of,
 )
-from harness.schema import check_message, check_notification
+from harness.schema import check_notification
 from harness.server import QUICK, Desk, build
+from harness.waiting import eventually
 from mcp_tasks import Tasks
 from mcp_tasks.client import TasksClient
+from mcp_tasks.errors import StoreUnavailable
+from mcp_tasks.model import TaskRecord
+from mcp_tasks.server.fast_path.requests import Handover
 from mcp_tasks.stores.memory import MemoryStore
 from tests.push.listening import TASKS, TOOLS_CHANGED, Stream, as_pushed, listen, listening, timeless
 
@@ -84,19 +90,6 @@ async def test_each_stream_is_told_of_its_own_tasks_under_its_own_id(
             assert sorted(done) == sorted(ids)
 
 
-@pytest.mark.parametrize("request_id", ["a-string", 0, -7, "☃"])
-async def test_the_subscription_id_is_the_id_of_the_request_as_it_was(
-    client: Tasking, wire: HttpWire, request_id: Any
-) -> None:
-    done = await client.finish("echo", value=1)
-    message = {**listen([done["taskId"]]), "id": request_id}
-    async with wire.stream(message) as frames:
-        # Each frame is checked for it.
-        stream = Stream(request_id, frames)
-        await stream.acknowledged()
-        assert (await stream.task())["status"] == "completed"
-
-
 @pytest.mark.parametrize(("ttl", "expected"), [(None, type(None)), (timedelta(hours=1), int)])
 async def test_the_time_to_live_is_there_whether_or_not_there_is_one(
     desk: Desk, ttl: timedelta | None, expected: type
@@ -109,17 +102,6 @@ async def test_the_time_to_live_is_there_whether_or_not_there_is_one(
             desk.gate.set()
             *_, done = await stream.until("completed")
     assert {type(state["ttlMs"]) for state in (working, done)} == {expected}
-
-
-async def test_leaving_a_stream_leaves_its_task_alone(client: Tasking, wire: HttpWire, desk: Desk) -> None:
-    task_id = await client.create("gated")
-    for _ in range(3):
-        async with listening(wire, [task_id]) as stream:
-            await stream.acknowledged()
-            await stream.task()
-    assert (await client.get(task_id))["status"] == "working"
-    desk.gate.set()
-    assert (await client.until(task_id, "completed"))["status"] == "completed"
 
 
 # --- beside the SDK's own -------------------------------------------------------------------------------------------
@@ -186,17 +168,6 @@ async def test_only_tasks_of_the_caller_are_honoured_and_told_of(desk: Desk) -> 
 # --- refused, before anything was sent ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("ids", [[], ["task_unknown"], "task_1", {"0": "task_1"}, ["task_1", 5]], ids=str)
-async def test_a_client_that_did_not_declare_the_extension_is_told_that_before_anything_else(
-    wire: HttpWire, ids: Any
-) -> None:
-    undeclared: list[dict[str, Any]] = [{}, {"extensions": {}}, {"extensions": {"com.example/tasks": {}}}]
-    for capabilities in undeclared:
-        reply = await wire.send(listen(ids, capabilities=capabilities))
-        check_message("subscriptions/listen", reply.message)
-        assert (reply.status, reply.code) == (400, MISSING_CAPABILITY)
-
-
 async def test_no_ids_at_all_is_a_stream_like_any_other(wire: HttpWire) -> None:
     for message in (listen(None, toolsListChanged=True), listen(toolsListChanged=True, capabilities=NOTHING)):
         async with wire.stream(message) as frames:
@@ -215,8 +186,42 @@ async def test_what_is_malformed_is_refused_as_without_task_ids(wire: HttpWire) 
     assert (with_ids.status, with_ids.error, plain.code) == (plain.status, plain.error, INVALID_PARAMS)
 
 
-async def test_a_server_that_offers_no_streams_offers_none_for_tasks() -> None:
-    async with serving(build_lowlevel(Tasks("memory://", settings=QUICK))) as wire:
-        task_id = await Tasking(wire, EVERYTHING).create("echo", value=1)
-        reply = await wire.send(listen([task_id]))
+@pytest.mark.parametrize("kind", ["low-level", "deaf"])
+async def test_a_server_that_offers_no_streams_offers_none_for_tasks(kind: str) -> None:
+    tasks = Tasks("memory://", settings=QUICK)
+    server = MCPServer("deaf", **tasks.wiring(), log_level="CRITICAL", subscriptions=False)
+    async with serving(build_lowlevel(tasks) if kind == "low-level" else server) as wire:
+        reply = await wire.send(listen([]))
     assert (reply.status, reply.code) == (404, METHOD_NOT_FOUND)
+    assert tasks.short_way.handed_over == {Handover.SERVER: 1}
+
+
+class MoodyStore(MemoryStore):
+    failures = 0
+    """Reads that are still to fail."""
+
+    async def get(self, task_id: str) -> TaskRecord | None:
+        if self.failures:
+            self.failures -= 1
+            raise StoreUnavailable("not now")
+        return await super().get(task_id)
+
+
+async def test_a_store_that_is_away_for_a_moment_refuses_a_stream_for_now_and_does_not_end_one(desk: Desk) -> None:
+    store = MoodyStore()
+    async with serving(build(Tasks(store, settings=QUICK), desk)) as wire:
+        task_id = await Tasking(wire, EVERYTHING).create("gated")
+        await desk.started.wait()
+        store.failures = 1
+        reply = await wire.send(listen([task_id]))
+        assert reply.code == INTERNAL_ERROR
+        assert "try again later" in reply.error["message"]
+        async with listening(wire, [task_id]) as stream:
+            assert await stream.acknowledged() == {"taskIds": [task_id]}
+            await stream.task()
+            # A run ends without reading; so the read that fails is the one for the stream.
+            store.failures = 1
+            desk.gate.set()
+            await eventually(lambda: store.failures == 0)
+            *_, done = await stream.until("completed")
+    assert text_of(done["result"]) == "through"

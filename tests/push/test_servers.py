@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import signal
 from collections.abc import AsyncGenerator, Sequence
@@ -10,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-import httpx2
 import pytest
 
 from harness.furnished import http_process
 from harness.http import HttpWire, http_client, serving
-from harness.rpc import EVERYTHING, PATIENCE, Tasking, accept, text_of
+from harness.rpc import EVERYTHING, Tasking, accept, text_of
 from harness.schema import check_message
 from harness.server import QUICK, Desk, build
 from harness.serving import ServerProcess
@@ -129,23 +127,3 @@ async def test_a_stream_ends_gracefully_when_the_server_is_told_to_stop(short_wa
             assert last["result"]["_meta"][SUBSCRIPTION] == stream.id
             # A client that listens and does not read on keeps nobody from stopping.
             assert await anyio.to_thread.run_sync(server.process.wait, SOON) in (0, -signal.SIGTERM)
-
-
-async def test_with_a_limit_on_its_shutdown_the_server_stops_and_the_task_stays(tmp_path: Path) -> None:
-    store = f"sqlite:///{tmp_path / 'tasks.db'}"
-    async with http_client() as http:
-        with http_process("--store", store) as url:
-            wire = HttpWire(url, http)
-            task_id = await Tasking(wire, EVERYTHING).create("ask_name")
-            streaming = listening(wire, [task_id])
-            stream = await streaming.__aenter__()
-            await stream.acknowledged()
-            await stream.until("input_required")
-        # The process has ended by now; leaving the block above waited for it.
-        with anyio.fail_after(PATIENCE):
-            with contextlib.suppress(httpx2.TransportError):
-                await stream.rest()
-            await streaming.__aexit__(None, None, None)
-        with http_process("--store", store) as url:
-            again = Tasking(HttpWire(url, http), EVERYTHING)
-            assert (await again.get(task_id))["status"] == "input_required"
