@@ -26,41 +26,30 @@ async def code_of(server: RawServer, method: str, params: Any) -> int:
     return refused.value.code
 
 
-@pytest.mark.requirement("hosted/unknown-id")
-@pytest.mark.parametrize("method", ["tasks/get", "tasks/result", "tasks/cancel"])
-async def test_an_id_that_is_none_is_refused(method: str, host: Host) -> None:
+NO_IDS: list[Any] = [None, 7, True, [], {}, "", "no such task", "x" * 100_000, "' OR 1=1 --", "\x00"]
+NO_CURSORS: list[Any] = ["", "x", "AAAA", "MQ==", 7, [], "é", "9" * 10_000, "LTE="]
+NO_TASKS: list[Any] = [None, 7, "x", [], {"ttl": "60"}, {"ttl": -1}, {"ttl": True}, {"ttl": {}}]
+
+
+MISTAKES: list[tuple[str, list[dict[str, Any]]]] = [
+    *((f"tasks/{verb}", [{}, *({"taskId": each} for each in NO_IDS)]) for verb in ("get", "result", "cancel")),
+    ("tasks/list", [{"cursor": cursor} for cursor in NO_CURSORS]),
+    ("elicitation/create", [{**ELICIT, "task": task} for task in NO_TASKS]),
+    ("elicitation/create", [{"task": {}}, {"message": 7, "requestedSchema": 8, "task": {}}]),
+    ("sampling/createMessage", [{**SAMPLE, "maxTokens": "many", "task": {}}]),
+]
+
+
+@pytest.mark.requirement("hosted/unknown-id", "hosted/cursors", "hosted/max-ttl")
+@pytest.mark.parametrize(("method", "params"), MISTAKES)
+async def test_a_request_that_cannot_be_understood_is_refused_and_makes_no_task(
+    method: str, params: list[dict[str, Any]], host: Host
+) -> None:
     async with connected(host) as server:
-        bad: list[Any] = [None, 7, True, [], {}, "", "no such task", "x" * 100_000, "' OR 1=1 --", "\x00"]
-        for task_id in bad:
-            assert await code_of(server, method, {"taskId": task_id}) == -32602
-        assert await code_of(server, method, {}) == -32602
-        assert await server.ask("ping") == {}
-
-
-@pytest.mark.requirement("hosted/cursors")
-async def test_a_cursor_that_was_not_given_is_refused(host: Host) -> None:
-    async with connected(host) as server:
-        bad: list[Any] = ["", "x", "AAAA", "MQ==", 7, [], "é", "9" * 10_000, "LTE="]
-        for cursor in bad:
-            assert await code_of(server, "tasks/list", {"cursor": cursor}) == -32602
-
-
-@pytest.mark.requirement("hosted/max-ttl")
-@pytest.mark.parametrize("task", [None, 7, "x", [], {"ttl": "60"}, {"ttl": -1}, {"ttl": True}, {"ttl": {}}])
-async def test_a_task_that_is_asked_for_in_the_wrong_way_is_not_made(task: Any, host: Host) -> None:
-    async with connected(host) as server:
-        assert await code_of(server, "elicitation/create", {**ELICIT, "task": task}) == -32602
+        for each in params:
+            assert await code_of(server, method, each) == -32602
         assert (await server.ask("tasks/list"))["tasks"] == []
     assert host.asked == []
-
-
-async def test_a_request_that_no_callback_would_get_makes_no_task(host: Host) -> None:
-    async with connected(host) as server:
-        bad: list[dict[str, Any]] = [{"task": {}}, {"message": 7, "requestedSchema": 8, "task": {}}]
-        for params in bad:
-            assert await code_of(server, "elicitation/create", params) == -32602
-        assert await code_of(server, "sampling/createMessage", {**SAMPLE, "maxTokens": "many", "task": {}}) == -32602
-        assert (await server.ask("tasks/list"))["tasks"] == []
 
 
 @pytest.mark.requirement("hosted/limits")
@@ -77,6 +66,9 @@ async def test_tasks_over_a_limit_are_refused_and_make_no_task(host: Host) -> No
             await server.until((await server.create(ttl=100))["taskId"], "completed")
         assert await code_of(server, "elicitation/create", {**ELICIT, "task": {}}) == -32603
         await server.until_none_is_left()
+        await server.create()
+    async with connected(host, hosting=Hosting(max_request_size=1000)) as server:
+        assert await code_of(server, "elicitation/create", {**ELICIT, "message": "x" * 2000, "task": {}}) == -32603
         await server.create()
 
 
@@ -104,13 +96,6 @@ async def test_one_server_does_not_use_up_what_another_may_have(host: Host) -> N
             await one.create()
         await two.create()
         assert await code_of(two, "elicitation/create", {**ELICIT, "task": {}}) == -32603
-
-
-@pytest.mark.requirement("hosted/limits")
-async def test_a_request_that_is_too_large_is_refused(host: Host) -> None:
-    async with connected(host, hosting=Hosting(max_request_size=1000)) as server:
-        assert await code_of(server, "elicitation/create", {**ELICIT, "message": "x" * 2000, "task": {}}) == -32603
-        await server.create()
 
 
 @pytest.mark.requirement("hosted/limits")
@@ -148,20 +133,20 @@ async def test_a_transport_that_does_not_know_of_hosting_is_a_clear_error() -> N
         TasksClient(hosting=Hosting(ledger="never.db")).host(with_tasks(RawServer().transport()))
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"max_ttl": 60},
-        {"max_ttl": timedelta(0)},
-        {"default_ttl": timedelta(seconds=-1)},
-        {"max_running": 0},
-        {"max_tasks": True},
-        {"max_total": "many"},
-        {"max_request_size": None},
-        {"ledger": 7},
-        {"poll_interval": 1},
-    ],
-)
-def test_an_option_that_cannot_be_is_refused_where_it_stands(options: dict[str, Any]) -> None:
-    with pytest.raises(InvalidOption, match=next(iter(options))):
-        Hosting(**options)
+WRONG: list[tuple[str, Any]] = [
+    ("max_ttl", 60),
+    ("max_ttl", timedelta(0)),
+    ("default_ttl", timedelta(seconds=-1)),
+    ("max_running", 0),
+    ("max_tasks", True),
+    ("max_total", "many"),
+    ("max_request_size", None),
+    ("ledger", 7),
+    ("poll_interval", 1),
+]
+
+
+def test_an_option_that_cannot_be_is_refused_where_it_stands() -> None:
+    for name, value in WRONG:
+        with pytest.raises(InvalidOption, match=name):
+            Hosting(**{name: value})

@@ -136,7 +136,9 @@ async def test_a_ledger_is_open_in_one_place_at_a_time(ledger: Path, host: Host)
         assert (await server.ask("tasks/list"))["tasks"] == []
 
 
-async def test_a_file_of_another_kind_is_left_alone(tmp_path: Path) -> None:
+def test_a_ledger_is_for_its_owner_alone_and_a_file_of_another_kind_is_left_alone(tmp_path: Path, ledger: Path) -> None:
+    HostedFile(ledger).close()
+    assert ledger.stat().st_mode & 0o077 == 0
     path = tmp_path / "other.db"
     with sqlite3.connect(path) as db:
         db.execute("CREATE TABLE mine (x)")
@@ -173,11 +175,6 @@ async def test_a_damaged_task_is_gone_and_takes_no_other_with_it(damage: str, le
         with pytest.raises(Refused) as refused:
             await server.status(bad)
         assert refused.value.code == -32602
-
-
-def test_a_ledger_is_for_its_owner_alone(ledger: Path) -> None:
-    HostedFile(ledger).close()
-    assert ledger.stat().st_mode & 0o077 == 0
 
 
 async def test_one_client_object_hosts_again_after_its_connection(ledger: Path, host: Host) -> None:
