@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing, closing
 from pathlib import Path
 from typing import Any
@@ -56,6 +56,14 @@ async def never(params: Mapping[str, Any]) -> Answer:
     return None
 
 
+def showing(*states: Any, results: Sequence[Any] = (never,)) -> MemoryPeer:
+    """A server whose task is in these states, one for each look, and that answers `tasks/result` like this."""
+    peer = MemoryPeer()
+    peer.on("tasks/get", *states)
+    peer.on("tasks/result", *results)
+    return peer
+
+
 # What is asked of a server
 
 
@@ -67,7 +75,7 @@ async def test_an_older_version_has_no_tasks_whatever_the_server_declares() -> N
 
 
 async def test_tools_are_found_on_later_pages_and_a_list_that_never_ends_is_given_up() -> None:
-    peer = MemoryPeer()
+    peer = showing(old_task("completed"), results=[old_result()])
     tool = {"name": "x", "inputSchema": {"type": "object"}, "execution": {"taskSupport": "required"}}
     peer.on(
         "tools/list",
@@ -75,8 +83,6 @@ async def test_tools_are_found_on_later_pages_and_a_list_that_never_ends_is_give
         {"tools": [tool], "nextCursor": "3"},
         {"tools": [], "nextCursor": "3"},
     )
-    peer.on("tasks/get", old_task("completed"))
-    peer.on("tasks/result", old_result())
     async with connected(peer) as client:
         with anyio.fail_after(PATIENCE):
             handle = await begin(client, "x")
@@ -156,10 +162,7 @@ WORKING, COMPLETED, FAILED = old_task(), old_task("completed"), old_task("failed
 async def test_the_result_is_what_the_server_says_in_the_end(
     states: list[Answer], results: list[Answer], expected: Any
 ) -> None:
-    peer = MemoryPeer()
-    peer.on("tasks/get", *states)
-    peer.on("tasks/result", *results)
-    async with connected(peer, patience=LONG) as client:
+    async with connected(showing(*states, results=results), patience=LONG) as client:
         handle = await begin(client, "x")
         with anyio.fail_after(PATIENCE):
             if isinstance(expected, str):
@@ -175,7 +178,6 @@ async def test_the_result_is_what_the_server_says_in_the_end(
 
 
 async def test_whoever_watched_and_then_waits_keeps_the_one_request_for_the_result() -> None:
-    peer = MemoryPeer()
     ended = asyncio.Event()
 
     async def wait(params: Mapping[str, Any]) -> Answer:
@@ -183,8 +185,7 @@ async def test_whoever_watched_and_then_waits_keeps_the_one_request_for_the_resu
         peer.on("tasks/get", old_task("completed"))
         return old_result()
 
-    peer.on("tasks/get", old_task())
-    peer.on("tasks/result", wait)
+    peer = showing(old_task(), results=[wait])
     async with connected(peer) as client:
         handle = await begin(client, "x")
         async with aclosing(handle.watch()) as states:
@@ -199,19 +200,14 @@ async def test_whoever_watched_and_then_waits_keeps_the_one_request_for_the_resu
 
 
 async def test_a_server_that_only_ever_stumbles_does_not_know_the_task_and_the_error_names_sessions() -> None:
-    peer = MemoryPeer()
-    peer.on("tasks/get", Refusal(-32602, "Invalid request parameters", data=""))
-    async with connected(peer) as client:
+    async with connected(showing(STUMBLED)) as client:
         with pytest.raises(UnknownTask, match="only for the session that made it"):
             await (await begin(client, "x")).status()
 
 
 async def test_a_watch_shows_a_state_once_however_often_its_expiry_moves() -> None:
-    peer = MemoryPeer()
     renewed = [old_task(ttl=1000 * n, pollInterval=20 + n, lastUpdatedAt=f"2025-11-25T10:40:0{n}Z") for n in range(9)]
-    peer.on("tasks/get", *renewed, old_task("completed"))
-    peer.on("tasks/result", never, old_result())
-    async with connected(peer) as client:
+    async with connected(showing(*renewed, COMPLETED, results=[never, old_result()])) as client:
         handle = await begin(client, "x")
         with anyio.fail_after(PATIENCE):
             states = [snapshot.status async for snapshot in handle.watch()]
@@ -219,10 +215,7 @@ async def test_a_watch_shows_a_state_once_however_often_its_expiry_moves() -> No
 
 
 async def test_a_question_that_never_comes_holds_its_state_back_for_a_moment_only() -> None:
-    peer = MemoryPeer()
-    peer.on("tasks/get", old_task("input_required"))
-    peer.on("tasks/result", never)
-    async with connected(peer) as client:
+    async with connected(showing(old_task("input_required"))) as client:
         handle = resume_task(client, TASK_ID)
         async with aclosing(handle.watch()) as states:
             with anyio.fail_after(PATIENCE):
@@ -234,9 +227,7 @@ TOO_LARGE = Refusal(CONNECTION_CLOSED, "SSE stream failed: Server-sent event exc
 
 
 async def test_a_result_that_the_transport_refuses_for_its_size_ends_the_wait_and_not_the_look(tmp_path: Path) -> None:
-    peer = MemoryPeer()
-    peer.on("tasks/get", old_task("completed"))
-    peer.on("tasks/result", TOO_LARGE)
+    peer = showing(COMPLETED, results=[TOO_LARGE])
     tasks = {"patience": LONG, "ledger": tmp_path / "ledger.db"}
     async with connected(peer, **tasks) as client:
         handle = await begin(client, "x")
@@ -253,15 +244,11 @@ async def test_a_result_that_the_transport_refuses_for_its_size_ends_the_wait_an
 
 @pytest.mark.parametrize("outcome", [old_result(), {**old_result(), "isError": True}, Refusal(-32050, "out of paper")])
 async def test_a_result_that_came_counts_though_the_server_has_forgotten_the_task(outcome: Any) -> None:
-    peer = MemoryPeer()
-
     async def late(params: Mapping[str, Any]) -> Answer:
         await anyio.sleep(0.05)  # sleep: the client looks at the task meanwhile
         return outcome
 
-    peer.on("tasks/result", late, Refusal(-32602, "Task not found"))
-    peer.on("tasks/get", Refusal(-32602, "Task not found"))
-    async with connected(peer) as client:
+    async with connected(showing(NOT_FOUND, results=[late, NOT_FOUND])) as client:
         handle = await begin(client, "x")
         if isinstance(outcome, Refusal):
             with pytest.raises(TaskFailed, match="out of paper"):
@@ -271,24 +258,14 @@ async def test_a_result_that_came_counts_though_the_server_has_forgotten_the_tas
 
 
 @simulated
-async def test_a_read_time_out_of_the_sdk_gives_the_wait_up_and_not_the_task() -> None:
-    peer = MemoryPeer()
-    peer.on("tasks/get", old_task(pollInterval=10**6))
-    peer.on("tasks/result", never)
-    async with connected(peer, on_abandon="leave") as client:
+async def test_a_server_that_never_answers_is_given_up_when_the_time_is_over_and_the_task_is_not() -> None:
+    peer = showing(never)
+    async with connected(peer, on_abandon="leave", patience=SHORT) as client:
         with pytest.raises(MCPError, match="timed out"):
             await client.call_tool("x", read_timeout_seconds=2)
+        with pytest.raises(TimeoutError):
+            await (await begin(client, "x")).result(0.1)
         assert not peer.asked("tasks/cancel")
-
-
-async def test_a_server_that_never_answers_is_given_up_when_the_time_is_over() -> None:
-    peer = MemoryPeer()
-    peer.on("tasks/get", never)
-    peer.on("tasks/result", never)
-    async with connected(peer, patience=SHORT) as client:
-        handle = await begin(client, "x")
-        with anyio.fail_after(PATIENCE), pytest.raises(TimeoutError):
-            await handle.result(0.1)
 
 
 @pytest.mark.parametrize(
@@ -304,49 +281,43 @@ async def test_a_server_that_never_answers_is_given_up_when_the_time_is_over() -
     ],
 )
 async def test_something_that_is_not_the_task_is_an_invalid_response(said: Mapping[str, Any]) -> None:
-    peer = MemoryPeer()
-    peer.on("tasks/get", said)
-    async with connected(peer) as client:
+    async with connected(showing(said)) as client:
         with pytest.raises(InvalidResponse):
             await resume_task(client, TASK_ID).status()
 
 
-@pytest.mark.parametrize("said", [{"task": None}, {"task": {}}, {"task": old_task("sleeping")}, {"task": [old_task()]}])
-async def test_a_call_that_is_answered_with_something_that_is_not_a_task_fails(said: Mapping[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("method", "said"),
+    [
+        *(("tools/call", {"task": said}) for said in (None, {}, old_task("sleeping"), [old_task()])),
+        *(("tasks/list", page) for page in ({}, {"tasks": {}}, {"tasks": [7]}, {"tasks": [{"taskId": "t"}]})),
+    ],
+)
+async def test_an_answer_that_has_no_task_where_there_should_be_one_is_an_invalid_response(
+    method: str, said: Mapping[str, Any]
+) -> None:
     peer = MemoryPeer()
-    peer.on("tools/call", said)
+    peer.on(method, said)
     async with connected(peer) as client:
         with pytest.raises(InvalidResponse):
-            await start_task(client, "x")
-        with pytest.raises(MCPError, match="not a valid task"):
-            await client.call_tool("x")
+            await (anext(aiter(list_tasks(client))) if method == "tasks/list" else start_task(client, "x"))
+        if method == "tools/call":
+            with pytest.raises(MCPError, match="not a valid task"):
+                await client.call_tool("x")
 
 
 async def test_instants_without_an_offset_are_utc() -> None:
-    peer = MemoryPeer()
-    peer.on("tasks/get", old_task(createdAt="2025-11-25T10:30:00", lastUpdatedAt="2025-11-25T10:40:00"))
-    async with connected(peer) as client:
+    naive = old_task(createdAt="2025-11-25T10:30:00", lastUpdatedAt="2025-11-25T10:40:00")
+    async with connected(showing(naive)) as client:
         snapshot = await resume_task(client, TASK_ID).status()
     assert snapshot.created_at.isoformat() == "2025-11-25T10:30:00+00:00"
-
-
-# Listing
-
-
-@pytest.mark.parametrize("page", [{}, {"tasks": {}}, {"tasks": [7]}, {"tasks": [{"taskId": "t"}]}])
-async def test_a_list_of_something_else_is_an_invalid_response(page: Mapping[str, Any]) -> None:
-    peer = MemoryPeer()
-    peer.on("tasks/list", page)
-    async with connected(peer) as client:
-        with pytest.raises(InvalidResponse):
-            await anext(aiter(list_tasks(client)))
 
 
 # What a server sends by itself
 
 
 async def test_progress_that_comes_before_the_task_and_with_it_reaches_whoever_waits() -> None:
-    peer = MemoryPeer()
+    peer = showing(old_task(pollInterval=60_000), COMPLETED, results=[never, old_result()])
     reported: list[Progress] = []
 
     async def report(progress: Progress) -> None:
@@ -358,8 +329,6 @@ async def test_progress_that_comes_before_the_task_and_with_it_reaches_whoever_w
         return {"task": old_task()}
 
     peer.on("tools/call", create)
-    peer.on("tasks/get", old_task(pollInterval=60_000), old_task("completed"))
-    peer.on("tasks/result", never, old_result())
     async with connected(peer, on_progress=report) as client:
         calling = asyncio.create_task(client.call_tool("x"))
         await eventually(lambda: reported)
@@ -380,31 +349,26 @@ async def test_progress_that_comes_before_the_task_and_with_it_reaches_whoever_w
 
 @pytest.mark.parametrize("token", [[], {}, None, 1.5])
 async def test_a_progress_token_that_is_none_is_passed_over(token: Any, caplog: pytest.LogCaptureFixture) -> None:
-    peer = MemoryPeer()
+    peer = showing(COMPLETED, results=[old_result()])
 
     async def tell(params: Mapping[str, Any]) -> Answer:
         await peer.tell("notifications/progress", {"progressToken": token, "progress": 0.5, "_meta": dict(RELATED)})
         return {"task": old_task()}
 
     peer.on("tools/call", tell)
-    peer.on("tasks/get", old_task("completed"))
-    peer.on("tasks/result", old_result())
     async with connected(peer) as client:
         assert text(await (await begin(client, "x")).result(PATIENCE)) == "done"
     assert "could not be handled" not in caplog.text
 
 
 async def test_a_question_that_comes_before_its_task_waits_for_whoever_started_it() -> None:
-    peer = MemoryPeer()
-    person = Person()
+    peer, person = showing(old_task("input_required")), Person()
 
     async def create(params: Mapping[str, Any]) -> Answer:
         await peer.send("elicitation/create", {**FORM, "_meta": RELATED}, "early")
         return {"task": old_task()}
 
     peer.on("tools/call", create)
-    peer.on("tasks/get", old_task("input_required"))
-    peer.on("tasks/result", never)
     async with connected(peer, person=person) as client:
         handle = await begin(client, "x")
         snapshot = await handle.status()
@@ -416,8 +380,7 @@ async def test_a_question_that_comes_before_its_task_waits_for_whoever_started_i
 
 
 async def test_a_question_of_nobodys_task_is_the_sessions_as_ever() -> None:
-    peer = MemoryPeer()
-    person = Person()
+    peer, person = MemoryPeer(), Person()
     async with connected(peer, person=person):
         await peer.send("elicitation/create", {**FORM, "_meta": RELATED})
         await peer.send("elicitation/create", FORM, 2)
@@ -426,10 +389,8 @@ async def test_a_question_of_nobodys_task_is_the_sessions_as_ever() -> None:
 
 
 async def test_no_more_than_some_questions_of_a_task_are_kept() -> None:
-    peer = MemoryPeer()
-    person = Person()
-    peer.on("tasks/get", old_task("input_required"))
-    async with connected(peer, person=person) as client:
+    peer = showing(old_task("input_required"))
+    async with connected(peer, person=Person()) as client:
         handle = await begin(client, "x")
         for number in range(150):
             await peer.send("elicitation/create", {**FORM, "_meta": RELATED}, number)
@@ -439,9 +400,7 @@ async def test_no_more_than_some_questions_of_a_task_are_kept() -> None:
 
 
 async def test_a_connection_that_ends_ends_the_wait_with_it() -> None:
-    peer = MemoryPeer()
-    peer.on("tasks/get", old_task())
-    peer.on("tasks/result", never)
+    peer = showing(old_task())
     async with connected(peer, patience=LONG) as client:
         handle = await begin(client, "x")
         waiting = asyncio.create_task(handle.result())
@@ -455,7 +414,6 @@ async def test_a_connection_that_ends_ends_the_wait_with_it() -> None:
 
 @pytest.mark.parametrize("callback", ["none", "refuses", "raises", "unsendable"])
 async def test_a_question_that_no_callback_answers_gets_an_error_that_names_the_task(callback: str) -> None:
-    peer = MemoryPeer()
     answered = asyncio.Event()
 
     async def ask(params: Mapping[str, Any]) -> Answer:
@@ -473,8 +431,7 @@ async def test_a_question_that_no_callback_answers_gets_an_error_that_names_the_
             case _:
                 return ElicitResult(action="accept", content={"name": "\ud800"})
 
-    peer.on("tasks/get", old_task())
-    peer.on("tasks/result", ask)
+    peer = showing(old_task(), results=[ask])
     async with connected(peer, person=None if callback == "none" else person) as client:
         with anyio.fail_after(PATIENCE):
             calling = asyncio.create_task(call_tool(client, "x"))
@@ -484,11 +441,8 @@ async def test_a_question_that_no_callback_answers_gets_an_error_that_names_the_
     [reply] = peer.replies
     assert (reply["id"], reply["error"]["data"]["_meta"]) == (7, RELATED)
     if callback == "refuses":
-        assert (reply["error"]["code"], reply["error"]["message"], reply["error"]["data"]["why"]) == (
-            -5,
-            "not today",
-            "holiday",
-        )
+        error = reply["error"]
+        assert (error["code"], error["message"], error["data"]["why"]) == (-5, "not today", "holiday")
 
 
 @pytest.mark.requirement("older-client/immediate-response")
@@ -503,10 +457,8 @@ async def test_a_question_that_no_callback_answers_gets_an_error_that_names_the_
     ],
 )
 async def test_the_immediate_response_that_comes_with_a_task_is_on_its_handle(meta: Any, expected: str | None) -> None:
-    peer = MemoryPeer()
+    peer = showing(COMPLETED, results=[old_result()])
     peer.on("tools/call", {"task": old_task(), **({} if meta is None else {"_meta": meta})})
-    peer.on("tasks/get", old_task("completed"))
-    peer.on("tasks/result", old_result())
     async with connected(peer) as client:
         handle = await begin(client, "x")
         assert handle.immediate_response == expected
