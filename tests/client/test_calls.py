@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import builtins
-import inspect
 import re
 import sys
 from collections.abc import AsyncGenerator
@@ -14,15 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-import mcp
-import mcp_types
 import pytest
 from mcp import Client, StdioServerParameters
-from mcp.server import MCPServer
 from mcp.shared.exceptions import MCPError
 from mcp_types import CallToolResult
 
-import mcp_tasks.client
 from harness.forking import piped
 from harness.http import serving
 from harness.lowlevel import build_lowlevel
@@ -30,7 +24,7 @@ from harness.processes import ENVIRONMENT, ROOT, run
 from harness.rpc import PATIENCE
 from harness.server import CUSTOM_ERROR, QUICK, UNPACED, Desk, build
 from harness.waiting import eventually
-from mcp_tasks import Tasks, errors
+from mcp_tasks import Tasks
 from mcp_tasks.client import (
     InvalidOption,
     Ledger,
@@ -114,17 +108,6 @@ async def test_a_low_level_server_that_pushes_nothing_is_polled(push: bool) -> N
         assert text(await client.call_tool("ask_name", {})) == "Hello, Ada!"
 
 
-async def test_a_server_without_the_extension_is_called_as_ever() -> None:
-    server = MCPServer("plain", log_level="CRITICAL")
-
-    @server.tool()
-    def add(a: int, b: int) -> int:
-        return a + b
-
-    async with connect(server) as client:
-        assert (await client.call_tool("add", {"a": 1, "b": 2})).structured_content == {"result": 3}
-
-
 @pytest.mark.parametrize("push", [True, False], ids=["push", "polls"])
 async def test_a_hundred_calls_on_one_connection_all_get_their_result(push: bool) -> None:
     results: list[str] = []
@@ -193,27 +176,6 @@ async def test_verbs_work_for_a_client_that_was_given_the_extension_and_say_so_o
 def test_a_value_that_a_client_cannot_have_is_refused(mistake: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidOption, match=says):
         TasksClient(**mistake)
-
-
-# Names and words
-
-
-def test_every_class_that_the_page_names_and_a_wait_raises_can_be_imported() -> None:
-    page = (ROOT / "docs" / "client.md").read_text()
-    named = set(re.findall(r"`([A-Z][a-z]\w+)\b", page))
-    raised = re.findall(r"^ +(\w+): ", (inspect.getdoc(TaskHandle.result) or "").partition("Raises:")[2], re.MULTILINE)
-    assert {"TasksClient", "TaskFailed", "UsageError"} <= named
-    assert "WaitTimedOut" in raised
-    homes = (mcp_tasks.client, errors, mcp, mcp_types, builtins)
-    assert [name for name in sorted(named) if not any(hasattr(home, name) for home in homes)] == []
-    assert [name for name in raised if name not in (*mcp_tasks.client.__all__, "MCPError")] == []
-
-
-def test_the_functions_take_what_the_methods_take() -> None:
-    pairs = {"call": call_tool, "start": start_task, "resume": resume_task, "pending": pending_tasks}
-    for method, function in pairs.items():
-        _, *parameters = inspect.signature(getattr(TasksClient, method)).parameters.values()
-        assert list(inspect.signature(function).parameters.values()) == parameters
 
 
 async def test_the_client_of_the_readme_is_a_program_that_comes_back_to_its_tasks(path: Path) -> None:

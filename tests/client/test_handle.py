@@ -29,8 +29,8 @@ from mcp_tasks.client import (
 from mcp_tasks.client import handle as handle_module
 from mcp_tasks.errors import InvalidDuration, InvalidOption, TasksError, TaskWasCancelled, UnknownTask
 from mcp_tasks.model import Progress, TaskStatus
-from tests.client.connecting import ANSWER, LONG, SHORT, Person, accepted, begin, connect, seen, text
-from tests.client.peer import ACK, OUT_OF_ORDER, TASK_ID, Answer, Peer, completed, task
+from tests.client.connecting import ANSWER, SHORT, Person, accepted, begin, connect, seen, text
+from tests.client.peer import ACK, OUT_OF_ORDER, TASK_ID, Answer, Peer, task
 
 pytestmark = pytest.mark.anyio
 
@@ -329,26 +329,6 @@ async def test_a_ledger_that_keeps_results_keeps_a_task_that_was_cancelled_as_th
         await handle.status()
         assert [known.id for known in pending_tasks(client)] == [TASK_ID]
     ledger.close()
-
-
-# A server that is out of reach for a while
-
-
-async def test_looks_that_fail_for_now_are_tried_again(peer: Peer, peer_url: str) -> None:
-    peer.on("tasks/get", task(), OUT_OF_ORDER, OUT_OF_ORDER, task(), OUT_OF_ORDER, completed("at last"))
-    async with connect(peer_url, patience=LONG) as client:
-        assert text(await client.call_tool("x", {})) == "at last"
-
-
-async def test_patience_with_a_server_that_stays_away_ends_with_its_error_and_a_note_of_the_task(
-    peer: Peer, peer_url: str
-) -> None:
-    peer.on("tasks/get", task(), OUT_OF_ORDER)
-    async with connect(peer_url, patience=SHORT) as client:
-        with anyio.fail_after(PATIENCE), pytest.raises(MCPError, match="try again later") as caught:
-            await client.call_tool("x", {})
-    assert 3 <= len(peer.asked("tasks/get")) < 40
-    assert TASK_ID in "".join(caught.value.__notes__)
 
 
 # Arguments that cannot be meant

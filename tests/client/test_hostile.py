@@ -148,11 +148,6 @@ async def test_a_time_to_live_that_is_odd_and_questions_that_are_missing_do_not_
     assert await wait(peer_url) == "ok"
 
 
-async def test_a_huge_result_comes_through(peer: Peer, peer_url: str) -> None:
-    peer.on("tasks/get", completed("x" * 5_000_000))
-    assert len(await wait(peer_url)) == 5_000_000
-
-
 # Answers that are none
 
 

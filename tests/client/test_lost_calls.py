@@ -58,27 +58,19 @@ def client_of(url: str, patience: Patience = LONG, mode: Literal["auto", "legacy
     return Client(reconnecting_http(url), extensions=[TasksClient(patience=patience, push=False)], mode=mode)
 
 
-@pytest.mark.parametrize("keep", [0, 40, 400], ids=["all lost", "cut in its head", "cut in its body"])
-async def test_a_call_whose_answers_are_lost_is_made_once(network: tuple[Scene, Relay], keep: int) -> None:
+@pytest.mark.parametrize(
+    ("mode", "cuts", "keep"), [("auto", 2, 0), ("auto", 2, 40), ("auto", 2, 400), ("legacy", 1, 0)]
+)
+async def test_a_call_whose_answers_are_lost_is_made_once(
+    network: tuple[Scene, Relay], mode: Any, cuts: int, keep: int
+) -> None:
     scene, relay = network
-    async with client_of(relay.url) as client:
-        relay.cuts, relay.keep_bytes = 2, keep
+    async with client_of(relay.url, mode=mode) as client:
+        await client.list_tools()
+        relay.cuts, relay.keep_bytes = cuts, keep
         with anyio.fail_after(PATIENCE):
             assert text(await call_tool(client, "pay", {"amount": 7})) == "paid 7"
     assert relay.cuts == 0
-    assert scene.runs["pay"] == 1
-    assert len(await scene.all_tasks()) == 1
-
-
-async def test_so_it_is_with_tasks_of_the_older_era(network: tuple[Scene, Relay]) -> None:
-    scene, relay = network
-    async with client_of(relay.url, mode="legacy") as client:
-        await client.list_tools()
-        relay.cuts, relay.keep_bytes = 1, 0
-        with anyio.fail_after(PATIENCE):
-            handle = await start_task(client, "pay", {"amount": 7})
-            assert isinstance(handle, TaskHandle)
-            assert text(await handle.result()) == "paid 7"
     assert scene.runs["pay"] == 1
     assert len(await scene.all_tasks()) == 1
 

@@ -12,7 +12,6 @@ from types import TracebackType
 from typing import Any, Self
 
 import anyio
-import httpx2
 import pytest
 from mcp import Client
 from mcp.client.session import ClientSession
@@ -59,42 +58,6 @@ def open_streams(peer: MemoryPeer) -> list[list[str]]:
 
 
 # Streams
-
-
-async def test_a_pushed_state_ends_the_wait_long_before_the_next_poll(peer: Peer, peer_url: str) -> None:
-    done = asyncio.Event()
-
-    async def frames() -> AsyncGenerator[Mapping[str, Any]]:
-        for message in pushed(1, working(1, pollIntervalMs=RARELY)):
-            yield message
-        await done.wait()
-        yield told(completed("pushed"))
-        await anyio.sleep_forever()
-
-    peer.on("subscriptions/listen", Frames(frames()))
-    peer.on("tasks/get", task(pollIntervalMs=RARELY))
-    async with connect(peer_url) as client:
-        handle = await begin(client, "x")
-        async with anyio.create_task_group() as group:
-            group.start_soon(handle.result)
-            await eventually(lambda: listen_ids(peer))
-            done.set()
-            with anyio.fail_after(PATIENCE):
-                assert text(await handle.result()) == "pushed"
-    assert len(peer.asked("tasks/get")) <= 2
-
-
-async def test_a_stream_that_was_lost_is_opened_again(peer: Peer, peer_url: str) -> None:
-    peer.on(
-        "subscriptions/listen",
-        Frames(stream_of(pushed(1, working(1, pollIntervalMs=RARELY)), hold=False)),
-        Frames(stream_of(pushed(2, completed("on the second stream")))),
-    )
-    peer.on("tasks/get", task(pollIntervalMs=RARELY))
-    async with connect(peer_url) as client:
-        with anyio.fail_after(PATIENCE):
-            assert text(await client.call_tool("x", {})) == "on the second stream"
-    assert len(listen_ids(peer)) == 2
 
 
 async def test_a_server_that_does_not_push_is_asked_for_it_once(peer: Peer, peer_url: str) -> None:
@@ -145,30 +108,6 @@ async def test_waits_that_begin_one_after_another_end_up_on_few_streams() -> Non
             await anyio.sleep(1)  # sleep: the time is simulated
             assert {f"t{each}" for each in range(number + 1)} == set(chain.from_iterable(open_streams(peer)))
         assert len(open_streams(peer)) <= 5
-        group.cancel_scope.cancel()
-
-
-async def test_waits_that_begin_one_after_another_leave_room_for_other_calls(peer: Peer, peer_url: str) -> None:
-    async def get(params: Mapping[str, Any]) -> Answer:
-        return task(taskId=params["taskId"], pollIntervalMs=RARELY)
-
-    async def listen(params: object) -> Answer:
-        return Frames(stream_of([]))
-
-    peer.on("tasks/get", get)
-    peer.on("subscriptions/listen", listen)
-    # The pool of the SDK's HTTP client has a hundred connections; here it has eight.
-    http = httpx2.AsyncClient(limits=httpx2.Limits(max_connections=8), timeout=PATIENCE, trust_env=False)
-    async with (
-        http,
-        connect(streamable_http_client(peer_url, http_client=http)) as client,
-        anyio.create_task_group() as group,
-    ):
-        for number in range(16):
-            group.start_soon(resume_task(client, f"t{number}").result)
-            await eventually(lambda wanted=f"t{number}": wanted in chain.from_iterable(listen_ids(peer)))
-        with anyio.fail_after(PATIENCE):
-            await client.list_tools()
         group.cancel_scope.cancel()
 
 

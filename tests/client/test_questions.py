@@ -42,7 +42,7 @@ from mcp_tasks.client import (
 )
 from mcp_tasks.errors import InvalidResponse, StoreError, UsageError
 from mcp_tasks.model import TaskStatus
-from tests.client.connecting import ANSWER, LONG, SHORT, Person, accepted, begin, connect, seen, text
+from tests.client.connecting import ANSWER, SHORT, Person, accepted, begin, connect, text
 from tests.client.peer import (
     ACK,
     OUT_OF_ORDER,
@@ -85,18 +85,6 @@ async def test_a_question_that_comes_with_every_look_is_put_once(peer: Peer, pee
             peer.on("tasks/get", completed())
     assert answers(peer) == [{"a": ANSWER}]
     assert len(person.asked) == 1
-
-
-async def test_questions_that_are_open_together_are_asked_together_and_answered_as_they_come(
-    peer: Peer, peer_url: str
-) -> None:
-    person = Person()
-    peer.on("tasks/get", asking("a", "b", "c"), completed())
-    peer.on("tasks/update", ACK)
-    async with connect(peer_url, person=person) as client:
-        await client.call_tool("x", {})
-    assert sorted(key for answer in answers(peer) for key in answer) == ["a", "b", "c"]
-    assert len(person.asked) == 3
 
 
 @pytest.mark.requirement("client/same-trust")
@@ -229,28 +217,6 @@ async def test_progress_that_cannot_be_reported_ends_the_wait_by_the_rule(url: s
 # Answers that do not get there
 
 
-async def test_an_answer_that_cannot_be_delivered_for_now_is_delivered_later(peer: Peer, peer_url: str) -> None:
-    person = Person()
-    peer.on("tasks/get", asking("a"), asking("a"), asking("a"), completed())
-    peer.on("tasks/update", OUT_OF_ORDER, OUT_OF_ORDER, ACK)
-    async with connect(peer_url, person=person, patience=LONG) as client:
-        with anyio.fail_after(PATIENCE):
-            await client.call_tool("x", {})
-    assert answers(peer)[-1] == {"a": ANSWER}
-    assert len(person.asked) == 1
-
-
-async def test_an_answer_by_hand_that_does_not_fit_says_what_is_wrong_with_it(url: str) -> None:
-    async with connect(url, person=Person()) as client:
-        handle = await begin(client, "ask_name")
-        asking = await seen(handle, lambda snapshot: snapshot.input_requests)
-        with pytest.raises(MCPError, match="does not fit"):
-            await handle.answer({key: {"action": "accept", "content": {}} for key in asking.input_requests})
-        # The question stays open.
-        await handle.answer(dict.fromkeys(asking.input_requests, ANSWER))
-        assert text(await handle.result()) == "Hello, Ada!"
-
-
 async def test_an_answer_by_hand_that_cannot_be_sent_is_refused_before_it_is(peer: Peer, peer_url: str) -> None:
     peer.on("tasks/get", asking("a"))
     async with connect(peer_url) as client:
@@ -284,19 +250,6 @@ async def test_only_an_answer_that_the_server_refused_is_asked_for_again_the_nex
 
 
 # With a ledger
-
-
-async def test_a_recorded_answer_is_sent_again_and_nobody_is_asked(peer: Peer, peer_url: str, ledger: Ledger) -> None:
-    ledger.add(TASK_ID, server=peer_url, tool="x")
-    ledger.record_answer(peer_url, TASK_ID, "a", ANSWER, question=asking("a")["inputRequests"]["a"])
-    person = Person()
-    peer.on("tasks/get", asking("a"), completed("in the end"))
-    peer.on("tasks/update", ACK)
-    async with connect(peer_url, person=person, ledger=ledger) as client:
-        [handle] = pending_tasks(client)
-        assert text(await handle.result()) == "in the end"
-    assert (answers(peer), person.asked) == ([{"a": ANSWER}], [])
-    assert ledger.entries() == []
 
 
 async def test_an_answer_is_recorded_before_the_server_has_it_and_marked_as_sent_once_it_has(
