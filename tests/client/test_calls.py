@@ -1,4 +1,4 @@
-"""`client.call_tool` stays what it was, over every transport: the task behind it does not show."""
+"""Calls stay what they were, over every transport; and `TaskHandle` for who wants to see the task behind one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import re
 import sys
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, closing
+from datetime import timedelta
 from functools import partial
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,18 +30,26 @@ from mcp_tasks import Tasks
 from mcp_tasks.client import (
     InvalidOption,
     Ledger,
+    TaskFailed,
     TaskHandle,
     TasksClient,
+    TaskSnapshot,
     TaskStatus,
+    WaitTimedOut,
     call_tool,
     pending_tasks,
     reconnecting_http,
     resume_task,
     start_task,
 )
-from mcp_tasks.errors import UsageError
+from mcp_tasks.client import (
+    handle as handle_module,
+)
+from mcp_tasks.errors import InvalidDuration, TasksError, TaskWasCancelled, UnknownTask, UsageError
+from mcp_tasks.model import Progress
 from mcp_tasks.stores import MemoryStore
-from tests.client.connecting import Person, begin, connect, text
+from tests.client.connecting import ANSWER, SHORT, Person, accepted, begin, connect, seen, text
+from tests.client.peer import ACK, OUT_OF_ORDER, TASK_ID, Answer, Peer, task
 
 pytestmark = pytest.mark.anyio
 
@@ -216,3 +226,334 @@ async def test_the_client_of_the_readme_is_a_program_that_comes_back_to_its_task
 async def version_asking(store: MemoryStore, task_id: str) -> int:
     record = await store.get(task_id)
     return record.version if record is not None and record.status is TaskStatus.INPUT_REQUIRED else 0
+
+
+# Handles: look, watch, wait, answer, cancel, give up
+
+
+@pytest.fixture(params=[True, False], ids=["push", "polls"])
+def push(request: pytest.FixtureRequest) -> bool:
+    return request.param
+
+
+# Outcomes
+
+
+@pytest.mark.parametrize("way", ["handle", "call_tool", "the SDK's call_tool"])
+async def test_a_failed_task_is_an_error_of_ours_and_of_the_sdk(url: str, way: str) -> None:
+    async with connect(url) as client:
+        verbs: dict[str, Any] = {
+            "handle": (await begin(client, "breaks")).result,
+            "call_tool": partial(call_tool, client, "breaks"),
+            "the SDK's call_tool": partial(client.call_tool, "breaks"),
+        }
+        with pytest.raises(MCPError) as caught:
+            await verbs[way]()
+    failed = caught.value
+    assert isinstance(failed, TaskFailed)
+    assert isinstance(failed, TasksError)
+    assert (failed.code, failed.error.message, failed.data) == (
+        CUSTOM_ERROR,
+        "the protocol says no",
+        {"hint": "ask again"},
+    )
+    assert str(failed) == f"task {failed.task_id} failed: the protocol says no"
+
+
+async def test_a_task_cancelled_by_somebody_else_says_so_and_names_itself(url: str, desk: Desk, push: bool) -> None:
+    async with connect(url, push=push) as client:
+        handle = await begin(client, "gated")
+        await desk.started.wait()
+        cancelling = asyncio.create_task(resume_task(client, handle.id).cancel())
+        with pytest.raises(TaskWasCancelled, match="Cancelled by the client") as caught:
+            await handle.result(PATIENCE)
+        await cancelling
+    assert caught.value.task_id == handle.id
+
+
+async def test_a_task_that_is_not_there_is_unknown_whatever_is_asked_of_it(url: str) -> None:
+    async with connect(url) as client:
+        handle = resume_task(client, "task_nobody")
+        answer = partial(handle.answer, {"key": ANSWER})
+        for verb in (handle.status, handle.result, handle.cancel, answer, lambda: anext(handle.watch())):
+            with pytest.raises(UnknownTask) as caught:
+                await verb()
+            assert caught.value.task_id == "task_nobody"
+
+
+# Looking
+
+
+async def test_status_is_one_look(url: str, desk: Desk) -> None:
+    async with connect(url) as client:
+        handle = await begin(client, "progressing", steps=2, total=4, message="half")
+        await desk.started.wait()
+        working = await seen(handle, lambda snapshot: snapshot.progress and snapshot.progress.progress == 2)
+        desk.gate.set()
+        await handle.result()
+        done = await handle.status()
+        assert text(await handle.result()) == "done", "a result can be had again"
+    assert (working.status, working.message) == (TaskStatus.WORKING, "half")
+    assert working.progress == Progress(progress=2, total=4, message="half")
+    assert (done.status, done.is_final) == (TaskStatus.COMPLETED, True)
+
+
+async def test_one_look_is_not_tried_again(peer: Peer, peer_url: str) -> None:
+    peer.on("tasks/get", OUT_OF_ORDER)
+    async with connect(peer_url) as client:
+        with pytest.raises(MCPError):
+            await resume_task(client, TASK_ID).status()
+    assert len(peer.asked("tasks/get")) == 1
+
+
+@pytest.mark.requirement("client/polls-to-the-end")
+async def test_watch_shows_every_change_of_status_and_ends_with_the_final_one(url: str, push: bool) -> None:
+    person = Person()
+    async with connect(url, push=push, person=person) as client:
+        handle = await begin(client, "ask_name")
+        statuses: list[TaskStatus] = []
+        async for snapshot in handle.watch():
+            statuses.append(snapshot.status)
+            if snapshot.status is TaskStatus.INPUT_REQUIRED:
+                await handle.answer(dict.fromkeys(snapshot.input_requests, ANSWER))
+    distinct = [status for status, _ in groupby(statuses)]
+    assert distinct[-1] is TaskStatus.COMPLETED
+    assert distinct.count(TaskStatus.INPUT_REQUIRED) == 1
+    assert person.asked == [], "a watch shows questions and does not answer them"
+
+
+async def test_several_may_watch_and_wait_for_one_task(url: str, desk: Desk) -> None:
+    ends: list[str] = []
+    async with connect(url) as client, connect(url) as other_client:
+        handle = await begin(client, "gated")
+
+        async def wait(which: TaskHandle) -> None:
+            ends.append(text(await which.result()))
+
+        async def watch(which: TaskHandle) -> None:
+            states: list[TaskSnapshot] = [snapshot async for snapshot in which.watch()]
+            assert all(one != other for one, other in pairwise(states))
+            ends.append(states[-1].status)
+
+        async with anyio.create_task_group() as group:
+            for which in (handle, resume_task(client, handle.id), resume_task(other_client, handle.id)):
+                group.start_soon(wait, which)
+                group.start_soon(watch, which)
+            await desk.started.wait()
+            desk.gate.set()
+    assert sorted(ends) == ["completed"] * 3 + ["through"] * 3
+
+
+# Progress
+
+
+async def test_progress_is_reported_as_it_changes(url: str, desk: Desk, push: bool) -> None:
+    reported: list[Progress] = []
+
+    async def on_progress(progress: Progress) -> None:
+        reported.append(progress)
+        if progress.progress == 3:
+            desk.gate.set()
+
+    async with connect(url, push=push) as client:
+        handle = await begin(client, "progressing", steps=3, total=3, message="on it")
+        await handle.result(on_progress=on_progress)
+    assert reported[-1] == Progress(progress=3, total=3, message="on it")
+    assert reported == sorted(set(reported), key=lambda progress: progress.progress)
+
+
+async def test_a_call_reports_progress_to_its_own_callback_and_otherwise_to_that_of_the_client(
+    url: str, desk: Desk
+) -> None:
+    reported: list[str] = []
+
+    async def of_client(progress: Progress) -> None:
+        reported.append("client")
+        desk.gate.set()
+
+    async def of_call(progress: Progress) -> None:
+        reported.append("call")
+        desk.gate.set()
+
+    arguments = {"steps": 1, "total": 1, "message": None}
+    async with connect(url, on_progress=of_client) as client:
+        for call in (client.call_tool, partial(call_tool, client), partial(call_tool, client, on_progress=of_call)):
+            desk.gate.clear()
+            with anyio.fail_after(PATIENCE):
+                await call("progressing", arguments)
+            reported.append("|")
+    assert [name for name, _ in groupby(reported)] == ["client", "|", "client", "|", "call", "|"]
+
+
+# Questions
+
+
+@pytest.mark.requirement("client/inspects-input-requests")
+async def test_a_wait_answers_through_the_callback_of_the_client(url: str, push: bool) -> None:
+    person = Person()
+    async with connect(url, push=push, person=person) as client:
+        assert text(await (await begin(client, "ask_both")).result()) == "Ada is 36"
+        assert text(await (await begin(client, "ask_again")).result()) == "Ada, Ada, Ada"
+    assert sorted(person.asked) == [*["What is your name?"] * 3, "Your age?", "Your name?"]
+
+
+async def test_answers_can_be_given_by_hand_one_by_one_and_as_models_of_the_sdk(url: str, ledger: Ledger) -> None:
+    async with connect(url, person=Person(), ledger=ledger) as client:
+        handle = await begin(client, "ask_both")
+        async for snapshot in handle.watch():
+            for key in list(snapshot.input_requests)[:1]:
+                await handle.answer({key: accepted()})
+        assert text(await handle.result()) == "Ada is 36"
+
+
+async def test_a_question_that_somebody_else_answers_leaves_the_person_alone(url: str) -> None:
+    person = Person(ready=asyncio.Event())
+    async with connect(url, person=person) as client, connect(url, person=Person()) as other:
+        handle = await begin(client, "ask_name")
+        async with anyio.create_task_group() as group:
+            group.start_soon(handle.result)
+            await person.until_asked()
+            assert text(await resume_task(other, handle.id).result()) == "Hello, Ada!"
+    assert (len(person.asked), person.left_alone) == (1, 1)
+
+
+# Giving up
+
+
+async def by_handle(client: Client, timeout: timedelta, on_abandon: Any) -> None:
+    await (await begin(client, "gated")).result(timeout, on_abandon=on_abandon)
+
+
+async def by_call(client: Client, timeout: timedelta, on_abandon: Any) -> None:
+    await call_tool(client, "gated", timeout=timeout, on_abandon=on_abandon)
+
+
+@pytest.mark.requirement("client/cancels-with-tasks-cancel")
+@pytest.mark.parametrize("on_abandon", ["cancel", "leave", None])
+@pytest.mark.parametrize("wait", [by_handle, by_call])
+async def test_a_wait_that_takes_too_long_leaves_or_cancels_its_task_and_says_which(
+    url: str, desk: Desk, ledger: Ledger, wait: Any, on_abandon: Any
+) -> None:
+    # What a call does not say is as the client was made.
+    async with connect(url, on_abandon="leave" if on_abandon else "cancel", ledger=ledger) as client:
+        await client.list_tools()
+        with pytest.raises(WaitTimedOut, match="resume_task" if on_abandon == "leave" else "was cancelled") as caught:
+            await wait(client, timedelta(seconds=0.2), on_abandon)
+        assert isinstance(caught.value, TimeoutError)
+        assert caught.value.seconds == 0.2
+        handle = resume_task(client, caught.value.task_id)
+        if on_abandon == "leave":
+            assert caught.value.fate == "left"
+            assert [known.id for known in pending_tasks(client)] == [handle.id]
+            desk.gate.set()
+            assert text(await handle.result()) == "through"
+        else:
+            assert caught.value.fate == "cancelled"
+            # What was cancelled from here is not wanted any more.
+            assert pending_tasks(client) == []
+            assert (await handle.status()).status is TaskStatus.CANCELLED
+
+
+@pytest.mark.parametrize("on_abandon", ["cancel", "leave"])
+@pytest.mark.parametrize("by", ["scope", "asyncio"])
+@pytest.mark.parametrize("way", ["handle", "plain call"])
+async def test_a_caller_that_is_cancelled_decides_what_becomes_of_its_task(
+    url: str, desk: Desk, by: str, on_abandon: Any, way: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    scope, ids = anyio.CancelScope(), list[str]()
+
+    async def wait() -> None:
+        with scope:
+            if way == "plain call":
+                await client.call_tool("gated")
+            handle = await begin(client, "gated")
+            ids.append(handle.id)
+            await handle.result()
+
+    async with connect(url, on_abandon=on_abandon) as client:
+        waiting = asyncio.create_task(wait())
+        await desk.started.wait()
+        # By the time of the answer to a later request, that to the call has come: it is known what to cancel.
+        await client.list_tools()
+        waiting.cancel() if by == "asyncio" else scope.cancel()
+        await asyncio.wait([waiting], timeout=PATIENCE)
+        assert waiting.cancelled() == (by == "asyncio")
+        if on_abandon == "cancel":
+            await eventually(desk.stopped.is_set)
+        else:
+            # A cancellation would have come before any answer to a later request.
+            await client.list_tools()
+            assert not desk.stopped.is_set()
+    assert "the wait for task" in caplog.text
+    assert not any(task_id in caplog.text for task_id in ids), "the whole id is not logged"
+
+
+@pytest.mark.parametrize("answers", [True, False], ids=["refuses", "is silent"])
+async def test_a_task_that_cannot_be_cancelled_does_not_hide_why_the_wait_ended(
+    peer: Peer, peer_url: str, answers: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def silence(params: object) -> Answer:
+        return await anyio.sleep_forever()
+
+    if not answers:
+        monkeypatch.setattr(handle_module, "CANCEL_TIMEOUT", 0.1)
+    peer.on("tasks/get", task())
+    peer.on("tasks/cancel", OUT_OF_ORDER if answers else silence)
+    async with connect(peer_url, patience=SHORT) as client:
+        handle = await begin(client, "x")
+        with anyio.fail_after(PATIENCE / 2), pytest.raises(WaitTimedOut) as caught:
+            await handle.result(0.05, on_abandon="cancel")
+    assert caught.value.fate == "not cancelled"
+    assert not answers or "could not be cancelled" in caplog.text
+
+
+async def test_a_ledger_that_keeps_results_keeps_a_task_that_was_cancelled_as_that(
+    peer: Peer, peer_url: str, path: Any
+) -> None:
+    ledger = Ledger(path, keep_results=True)
+    peer.on("tasks/cancel", ACK)
+    peer.on("tasks/get", task())
+    async with connect(peer_url, ledger=ledger) as client:
+        handle = resume_task(client, TASK_ID)
+        handle.remember()
+        await handle.cancel()
+        assert pending_tasks(client) == []
+        [entry] = ledger.entries()
+        assert entry.status == "cancelled"
+        assert entry.finished_at is not None
+        # The server may take its time; what is seen later counts.
+        await handle.status()
+        assert [known.id for known in pending_tasks(client)] == [TASK_ID]
+    ledger.close()
+
+
+# Arguments that cannot be meant
+
+
+WRONG_WAITS: list[tuple[dict[str, Any], type[InvalidOption], str]] = [
+    ({"on_abandon": "kill"}, InvalidOption, "on_abandon must be 'cancel' or 'leave', got 'kill'"),
+    ({"on_progress": 5}, InvalidOption, "on_progress must be an async function of the progress, got 5"),
+    ({"timeout": "1s"}, InvalidDuration, "timeout must be a timedelta or a number of seconds, got '1s'"),
+    ({"timeout": True}, InvalidDuration, "timeout must be .*, got True"),
+    ({"timeout": float("nan")}, InvalidDuration, "timeout must be .*, got nan"),
+]
+
+
+async def test_arguments_that_cannot_be_meant_are_refused_before_there_is_a_task_and_leave_one_that_there_is(
+    url: str, desk: Desk
+) -> None:
+    async with connect(url, on_abandon="cancel") as client:
+        for mistake, kind, says in WRONG_WAITS:
+            with pytest.raises(kind, match=says):
+                await call_tool(client, "gated", **mistake)
+        # The tool would have begun before any answer to a later request.
+        await client.list_tools()
+        assert not desk.started.is_set()
+        handle = await begin(client, "gated")
+        for mistake, kind, says in WRONG_WAITS:
+            with pytest.raises(kind, match=says):
+                await handle.result(**mistake)
+        with pytest.raises(InvalidOption, match="on_abandon"):
+            await handle.abandon("kill")  # pyright: ignore[reportArgumentType]
+        desk.gate.set()
+        assert text(await handle.result()) == "through"

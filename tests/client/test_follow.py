@@ -41,7 +41,7 @@ from mcp_tasks.client import (
     still_asked,
 )
 from mcp_tasks.client.servers import connector
-from mcp_tasks.errors import Fate, InvalidResponse, UnknownTask
+from mcp_tasks.errors import Fate, UnknownTask
 from tests.client.peer import (
     OUT_OF_ORDER,
     RELATED,
@@ -431,14 +431,3 @@ def test_its_json_has_what_has_a_value() -> None:
     }
     away = Followed(entry=replace(ENTRY, tool=""), away_since=NOW).state_to_json()
     assert (away["tool"], away["outOfReachSince"]) == ("task_1", NOW.isoformat())
-
-
-def test_files_of_its_result_are_saved_and_its_json_says_where(tmp_path: Path) -> None:
-    result = {"content": [{"type": "image", "mimeType": "image/png", "data": "aGk="}, {"type": "audio", "data": "?"}]}
-    followed = seen("completed", result=result).save(tmp_path)
-    assert followed.saved == {0: tmp_path / "render-1.png"}
-    assert followed.saved[0].read_bytes() == b"hi"
-    assert isinstance(followed.not_saved, InvalidResponse)
-    assert followed.to_json()["saved"] == [str(tmp_path / "render-1.png")]
-    assert "is not base64" in followed.to_json()["problem"]
-    assert Followed(entry=ENTRY).save(tmp_path) == Followed(entry=ENTRY)

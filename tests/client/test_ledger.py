@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sqlite3
 import subprocess
@@ -11,7 +10,7 @@ import threading
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,8 @@ import pytest
 from harness.processes import PIPE, kill, start
 from harness.rpc import PATIENCE
 from mcp_tasks.cli.terminal import problem_of
-from mcp_tasks.client import Ledger, LedgerEntry, user_ledger
-from mcp_tasks.client.ledger import UNKNOWN, on_one_line, printable, printable_json, user_ledger_path
+from mcp_tasks.client import Ledger, user_ledger
+from mcp_tasks.client.ledger import UNKNOWN, user_ledger_path
 from mcp_tasks.encryption import LEDGER_KEYS_VARIABLE, Keyring, new_key
 from mcp_tasks.errors import (
     AmbiguousTask,
@@ -221,27 +220,6 @@ def test_what_is_over_is_pruned(filled: Ledger) -> None:
     assert [entry.task_id for entry in filled.prune(dry_run=True)] == ["task_done", "task_lost"]
     assert [entry.task_id for entry in filled.prune()] == ["task_done", "task_lost"]
     assert [entry.task_id for entry in filled.entries()] == ["task_busy"]
-
-
-def test_a_task_as_json_has_what_has_a_value() -> None:
-    started = datetime(2026, 8, 1, 10, tzinfo=UTC)
-    common: dict[str, Any] = {"task_id": "task_1", "server": HERE, "tool": "render", "started_at": started}
-    shown = {"taskId": "task_1", "server": HERE, "tool": "render", "startedAt": "2026-08-01T10:00:00+00:00"}
-    assert LedgerEntry(**common, status="working").to_json() == {**shown, "status": "working"}
-    result: dict[str, Any] = {"content": [], "isError": True}
-    ended = LedgerEntry(**common, status="completed", finished_at=started, identity="ann", result=result).to_json()
-    assert (ended["isError"], ended["result"], ended["identity"]) == (True, result, "ann")
-    assert ended["finishedAt"] == ended["startedAt"]
-
-
-def test_text_of_a_server_moves_no_cursor_and_its_json_stays_the_same_value() -> None:
-    assert printable("a\x1b[2Jb\u202ec\nd") == "a[2Jbc\nd"
-    assert on_one_line("a\r\nb\u2028c") == "a bc"
-    values: list[object] = [{"a": "\x1b[2J\u202e\u2028"}, ["\u00e9\U0001f600", "\ud800"], "plain"]
-    for value in values:
-        assert json.loads(printable_json(value)) == value
-        assert printable(printable_json(value)) == printable_json(value)
-    assert printable_json(["\u00e9", "\u6f22"], indent=1) == '[\n "\u00e9",\n "\u6f22"\n]'
 
 
 # Damage

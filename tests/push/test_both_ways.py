@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 import pytest
+from mcp.server import MCPServer
 from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler
 from mcp_types import SubscriptionsListenRequestParams
 from starlette.types import ASGIApp
@@ -27,8 +28,6 @@ from harness.rpc import EVERYTHING, PATIENCE, Reply, Tasking, accept, loads
 from harness.server import QUICK, Desk, build
 from harness.waiting import eventually
 from mcp_tasks import Tasks
-from mcp_tasks.errors import InvalidOption
-from mcp_tasks.protocol.shapes import PROGRESS_META_KEY
 from mcp_tasks.server.fast_path.requests import Handover
 from mcp_tasks.stores.memory import MemoryStore
 from mcp_tasks.testing.clock import FakeClock
@@ -130,39 +129,6 @@ async def test_every_frame_is_the_same_from_the_first_to_the_last(desk: Desk) ->
         assert (short.answered, long.answered) == (1, 0)
 
 
-NOTHING_TO_TELL = [
-    {**listen(ids), "id": request_id}
-    for ids, request_id in [
-        ([], 0),
-        (["task_unknown"], -1),
-        (["", "x", ""], ""),
-        ([], "Grüße"),
-        ([], "a\nb"),
-        ([], 2**52),
-        ([], "\u1234" * 256),
-        ([str(n) for n in range(100)], 1),
-    ]
-]
-
-
-async def test_streams_with_nothing_to_tell_are_the_same_to_their_end(desk: Desk) -> None:
-    ways: list[list[Peer]] = []
-    for is_short in (True, False):
-        async with AsyncExitStack() as streams:
-            async with door(MemoryStore(), desk, FakeClock(), short_way=is_short) as server:
-                peers = [await streams.enter_async_context(at(server.app, message)) for message in NOTHING_TO_TELL]
-                for peer in peers:
-                    await peer.until(lambda seen: seen.frames)
-                assert server.answered == is_short * len(peers)
-            # The server has stopped, and the streams ended with it.
-            for peer in peers:
-                await peer.until(lambda seen: seen.is_complete)
-                assert "result" in peer.frames[-1]
-        ways.append(peers)
-    for one, other in zip(*ways, strict=True):
-        alike(one, other)
-
-
 async def test_a_stream_counts_once_it_is_acknowledged_and_is_gone_when_its_client_is(desk: Desk) -> None:
     async with door(MemoryStore(), desk, FakeClock()) as server:
         async with at(server.app, listen([])) as peer:
@@ -176,38 +142,6 @@ async def test_the_span_of_a_stream_lasts_as_long_as_the_stream() -> None:
     process = await asyncio.to_thread(run, python("tests.push.processes", "spans"), env=environment(), check=True)
     # Those that have ended while the stream is open, and when its client has left.
     assert json.loads(process.stdout) == [{"open": [], "ended": [METHOD], "answered": way} for way in (1, 0)]
-
-
-def test_a_limit_that_is_none_is_refused() -> None:
-    wrong: list[Any] = [-1, True, 1.5, "10", None]
-    for value in wrong:
-        with pytest.raises(InvalidOption, match="max_listeners must be a whole number of at least 0"):
-            Tasks("memory://", max_listeners=value)
-
-
-async def test_an_author_who_closes_a_listen_handler_of_his_own_closes_every_stream(desk: Desk) -> None:
-    tasks = Tasks("memory://", settings=QUICK)
-    server = build_lowlevel(tasks)
-    handler = ListenHandler(InMemorySubscriptionBus())
-    server.add_request_handler(METHOD, SubscriptionsListenRequestParams, handler)
-    async with app_of(server) as app, at(app, listen([])) as peer:
-        await peer.until(lambda seen: seen.frames)
-        handler.close()
-        await peer.until(lambda seen: seen.is_complete)
-    assert tasks.short_way.handed_over == {Handover.SERVER: 1}
-
-
-async def test_without_room_for_any_closing_the_servers_own_listen_handler_closes_every_stream(desk: Desk) -> None:
-    tasks = Tasks("memory://", settings=QUICK, max_listeners=0)
-    server = build(tasks, desk)
-    async with app_of(server) as app, at(app, listen([])) as peer:
-        await peer.until(lambda seen: seen.frames)
-        entry = server.session_manager.app.get_request_handler(METHOD)
-        assert entry is not None
-        assert isinstance(entry.handler, ListenHandler)
-        entry.handler.close()
-        await peer.until(lambda seen: seen.is_complete)
-    assert tasks.short_way.handed_over == {Handover.LISTENERS: 1}
 
 
 async def test_over_a_real_connection_a_client_that_hangs_up_leaves_nothing_behind(desk: Desk) -> None:
@@ -228,32 +162,23 @@ async def test_over_a_real_connection_a_client_that_hangs_up_leaves_nothing_behi
         assert tasks.short_way.answered == {"tools/call": 1, METHOD: 2, "tasks/update": 1}
 
 
-# --- readers --------------------------------------------------------------------------------------------------------
-
-either_way = pytest.mark.parametrize("short_way", [True, False])
-
-
-@either_way
-async def test_a_reader_that_stops_reading_holds_up_nobody_and_gets_the_newest_state_in_the_end(
-    desk: Desk, short_way: bool
-) -> None:
-    async with door(MemoryStore(), desk, FakeClock(), short_way=short_way) as server:
-        client = Tasking(server, EVERYTHING)
-        busy = await client.create("progressing", steps=1_000, total=1_000, message="x" * 1_000)
-        user = [("x-user", "ada")]
-        async with at(server.app, listen([busy]), user) as slow, at(server.app, listen([busy]), user) as leaves:
-            for peer in (slow, leaves):
-                await peer.until(lambda seen: seen.frames)
-                peer.reads.clear()
-            async with at(server.app, listen([busy]), user) as quick:
-                await desk.started.wait()
-                desk.gate.set()
-                await quick.until(lambda seen: seen.statuses(busy)[-1:] == ["completed"])
-            slow.reads.set()
-            await slow.until(lambda seen: seen.statuses(busy)[-1:] == ["completed"])
-            states = [frame["params"] for frame in slow.frames[1:]]
-            done = [state.get("_meta", {}).get(PROGRESS_META_KEY, {}).get("progress", 0) for state in states]
-            assert done == sorted(done)
-            assert len(states) < 500
-            # The other one hangs up in the middle, which is nobody's problem.
-            leaves.reads.set()
+@pytest.mark.parametrize("whose", ["the author's", "the server's"])
+async def test_closing_a_listen_handler_closes_every_stream_that_the_sdk_has(desk: Desk, whose: str) -> None:
+    room: dict[str, Any] = {} if whose == "the author's" else {"max_listeners": 0}
+    tasks = Tasks("memory://", settings=QUICK, **room)
+    handler = ListenHandler(InMemorySubscriptionBus())
+    if whose == "the author's":
+        server = build_lowlevel(tasks)
+        server.add_request_handler(METHOD, SubscriptionsListenRequestParams, handler)
+    else:
+        server = build(tasks, desk)
+    async with app_of(server) as app, at(app, listen([])) as peer:
+        await peer.until(lambda seen: seen.frames)
+        if isinstance(server, MCPServer):
+            entry = server.session_manager.app.get_request_handler(METHOD)
+            assert entry is not None
+            assert isinstance(entry.handler, ListenHandler)
+            handler = entry.handler
+        handler.close()
+        await peer.until(lambda seen: seen.is_complete)
+    assert tasks.short_way.handed_over == {Handover.LISTENERS if room else Handover.SERVER: 1}
