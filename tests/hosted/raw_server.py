@@ -54,11 +54,6 @@ class RawServer(MemoryPeer):
         super().__init__(tasks=None, version=version)
         self._arrived = asyncio.Event()
 
-    @property
-    def client_capabilities(self) -> dict[str, Any]:
-        [hello] = self.asked("initialize")
-        return hello["capabilities"]
-
     async def ask(self, method: str, params: Mapping[str, Any] | None = None) -> dict[str, Any]:
         with anyio.fail_after(PATIENCE):
             answer = await (await self.send(method, params))
@@ -154,7 +149,6 @@ async def connected(
     server: RawServer | None = None,
     address: str = "raw:one",
     hosting: Hosting | None = None,
-    samples: bool = True,
 ) -> AsyncGenerator[RawServer]:
     raw = server or RawServer()
     client_tasks = tasks or TasksClient(hosting=hosting or Hosting())
@@ -163,7 +157,7 @@ async def connected(
         mode="legacy",
         extensions=[client_tasks],
         elicitation_callback=host.elicit,
-        sampling_callback=host.sample if samples else None,
+        sampling_callback=host.sample,
     ):
         await raw.notification(lambda message: message["method"] == "notifications/initialized")
         yield raw

@@ -21,15 +21,6 @@ from tests.hosted.raw_server import ELICIT, RELATED, SAMPLE, Host, RawServer, Re
 pytestmark = pytest.mark.anyio
 
 
-@pytest.mark.requirement("hosted/declares")
-async def test_the_handshake_declares_what_there_are_callbacks_for(host: Host) -> None:
-    async with connected(host) as server:
-        requests: dict[str, Any] = {"sampling": {"createMessage": {}}, "elicitation": {"create": {}}}
-        assert server.client_capabilities["tasks"] == {"list": {}, "cancel": {}, "requests": requests}
-    async with connected(host, samples=False) as server:
-        assert server.client_capabilities["tasks"]["requests"] == {"elicitation": {"create": {}}}
-
-
 @pytest.mark.requirement("hosted/undeclared-is-plain")
 async def test_a_request_of_a_kind_that_is_not_declared_is_answered_as_if_it_had_no_task(host: Host) -> None:
     host.ready.set()

@@ -129,15 +129,6 @@ async def test_every_frame_is_the_same_from_the_first_to_the_last(desk: Desk) ->
         assert (short.answered, long.answered) == (1, 0)
 
 
-async def test_a_stream_counts_once_it_is_acknowledged_and_is_gone_when_its_client_is(desk: Desk) -> None:
-    async with door(MemoryStore(), desk, FakeClock()) as server:
-        async with at(server.app, listen([])) as peer:
-            await peer.until(lambda seen: seen.frames)
-            await anyio.lowlevel.checkpoint()
-            assert (server.answered, server.tasks.short_way.listeners) == (1, 1)
-        assert (server.answered, server.tasks.short_way.listeners) == (1, 0)
-
-
 async def test_the_span_of_a_stream_lasts_as_long_as_the_stream() -> None:
     process = await asyncio.to_thread(run, python("tests.push.processes", "spans"), env=environment(), check=True)
     # Those that have ended while the stream is open, and when its client has left.

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import AsyncGenerator, Sequence
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -47,16 +46,6 @@ from tests.push.listening import SUBSCRIPTION, TASKS, TOOLS_CHANGED, Stream, as_
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_task_is_told_of_once_as_it_is_and_as_it_ends(client: Tasking, wire: HttpWire, desk: Desk) -> None:
-    task_id = await client.create("gated")
-    await desk.started.wait()
-    async with listening(wire, [task_id, "task_unknown", task_id, ""]) as stream:
-        assert await stream.acknowledged() == {"taskIds": [task_id]}
-        assert (await stream.task())["status"] == "working"
-        desk.gate.set()
-        assert (await stream.task())["status"] == "completed"
-
-
 async def test_finished_tasks_are_told_with_their_outcome_in_the_order_asked(client: Tasking, wire: HttpWire) -> None:
     done = await client.finish("point", x=2)
     broken = await client.until(await client.create("breaks"), "failed")
@@ -84,33 +73,6 @@ async def test_after_the_end_nothing_more_is_told(client: Tasking, wire: HttpWir
         await desk.stopped.wait()
         desk.gate.set()
         assert {state["taskId"] for state in await stream.until("completed")} == {other}
-
-
-async def test_each_stream_is_told_of_its_own_tasks_under_its_own_id(
-    client: Tasking, wire: HttpWire, desk: Desk
-) -> None:
-    mine, yours, shared = [await client.create("gated") for _ in range(3)]
-    async with listening(wire, [mine, shared]) as first, listening(wire, [yours, shared]) as second:
-        for stream, ids in ((first, [mine, shared]), (second, [yours, shared])):
-            assert (await stream.acknowledged())["taskIds"] == ids
-        desk.gate.set()
-        for stream, ids in ((first, [mine, shared]), (second, [yours, shared])):
-            done = [(await stream.until("completed"))[-1]["taskId"] for _ in ids]
-            assert sorted(done) == sorted(ids)
-
-
-@pytest.mark.parametrize(("ttl", "expected"), [(None, type(None)), (timedelta(hours=1), int)])
-async def test_the_time_to_live_is_there_whether_or_not_there_is_one(
-    desk: Desk, ttl: timedelta | None, expected: type
-) -> None:
-    async with serving(build(Tasks(MemoryStore(), default_ttl=ttl, settings=QUICK), desk)) as wire:
-        task_id = await Tasking(wire, EVERYTHING).create("gated")
-        async with listening(wire, [task_id]) as stream:
-            await stream.acknowledged()
-            working = await stream.task()
-            desk.gate.set()
-            *_, done = await stream.until("completed")
-    assert {type(state["ttlMs"]) for state in (working, done)} == {expected}
 
 
 # --- beside the SDK's own -------------------------------------------------------------------------------------------
