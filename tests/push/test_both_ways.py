@@ -14,7 +14,6 @@ from datetime import timedelta
 from typing import Any
 
 import anyio
-import anyio.lowlevel
 import pytest
 from mcp.server import MCPServer
 from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler
