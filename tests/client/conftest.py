@@ -26,14 +26,9 @@ async def url(desk: Desk) -> AsyncGenerator[str]:
 
 
 @pytest.fixture
-def peer() -> Peer:
-    return Peer()
-
-
-@pytest.fixture
-async def peer_url(peer: Peer) -> AsyncGenerator[str]:
-    async with serving_peer(peer) as where:
-        yield where
+async def peer() -> AsyncGenerator[Peer]:
+    async with serving_peer() as peer:
+        yield peer
 
 
 @pytest.fixture

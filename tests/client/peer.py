@@ -197,6 +197,7 @@ class Peer(Script):
 
     def __init__(self) -> None:
         super().__init__()
+        self.url = ""
         self.headers: list[Mapping[str, str]] = []
 
     async def handle(self, request: Request) -> Response:
@@ -219,10 +220,12 @@ class Peer(Script):
 
 
 @asynccontextmanager
-async def serving_peer(peer: Peer) -> AsyncGenerator[str]:
+async def serving_peer(peer: Peer | None = None) -> AsyncGenerator[Peer]:
+    peer = peer or Peer()
     app = Starlette(routes=[Route("/mcp", peer.handle, methods=["POST"])])
     async with serving_app(app) as base:
-        yield f"{base}/mcp"
+        peer.url = f"{base}/mcp"
+        yield peer
 
 
 async def _events(request_id: Any, frames: Frames) -> AsyncGenerator[bytes]:

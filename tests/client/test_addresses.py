@@ -25,11 +25,10 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
-async def staging() -> AsyncGenerator[tuple[Peer, str]]:
+async def other() -> AsyncGenerator[Peer]:
     """Another server that gives itself the same name, and its tasks the same ids."""
-    other = Peer()
-    async with serving_peer(other) as where:
-        yield other, where
+    async with serving_peer() as peer:
+        yield peer
 
 
 class Pins:
@@ -49,32 +48,30 @@ def pins(peer: Peer) -> list[Any]:
     ]
 
 
-async def test_a_server_of_the_same_name_neither_sees_nor_drops_the_tasks_of_another(
-    peer: Peer, peer_url: str, staging: tuple[Peer, str], ledger: Ledger
+async def test_a_server_of_the_same_name_neither_sees_nor_drops_tasks_of_another(
+    peer: Peer, other: Peer, ledger: Ledger
 ) -> None:
-    other, other_url = staging
     other.on("tasks/get", UNKNOWN_TASK)
-    async with connect(peer_url, ledger=ledger) as client:
+    async with connect(peer.url, ledger=ledger) as client:
         await begin(client, "x")
-    async with connect(other_url, ledger=ledger) as client:
+    async with connect(other.url, ledger=ledger) as client:
         assert pending_tasks(client) == []
         with pytest.raises(UnknownTask):
             await resume_task(client, TASK_ID).result()
     peer.on("tasks/get", completed("still there"))
-    async with connect(peer_url, ledger=ledger) as client:
+    async with connect(peer.url, ledger=ledger) as client:
         [handle] = pending_tasks(client)
         assert text(await handle.result()) == "still there"
 
 
 async def test_a_recorded_answer_is_given_to_no_other_server_and_no_other_question(
-    peer: Peer, peer_url: str, staging: tuple[Peer, str], ledger: Ledger
+    peer: Peer, other: Peer, ledger: Ledger
 ) -> None:
     person = Pins()
-    other, other_url = staging
     for server in (peer, other):
         server.on("tasks/get", asking("q"))
         server.on("tasks/update", ACK)
-    async with connect(peer_url, ledger=ledger, person=person) as client, anyio.create_task_group() as group:
+    async with connect(peer.url, ledger=ledger, person=person) as client, anyio.create_task_group() as group:
         handle = await begin(client, "x")
         group.start_soon(handle.result)
         await eventually(lambda: pins(peer))
@@ -83,32 +80,30 @@ async def test_a_recorded_answer_is_given_to_no_other_server_and_no_other_questi
     another = asking("q")
     another["inputRequests"]["q"]["params"]["message"] = "And the PIN of the safe?"
     peer.on("tasks/get", another, completed())
-    for url in (other_url, peer_url):
+    for url in (other.url, peer.url):
         async with connect(url, ledger=ledger, person=person) as client:
             await resume_task(client, TASK_ID).result()
     assert (pins(peer), pins(other)) == (["PIN 1", "PIN 3"], ["PIN 2"])
     assert person.asked == ["Name?", "Name?", "And the PIN of the safe?"]
 
 
-async def test_an_answer_by_hand_is_remembered_with_its_question(peer: Peer, peer_url: str, ledger: Ledger) -> None:
+async def test_an_answer_by_hand_is_remembered_with_its_question(peer: Peer, ledger: Ledger) -> None:
     person = Pins()
     peer.on("tasks/get", asking("q"))
     peer.on("tasks/update", ACK)
-    async with connect(peer_url, ledger=ledger) as client:
+    async with connect(peer.url, ledger=ledger) as client:
         handle = await begin(client, "x")
         await handle.answer({"q": {"action": "accept", "content": {"name": "by hand"}}})
     peer.on("tasks/get", asking("q"), completed())
-    async with connect(peer_url, ledger=ledger, person=person) as client:
+    async with connect(peer.url, ledger=ledger, person=person) as client:
         [handle] = pending_tasks(client)
         await handle.result()
     assert (person.asked, pins(peer)) == ([], ["by hand", "by hand"])
 
 
-async def test_users_of_a_server_have_tasks_of_their_own_whatever_their_tokens_are(
-    peer_url: str, ledger: Ledger
-) -> None:
+async def test_users_of_a_server_have_tasks_of_their_own_whatever_their_tokens_are(peer: Peer, ledger: Ledger) -> None:
     for identity, token, tools in (("ann", "first", []), ("bob", "second", []), ("ann", "third", ["of ann"])):
-        transport = reconnecting_http(peer_url, headers={"Authorization": f"Bearer {token}"})
+        transport = reconnecting_http(peer.url, headers={"Authorization": f"Bearer {token}"})
         async with connect(transport, ledger=ledger, identity=identity) as client:
             assert [handle.tool for handle in pending_tasks(client)] == tools
             if not tools:
@@ -120,12 +115,12 @@ async def test_users_of_a_server_have_tasks_of_their_own_whatever_their_tokens_a
 # Addresses
 
 
-async def test_where_no_address_is_known_nothing_is_sent_or_written(peer: Peer, peer_url: str, ledger: Ledger) -> None:
+async def test_where_no_address_is_known_nothing_is_sent_or_written(peer: Peer, ledger: Ledger) -> None:
     with pytest.raises(UsageError, match="server="):
-        Client(peer_url, extensions=[TasksClient(ledger=ledger)])
+        Client(peer.url, extensions=[TasksClient(ledger=ledger)])
     # Another client's transport that waits to be used says nothing about this one.
-    waiting = reconnecting_http(peer_url)
-    async with Client(peer_url, extensions=[TasksClient(ledger=ledger)]) as client:
+    waiting = reconnecting_http(peer.url)
+    async with Client(peer.url, extensions=[TasksClient(ledger=ledger)]) as client:
         for use in (lambda: resume_task(client, TASK_ID), lambda: pending_tasks(client)):
             with pytest.raises(UsageError, match="server="):
                 use()
@@ -140,9 +135,9 @@ async def test_where_no_address_is_known_nothing_is_sent_or_written(peer: Peer, 
 
 
 async def test_the_address_is_what_the_author_says_and_otherwise_that_of_the_transport(
-    peer: Peer, peer_url: str, staging: tuple[Peer, str], ledger: Ledger
+    peer: Peer, other: Peer, ledger: Ledger
 ) -> None:
-    for target in (peer_url, reconnecting_http(peer_url)):
+    for target in (peer.url, reconnecting_http(peer.url)):
         async with connect(target, ledger=ledger, server="production") as client:
             await begin(client, "x")
     assert [entry.server for entry in ledger.entries()] == ["production"]
@@ -151,14 +146,14 @@ async def test_the_address_is_what_the_author_says_and_otherwise_that_of_the_tra
     peer.on("tools/call", task(resultType="task", _meta={"mcp-tasks/transport": "https://bank.example/mcp"}))
     tasks = TasksClient(ledger=ledger)
     async with (
-        connect(reconnecting_http(peer_url), tasks=tasks) as client,
-        connect(reconnecting_http(staging[1]), tasks=tasks) as other,
+        connect(reconnecting_http(peer.url), tasks=tasks) as client,
+        connect(reconnecting_http(other.url), tasks=tasks) as there,
     ):
         await begin(client, "here")
-        await begin(other, "there")
+        await begin(there, "there")
         assert [handle.tool for handle in pending_tasks(client)] == ["here"]
-        assert [handle.tool for handle in pending_tasks(other)] == ["there"]
-    assert {entry.server: entry.tool for entry in ledger.entries()} == {peer_url: "here", staging[1]: "there"}
+        assert [handle.tool for handle in pending_tasks(there)] == ["there"]
+    assert {entry.server: entry.tool for entry in ledger.entries()} == {peer.url: "here", other.url: "there"}
 
 
 @pytest.mark.parametrize(

@@ -107,9 +107,7 @@ async def test_a_low_level_server_that_pushes_nothing_is_polled(push: bool) -> N
 
 
 @pytest.mark.parametrize("ours", ["none", "another", "given"])
-async def test_verbs_work_for_a_client_that_was_given_the_extension_and_say_so_otherwise(
-    url: str, ours: str, path: Path
-) -> None:
+async def test_verbs_need_a_client_that_was_given_the_extension(url: str, ours: str, path: Path) -> None:
     tasks = TasksClient(ledger=path, server=url)
     extensions = {"none": None, "another": [TasksClient()], "given": [tasks]}[ours]
     async with Client(url, extensions=extensions) as client:
@@ -252,9 +250,9 @@ async def test_status_is_one_look(url: str, desk: Desk) -> None:
     assert (done.status, done.is_final) == (TaskStatus.COMPLETED, True)
 
 
-async def test_one_look_is_not_tried_again(peer: Peer, peer_url: str) -> None:
+async def test_one_look_is_not_tried_again(peer: Peer) -> None:
     peer.on("tasks/get", OUT_OF_ORDER)
-    async with connect(peer_url) as client:
+    async with connect(peer.url) as client:
         with pytest.raises(MCPError):
             await resume_task(client, TASK_ID).status()
     assert len(peer.asked("tasks/get")) == 1
@@ -279,7 +277,7 @@ async def test_watch_shows_every_change_of_status_and_ends_with_the_final_one(ur
 # Progress
 
 
-async def test_a_call_reports_progress_to_its_own_callback_and_otherwise_to_that_of_the_client(
+async def test_progress_goes_to_the_callback_of_the_call_or_else_of_the_client(
     url: str, desk: Desk, push: bool
 ) -> None:
     reported: dict[str, list[Progress]] = {"client": [], "call": []}
@@ -409,7 +407,7 @@ async def test_a_caller_that_is_cancelled_decides_what_becomes_of_its_task(
 
 @simulated
 @pytest.mark.parametrize("answer", [OUT_OF_ORDER, None], ids=["refuses", "is silent"])
-async def test_a_task_that_cannot_be_cancelled_does_not_hide_why_the_wait_ended(
+async def test_a_failed_cancellation_does_not_hide_why_a_wait_ended(
     answer: Answer, caplog: pytest.LogCaptureFixture
 ) -> None:
     peer = MemoryPeer(version=MODERN)
@@ -423,13 +421,11 @@ async def test_a_task_that_cannot_be_cancelled_does_not_hide_why_the_wait_ended(
     assert answer is None or "could not be cancelled" in caplog.text
 
 
-async def test_a_ledger_that_keeps_results_keeps_a_task_that_was_cancelled_as_that(
-    peer: Peer, peer_url: str, path: Any
-) -> None:
+async def test_a_ledger_that_keeps_results_keeps_a_task_that_was_cancelled_as_that(peer: Peer, path: Any) -> None:
     ledger = Ledger(path, keep_results=True)
     peer.on("tasks/cancel", ACK)
     peer.on("tasks/get", task())
-    async with connect(peer_url, ledger=ledger) as client:
+    async with connect(peer.url, ledger=ledger) as client:
         handle = resume_task(client, TASK_ID)
         handle.remember()
         await handle.cancel()
@@ -455,7 +451,7 @@ WRONG_WAITS: list[tuple[dict[str, Any], type[InvalidOption], str]] = [
 ]
 
 
-async def test_arguments_that_cannot_be_meant_are_refused_before_there_is_a_task_and_leave_one_that_there_is(
+async def test_invalid_arguments_are_refused_before_there_is_a_task_and_leave_an_existing_one(
     url: str, desk: Desk
 ) -> None:
     async with connect(url, on_abandon="cancel") as client:

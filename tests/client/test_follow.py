@@ -124,9 +124,7 @@ async def test_a_call_is_followed_whatever_it_becomes_and_told_as_it_ended(url: 
     assert [host.ended[1], host.ended[5]] == [greeted, refused]
 
 
-async def test_a_call_may_be_left_as_soon_as_it_is_a_task_and_named_twice_it_is_followed_once(
-    url: str, desk: Desk
-) -> None:
+async def test_a_call_may_be_left_once_it_is_a_task_and_is_followed_once(url: str, desk: Desk) -> None:
     follower = Follower()
     async with calling(follower, url) as client:
         left = await follower.call(client, "gated", server=url, detach=True)
@@ -151,9 +149,7 @@ def failing(*_: Any, **__: Any) -> Any:
         ("on_question", "ask_before"),
     ],
 )
-async def test_what_a_hook_raises_is_no_problem_of_the_task_and_comes_out_as_it_is(
-    url: str, hook: str, tool: str
-) -> None:
+async def test_what_a_hook_raises_comes_out_as_it_is(url: str, hook: str, tool: str) -> None:
     host = Host(ANN)
     setattr(host, hook, failing)
     follower = Follower(host)
@@ -188,7 +184,7 @@ async def test_what_a_hook_raises_at_the_progress_of_a_call_ends_the_call() -> N
 
 
 @pytest.mark.parametrize(("on_abandon", "fate"), [("leave", "left"), ("cancel", "cancelled")])
-async def test_the_time_is_up_for_a_task_that_has_not_ended_and_that_is_not_said_of_the_next_wait(
+async def test_a_time_limit_is_told_of_the_wait_it_ended_and_not_of_the_next(
     url: str, desk: Desk, on_abandon: Any, fate: Fate
 ) -> None:
     follower = Follower(on_abandon=on_abandon, timeout=0.5)

@@ -72,24 +72,22 @@ async def wait(url: str, *, patience: Patience = SHORT, **options: Any) -> str:
 
 
 @pytest.mark.parametrize("client", ["no extension", "the older wire"])
-async def test_a_task_for_a_client_that_did_not_declare_the_extension_is_no_result(
-    peer: Peer, peer_url: str, client: str
-) -> None:
+async def test_a_task_for_a_client_without_the_extension_is_no_result(peer: Peer, client: str) -> None:
     capabilities: dict[str, Any] = {"tools": {}}
     info = {"name": "peer", "version": "1"}
     peer.on("initialize", {"protocolVersion": LEGACY, "capabilities": capabilities, "serverInfo": info})
     options: dict[str, Any] = {} if client == "no extension" else {"mode": "legacy", "extensions": [TasksClient()]}
-    async with Client(peer_url, **options) as undeclared:
+    async with Client(peer.url, **options) as undeclared:
         with pytest.raises(ValidationError):
             await undeclared.call_tool("x", {})
     assert peer.asked("tasks/get") == []
 
 
 @pytest.mark.requirement("client/task-for-another-request")
-async def test_a_task_as_the_answer_to_another_request_is_no_result(peer: Peer, peer_url: str) -> None:
+async def test_a_task_as_the_answer_to_another_request_is_no_result(peer: Peer) -> None:
     for method in ("prompts/get", "resources/read", "tools/list"):
         peer.on(method, task(resultType="task"))
-    async with connect(peer_url) as client:
+    async with connect(peer.url) as client:
         with pytest.raises(ValidationError):
             await client.get_prompt("x")
         with pytest.raises(ValidationError):
@@ -103,20 +101,18 @@ async def test_a_task_as_the_answer_to_another_request_is_no_result(peer: Peer, 
     "answer",
     [task(resultType="promise"), *(task(resultType="task", taskId=task_id) for task_id in (..., None, 5, ["x"]))],
 )
-async def test_a_result_of_an_unknown_kind_and_a_task_without_an_id_are_none(
-    peer: Peer, peer_url: str, answer: Answer
-) -> None:
+async def test_results_of_unknown_kinds_and_tasks_without_ids_are_none(peer: Peer, answer: Answer) -> None:
     peer.on("tools/call", answer)
     with pytest.raises((ValidationError, InvalidResponse)):
-        await wait(peer_url)
+        await wait(peer.url)
     assert peer.asked("tasks/get") == []
 
 
 @pytest.mark.parametrize("task_id", ["☃", "a b", "=?base64?eA==?=", "\r\nX-Evil: 1", "x" * 2_000])
-async def test_an_odd_id_is_an_id_and_stays_where_it_belongs(peer: Peer, peer_url: str, task_id: str) -> None:
+async def test_an_odd_id_is_an_id_and_stays_where_it_belongs(peer: Peer, task_id: str) -> None:
     peer.on("tools/call", task(resultType="task", taskId=task_id))
     peer.on("tasks/get", completed(taskId=task_id))
-    assert await wait(peer_url) == "ok"
+    assert await wait(peer.url) == "ok"
     assert [params["taskId"] for params in peer.asked("tasks/get")] == [task_id]
 
 
@@ -138,43 +134,37 @@ async def test_an_odd_id_is_an_id_and_stays_where_it_belongs(peer: Peer, peer_ur
         pytest.param(task(_meta=5), id="meta that is no object"),
     ],
 )
-async def test_a_look_that_shows_no_task_or_no_outcome_ends_the_wait(peer: Peer, peer_url: str, answer: Answer) -> None:
+async def test_a_look_that_shows_no_task_or_no_outcome_ends_the_wait(peer: Peer, answer: Answer) -> None:
     peer.on("tasks/get", answer)
     with pytest.raises((InvalidResponse, MCPError)):
-        await wait(peer_url)
+        await wait(peer.url)
     assert len(peer.asked("tasks/get")) == 1
 
 
-async def test_a_task_that_changes_its_id_is_an_invalid_response_and_the_ledger_forgets_no_other(
-    peer: Peer, peer_url: str, ledger: Ledger
-) -> None:
-    ledger.add("another", server=peer_url, tool="x")
+async def test_a_task_that_changes_its_id_is_an_invalid_response(peer: Peer, ledger: Ledger) -> None:
+    ledger.add("another", server=peer.url, tool="x")
     peer.on("tasks/get", completed(taskId="another"))
-    async with connect(peer_url, ledger=ledger) as client:
+    async with connect(peer.url, ledger=ledger) as client:
         with pytest.raises(InvalidResponse):
             await resume_task(client, TASK_ID).status()
     assert [entry.task_id for entry in ledger.entries()] == ["another"]
 
 
 @pytest.mark.parametrize("ttl", [..., None, 0, -5, "long", 10**400])
-async def test_a_time_to_live_that_is_odd_and_questions_that_are_missing_do_not_matter(
-    peer: Peer, peer_url: str, ttl: Any
-) -> None:
+async def test_odd_times_to_live_and_missing_questions_do_not_matter(peer: Peer, ttl: Any) -> None:
     peer.on("tools/call", task(resultType="task", ttlMs=ttl))
     peer.on("tasks/get", task(ttlMs=ttl), task("input_required", inputRequests={}), completed(ttlMs=ttl))
-    assert await wait(peer_url) == "ok"
+    assert await wait(peer.url) == "ok"
 
 
 # Answers that are none
 
 
 @pytest.mark.parametrize("status", [401, 403])
-async def test_credentials_that_are_refused_meanwhile_end_the_wait_at_once(
-    peer: Peer, peer_url: str, status: int, ledger: Ledger
-) -> None:
+async def test_credentials_that_are_refused_meanwhile_end_the_wait(peer: Peer, status: int, ledger: Ledger) -> None:
     peer.on("tasks/get", task(), Raw(b'{"error": "expired"}', status=status))
     with pytest.raises(MCPError, match=f"refuses the credentials, with HTTP {status}"):
-        await wait(peer_url, patience=LONG, ledger=ledger)
+        await wait(peer.url, patience=LONG, ledger=ledger)
     assert len(peer.asked("tasks/get")) == 2
 
 
@@ -194,10 +184,10 @@ HALF = pytest.param(Raw(b"{nope"), id="half an object")
         pytest.param(Refusal(-32601, "Method not found", status=404), id="no such method"),
     ],
 )
-async def test_answers_that_are_none_end_the_wait_sooner_or_later(peer: Peer, peer_url: str, answer: Answer) -> None:
+async def test_answers_that_are_none_end_the_wait_sooner_or_later(peer: Peer, answer: Answer) -> None:
     peer.on("tasks/get", task(), answer)
     with pytest.raises(MCPError):
-        await wait(peer_url)
+        await wait(peer.url)
     assert len(peer.asked("tasks/get")) <= 30
 
 
@@ -212,24 +202,22 @@ async def test_answers_that_are_none_end_the_wait_sooner_or_later(peer: Peer, pe
         pytest.param(Raw(json.dumps(response(1, {"x": "\ud800"})).encode()), id="half a character"),
     ],
 )
-async def test_answers_that_cannot_be_read_end_the_wait_long_before_an_outage(
-    peer: Peer, peer_url: str, answer: Answer
-) -> None:
+async def test_unreadable_answers_end_the_wait_long_before_an_outage(peer: Peer, answer: Answer) -> None:
     peer.on("tasks/get", task(), answer)
     with pytest.raises(InvalidResponse, match="cannot be read"):
-        await wait(peer_url, patience=LONG)
+        await wait(peer.url, patience=LONG)
     assert len(peer.asked("tasks/get")) == 1 + MOST_UNREADABLE
 
 
 @pytest.mark.parametrize("answer", [PAGE, ENDS, HALF])
-async def test_an_answer_that_was_cut_off_once_does_not_end_the_wait(peer: Peer, peer_url: str, answer: Answer) -> None:
+async def test_an_answer_that_was_cut_off_once_does_not_end_the_wait(peer: Peer, answer: Answer) -> None:
     peer.on("tasks/get", task(), answer, answer, completed("after all"))
-    assert await wait(peer_url, patience=LONG) == "after all"
+    assert await wait(peer.url, patience=LONG) == "after all"
 
 
-async def test_an_answer_to_another_request_does_not_outlast_the_time_limit(peer: Peer, peer_url: str) -> None:
+async def test_an_answer_to_another_request_does_not_outlast_the_time_limit(peer: Peer) -> None:
     peer.on("tasks/get", Raw(json.dumps(response(424242, {})).encode()))
-    async with connect(peer_url) as client:
+    async with connect(peer.url) as client:
         with anyio.fail_after(PATIENCE), pytest.raises(WaitTimedOut):
             await call_tool(client, "x", timeout=0.2, on_abandon="leave")
 
@@ -407,7 +395,7 @@ async def test_the_result_is_what_the_server_says_in_the_end(
         assert isinstance(caught.value, expected)
 
 
-async def test_whoever_watched_and_then_waits_keeps_the_one_request_for_the_result() -> None:
+async def test_whoever_watched_and_then_waits_keeps_one_request_for_the_result() -> None:
     ended = asyncio.Event()
 
     async def wait(params: Mapping[str, Any]) -> Answer:
@@ -520,9 +508,7 @@ NO_TASKS: list[tuple[str, Any]] = [
 
 
 @pytest.mark.parametrize(("method", "said"), NO_TASKS)
-async def test_an_answer_that_has_no_task_where_there_should_be_one_is_an_invalid_response(
-    method: str, said: Mapping[str, Any]
-) -> None:
+async def test_an_answer_without_the_task_in_it_is_an_invalid_response(method: str, said: Mapping[str, Any]) -> None:
     peer = MemoryPeer()
     peer.on(method, said)
     async with connected(peer) as client:

@@ -67,9 +67,7 @@ def test_a_command_is_run_in_the_folder_of_its_project(project: Path, name: str)
     assert named(project / name, "below").address.folder == str(project / "tools")
 
 
-def test_variables_are_looked_up_and_one_that_is_not_set_is_named(
-    project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_variables_are_looked_up_and_a_missing_one_is_named(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOKEN", "s3cret")
     monkeypatch.delenv("NOT_SET", raising=False)
     headers = {"Authorization": "Bearer ${TOKEN}", "X-Zone": "${env:NOT_SET:-eu}", "X-Kind": "${TOKEN:-no}"}
@@ -98,7 +96,7 @@ def test_a_variable_in_a_host_is_written_as_it_is(project: Path) -> None:
     assert KnownServers(project / ".mcp.json").at(ServerAddress.parse(farm.spec)) == farm
 
 
-def test_no_value_of_a_variable_is_in_what_a_ledger_keeps_and_the_server_is_found_by_it(
+def test_the_address_that_a_ledger_keeps_has_no_value_of_a_variable(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TOKEN", "s3cret")

@@ -196,7 +196,7 @@ def filled(keeper: Ledger) -> Ledger:
         ({"search": "render", "active": True}, ["lost"]),
     ],
 )
-def test_tasks_are_listed_oldest_first_by_what_is_asked_for(
+def test_tasks_are_listed_oldest_first_by_what_is_wanted(
     filled: Ledger, wanted: dict[str, Any], found: list[str]
 ) -> None:
     assert [entry.task_id for entry in filled.entries(**wanted)] == [f"task_{name}" for name in found]
@@ -227,7 +227,7 @@ def test_what_is_over_is_pruned(filled: Ledger) -> None:
 # Damage
 
 
-def test_a_place_that_cannot_be_written_is_named_as_unavailable_and_a_folder_that_is_missing_is_made(
+def test_a_place_that_cannot_be_written_is_unavailable_and_a_missing_folder_is_made(
     tmp_path: Path,
 ) -> None:
     book = Ledger(tmp_path / "a" / "b" / "ledger.db")
@@ -279,8 +279,8 @@ def read_all(path: Path) -> list[Any]:
         return [book.answers(entry.server, entry.task_id) for entry in book.entries()]
 
 
-async def test_a_task_that_cannot_be_kept_is_named_to_who_started_it(peer: Peer, peer_url: str, ledger: Ledger) -> None:
-    async with connect(peer_url, ledger=ledger) as client:
+async def test_a_task_that_cannot_be_kept_is_named_to_who_started_it(peer: Peer, ledger: Ledger) -> None:
+    async with connect(peer.url, ledger=ledger) as client:
         ledger.close()
         with pytest.raises(StoreError) as refused:
             await begin(client, "x")

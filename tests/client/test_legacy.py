@@ -199,9 +199,7 @@ async def test_an_answer_to_something_that_was_not_asked_here_says_why_it_cannot
 
 
 @pytest.mark.parametrize("failure", ["refuses", "raises"])
-async def test_a_callback_that_fails_answers_the_question_with_its_error_as_in_a_plain_call(
-    url: str, failure: str
-) -> None:
+async def test_a_callback_that_fails_answers_with_its_error_as_in_a_plain_call(url: str, failure: str) -> None:
     async def person(context: ClientRequestContext, params: Any) -> ErrorData:
         if failure == "raises":
             raise ValueError("not today")
@@ -234,7 +232,7 @@ async def test_a_question_that_is_withdrawn_is_no_longer_shown(url: str, desk: D
 
 
 @pytest.mark.requirement("older-client/tracks-ids")
-async def test_a_ledger_brings_back_what_another_client_started_and_has_a_plain_call_while_it_runs(
+async def test_a_ledger_brings_back_a_task_and_has_a_plain_call_while_it_runs(
     url: str, ledger: Ledger, desk: Desk
 ) -> None:
     async with connect(url, ledger=ledger) as client:
@@ -256,9 +254,7 @@ async def test_a_ledger_brings_back_what_another_client_started_and_has_a_plain_
 
 
 @pytest.mark.parametrize("target", ["url", "sdk"])
-async def test_a_transport_that_cannot_carry_tasks_is_a_clear_error_and_plain_calls_stay_plain(
-    url: str, target: str
-) -> None:
+async def test_a_transport_that_cannot_carry_tasks_says_so_and_plain_calls_stay_plain(url: str, target: str) -> None:
     tasks = TasksClient()
     transport: Any = url if target == "url" else streamable_http_client(url)
     async with Client(transport, mode="legacy", extensions=[tasks]) as client:

@@ -127,13 +127,11 @@ async def test_a_call_that_cannot_be_delivered_is_an_error_and_the_next_one_is_n
 
 
 @pytest.mark.requirement("client/mcp-name")
-async def test_tasks_methods_name_their_task_in_a_header_and_those_of_the_user_go_with_every_request(
-    peer: Peer, peer_url: str
-) -> None:
+async def test_tasks_methods_name_their_task_in_a_header_beside_those_of_the_user(peer: Peer) -> None:
     peer.on("tasks/get", working(1), completed())
     peer.on("tasks/update", ACK)
     peer.on("tasks/cancel", ACK)
-    transport = reconnecting_http(peer_url, headers={"x-tenant": "seven"}, timeout=httpx2.Timeout(PATIENCE))
+    transport = reconnecting_http(peer.url, headers={"x-tenant": "seven"}, timeout=httpx2.Timeout(PATIENCE))
     async with connect(transport, push=False) as client:
         handle = await begin(client, "x")
         await handle.status()
@@ -328,13 +326,13 @@ def repeated(peer: Peer) -> list[bool]:
         pytest.param([SOON, SOON], [False, False, False], id="refused for now"),
     ],
 )
-async def test_a_call_is_made_again_under_the_same_key_where_that_is_safe(
-    peer: Peer, peer_url: str, answers: list[Answer], expected: list[bool]
+async def test_a_call_is_made_again_under_its_key_where_that_is_safe(
+    peer: Peer, answers: list[Answer], expected: list[bool]
 ) -> None:
     peer.on("server/discover", discovered(**HONOURS))
     peer.on("tools/call", *answers, CREATED_TASK)
     peer.on("tasks/get", completed())
-    async with client_of(peer_url) as client:
+    async with client_of(peer.url) as client:
         await call_tool(client, "x", {})
     assert repeated(peer) == expected
     [key] = {meta[KEY] for meta in calls(peer)}
@@ -361,7 +359,6 @@ async def test_a_call_is_made_again_under_the_same_key_where_that_is_safe(
 )
 async def test_a_call_that_failed_says_whether_it_may_have_been_made(
     peer: Peer,
-    peer_url: str,
     honours: bool,
     answers: list[Answer],
     made: int,
@@ -371,7 +368,7 @@ async def test_a_call_that_failed_says_whether_it_may_have_been_made(
     peer.on("server/discover", discovered(**(HONOURS if honours else {})))
     peer.on("tools/call", *answers)
     with caplog.at_level(logging.INFO, "mcp_tasks.client"):
-        async with client_of(peer_url) as client:
+        async with client_of(peer.url) as client:
             with anyio.fail_after(PATIENCE), pytest.raises(MCPError) as caught:
                 await call_tool(client, "x", {})
     failed = caught.value
@@ -389,22 +386,18 @@ async def test_a_call_that_failed_says_whether_it_may_have_been_made(
     assert str(pickle.loads(pickle.dumps(failed))) == str(failed)
 
 
-async def test_a_call_that_is_refused_for_now_is_not_made_again_for_longer_than_it_may_take(
-    peer: Peer, peer_url: str
-) -> None:
+async def test_a_call_that_is_refused_for_now_is_not_made_again_for_ever(peer: Peer) -> None:
     peer.on("tools/call", SOON)
-    async with client_of(peer_url) as client:
+    async with client_of(peer.url) as client:
         with anyio.fail_after(PATIENCE), pytest.raises(MCPError, match="too many"):
             await start_task(client, "x", {}, read_timeout_seconds=0.2)
 
 
 @pytest.mark.parametrize("reason", [NO_ANSWER, UNAVAILABLE], ids=["no answer", "unavailable"])
-async def test_answers_and_cancellations_are_repeated_while_the_store_is_away_and_not_for_ever(
-    peer: Peer, peer_url: str, reason: Refusal
-) -> None:
+async def test_answers_and_cancellations_are_repeated_while_the_store_is_away(peer: Peer, reason: Refusal) -> None:
     peer.on("tasks/update", reason, reason, ACK)
     peer.on("tasks/cancel", reason, reason, ACK)
-    async with client_of(peer_url, SHORT) as client:
+    async with client_of(peer.url, SHORT) as client:
         handle = resume_task(client, TASK_ID)
         with anyio.fail_after(PATIENCE):
             await handle.answer({"a": {"action": "decline"}})
@@ -416,19 +409,18 @@ async def test_answers_and_cancellations_are_repeated_while_the_store_is_away_an
 
 
 async def test_a_call_that_never_left_is_known_not_to_have_been_made() -> None:
-    peer = Peer()
-    peer.on("server/discover", discovered(**HONOURS))
     async with AsyncExitStack() as server:
-        url = await server.enter_async_context(serving_peer(peer))
-        async with client_of(url, SHORT) as client:
+        peer = await server.enter_async_context(serving_peer())
+        peer.on("server/discover", discovered(**HONOURS))
+        async with client_of(peer.url, SHORT) as client:
             await server.aclose()
             with anyio.fail_after(PATIENCE), pytest.raises(CallLost, match="It was never sent") as caught:
                 await call_tool(client, "x", {})
     assert not caught.value.may_have_run
 
 
-async def test_a_key_that_no_server_takes_is_refused_before_anything_is_sent(peer: Peer, peer_url: str) -> None:
-    async with client_of(peer_url) as client:
+async def test_a_key_that_no_server_takes_is_refused_before_anything_is_sent(peer: Peer) -> None:
+    async with client_of(peer.url) as client:
         for key in ("", "k" * 256, 7):
             with pytest.raises(InvalidOption, match="idempotency_key must be"):
                 await call_tool(client, "x", {}, idempotency_key=key)  # type: ignore[arg-type]
@@ -436,11 +428,11 @@ async def test_a_key_that_no_server_takes_is_refused_before_anything_is_sent(pee
 
 
 async def test_the_life_of_a_task_is_logged_without_its_id_or_content(
-    peer: Peer, peer_url: str, caplog: pytest.LogCaptureFixture
+    peer: Peer, caplog: pytest.LogCaptureFixture
 ) -> None:
     peer.on("tasks/get", lost(503), completed())
     with caplog.at_level(logging.INFO, "mcp_tasks.client"):
-        async with client_of(peer_url) as client:
+        async with client_of(peer.url) as client:
             await call_tool(client, "x", {"secret": "s3cret"})
     told = [record.getMessage() for record in caplog.records if record.name == "mcp_tasks.client"]
     assert [line.split("'x' ")[1] for line in told] == [

@@ -339,7 +339,7 @@ FINAL_BEFORE = completed(lastUpdatedAt="2026-08-01T10:00:01.000Z")
     ],
     ids=["a look that was crossed", "a clock that went back", "an end by another clock"],
 )
-async def test_a_watch_goes_back_only_to_what_two_looks_in_a_row_have_found(
+async def test_a_watch_goes_back_only_to_what_two_looks_found(
     looks: list[dict[str, Any]], shown: list[str | None]
 ) -> None:
     paced = Paced(*looks, statusMessage=None)

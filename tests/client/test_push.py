@@ -60,8 +60,8 @@ def open_streams(peer: MemoryPeer) -> list[list[str]]:
 # Streams
 
 
-async def test_a_server_that_does_not_push_is_asked_for_it_once(peer: Peer, peer_url: str) -> None:
-    async with connect(peer_url) as client:
+async def test_a_server_that_does_not_push_is_asked_for_it_once(peer: Peer) -> None:
+    async with connect(peer.url) as client:
         for _ in range(3):
             peer.on("tasks/get", task(), task(), completed())
             await client.call_tool("x", {})
@@ -154,17 +154,17 @@ ODD: list[dict[str, Any]] = [
     "noise", [ODD, [told(working(number % 50)) for number in range(3_000)]], ids=["no tasks or not ours", "a flood"]
 )
 async def test_whatever_else_is_pushed_the_newest_state_of_our_task_counts(
-    peer: Peer, peer_url: str, noise: list[dict[str, Any]]
+    peer: Peer, noise: list[dict[str, Any]]
 ) -> None:
     peer.on("subscriptions/listen", Frames(stream_of([*pushed(1), *noise, told(completed("ours"))])))
     peer.on("tasks/get", task(pollIntervalMs=RARELY))
-    async with connect(peer_url) as client:
+    async with connect(peer.url) as client:
         with anyio.fail_after(PATIENCE):
             assert text(await client.call_tool("x", {})) == "ours"
 
 
 @pytest.mark.requirement("client/answers-what-is-pushed")
-async def test_a_question_that_is_pushed_again_and_again_is_put_once(peer: Peer, peer_url: str) -> None:
+async def test_a_question_that_is_pushed_again_and_again_is_put_once(peer: Peer) -> None:
     asked: list[str] = []
 
     async def person(context: object, params: Any) -> Any:
@@ -182,7 +182,7 @@ async def test_a_question_that_is_pushed_again_and_again_is_put_once(peer: Peer,
     done = asyncio.Event()
     peer.on("subscriptions/listen", Frames(frames()))
     peer.on("tasks/get", task(pollIntervalMs=RARELY))
-    async with connect(peer_url, person=person) as client:
+    async with connect(peer.url, person=person) as client:
         with anyio.fail_after(PATIENCE):
             assert text(await client.call_tool("x", {})) == "done elsewhere"
     assert len(asked) == 1
@@ -231,16 +231,14 @@ async def gets_the_truth(handle: TaskHandle, peer: Peer, meanwhile: Any) -> None
 
 @both_transports
 @pytest.mark.parametrize("way", ["started", "resumed"])
-async def test_a_server_cannot_end_the_task_of_another_that_shares_the_extension(
-    peer: Peer, peer_url: str, transport: Any, way: str
-) -> None:
+async def test_a_server_cannot_end_the_task_of_another(peer: Peer, transport: Any, way: str) -> None:
     tasks = TasksClient()
     evil = hostile()
     peer.on("tasks/get", working(1))
     async with (
-        serving_peer(evil) as evil_url,
-        Client(transport(peer_url), extensions=[tasks]) as client,
-        Client(transport(evil_url), extensions=[tasks]) as other,
+        serving_peer(evil),
+        Client(transport(peer.url), extensions=[tasks]) as client,
+        Client(transport(evil.url), extensions=[tasks]) as other,
     ):
         handle = await begin(client, "x") if way == "started" else resume_task(client, TASK_ID)
         listening = await begin(other, "x") if way == "started" else resume_task(other, "own")
@@ -252,13 +250,13 @@ async def test_a_server_cannot_end_the_task_of_another_that_shares_the_extension
         await gets_the_truth(handle, peer, forged)
 
 
-async def test_a_server_cannot_make_another_be_looked_at_all_the_time(peer: Peer, peer_url: str) -> None:
+async def test_a_server_cannot_make_another_be_looked_at_all_the_time(peer: Peer) -> None:
     tasks = TasksClient()
     peer.on("tasks/get", task(pollIntervalMs=RARELY))
     async with (
-        serving_peer(hostile()) as evil_url,
-        Client(peer_url, extensions=[tasks]) as client,
-        Client(evil_url, extensions=[tasks]) as other,
+        serving_peer(hostile()) as evil,
+        Client(peer.url, extensions=[tasks]) as client,
+        Client(evil.url, extensions=[tasks]) as other,
     ):
         handle, listening = resume_task(client, TASK_ID), resume_task(other, "own")
         async with anyio.create_task_group() as group:
@@ -275,18 +273,16 @@ async def test_a_server_cannot_make_another_be_looked_at_all_the_time(peer: Peer
 @pytest.mark.parametrize(
     ("transport", "way"), [(str, "started"), (reconnecting_http, "started"), (reconnecting_http, "resumed")]
 )
-async def test_each_of_two_clients_that_share_the_extension_is_pushed_to(
-    peer: Peer, peer_url: str, transport: Any, way: str
-) -> None:
+async def test_each_of_two_clients_that_share_the_extension_is_pushed_to(peer: Peer, transport: Any, way: str) -> None:
     tasks = TasksClient()
     other_peer = Peer()
     for server, said in ((peer, "one"), (other_peer, "other")):
         server.on("tasks/get", task(pollIntervalMs=RARELY))
         server.on("subscriptions/listen", Frames(stream_of(pushed(1, working(1), completed(said)))))
     async with (
-        serving_peer(other_peer) as other_url,
-        Client(transport(peer_url), extensions=[tasks]) as client,
-        Client(transport(other_url), extensions=[tasks]) as other,
+        serving_peer(other_peer),
+        Client(transport(peer.url), extensions=[tasks]) as client,
+        Client(transport(other_peer.url), extensions=[tasks]) as other,
     ):
         with anyio.fail_after(PATIENCE):
             # The same id on both.
@@ -330,12 +326,10 @@ class OtherClient:
         await self._stack.aclose()
 
 
-async def test_a_client_that_is_entered_again_is_pushed_to_and_no_other_server_speaks_for_its_own(
-    peer: Peer, peer_url: str
-) -> None:
+async def test_a_client_that_is_entered_again_believes_only_its_own_server(peer: Peer) -> None:
     """When it is entered for the third time, its old sessions are known, its new one is not yet."""
     tasks = TasksClient()
-    client = OtherClient(peer_url, tasks)
+    client = OtherClient(peer.url, tasks)
     for said in ("first", "second"):
         peer.on("tasks/get", task(pollIntervalMs=RARELY), completed(said))
         peer.on("subscriptions/listen", Frames(stream_of(pushed(1, working(1), completed(said)))))
@@ -347,7 +341,7 @@ async def test_a_client_that_is_entered_again_is_pushed_to_and_no_other_server_s
     evil.on("tools/call", Frames(stream_of([told(ENDS)] * 3, hold=False), last=result))
     peer.on("tasks/get", working(1))
     peer.on("subscriptions/listen", Frames(stream_of(pushed(1))))
-    async with serving_peer(evil) as evil_url, client, Client(evil_url, extensions=[tasks]) as other:
+    async with serving_peer(evil), client, Client(evil.url, extensions=[tasks]) as other:
 
         async def forged(group: Any) -> None:
             await eventually(lambda: len(listen_ids(peer)) == 3)
@@ -357,9 +351,9 @@ async def test_a_client_that_is_entered_again_is_pushed_to_and_no_other_server_s
         await gets_the_truth(tasks.resume(client, TASK_ID), peer, forged)
 
 
-async def test_what_such_a_client_cannot_do_it_says(peer_url: str) -> None:
+async def test_what_such_a_client_cannot_do_it_says(peer: Peer) -> None:
     tasks = TasksClient()
-    async with OtherClient(peer_url, tasks) as client:
+    async with OtherClient(peer.url, tasks) as client:
         with pytest.raises(UsageError, match="not by OtherClient"):
             await tasks.start(client, "x")
         with pytest.raises(UsageError, match="was not given this TasksClient"):

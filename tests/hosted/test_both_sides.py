@@ -214,7 +214,7 @@ async def test_a_client_that_cannot_be_asked_at_all_is_not_asked_plainly_either(
                 await result_of(await begin(client, tool))
 
 
-async def test_an_answer_that_does_not_fit_is_asked_for_again_as_a_new_task_and_an_error_reaches_the_tool(
+async def test_an_answer_that_does_not_fit_is_asked_for_again_and_an_error_reaches_the_tool(
     host: Host,
 ) -> None:
     host.first_answers = [ElicitResult(action="accept", content={"ok": "perhaps"})]

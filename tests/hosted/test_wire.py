@@ -138,7 +138,7 @@ async def test_progress_goes_out_under_the_token_of_the_request_until_the_task_h
 
 
 @pytest.mark.requirement("hosted/ttl", "hosted/max-ttl", "hosted/expired")
-async def test_a_ttl_has_a_maximum_and_a_task_that_waits_outlives_it_and_is_gone_a_ttl_after_its_end(
+async def test_a_ttl_has_a_maximum_and_counts_from_the_end_of_the_task(
     host: Host,
 ) -> None:
     async with connected(host, hosting=Hosting(max_ttl=timedelta(minutes=5))) as server:

@@ -136,9 +136,7 @@ def accepted(**content: Any) -> dict[str, Any]:
         ({}, ["n"], {"action": "decline"}),
     ],
 )
-def test_lines_are_the_answer_that_a_form_sends(
-    schema: dict[str, Any], lines: list[str], response: dict[str, Any]
-) -> None:
+def test_lines_are_what_a_form_sends(schema: dict[str, Any], lines: list[str], response: dict[str, Any]) -> None:
     assert typed(schema, *lines).response == response
 
 
