@@ -48,7 +48,7 @@ def pins(peer: Peer) -> list[Any]:
     ]
 
 
-async def test_a_server_of_the_same_name_neither_sees_nor_drops_tasks_of_another(
+async def test_a_server_of_the_same_name_does_not_touch_the_tasks_of_another(
     peer: Peer, other: Peer, ledger: Ledger
 ) -> None:
     other.on("tasks/get", UNKNOWN_TASK)
@@ -64,9 +64,7 @@ async def test_a_server_of_the_same_name_neither_sees_nor_drops_tasks_of_another
         assert text(await handle.result()) == "still there"
 
 
-async def test_a_recorded_answer_is_given_to_no_other_server_and_no_other_question(
-    peer: Peer, other: Peer, ledger: Ledger
-) -> None:
+async def test_a_recorded_answer_is_for_its_server_and_its_question(peer: Peer, other: Peer, ledger: Ledger) -> None:
     person = Pins()
     for server in (peer, other):
         server.on("tasks/get", asking("q"))
@@ -134,9 +132,7 @@ async def test_where_no_address_is_known_nothing_is_sent_or_written(peer: Peer, 
     del waiting
 
 
-async def test_the_address_is_what_the_author_says_and_otherwise_that_of_the_transport(
-    peer: Peer, other: Peer, ledger: Ledger
-) -> None:
+async def test_the_address_is_the_authors_or_that_of_the_transport(peer: Peer, other: Peer, ledger: Ledger) -> None:
     for target in (peer.url, reconnecting_http(peer.url)):
         async with connect(target, ledger=ledger, server="production") as client:
             await begin(client, "x")

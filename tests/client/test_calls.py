@@ -277,9 +277,7 @@ async def test_watch_shows_every_change_of_status_and_ends_with_the_final_one(ur
 # Progress
 
 
-async def test_progress_goes_to_the_callback_of_the_call_or_else_of_the_client(
-    url: str, desk: Desk, push: bool
-) -> None:
+async def test_progress_goes_to_the_callback_of_the_call_or_of_the_client(url: str, desk: Desk, push: bool) -> None:
     reported: dict[str, list[Progress]] = {"client": [], "call": []}
 
     async def on_progress(of: str, progress: Progress) -> None:
@@ -407,9 +405,7 @@ async def test_a_caller_that_is_cancelled_decides_what_becomes_of_its_task(
 
 @simulated
 @pytest.mark.parametrize("answer", [OUT_OF_ORDER, None], ids=["refuses", "is silent"])
-async def test_a_failed_cancellation_does_not_hide_why_a_wait_ended(
-    answer: Answer, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_failed_cancellation_does_not_hide_a_time_out(answer: Answer, caplog: pytest.LogCaptureFixture) -> None:
     peer = MemoryPeer(version=MODERN)
     peer.on("tasks/get", task())
     peer.on("tasks/cancel", answer)
@@ -451,9 +447,7 @@ WRONG_WAITS: list[tuple[dict[str, Any], type[InvalidOption], str]] = [
 ]
 
 
-async def test_invalid_arguments_are_refused_before_there_is_a_task_and_leave_an_existing_one(
-    url: str, desk: Desk
-) -> None:
+async def test_invalid_arguments_make_no_task_and_leave_an_existing_one(url: str, desk: Desk) -> None:
     async with connect(url, on_abandon="cancel") as client:
         for mistake, kind, says in WRONG_WAITS:
             with pytest.raises(kind, match=says):

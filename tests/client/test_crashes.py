@@ -126,7 +126,7 @@ async def test_a_client_that_is_killed_at_a_question_and_at_work_comes_back_for_
     assert left_in(path) == []
 
 
-async def test_a_client_killed_between_two_answers_is_asked_for_the_missing_one(
+async def test_a_client_killed_between_two_answers_is_asked_for_the_other(
     fixture_url: str, path: Path, log: Path
 ) -> None:
     name, sure = "What is your name?", "Are you sure?"

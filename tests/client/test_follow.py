@@ -184,7 +184,7 @@ async def test_what_a_hook_raises_at_the_progress_of_a_call_ends_the_call() -> N
 
 
 @pytest.mark.parametrize(("on_abandon", "fate"), [("leave", "left"), ("cancel", "cancelled")])
-async def test_a_time_limit_is_told_of_the_wait_it_ended_and_not_of_the_next(
+async def test_a_time_limit_is_told_of_the_wait_that_it_ended(
     url: str, desk: Desk, on_abandon: Any, fate: Fate
 ) -> None:
     follower = Follower(on_abandon=on_abandon, timeout=0.5)

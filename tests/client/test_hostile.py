@@ -377,7 +377,7 @@ WORKING, COMPLETED, FAILED = old_task(), old_task("completed"), old_task("failed
         pytest.param([WORKING, NOT_FOUND], [Refusal(-32601, "Method not found")], UnknownTask, id="shows no result"),
     ],
 )
-async def test_the_result_is_what_the_server_says_in_the_end(
+async def test_the_result_is_what_the_server_says_last(
     states: list[Answer], results: list[Answer], expected: Any
 ) -> None:
     async with connected(showing(*states, results=results), patience=LONG) as client:

@@ -96,9 +96,7 @@ def test_a_variable_in_a_host_is_written_as_it_is(project: Path) -> None:
     assert KnownServers(project / ".mcp.json").at(ServerAddress.parse(farm.spec)) == farm
 
 
-def test_the_address_that_a_ledger_keeps_has_no_value_of_a_variable(
-    project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_address_in_a_ledger_has_no_value_of_a_variable(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOKEN", "s3cret")
     write(
         project / ".mcp.json",

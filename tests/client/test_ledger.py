@@ -144,7 +144,7 @@ def test_odd_names_and_text_that_is_no_unicode_are_remembered_like_any_other(pat
         pytest.param("0001-01-01T00:00:00Z", "9999-12-31T23:59:59Z", 0, id="a clock that makes no sense"),
     ],
 )
-def test_how_long_a_task_took_does_not_depend_on_the_clock_of_its_server(
+def test_the_clock_of_a_server_does_not_change_how_long_a_task_took(
     keeper: Ledger, created: str, ended: str, seconds: int
 ) -> None:
     keeper.add(TASK_ID, server=SERVER, tool="render")
@@ -196,9 +196,7 @@ def filled(keeper: Ledger) -> Ledger:
         ({"search": "render", "active": True}, ["lost"]),
     ],
 )
-def test_tasks_are_listed_oldest_first_by_what_is_wanted(
-    filled: Ledger, wanted: dict[str, Any], found: list[str]
-) -> None:
+def test_wanted_tasks_are_listed_oldest_first(filled: Ledger, wanted: dict[str, Any], found: list[str]) -> None:
     assert [entry.task_id for entry in filled.entries(**wanted)] == [f"task_{name}" for name in found]
 
 
@@ -227,9 +225,7 @@ def test_what_is_over_is_pruned(filled: Ledger) -> None:
 # Damage
 
 
-def test_a_place_that_cannot_be_written_is_unavailable_and_a_missing_folder_is_made(
-    tmp_path: Path,
-) -> None:
+def test_a_place_that_cannot_be_written_is_unavailable_and_a_missing_folder_is_made(tmp_path: Path) -> None:
     book = Ledger(tmp_path / "a" / "b" / "ledger.db")
     book.close()
     book.close()
@@ -373,7 +369,7 @@ def test_the_users_ledger_is_in_the_state_folder_and_keeps_what_has_ended(tmp_pa
 
 @pytest.mark.usefixtures("home")
 @pytest.mark.parametrize(("variable", "value"), [("", ""), ("", "short"), ("_FILE", "/nonexistent")])
-def test_the_users_ledger_is_encrypted_with_the_keys_of_the_environment(
+def test_the_users_ledger_is_encrypted_by_the_environment(
     monkeypatch: pytest.MonkeyPatch, variable: str, value: str
 ) -> None:
     monkeypatch.setenv(LEDGER_KEYS_VARIABLE + variable, value or new_key())

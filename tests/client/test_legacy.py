@@ -232,9 +232,7 @@ async def test_a_question_that_is_withdrawn_is_no_longer_shown(url: str, desk: D
 
 
 @pytest.mark.requirement("older-client/tracks-ids")
-async def test_a_ledger_brings_back_a_task_and_has_a_plain_call_while_it_runs(
-    url: str, ledger: Ledger, desk: Desk
-) -> None:
+async def test_a_ledger_brings_back_a_task_and_has_plain_calls(url: str, ledger: Ledger, desk: Desk) -> None:
     async with connect(url, ledger=ledger) as client:
         handle = await begin(client, "gated")
     desk.gate.set()

@@ -240,7 +240,7 @@ def client_of(url: str, patience: Patience = LONG, mode: Literal["auto", "legacy
 @pytest.mark.parametrize(
     ("mode", "cuts", "keep"), [("auto", 2, 0), ("auto", 2, 40), ("auto", 2, 400), ("legacy", 1, 0)]
 )
-async def test_a_call_whose_answers_are_lost_is_made_once(
+async def test_a_call_whose_answer_is_lost_runs_once(
     network: tuple[Scene, Relay], mode: Any, cuts: int, keep: int
 ) -> None:
     scene, relay = network
@@ -326,9 +326,7 @@ def repeated(peer: Peer) -> list[bool]:
         pytest.param([SOON, SOON], [False, False, False], id="refused for now"),
     ],
 )
-async def test_a_call_is_made_again_under_its_key_where_that_is_safe(
-    peer: Peer, answers: list[Answer], expected: list[bool]
-) -> None:
+async def test_a_call_is_made_again_where_that_is_safe(peer: Peer, answers: list[Answer], expected: list[bool]) -> None:
     peer.on("server/discover", discovered(**HONOURS))
     peer.on("tools/call", *answers, CREATED_TASK)
     peer.on("tasks/get", completed())
@@ -427,9 +425,7 @@ async def test_a_key_that_no_server_takes_is_refused_before_anything_is_sent(pee
     assert calls(peer) == []
 
 
-async def test_the_life_of_a_task_is_logged_without_its_id_or_content(
-    peer: Peer, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_task_is_logged_without_its_id_or_content(peer: Peer, caplog: pytest.LogCaptureFixture) -> None:
     peer.on("tasks/get", lost(503), completed())
     with caplog.at_level(logging.INFO, "mcp_tasks.client"):
         async with client_of(peer.url) as client:

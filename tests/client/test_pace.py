@@ -339,9 +339,7 @@ FINAL_BEFORE = completed(lastUpdatedAt="2026-08-01T10:00:01.000Z")
     ],
     ids=["a look that was crossed", "a clock that went back", "an end by another clock"],
 )
-async def test_a_watch_goes_back_only_to_what_two_looks_found(
-    looks: list[dict[str, Any]], shown: list[str | None]
-) -> None:
+async def test_a_watch_goes_back_only_after_two_looks(looks: list[dict[str, Any]], shown: list[str | None]) -> None:
     paced = Paced(*looks, statusMessage=None)
     async with connected(paced.peer, push=False) as client:
         states = [snapshot async for snapshot in (await begin(client, "x")).watch()]
@@ -359,7 +357,7 @@ async def test_a_watch_goes_back_only_to_what_two_looks_found(
     ],
     ids=["the newest counts", "nothing comes after the end", "an end by another clock"],
 )
-async def test_of_states_that_are_pushed_together_the_newest_is_shown(
+async def test_of_states_pushed_together_the_newest_is_shown(
     states: list[dict[str, Any]], shown: list[str | None]
 ) -> None:
     paced = Paced(working(0), pollIntervalMs=60_000)

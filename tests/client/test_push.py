@@ -153,9 +153,7 @@ ODD: list[dict[str, Any]] = [
 @pytest.mark.parametrize(
     "noise", [ODD, [told(working(number % 50)) for number in range(3_000)]], ids=["no tasks or not ours", "a flood"]
 )
-async def test_whatever_else_is_pushed_the_newest_state_of_our_task_counts(
-    peer: Peer, noise: list[dict[str, Any]]
-) -> None:
+async def test_whatever_else_is_pushed_the_newest_state_counts(peer: Peer, noise: list[dict[str, Any]]) -> None:
     peer.on("subscriptions/listen", Frames(stream_of([*pushed(1), *noise, told(completed("ours"))])))
     peer.on("tasks/get", task(pollIntervalMs=RARELY))
     async with connect(peer.url) as client:

@@ -1,4 +1,5 @@
-"""A 2025-11-25 server that says what a test wants it to say to a client that hosts tasks, and the person behind it."""
+"""Clients that host tasks: the person behind one, servers of ours in processes of their own, and one of 2025-11-25 that
+says what a test wants it to say."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
-from mcp import Client
+from mcp import Client, StdioServerParameters
 from mcp.client.session import ClientRequestContext
 from mcp_types import (
     CreateMessageRequestParams,
@@ -19,10 +20,13 @@ from mcp_types import (
     TextContent,
 )
 
+from harness.forking import piped
+from harness.processes import ENVIRONMENT, ROOT
 from harness.rpc import LEGACY, PATIENCE
 from harness.schema import check_legacy_result
+from harness.serving import ServerProcess
 from harness.waiting import eventually
-from mcp_tasks.client import Hosting, TasksClient, with_tasks
+from mcp_tasks.client import Hosting, ServerTransport, TasksClient, stdio_transport, with_tasks
 from tests.client.peer import MemoryPeer
 
 RELATED = "io.modelcontextprotocol/related-task"
@@ -141,6 +145,18 @@ class Host:
         return CreateMessageResult(role="assistant", content=TextContent(type="text", text="Hi"), model="m")
 
 
+def hosted(transport: ServerTransport, host: Host, tasks: TasksClient | None = None, *, mode: Any = "legacy") -> Client:
+    """A client that hosts tasks."""
+    tasks = tasks or TasksClient(hosting=Hosting())
+    return Client(
+        tasks.host(transport),
+        mode=mode,
+        extensions=[tasks],
+        elicitation_callback=host.elicit,
+        sampling_callback=host.sample,
+    )
+
+
 @asynccontextmanager
 async def connected(
     host: Host,
@@ -150,14 +166,21 @@ async def connected(
     address: str = "raw:one",
     hosting: Hosting | None = None,
 ) -> AsyncGenerator[RawServer]:
+    """A raw server whose client hosts tasks."""
     raw = server or RawServer()
     client_tasks = tasks or TasksClient(hosting=hosting or Hosting())
-    async with Client(
-        client_tasks.host(with_tasks(raw.transport(), address=address)),
-        mode="legacy",
-        extensions=[client_tasks],
-        elicitation_callback=host.elicit,
-        sampling_callback=host.sample,
-    ):
+    async with hosted(with_tasks(raw.transport(), address=address), host, client_tasks):
         await raw.notification(lambda message: message["method"] == "notifications/initialized")
         yield raw
+
+
+SERVER = "tests.hosted.asking_server"
+
+
+def over_stdio(*options: str) -> ServerTransport:
+    command, *arguments = piped(SERVER, "stdio", *options)
+    return stdio_transport(StdioServerParameters(command=command, args=arguments, cwd=ROOT, env=ENVIRONMENT))
+
+
+def http_server(*options: str) -> ServerProcess:
+    return ServerProcess(SERVER, "http", "{port}", *options)

@@ -20,40 +20,26 @@ from harness.http import serving
 from harness.older import ASKABLE, http_session
 from harness.rpc import PATIENCE
 from harness.waiting import eventually
-from mcp_tasks.client import Hosting, ServerTransport, TaskHandle, TasksClient, TaskWasCancelled, reconnecting_http
+from mcp_tasks.client import Hosting, TaskHandle, TasksClient, TaskWasCancelled, reconnecting_http
 from mcp_tasks.legacy.hosting_file import HostedFile
 from mcp_tasks.stores.sqlite import SqliteStore
 from tests.client.connecting import begin, connect, text
 from tests.client.peer import old_task
 from tests.hosted.asking_server import build
-from tests.hosted.processes import http_server, over_stdio
-from tests.hosted.raw_server import RELATED, Host
+from tests.hosted.raw_server import RELATED, Host, hosted, http_server, over_stdio
 
 pytestmark = pytest.mark.anyio
-
-
-def hosting(
-    transport: ServerTransport, host: Host, tasks: TasksClient | None = None, *, mode: Any = "legacy"
-) -> Client:
-    tasks = tasks or TasksClient(hosting=Hosting())
-    return Client(
-        tasks.host(transport),
-        mode=mode,
-        extensions=[tasks],
-        elicitation_callback=host.elicit,
-        sampling_callback=host.sample,
-    )
 
 
 @asynccontextmanager
 async def any_client(kind: str, host: Host) -> AsyncGenerator[Client]:
     if kind == "stdio":
-        async with hosting(over_stdio(), host) as client:
+        async with hosted(over_stdio(), host) as client:
             yield client
         return
     async with (
         http_server(*(["--json"] if kind == "json" else [])) as server,
-        hosting(reconnecting_http(server.url), host) as client,
+        hosted(reconnecting_http(server.url), host) as client,
     ):
         yield client
 
@@ -130,7 +116,7 @@ async def test_a_client_that_declares_no_tasks_is_not_asked_for_one(host: Host) 
         Client(streamable_http_client(server.url), mode="legacy") as client,
     ):
         assert "stateless" in await call(client, "try_to_ask")
-    async with hosting(over_stdio(), host, mode="auto") as client:
+    async with hosted(over_stdio(), host, mode="auto") as client:
         assert "only 2025-11-25 has tasks of clients" in await call(client, "try_to_ask")
     assert host.asked == []
 
@@ -160,7 +146,7 @@ async def until_noted(db: Path, task_id: str) -> None:
 
 async def test_a_task_asks_as_a_task_of_the_client(host: Host, tmp_path: Path) -> None:
     tasks = TasksClient(hosting=Hosting(ledger=tmp_path / "hosted.db"))
-    async with hosting(over_stdio(), host, tasks) as client:
+    async with hosted(over_stdio(), host, tasks) as client:
         handle = await begin(client, "publish")
         waiting = asyncio.create_task(result_of(handle))
         await eventually(lambda: host.asked == ["Publish?"])
@@ -173,7 +159,7 @@ async def test_a_task_asks_as_a_task_of_the_client(host: Host, tmp_path: Path) -
 
 
 async def test_a_question_that_is_withdrawn_is_cancelled_at_the_client(host: Host) -> None:
-    async with hosting(over_stdio(), host) as client:
+    async with hosted(over_stdio(), host) as client:
         handle = await begin(client, "publish")
         waiting = asyncio.create_task(result_of(handle))
         await eventually(lambda: host.asked == ["Publish?"])
@@ -214,12 +200,10 @@ async def test_a_client_that_cannot_be_asked_at_all_is_not_asked_plainly_either(
                 await result_of(await begin(client, tool))
 
 
-async def test_an_answer_that_does_not_fit_is_asked_for_again_and_an_error_reaches_the_tool(
-    host: Host,
-) -> None:
+async def test_an_answer_that_does_not_fit_is_asked_for_again_and_an_error_reaches_the_tool(host: Host) -> None:
     host.first_answers = [ElicitResult(action="accept", content={"ok": "perhaps"})]
     host.ready.set()
-    async with hosting(over_stdio(), host) as client:
+    async with hosted(over_stdio(), host) as client:
         assert await result_of(await begin(client, "publish")) == "published True"
         assert host.asked == ["Publish?", "Publish?"]
         host.answer = ErrorData(code=-1, message="User rejected")
@@ -231,7 +215,7 @@ async def test_an_answer_that_does_not_fit_is_asked_for_again_and_an_error_reach
 async def test_a_person_is_asked_once_though_the_server_is_killed(host: Host, tmp_path: Path) -> None:
     tasks = TasksClient(hosting=Hosting(ledger=tmp_path / "hosted.db"), ledger=tmp_path / "ledger.db")
     async with http_server("--store", f"sqlite:///{tmp_path}/tasks.db") as server:
-        async with hosting(reconnecting_http(server.url), host, tasks) as client:
+        async with hosted(reconnecting_http(server.url), host, tasks) as client:
             handle = await begin(client, "publish")
             waiting = asyncio.create_task(result_of(handle))
             await until_noted(tmp_path / "tasks.db", handle.id)
@@ -247,14 +231,14 @@ async def test_a_person_is_asked_once_though_the_server_is_killed(host: Host, tm
 async def test_a_person_who_answered_while_the_server_was_down_is_not_asked_again(host: Host, tmp_path: Path) -> None:
     tasks = TasksClient(hosting=Hosting(ledger=tmp_path / "hosted.db"), ledger=tmp_path / "ledger.db")
     async with http_server("--store", f"sqlite:///{tmp_path}/tasks.db") as server:
-        async with hosting(reconnecting_http(server.url), host, tasks) as client:
+        async with hosted(reconnecting_http(server.url), host, tasks) as client:
             started = await begin(client, "publish")
             await until_noted(tmp_path / "tasks.db", started.id)
             server.kill()
             host.ready.set()
             await eventually(lambda: host.answered == 1)
         await server.started()
-        async with hosting(reconnecting_http(server.url), host, tasks) as client:
+        async with hosted(reconnecting_http(server.url), host, tasks) as client:
             [handle] = tasks.pending(client)
             assert await result_of(handle) == "published True"
         assert host.asked == ["Publish?"]

@@ -17,8 +17,7 @@ from mcp_tasks.legacy.hosting import MAX_LOST
 from mcp_tasks.legacy.hosting_file import HostedFile
 from mcp_tasks.protocol.shapes import QUESTION_META_KEY
 from tests.client.processes import client_process, lines_of, logged
-from tests.hosted.processes import http_server
-from tests.hosted.raw_server import RELATED, Host, Refused, connected
+from tests.hosted.raw_server import RELATED, Host, Refused, connected, http_server
 
 pytestmark = pytest.mark.anyio
 
@@ -43,7 +42,7 @@ def fetch(task_id: str) -> list[str]:
 
 @pytest.mark.requirement("hosted/survives")
 @pytest.mark.parametrize("answered", [False, True])
-async def test_what_a_killed_client_had_not_answered_is_asked_again_and_the_rest_is_not(
+async def test_only_what_a_killed_client_had_not_answered_is_asked_again(
     ledger: Path, log: Path, answered: bool
 ) -> None:
     think = [] if answered else ["--think", "Publish?"]

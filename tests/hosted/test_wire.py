@@ -138,9 +138,7 @@ async def test_progress_goes_out_under_the_token_of_the_request_until_the_task_h
 
 
 @pytest.mark.requirement("hosted/ttl", "hosted/max-ttl", "hosted/expired")
-async def test_a_ttl_has_a_maximum_and_counts_from_the_end_of_the_task(
-    host: Host,
-) -> None:
+async def test_a_ttl_has_a_maximum_and_counts_from_the_end_of_the_task(host: Host) -> None:
     async with connected(host, hosting=Hosting(max_ttl=timedelta(minutes=5))) as server:
         assert (await server.create(ttl=60_000))["ttl"] == 60_000
         assert (await server.create(ttl=10**30))["ttl"] == 300_000
@@ -229,7 +227,7 @@ MISTAKES: list[tuple[str, list[dict[str, Any]]]] = [
 
 @pytest.mark.requirement("hosted/unknown-id", "hosted/cursors", "hosted/max-ttl")
 @pytest.mark.parametrize(("method", "params"), MISTAKES)
-async def test_a_request_that_cannot_be_understood_is_refused_and_makes_no_task(
+async def test_a_malformed_request_is_refused_and_makes_no_task(
     method: str, params: list[dict[str, Any]], host: Host
 ) -> None:
     async with connected(host) as server:
