@@ -405,3 +405,25 @@ def test_how_long_a_task_took_is_a_difference_of_one_clock() -> None:
     assert (running.elapsed or timedelta(0)) >= took
     away = replace(seen("working", message="half"), away_since=datetime.now(UTC) - timedelta(hours=1, seconds=5.5))
     assert away.says == "server out of reach for 1:00:05, trying again"
+
+
+def test_its_json_has_what_has_a_value() -> None:
+    assert seen("input_required", input_requests=ASKED).to_json() == {
+        "server": "http://x/mcp",
+        "tool": "render",
+        "taskId": "task_1",
+        "status": "input_required",
+        "inputRequests": ASKED,
+    }
+    call = Followed(entry=replace(ENTRY, task_id=""), problem=OSError("gone"))
+    assert call.to_json() == {"server": "http://x/mcp", "tool": "render", "status": "unknown", "problem": "gone"}
+    assert seen("working", progress=Progress(progress=1, total=4), message="one").state_to_json() == {
+        "taskId": "task_1",
+        "tool": "render",
+        "status": "working",
+        "statusMessage": "one",
+        "progress": 1,
+        "total": 4,
+    }
+    away = Followed(entry=replace(ENTRY, tool=""), away_since=NOW).state_to_json()
+    assert (away["tool"], away["outOfReachSince"]) == ("task_1", NOW.isoformat())

@@ -199,6 +199,25 @@ def test_servers_are_kept_in_a_private_file_and_removed(home: Path) -> None:
     assert [server.name for server in KnownServers()] == ["local"]
 
 
+@pytest.mark.parametrize(
+    ("server", "headers", "environment"),
+    [
+        (URL, {"Authorization": "Bearer abc"}, {}),
+        (URL, {"X-Api-Key": "abc"}, {}),
+        ("https://ann:abc@farm.example/mcp", {}, {}),
+        (f"{URL}?api_key=abc", {}, {}),
+        ("farm --token=abc", {}, {}),
+        ("farm", {}, {"FARM_PASSWORD": "abc"}),
+    ],
+)
+def test_credentials_are_not_kept(server: str, headers: dict[str, str], environment: dict[str, str]) -> None:
+    servers = KnownServers()
+    with pytest.raises(InvalidServerFile, match="would be kept") as problem:
+        servers.add("farm", ServerAddress.parse(server), headers=headers, environment=environment)
+    assert "abc" not in str(problem.value)
+    assert not servers.kept_in.exists()
+
+
 def test_nothing_is_lost_of_what_is_kept(project: Path) -> None:
     write(project / ".mcp.json", {"theirs": {"url": URL}})
     servers = KnownServers(project / ".mcp.json")
@@ -241,6 +260,18 @@ def test_headers_are_names_and_values_and_a_token_is_one_of_them() -> None:
     assert check_token(" abc.def\n") == "abc.def"
     assert read_headers(["X-Team: blue ", "X-Url:http://a"]) == {"X-Team": "blue", "X-Url": "http://a"}
     assert read_headers(["X-Team:blue"], "abc") == {"X-Team": "blue", "Authorization": "Bearer abc"}
+
+
+@pytest.mark.skipif(os.name != "posix", reason="others are kept out by other means on Windows")
+def test_a_token_file_that_others_may_read_is_told_and_one_that_is_large_refused(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("abc\n")
+    for mode, others in ((0o600, False), (0o644, True)):
+        file.chmod(mode)
+        assert read_token(file) == ("abc", others)
+    file.write_bytes(b"x" * 100_000)
+    with pytest.raises(InvalidOption, match="too large to be a token file"):
+        read_token(file)
 
 
 def test_what_may_be_a_secret_is_known() -> None:

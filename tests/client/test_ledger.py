@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sqlite3
 import subprocess
@@ -21,7 +22,7 @@ from harness.processes import PIPE, kill, start
 from harness.rpc import PATIENCE
 from mcp_tasks.cli.terminal import problem_of
 from mcp_tasks.client import Ledger, user_ledger
-from mcp_tasks.client.ledger import UNKNOWN, user_ledger_path
+from mcp_tasks.client.ledger import UNKNOWN, on_one_line, printable, printable_json, user_ledger_path
 from mcp_tasks.encryption import LEDGER_KEYS_VARIABLE, Keyring, new_key
 from mcp_tasks.errors import (
     AmbiguousTask,
@@ -220,6 +221,16 @@ def test_what_is_over_is_pruned(filled: Ledger) -> None:
     assert [entry.task_id for entry in filled.prune(dry_run=True)] == ["task_done", "task_lost"]
     assert [entry.task_id for entry in filled.prune()] == ["task_done", "task_lost"]
     assert [entry.task_id for entry in filled.entries()] == ["task_busy"]
+
+
+def test_text_of_a_server_moves_no_cursor_and_its_json_stays_the_same_value() -> None:
+    assert printable("a\x1b[2Jb\u202ec\nd") == "a[2Jbc\nd"
+    assert on_one_line("a\r\nb\u2028c") == "a bc"
+    values: list[object] = [{"a": "\x1b[2J\u202e\u2028"}, ["\u00e9\U0001f600", "\ud800"], "plain"]
+    for value in values:
+        assert json.loads(printable_json(value)) == value
+        assert printable(printable_json(value)) == printable_json(value)
+    assert printable_json(["\u00e9", "\u6f22"], indent=1) == '[\n "\u00e9",\n "\u6f22"\n]'
 
 
 # Damage

@@ -145,7 +145,14 @@ class Host:
         return CreateMessageResult(role="assistant", content=TextContent(type="text", text="Hi"), model="m")
 
 
-def hosted(transport: ServerTransport, host: Host, tasks: TasksClient | None = None, *, mode: Any = "legacy") -> Client:
+def hosted(
+    transport: ServerTransport,
+    host: Host,
+    tasks: TasksClient | None = None,
+    *,
+    mode: Any = "legacy",
+    samples: bool = True,
+) -> Client:
     """A client that hosts tasks."""
     tasks = tasks or TasksClient(hosting=Hosting())
     return Client(
@@ -153,7 +160,7 @@ def hosted(transport: ServerTransport, host: Host, tasks: TasksClient | None = N
         mode=mode,
         extensions=[tasks],
         elicitation_callback=host.elicit,
-        sampling_callback=host.sample,
+        sampling_callback=host.sample if samples else None,
     )
 
 
@@ -165,11 +172,12 @@ async def connected(
     server: RawServer | None = None,
     address: str = "raw:one",
     hosting: Hosting | None = None,
+    samples: bool = True,
 ) -> AsyncGenerator[RawServer]:
     """A raw server whose client hosts tasks."""
     raw = server or RawServer()
     client_tasks = tasks or TasksClient(hosting=hosting or Hosting())
-    async with hosted(with_tasks(raw.transport(), address=address), host, client_tasks):
+    async with hosted(with_tasks(raw.transport(), address=address), host, client_tasks, samples=samples):
         await raw.notification(lambda message: message["method"] == "notifications/initialized")
         yield raw
 

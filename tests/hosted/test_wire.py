@@ -21,6 +21,17 @@ from tests.hosted.raw_server import ELICIT, RELATED, SAMPLE, Host, RawServer, Re
 pytestmark = pytest.mark.anyio
 
 
+@pytest.mark.requirement("hosted/declares")
+async def test_the_handshake_declares_what_there_are_callbacks_for(host: Host) -> None:
+    for samples in (True, False):
+        requests: dict[str, Any] = {"elicitation": {"create": {}}}
+        if samples:
+            requests["sampling"] = {"createMessage": {}}
+        async with connected(host, samples=samples) as server:
+            [hello] = server.asked("initialize")
+        assert hello["capabilities"]["tasks"] == {"list": {}, "cancel": {}, "requests": requests}
+
+
 @pytest.mark.requirement("hosted/undeclared-is-plain")
 async def test_a_request_of_a_kind_that_is_not_declared_is_answered_as_if_it_had_no_task(host: Host) -> None:
     host.ready.set()
