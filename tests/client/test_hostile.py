@@ -270,11 +270,7 @@ FORM: dict[str, Any] = {
 }
 
 
-async def never(params: Mapping[str, Any]) -> Answer:
-    return None
-
-
-def showing(*states: Any, results: Sequence[Any] = (never,)) -> MemoryPeer:
+def showing(*states: Any, results: Sequence[Any] = (None,)) -> MemoryPeer:
     """A server whose task is in these states, one for each look, and that answers `tasks/result` like this."""
     peer = MemoryPeer()
     peer.on("tasks/get", *states)
@@ -425,7 +421,7 @@ async def test_a_server_that_only_ever_stumbles_does_not_know_the_task_and_the_e
 
 async def test_a_watch_shows_a_state_once_however_often_its_expiry_moves() -> None:
     renewed = [old_task(ttl=1000 * n, pollInterval=20 + n, lastUpdatedAt=f"2025-11-25T10:40:0{n}Z") for n in range(9)]
-    async with connected(showing(*renewed, COMPLETED, results=[never, old_result()])) as client:
+    async with connected(showing(*renewed, COMPLETED, results=[None, old_result()])) as client:
         handle = await begin(client, "x")
         with anyio.fail_after(PATIENCE):
             states = [snapshot.status async for snapshot in handle.watch()]
@@ -477,7 +473,7 @@ async def test_a_result_that_came_counts_though_the_server_has_forgotten_the_tas
 
 @simulated
 async def test_a_server_that_never_answers_is_given_up_when_the_time_is_over_and_the_task_is_not() -> None:
-    peer = showing(never)
+    peer = showing(None)
     async with connected(peer, on_abandon="leave", patience=SHORT) as client:
         with pytest.raises(MCPError, match="timed out"):
             await client.call_tool("x", read_timeout_seconds=2)
@@ -530,7 +526,7 @@ async def test_instants_without_an_offset_are_utc() -> None:
 
 
 async def test_progress_that_comes_before_the_task_and_with_it_reaches_whoever_waits() -> None:
-    peer = showing(old_task(pollInterval=60_000), COMPLETED, results=[never, old_result()])
+    peer = showing(old_task(pollInterval=60_000), COMPLETED, results=[None, old_result()])
     reported: list[Progress] = []
 
     async def report(progress: Progress) -> None:

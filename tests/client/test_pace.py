@@ -116,9 +116,7 @@ SUGGESTED: list[tuple[list[Any], list[float]]] = [
 
 @pytest.mark.requirement("client/poll-interval")
 @pytest.mark.parametrize(
-    ("suggested", "kept"),
-    SUGGESTED,
-    ids=["one", "changing", "however long", "no busy loop", "no usable one"],
+    ("suggested", "kept"), SUGGESTED, ids=["one", "changing", "however long", "no busy loop", "no usable one"]
 )
 async def test_the_interval_that_the_server_suggests_is_kept(suggested: list[Any], kept: list[float]) -> None:
     states = [working(step, pollIntervalMs=interval) for step, interval in enumerate(suggested, 1)]
@@ -313,15 +311,11 @@ async def test_a_task_that_is_said_to_have_ended_is_looked_at_at_once_and_only_t
         return old_task("completed" if len(times) == 3 else "working", pollInterval=30_000)
 
     peer.on("tasks/get", get)
-    peer.on("tasks/result", never, old_result())
+    peer.on("tasks/result", None, old_result())
     async with connected(peer) as client:
         async for _ in (await begin(client, "x")).watch():
             pass
     assert [later - earlier for earlier, later in pairwise(times)] == near(0, 2 * SOON)
-
-
-async def never(params: object) -> Answer:
-    return None
 
 
 # Which of the states that come is the newest

@@ -68,10 +68,6 @@ async def test_a_server_that_does_not_push_is_asked_for_it_once(peer: Peer) -> N
     assert len(listen_ids(peer)) == 1
 
 
-async def never(params: object) -> Answer:
-    return None
-
-
 def many_tasks() -> MemoryPeer:
     """A server with any number of tasks, which it polls rarely and tells nothing of."""
 
@@ -79,7 +75,7 @@ def many_tasks() -> MemoryPeer:
         return task(taskId=params["taskId"], pollIntervalMs=10**9)
 
     peer = MemoryPeer(version=MODERN)
-    peer.on("subscriptions/listen", never)
+    peer.on("subscriptions/listen", None)
     peer.on("tasks/get", get)
     return peer
 
