@@ -259,8 +259,10 @@ async def test_tasks_over_a_limit_are_refused_and_make_no_task(host: Host) -> No
     host.ready.set()
     async with connected(host, hosting=Hosting(max_tasks=2)) as server:
         for _ in range(2):
-            await server.until((await server.create(ttl=100))["taskId"], "completed")
+            await server.until((await server.create())["taskId"], "completed")
         assert await code_of(server, "elicitation/create", {**ELICIT, "task": {}}) == -32603
+    async with connected(host, hosting=Hosting(max_tasks=1)) as server:
+        await server.create(ttl=100)
         await server.until_none_is_left()
         await server.create()
     async with connected(host, hosting=Hosting(max_request_size=1000)) as server:
