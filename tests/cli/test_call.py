@@ -15,7 +15,7 @@ import pytest
 from mcp_tasks.client import Ledger
 from mcp_tasks.client.ledger import short_id
 from tests.cli.running import LIMIT, Cli, stdio_command, until
-from tests.client.test_ledger_file import FIRST_FORMAT
+from tests.client.test_ledger import FIRST_FORMAT
 
 
 def test_the_result_is_on_stdout_and_the_progress_on_stderr(cli: Cli, fixture_url: str) -> None:
