@@ -434,7 +434,8 @@ class Claims:
         """Let the run pass its trial when it has lasted for long enough, or has come to where it only waits."""
         loop = asyncio.get_running_loop()
         until = loop.time() + self._trials.watched_for(run.record, run.policy).total_seconds()
-        while loop.time() < until and not run.only_waits:  # noqa: ASYNC110 - nothing tells when a tool only waits
+        # Nothing tells when a tool only waits.
+        while loop.time() < until and not (run.only_waits and run.branches.all_wait()):  # noqa: ASYNC110
             await anyio.sleep(LOOK_AGAIN)
         try:
             await self._runtime.changes.change(run.record, TrialPassed(attempt=run.attempt), actor=self._actor)

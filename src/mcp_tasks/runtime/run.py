@@ -830,8 +830,14 @@ class Run:
 
     @property
     def only_waits(self) -> bool:
-        """Whether nothing of the run can go on but by an answer or a timer."""
-        return self.life.is_waiting and not self.branches.can_advance()
+        """Whether the run waits for an answer or a timer, and does no step. What else it does cannot be seen."""
+        return self.life.is_waiting and not (self._deliveries is not None and self._deliveries.is_handing_over)
+
+    @property
+    def may_leave(self) -> bool:
+        """Whether the run loses nothing by being given up now: it only waits, for certain, or what else it does is done
+        again anyway."""
+        return self.only_waits and (self.policy.rerun or self.branches.all_wait())
 
     # What the tool does
 
@@ -868,6 +874,10 @@ class Run:
         What comes `after` another wait gives the slot back meanwhile, and need not wait again once it is recorded.
         """
         return await self._steps.do(name, call, function or call, retry or Retry(attempts=1), after)
+
+    def step_value(self, name: str) -> Any:
+        """What an earlier run recorded as the value of a step; None if none did."""
+        return self._replay.results.get(ResultId("step", name), {}).get("value")
 
     async def sleep(
         self, duration: timedelta | None = None, *, until: datetime | None = None, name: str | None = None

@@ -60,7 +60,7 @@ async def drain(runtime: TaskRuntime, hurry: asyncio.Event | None = None) -> Non
         while not (draining.done() or (hurry is not None and hurry.is_set())):
             await runtime.parking.park_all()
             for run in runtime.runs():
-                if run.only_waits:
+                if run.may_leave:
                     await _interrupt(run)
             await asyncio.wait({draining}, timeout=DRAIN_LOOK)
         if draining.done():
