@@ -25,6 +25,7 @@ from mcp_tasks.errors import InvalidOption, StoreUnavailable
 from mcp_tasks.model import TaskRecord, TaskRequest, TaskStatus
 from mcp_tasks.model.values import Statement, database_place
 from mcp_tasks.runtime import Ending, Run, TaskRuntime, ToolPolicy
+from mcp_tasks.runtime.launch import LaunchSpec
 from mcp_tasks.stores.postgres import PostgresStore
 from mcp_tasks.testing._engine_work import LONG, WAIT, at_work, serving
 from tests.backends.carriers import QUICK, TOLD
@@ -252,7 +253,7 @@ async def not_here(run: Run) -> Ending:
 
 
 async def launch(runtime: TaskRuntime) -> TaskRecord:
-    return await runtime.launch(TaskRequest(name="tool", arguments={}), owner=None, retention=None)
+    return await runtime.launch(LaunchSpec(request=TaskRequest(name="tool", arguments={})))
 
 
 def jobs(url: str) -> list[str]:

@@ -22,6 +22,7 @@ from mcp_tasks.model.json import decode_json
 from mcp_tasks.model.record import NOBODY, Outcome
 from mcp_tasks.runtime import Ending, Run, Settings, TaskRuntime, ToolPolicy
 from mcp_tasks.runtime.context import current_run
+from mcp_tasks.runtime.launch import LaunchSpec
 from mcp_tasks.runtime.replay import GIVEN_UP, tasks_by_value
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.stores.base import Hint, LocalNotifier, WorkLimits
@@ -410,7 +411,7 @@ class World:
 
     async def _launch(self, tool: Node) -> None:
         request = TaskRequest(name="tool", arguments={})
-        record = await self._runtime.launch(request, owner=None, retention=None)
+        record = await self._runtime.launch(LaunchSpec(request=request))
         self._tasks[record.id] = tool
 
     async def _pass(self, seconds: float) -> None:

@@ -17,6 +17,7 @@ from mcp_tasks.model.machine import InputRequested
 from mcp_tasks.model.record import Trial
 from mcp_tasks.runtime import Ending, Run, TaskRuntime, ToolPolicy, current_task
 from mcp_tasks.runtime.claims import is_guilty
+from mcp_tasks.runtime.launch import LaunchSpec
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.stores.base import EVERYBODY
 from mcp_tasks.testing import make_record
@@ -284,7 +285,7 @@ async def lose_claim(runtime: TaskRuntime, store: AnswerlessStore, *, at_creatio
     store.loses_claim = True
     if task is None:
         with pytest.raises(StoreUnavailable):
-            await runtime.launch(request, owner=None, retention=None)
+            await runtime.launch(LaunchSpec(request=request))
         return (await runtime.list(EVERYBODY)).records[0]
     await runtime.engine.submit(task.id)
     await settle()

@@ -22,6 +22,7 @@ from mcp_tasks.errors import InvalidOption, StoreUnavailable
 from mcp_tasks.model import TaskRecord, TaskRequest, TaskStatus
 from mcp_tasks.model.values import Statement
 from mcp_tasks.runtime import Body, Ending, Run, Settings, TaskRuntime, ToolPolicy, dispatch
+from mcp_tasks.runtime.launch import LaunchSpec
 from mcp_tasks.runtime.sweeps import IDLE_FOR_LONG
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.stores.base import Handing, Ready
@@ -107,7 +108,7 @@ def fleet() -> Fleet:
 
 
 async def start(runtime: TaskRuntime, name: str = "tool", owner: str | None = None) -> TaskRecord:
-    return await runtime.launch(TaskRequest(name=name, arguments={}), owner=owner, retention=None)
+    return await runtime.launch(LaunchSpec(request=TaskRequest(name=name, arguments={}), owner=owner))
 
 
 async def all_end(runtime: TaskRuntime, *tasks: TaskRecord) -> None:

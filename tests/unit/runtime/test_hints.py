@@ -21,6 +21,7 @@ from harness.waiting import eventually
 from mcp_tasks.errors import StoreUnavailable, TaskUnreadable
 from mcp_tasks.model import Progress, TaskRecord, TaskRequest, TaskStatus
 from mcp_tasks.runtime import Body, Ending, Run, TaskRuntime, changes
+from mcp_tasks.runtime.launch import LaunchSpec
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.stores.base import Hint, LocalNotifier
 from mcp_tasks.stores.sqlite import SqliteStore
@@ -70,7 +71,7 @@ A_FEW_LOOKS = 0.4
 
 
 async def start(runtime: TaskRuntime) -> TaskRecord:
-    return await runtime.launch(REQUEST, owner=None, retention=None)
+    return await runtime.launch(LaunchSpec(request=REQUEST))
 
 
 async def test_a_task_that_does_not_find_room_where_it_is_made_is_started_by_another(path: Path) -> None:

@@ -16,7 +16,7 @@ from mcp_tasks.model import TaskRecord, TaskStatus
 from mcp_tasks.model.limits import Limits
 from mcp_tasks.runtime import AskedOnCall, Ending, Run, TaskRuntime, ToolPolicy
 from mcp_tasks.runtime.changes import MAX_ID_LENGTH
-from mcp_tasks.runtime.launch import new_task_id
+from mcp_tasks.runtime.launch import LaunchSpec, new_task_id
 from mcp_tasks.runtime.questions import ANNOUNCED_WITHIN
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.stores.base import EVERYBODY
@@ -51,7 +51,7 @@ QUESTION = {"inputRequests": {"name": {"method": "elicitation/create"}}}
 
 
 async def start(runtime: TaskRuntime, owner: str | None = None, **options: Any) -> TaskRecord:
-    return await runtime.launch(REQUEST, owner=owner, retention=None, **options)
+    return await runtime.launch(LaunchSpec(request=REQUEST, owner=owner, **options))
 
 
 async def asks_on_call(run: Run) -> Ending:
@@ -235,10 +235,10 @@ async def test_results_that_are_being_written_take_room_but_never_twice(room: in
     limits, monotonic = Limits(owner_stored_bytes=room), Seconds()
     async with running(tools, store=store, limits=limits, monotonic=monotonic) as runtime:
         first, second = [replace(REQUEST, name=name) for name in sizes]
-        first = await runtime.launch(first, owner="ann", retention=None)
+        first = await runtime.launch(LaunchSpec(request=first, owner="ann"))
         await hold.came.wait()
         monotonic.advance(HOUR)
-        second = await runtime.launch(second, owner="ann", retention=None)
+        second = await runtime.launch(LaunchSpec(request=second, owner="ann"))
         await settle()
         is_early = (await as_of_now(runtime, second)).is_final
         hold.goes_on.set()

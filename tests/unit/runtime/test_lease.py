@@ -28,6 +28,7 @@ from mcp_tasks.model import JournalEntry, RunStarted, TaskRecord, TaskStatus
 from mcp_tasks.model.machine import RunLost
 from mcp_tasks.model.record import Actor
 from mcp_tasks.runtime import Body, Ending, Run, Settings, TaskRuntime, ToolPolicy, current_task
+from mcp_tasks.runtime.launch import LaunchSpec
 from mcp_tasks.runtime.lease import HEARTBEATS_PER_LEASE, LeaseTimes, Watch, uptime
 from mcp_tasks.runtime.steps import Retry
 from mcp_tasks.stores import MemoryStore
@@ -417,7 +418,7 @@ async def test_a_process_without_a_lease_claims_nothing_until_it_has_one_again()
     async with process(quick, net, ONCE) as one:
         net.cut.add(one.worker)
         await time_passes(LEASE)
-        task = await one.launch(REQUEST, owner=None, retention=None)
+        task = await one.launch(LaunchSpec(request=REQUEST))
         await time_passes(LEASE)
         assert (await one.get(task.id, owner=None)).attempt == 0
         net.cut.clear()

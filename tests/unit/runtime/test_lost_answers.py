@@ -18,6 +18,7 @@ from mcp_tasks.model import JournalEntry, RunStarted, TaskRecord, TaskStatus, ap
 from mcp_tasks.model.machine import InputAnswered, StepRecorded
 from mcp_tasks.runtime import Ending, Run, TaskRuntime, ToolPolicy
 from mcp_tasks.runtime.changes import is_older
+from mcp_tasks.runtime.launch import LaunchSpec
 from mcp_tasks.runtime.questions import Asking
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.stores.codec import new_write_id
@@ -262,7 +263,7 @@ async def test_a_claim_that_arrives_after_a_limit_refused_its_repeat_is_released
     store.before["save"] = delay
     async with running(body, store=store, policy=ToolPolicy(max_at_work=1)) as runtime:
         for task_id in ("first", "second"):
-            task = await runtime.launch(REQUEST, owner=None, retention=None, task_id=task_id)
+            task = await runtime.launch(LaunchSpec(request=REQUEST, task_id=task_id))
         await time_passes(2)
         assert (await late[0]()).worker == runtime.worker
         await runtime.janitor.sweep()
@@ -275,7 +276,7 @@ async def test_a_task_whose_creation_was_not_answered_runs_once_the_store_is_bac
     store = LossyStore(lambda record: record.version == 2)
     async with running(attempt, store=store, policy=ONCE) as runtime:
         with pytest.raises(StoreUnavailable) as lost:
-            await runtime.launch(REQUEST, owner=None, retention=None, task_id="task")
+            await runtime.launch(LaunchSpec(request=REQUEST, task_id="task"))
         assert lost.value.may_have_happened
         await time_passes(OUTAGE)
         await runtime.janitor.sweep()

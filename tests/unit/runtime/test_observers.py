@@ -42,6 +42,7 @@ from mcp_tasks.runtime import (
     current_task,
 )
 from mcp_tasks.runtime import observers as watching
+from mcp_tasks.runtime.launch import LaunchSpec
 from mcp_tasks.runtime.observers import Choosy, Observed, Observers, Refusal, TaskAccess, Troubles, Wanted, Watcher
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.stores.codec import new_write_id
@@ -109,7 +110,7 @@ async def test_every_change_of_a_task_is_told_with_who_made_it() -> None:
         return await asks(run)
 
     async with running(body, observers=[seen], policy=PARKS) as runtime:
-        task = await runtime.launch(REQUEST, owner="ann", retention=None, announced=False)
+        task = await runtime.launch(LaunchSpec(request=REQUEST, owner="ann", announced=False))
         task = await runtime.announce(task)
         task = await until_parked(runtime, task, "elicitation-1")
         await runtime.answer(task, {"elicitation-1": "hunter2"}, actor=Actor("client", "ann"))
@@ -158,7 +159,7 @@ async def test_what_made_no_difference_is_not_told() -> None:
     seen = Seen()
     async with running(at_once, observers=[seen]) as runtime:
         for _ in range(2):
-            task = await until_final(runtime, await runtime.launch(REQUEST, owner=None, retention=None, key="k"))
+            task = await until_final(runtime, await runtime.launch(LaunchSpec(request=REQUEST, key="k")))
             await cancel(runtime, task)
             await runtime.announce(task)
     assert seen.events == [TaskCreated, RunStarted, RunCompleted]
@@ -445,7 +446,7 @@ async def test_each_thing_that_an_operator_wants_to_know_has_its_line(
     async with running(tools, store=store) as one:
         await cancel(one, await until_parked(one, await launch(one, "asks")))
         for name in ("on_call", "wrong", "endless"):
-            task = await one.launch(TaskRequest(name=name, arguments={}), owner=None, retention=None, announced=False)
+            task = await one.launch(LaunchSpec(request=TaskRequest(name=name, arguments={}), announced=False))
             await until_final(one, task)
         again, once = await started(one, "again"), await started(one, "once")
         await eventually(lambda: sum(line == "was started: run 1" for line in log()) == 6)

@@ -17,6 +17,7 @@ from mcp_tasks.model import TaskRecord, TaskRequest, TaskStatus
 from mcp_tasks.model.limits import Limits
 from mcp_tasks.runtime import Ending, Run, TaskRuntime, ToolPolicy, current_task
 from mcp_tasks.runtime.context import current_run
+from mcp_tasks.runtime.launch import LaunchSpec
 from mcp_tasks.runtime.patience import SETTLED
 from mcp_tasks.stores import Store
 from mcp_tasks.stores.base import EVERYBODY
@@ -91,7 +92,7 @@ class World:
 
     async def start_child(self) -> TaskRecord:
         request = TaskRequest(name="child", arguments={})
-        return await self.runtime.launch(request, owner="Ann", retention=None, key="its key", parent=self.parent)
+        return await self.runtime.launch(LaunchSpec(request=request, owner="Ann", key="its key", parent=self.parent))
 
     async def run(self, act: Callable[[], Awaitable[Any]]) -> TaskRecord:
         """A task whose tool does this, and comes to it only while the store is away."""

@@ -21,6 +21,7 @@ from mcp_tasks.model import RunStarted, TaskRecord, TaskStatus
 from mcp_tasks.model.machine import InputRequested, RunReleased, StepRecorded
 from mcp_tasks.runtime import TaskRuntime, ToolPolicy
 from mcp_tasks.runtime.claims import TRIES_TO_LOOK_UP
+from mcp_tasks.runtime.launch import LaunchSpec
 from mcp_tasks.runtime.lease import LeaseTimes, new_worker_name
 from mcp_tasks.runtime.sweeps import LONGEST_PAUSE, ORPHANS_EVERY, PER_SWEEP, TROUBLES_BEFORE_THE_END
 from mcp_tasks.stores import MemoryStore
@@ -317,7 +318,7 @@ async def test_a_task_of_our_own_that_nothing_runs_is_given_up_some_time_and_not
 async def test_a_lost_run_of_a_task_that_is_not_announced_yet_is_run_again() -> None:
     store = MemoryStore()
     async with running(never_ending, store=store, policy=RERUN) as dying:
-        task = await dying.launch(REQUEST, owner=None, retention=None, announced=False)
+        task = await dying.launch(LaunchSpec(request=REQUEST, announced=False))
         await settle()
         await dying.abandon()
     async with running(at_once, store=store, policy=RERUN) as runtime:
@@ -493,7 +494,7 @@ async def test_a_task_whose_tool_could_not_be_looked_up_when_it_was_made_is_run_
     monotonic = Seconds()
     async with running(at_once, policy=ONCE, monotonic=monotonic) as runtime:
         policy, runtime.policy = runtime.policy, broken
-        task = await runtime.launch(REQUEST, owner=None, retention=None)
+        task = await runtime.launch(LaunchSpec(request=REQUEST))
         await settle()
         # It never began, so there is nothing that it could have done in part.
         assert (await as_of_now(runtime, task)).worker is None

@@ -21,6 +21,7 @@ from mcp_tasks.model import RunStarted, TaskRecord, TaskStatus
 from mcp_tasks.model.limits import Limits
 from mcp_tasks.model.machine import RunParked
 from mcp_tasks.runtime import Body, Ending, Run, TaskRuntime, sweeps
+from mcp_tasks.runtime.launch import LaunchSpec
 from mcp_tasks.runtime.sweeps import BATCH, MESSAGE, PAGES, PATIENCE, SLICE, TURNS, UNATTENDED_BATCH, Idleness
 from mcp_tasks.stores import Forgotten, MemoryStore
 from mcp_tasks.stores.base import EVERYBODY
@@ -288,7 +289,7 @@ class CountingEngine(LocalEngine):
 
 
 async def start(runtime: TaskRuntime) -> str:
-    return (await runtime.launch(REQUEST, owner=None, retention=None)).id
+    return (await runtime.launch(LaunchSpec(request=REQUEST))).id
 
 
 @pytest.mark.slow
