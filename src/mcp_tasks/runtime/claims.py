@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
+from mcp_tasks._utils import BoundedDict
 from mcp_tasks.engines.base import Slot
 from mcp_tasks.errors import (
     CannotStart,
@@ -188,7 +189,7 @@ class Claims:
         self._watches: dict[str, asyncio.Task[None]] = {}
         self._calls: set[asyncio.Task[None]] = set()
         self._claiming: set[str] = set()
-        self._unconfirmed: dict[str, tuple[WriteId, float]] = {}
+        self._unconfirmed: BoundedDict[str, tuple[WriteId, float]] = BoundedDict(MAX_UNCONFIRMED)
         self._made: dict[str, tuple[TaskRecord, TaskRequest, ToolPolicy]] = {}
         self._crowded_out = CrowdedOut()
         self._lines = Lines()
@@ -213,9 +214,6 @@ class Claims:
 
     def add_unconfirmed(self, task_id: str, write: WriteId) -> None:
         """Remember a claim that may have been made, and whose tool does not begin: it is released as not started."""
-        self._unconfirmed.pop(task_id, None)
-        if len(self._unconfirmed) == MAX_UNCONFIRMED:
-            del self._unconfirmed[next(iter(self._unconfirmed))]
         self._unconfirmed[task_id] = write, self._runtime.monotonic() + UNCONFIRMED_FOR
 
     def unconfirmed(self) -> list[str]:

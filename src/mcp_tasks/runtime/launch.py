@@ -7,7 +7,6 @@ import contextvars
 import hmac
 import secrets
 import time
-from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import AbstractContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from mcp_tasks._utils import BoundedDict
 from mcp_tasks.engines.base import ReservedSlot, ReservesSlots
 from mcp_tasks.errors import (
     KeyTaken,
@@ -274,7 +274,7 @@ class Quota:
         # Looks are made in it, and not in the context of a tool that starts a child: others may wait for the same look.
         self._context = contextvars.copy_context()
         self._all = None if limits.open_tasks is None else _Account(EVERYBODY, usage, clock, self._context)
-        self._owners: OrderedDict[str | None, _Account] = OrderedDict()
+        self._owners: BoundedDict[str | None, _Account] = BoundedDict(MOST_OWNERS)
 
     async def admit(self, owner: str | None, *, inside: bool = False) -> Admission:
         """Let one more task be made, until what this gives is left.
@@ -343,11 +343,8 @@ class Quota:
         account = self._owners.get(owner)
         if account is None:
             whose = UNOWNED if owner is None else OwnedBy(owner)
-            account = self._owners[owner] = _Account(whose, self._usage, self._clock, self._context)
-            if len(self._owners) > MOST_OWNERS:
-                self._owners.popitem(last=False)
-        else:
-            self._owners.move_to_end(owner)
+            account = _Account(whose, self._usage, self._clock, self._context)
+        self._owners[owner] = account
         return account
 
     def _total(self, open_tasks: int, _: int) -> LimitExceeded | None:
