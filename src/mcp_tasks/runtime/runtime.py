@@ -549,5 +549,4 @@ class TaskRuntime:
         written if the task is still ours then."""
         for run in self.runs():
             if run.life.state is not State.RETURNED:
-                run.lost_lease = True
-                run.stop()
+                run.lose_lease()

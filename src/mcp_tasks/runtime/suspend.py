@@ -452,13 +452,22 @@ T = TypeVar("T")
 
 
 async def uncancelled(
-    work: Coroutine[Any, Any, T] | asyncio.Task[T], *, context: contextvars.Context | None = None
+    work: Coroutine[Any, Any, T] | asyncio.Task[T],
+    *,
+    context: contextvars.Context | None = None,
+    unless: asyncio.Future[None] | None = None,
 ) -> T:
     """The result of `work`, which runs to its end. A cancellation that comes meanwhile is raised after that.
 
-    A shield of anyio's holds off the cancellation of a scope and not `Task.cancel()`; this holds off both.
+    A shield of anyio's holds off the cancellation of a scope and not `Task.cancel()`; this holds off both. When
+    `unless` is done first, the work is cancelled and not waited for.
     """
-    done, cancelled = await to_the_end(work, context=context)
+    done, cancelled = await to_the_end(work, context=context, unless=unless)
+    if not done.done():
+        done.cancel()
+        _cancelled.add(done)
+        done.add_done_callback(_cancelled.discard)
+        raise cancelled or asyncio.CancelledError
     if cancelled is not None:
         if not done.cancelled():
             # Looked at, so that asyncio does not report it as never retrieved.
@@ -467,16 +476,27 @@ async def uncancelled(
     return done.result()
 
 
+_cancelled: Final[set[asyncio.Task[Any]]] = set()
+"""Work that was cancelled and has not ended: a driver whose network is cut may take long for that."""
+
+
 async def to_the_end(
-    work: Coroutine[Any, Any, T] | asyncio.Task[T], *, context: contextvars.Context | None = None
+    work: Coroutine[Any, Any, T] | asyncio.Task[T],
+    *,
+    context: contextvars.Context | None = None,
+    unless: asyncio.Future[None] | None = None,
 ) -> tuple[asyncio.Task[T], asyncio.CancelledError | None]:
-    """`work` once it has ended, and the cancellation that came meanwhile and is the caller's to raise."""
+    """`work` once it has ended, and the cancellation that came meanwhile and is the caller's to raise.
+
+    Also when `unless` is done: the work may go on then.
+    """
     inner = work if isinstance(work, asyncio.Task) else asyncio.get_running_loop().create_task(work, context=context)
     cancelled: asyncio.CancelledError | None = None
+    waited_for = {inner} if unless is None else {inner, unless}
     with anyio.CancelScope(shield=True):
-        while not inner.done():
+        while not inner.done() and not (unless is not None and unless.done()):
             try:
-                await asyncio.wait({inner})
+                await asyncio.wait(waited_for, return_when=asyncio.FIRST_COMPLETED)
             except asyncio.CancelledError as exc:
                 cancelled = exc
     return inner, cancelled
