@@ -66,7 +66,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="fewer and smaller rounds")
     parser.add_argument("--only", action="append", choices=[*NAMES, MEMORY], help="measure this and no other")
     parser.add_argument("--install", choices=INSTALLS, help="this and no other")
-    parser.add_argument("--way", choices=("short", "early", "long"), help="this and no other")
+    parser.add_argument("--way", choices=("short", "long"), help="this and no other")
     parser.add_argument("--mode", choices=("sse", "json"), default="sse", help="how the servers answer")
     parser.add_argument("--profile", choices=NAMES, help="where the time goes in this case, in place of a measurement")
     parser.add_argument("--markdown", action="store_true", help="the table of docs/performance.md at the end, too")

@@ -35,11 +35,11 @@ MAX_POLLS = 5_000
 Install: TypeAlias = Literal["stock", "fast"]
 """What a server runs on: asyncio and h11, or uvloop and httptools; the bare server too."""
 
-Way: TypeAlias = Literal["short", "long", "early"]
-"""How requests come to the tasks: before the SDK's app, through it, or the former with early start."""
+Way: TypeAlias = Literal["short", "long"]
+"""How requests come to the tasks: before the SDK's app, or through it."""
 
-_FLAGS: Mapping[Way, Sequence[str]] = {"short": (), "long": ("--long-way",), "early": ("--early-start",)}
-_NEEDS: Mapping[Way, str] = {"short": "short_way", "early": "early_start"}
+_FLAGS: Mapping[Way, Sequence[str]] = {"short": (), "long": ("--long-way",)}
+_NEEDS: Mapping[Way, str] = {"short": "short_way"}
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,6 @@ def _polled(call: bytes, polls: list[int]) -> Script:
 _GET: Mapping[Install, float] = {"stock": 0.33, "fast": 0.2}
 _RUN: Mapping[Install, float] = {"stock": 1.0, "fast": 0.95}
 _RESULT: Mapping[Install, float] = {"stock": 2.2, "fast": 2.2}
-_RESULT_EARLY: Mapping[Install, float] = {"stock": 1.5, "fast": 1.3}
 
 CASES = (
     Case("plain", "plain call, server with tasks", _plain, limits={"stock": 1.05, "fast": 1.05}),
@@ -192,8 +191,6 @@ CASES = (
     Case("get-finished", "tasks/get, finished", _get_finished, limits=_GET),
     Case("create-and-run", "create and run, no polls", _create_and_run, limits=_RUN),
     Case("create-to-result", "create, run, poll to the result", _create_to_result, limits=_RESULT),
-    Case("create-and-run", "create and run, no polls", _create_and_run, way="early"),
-    Case("create-to-result", "create, run, poll to the result", _create_to_result, way="early", limits=_RESULT_EARLY),
     Case("plain", "plain call, server with tasks", _plain, way="long"),
     Case("get-working", "tasks/get, working", _get_working, way="long"),
     Case("get-finished", "tasks/get, finished", _get_finished, way="long"),

@@ -20,7 +20,6 @@ _MODES: Mapping[Mode, str] = {"sse": "SSE responses (the SDK's default)", "json"
 _WAYS: Mapping[Way | None, str] = {
     None: "",
     "short": "the short way",
-    "early": "the short way, early start",
     "long": "through the SDK (short_way=False)",
 }
 _HEAD = f"{'CPU µs':>9}{'x bare':>8}{'quartiles':>14}{'p50 ms':>9}{'p99 ms':>9}{'polls':>7}   target"

@@ -123,7 +123,6 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--inline", action="store_true", help="callers without tasks get plain calls")
     parser.add_argument("--concurrency", type=at_least(1), help="how many tools run at a time")
     parser.add_argument("--long-way", action="store_true", help="every request through the SDK")
-    parser.add_argument("--early-start", action="store_true", help="instant tools start before their task is written")
     parser.add_argument(
         "--profile", type=Path, metavar="FILE", help="profile from SIGUSR1 to SIGUSR2, and write it there"
     )
@@ -139,8 +138,6 @@ def _said(options: argparse.Namespace) -> dict[str, Any]:
         said["concurrency"] = options.concurrency
     if options.long_way and knows("short_way"):
         said["short_way"] = False
-    if options.early_start:
-        said["early_start"] = True
     return said
 
 

@@ -34,6 +34,8 @@ _BELOW_SERVER = (*_BELOW_PROTOCOL, "protocol", "tools", "telemetry", "adapters",
 _EVERYTHING_SHIPPED = (*_BELOW_SERVER, "fallback", "server", "client")
 
 PARTS: Mapping[str, Sequence[str]] = {
+    # Small helpers that know nothing of tasks: for everybody.
+    "_utils": (),
     "errors": (),
     "model": ("errors",),
     # Files that hold secrets, and their keys: for whoever keeps something.
@@ -182,7 +184,7 @@ def problems(module: Sequence[str], source: str) -> list[str]:
 
 def _objection(part: str, module: Sequence[str], imported: Import) -> str | None:
     if imported.is_ours:
-        if imported.part not in (part, *PARTS[part]):
+        if imported.part not in (part, "_utils", *PARTS[part]):
             return f"may only import {', '.join(PARTS[part]) or 'nothing of ours'}"
         passed_in_by = PASSED_IN_BY.get(imported.part)
         if passed_in_by is not None and part != imported.part and ".".join(module[1:]) != passed_in_by:

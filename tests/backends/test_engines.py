@@ -38,6 +38,7 @@ from mcp_tasks.errors import StoreUnavailable
 from mcp_tasks.model import TaskRequest, TaskStatus
 from mcp_tasks.model.values import Statement, database_place
 from mcp_tasks.runtime import Ending, Run, TaskRuntime
+from mcp_tasks.runtime.launch import LaunchSpec
 from mcp_tasks.stores.postgres import PostgresStore
 from mcp_tasks.testing._engine_work import LONG, WAIT, Work, at_work, serving, settle
 from mcp_tasks.testing.engine_suite import EngineSuite
@@ -580,7 +581,7 @@ async def test_a_task_is_written_with_its_job_and_run_once_by_one_of_the_workers
 
     async with process(runs_tools=False) as server:
         request = TaskRequest(name="tool", arguments={})
-        tasks = [await server.launch(request, owner=None, retention=None) for _ in range(20)]
+        tasks = [await server.launch(LaunchSpec(request=request)) for _ in range(20)]
         jobs = rows(url, f"SELECT args->>'task_id' FROM {JOBS} WHERE task_name = 'mcp_tasks.run'")
         assert sorted(jobs) == sorted((task.id,) for task in tasks), "one each: none was submitted besides"
         async with process(), process():

@@ -137,7 +137,7 @@ def add_working_tools(server: MCPServer[Any], tasks: Tasks, desk: Desk) -> None:
 
     for tool in (again, sleeps, parent):
         server.tool()(tasks.task(recover="rerun", park_after=timedelta(0))(tool))
-    server.tool()(tasks.task(recover="rerun", early_start=True)(instant))
+    server.tool()(tasks.task(recover="rerun")(instant))
     for tool in (once, blocks):
         server.tool()(tasks.task(recover="fail")(tool))
 

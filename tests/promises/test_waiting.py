@@ -12,9 +12,11 @@ import anyio.from_thread
 import pytest
 from mcp.server import MCPServer
 from mcp.server.mcpserver import Context
+from mcp.shared.exceptions import MCPError
 from pydantic import BaseModel
 
 from mcp_tasks import Tasks, current_task
+from mcp_tasks.errors import UsageError
 from mcp_tasks.model.record import NOBODY
 from mcp_tasks.server.options import ToolOptions
 from mcp_tasks.testing import TaskTester
@@ -122,6 +124,92 @@ async def test_of_several_sleeps_the_shortest_wakes_the_run() -> None:
         await tester.crash()
         await tester.advance(timedelta(minutes=31))
         assert await value(tester, task) == "1 h"
+
+
+async def test_a_tool_that_does_something_else_the_second_time_is_refused_and_both_are_named() -> None:
+    async def tool(ctx: Context) -> str:
+        await current_task().step(f"of run {current_task().attempt}", done([], ""))
+        await ctx.elicit("Sure?", Yes)
+        return "never"
+
+    def sync_tool(ctx: Context) -> str:
+        anyio.from_thread.run(tool, ctx)
+        return "never"
+
+    for each in (tool, sync_tool):
+        async with Bench(each).tester() as tester:
+            task = await tester.call("tool")
+            await tester.until_asked(task)
+            await tester.crash()
+            with pytest.raises(MCPError, match=r"'of run 2'.*'of run 1'"):
+                await tester.result(task)
+
+
+async def test_a_branch_that_does_something_else_the_second_time_is_not_refused() -> None:
+    async def tool(ctx: Context) -> str:
+        await asyncio.gather(current_task().step(f"of run {current_task().attempt}", done([], "")))
+        return (await ctx.elicit("Sure?", Yes)).action
+
+    async with Bench(tool).tester() as tester:
+        task = await tester.call("tool")
+        await tester.until_asked(task)
+        await tester.crash()
+        await tester.answer(task, {"yes": True})
+        assert await value(tester, task) == "accept"
+
+
+@pytest.mark.parametrize(("before", "after", "other"), [(0, 0.1, 0.2), (0, 0.3, 0.1), (0.2, 0, 0.3)])
+async def test_a_race_has_the_same_winner_in_every_run_whatever_its_branches_do(
+    before: float, after: float, other: float
+) -> None:
+    won: list[str] = []
+
+    async def tool(ctx: Context) -> str:
+        async def a() -> str:
+            await anyio.sleep(before)  # sleep: work that is not recorded
+            await current_task().step("a", done([], "a"))
+            await anyio.sleep(after)  # sleep: work that is not recorded
+            return "a"
+
+        async def b() -> str:
+            await anyio.sleep(other)  # sleep: work that is not recorded
+            return await current_task().step("b", done([], "b"))
+
+        winner, result = await current_task().first("race", a=a, b=b)
+        won.append(winner)
+        await ctx.elicit("Sure?", Yes)
+        return result
+
+    async with Bench(tool).tester() as tester:
+        task = await tester.call("tool")
+        await tester.until_asked(task)
+        await tester.crash()
+        await tester.answer(task, {"yes": True})
+        assert [await value(tester, task)] * 2 == won
+
+
+async def test_a_race_ends_with_the_exception_of_its_winner_and_cancels_the_others() -> None:
+    ended: list[str] = []
+
+    async def fails() -> str:
+        raise ValueError("lost patience")
+
+    async def waits() -> str:
+        try:
+            await current_task().sleep(timedelta(hours=1))
+        finally:
+            ended.append("waits")
+        return "never"
+
+    async def tool() -> str:
+        with pytest.raises(ValueError, match="lost patience"):
+            await current_task().first("race", fails=fails, waits=waits)
+        with pytest.raises(UsageError, match="no branches"):
+            await current_task().first("empty")
+        return ",".join(ended)
+
+    async with Bench(tool).tester() as tester:
+        assert await value(tester, await tester.call("tool")) == "waits"
 
 
 async def test_what_happens_inside_a_step_is_not_missed_once_the_step_is_recorded() -> None:

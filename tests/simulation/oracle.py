@@ -140,16 +140,10 @@ class Oracle:
             of_plan = self._tasks_of_plan[plan_key]
             if task not in of_plan:
                 of_plan.append(task)
-            self._check_started_once(task, plan_key)
+            if len(set(of_plan) - self.lost) > 1 and not self._may_repeat(plan_key):
+                self.wrong("started twice", f"{plan_key} runs as {' and as '.join(of_plan)}")
         self._visits[task].append(visit)
         return visit
-
-    def _check_started_once(self, task: str, plan_key: str) -> None:
-        """No other task was made for the same call. A tool that started early has run although its task could not be
-        written, and its caller was told to call again: only tasks that were written count."""
-        others = [each for each in self._tasks_of_plan[plan_key] if each != task and each in self.tasks]
-        if set(others) - self.lost and task not in self.lost and not self._may_repeat(plan_key):
-            self.wrong("started twice", f"{plan_key} runs as {' and as '.join([*others, task])}")
 
     def _may_repeat(self, plan_key: str) -> bool:
         """Whether the call behind a plan may be made twice: it was made in a task that lost a write."""
@@ -288,8 +282,6 @@ class Oracle:
         self.plan_of[record.id] = plan_key
         self.tasks[record.id] = None
         self.open.add(record.id)
-        if record.id in self._tasks_of_plan[plan_key]:
-            self._check_started_once(record.id, plan_key)
         if record.worker is not None:
             self._worker[record.id] = process
 

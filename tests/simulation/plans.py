@@ -114,7 +114,6 @@ class Plan:
     latency: float
     per_owner: int | None
     per_tool: int | None
-    early: bool
     healthy_from: float
     wire: bool
 
@@ -291,7 +290,6 @@ def _any_plan(seed: int) -> Plan:
         latency=rng.choice((0.0005, 0.002, 0.02)),
         per_owner=rng.choice((1, 2, 3)) if limits and rng.random() < 0.6 else None,
         per_tool=rng.choice((1, 2, 3)) if limits else None,
-        early=rng.random() < 0.3,
         healthy_from=lasts + 1.0,
         wire=rng.random() < 0.15,
     )

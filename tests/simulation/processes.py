@@ -333,9 +333,7 @@ def settings_of(world: World) -> Settings:
 def policies_of(world: World) -> Mapping[str, ToolPolicy]:
     if world.policies is None:
         plan = world.plan
-        again = ToolPolicy(
-            rerun=True, park_after=timedelta(seconds=plan.park_after), max_lost_runs=1_000, early_start=plan.early
-        )
+        again = ToolPolicy(rerun=True, park_after=timedelta(seconds=plan.park_after), max_lost_runs=1_000)
         once = ToolPolicy()
         world.policies = {
             "again": again,

@@ -23,7 +23,7 @@ from mcp_tasks.model.json import decode_json
 from mcp_tasks.model.limits import Limits
 from mcp_tasks.model.record import Actor, Outcome
 from mcp_tasks.runtime import Body, Ending, Observer, Run, Settings, Success, TaskRuntime, ToolPolicy
-from mcp_tasks.runtime.launch import new_task_id
+from mcp_tasks.runtime.launch import LaunchSpec, new_task_id
 from mcp_tasks.runtime.lease import uptime
 from mcp_tasks.stores import MemoryStore, Store
 from mcp_tasks.stores.base import Hint, LocalNotifier
@@ -215,7 +215,7 @@ async def create(
 
 async def start(runtime: TaskRuntime, tool: str = "tool", *, owner: str | None = None, **options: Any) -> TaskRecord:
     """A new task, made and maybe run as for a request."""
-    return await runtime.launch(TaskRequest(name=tool, arguments={}), owner=owner, retention=None, **options)
+    return await runtime.launch(LaunchSpec(request=TaskRequest(name=tool, arguments={}), owner=owner, **options))
 
 
 async def launch(

@@ -30,7 +30,7 @@ from harness.processes import start_async
 from harness.rpc import EXTENSION, PATIENCE, Tasking, text_of
 from harness.server import QUICK, Desk, build
 from mcp_tasks import Settings, Tasks
-from mcp_tasks.engines import InlineEngine, LocalEngine
+from mcp_tasks.engines import LocalEngine
 from mcp_tasks.errors import InvalidOption, UsageError, WiringError
 from mcp_tasks.model.machine import TaskCancelled, TaskCreated
 from mcp_tasks.runtime import TaskChange
@@ -87,10 +87,16 @@ async def test_without_a_store_tasks_go_where_the_environment_says_or_to_a_file_
 
 
 async def test_an_engine_is_taken_as_it_is() -> None:
-    async with in_memory(build(Tasks("memory://", engine=InlineEngine(), settings=QUICK))) as wire:
-        client = Tasking(wire)
-        # The inline engine has run the tool before the call is answered.
-        assert (await client.get(await client.create("echo", value=1)))["status"] == "completed"
+    started: list[str] = []
+
+    class Noting(LocalEngine):
+        async def start(self, *args: Any, **options: Any) -> None:
+            started.append("here")
+            await super().start(*args, **options)
+
+    async with in_memory(build(Tasks("memory://", engine=Noting(), settings=QUICK))) as wire:
+        await Tasking(wire).finish("echo", value=1)
+    assert started == ["here"]
 
 
 # The author's own state

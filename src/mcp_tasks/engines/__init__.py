@@ -14,7 +14,7 @@ from mcp_tasks.engines.base import (
     Slot,
     WritesJobs,
 )
-from mcp_tasks.engines.local import InlineEngine, LocalEngine
+from mcp_tasks.engines.local import LocalEngine
 from mcp_tasks.engines.remote import Carrier, Deliver, RemoteEngine
 
 __all__ = [
@@ -25,7 +25,6 @@ __all__ = [
     "Deliver",
     "Engine",
     "Execute",
-    "InlineEngine",
     "Lane",
     "LocalEngine",
     "RemoteEngine",

@@ -11,7 +11,7 @@ not known here: a task that sessions of two processes have may be asked about in
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -21,6 +21,7 @@ import anyio
 from mcp.shared.exceptions import MCPError
 from mcp_types import INTERNAL_ERROR
 
+from mcp_tasks._utils import BoundedDict
 from mcp_tasks.errors import AnswerRefused, InvalidResponse, StoreError, TasksError, TaskWasCancelled, UnknownTask
 from mcp_tasks.legacy.client_tasks import Driver
 from mcp_tasks.legacy.shapes import REQUEST_CANCELLED, plain_data
@@ -73,7 +74,7 @@ class HostedQuestions:
 
     def __init__(self, runtime: Callable[[], TaskRuntime]) -> None:
         self._runtime = runtime
-        self._known: OrderedDict[tuple[str, str], str] = OrderedDict()
+        self._known: BoundedDict[tuple[str, str], str] = BoundedDict(REMEMBERED)
 
     async def ask(self, asked: Asked, carrier: Carrier) -> dict[str, Any]:
         """The client's answer.
@@ -127,8 +128,6 @@ class HostedQuestions:
 
     def _know(self, record: TaskRecord, key: str, task_id: str) -> None:
         self._known[record.id, key] = task_id
-        while len(self._known) > REMEMBERED:
-            self._known.popitem(last=False)
 
     async def _note(self, record: TaskRecord, key: str, task_id: str) -> None:
         self._know(record, key, task_id)

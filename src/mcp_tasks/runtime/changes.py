@@ -7,13 +7,13 @@ run of the task, if it is at work in this process, listeners and other processes
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from mcp_tasks._utils import BoundedDict
 from mcp_tasks.errors import (
     KeyTaken,
     StaleRun,
@@ -25,7 +25,7 @@ from mcp_tasks.errors import (
     VersionConflict,
 )
 from mcp_tasks.model.limits import is_expired
-from mcp_tasks.model.machine import Event, RunCompleted, RunFailed, TaskCreated, TaskDeleted, apply
+from mcp_tasks.model.machine import Event, TaskCreated, TaskDeleted, apply
 from mcp_tasks.model.record import OTHER_WRITES, Actor, JournalEntry, Outcome, TaskRecord, TaskRequest, WriteId
 from mcp_tasks.quiet import get_logger
 from mcp_tasks.runtime.child_process import end_orphans
@@ -77,14 +77,14 @@ class Changes:
         self._origin = origin
         self._grew = grew
         # Not a dict: finding the first of one from which many were taken takes the longer the more there were.
-        self._written: OrderedDict[str, int] = OrderedDict()
+        self._written: BoundedDict[str, int] = BoundedDict(MAX_REMEMBERED)
         self._being_written: dict[str, int] = {}
         self._passed_over: dict[str, Hint] = {}
         self.unheard: Inbox = Inbox()
         # Of changes whose answer was lost: how observers are told, once it is known that they were made.
-        self._unconfirmed: OrderedDict[WriteId, Callable[[], None]] = OrderedDict()
+        self._unconfirmed: BoundedDict[WriteId, Callable[[], None]] = BoundedDict(MAX_REMEMBERED)
         # Changes that observers were told of: a run and the writes after an outage may make the same one.
-        self._told: OrderedDict[WriteId, None] = OrderedDict()
+        self._told: BoundedDict[WriteId, None] = BoundedDict(MAX_REMEMBERED)
         self._is_over = False
 
     def end(self) -> None:
@@ -100,11 +100,11 @@ class Changes:
         key: str | None = None,
         key_until_end: bool = False,
         handing: Handing | None = None,
-        ending: Write | None = None,
         write: WriteId | None = None,
     ) -> TaskRecord:
-        """Keep a new task to which `events` have happened already, and its `ending`, if its run has ended; or the task
-        that stands under the key. `write` is the id of the claim with which its run began, if one did.
+        """Keep a new task to which `events` have happened already; or the task that stands under the key.
+
+        `write` is the id of the claim with which its run began, if one did.
 
         Raises:
             KeyTaken: Under the idempotency key of a client stands another call.
@@ -112,12 +112,9 @@ class Changes:
         """
         record = record.written(write or new_write_id())
         history = _apply(record, events, record.created_at)
-        ended = [] if ending is None else _apply(history[-1], ending.events, self._now())
-        kept: dict[str, Any] = {} if ending is None else {"outcome": ending.outcome}
-        if record.fingerprint is not None:
-            kept["key_outlives"] = KEY_OUTLIVES
+        kept: dict[str, Any] = {} if record.fingerprint is None else {"key_outlives": KEY_OUTLIVES}
         # Before it is written: a look at the store may find it there before this goes on. No other has such an id.
-        new = ended[-1] if ended else history[-1]
+        new = history[-1]
         self._remember(new)
         created = await self._store.create(new, request, key=key, key_until_end=key_until_end, handing=handing, **kept)
         if created.id == record.id:
@@ -126,9 +123,6 @@ class Changes:
                 handing.handed, handing.carried = True, False
             self._observe(None, TaskCreated(), record, actor)
             self._observe_all(history, events, actor)
-            if ending is not None:
-                self._note_growth(created, ending.outcome)
-                self._observe_all(ended, ending.events, ending.actor)
             if handing is None and created.is_queued(self._now()):
                 # Nobody listens to it yet, but a process that has room may start it. An engine that carries ids has
                 # been handed it, or will be.
@@ -182,8 +176,6 @@ class Changes:
             except BaseException as exc:
                 if isinstance(exc, StoreUnavailable) and exc.may_have_happened:
                     self._unconfirmed[write] = partial(self._tell, write, history, events, actor, outcome)
-                    if len(self._unconfirmed) > MAX_REMEMBERED:
-                        self._unconfirmed.popitem(last=False)
                 if (hint := self._passed_over.get(record.id)) is not None:
                     self.unheard.put(hint)
                 raise
@@ -318,9 +310,6 @@ class Changes:
     def _remember(self, record: TaskRecord) -> None:
         # Newest last, so that the one that is forgotten is the one whose hint has long come.
         self._written[record.id] = record.version
-        self._written.move_to_end(record.id)
-        if len(self._written) > MAX_REMEMBERED:
-            self._written.popitem(last=False)
 
     def _tell(
         self,
@@ -333,8 +322,6 @@ class Changes:
         if write in self._told:
             return
         self._told[write] = None
-        if len(self._told) > MAX_REMEMBERED:
-            self._told.popitem(last=False)
         self._note_growth(history[-1], outcome)
         self._observe_all(history, events, actor)
 
@@ -411,11 +398,6 @@ class Write:
     limits: WorkLimits | None = None
     id: WriteId | None = None
     made: bool | None = None
-
-    @property
-    def is_ending(self) -> bool:
-        """Whether it is how the run ended."""
-        return isinstance(self.events[-1], RunCompleted | RunFailed)
 
     async def to(
         self,
@@ -497,7 +479,6 @@ class Reading:
             UnknownTask: This server has no such task.
             TaskUnreadable: It has, and its row cannot be read.
         """
-        await self._runtime.early.until_written(task_id)
         try:
             record = await self._runtime.store.get(task_id) if len(task_id) <= MAX_ID_LENGTH else None
         except TaskUnreadable as exc:
@@ -514,7 +495,6 @@ class Reading:
         """
         if self._owned is None:
             return await self._get_compared(task_id, owner)
-        await self._runtime.early.until_written(task_id)
         try:
             record = await self._owned.get_owned(task_id, owner) if len(task_id) <= MAX_ID_LENGTH else None
         except TaskUnreadable as exc:
@@ -541,7 +521,6 @@ class Reading:
             TaskUnreadable: There is, and its row cannot be read.
         """
         if self._together is not None and len(task_id) <= MAX_ID_LENGTH:
-            await self._runtime.early.until_written(task_id)
             try:
                 record, outcome = await self._together.get_with_outcome(task_id, owner) or (None, None)
             except TaskUnreadable:

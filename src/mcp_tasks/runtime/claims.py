@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
+from mcp_tasks._utils import BoundedDict
 from mcp_tasks.engines.base import Slot
 from mcp_tasks.errors import (
     CannotStart,
@@ -34,7 +35,6 @@ from mcp_tasks.model.limits import backoff
 from mcp_tasks.model.machine import RunResumeRequested, RunStarted, RunStartedOver, TrialPassed
 from mcp_tasks.model.record import Actor, JournalEntry, TaskRecord, TaskRequest, Trial, WriteId
 from mcp_tasks.quiet import get_logger
-from mcp_tasks.runtime.launch import Unwritten
 from mcp_tasks.runtime.policy import ToolPolicy
 from mcp_tasks.runtime.replay import Replay, version_entry
 from mcp_tasks.runtime.run import Run, failed
@@ -189,17 +189,15 @@ class Claims:
         self._watches: dict[str, asyncio.Task[None]] = {}
         self._calls: set[asyncio.Task[None]] = set()
         self._claiming: set[str] = set()
-        self._unconfirmed: dict[str, tuple[WriteId, float]] = {}
-        self._made: dict[str, tuple[TaskRecord, TaskRequest, ToolPolicy, Unwritten | None]] = {}
+        self._unconfirmed: BoundedDict[str, tuple[WriteId, float]] = BoundedDict(MAX_UNCONFIRMED)
+        self._made: dict[str, tuple[TaskRecord, TaskRequest, ToolPolicy]] = {}
         self._crowded_out = CrowdedOut()
         self._lines = Lines()
         self._together = runtime.store if isinstance(runtime.store, ReadsTogether) else None
 
-    def add_made(
-        self, record: TaskRecord, request: TaskRequest, policy: ToolPolicy, unwritten: Unwritten | None = None
-    ) -> None:
-        """A task that was made as claimed, and is about to be run; `unwritten` if it is not in the store yet."""
-        self._made[record.id] = record, request, policy, unwritten
+    def add_made(self, record: TaskRecord, request: TaskRequest, policy: ToolPolicy) -> None:
+        """A task that was made as claimed, and is about to be run."""
+        self._made[record.id] = record, request, policy
 
     def has_made(self, task_id: str) -> bool:
         """Whether the task is about to be run: it was made as claimed, or is being claimed."""
@@ -216,9 +214,6 @@ class Claims:
 
     def add_unconfirmed(self, task_id: str, write: WriteId) -> None:
         """Remember a claim that may have been made, and whose tool does not begin: it is released as not started."""
-        self._unconfirmed.pop(task_id, None)
-        if len(self._unconfirmed) == MAX_UNCONFIRMED:
-            del self._unconfirmed[next(iter(self._unconfirmed))]
         self._unconfirmed[task_id] = write, self._runtime.monotonic() + UNCONFIRMED_FOR
 
     def unconfirmed(self) -> list[str]:
@@ -240,8 +235,8 @@ class Claims:
     async def claim(self, task_id: str, slot: Slot) -> Run | None:
         """A run of the task, if it is there to be run."""
         if (made := self._made.pop(task_id, None)) is not None:
-            record, request, policy, unwritten = made
-            return self._run(record, request, slot, policy, Replay(), unwritten)
+            record, request, policy = made
+            return self._run(record, request, slot, policy, Replay())
         runtime = self._runtime
         record, request = await self._look(task_id)
         if record is None or record.namespace != runtime.namespace or not record.is_queued(runtime.now()):
@@ -369,15 +364,7 @@ class Claims:
                     self._unconfirmed.pop(task_id, None)
                     return claimed
 
-    def _run(
-        self,
-        record: TaskRecord,
-        request: TaskRequest,
-        slot: Slot,
-        policy: ToolPolicy,
-        replay: Replay,
-        unwritten: Unwritten | None = None,
-    ) -> Run:
+    def _run(self, record: TaskRecord, request: TaskRequest, slot: Slot, policy: ToolPolicy, replay: Replay) -> Run:
         limits, made_room = self._runtime.dispatch.limits(policy), partial(self._runtime.made_room, policy)
         return Run(
             record,
@@ -386,7 +373,6 @@ class Claims:
             slot=slot,
             policy=policy,
             replay=replay,
-            unwritten=unwritten,
             place=None if limits is None else lambda run: Place(run, limits, self._lines, made_room),
         )
 
@@ -446,7 +432,8 @@ class Claims:
         """Let the run pass its trial when it has lasted for long enough, or has come to where it only waits."""
         loop = asyncio.get_running_loop()
         until = loop.time() + self._trials.watched_for(run.record, run.policy).total_seconds()
-        while loop.time() < until and not run.only_waits:  # noqa: ASYNC110 - nothing tells when a tool only waits
+        # Nothing tells when a tool only waits.
+        while loop.time() < until and not (run.only_waits and run.branches.all_wait()):  # noqa: ASYNC110
             await anyio.sleep(LOOK_AGAIN)
         try:
             await self._runtime.changes.change(run.record, TrialPassed(attempt=run.attempt), actor=self._actor)

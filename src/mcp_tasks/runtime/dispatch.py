@@ -317,8 +317,7 @@ class Lookout:
         news = [
             run
             for run, version in known.items()
-            if run.recording.is_written
-            and (not version <= versions.get(run.record.id, 0) <= run.record.version or run.recording.may_be_lost)
+            if not version <= versions.get(run.record.id, 0) <= run.record.version or run.recording.may_be_lost
         ]
         # Several at a time: the lease may wait for this, and the store may be slow.
         for start in range(0, len(news), AT_ONCE):

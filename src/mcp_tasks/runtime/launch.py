@@ -7,13 +7,14 @@ import contextvars
 import hmac
 import secrets
 import time
-from collections import OrderedDict
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import AbstractContextManager, asynccontextmanager, suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
+from mcp_tasks._utils import BoundedDict
 from mcp_tasks.engines.base import ReservedSlot, ReservesSlots
 from mcp_tasks.errors import (
     KeyTaken,
@@ -22,13 +23,12 @@ from mcp_tasks.errors import (
     StoreCorrupt,
     StoreError,
     StoreUnavailable,
-    ValueNotStorable,
 )
 from mcp_tasks.model.json import rough_size
 from mcp_tasks.model.limits import Limits, is_expired
-from mcp_tasks.model.machine import RunReleased, RunStarted, apply
-from mcp_tasks.model.record import Actor, TaskRecord, TaskRequest, WriteId
-from mcp_tasks.quiet import get_logger, shielded
+from mcp_tasks.model.machine import RunReleased, RunStarted
+from mcp_tasks.model.record import Actor, TaskRecord, TaskRequest
+from mcp_tasks.quiet import shielded
 from mcp_tasks.runtime.patience import until_available
 from mcp_tasks.runtime.policy import ToolPolicy
 from mcp_tasks.runtime.suspend import to_the_end
@@ -36,14 +36,41 @@ from mcp_tasks.stores.base import EVERYBODY, UNOWNED, FindsKeys, OwnedBy, Owners
 from mcp_tasks.stores.codec import new_write_id
 
 if TYPE_CHECKING:
-    from mcp_tasks.runtime.changes import Write
-    from mcp_tasks.runtime.run import Body, Ending, Run
     from mcp_tasks.runtime.runtime import TaskRuntime
 
 
 def new_task_id() -> str:
     """An id nobody can guess: 160 bits, where SEP-2663 asks for enough that ids cannot be enumerated."""
     return f"task_{secrets.token_urlsafe(20)}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LaunchSpec:
+    """A task that is to be made.
+
+    Attributes:
+        retention: How long it is kept after its end; None for as long as the store lives.
+        announced: Whether the caller is told of the task in any case. Otherwise its tool may still ask on the original
+            call, until `TaskRuntime.announce`.
+        key: Under which the task stands. If one stands there already, that one is given, and nothing is made.
+        key_until_end: Whether a task that has ended does not count under the key.
+        fingerprint: What the call is, as a hash, where the key is one of the client's: it outlives the task, and no
+            other call may stand under it.
+        parent: The task that starts it.
+        task_id: An id of `new_task_id`, if the caller has to know it before there is the task.
+    """
+
+    request: TaskRequest
+    owner: str | None = None
+    retention: timedelta | None = None
+    poll_interval: timedelta | None = None
+    announced: bool = True
+    key: str | None = None
+    key_until_end: bool = False
+    fingerprint: str | None = None
+    session: str | None = None
+    parent: str | None = None
+    task_id: str | None = None
 
 
 class Launching:
@@ -54,50 +81,25 @@ class Launching:
         self._new_id = new_id
         self._slots = runtime.engine if isinstance(runtime.engine, ReservesSlots) else None
 
-    async def launch(
-        self,
-        request: TaskRequest,
-        *,
-        owner: str | None,
-        retention: timedelta | None,
-        poll_interval: timedelta | None,
-        announced: bool,
-        key: str | None,
-        key_until_end: bool,
-        fingerprint: str | None,
-        session: str | None,
-        parent: str | None,
-        task_id: str | None,
-    ) -> TaskRecord:
+    async def launch(self, spec: LaunchSpec) -> TaskRecord:
         """A new task, durable on return, that runs or is queued.
 
         If there is room for it right now, it is written as claimed by this process, which saves a write. A crash before
         the tool began is then a crash of the run: for a tool that may not run twice there is no telling the two apart.
-        One that may, and that its author wants to start early, is started before its task is written (`launch.py`).
-
-        Args:
-            announced: Whether the caller is told of the task in any case. Otherwise its tool may still ask on the
-                original call, until `TaskRuntime.announce`.
-            key: Under which the task stands. If one stands there already, that one is given, and nothing is made.
-            key_until_end: Whether a task that has ended does not count under the key.
-            fingerprint: What the call is, as a hash, where the key is one of the client's: it outlives the task, and no
-                other call may stand under it.
-            task_id: An id of `new_task_id` for the task, if the caller has to know it before there is one.
 
         Raises:
             OwnerRequired: Nobody owns the task, on a server where every task has to have an owner.
             LimitExceeded: There are as many tasks as may be. Nothing was written, and nothing started.
         """
-        runtime = self._runtime
+        runtime, request, owner = self._runtime, spec.request, spec.owner
         if not owner and runtime.requires_owner:
             raise OwnerRequired(f"a task of {request.name!r} has to have an owner on this server, and none is named")
-        if key is not None:
-            key = await runtime.hidden_keys.hide(key)
+        key = None if spec.key is None else await runtime.hidden_keys.hide(spec.key)
         try:
-            admitted = await until_available(lambda: runtime.quota.admit(owner, inside=parent is not None))
+            admitted = await until_available(lambda: runtime.quota.admit(owner, inside=spec.parent is not None))
         except LimitExceeded:
             # Who comes for a task that is there already makes none, however many there are.
-            standing = None if key is None else await self._standing(key, owner, fingerprint, until_end=key_until_end)
+            standing = None if key is None else await self._standing(key, spec)
             if standing is None:
                 raise
             return standing
@@ -106,72 +108,53 @@ class Launching:
             policy = await self._policy_of(request)
             treated = policy or ToolPolicy()
             record = TaskRecord(
-                id=task_id or self._new_id(),
+                id=spec.task_id or self._new_id(),
                 owner=owner,
                 method=request.method,
                 name=request.name,
                 created_at=now,
                 updated_at=now,
-                retention=retention,
-                poll_interval=poll_interval,
-                announced=announced,
-                session=session,
-                parent=parent,
+                retention=spec.retention,
+                poll_interval=spec.poll_interval,
+                announced=spec.announced,
+                session=spec.session,
+                parent=spec.parent,
                 queue=treated.queue,
                 priority=treated.priority,
                 trace=None if runtime.tracing is None else runtime.tracing.trace_of(request),
-                fingerprint=fingerprint,
+                fingerprint=spec.fingerprint,
                 namespace=runtime.namespace,
             )
-            create = partial(runtime.changes.create, actor=Actor("client", owner), key=key, key_until_end=key_until_end)
+            actor = Actor("client", owner)
+            create = partial(runtime.changes.create, actor=actor, key=key, key_until_end=spec.key_until_end)
             slot = None if policy is None else self._reserve(policy, owner)
-            is_early = slot is not None and runtime.early.is_for(record, treated, key=key)
-            created = await self._make(record, request, treated, create, slot, is_early=is_early)
+            if slot is not None:
+                created = await self._start_in(slot, record, request, treated, create)
+            else:
+                handing, write = runtime.dispatch.handing(record), new_write_id()
+                created = await until_available(lambda: create(record, request, handing=handing, write=write))
+                if created.id == record.id:
+                    await runtime.dispatch.created(created, handing)
             admission.made = created.id == record.id
             if admission.made:
                 runtime.quota.grew(owner, rough_size(request.arguments))
-        if runtime.tracing is not None and parent is None:
+        if runtime.tracing is not None and spec.parent is None:
             # What is current in a tool that starts a child is the span of its own run.
             runtime.tracing.touched(created)
         return created
 
-    async def _standing(
-        self, key: str, owner: str | None, fingerprint: str | None, *, until_end: bool
-    ) -> TaskRecord | None:
+    async def _standing(self, key: str, spec: LaunchSpec) -> TaskRecord | None:
         """The task that stands under a key; None if there is none, or the store cannot say."""
         runtime = self._runtime
         if not isinstance(runtime.store, FindsKeys):
             return None
-        task_id = await runtime.store.id_under(key, namespace=runtime.namespace, owner=owner)
+        task_id = await runtime.store.id_under(key, namespace=runtime.namespace, owner=spec.owner)
         found = None if task_id is None else await runtime.store.get(task_id)
-        if found is None or is_expired(found, runtime.now()) or (until_end and found.is_final):
+        if found is None or is_expired(found, runtime.now()) or (spec.key_until_end and found.is_final):
             return None
-        if found.fingerprint != fingerprint:
+        if found.fingerprint != spec.fingerprint:
             raise KeyTaken
         return found
-
-    async def _make(
-        self,
-        record: TaskRecord,
-        request: TaskRequest,
-        policy: ToolPolicy,
-        create: Callable[..., Coroutine[Any, Any, TaskRecord]],
-        slot: ReservedSlot | None,
-        *,
-        is_early: bool,
-    ) -> TaskRecord:
-        runtime = self._runtime
-        if slot is not None and not is_early:
-            return await self._start_in(slot, record, request, policy, create)
-        if slot is not None:
-            started = await runtime.early.start(slot, record, request, policy, create)
-            if started is not None:
-                return started
-        handing, write = runtime.dispatch.handing(record), new_write_id()
-        created = await until_available(lambda: create(record, request, handing=handing, write=write))
-        if created.id == record.id:
-            await runtime.dispatch.created(created, handing)
-        return created
 
     async def _policy_of(self, request: TaskRequest) -> ToolPolicy | None:
         """How the tool is treated; None if that could not be looked up."""
@@ -241,185 +224,6 @@ class Launching:
         return created
 
 
-# ---- early
-# Starting a tool while its task is being written: for tools that may run again, and were quick the last time.
-
-
-logger: Final = get_logger(__name__)
-
-QUICK: Final = 0.002
-"""Seconds. A tool that took longer the last time gains nothing by these: writing its task takes about as long."""
-
-TURNS: Final = 3
-"""Turns of the event loop that a tool has to end before its task is written without an outcome. Nobody is told of the
-task meanwhile, so not many: a tool that only returns needs none."""
-
-MAX_KNOWN: Final = 1_000
-"""Tools whose last run is remembered. A server has fewer, but resources count by their URI."""
-
-
-class Create(Protocol):
-    """Writes a new task to which an event has happened already, and how it ended if it has."""
-
-    def __call__(
-        self,
-        record: TaskRecord,
-        request: TaskRequest,
-        started: RunStarted,
-        /,
-        *,
-        ending: Write | None = None,
-        write: WriteId | None = None,
-    ) -> Awaitable[TaskRecord]: ...
-
-
-class Unwritten:
-    """A task whose run has begun, and which is not in the store yet.
-
-    It is inserted by an asyncio task of its own, whoever asks for that first. Whoever waits for it may be cancelled, as
-    branches of a tool are at any moment; the insert goes on, and is made once.
-
-    Attributes:
-        written: The task, once it is in the store; None if it never will be by this run, which then left nothing
-            behind. Await it shielded.
-    """
-
-    def __init__(self, record: TaskRecord, request: TaskRequest, started: RunStarted, create: Create) -> None:
-        self._record = record
-        self._request = request
-        self._started = started
-        self._create = create
-        self._insert: asyncio.Task[TaskRecord | ValueNotStorable | None] | None = None
-        self._given_up = False
-        self.written: asyncio.Future[TaskRecord | None] = asyncio.get_running_loop().create_future()
-
-    @property
-    def is_begun(self) -> bool:
-        """Whether it is on its way to the store, or has arrived, or failed to."""
-        return self._insert is not None
-
-    async def write(self, ending: Write | None = None, *, context: contextvars.Context) -> TaskRecord | None:
-        """The task once it is written; None if it could not be, and never will be.
-
-        Its outcome is written with it if it has one by now, and nobody was first without. Then it is final.
-
-        Args:
-            context: What the insert is made in: not that of a tool, which would wait for it as for its own work.
-
-        Raises:
-            ValueNotStorable: Not with this ending; it may be with another.
-        """
-        while self._insert is not None or not self._given_up:
-            if self._insert is None:
-                inserting = self._inserted(ending)
-                self._insert = asyncio.get_running_loop().create_task(inserting, context=context)
-            inserted = await shielded(self._insert)
-            if not isinstance(inserted, ValueNotStorable):
-                return inserted
-            if ending is not None:
-                raise inserted
-        return None
-
-    def give_up(self) -> None:
-        """The run is over. If nobody has begun to write its task, somebody else may write it."""
-        self._given_up = True
-        if self._insert is None and not self.written.done():
-            self.written.set_result(None)
-
-    async def _inserted(self, ending: Write | None) -> TaskRecord | ValueNotStorable | None:
-        """Insert it. The error is given and not raised: those who waited for it may all be gone by then."""
-        try:
-            record = await self._create(self._record, self._request, self._started, ending=ending)
-        except asyncio.CancelledError:
-            # The event loop is being closed.
-            self.written.cancel()
-            raise
-        except Exception as exc:
-            if ending is not None and isinstance(exc, ValueNotStorable):
-                self._insert = None
-                if self._given_up:
-                    self.give_up()
-                return exc
-            self.written.set_exception(exc)
-            # Looked at, so that asyncio does not report it as never retrieved if the caller went away.
-            self.written.exception()
-            return None
-        self.written.set_result(record)
-        return record
-
-
-class EarlyStart:
-    """Starts tools of one runtime early, and knows which were quick."""
-
-    def __init__(self, runtime: TaskRuntime) -> None:
-        self._runtime = runtime
-        self._took: OrderedDict[tuple[str, str], float] = OrderedDict()
-        self._unwritten: dict[str, Unwritten] = {}
-
-    def check(self, tools: Mapping[str, ToolPolicy]) -> None:
-        """Say of which tools it is asked for in vain: their runs begin where an engine carries their tasks."""
-        names = sorted(name for name, policy in tools.items() if policy.early_start)
-        if names and not isinstance(self._runtime.engine, ReservesSlots):
-            engine, named = type(self._runtime.engine).__name__, ", ".join(names)
-            logger.info("early_start does nothing with %s, which carries tasks to workers: %s", engine, named)
-
-    def is_for(self, record: TaskRecord, policy: ToolPolicy, *, key: str | None) -> bool:
-        """Whether the tool of a new task may start before the task is written.
-
-        Not under a key: the task that stands there may be another. Nor one that is not announced: its tool may still
-        answer on the original call, which is decided by the record in the store.
-        """
-        if not (policy.early_start and policy.rerun and record.announced and key is None):
-            return False
-        return self._took.get((record.method, record.name), QUICK) < QUICK
-
-    async def start(
-        self, slot: ReservedSlot, record: TaskRecord, request: TaskRequest, policy: ToolPolicy, create: Create
-    ) -> TaskRecord | None:
-        """The task, durable on return, at work or ended already; None if nothing was written, and nothing is at work.
-
-        The run writes it, and not the caller: one that is cancelled meanwhile would leave it in between.
-        """
-        started = RunStarted(worker=self._runtime.worker, tool_version=policy.version)
-        write = new_write_id(run=True)
-        unwritten = Unwritten(record, request, started, partial(create, write=write))
-        claims = self._runtime.claims
-        claims.add_made(apply(record, started, record.created_at).written(write), request, policy, unwritten)
-        if not slot.start(record.id):
-            claims.forget_made(record.id)
-            return None
-        self._unwritten[record.id] = unwritten
-        unwritten.written.add_done_callback(lambda _: self._unwritten.pop(record.id, None))
-        return await shielded(unwritten.written)
-
-    async def until_written(self, task_id: str) -> None:
-        """Return when the task is not on its way to the store any more, if it was: its own tool may ask about it."""
-        if (unwritten := self._unwritten.get(task_id)) is not None:
-            await asyncio.wait({unwritten.written})
-
-    def timed(self, body: Body) -> Body:
-        """The same body, of which it is noted how long it takes."""
-
-        async def measured(run: Run) -> Ending:
-            if not run.policy.early_start:
-                return await body(run)
-            clock = asyncio.get_running_loop().time
-            began = clock()
-            try:
-                return await body(run)
-            finally:
-                self._note(run.record, clock() - began)
-
-        return measured
-
-    def _note(self, record: TaskRecord, seconds: float) -> None:
-        tool = record.method, record.name
-        self._took[tool] = seconds
-        self._took.move_to_end(tool)
-        if len(self._took) > MAX_KNOWN:
-            self._took.popitem(last=False)
-
-
 # ---- quota
 # How many tasks there may be, and how much may be kept of them: limits that hold for all processes of a store.
 
@@ -470,7 +274,7 @@ class Quota:
         # Looks are made in it, and not in the context of a tool that starts a child: others may wait for the same look.
         self._context = contextvars.copy_context()
         self._all = None if limits.open_tasks is None else _Account(EVERYBODY, usage, clock, self._context)
-        self._owners: OrderedDict[str | None, _Account] = OrderedDict()
+        self._owners: BoundedDict[str | None, _Account] = BoundedDict(MOST_OWNERS)
 
     async def admit(self, owner: str | None, *, inside: bool = False) -> Admission:
         """Let one more task be made, until what this gives is left.
@@ -539,11 +343,8 @@ class Quota:
         account = self._owners.get(owner)
         if account is None:
             whose = UNOWNED if owner is None else OwnedBy(owner)
-            account = self._owners[owner] = _Account(whose, self._usage, self._clock, self._context)
-            if len(self._owners) > MOST_OWNERS:
-                self._owners.popitem(last=False)
-        else:
-            self._owners.move_to_end(owner)
+            account = _Account(whose, self._usage, self._clock, self._context)
+        self._owners[owner] = account
         return account
 
     def _total(self, open_tasks: int, _: int) -> LimitExceeded | None:

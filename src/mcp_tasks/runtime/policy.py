@@ -30,8 +30,6 @@ class ToolPolicy:
         max_at_work: How many runs of the tool may be at work at a time, over all processes; None for any number.
         version: Which version of the tool this is, by its author's count.
         on_other_version: What becomes of a task that was begun with another version of the tool.
-        early_start: Whether the tool may start while its task is being written, if it was quick the last time. Counts
-            only for a tool that may be started again.
     """
 
     rerun: bool = False
@@ -44,7 +42,6 @@ class ToolPolicy:
     max_at_work: int | None = None
     version: str | None = None
     on_other_version: OnOtherVersion = "continue"
-    early_start: bool = False
 
 
 DEFAULT_DRAIN: Final = timedelta(seconds=5)

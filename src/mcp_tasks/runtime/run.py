@@ -74,7 +74,7 @@ from mcp_tasks.quiet import get_logger, quietly, short_id, what
 from mcp_tasks.runtime.changes import Changes, LateWrites, Write, is_older
 from mcp_tasks.runtime.child_process import ProcessOptions, describe, end_orphans, kill_children, run_process
 from mcp_tasks.runtime.context import asking_now, current_run
-from mcp_tasks.runtime.launch import TURNS, Quota, Unwritten
+from mcp_tasks.runtime.launch import Quota
 from mcp_tasks.runtime.lease import Lease
 from mcp_tasks.runtime.patience import pause_after, until_available
 from mcp_tasks.runtime.policy import Settings, ToolPolicy
@@ -118,60 +118,23 @@ the version."""
 class Recording:
     """What one run writes, and reads of its journal."""
 
-    def __init__(self, run: Run, host: Host, replay: Replay, unwritten: Unwritten | None = None) -> None:
+    def __init__(self, run: Run, host: Host, replay: Replay) -> None:
         # Not kept alive by its own parts: a run is freed when it ends, and not once the garbage collector comes by.
         self._run: Run = proxy(run)
         self._host = host
         self._replay = replay
-        self._unwritten = unwritten
         self._writing = asyncio.Lock()
         self._last: WriteId | None = None
         self._unsettled: Write | None = None
         self._kept: deque[tuple[int, float, Sequence[JournalEntry]]] = deque()
         self._kept_after = 0
         self._changed_at = -LOST_WITHIN
-        self._write_soon: asyncio.Task[bool] | None = None
         self._lease_lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def lose_lease(self) -> None:
         """Let the tool wait for no write any longer. What it did is written later, if the task is its own then."""
         if not self._lease_lost.done():
             self._lease_lost.set_result(None)
-
-    @property
-    def is_written(self) -> bool:
-        """Whether the task itself is in the store."""
-        return self._unwritten is None
-
-    def write_task_soon(self, run: Run, turns: int = TURNS) -> None:
-        """Have the task written, if it is not, when its tool had some turns of the event loop to end before that.
-
-        The run is kept alive until then: if the task cannot be written, it is stopped."""
-        if self._unwritten is None or self._unwritten.is_begun:
-            return
-        if turns:
-            asyncio.get_running_loop().call_soon(self.write_task_soon, run, turns - 1)
-        else:
-            # No helper of the run: those are cancelled when it is over.
-            self._write_soon = asyncio.get_running_loop().create_task(_write_task_of(run), context=run.outside())
-
-    async def write_task(self) -> bool:
-        """Return when the task is in the store; False if it never will be."""
-        return self._unwritten is None or await self._write_task(self._unwritten) is not None
-
-    async def end(self) -> None:
-        """The run is over. A task that is on its way to the store then is there with no run, and is given to the next;
-        one that nobody has begun to write is left to whoever wanted it.
-
-        Without a lease nothing is given: what is ours is given up when there is one again, or by others.
-        """
-        if self._unwritten is None:
-            return
-        self._unwritten.give_up()
-        if not await self.write_task() or self._run.record.is_final or not self._host.lease.is_valid:
-            return
-        if await self.write_leaving(RunReleased(attempt=self._run.attempt)):
-            await self._host.submit(self._run.record)
 
     async def record(
         self, *events: Event, entries: Sequence[JournalEntry] = (), outcome: Outcome | None = None
@@ -334,12 +297,6 @@ class Recording:
         of the run's last write, in the record, says of all before it that they were made.
         """
         async with self._writing:
-            if self._unwritten is not None:
-                task = await self._write_task(self._unwritten, write if write.is_ending else None)
-                if task is None:
-                    return False
-                if write.is_ending and task.is_final:
-                    return True
             if (earlier := self._unsettled) is not None and earlier is not write:
                 try:
                     await self._make(earlier)
@@ -466,20 +423,6 @@ class Recording:
     def _next_id(self) -> WriteId:
         last = self._last or next((each for each in self._run.record.writes if each.number), None)
         return new_write_id(run=True) if last is None else WriteId(last.writer, last.number + 1)
-
-    async def _write_task(self, unwritten: Unwritten, ending: Write | None = None) -> TaskRecord | None:
-        """The task, once it is written: with its ending, if nobody was first without; None if it never will be."""
-        record = await unwritten.write(ending, context=self._run.outside())
-        if record is None:
-            self._run.stop()
-            return None
-        self._unwritten = None
-        self._run.reconcile(record)
-        return record
-
-
-async def _write_task_of(run: Run) -> bool:
-    return await run.recording.write_task()
 
 
 # ---- ending
@@ -780,7 +723,6 @@ class Run:
         request: What was asked for.
         slot: The right to use the worker.
         replay: What earlier runs recorded.
-        unwritten: The task, if it is not in the store yet.
         place: Makes its place under the limits of its tool and its owner, if there are limits.
     """
 
@@ -793,7 +735,6 @@ class Run:
         slot: Slot,
         policy: ToolPolicy,
         replay: Replay,
-        unwritten: Unwritten | None = None,
         place: Callable[[Run], PlaceUnderLimits] | None = None,
     ) -> None:
         self.record: TaskRecord = record
@@ -805,7 +746,7 @@ class Run:
         # Taken before the tool's context is entered: what runs in it is not a branch of the tool.
         self._context = contextvars.copy_context()
         self.rest: Rest = Rest(self.life, slot, self.branches, host.parking.room, self._context)
-        self.recording: Recording = Recording(self, host, replay, unwritten)
+        self.recording: Recording = Recording(self, host, replay)
         if place is not None:
             self.rest.place = place(self)
         self.now: Callable[[], datetime] = host.now
@@ -831,15 +772,12 @@ class Run:
 
     async def execute(self, body: Body) -> None:
         """Run the tool and write down how it ended."""
-        try:
-            await self._host.lease.make_sure()
-            if not self._host.lease.is_valid:
-                # Lost while the task was being claimed: it is given up with the others, and its tool never begins.
-                self.lost_lease = True
-            elif self.life.counts:
-                await self._execute(body)
-        finally:
-            await self.recording.end()
+        await self._host.lease.make_sure()
+        if not self._host.lease.is_valid:
+            # Lost while the task was being claimed: it is given up with the others, and its tool never begins.
+            self.lost_lease = True
+        elif self.life.counts:
+            await self._execute(body)
 
     async def _execute(self, body: Body) -> None:
         self.branches.enter()
@@ -853,7 +791,6 @@ class Run:
             return
         if self.policy.max_runtime is not None:
             self.help(TimeLimit(self.policy.max_runtime, self.rest, self.judge).watch(self.record.name))
-        self.recording.write_task_soon(self)
         try:
             ending = await self._ending(body)
             # What a tool returns because it was told that its time is up does not count as a result.
@@ -905,8 +842,14 @@ class Run:
 
     @property
     def only_waits(self) -> bool:
-        """Whether nothing of the run can go on but by an answer or a timer."""
-        return self.life.is_waiting and not self.branches.can_advance()
+        """Whether the run waits for an answer or a timer, and does no step. What else it does cannot be seen."""
+        return self.life.is_waiting and not (self._deliveries is not None and self._deliveries.is_handing_over)
+
+    @property
+    def may_leave(self) -> bool:
+        """Whether the run loses nothing by being given up now: it only waits, for certain, or what else it does is done
+        again anyway."""
+        return self.only_waits and (self.policy.rerun or self.branches.all_wait())
 
     # What the tool does
 
@@ -943,6 +886,10 @@ class Run:
         What comes `after` another wait gives the slot back meanwhile, and need not wait again once it is recorded.
         """
         return await self._steps.do(name, call, function or call, retry or Retry(attempts=1), after)
+
+    def step_value(self, name: str) -> Any:
+        """What an earlier run recorded as the value of a step; None if none did."""
+        return self._replay.results.get(ResultId("step", name), {}).get("value")
 
     async def sleep(
         self, duration: timedelta | None = None, *, until: datetime | None = None, name: str | None = None
@@ -1035,10 +982,9 @@ class Run:
     # For its parts
 
     async def make_sure(self) -> None:
-        """Return only if the tool may still do something: the task is in the store, and this run's, as far as the lease
-        can tell."""
+        """Return only if the tool may still do something: the task is this run's, as far as the lease can tell."""
         await self._host.lease.make_sure()
-        if not await self.recording.write_task() or not self.life.counts:
+        if not self.life.counts:
             # It is being stopped; what it does on its way out (in a `finally`) is not part of the task any more.
             await self.go_no_further()
 

@@ -430,18 +430,11 @@ class Catalogue:
         self._policies: dict[str, tuple[ServedTool, ToolPolicy]] = {}
 
     async def open(self, host: ToolHost) -> None:
-        """Take the tools of a server that is about to start, and warn of marks that belong to none of them.
-
-        Raises:
-            InvalidOption: A tool has an option that does not go with what it says of itself.
-        """
+        """Take the tools of a server that is about to start, and warn of marks that belong to none of them."""
         self._host = host
         # A low-level server that lists nothing has not said that there is nothing.
         if await self._list_tools(host) or host.publishes_schemas:
             self.marks.warn_of_unused()
-        for name, tool in zip(self.marks.names(), self.marks.served(), strict=True):
-            if tool.mark is not None:
-                tool.mark.options.check_early_start(tool.annotations, name)
         if host.publishes_schemas:
             await self.reads.warn_of_unused(host)
 

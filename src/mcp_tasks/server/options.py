@@ -124,11 +124,6 @@ class ToolOptions(TypedDict, total=False):
     """A call with the owner and the arguments of one that is still running is given the task of that one, and nothing
     is started a second time. Plain calls are never joined."""
 
-    early_start: bool | None
-    """The tool may start while its task is being written, if it took less than two milliseconds the last time; a result
-    that is there at once is written with the task. Only for a tool that may run again: should the task not be written
-    after all, its caller gets the error, and the tool has run. Without it, the default of the `Tasks` object."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TaskOptions:
@@ -152,7 +147,6 @@ class TaskOptions:
     max_at_work: int | None = None
     version: str | None = None
     on_other_version: OnOtherVersion = "continue"
-    early_start: bool | None = None
 
     def __post_init__(self) -> None:
         check_choice("mode", self.mode, ("forbidden", "optional", "required"))
@@ -167,10 +161,6 @@ class TaskOptions:
         if self.fallback is not None:
             check_ways(self.fallback)
         check_flag("join_running", self.join_running)
-        if self.early_start is not None:
-            check_flag("early_start", self.early_start)
-        if self.recover == "fail":
-            self.check_early_start(None)
         check_queue("queue", self.queue)
         check_number("priority", self.priority, -MOST_URGENT, MOST_URGENT)
         if self.max_at_work is not None:
@@ -188,27 +178,12 @@ class TaskOptions:
         """Whether the tool may run again, given what it says of itself."""
         return self.recover == "rerun" or (self.recover is None and _is_repeatable(annotations))
 
-    def check_early_start(self, annotations: ToolAnnotations | None, tool: str | None = None) -> None:
-        """Refuse an early start of a tool that may not run again.
-
-        Raises:
-            InvalidOption: It was said of such a tool.
-        """
-        if self.early_start and not self.may_rerun(annotations):
-            of = "" if tool is None else f" of tool {tool!r}"
-            raise InvalidOption(
-                f"early_start=True{of} is only for a tool that may run again, because it may run for a task that then "
-                "cannot be created: say recover='rerun' (or readOnlyHint, or idempotentHint) if that does no harm, and "
-                "leave early_start out if it does"
-            )
-
     def policy(self, annotations: ToolAnnotations | None, usual: TaskOptions | None = None) -> ToolPolicy:
         """How runs of the tool are treated, given what it says of itself and what holds for all tools."""
-        rerun = self.may_rerun(annotations)
         default = ToolPolicy()
         for_all = usual or TaskOptions()
         return ToolPolicy(
-            rerun=rerun,
+            rerun=self.may_rerun(annotations),
             max_runtime=self.max_runtime,
             park_after=default.park_after if self.park_after is None else self.park_after,
             max_wait=for_all.max_wait if self.max_wait is None else self.max_wait,
@@ -218,7 +193,6 @@ class TaskOptions:
             max_at_work=self.max_at_work,
             version=self.version,
             on_other_version=self.on_other_version,
-            early_start=rerun and bool(for_all.early_start if self.early_start is None else self.early_start),
         )
 
     def retention(self, usual: TaskOptions) -> timedelta | None:

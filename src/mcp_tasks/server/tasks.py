@@ -186,8 +186,6 @@ class Tasks(Marking, LocalCalls, Working, Extension):
         namespace: Which servers are the same server, and run each other's tasks; by default the server's name.
         max_wait: How long a question of any tool may stay unanswered before its task fails. `Limits.question_wait` is
             the most. A question with a `timeout` waits for that long instead.
-        early_start: Whether a tool that may run again may start while its task is being written, if it was quick the
-            last time. A mark may say otherwise for its tool.
         max_lost_runs: How many runs of a tool in a row may die with their process, without getting any further, before
             the task fails.
         runs_tools: Whether a process that serves runs tools too. One that does not leaves the running to workers that
@@ -243,7 +241,6 @@ class Tasks(Marking, LocalCalls, Working, Extension):
         namespace: str | None = None,
         max_wait: timedelta | None = None,
         max_lost_runs: int = 3,
-        early_start: bool = False,
         runs_tools: bool = True,
         queues: Collection[str] | None = None,
         observers: Sequence[Observer] = (),
@@ -284,14 +281,12 @@ class Tasks(Marking, LocalCalls, Working, Extension):
         check_choice("companions", companions, get_args(ShownTo))
         check_hosts({} if hosts is None else hosts)
         check_ways(fallback)
-        check_flag("early_start", early_start)
         usual = TaskOptions(
             ttl=ttl,
             grace=grace,
             max_wait=max_wait,
             max_lost_runs=max_lost_runs,
             fallback=fallback,
-            early_start=early_start,
         )
         self._catalogue = Catalogue(usual, default_mode, max_ttl)
         local_owner = None if require_owner else local_user()

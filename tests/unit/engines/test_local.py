@@ -12,7 +12,7 @@ import anyio.to_thread
 import pytest
 
 from harness.waiting import eventually
-from mcp_tasks.engines import Engine, InlineEngine, Lane, LocalEngine, ReservesSlots, Route
+from mcp_tasks.engines import Engine, Lane, LocalEngine, Route
 from mcp_tasks.errors import InvalidOption
 from mcp_tasks.testing._engine_work import LONG, NONE, SHORT, Work, at_work, settle
 from mcp_tasks.testing.engine_suite import EngineSuite
@@ -49,11 +49,6 @@ two_slots = pytest.mark.parametrize("work", [2], indirect=True)
 class TestLocalEngine(EngineSuite):
     def make_engine(self) -> Engine:
         return LocalEngine(concurrency=4)
-
-
-class TestInlineEngine(EngineSuite):
-    def make_engine(self) -> Engine:
-        return InlineEngine()
 
 
 Submission = tuple[str, Lane, str | None, int]
@@ -268,8 +263,8 @@ async def test_a_run_comes_back_from_its_wait_while_the_engine_drains(work: Loca
         await work.slots["a"].acquire()
 
 
-@pytest.mark.parametrize("engine", [LocalEngine(), InlineEngine()], ids=["local", "inline"])
-async def test_what_is_submitted_where_nothing_is_run_is_forgotten_and_left_to_the_store(engine: Engine) -> None:
+async def test_what_is_submitted_where_nothing_is_run_is_forgotten_and_left_to_the_store() -> None:
+    engine = LocalEngine()
     threads = anyio.to_thread.current_default_thread_limiter().total_tokens
     await engine.submit("before the start")
     await engine.start(None)
@@ -318,8 +313,8 @@ async def test_the_limit_still_holds_after_a_restart_that_left_a_run_behind(work
     assert len(work.running) == 1
 
 
-@pytest.mark.parametrize("engine", [LocalEngine(), InlineEngine()], ids=["local", "inline"])
-async def test_draining_forgets_who_wanted_one_more_turn(engine: Engine) -> None:
+async def test_draining_forgets_who_wanted_one_more_turn() -> None:
+    engine = LocalEngine()
     async with at_work(engine) as work, anyio.create_task_group() as group:
         group.start_soon(engine.submit, "a")
         await work.until("start a")
@@ -334,26 +329,3 @@ async def test_draining_forgets_who_wanted_one_more_turn(engine: Engine) -> None
 def test_an_engine_that_could_run_nothing_is_refused(concurrency: Any) -> None:
     with pytest.raises(InvalidOption, match="concurrency must be a whole number of at least 1"):
         LocalEngine(concurrency)
-
-
-async def test_the_inline_engine_returns_when_the_run_has_ended_or_waits_and_keeps_no_slots() -> None:
-    engine = InlineEngine()
-    assert not isinstance(engine, ReservesSlots)
-    async with at_work(engine) as work, anyio.create_task_group() as group:
-        work.end("a")
-        await engine.submit("a")
-        assert work.log == ["start a", "end a"]
-        group.start_soon(engine.submit, "b")
-        await work.until("start b")
-        work.slots["b"].release()
-    assert work.log[2:] == ["start b", "end b"]
-
-
-async def test_an_inline_run_goes_on_when_its_submitter_is_cancelled() -> None:
-    engine = InlineEngine()
-    async with at_work(engine) as work:
-        async with anyio.create_task_group() as group:
-            group.start_soon(engine.submit, "a")
-            await work.until("start a")
-            group.cancel_scope.cancel()
-        assert work.running == {"a"}

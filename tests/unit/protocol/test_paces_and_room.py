@@ -28,7 +28,7 @@ from mcp_tasks.model.limits import KIB
 from mcp_tasks.model.record import TaskRequest, TaskStatus
 from mcp_tasks.protocol.limits import MOST_HELD_BACK, MOST_KNOWN, Limiting, Pace
 from mcp_tasks.runtime import TaskRuntime
-from mcp_tasks.runtime.launch import FRESH, MOST_OWNERS, Quota
+from mcp_tasks.runtime.launch import FRESH, MOST_OWNERS, LaunchSpec, Quota
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.stores.base import EVERYBODY, Owners, Usage
 from mcp_tasks.testing import FakeClock
@@ -189,7 +189,7 @@ def room(
 
 
 async def make(runtime: TaskRuntime, owner: str | None = "ada", **options: Any) -> None:
-    await runtime.launch(CALL, owner=owner, retention=None, **options)
+    await runtime.launch(LaunchSpec(request=CALL, owner=owner, **options))
 
 
 async def refused(runtime: TaskRuntime, owner: str | None = "ada", **options: Any) -> str:
@@ -274,9 +274,9 @@ async def test_a_task_that_is_too_old_fails_whether_it_runs_or_waits() -> None:
     clock = FakeClock()
     limits = Limits(task_age=timedelta(days=30))
     async with running(never_ending, clock=clock, limits=limits, engine=LocalEngine(1)) as runtime:
-        old = [await runtime.launch(CALL, owner=None, retention=None) for _ in range(2)]
+        old = [await runtime.launch(LaunchSpec(request=CALL)) for _ in range(2)]
         clock.advance(timedelta(days=29))
-        young = await runtime.launch(CALL, owner=None, retention=None)
+        young = await runtime.launch(LaunchSpec(request=CALL))
         await runtime.janitor.ageing.look()
         assert not (await runtime.get(old[0].id, owner=None)).is_final
         clock.advance(timedelta(days=1))

@@ -24,6 +24,7 @@ from mcp_tasks.model.machine import InputAnswered, StepRecorded
 from mcp_tasks.runtime import Body, Ending, Run, TaskRuntime, ToolPolicy, current_task
 from mcp_tasks.runtime.changes import is_older
 from mcp_tasks.runtime.context import current_run
+from mcp_tasks.runtime.launch import LaunchSpec
 from mcp_tasks.runtime.patience import SETTLED
 from mcp_tasks.runtime.questions import Asking
 from mcp_tasks.stores import MemoryStore, Store
@@ -90,7 +91,7 @@ class World:
 
     async def start_child(self) -> TaskRecord:
         request = TaskRequest(name="child", arguments={})
-        return await self.runtime.launch(request, owner="Ann", retention=None, key="its key", parent=self.parent)
+        return await self.runtime.launch(LaunchSpec(request=request, owner="Ann", key="its key", parent=self.parent))
 
     async def run(self, act: Callable[[], Awaitable[Any]]) -> TaskRecord:
         """A task whose tool does this, and comes to it only while the store is away."""

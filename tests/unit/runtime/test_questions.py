@@ -18,6 +18,7 @@ from mcp_tasks.errors import AnswerRefused, QuestionTimedOut, QuestionTooLarge, 
 from mcp_tasks.model import JournalEntry, TaskRecord, TaskStatus
 from mcp_tasks.model.json import encode_json
 from mcp_tasks.runtime import Ending, Run, TaskRuntime, ToolPolicy, current_task
+from mcp_tasks.runtime.launch import LaunchSpec
 from mcp_tasks.runtime.questions import LARGEST_QUESTION, Asking
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.testing import FakeClock
@@ -389,7 +390,7 @@ async def test_the_smaller_limit_of_tool_and_call_ends_a_wait(
     clock = FakeClock()
     request = replace(REQUEST, max_wait=duration(of_call))
     async with running(asks, policy=replace(policy, max_wait=duration(of_tool)), clock=clock) as runtime:
-        task = await until_asking(runtime, await runtime.launch(request, owner=None, retention=None))
+        task = await until_asking(runtime, await runtime.launch(LaunchSpec(request=request)))
         await settle()
         for seconds, is_over in ((59, False), (1, limit is not None)):
             clock.advance(timedelta(seconds=seconds))

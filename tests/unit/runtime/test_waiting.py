@@ -19,6 +19,7 @@ from mcp_tasks.errors import QuestionTimedOut, UsageError
 from mcp_tasks.model import JournalEntry, TaskRecord, TaskRequest, TaskStatus
 from mcp_tasks.model.machine import StepRecorded
 from mcp_tasks.runtime import Body, Ending, Run, TaskRuntime, ToolPolicy, current_task
+from mcp_tasks.runtime.launch import LaunchSpec
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.stores.base import EVERYBODY
 from mcp_tasks.testing import FakeClock
@@ -281,7 +282,7 @@ class Counting(MeddledStore):
 
 
 async def start(runtime: TaskRuntime, name: str = "tool", **arguments: Any) -> TaskRecord:
-    return await runtime.launch(TaskRequest(name=name, arguments=arguments), owner="ann", retention=None)
+    return await runtime.launch(LaunchSpec(request=TaskRequest(name=name, arguments=arguments), owner="ann"))
 
 
 async def child(run: Run, runtime: TaskRuntime, name: str, **arguments: Any) -> Callable[[], Awaitable[Any]]:
@@ -289,7 +290,9 @@ async def child(run: Run, runtime: TaskRuntime, name: str, **arguments: Any) -> 
 
     async def start(key: str) -> str:
         request = TaskRequest(name=name, arguments=arguments)
-        record = await runtime.launch(request, owner=run.record.owner, retention=None, key=key, parent=run.record.id)
+        record = await runtime.launch(
+            LaunchSpec(request=request, owner=run.record.owner, key=key, parent=run.record.id)
+        )
         return record.id
 
     task_id = await run.children.start(f"{name} {arguments}", start)

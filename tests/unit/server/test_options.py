@@ -10,11 +10,9 @@ from mcp.server import MCPServer
 from mcp_types import ToolAnnotations
 
 from mcp_tasks import Tasks, current_task
-from mcp_tasks.errors import InvalidOption
-from mcp_tasks.model import TaskRecord, TaskStatus
+from mcp_tasks.model import TaskStatus
 from mcp_tasks.runtime import Settings
 from mcp_tasks.testing import TaskTester
-from tests.unit.running import MeddledStore, settle
 
 REPEATABLE = ToolAnnotations(idempotent_hint=True)
 READ_ONLY = ToolAnnotations(read_only_hint=True)
@@ -70,56 +68,3 @@ def test_a_worker_drains_for_as_long_as_is_usual_unless_that_itself_was_said(
     assert tasks.worker(server, usual_drain=timedelta(seconds=25)).drain == timedelta(seconds=drains_for)
     assert tasks.worker(server, drain=timedelta(seconds=1)).drain == timedelta(seconds=1)
     assert Settings().drains_for == timedelta(seconds=5)
-
-
-# Early start
-
-
-@pytest.mark.anyio
-@pytest.mark.parametrize("everywhere", [False, True])
-async def test_a_tool_starts_early_if_it_may_run_again_and_that_was_said_of_it_or_of_all(everywhere: bool) -> None:
-    begun, begun_early = set[str](), set[str]()
-    name = ""
-
-    async def write_slowly(record: TaskRecord, *args: Any, **options: Any) -> None:
-        await settle()
-        begun_early.update(begun)
-
-    tasks = Tasks(MeddledStore(create=write_slowly), early_start=everywhere)
-    server = MCPServer("early", **tasks.wiring())
-    tools: dict[str, tuple[ToolAnnotations, dict[str, Any]]] = {
-        "silent": (READ_ONLY, {}),
-        "early": (READ_ONLY, {"early_start": True}),
-        "late": (READ_ONLY, {"early_start": False}),
-        "destructive": (DESTRUCTIVE, {}),
-    }
-
-    async def work() -> str:
-        begun.add(name)
-        return "done"
-
-    for name, (hints, options) in tools.items():
-        server.add_tool(tasks.task(name=name, **options)(work), name=name, annotations=hints)
-    async with tasks.running(server):
-        # A tool that was quick the first time may start early the second time.
-        for name in [each for each in tools for _ in range(2)]:
-            begun.clear()
-            await (await tasks.start(name, {})).wait()
-    assert begun_early == ({"silent", "early"} if everywhere else {"early"})
-
-
-@pytest.mark.anyio
-async def test_a_tool_that_may_not_run_again_cannot_be_told_to_start_early() -> None:
-    tasks = Tasks("memory://")
-    with pytest.raises(InvalidOption, match="say recover='rerun'"):
-        tasks.mark("transfer", early_start=True, recover="fail")
-    server = MCPServer("early", **tasks.wiring())
-
-    @server.tool()
-    @tasks.task(early_start=True)
-    def transfer() -> str:
-        return "done"
-
-    with pytest.raises(InvalidOption, match=r"early_start=True of tool 'transfer'.*recover='rerun'"):
-        async with tasks.running(server):
-            pass
