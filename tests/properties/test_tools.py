@@ -118,7 +118,6 @@ CALM: Plan = calm(
     seats=2,
     call_timeout=5.0,
     latency=0.0,
-    early=False,
     healthy_from=60.0,
 )
 

@@ -64,7 +64,6 @@ class _Awaited:
         ({"namespace": 5}, "namespace must be a non-empty string, got 5"),
         ({"namespace": ""}, "namespace must be a non-empty string, got ''"),
         ({"max_lost_runs": 0}, "max_lost_runs must be a whole number of at least 1, got 0"),
-        ({"early_start": "yes"}, "early_start"),
         *(({"fallback": ways}, NO_FALLBACK) for ways in ("sometimes", True, Fallback, {"wait": 20}, None)),
         *(({"queues": [queue]}, f"a queue {NO_QUEUE}") for queue in NO_QUEUES),
     ],

@@ -36,7 +36,7 @@ from mcp_tasks.model.machine import RunResumeRequested, RunStarted, RunStartedOv
 from mcp_tasks.model.record import Actor, JournalEntry, TaskRecord, TaskRequest, Trial, WriteId
 from mcp_tasks.quiet import get_logger
 from mcp_tasks.runtime.policy import ToolPolicy
-from mcp_tasks.runtime.replay import Replay, version_entry
+from mcp_tasks.runtime.replay import Replay, this_task, version_entry
 from mcp_tasks.runtime.run import Run, failed
 from mcp_tasks.runtime.suspend import Lines, Place
 from mcp_tasks.stores.base import ReadsTogether
@@ -146,6 +146,9 @@ MAX_CROWDED_OUT = 1_000
 MAX_UNCONFIRMED = 1_000
 """Claims that are remembered because their answer was lost."""
 
+GIVES_UP_WITHIN = 1.0
+"""Seconds for claims to end that were cancelled: a driver whose network is cut may take long for that."""
+
 UNCONFIRMED_FOR = 120.0
 """Seconds for which they are: longer than a request may be on its way to a store."""
 
@@ -189,6 +192,7 @@ class Claims:
         self._watches: dict[str, asyncio.Task[None]] = {}
         self._calls: set[asyncio.Task[None]] = set()
         self._claiming: set[str] = set()
+        self._asking: set[asyncio.Task[Any]] = set()
         self._unconfirmed: BoundedDict[str, tuple[WriteId, float]] = BoundedDict(MAX_UNCONFIRMED)
         self._made: dict[str, tuple[TaskRecord, TaskRequest, ToolPolicy]] = {}
         self._crowded_out = CrowdedOut()
@@ -343,26 +347,40 @@ class Claims:
     async def _confirmed(self, task_id: str, swap: partial[CoroutineType[Any, Any, TaskRecord]]) -> TaskRecord:
         """The claimed task. While it is not known whether the claim was made, the store is asked again, as long as the
         lease allows; after that the claim is released when there is a lease again."""
-        failures = 0
-        with self.claiming(task_id):
-            while True:
-                try:
-                    claimed = await swap()
-                except StoreUnavailable as exc:
-                    if not (failures or exc.may_have_happened):
+        failures, asking = 0, this_task()
+        self._asking.add(asking)
+        try:
+            with self.claiming(task_id):
+                while True:
+                    try:
+                        claimed = await swap()
+                    except asyncio.CancelledError:
+                        self.add_unconfirmed(task_id, swap.keywords["write"])
                         raise
-                    self.add_unconfirmed(task_id, swap.keywords["write"])
-                    if not self._runtime.lease.is_valid:
+                    except StoreUnavailable as exc:
+                        if not (failures or exc.may_have_happened):
+                            raise
+                        self.add_unconfirmed(task_id, swap.keywords["write"])
+                        if not self._runtime.lease.is_valid:
+                            raise
+                        await asyncio.sleep(backoff(failures, base=FIRST_PAUSE, limit=LONGEST_PAUSE).total_seconds())
+                        failures += 1
+                    except (VersionConflict, TransitionRefused):
+                        # Now an earlier attempt conflicts as well. Where a limit was reached, it may still come.
+                        self._unconfirmed.pop(task_id, None)
                         raise
-                    await asyncio.sleep(backoff(failures, base=FIRST_PAUSE, limit=LONGEST_PAUSE).total_seconds())
-                    failures += 1
-                except (VersionConflict, TransitionRefused):
-                    # Now an earlier attempt conflicts as well. Where a limit was reached, it may still come.
-                    self._unconfirmed.pop(task_id, None)
-                    raise
-                else:
-                    self._unconfirmed.pop(task_id, None)
-                    return claimed
+                    else:
+                        self._unconfirmed.pop(task_id, None)
+                        return claimed
+        finally:
+            self._asking.discard(asking)
+
+    async def give_up(self) -> None:
+        """Wait no longer for the answers to claims: the process stops."""
+        if given_up := set(self._asking):
+            for task in given_up:
+                task.cancel()
+            await asyncio.wait(given_up, timeout=GIVES_UP_WITHIN)
 
     def _run(self, record: TaskRecord, request: TaskRequest, slot: Slot, policy: ToolPolicy, replay: Replay) -> Run:
         limits, made_room = self._runtime.dispatch.limits(policy), partial(self._runtime.made_room, policy)

@@ -89,6 +89,7 @@ async def hand_over(runtime: TaskRuntime) -> None:
         for run in runs:
             await _interrupt(run)
         await runtime.engine.stop(runtime.settings.stop_timeout)
+        await runtime.claims.give_up()
         if runtime.claims.unconfirmed():
             await runtime.janitor.take_up()
         runtime.stop_keeping_lease()
