@@ -20,6 +20,7 @@ from mcp_tasks.engines.local import DEFAULT_CONCURRENCY
 from mcp_tasks.engines.remote import engine_from_url
 from mcp_tasks.model.record import TaskRequest, TaskStatus
 from mcp_tasks.runtime import Ending, Run, Settings, Success, TaskRuntime, ToolPolicy
+from mcp_tasks.runtime.launch import LaunchSpec
 from mcp_tasks.stores.base import EVERYBODY
 from mcp_tasks.stores.url import store_from_url
 
@@ -78,7 +79,7 @@ async def _pair(url: str) -> AsyncGenerator[tuple[Callable[[int], Awaitable[None
     await server.start()
 
     async def launch(number: int) -> None:
-        await server.launch(REQUEST, owner=None, retention=None)
+        await server.launch(LaunchSpec(request=REQUEST))
 
     async def some_run() -> bool:
         return bool((await server.list(EVERYBODY, status=TaskStatus.WORKING, limit=1)).records)

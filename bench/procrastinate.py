@@ -29,6 +29,7 @@ from harness.databases import Postgres, postgres
 from harness.processes import python, running
 from mcp_tasks.engines import Serves, Slot
 from mcp_tasks.engines.procrastinate import HANDLERS, ProcrastinateEngine
+from mcp_tasks.runtime.launch import LaunchSpec
 
 JOBS = 500
 ROUNDS = 3
@@ -117,7 +118,7 @@ async def tasks(url: str) -> float:
         return await timed(
             url,
             "tasks_worker",
-            lambda number: server.launch(REQUEST, owner=None, retention=None),
+            lambda number: server.launch(LaunchSpec(request=REQUEST)),
             "SELECT count(*) = 0 FROM mcp_tasks_tasks WHERE status <> 'completed'",
         )
     finally:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import signal
-import time
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,14 +14,11 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from harness.databases import Postgres, Valkey, postgres, valkey
-from harness.processes import ProcessError
 
 BackendName: TypeAlias = Literal["sqlite", "postgres", "redis"]
 
 ALWAYS_SYNCED = ("--appendonly", "yes", "--appendfsync", "always")
 """So that Valkey, too, keeps what it has acknowledged when it is killed."""
-
-_TRIES = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,25 +47,11 @@ class Backend:
         return f"{self.url.removesuffix('.db')}-{next(self._numbers)}.db"
 
     def restart(self, how: signal.Signals) -> None:
-        """End the server and start it again."""
         assert self.server is not None, "a file is not restarted"
-        self.server.stop(how)
-        for _ in range(_TRIES):
-            try:
-                self.server.start()
-            except ProcessError:
-                time.sleep(0.25)  # sleep: its children may still hold on to its memory for a moment
-            else:
-                return
-        self.server.start()
-
-    def through(self, url: str, port: int) -> str:
-        """A database of this server, by another port."""
-        return url.replace(f":{self.port}/", f":{port}/")
+        self.server.restart(how)
 
 
 def in_files(folder: Path) -> Backend:
-    """SQLite, with its files in a folder."""
     return Backend("sqlite", f"sqlite:///{folder / 'tasks.db'}")
 
 

@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import tempfile
+import time
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -30,6 +31,8 @@ NOBODY = 65534
 
 _LIMIT = 30.0
 """Seconds that a server may take to start, or to end."""
+
+_TRIES = 40
 
 
 class NoDatabase(SkipTest):
@@ -68,8 +71,14 @@ class Server:
             end(process, how, _LIMIT)
 
     def restart(self, how: signal.Signals = signal.SIGINT) -> None:
-        """End it and start it again, on the same data and port."""
         self.stop(how)
+        for _ in range(_TRIES):
+            try:
+                self.start()
+            except ProcessError:
+                time.sleep(0.25)  # sleep: its children may still hold on to its memory for a moment
+            else:
+                return
         self.start()
 
     def answers(self) -> bool:
@@ -87,7 +96,7 @@ class Postgres(Server):
         self.port = free_port()
         self.url = f"postgresql://postgres@127.0.0.1:{self.port}/postgres"
         data = folder / "data"
-        options = {
+        wanted = {
             "port": self.port,
             "listen_addresses": "127.0.0.1",
             "unix_socket_directories": "",
@@ -96,24 +105,13 @@ class Postgres(Server):
             # What a process writes survives its death without the disk; only a power cut takes it.
             "fsync": "on" if durable else "off",
         }
-        settings = [part for name, value in options.items() for part in ("-c", f"{name}={value}")]
+        settings = [part for name, value in wanted.items() for part in ("-c", f"{name}={value}")]
         super().__init__([str(binaries / "postgres"), "-D", str(data), *settings], folder, user=user)
         if user is not None:
             os.chown(folder, user, -1)
         if not data.exists():
-            initdb = [
-                str(binaries / "initdb"),
-                "-D",
-                str(data),
-                "-U",
-                "postgres",
-                "-A",
-                "trust",
-                "--no-sync",
-                "-E",
-                "UTF8",
-            ]
-            run([*initdb, "--locale=C.UTF-8"], check=True, user=user)
+            options = ["-U", "postgres", "-A", "trust", "--no-sync", "-E", "UTF8", "--locale=C.UTF-8"]
+            run([binaries / "initdb", "-D", data, *options], check=True, user=user)
 
     def answers(self) -> bool:
         """Whether it takes connections."""

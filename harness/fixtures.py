@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from functools import cache
-from uuid import uuid4
 
 import pytest
 
@@ -40,9 +39,3 @@ def shared_backend(
         return Backend(name, server.new_database(), server)
 
     return shared
-
-
-@pytest.fixture
-def key_prefix() -> str:
-    """The beginning of the keys of one test."""
-    return f"test-{uuid4().hex}"

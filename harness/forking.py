@@ -69,7 +69,6 @@ class Forked:
         self._lock = threading.Lock()
 
     def poll(self) -> int | None:
-        """The exit code, if it has ended."""
         with suppress(subprocess.TimeoutExpired):
             return self.wait(0)
         return None
@@ -91,17 +90,14 @@ class Forked:
             return self.returncode
 
     def send_signal(self, number: int) -> None:
-        """Send it a signal, if it has not ended."""
         if self.poll() is None:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
     def terminate(self) -> None:
-        """Ask it to end."""
         self.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End it, whatever it does."""
         self.send_signal(signal.SIGKILL)
 
 

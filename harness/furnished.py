@@ -25,7 +25,6 @@ def http_process(*arguments: str) -> Generator[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Serve until stopped."""
     parser = argparse.ArgumentParser()
     parser.add_argument("transport", choices=("stdio", "http"))
     parser.add_argument("--fd", type=int)

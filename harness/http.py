@@ -36,7 +36,6 @@ class HttpWire:
         return HttpWire(self.url, self.client, token=token)
 
     async def send(self, message: Mapping[str, Any], *, capabilities: Mapping[str, Any] | None = None) -> Reply:
-        """Send one request with the headers that belong to it."""
         return await self.post(json.dumps(message), modern_headers(message))
 
     async def post(self, body: str | bytes, headers: Headers) -> Reply:
@@ -58,7 +57,7 @@ class HttpWire:
         headers = [*self._base_headers(), *modern_headers(message)]
         async with self.client.stream("POST", self.url, content=json.dumps(message), headers=headers) as response:
             assert response.status_code == 200
-            lines = _stream_messages(response)
+            lines = stream_messages(response)
             async with contextlib.aclosing(lines):
                 yield lines
 
@@ -76,7 +75,6 @@ class LegacyHttpWire:
         self._version = version
 
     async def ask(self, method: str, params: Mapping[str, Any] | None = None) -> Reply:
-        """Send a request and give its answer."""
         return await self._wire.post(json.dumps(legacy_request(method, params)), self.headers)
 
     async def notify(self, method: str) -> int:
@@ -85,7 +83,6 @@ class LegacyHttpWire:
 
     @property
     def headers(self) -> Headers:
-        """The headers that belong to the session."""
         version = [("mcp-protocol-version", self._version)]
         return version if self._session_id is None else [*version, ("mcp-session-id", self._session_id)]
 
@@ -180,8 +177,13 @@ class _QuickServer(uvicorn.Server):
         yield
 
 
+def is_stream(response: httpx2.Response) -> bool:
+    """Whether an answer is a stream of messages."""
+    return response.headers.get("content-type", "").startswith("text/event-stream")
+
+
 def _messages(response: httpx2.Response) -> tuple[dict[str, Any], ...]:
-    if response.headers.get("content-type", "").startswith("text/event-stream"):
+    if is_stream(response):
         data = [line.removeprefix("data:") for line in response.text.splitlines() if line.startswith("data:")]
         return tuple(loads(line) for line in data if line.strip())
     assert response.headers.get("content-type", "").startswith("application/json"), (
@@ -191,7 +193,8 @@ def _messages(response: httpx2.Response) -> tuple[dict[str, Any], ...]:
     return (loads(response.content),)
 
 
-async def _stream_messages(response: httpx2.Response) -> AsyncGenerator[dict[str, Any]]:
+async def stream_messages(response: httpx2.Response) -> AsyncGenerator[dict[str, Any]]:
+    """The messages of a stream as they come."""
     async for line in response.aiter_lines():
-        if line.startswith("data:"):
+        if line.startswith("data:") and line.removeprefix("data:").strip():
             yield loads(line.removeprefix("data:"))

@@ -61,7 +61,6 @@ class ClientWire:
         self.client = client
 
     async def send(self, message: Mapping[str, Any], *, capabilities: Mapping[str, Any] | None = None) -> Reply:
-        """Send one request and give its answer as the message it was, or would have been."""
         try:
             result = await self._send(message["method"], dict(message["params"]))
         except MCPError as exc:

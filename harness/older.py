@@ -17,7 +17,7 @@ from typing import Any, Final
 import anyio
 import httpx2
 
-from harness.http import HttpWire
+from harness.http import HttpWire, is_stream, stream_messages
 from harness.rpc import LEGACY, PATIENCE, Reply, error_response, hello, legacy_request, loads, notification, response
 from harness.schema import check_older_answer, check_older_push
 from harness.stdio import StdioWire
@@ -47,12 +47,10 @@ class Arrived:
 
     @property
     def method(self) -> str:
-        """What it asks for, or tells."""
         return self.message["method"]
 
     @property
     def params(self) -> dict[str, Any]:
-        """Its params."""
         return self.message.get("params", {})
 
     @property
@@ -70,11 +68,9 @@ class Pending:
 
     @property
     def answered(self) -> bool:
-        """Whether the answer is there."""
         return self._exchange.done()
 
     async def reply(self) -> Reply:
-        """The answer."""
         with anyio.fail_after(PATIENCE):
             return await asyncio.shield(self._exchange)
 
@@ -95,18 +91,15 @@ class OlderClient(ABC):
 
     @property
     def capabilities(self) -> dict[str, Any]:
-        """What the server can do."""
         return self.server["capabilities"]
 
     async def ask(self, method: str, params: Mapping[str, Any] | None = None) -> Reply:
-        """Send a request and give its answer."""
         message = legacy_request(method, params)
         with anyio.fail_after(PATIENCE):
             reply = await self._exchange(message)
         return _checked(message, reply)
 
     def begin(self, method: str, params: Mapping[str, Any] | None = None) -> Pending:
-        """Send a request whose answer may take a while."""
         message = legacy_request(method, params)
 
         async def exchange() -> Reply:
@@ -117,11 +110,9 @@ class OlderClient(ABC):
         return pending
 
     async def notify(self, method: str, params: Mapping[str, Any] | None = None) -> None:
-        """Send a notification."""
         await self._tell(notification(method, params))
 
     async def answer(self, question: Arrived, result: Mapping[str, Any]) -> None:
-        """Answer a request of the server."""
         await self._tell(response(question.message["id"], result))
 
     async def refuse(self, question: Arrived, code: int, message: str) -> None:
@@ -172,15 +163,12 @@ class OlderClient(ABC):
         return (await self.create(tool, **arguments))["taskId"]
 
     async def get(self, task_id: str) -> dict[str, Any]:
-        """The task as it is now."""
         return (await self.ask("tasks/get", {"taskId": task_id})).result
 
     async def cancel(self, task_id: str) -> dict[str, Any]:
-        """Cancel a task; gives the task."""
         return (await self.ask("tasks/cancel", {"taskId": task_id})).result
 
     async def result(self, task_id: str) -> Reply:
-        """How the task ended, once it has."""
         return await self.ask("tasks/result", {"taskId": task_id})
 
     def begin_result(self, task_id: str) -> Pending:
@@ -245,10 +233,10 @@ class HttpClient(OlderClient):
 
     async def _exchange(self, message: Mapping[str, Any]) -> Reply:
         async with self._post(message) as response:
-            if not _is_stream(response):
+            if not is_stream(response):
                 body = loads(await response.aread())
                 return Reply(message=body, status=response.status_code, headers=response.headers)
-            async for event in _events(response):
+            async for event in stream_messages(response):
                 if "method" not in event:
                     return Reply(message=event, status=response.status_code, headers=response.headers)
                 self._take(event, str(message["method"]))
@@ -273,7 +261,6 @@ class HttpClient(OlderClient):
                 await asyncio.wait([reading])
 
     def headers(self) -> list[tuple[str, str]]:
-        """What every request of the session carries."""
         base = [] if self.wire.token is None else [("authorization", f"Bearer {self.wire.token}")]
         version = [] if self.version is None else [("mcp-protocol-version", self.version)]
         return base + version + ([] if self.session_id is None else [("mcp-session-id", self.session_id)])
@@ -287,7 +274,7 @@ class HttpClient(OlderClient):
             yield response
 
     async def _read(self, response: httpx2.Response) -> None:
-        async for event in _events(response):
+        async for event in stream_messages(response):
             self._take(event, OWN_STREAM)
 
 
@@ -343,13 +330,3 @@ async def pipe_session(
         yield client
     finally:
         await client.close()
-
-
-def _is_stream(response: httpx2.Response) -> bool:
-    return response.headers.get("content-type", "").startswith("text/event-stream")
-
-
-async def _events(response: httpx2.Response) -> AsyncGenerator[dict[str, Any]]:
-    async for line in response.aiter_lines():
-        if line.startswith("data:") and line.removeprefix("data:").strip():
-            yield loads(line.removeprefix("data:"))

@@ -41,7 +41,6 @@ def closed_port() -> Generator[int]:
 
 
 def port_of(bound: socket.socket) -> int:
-    """The port that a socket is bound to."""
     port: int = bound.getsockname()[1]
     return port
 
@@ -56,7 +55,6 @@ def listens(port: int) -> bool:
 
 
 def base_url(port: int | str) -> str:
-    """The address of what is served on a port."""
     return f"http://{HOST}:{port}"
 
 

@@ -31,7 +31,6 @@ def new_store_url(server: Postgres) -> str:
 
 
 def empty(url: str) -> None:
-    """Forget all tasks."""
     execute(url, _EMPTY)
 
 

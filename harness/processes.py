@@ -19,20 +19,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import (
-    IO,
-    Any,
-    Final,
-    Literal,
-    NoReturn,
-    Protocol,
-    TypeAlias,
-    TypedDict,
-    TypeVar,
-    Unpack,
-    cast,
-    overload,
-)
+from typing import IO, Any, Final, NoReturn, Protocol, TypeAlias, TypedDict, TypeVar, Unpack
 
 ROOT = Path(__file__).parent.parent
 ENVIRONMENT: Final[dict[str, str]] = {
@@ -113,14 +100,6 @@ class Options(RunOptions, total=False):
     pass_fds: Iterable[int]
 
 
-@overload
-def start(command: Command, *, text: Literal[False] = ..., **options: Unpack[Options]) -> subprocess.Popen[bytes]: ...
-
-
-@overload
-def start(command: Command, *, text: Literal[True], **options: Unpack[Options]) -> subprocess.Popen[str]: ...
-
-
 def start(command: Command, *, text: bool = False, **options: Unpack[Options]) -> subprocess.Popen[Any]:
     """Start a process; `end` it, or start it with `running`, which does."""
     with _prepared(options) as prepared:
@@ -159,7 +138,7 @@ def running(
         polite: Whether it is asked to end, and has to. Otherwise it is killed.
     """
     # The process as a block closes its pipes.
-    with cast(subprocess.Popen[Any], start(command, text=text, **options)) as process:
+    with start(command, text=text, **options) as process:
         try:
             yield process
             if polite:
@@ -197,15 +176,6 @@ def run(
     return subprocess.CompletedProcess(list(map(str, command)), process.returncode, printed, complained)
 
 
-def signal_all(process: Running, number: int) -> None:
-    """Send a signal to a process, and to all of its group if it leads one."""
-    if process.pid in _groups:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, number)
-    elif process.returncode is None:
-        process.send_signal(number)
-
-
 def end(process: Running, how: signal.Signals = signal.SIGTERM, limit: float = STOP_LIMIT) -> int:
     """Ask a process to end, and wait until it has; gives its exit code.
 
@@ -222,9 +192,14 @@ def end(process: Running, how: signal.Signals = signal.SIGTERM, limit: float = S
 
 def kill(process: Running) -> None:
     """End a process as a crash does, with what is left of its group, whatever it does. Safe twice."""
-    signal_all(process, signal.SIGKILL)
+    if process.pid in _groups:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    elif process.returncode is None:
+        process.send_signal(signal.SIGKILL)
     process.wait()
-    _forget(process)
+    _started.pop(process.pid, None)
+    _groups.discard(process.pid)
 
 
 def send(pid: int, number: int = signal.SIGKILL) -> None:
@@ -236,7 +211,6 @@ def send(pid: int, number: int = signal.SIGKILL) -> None:
 
 
 def is_running(pid: int) -> bool:
-    """Whether there is such a process."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -288,7 +262,6 @@ def read_line(process: subprocess.Popen[Any]) -> Any:
 
 
 def tell(process: subprocess.Popen[Any], line: Any) -> None:
-    """Send a process what it reads from its pipe."""
     assert process.stdin is not None
     process.stdin.write(line)
     process.stdin.flush()
@@ -353,8 +326,3 @@ def _end_all() -> None:
                 os.killpg(pid, signal.SIGKILL)
         elif process.returncode is None:
             send(pid)
-
-
-def _forget(process: Running) -> None:
-    _started.pop(process.pid, None)
-    _groups.discard(process.pid)

@@ -195,7 +195,6 @@ class Proxy:
 
     @property
     def url(self) -> str:
-        """The server's URL with the proxy's address."""
         return self.before(self._server.geturl())
 
     def before(self, url: str) -> str:
@@ -211,7 +210,6 @@ class Proxy:
             connection.cancel()
 
     def restore(self) -> None:
-        """Take connections again."""
         self._is_cut = False
 
     def turn_to(self, url: str) -> None:
@@ -239,7 +237,6 @@ class Proxy:
         await self._losing.wait()
 
     def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Take one connection."""
         if self._is_cut:
             writer.transport.abort()
             return
@@ -250,7 +247,6 @@ class Proxy:
         serving.add_done_callback(lambda _: writer.transport.abort())
 
     async def close(self) -> None:
-        """End all connections."""
         self.cut()
         if self._connections:
             await asyncio.wait(self._connections)
@@ -289,7 +285,6 @@ class Proxy:
             self.cut()
 
     async def flows(self) -> None:
-        """Return when packets arrive."""
         await self._flowing.wait()
 
 

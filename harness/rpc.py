@@ -89,17 +89,14 @@ def hello(capabilities: Mapping[str, Any] = NOTHING, version: str = LEGACY) -> d
 
 
 def notification(method: str, params: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """A message that nobody answers."""
     return {"jsonrpc": "2.0", "method": method, **({} if params is None else {"params": dict(params)})}
 
 
 def response(request_id: Any, result: Mapping[str, Any]) -> dict[str, Any]:
-    """The answer to a request."""
     return {"jsonrpc": "2.0", "id": request_id, "result": dict(result)}
 
 
 def error_response(request_id: Any, code: int, message: str, data: Any = None) -> dict[str, Any]:
-    """The refusal of a request."""
     error = {"code": code, "message": message, **({} if data is None else {"data": data})}
     return {"jsonrpc": "2.0", "id": request_id, "error": error}
 
@@ -127,16 +124,13 @@ class Reply:
 
     @property
     def code(self) -> int:
-        """The error's code."""
         return self.error["code"]
 
 
 class Wire(Protocol):
     """A way to a server, whatever the transport."""
 
-    async def send(self, message: Mapping[str, Any], *, capabilities: Mapping[str, Any]) -> Reply:
-        """Send one request and give its answer."""
-        ...
+    async def send(self, message: Mapping[str, Any], *, capabilities: Mapping[str, Any]) -> Reply: ...
 
 
 class Tasking:
@@ -153,7 +147,6 @@ class Tasking:
     async def ask(
         self, method: str, params: Mapping[str, Any] | None = None, *, meta: Mapping[str, Any] | None = None
     ) -> Reply:
-        """Send a request and give its answer."""
         message = request(method, params, capabilities=self.capabilities, meta=meta)
         reply = await self.wire.send(message, capabilities=self.capabilities)
         assert reply.message.get("id") == message["id"]
@@ -171,19 +164,15 @@ class Tasking:
         return created["taskId"]
 
     async def get(self, task_id: str) -> dict[str, Any]:
-        """The task as it is now."""
         return (await self.ask("tasks/get", {"taskId": task_id})).result
 
     async def update(self, task_id: str, **responses: Any) -> dict[str, Any]:
-        """Answer questions of a task."""
         return (await self.ask("tasks/update", {"taskId": task_id, "inputResponses": responses})).result
 
     async def cancel(self, task_id: str) -> dict[str, Any]:
-        """Cancel a task."""
         return (await self.ask("tasks/cancel", {"taskId": task_id})).result
 
     async def until(self, task_id: str, *statuses: str) -> dict[str, Any]:
-        """Poll until the task has one of the statuses; fails if it ends in another, or after a while."""
         with anyio.fail_after(PATIENCE):
             while (task := await self.get(task_id))["status"] not in statuses:
                 assert task["status"] in ("working", "input_required"), task
@@ -202,5 +191,4 @@ def text_of(result: Mapping[str, Any]) -> str:
 
 
 def accept(**content: Any) -> dict[str, Any]:
-    """The answer of somebody who filled in a form."""
     return {"action": "accept", "content": content}

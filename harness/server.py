@@ -57,8 +57,6 @@ class Desk:
 
 
 class Name(BaseModel):
-    """Somebody's name."""
-
     name: str
 
 
@@ -100,7 +98,6 @@ def build(
 
 
 def furnish(server: MCPServer[Any], tasks: Tasks, desk: Desk) -> None:
-    """Add everything the server offers."""
     _add_plain_tools(server, tasks)
     _add_ending_tools(server, tasks)
     _add_waiting_tools(server, tasks, desk)
@@ -129,40 +126,31 @@ def _add_plain_tools(server: MCPServer[Any], tasks: Tasks) -> None:
 
 
 def _add_ending_tools(server: MCPServer[Any], tasks: Tasks) -> None:
-    @server.tool()
-    @tasks.task()
     def echo(value: Any) -> str:
         """Give back what was given, as text."""
         return str(value)
 
-    @server.tool()
-    @tasks.task()
     def point(x: float) -> Point:
         """A structured result, with a null in it."""
         return Point(x=x)
 
-    @server.tool()
-    @tasks.task()
     def fails() -> str:
         """Fail as tools fail."""
         raise ToolError("it did not work out")
 
-    @server.tool()
-    @tasks.task()
     def crashes() -> str:
         """Fail by accident."""
         raise RuntimeError("a defect")
 
-    @server.tool()
-    @tasks.task()
     def breaks() -> str:
         """Fail with a JSON-RPC error."""
         raise MCPError(code=CUSTOM_ERROR, message="the protocol says no", data={"hint": "ask again"})
 
+    for tool in (echo, point, fails, crashes, breaks):
+        server.tool()(tasks.task()(tool))
+
 
 def _add_waiting_tools(server: MCPServer[Any], tasks: Tasks, desk: Desk) -> None:
-    @server.tool()
-    @tasks.task()
     async def gated() -> str:
         """Wait for the test."""
         desk.started.set()
@@ -172,8 +160,6 @@ def _add_waiting_tools(server: MCPServer[Any], tasks: Tasks, desk: Desk) -> None
             desk.stopped.set()
         return "through"
 
-    @server.tool()
-    @tasks.task()
     async def stubborn() -> str:
         """Wait, and return a result even when told to stop."""
         desk.started.set()
@@ -183,8 +169,6 @@ def _add_waiting_tools(server: MCPServer[Any], tasks: Tasks, desk: Desk) -> None
             desk.stopped.set()
         return "a result nobody asked for any more"
 
-    @server.tool()
-    @tasks.task()
     async def progressing(steps: int, total: float | None, message: str | None, ctx: Context) -> str:
         """Report progress, then wait for the test."""
         for step in range(1, steps + 1):
@@ -193,17 +177,16 @@ def _add_waiting_tools(server: MCPServer[Any], tasks: Tasks, desk: Desk) -> None
         await desk.gate.wait()
         return "done"
 
+    for tool in (gated, stubborn, progressing):
+        server.tool()(tasks.task()(tool))
+
 
 def _add_asking_tools(server: MCPServer[Any], tasks: Tasks, desk: Desk) -> None:
-    @server.tool(annotations=REPEATABLE)
-    @tasks.task()
     async def ask_name(ctx: Context) -> str:
         """Ask one thing."""
         answer = await ctx.elicit("What is your name?", Name)
         return f"Hello, {answer.data.name}!" if answer.action == "accept" else f"{answer.action}, then"
 
-    @server.tool(annotations=REPEATABLE)
-    @tasks.task()
     async def ask_briefly(ctx: Context) -> str:
         """Ask one thing, and go on without the answer."""
         with anyio.move_on_after(0.05):
@@ -212,8 +195,6 @@ def _add_asking_tools(server: MCPServer[Any], tasks: Tasks, desk: Desk) -> None:
         await desk.gate.wait()
         return "went on"
 
-    @server.tool(annotations=REPEATABLE)
-    @tasks.task()
     async def ask_both(ctx: Context) -> str:
         """Ask two things at once."""
         name, age = await asyncio.gather(ctx.elicit("Your name?", Name), ctx.elicit("Your age?", Age))
@@ -221,30 +202,22 @@ def _add_asking_tools(server: MCPServer[Any], tasks: Tasks, desk: Desk) -> None:
         assert age.action == "accept"
         return f"{name.data.name} is {age.data.age}"
 
-    @server.tool(annotations=REPEATABLE)
-    @tasks.task()
     async def ask_again(ctx: Context) -> str:
         """Ask the same thing three times."""
         answers = [await ctx.elicit("What is your name?", Name) for _ in range(3)]
         return ", ".join(answer.data.name for answer in answers if answer.action == "accept")
 
-    @server.tool()
-    @tasks.task()
     async def ask_model(ctx: Context) -> str:
         """Ask the client's model."""
         question = SamplingMessage(role="user", content=TextContent(type="text", text="What is six times seven?"))
         answer = await ctx.session.create_message([question], max_tokens=10)  # pyright: ignore[reportDeprecated]
         return answer.content.text if isinstance(answer.content, TextContent) else "no text"
 
-    @server.tool()
-    @tasks.task()
     async def ask_roots(ctx: Context) -> str:
         """Ask for the client's roots."""
         listed = await ctx.session.list_roots()  # pyright: ignore[reportDeprecated]
         return ", ".join(str(root.uri) for root in listed.roots)
 
-    @server.tool()
-    @tasks.task()
     async def ask_by_returning(ctx: Context) -> str | InputRequiredResult:
         """Ask by returning a question and being called again."""
         answer = (ctx.input_responses or {}).get("who")
@@ -253,16 +226,17 @@ def _add_asking_tools(server: MCPServer[Any], tasks: Tasks, desk: Desk) -> None:
             return InputRequiredResult(input_requests={"who": ElicitRequest(params=question)})
         return f"Hello, {(answer.content or {})['name']}!"
 
-    @server.tool()
-    @tasks.task()
     async def ask_before(who: Annotated[Name, Resolve(resolve_name)]) -> str:
         """Have the SDK ask before the body."""
         return f"Hello, {who.name}!"
 
+    for tool in (ask_name, ask_briefly, ask_both, ask_again):
+        server.tool(annotations=REPEATABLE)(tasks.task()(tool))
+    for tool in (ask_model, ask_roots, ask_by_returning, ask_before):
+        server.tool()(tasks.task()(tool))
+
 
 def _add_talking_tools(server: MCPServer[Any], tasks: Tasks, desk: Desk) -> None:
-    @server.tool()
-    @tasks.task()
     async def logs(ctx: Context) -> str:
         """Log, report progress and read a resource."""
         await ctx.info("a line for the log")  # pyright: ignore[reportDeprecated]
@@ -270,8 +244,6 @@ def _add_talking_tools(server: MCPServer[Any], tasks: Tasks, desk: Desk) -> None
         [text] = await ctx.read_resource("memo://greeting")
         return str(text.content)
 
-    @server.tool()
-    @tasks.task()
     async def grow(ctx: Context) -> str:
         """Add a tool while the server runs, and say so."""
 
@@ -283,8 +255,6 @@ def _add_talking_tools(server: MCPServer[Any], tasks: Tasks, desk: Desk) -> None
         await ctx.notify_tools_changed()
         return "grown"
 
-    @server.tool()
-    @tasks.task()
     async def introspect(ctx: Context) -> str:
         """Write down what the tool sees of its caller."""
         capabilities = ctx.client_capabilities
@@ -300,6 +270,9 @@ def _add_talking_tools(server: MCPServer[Any], tasks: Tasks, desk: Desk) -> None
             }
         )
         return "seen"
+
+    for tool in (logs, grow, introspect):
+        server.tool()(tasks.task()(tool))
 
 
 def _add_resources_and_prompts(server: MCPServer[Any]) -> None:

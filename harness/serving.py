@@ -96,12 +96,10 @@ class ServerProcess:
 
     @property
     def pid(self) -> int:
-        """The id of the process that serves, or did last."""
         return self.process.pid
 
     @property
     def process(self) -> Running:
-        """The process that serves, or did last."""
         assert self._process is not None, "the server was not started"
         return self._process
 
@@ -166,7 +164,6 @@ class ServerProcess:
         return time.monotonic() - asked
 
     def close(self) -> None:
-        """End it, and give up its address."""
         self.kill()
         self._stack.close()
 

@@ -11,19 +11,6 @@ import time
 import traceback
 from collections.abc import Callable
 
-from hypothesis import HealthCheck, Phase, settings
-
-
-def batch_settings(examples: int) -> settings:
-    """Settings of a batch that Hypothesis draws: nothing is kept for the next, and a failure is made small."""
-    return settings(
-        max_examples=examples,
-        database=None,
-        deadline=None,
-        phases=(Phase.generate, Phase.shrink),
-        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-    )
-
 
 def soak(name: str, description: str, run_batch: Callable[[int], str]) -> int:
     """Try batch after batch, each from its own seed, until the time is over or one fails; 1 if one did.

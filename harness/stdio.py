@@ -28,7 +28,6 @@ class StdioWire:
         self._arrived = asyncio.Event()
 
     async def send(self, message: Mapping[str, Any], *, capabilities: Mapping[str, Any] | None = None) -> Reply:
-        """Send one request and give its answer."""
         answer = asyncio.get_running_loop().create_future()
         self._waiting[message["id"]] = answer
         await self.write(json.dumps(message))
@@ -36,11 +35,9 @@ class StdioWire:
             return Reply(message=await answer)
 
     async def notify(self, method: str, params: Mapping[str, Any] | None = None) -> None:
-        """Send a notification."""
         await self.write(json.dumps(notification(method, params)))
 
     async def write(self, line: str | bytes) -> None:
-        """Send a line as it is."""
         assert self.process.stdin is not None
         self.process.stdin.write((line.encode() if isinstance(line, str) else line) + b"\n")
         await self.process.stdin.drain()

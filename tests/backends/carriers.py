@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from examples.celery_engine import CeleryCarrier
+from examples.celery_engine import CeleryCarrier, celery_engine
 from mcp_tasks.engines import RemoteEngine
 from mcp_tasks.engines.docket import DocketCarrier
 from mcp_tasks.engines.procrastinate import Pace, ProcrastinateEngine
@@ -29,7 +29,8 @@ def procrastinate(url: str, concurrency: int = 4) -> ProcrastinateEngine:
 
 
 def celery(broker: str) -> RemoteEngine:
-    carrier = CeleryCarrier(broker)
+    engine = celery_engine(broker, 4)
+    assert isinstance(engine.carrier, CeleryCarrier)
     # How long the end of taking may take; a second otherwise.
-    carrier.app.conf.broker_transport_options |= {"polling_interval": 0.1}
-    return RemoteEngine(carrier, 4)
+    engine.carrier.app.conf.broker_transport_options |= {"polling_interval": 0.1}
+    return engine

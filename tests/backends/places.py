@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sqlite3
-from contextlib import closing
+from collections.abc import Generator
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import psycopg
 from redis import Redis
@@ -29,7 +30,7 @@ _FIELDS: Final = {"row": "s", "request": "r", "body": "b", "meta": "m"}
 _ENTRY: Final = {"kind": 0, "entry": 2}
 
 
-class Place:
+class Place(Protocol):
     """Where one test keeps its tasks.
 
     Attributes:
@@ -42,36 +43,27 @@ class Place:
     shown: str
     remedy: str
 
-    def store(self, codec: Codec | None = None) -> Store:
-        """A store here, not yet open."""
-        raise NotImplementedError
+    def store(self, codec: Codec | None = None) -> Store: ...
 
     def put(self, task_id: str, part: str, value: object) -> None:
         """Write another value into a part of a task, or of the note of that name; None removes the part."""
-        raise NotImplementedError
 
-    def take(self, task_id: str, part: str) -> Any:
-        """What a part is kept as."""
-        raise NotImplementedError
+    def take(self, task_id: str, part: str) -> Any: ...
 
-    def everything(self) -> bytes:
-        """All that is kept here."""
-        raise NotImplementedError
+    def everything(self) -> bytes: ...
 
     def child_keys(self) -> int:
         """For how many children, or parents of them, keys are kept."""
-        raise NotImplementedError
+        ...
 
 
-class _Tables(Place):
-    """A place that understands SQL."""
-
+class _Tables(Place, Protocol):
     prefix = ""
     mark = "?"
 
     def run(self, sql: str, *values: object) -> list[Any]:
         """Run a statement as another program would; its rows."""
-        raise NotImplementedError
+        ...
 
     def put(self, task_id: str, part: str, value: object) -> None:
         table, column = _PARTS[part]
@@ -103,12 +95,26 @@ class SqlitePlace(_Tables):
         self.path = path
         self.shown = str(path)
 
+    @property
+    def at(self) -> str:
+        return f"sqlite:///{self.path}"
+
     def store(self, codec: Codec | None = None) -> SqliteStore:
         return SqliteStore(self.path, codec=codec)
 
     def run(self, sql: str, *values: object) -> list[Any]:
         with closing(sqlite3.connect(self.path, isolation_level=None)) as connection:
             return connection.execute(sql, values).fetchall()
+
+    @contextmanager
+    def locked(self, begin: str, *, wal: bool = False) -> Generator[sqlite3.Connection]:
+        """While another program has a lock; with `wal` it may be upgrading the file, as far as SQLite can tell."""
+        with closing(sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)) as other:
+            if wal:
+                other.execute("PRAGMA journal_mode = WAL")
+            other.execute(begin)
+            other.execute("SELECT count(*) FROM sqlite_master").fetchall()
+            yield other
 
     def everything(self) -> bytes:
         return b"".join(path.read_bytes() for path in self.path.parent.glob(f"{self.path.name}*"))
@@ -150,7 +156,6 @@ class RedisPlace(Place):
         return RedisStore(self.url, codec=codec)
 
     def key(self, *parts: str) -> str:
-        """The name of one of the store's keys."""
         return ":".join(("{mcp-tasks}", *parts))
 
     def put(self, task_id: str, part: str, value: object) -> None:
@@ -171,7 +176,6 @@ class RedisPlace(Place):
         return self.client.hget(self.key("t", task_id), _FIELDS[part])
 
     def names(self) -> set[str]:
-        """The names of all keys that are there."""
         return {key.decode("utf-8", "surrogatepass") for key in self.client.scan_iter(count=1_000)}
 
     def everything(self) -> bytes:

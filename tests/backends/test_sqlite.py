@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sqlite3
 import stat
 from collections.abc import AsyncIterator, Callable
@@ -11,6 +12,7 @@ from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import anyio
@@ -25,6 +27,7 @@ from mcp_tasks.stores.migrations import compatible_from
 from mcp_tasks.stores.sqlite import SqliteStore
 from mcp_tasks.testing import make_record, make_request
 from mcp_tasks.testing.clock import NOON
+from tests.backends.child import printed_by
 from tests.backends.places import SqlitePlace
 
 pytestmark = pytest.mark.anyio
@@ -95,8 +98,7 @@ async def test_writes_of_one_turn_of_the_loop_share_a_commit(store: SqliteStore,
 
 async def test_closing_writes_all_that_waits(store: SqliteStore, sqlite: SqlitePlace) -> None:
     records = [make_record() for _ in range(20)]
-    with closing(sqlite3.connect(sqlite.path, isolation_level=None)) as other:
-        other.execute("BEGIN IMMEDIATE")
+    with sqlite.locked("BEGIN IMMEDIATE") as other:
         async with anyio.create_task_group() as group:
             for record in records[1:]:
                 group.start_soon(store.create, record, REQUEST)
@@ -271,7 +273,6 @@ async def test_many_changes_of_another_process_are_all_told(store: SqliteStore, 
 
 
 def run_each(*parts: Callable[[], Any]) -> None:
-    """Each in an event loop of its own."""
     for part in parts:
         asyncio.run(part())
 
@@ -328,14 +329,13 @@ async def open_and_close(place: SqlitePlace) -> None:
         pass
 
 
-async def refusal(place: SqlitePlace, says: str) -> StoreCorrupt:
-    """What opening the file raises, which leaves it as it is."""
+async def refusal(place: SqlitePlace, says: str) -> None:
+    """See that opening the file is refused, and leaves it as it is."""
     content = place.path.read_bytes() if place.path.is_file() else b""
     with pytest.raises(StoreCorrupt, match=says) as refused:
         await place.store().open()
     assert str(place.path) in str(refused.value)
     assert not content or place.path.read_bytes() == content
-    return refused.value
 
 
 async def test_a_new_file_is_made_with_its_folders_private_marked_and_durable(tmp_path: Path, disk: type[Disk]) -> None:
@@ -359,27 +359,25 @@ async def test_a_home_folder_is_found(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(
-    "content", [b"hello", b"not a database, " * 1_000, b"\0" * 10_000], ids=["short", "long", "nul"]
-)
-async def test_a_file_that_is_no_database_is_refused_and_left_alone(sqlite: SqlitePlace, content: bytes) -> None:
-    sqlite.path.write_bytes(content)
-    refused = await refusal(sqlite, "is not a SQLite database")
-    assert isinstance(refused.__cause__, sqlite3.DatabaseError)
-
-
-@pytest.mark.parametrize(
-    ("statement", "says"),
+    ("content", "says"),
     [
+        (b"hello", "is not a SQLite database"),
+        (b"not a database, " * 1_000, "is not a SQLite database"),
+        (b"\0" * 10_000, "is not a SQLite database"),
         ("CREATE TABLE tasks (id TEXT)", "is a SQLite database of another application"),
         ("PRAGMA application_id = 7", "is a SQLite database of another application"),
         ("PRAGMA user_version = 1", "is a SQLite database of another application"),
         ("PRAGMA application_id = 0x4D43504C", "is the ledger of a client; choose another path for the task store"),
     ],
+    ids=lambda value: repr(value)[:40],
 )
-async def test_a_database_of_something_else_is_refused_and_left_alone(
-    sqlite: SqlitePlace, statement: str, says: str
+async def test_a_file_of_something_else_is_refused_and_left_alone(
+    sqlite: SqlitePlace, content: bytes | str, says: str
 ) -> None:
-    sqlite.run(statement)
+    if isinstance(content, str):
+        sqlite.run(content)
+    else:
+        sqlite.path.write_bytes(content)
     await refusal(sqlite, says)
     assert [file.name for file in sqlite.path.parent.iterdir()] == [sqlite.path.name]
 
@@ -428,23 +426,6 @@ def test_of_several_scripts_the_one_that_asks_for_most_decides() -> None:
     assert compatible_from(["CREATE", for_all, breaks, adds]) == 3
 
 
-async def test_a_damaged_file_is_corrupt_and_not_merely_unavailable(sqlite: SqlitePlace) -> None:
-    await open_and_close(sqlite)
-    # What is there before any task says what the file is; the rest is damaged.
-    intact = sqlite.path.stat().st_size
-    record = make_record()
-    async with opened(sqlite.store()) as store:
-        await store.create(record, REQUEST)
-        for _ in range(100):
-            await store.create(make_record(status_message="x" * 1_000), REQUEST)
-    assert sqlite.path.stat().st_size > 2 * intact
-    sqlite.path.write_bytes(sqlite.path.read_bytes()[:intact] + b"\xff" * (sqlite.path.stat().st_size - intact))
-    async with opened(sqlite.store()) as store:
-        for act in (lambda: store.list("", EVERYBODY, now=NOON), lambda: store.create(make_record(), REQUEST)):
-            with pytest.raises(StoreCorrupt, match="is damaged"):
-                await act()
-
-
 async def test_a_path_that_cannot_be_made_is_named_and_may_be_tried_again(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for name in ("file/tasks.db", "nul\0/tasks.db", "x" * 5_000):
@@ -462,19 +443,67 @@ async def test_a_path_that_cannot_be_made_is_named_and_may_be_tried_again(tmp_pa
         pass
 
 
+@pytest.mark.parametrize("exists", [True, False])
+async def test_a_place_that_may_not_be_written_is_named(exists: bool) -> None:
+    with TemporaryDirectory() as folder:
+        place = SqlitePlace(Path(folder) / "tasks.db")
+        if exists:
+            await open_and_close(place)
+            place.path.chmod(0o444)
+        os.chmod(folder, 0o555)
+        (said,) = await asyncio.to_thread(printed_by, "open_as_nobody", place.at)
+        os.chmod(folder, 0o755)
+    assert said.startswith("StoreUnavailable: ")
+    assert place.shown in said
+    assert ("read-only" if exists else "cannot be created") in said
+
+
+async def test_a_full_disk_refuses_writes_until_there_is_room(sqlite: SqlitePlace) -> None:
+    said = [line.split() for line in await asyncio.to_thread(printed_by, "fill_disk", sqlite.at)]
+    kept = [task_id for word, task_id, *_ in said if word == "kept"]
+    assert kept[-1] == "after"
+    # What was refused had a driver's error as its cause, and was not there.
+    assert {tuple(rest) for word, _, *rest in said if word == "refused"} == {("OperationalError", "None")}
+    async with opened(sqlite.store()) as store:
+        assert set(await store.versions([task_id for _, task_id, *_ in said])) == set(kept)
+    assert sqlite.run("PRAGMA integrity_check") == [("ok",)]
+
+
+# Locks
+
+
+async def test_a_write_waits_for_another_program_and_then_gives_up(store: SqliteStore, sqlite: SqlitePlace) -> None:
+    before, during, after = make_record(), make_record(), make_record()
+    await store.create(before, REQUEST)
+    async with opened(SqliteStore(sqlite.path, busy_timeout=timedelta(seconds=60))) as patient:
+        with sqlite.locked("BEGIN IMMEDIATE") as other:
+            with pytest.raises(StoreUnavailable, match="locked by another process") as refused:
+                await store.create(during, REQUEST)
+            assert str(sqlite.path) in str(refused.value)
+            assert isinstance(refused.value.__cause__, sqlite3.OperationalError)
+            # Readers do not wait for writers.
+            assert await store.get(before.id) == before
+            assert await store.get(during.id) is None
+            async with anyio.create_task_group() as group:
+                group.start_soon(patient.create, after, REQUEST)
+                await anyio.lowlevel.checkpoint()
+                assert await store.get(after.id) is None
+                other.execute("ROLLBACK")
+        assert await store.get(after.id) == after
+
+
+async def test_a_file_that_another_program_keeps_to_itself_cannot_be_opened(sqlite: SqlitePlace) -> None:
+    store = SqliteStore(sqlite.path, busy_timeout=timedelta(milliseconds=100))
+    with (
+        sqlite.locked("BEGIN EXCLUSIVE"),
+        pytest.raises(StoreUnavailable, match="locked by another process"),
+    ):
+        await store.open()
+    async with opened(store):
+        pass
+
+
 @pytest.mark.parametrize("path", ["", ":memory:"])
 def test_a_store_without_a_file_is_refused(path: str) -> None:
     with pytest.raises(UsageError, match="MemoryStore"):
         SqliteStore(path)
-
-
-async def test_a_store_that_is_not_open_says_so(sqlite: SqlitePlace) -> None:
-    store = sqlite.store()
-    await store.close()
-    for act in (lambda: store.get("x"), lambda: store.create(make_record(), REQUEST)):
-        with pytest.raises(UsageError, match="is not open"):
-            await act()
-    with pytest.raises(UsageError, match="is not open"):
-        async with store.notifier().listen():
-            pass
-    assert not sqlite.path.exists()

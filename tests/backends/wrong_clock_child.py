@@ -2,8 +2,7 @@
 
 python -m tests.backends.wrong_clock_child ROLE HOURS URL FOLDER [PORT]
 
-Roles: `first` serves and runs tools, `server` only serves, `worker` only runs tools, and `sender` hands a task to the
-engine that is to run in an hour.
+Roles: `first` serves and runs tools, `server` only serves, `worker` only runs tools.
 """
 
 # ruff: noqa: E402 - the clock has to be wrong before anything looks at it
@@ -28,14 +27,11 @@ from pydantic import BaseModel
 
 from harness.serving import serving_until_told
 from mcp_tasks import Settings, Tasks, current_task
-from mcp_tasks.engines.remote import engine_from_url
 
 HOUR = timedelta(hours=1)
 
 
 class Sure(BaseModel):
-    """The form of each question."""
-
     sure: bool
 
 
@@ -78,22 +74,11 @@ def build(url: str, folder: Path, role: str, *, is_right: bool) -> tuple[MCPServ
     return server, tasks
 
 
-async def send(url: str) -> None:
-    """Hand a task to the engine."""
-    engine = engine_from_url(url, 1)
-    await engine.start(None)
-    await engine.submit("task", delay=HOUR)
-    await engine.stop(HOUR)
-
-
 def main() -> None:
-    """Serve or work until stopped."""
     role, hours, url, folder, *port = sys.argv[1:]
     logging.basicConfig(level=logging.WARNING)
     server, tasks = build(url, Path(folder), role, is_right=hours == "0")
-    if role == "sender":
-        asyncio.run(send(url))
-    elif role == "worker":
+    if role == "worker":
         asyncio.run(tasks.work(server))
     else:
         asyncio.run(serving_until_told(server.streamable_http_app(stateless_http=True), port=int(port[0])))

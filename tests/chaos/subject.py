@@ -17,7 +17,6 @@ from typing import Any
 import anyio
 from mcp.server import MCPServer
 from mcp.server.mcpserver import Context
-from mcp.shared.exceptions import MCPError
 from pydantic import BaseModel
 
 from harness.processes import crash
@@ -30,14 +29,10 @@ NAME = "subject"
 
 
 class Name(BaseModel):
-    """Somebody's name."""
-
     name: str
 
 
 class Confirmation(BaseModel):
-    """Yes or no."""
-
     confirm: bool
 
 
@@ -63,7 +58,6 @@ class Desk:
             await anyio.sleep(0.02)
 
     def meet(self, moment: str) -> None:
-        """Die, if this is the moment for it."""
         order = self.folder / "die"
         if order.exists() and order.read_text() == moment:
             order.unlink()
@@ -82,8 +76,7 @@ class Desk:
         return call
 
 
-def build(url: str, folder: Path, drain: float, slots: int) -> MCPServer[Any]:
-    """The server."""
+def build(url: str, folder: Path, drain: float) -> MCPServer[Any]:
     desk, store = Desk(folder), store_from_url(url)
     settings = Settings(
         drain_timeout=timedelta(seconds=drain),
@@ -94,7 +87,7 @@ def build(url: str, folder: Path, drain: float, slots: int) -> MCPServer[Any]:
     for verb in ("create", "save"):
         setattr(store, verb, desk.watched(verb, getattr(store, verb)))
     engine = "local" if url.startswith("sqlite") else url
-    tasks = Tasks(store, engine=engine, concurrency=slots, settings=settings, limits=UNPACED)
+    tasks = Tasks(store, engine=engine, concurrency=8, settings=settings, limits=UNPACED)
     server = MCPServer[Any](NAME, version="1", **tasks.wiring(), log_level="WARNING")
     add_working_tools(server, tasks, desk)
     add_asking_tools(server, tasks, desk)
@@ -104,11 +97,9 @@ def build(url: str, folder: Path, drain: float, slots: int) -> MCPServer[Any]:
 def add_working_tools(server: MCPServer[Any], tasks: Tasks, desk: Desk) -> None:
     @server.tool()
     def plain() -> str:
-        """No task."""
         return "here"
 
     async def again(job: str) -> str:
-        """May run again."""
         desk.note(f"{job} start")
         try:
             await desk.pass_gate(job)
@@ -118,7 +109,6 @@ def add_working_tools(server: MCPServer[Any], tasks: Tasks, desk: Desk) -> None:
         return desk.note(f"{job} end")
 
     async def once(job: str) -> str:
-        """May not run again."""
         return await again(job)
 
     def blocks(job: str) -> str:
@@ -135,25 +125,17 @@ def add_working_tools(server: MCPServer[Any], tasks: Tasks, desk: Desk) -> None:
         return f"{job} end"
 
     async def sleeps(job: str) -> str:
-        """Wait for a time, in no process."""
         desk.note(f"{job} start")
         await current_task().sleep(timedelta(seconds=3))
         return f"{job} end"
 
     async def parent(job: str) -> str:
-        """Wait for a child."""
         desk.note(f"{job} start")
         child = await tasks.start("again", {"job": f"{job}-child"}, ttl=timedelta(hours=1))
         result: Any = (await child.wait()).structured_content
         return result["result"]
 
-    async def poison(job: str) -> str:
-        """Die as a segmentation fault or the kernel's memory killer would have it."""
-        desk.note(f"{job} start")
-        await anyio.sleep(0.1)  # sleep: the time in which others start beside it
-        crash()
-
-    for tool in (again, sleeps, parent, poison):
+    for tool in (again, sleeps, parent):
         server.tool()(tasks.task(recover="rerun", park_after=timedelta(0))(tool))
     server.tool()(tasks.task(recover="rerun")(instant))
     for tool in (once, blocks):
@@ -176,20 +158,10 @@ def add_asking_tools(server: MCPServer[Any], tasks: Tasks, desk: Desk) -> None:
         return f"{given}: {sure.data.confirm if sure.action == 'accept' else sure.action}"
 
     async def greet(ctx: Context) -> str:
-        """Ask once."""
         answer = await ctx.elicit("What is your name?", Name)
         return f"Hello, {answer.data.name}!" if answer.action == "accept" else answer.action
 
-    async def petition(job: str, ctx: Context) -> str:
-        """Ask once, and say which error came back."""
-        try:
-            said = (await ctx.elicit("May I?", Confirmation)).action
-        except MCPError as exc:
-            said = f"{exc.code} {exc.message} {exc.data}"
-        await desk.pass_gate(job)
-        return said
-
-    for tool in (survey, petition, greet):
+    for tool in (survey, greet):
         server.tool()(tasks.task(recover="rerun")(tool))
     server.tool(name="parked_survey")(
         tasks.task(name="parked_survey", recover="rerun", park_after=timedelta(0))(survey)
@@ -197,15 +169,13 @@ def add_asking_tools(server: MCPServer[Any], tasks: Tasks, desk: Desk) -> None:
 
 
 def main() -> None:
-    """Serve until stopped."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--fd", type=int, help="over HTTP, on this socket; over stdio without it")
     parser.add_argument("--url", required=True)
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--drain", type=float, default=0.0)
-    parser.add_argument("--slots", type=int, default=9)
     options = parser.parse_args()
-    server = build(options.url, options.folder, options.drain, options.slots)
+    server = build(options.url, options.folder, options.drain)
     if options.fd is None:
         server.run("stdio")
     else:

@@ -75,9 +75,9 @@ def build(tasks: Tasks) -> MCPServer[dict[str, object]]:
 
     @server.tool(annotations=REPEATABLE)
     @tasks.task()
-    async def link_account(ctx: Context) -> str:
+    async def link_account(ctx: Context, url: str = "https://a.example/link?id=7") -> str:
         """Ask somebody to visit a page."""
-        answer = await ctx.elicit_url("Link your account", "https://accounts.example.com/link?id=7", "link-7")
+        answer = await ctx.elicit_url("Link your account", url, "link-7")
         return f"link: {answer.action}"
 
     @server.tool(annotations=REPEATABLE)
@@ -108,13 +108,6 @@ def build(tasks: Tasks) -> MCPServer[dict[str, object]]:
             EmbeddedResource(resource=blob),
             EmbeddedResource(resource=page),
         ]
-
-    @server.tool(annotations=HARMLESS)
-    @tasks.task()
-    async def look_around() -> str:
-        """Change nothing."""
-        await anyio.sleep(0.2)
-        return "nothing to see"
 
     @server.tool(annotations=REPEATABLE)
     @tasks.task()

@@ -51,6 +51,13 @@ def cli(tmp_path: Path) -> Cli:
 
 
 @pytest.fixture
+def url(cli: Cli, tmp_path: Path) -> str:
+    """An empty store that the commands and workers of a test use too."""
+    cli.environment["MCP_TASKS_URL"] = url = f"sqlite:///{tmp_path / 'tasks.db'}"
+    return url
+
+
+@pytest.fixture
 def recorder() -> Generator[tuple[str, list[str | None]]]:
     """A server that wants other credentials, whichever are sent; gives its URL, and those that came.
 

@@ -26,16 +26,6 @@ PYTHON = (sys.executable, "-S", "-c")
 
 DEAF = """
 import os, signal, sys, time
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-with open(sys.argv[1] + ".new", "w") as file:
-    file.write(str(os.getpid()))
-os.rename(sys.argv[1] + ".new", sys.argv[1])
-time.sleep(60)
-"""
-"""Writes its process id down, and works on whatever it is told."""
-
-WRITER = """
-import os, signal, sys, time
 from pathlib import Path
 
 def is_there(pid):
@@ -53,7 +43,7 @@ new.write_text(str(os.getpid()))
 new.rename(file)
 time.sleep(60)
 """
-"""The same, and it notes whether the one before it is still at work."""
+"""Writes its process id down, notes whether the one before it is still at work, and works on whatever it is told."""
 
 PARENT = """
 import subprocess, sys, time
@@ -102,14 +92,9 @@ def build(tasks: Tasks) -> MCPServer[Any]:
         return str(await current_task().run_process([*PYTHON, PARENT, DEAF, file]))
 
     @server.tool()
-    @tasks.task(recover="rerun")
-    async def again(file: str) -> str:
-        return str(await current_task().run_process([*PYTHON, PARENT, WRITER, file]))
-
-    @server.tool()
     @tasks.task(recover="fail")
     async def once(file: str) -> str:
-        return str(await current_task().run_process([*PYTHON, PARENT, WRITER, file]))
+        return str(await current_task().run_process([*PYTHON, PARENT, DEAF, file]))
 
     @server.tool()
     @tasks.task(recover="rerun")

@@ -53,7 +53,9 @@ def answer(method: str, params: dict[str, Any]) -> dict[str, Any]:
     match method:
         case "initialize":
             info = {"name": EVIL, "version": EVIL}
-            return {"protocolVersion": "2025-11-25", "capabilities": {"tools": {}}, "serverInfo": info}
+            tasks: dict[str, Any] = {"list": {}, "cancel": {}, "requests": {"tools": {"call": {}}}}
+            capabilities = {"tools": {}, "tasks": tasks}
+            return {"protocolVersion": "2025-11-25", "capabilities": capabilities, "serverInfo": info}
         case "tools/list":
             return {"tools": [{"name": EVIL, "inputSchema": 7}] if sys.argv[2:] else TOOLS}
         case "tools/call":

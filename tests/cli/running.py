@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
-import signal
 import tempfile
-from collections.abc import Generator, Sequence
+import time
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from harness.forking import Forked, fork, piped
 from harness.processes import ENVIRONMENT, ROOT
 from harness.serving import ServerProcess
+
+T = TypeVar("T")
 
 LIMIT = 40.0
 """Seconds that a command may take. Far more than it does: reached only by a failing test."""
@@ -32,24 +33,13 @@ class Done:
     stderr: str
 
 
-class Started:
-    """A command that was started."""
-
-    def __init__(self, process: Forked) -> None:
-        self._process = process
-
-    def wait(self) -> int:
-        """Wait for its end; gives the exit code."""
-        return self._process.wait(LIMIT)
-
-    def send(self, number: signal.Signals) -> None:
-        """Send it a signal."""
-        self._process.send_signal(number)
-
-    def kill(self) -> None:
-        """End it, whatever it does."""
-        self._process.kill()
-        self._process.wait()
+def until(look: Callable[[], T], wanted: Callable[[T], object]) -> T:
+    """What there is to see, once it is the wanted thing."""
+    end = time.monotonic() + LIMIT
+    while not wanted(found := look()):
+        assert time.monotonic() < end, found
+        time.sleep(0.02)
+    return found
 
 
 class Cli:
@@ -61,22 +51,19 @@ class Cli:
         kept = {key: value for key, value in ENVIRONMENT.items() if key not in ("COLUMNS", "LINES")}
         self.environment = {**kept, "MCP_TASKS_LEDGER": str(self.ledger), "HOME": str(folder), "TERM": "xterm-256color"}
 
-    def begin(self, arguments: Sequence[str], files: Sequence[int], *, terminal: bool, cwd: Path = ROOT) -> Started:
+    def begin(self, arguments: Sequence[str], files: Sequence[int], cwd: Path = ROOT) -> Forked:
         """Start a command with these files as its stdin, stdout and stderr."""
-        assert not terminal or os.isatty(files[0])
         stdin, stdout, stderr = files
-        return Started(
-            fork(
-                "mcp_tasks",
-                *arguments,
-                env=self.environment,
-                stdin=stdin,
-                stdout=stdout,
-                stderr=stderr,
-                cwd=cwd,
-                imported=_imported(),
-                session=True,
-            )
+        return fork(
+            "mcp_tasks",
+            *arguments,
+            env=self.environment,
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            cwd=cwd,
+            imported=_imported(),
+            session=True,
         )
 
     def __call__(self, *arguments: str, stdin: str = "", cwd: Path = ROOT) -> Done:
@@ -85,7 +72,7 @@ class Cli:
             given.write(stdin.encode())
             given.seek(0)
             files = [given.fileno(), out.fileno(), err.fileno()]
-            code = self.begin(arguments, files, terminal=False, cwd=cwd).wait()
+            code = self.begin(arguments, files, cwd).wait(LIMIT)
             out.seek(0)
             err.seek(0)
             return Done(code, out.read().decode(), err.read().decode())

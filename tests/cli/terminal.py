@@ -14,7 +14,8 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 from docs.assets.terminal import Screen
-from tests.cli.running import LIMIT, Cli, Started
+from harness.forking import Forked
+from tests.cli.running import LIMIT, Cli
 
 ROWS, COLUMNS = 40, 110
 CTRL_C = "\x03"
@@ -24,7 +25,7 @@ _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[()][A-Z0-9]|\r")
 class Terminal:
     """A terminal with a command on it."""
 
-    def __init__(self, command: Started, master: int) -> None:
+    def __init__(self, command: Forked, master: int) -> None:
         self._command = command
         self._master = master
         self._raw = b""
@@ -75,7 +76,7 @@ class Terminal:
         until = time.monotonic() + LIMIT
         while self._read(until):
             pass
-        return self._command.wait()
+        return self._command.wait(LIMIT)
 
     def _read(self, until: float) -> bool:
         """Take in what was written; False when the other side has gone."""
@@ -96,10 +97,11 @@ def on_terminal(cli: Cli, *arguments: str, columns: int = COLUMNS) -> Generator[
     """Run a command on a terminal while the block lasts."""
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, columns, 0, 0))
-    command = cli.begin(arguments, [slave, slave, slave], terminal=True)
+    command = cli.begin(arguments, [slave, slave, slave])
     os.close(slave)
     try:
         yield Terminal(command, master)
     finally:
         command.kill()
+        command.wait()
         os.close(master)

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
-from mcp_tasks.cli import terminal as boards
 from mcp_tasks.cli.forms import read_arguments
 from mcp_tasks.cli.terminal import LineBoard, Problem
-from mcp_tasks.client import Followed, LedgerEntry
-from mcp_tasks.client.forms import field_of
-from mcp_tasks.client.servers import ServerAddress
+from mcp_tasks.client import Followed, Form, LedgerEntry, questions_of, read_words
 from mcp_tasks.errors import BadValue
 from mcp_tasks.protocol.shapes import parse_task
+from tests.client.peer import task
 
 DEFS = {"$defs": {"Colour": {"enum": ["red", "green"], "type": "string"}, "Point": {"type": "object"}}}
 
@@ -55,7 +54,7 @@ DEFS = {"$defs": {"Colour": {"enum": ["red", "green"], "type": "string"}, "Point
     ],
 )
 def test_a_text_becomes_what_its_schema_says(schema: dict[str, Any], text: str, value: Any) -> None:
-    read = field_of("x", schema, DEFS).read(text)
+    read = read_words({"type": "object", "properties": {"x": schema}, **DEFS}, [f"x={text}"])["x"]
     assert (read, type(read)) == (value, type(value))
 
 
@@ -85,7 +84,13 @@ def test_a_text_becomes_what_its_schema_says(schema: dict[str, Any], text: str, 
 )
 def test_a_text_that_its_schema_does_not_allow_is_refused(schema: dict[str, Any], text: str) -> None:
     with pytest.raises(BadValue):
-        field_of("x", schema, DEFS).read(text)
+        read_words({"type": "object", "properties": {"x": schema}, **DEFS}, [f"x={text}"])
+
+
+def form_of(schema: dict[str, Any]) -> Form:
+    params = {"message": "?", "requestedSchema": {"type": "object", "properties": {"x": schema}}}
+    [question] = questions_of({"q": {"method": "elicitation/create", "params": params}}, "tool")
+    return Form(question)
 
 
 @pytest.mark.parametrize(
@@ -104,16 +109,27 @@ def test_a_text_that_its_schema_does_not_allow_is_refused(schema: dict[str, Any]
 def test_a_line_at_a_prompt_may_have_several_values_and_numbers_of_choices(
     schema: dict[str, Any], line: str, value: Any
 ) -> None:
-    assert field_of("x", schema, DEFS).read_line(line) == value
+    form = form_of(schema)
+    form.take(line)
+    form.take("yes")
+    assert form.response == {"action": "accept", "content": {"x": value}}
 
 
 @pytest.mark.parametrize("line", ["3", "0", "re", "gre", "²"])
 def test_a_choice_is_never_taken_by_a_part_of_its_name(line: str) -> None:
     with pytest.raises(BadValue, match="expected one of red, green"):
-        field_of("x", {"enum": ["red", "green"]}, DEFS).read_line(line)
+        form_of({"enum": ["red", "green"]}).take(line)
 
 
-def test_a_refused_argument_shows_how_to_write_it() -> None:
+@pytest.mark.parametrize(
+    ("words", "example"),
+    [
+        *((words, "xs=1 xs=2") for words in (["xs=a"], [], ["ys=1"], ['xs:=["a"]'])),
+        *(([word], """opts:='{"key": "value"}'""") for word in ("opts=a", "opts:=a", "opts:=[1]")),
+        (["colour=de"], "colour='deep red'"),
+    ],
+)
+def test_a_refused_argument_shows_how_to_write_it(words: list[str], example: str) -> None:
     schema = {
         "type": "object",
         "properties": {
@@ -123,18 +139,9 @@ def test_a_refused_argument_shows_how_to_write_it() -> None:
         },
         "required": ["xs"],
     }
-
-    def refused(*words: str) -> str:
-        with pytest.raises(BadValue) as raised:
-            read_arguments(schema, list(words), None)
-        return raised.value.hint.splitlines()[-1]
-
-    assert refused("xs=a") == refused() == refused("ys=1") == "Write it like this: xs=1 xs=2"
-    assert refused("opts=a") == """Write it like this: opts:='{"key": "value"}'"""
-    assert refused("opts:=a") == """Write it like this: opts:='{"key": "value"}'"""
-    assert refused("opts:=[1]") == """Write it like this: opts:='{"key": "value"}'"""
-    assert refused('xs:=["a"]') == "Write it like this: xs=1 xs=2"
-    assert refused("colour=de") == "Write it like this: colour='deep red'"
+    with pytest.raises(BadValue) as raised:
+        read_words(schema, words)
+    assert raised.value.hint.splitlines()[-1] == f"Write it like this: {example}"
 
 
 @pytest.mark.parametrize(
@@ -146,61 +153,41 @@ def test_words_that_are_no_arguments_are_refused(words: list[str], json_text: st
         read_arguments({"properties": {"a": {"type": "integer"}}}, words, json_text)
 
 
-@pytest.mark.parametrize("text", ["http://x/mcp", "cd /tmp && python server.py --name 'a b'", "cd '/a b' && run"])
-def test_a_server_is_read_back_as_it_is_kept(text: str) -> None:
-    assert ServerAddress.parse(text).spec == text
-    target = ServerAddress.parse("python server.py")
-    assert target.spec.startswith("cd /"), "a command is kept with its folder"
-    assert ServerAddress.parse(target.spec) == target
-
-
 @pytest.mark.anyio
 async def test_lines_for_a_pipe_are_not_too_many_and_the_last_word_is_never_left_unsaid(
-    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    said: list[str] = []
+    entry = LedgerEntry.begun("task_1", server="http://127.0.0.1:9/mcp", tool="render")
 
-    def keep(line: str, style: str = "") -> None:
-        said.append(line)
-
-    def state(status: str, message: str | None = None) -> Followed:
-        now = datetime.now(UTC).isoformat()
-        times = {"createdAt": now, "lastUpdatedAt": now, "ttlMs": None}
+    def state(status: str, message: str) -> Followed:
         ended: dict[str, Any] = {"result": {}} if status == "completed" else {}
-        task: dict[str, Any] = {
-            "taskId": "task_1",
-            "status": status,
-            "statusMessage": message or status,
-            **times,
-            **ended,
-        }
-        entry = LedgerEntry.begun("task_1", server="http://127.0.0.1:9/mcp", tool="render")
-        return Followed(entry=entry, snapshot=parse_task(task))
+        return Followed(entry=entry, snapshot=parse_task(task(status, statusMessage=message, **ended)))
 
-    monkeypatch.setattr(boards, "say", keep)
+    def said() -> list[str]:
+        return capsys.readouterr().err.splitlines()
+
     lines = LineBoard()
     for step in (1, 2, 3):
         lines.show(state("working", f"step {step}"))
-    assert said == ["working  step 1"], "what comes too soon is for later"
+    assert said() == ["working  step 1"], "what comes too soon is for later"
     lines.stop()
-    assert said.pop() == "working  step 3", "and before anything else"
+    assert said() == ["working  step 3"], "and before anything else"
     for step in (4, 5):
         lines.show(state("working", f"step {step}"))
-    lines.show(state("completed"))
+    lines.show(state("completed", "done"))
     lines.stop()
-    assert said[1:] == ["completed  completed"]
+    assert said() == ["completed  done"]
     lines = LineBoard()
     for step in (6, 7):
         lines.show(state("working", f"step {step}"))
     lines.drop(state("working", "step 7"))
     lines.stop()
-    assert said[-1] == "working  step 6", "of a call that is over nothing more is said"
+    assert said() == ["working  step 6"], "of a call that is over nothing more is said"
     # That a server is away is not said after it is back.
-    away = replace(state("working"), away_since=datetime.now(UTC) - timedelta(seconds=5))
-    lines = LineBoard()
-    lines.show(away)
-    lines.show(replace(away, away_since=datetime.now(UTC) - timedelta(seconds=9)))
-    lines.back(state("working"), timedelta(seconds=6))
+    lines, now = LineBoard(), datetime.now(UTC)
+    for seconds in (5, 9):
+        lines.show(replace(state("working", "step"), away_since=now - timedelta(seconds=seconds)))
+    lines.back(state("working", "step"), timedelta(seconds=6))
     lines.stop()
-    assert ["out of reach" in line for line in said[-2:]] == [True, False]
-    assert "server is back after 0:06" in said[-1]
+    told = re.findall("out of reach|server is back after 0:06", " ".join(said()))
+    assert told[-2:] == ["out of reach", "server is back after 0:06"]

@@ -8,12 +8,8 @@ from contextlib import closing
 from datetime import datetime, timedelta
 from pathlib import Path
 
-import pytest
-
-from mcp_tasks.cli.terminal import Exit, problem_of
+from mcp_tasks.cli.terminal import Exit
 from mcp_tasks.client import Ledger
-from mcp_tasks.client.ledger import short_id, short_ids
-from mcp_tasks.errors import TasksError
 from tests.cli.asking_server import PIXEL
 from tests.cli.running import Cli
 from tests.cli.terminal import on_terminal
@@ -21,50 +17,23 @@ from tests.cli.terminal import on_terminal
 A, B = "http://a/mcp", "http://b/mcp"
 
 
-@pytest.fixture
-def ledger(tmp_path: Path) -> Ledger:
-    book = Ledger(tmp_path / "ledger.db", keep_results=True)
-    for task_id, server in (("task_abcdefghij", A), ("task_abXYZ", A), ("task_zzz", B), ("786512e2-9e0d", B)):
-        book.add(task_id, server=server, tool="render")
-    book.add("task_zzz", server=A, tool="paint")
-    return book
-
-
-@pytest.mark.parametrize(
-    ("start", "server", "found"),
-    [
-        ("task_abc", None, "task_abcdefghij"),
-        ("abc", None, "task_abcdefghij"),
-        ("786", None, "786512e2-9e0d"),
-        ("task_zzz", A, "task_zzz"),
-        ("task_abXYZ", None, "task_abXYZ"),
-        ("never-seen", "http://c/mcp", "never-seen"),
-    ],
-)
-def test_a_task_is_found_by_a_start_that_only_it_has(
-    ledger: Ledger, start: str, server: str | None, found: str
-) -> None:
-    assert [entry.task_id for entry in ledger.find_all([start], server=server)] == [found]
-
-
-@pytest.mark.parametrize(
-    ("start", "code"), [("task_ab", Exit.USAGE), ("task_zzz", Exit.USAGE), ("nope", Exit.UNKNOWN_TASK), ("", 8)]
-)
-def test_a_start_that_is_not_clear_is_refused(ledger: Ledger, start: str, code: int) -> None:
-    with pytest.raises(TasksError) as problem:
-        ledger.find_all([start])
-    shown = problem_of(problem.value)
-    assert shown is not None
-    assert shown.code == code
-
-
-def test_short_ids_tell_tasks_apart(ledger: Ledger) -> None:
-    ledger.add("task_abcdefghZZ", server=A, tool="render")
-    short = short_ids(entry.task_id for entry in ledger.entries())
-    assert short["786512e2-9e0d"] == "786512e2"
-    assert short["task_abXYZ"] == "task_abXYZ"
-    assert short["task_abcdefghij"] == "task_abcdefghij"
-    assert short_id("task_abcdefghij") == "task_abcdefgh"
+def test_a_task_is_found_by_a_start_that_only_it_has_and_any_other_is_refused(cli: Cli) -> None:
+    with closing(Ledger(cli.ledger, keep_results=True)) as ledger:
+        for task_id, server in (("task_abcdefghij", A), ("task_abXYZ", A), ("task_zzz", B), ("786512e2-9e0d", B)):
+            ledger.add(task_id, server=server, tool="render")
+        ledger.add("task_zzz", server=A, tool="paint")
+        for start, server, found in (
+            ("task_abc", None, "task_abcdefghij"),
+            ("abc", None, "task_abcdefghij"),
+            ("786", None, "786512e2-9e0d"),
+            ("task_zzz", A, "task_zzz"),
+            ("task_abXYZ", None, "task_abXYZ"),
+        ):
+            assert [entry.task_id for entry in ledger.find_all([start], server=server)] == [found]
+    refused = cli.together(*(["show", start, "--offline"] for start in ("task_ab", "task_zzz", "nope", "")))
+    assert [done.returncode for done in refused] == [Exit.USAGE, Exit.USAGE, Exit.UNKNOWN_TASK, Exit.UNKNOWN_TASK]
+    # As much of each id as tells it from the others.
+    assert {"786512e2", "task_abXYZ", "task_abcdefgh"} <= set(cli("ls").stdout.split())
 
 
 def test_a_list_that_could_not_be_refreshed_is_printed_and_ends_with_why(cli: Cli, fixture_url: str) -> None:
@@ -124,25 +93,23 @@ def test_a_task_is_shown_with_the_time_at_which_it_expires(cli: Cli, fixture_url
     assert '"status": "completed"' in again.stdout
 
 
-def test_why_a_task_cannot_be_watched_is_in_the_json(cli: Cli, fixture_url: str) -> None:
-    with closing(Ledger(cli.ledger, keep_results=True)) as ledger:
-        ledger.add("task_gone", server=fixture_url, tool="render")
-    done = cli("watch", "task_gone", "--json")
-    assert done.returncode == Exit.UNKNOWN_TASK
-    [said] = [json.loads(line) for line in done.stdout.splitlines()]
-    assert (said["taskId"], said["status"]) == ("task_gone", "unknown")
-    assert said["problem"].startswith("the server does not know this task")
-
-
 def test_tools_are_listed_with_what_is_known(cli: Cli, fixture_url: str) -> None:
-    modern, legacy, listed = cli.together(
-        ("tools", fixture_url), ("tools", fixture_url, "--era", "legacy"), ("tools", fixture_url, "-o", "json")
+    modern, legacy, listed, old = cli.together(
+        *(
+            ("tools", fixture_url, *more)
+            for more in ((), ("--era", "legacy"), ("--json",), ("--era", "legacy", "--json"))
+        )
     )
     assert "the server decides" in modern.stdout
     assert "seconds: number, required" in modern.stdout
     assert "2026-07-28 with tasks" in modern.stderr
     assert "2025-11-25" in legacy.stderr
-    assert '"tasks": true' in listed.stdout
+    assert json.loads(listed.stdout)["tasks"] is True
+    found = json.loads(old.stdout)
+    assert (found["protocolVersion"], found["tasks"]) == ("2025-11-25", True)
+    by_name = {tool["name"]: tool["task"] for tool in found["tools"]}
+    assert by_name["greet"] == "never"
+    assert by_name["failing_job"] != by_name["slow_compute"] != "never"
 
 
 def test_files_of_a_result_are_saved_under_names_of_our_own(cli: Cli, asking_url: str, tmp_path: Path) -> None:
@@ -163,12 +130,11 @@ def test_files_of_a_result_are_saved_under_names_of_our_own(cli: Cli, asking_url
     assert [(done.stdout + done.stderr).count(str(folder / name)) for name in names] == [1, 1, 1, 1]
     (folder / "pictures-2.png").symlink_to(tmp_path / "elsewhere")
     [task] = cli.json("ls")
-    [shown] = [cli.json("show", task["taskId"], "--save", str(folder))]
+    shown = cli.json("show", task["taskId"], "--save", str(folder))
     assert str(folder / "pictures-3.png") in shown["saved"]
     assert (folder / "pictures-1.png").read_bytes() == data
     assert not (tmp_path / "elsewhere").exists()
-    [waited] = [cli.json("wait", task["taskId"], "--save", str(folder))]
-    assert str(folder / "pictures-4.png") in waited["saved"]
+    assert str(folder / "pictures-4.png") in cli.json("wait", task["taskId"], "--save", str(folder))["saved"]
 
 
 def test_a_completed_task_that_is_an_error_is_never_shown_as_well(cli: Cli, asking_url: str) -> None:

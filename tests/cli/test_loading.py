@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -43,6 +44,7 @@ MODULES: Mapping[str, str] = {
 
         deep()
         """,
+    "free": "from farm import bare",
     "lacks": "import no_such_package_anywhere",
     "misused": """
         from mcp_tasks import Tasks
@@ -107,9 +109,7 @@ MODULES: Mapping[str, str] = {
 def folder(tmp_path: Path) -> Path:
     """A folder with the modules."""
     for name, source in MODULES.items():
-        lines = source.strip("\n").splitlines()
-        indent = len(lines[0]) - len(lines[0].lstrip())
-        (tmp_path / f"{name}.py").write_text("\n".join(line[indent:] for line in lines) + "\n")
+        (tmp_path / f"{name}.py").write_text(dedent(source).lstrip())
     return tmp_path
 
 
@@ -128,6 +128,7 @@ def folder(tmp_path: Path) -> Path:
         ("memory:server", 2, ["kept in memory, where no other process", "sqlite:///tasks.db"]),
         ("broken:server", 11, ["'broken' could not be imported", "in deep", "RuntimeError: the licence has run out"]),
         ("lacks:server", 11, ["'lacks' could not be imported", "No module named 'no_such_package_anywhere'"]),
+        ("free:bare", 2, ["server 'bare' has no tasks: make it with MCPServer(..., **tasks.wiring())"]),
         ("misused:server", 2, ["'mysql://db/tasks' names no store", "misused.py, line 3."]),
     ],
 )
@@ -140,13 +141,6 @@ def test_what_cannot_be_loaded_is_said_in_words(cli: Cli, folder: Path, spec: st
     assert "mcp_tasks/" not in done.stderr
     assert "importlib" not in done.stderr
     assert done.stdout == ""
-
-
-def test_a_server_without_tasks_is_named(cli: Cli, folder: Path) -> None:
-    (folder / "tasks_free.py").write_text("from farm import bare\n")
-    done = cli("worker", "tasks_free:bare", cwd=folder)
-    assert done.returncode == 2
-    assert "server 'bare' has no tasks: make it with MCPServer(..., **tasks.wiring())" in done.stderr
 
 
 @pytest.mark.parametrize("spec", ["farm:holder.server", "farm:make()", "composed:server"])

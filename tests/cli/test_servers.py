@@ -91,19 +91,15 @@ def test_files_of_other_programs_and_of_the_folder_are_not_read_unless_one_is_gi
     assert (broken.returncode, f"the servers in {files[0]} cannot be read" in broken.stderr) == (2, True)
 
 
-def test_credentials_are_not_kept(cli: Cli, tmp_path: Path) -> None:
-    refused = cli("servers", "add", "farm", "http://a/mcp", "-H", f"Authorization: Bearer {SECRET}")
-    assert (refused.returncode, "${VARIABLE}" in refused.stderr, SECRET in refused.stderr) == (2, True, False)
-    assert cli("servers", "add", "farm", "http://a/mcp", "-H", "nonsense").returncode == 2
+def test_a_header_with_a_variable_that_is_not_set_is_named(cli: Cli) -> None:
     kept = cli("servers", "add", "farm", "http://a/mcp", "-H", "Authorization: Bearer ${FARM_TOKEN}")
     assert kept.returncode == 0
-    missing = cli("tools", "farm")
-    assert (missing.returncode, "FARM_TOKEN, which is not set" in missing.stderr) == (2, True)
     # Which keeps its tasks from being looked at, as a server does that is not there.
     with Ledger(cli.ledger) as ledger:
         ledger.add("task_of_farm", server="http://a/mcp", tool="render")
-    listed = cli("ls", "--refresh")
-    assert (listed.returncode, "FARM_TOKEN, which is not set" in listed.stderr) == (6, True)
+    for command, code in ((("tools", "farm"), 2), (("ls", "--refresh"), 6)):
+        done = cli(*command)
+        assert (done.returncode, "FARM_TOKEN, which is not set" in done.stderr) == (code, True)
 
 
 def test_headers_go_to_a_named_server_and_again_when_somebody_comes_back(
@@ -115,9 +111,8 @@ def test_headers_go_to_a_named_server_and_again_when_somebody_comes_back(
     said = cli("tools", "farm", "--config", config).stderr
     assert set(came) == {f"Bearer {SECRET}"}
     came.clear()
-    with_ledger = Ledger(cli.ledger)
-    with_ledger.add("task_of_farm", server=url, tool="render")
-    with_ledger.close()
+    with Ledger(cli.ledger) as ledger:
+        ledger.add("task_of_farm", server=url, tool="render")
     shown = cli("show", "task_of_farm", "--config", config)
     assert set(came) == {f"Bearer {SECRET}"}
     assert "farm in ~/project/.mcp.json" in shown.stderr

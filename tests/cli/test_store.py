@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,22 +13,13 @@ import anyio.to_thread
 import pytest
 
 from harness.rpc import Tasking, text_of
-from mcp_tasks.encryption import Keyring, new_key
-from mcp_tasks.stores.url import store_from_url
+from harness.waiting import eventually
 from tests.cli.running import LIMIT, Cli, Done
 from tests.cli.working import WorkerProcess, is_there, serving_only, working
 
 pytestmark = pytest.mark.anyio
 
 BRISK = "tests.cli.farm:make_brisk()"
-
-
-@pytest.fixture
-def url(cli: Cli, tmp_path: Path) -> str:
-    """An empty store that the workers of a test use too."""
-    url = f"sqlite:///{tmp_path / 'tasks.db'}"
-    cli.environment |= {"MCP_TASKS_URL": url, "MCP_TASKS_AUDIT": str(tmp_path / "audit.jsonl")}
-    return url
 
 
 class Hands:
@@ -55,13 +45,13 @@ class Hands:
 
     async def worker(self) -> str:
         """The one worker, by its short name, once it beats."""
-        until = time.monotonic() + LIMIT
-        while True:
+
+        async def one() -> list[Any] | None:
             seen = [each for each in await self.json("workers") if each["beats"] and not each["gone"]]
-            if len(seen) == 1:
-                return seen[0]["worker"].rpartition("/")[2]
-            assert time.monotonic() < until, seen
-            await anyio.sleep(0.05)
+            return seen if len(seen) == 1 else None
+
+        [worker] = await eventually(one, LIMIT) or []
+        return worker["worker"].rpartition("/")[2]
 
     def audited(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self._audit.read_text().splitlines()]
@@ -69,6 +59,7 @@ class Hands:
 
 @pytest.fixture
 def hands(cli: Cli, url: str, tmp_path: Path) -> Hands:
+    cli.environment["MCP_TASKS_AUDIT"] = str(tmp_path / "audit.jsonl")
     return Hands(cli, url, tmp_path)
 
 
@@ -184,22 +175,3 @@ def test_what_is_no_store_is_said_to_be_none_and_stays_as_it_is(cli: Cli, url: s
     assert not (tmp_path / "nowhere").exists()
     # Without --store, it is the ledger that is listed.
     assert cli("ls").returncode == 0
-
-
-async def test_an_encrypted_store_needs_its_key_and_a_plain_one_stays_plain(
-    cli: Cli, url: str, hands: Hands, tmp_path: Path
-) -> None:
-    key, plain = new_key(), f"sqlite:///{tmp_path / 'plain.db'}"
-    for where, cipher in ((url, Keyring([key])), (plain, None)):
-        store = store_from_url(where, cipher)
-        await store.open()
-        await store.close()
-    refused = await hands("workers")
-    assert refused.returncode == 10
-    assert "MCP_TASKS_KEYS" in refused.stderr
-    cli.environment["MCP_TASKS_KEYS"] = key
-    assert await hands.json("workers") == []
-    assert (await anyio.to_thread.run_sync(cli, "workers", "--store", plain)).returncode == 0
-    store = store_from_url(plain)
-    await store.open()
-    await store.close()

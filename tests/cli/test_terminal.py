@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from harness.serving import ServerProcess
-from tests.cli.running import LIMIT, Cli
+from tests.cli.running import LIMIT, Cli, until
 from tests.cli.terminal import CTRL_C, on_terminal
 
 MENU = "Ctrl-C again detaches"
@@ -79,18 +77,30 @@ def test_a_question_can_be_declined_and_one_on_the_call_itself_answered(cli: Cli
         assert terminal.wait() == 0
 
 
-def test_a_page_is_shown_and_not_opened_without_consent(cli: Cli, asking_url: str) -> None:
-    with on_terminal(cli, "call", asking_url, "link_account") as terminal:
-        terminal.expect("https://accounts.example.com/link?id=7")
-        terminal.expect("Host: accounts.example.com")
-        for typed in ("delay it", "cance", "operate", ""):
+def test_a_page_is_opened_only_when_told_to_and_if_it_may_be(cli: Cli, asking_url: str, tmp_path: Path) -> None:
+    opened = tmp_path / "opened"
+    cli.environment["BROWSER"] = f"sh -c 'echo $0 >> {opened}' %s"
+    for url, wrong, words, answer in (
+        ("https://a.example/link?id=7", ("delay it", "cance", "operate", ""), "Decline", "decline"),
+        ("https://a.example/v", (), "v", "accept"),
+        ("https://a.example/o", (), "o", "accept"),
+        # What is not https, or no page at all.
+        ("http://a.example/", ("o",), "d", "decline"),
+        ("file:///etc/passwd", ("open",), "d", "decline"),
+    ):
+        with on_terminal(cli, "call", asking_url, "link_account", f"url={url}") as terminal:
+            terminal.expect(url)
+            terminal.expect("Host:")
+            for typed in wrong:
+                terminal.expect("[d]ecline")
+                terminal.enter(typed)
+                terminal.expect("Type one of the letters, or the whole word.")
             terminal.expect("[d]ecline")
-            terminal.enter(typed)
-            terminal.expect("Type one of the letters, or the whole word.")
-        terminal.expect("[d]ecline")
-        terminal.enter("Decline")
-        terminal.expect("link: decline")
-        assert terminal.wait() == 0
+            assert ("[o]pen" in terminal.text) is url.startswith("https")
+            terminal.enter(words)
+            terminal.expect(f"link: {answer}")
+            assert terminal.wait() == 0
+    assert opened.read_text() == "https://a.example/o\n"
 
 
 def test_ctrl_c_is_heard_while_a_server_takes_its_time_to_cancel(cli: Cli, tmp_path: Path) -> None:
@@ -226,15 +236,6 @@ def test_several_tasks_are_watched_in_one_table_and_ctrl_c_leaves_it_behind(cli:
 # A server that goes away and comes back while somebody waits
 
 
-def until(path: Path, wanted: Callable[[str], bool]) -> str:
-    """The text of a file once it is the wanted one."""
-    end = time.monotonic() + LIMIT
-    while not wanted(text := path.read_text()):
-        assert time.monotonic() < end, text
-        time.sleep(0.05)
-    return text
-
-
 def test_bars_lines_and_json_say_that_a_server_is_away_and_back(cli: Cli, tmp_path: Path) -> None:
     with ServerProcess("tests.cli.asking_server", "--port", "{port}", "--db", tmp_path / "tasks.db") as server:
         # A task that has nothing to say: no progress draws its line anew.
@@ -245,7 +246,6 @@ def test_bars_lines_and_json_say_that_a_server_is_away_and_back(cli: Cli, tmp_pa
                 cli.begin(
                     ["watch", task_id, *words],
                     [nothing.fileno(), files.fileno() if words else nothing.fileno(), err.fileno()],
-                    terminal=False,
                 )
                 for words, files in (([], nothing), (["--json"], out))
             )
@@ -255,26 +255,26 @@ def test_bars_lines_and_json_say_that_a_server_is_away_and_back(cli: Cli, tmp_pa
         ):
             bars.expect(" of 500")
             table.expect("input required")
-            until(said, lambda text: "input" in text)
-            until(changes, lambda text: "input_required" in text)
+            until(said.read_text, lambda text: "input" in text)
+            until(changes.read_text, lambda text: "input_required" in text)
             server.kill()
             for terminal in (bars, table):
                 terminal.expect("server out of reach for 0:0")
                 terminal.expect("trying again")
-            until(said, lambda text: "server out of reach for 0:0" in text.splitlines()[-1])
-            until(changes, lambda text: "outOfReachSince" in text)
+            until(said.read_text, lambda text: "server out of reach for 0:0" in text.splitlines()[-1])
+            until(changes.read_text, lambda text: "outOfReachSince" in text)
             server.start()
             for terminal in (bars, table):
                 terminal.expect("server is back after 0:")
                 terminal.expect_screen(lambda screen: "out of reach" not in screen)
-            until(said, lambda text: "server is back after 0:" in text)
-            back = until(changes, lambda text: "outOfReachSeconds" in text)
+            until(said.read_text, lambda text: "server is back after 0:" in text)
+            back = until(changes.read_text, lambda text: "outOfReachSeconds" in text)
             assert any(json.loads(line).get("outOfReachSeconds", 0) > 0 for line in back.splitlines() if line)
             table.type(CTRL_C)
             assert table.wait() == 0
         for command in (lines, watch):
-            command.send(signal.SIGINT)
-            command.wait()
+            command.send_signal(signal.SIGINT)
+            command.wait(LIMIT)
 
 
 # Sixty columns: nothing is cut off that tells things apart, and no line is wider
@@ -302,7 +302,7 @@ def test_a_narrow_terminal_shows_what_tells_things_apart(cli: Cli, asking_url: s
     assert "seconds=41" in one
     assert "● working" in one
     tools = shown(cli, "tools", asking_url)
-    assert "look_around" in tools
+    assert "link_account" in tools
     assert "Take some time, and say how far it is." in tools
     url = f"sqlite:///{asking_store}"
     assert tasks[0][:13] in shown(cli, "ls", "--store", url)

@@ -21,13 +21,6 @@ from tests.cli.working import SPEC, is_there, serving_only, working
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def url(cli: Cli, tmp_path: Path) -> str:
-    """A store that the commands of a test use too."""
-    cli.environment["MCP_TASKS_URL"] = url = f"sqlite:///{tmp_path / 'tasks.db'}"
-    return url
-
-
 async def test_a_worker_runs_what_another_process_serves_and_stops_when_told_to(cli: Cli, url: str) -> None:
     async with serving_only(url) as client:
         waiting = await client.create("where")
@@ -97,13 +90,8 @@ async def test_check_says_what_would_be_run_and_runs_nothing(cli: Cli, url: str)
         assert "plain" not in done.stdout
         plan = cli.json("worker", SPEC, "--check")
         assert (plan["queues"], plan["drainSeconds"], plan["concurrency"]) == (None, 25, 100)
-        assert plan["tools"]["paint"] == {
-            "queue": "gpu",
-            "priority": 5,
-            "version": "2",
-            "maxAtWork": 2,
-            "served": True,
-        }
+        paint = {"queue": "gpu", "priority": 5, "version": "2", "maxAtWork": 2, "served": True}
+        assert plan["tools"]["paint"] == paint
         wrong = cli("worker", SPEC, "--check", "--queues", "gpu,gpux")
         assert (wrong.returncode, "no tool is in queue 'gpux'" in wrong.stderr) == (2, True)
         assert (await client.get(task))["status"] == "working"

@@ -17,7 +17,7 @@ from harness.processes import send
 from harness.rpc import Tasking
 from tests.cli.deaf_farm import build
 from tests.cli.running import LIMIT, Cli
-from tests.cli.working import is_there, serving_only, working
+from tests.cli.working import in_time, is_there, serving_only, working
 
 pytestmark = pytest.mark.anyio
 
@@ -25,13 +25,6 @@ SPEC = "tests.cli.deaf_farm:make()"
 PATIENT = "tests.cli.deaf_farm:make_patient()"
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows the environment of a process")
 KINDS = ("in_async", "in_thread", "in_step", "of_child")
-
-
-@pytest.fixture
-def url(cli: Cli, tmp_path: Path) -> str:
-    """A store that the commands of a test use too."""
-    cli.environment["MCP_TASKS_URL"] = url = f"sqlite:///{tmp_path / 'tasks.db'}"
-    return url
 
 
 async def started(client: Tasking, folder: Path, *tools: str) -> dict[str, int]:
@@ -45,7 +38,7 @@ async def started(client: Tasking, folder: Path, *tools: str) -> dict[str, int]:
 
 async def left(children: dict[str, int]) -> Sequence[str]:
     """The tools whose children are still there, once the kernel had its time to end what was killed."""
-    until = time.monotonic() + 1.0
+    until = time.monotonic() + 10.0
     while there := [tool for tool, pid in children.items() if _is_there(pid)]:
         if time.monotonic() > until:
             for tool in there:
@@ -104,18 +97,17 @@ async def test_beside_a_thread_that_does_not_stop_no_child_is_left(cli: Cli, url
 async def test_after_sigkill_a_child_is_killed_before_the_next_run_starts_its_own(
     cli: Cli, url: str, tmp_path: Path
 ) -> None:
-    file = tmp_path / "again"
+    file = tmp_path / "of_child"
     async with serving_only(url, build) as client:
         with working(cli, spec=SPEC) as worker:
-            first = await started(client, tmp_path, "again")
+            first = await started(client, tmp_path, "of_child")
             worker.send(SIGKILL)
             await worker.ends()
         try:
             with working(cli, spec=SPEC) as worker:
-                with anyio.fail_after(LIMIT):
-                    while int(file.read_text()) == first["again"]:  # noqa: ASYNC110 - another process writes it
-                        await anyio.sleep(0.02)
-                second = {"again": int(file.read_text())}
+                second = {
+                    "of_child": await in_time(lambda: int(file.read_text()), lambda pid: pid != first["of_child"])
+                }
                 assert not await anyio.Path(f"{file}.beside").exists(), "both were at work"
                 worker.send(SIGTERM)
                 await worker.ends()
@@ -153,9 +145,8 @@ async def test_after_sigkill_a_child_of_a_task_that_has_just_been_cancelled_is_k
             worker.send(SIGKILL)
             await worker.ends()
         try:
-            with anyio.fail_after(LIMIT):
-                while _is_there(child):  # noqa: ASYNC110 - the next sweep of any process on the machine ends it
-                    await anyio.sleep(0.02)
+            # The next sweep of any process on the machine ends it.
+            await in_time(lambda: _is_there(child), lambda there: not there)
         finally:
             send(child)
 

@@ -6,23 +6,25 @@ import json
 import os
 import re
 import tempfile
-import time
 from collections.abc import AsyncGenerator, Callable, Generator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, closing, contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
 from signal import Signals
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import anyio
 import anyio.to_thread
 from mcp.server import MCPServer
 
+from harness.forking import Forked
 from harness.official import in_memory
 from harness.rpc import Tasking
 from mcp_tasks import Tasks
 from tests.cli.farm import SETTINGS, build
-from tests.cli.running import LIMIT, Cli, Started
+from tests.cli.running import LIMIT, Cli, until
+
+T = TypeVar("T")
 
 SPEC = "tests.cli.farm:make()"
 
@@ -30,33 +32,29 @@ SPEC = "tests.cli.farm:make()"
 class WorkerProcess:
     """`mcp-tasks worker` as a process."""
 
-    def __init__(self, started: Started, stderr: IO[bytes]) -> None:
-        self._started = started
+    def __init__(self, process: Forked, stderr: IO[bytes]) -> None:
+        self._process = process
         self._stderr = stderr
 
     @property
     def said(self) -> str:
-        """What it has said so far."""
         return os.pread(self._stderr.fileno(), 1 << 20, 0).decode()
 
     async def says(self, pattern: str) -> re.Match[str]:
         """Wait until it has said something."""
-        until = time.monotonic() + LIMIT
-        while (found := re.search(pattern, self.said)) is None:
-            assert time.monotonic() < until, self.said
-            await anyio.sleep(0.02)
+        said = await in_time(lambda: self.said, lambda said: re.search(pattern, said))
+        found = re.search(pattern, said)
+        assert found is not None
         return found
 
     def send(self, number: Signals) -> None:
-        """Send it a signal."""
-        self._started.send(number)
+        self._process.send_signal(number)
 
     async def ends(self) -> int:
         """Wait for its end; gives the exit code."""
-        return await anyio.to_thread.run_sync(self._started.wait)
+        return await anyio.to_thread.run_sync(self._process.wait, LIMIT)
 
     async def health(self) -> HealthPages:
-        """Its pages."""
         return HealthPages(int((await self.says(r"http://127\.0\.0\.1:(\d+)/ready"))[1]))
 
 
@@ -64,49 +62,44 @@ class HealthPages:
     """What a worker answers over HTTP."""
 
     def __init__(self, port: int) -> None:
-        self._port = port
+        self.port = port
 
     def get(self, path: str) -> tuple[int, str]:
         """The status and the body of one page."""
-        connection = HTTPConnection("127.0.0.1", self._port, timeout=LIMIT)
-        try:
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=LIMIT)
+        with closing(connection):
             connection.request("GET", path)
             answer = connection.getresponse()
             return answer.status, answer.read().decode()
-        finally:
-            connection.close()
+
+    def json(self, path: str) -> tuple[int, Any]:
+        status, body = self.get(path)
+        return status, json.loads(body)
 
     async def say(self, state: str) -> None:
         """Wait until the worker says that it is in this state."""
-        until = time.monotonic() + LIMIT
-        while (said := self.json("/ready")[1])["state"] != state:
-            assert time.monotonic() < until, said
-            await anyio.sleep(0.02)
+        await in_time(lambda: self.json("/ready"), lambda said: said[1]["state"] == state)
 
     async def ready(self, wanted: bool) -> None:
         """Wait until the worker says that it is ready, or that it is not."""
-        until = time.monotonic() + LIMIT
-        while (said := self.json("/ready"))[0] != (200 if wanted else 503):
-            assert time.monotonic() < until, said
-            await anyio.sleep(0.05)
+        await in_time(lambda: self.json("/ready"), lambda said: said[0] == (200 if wanted else 503))
 
-    def json(self, path: str) -> tuple[int, Any]:
-        """The same of a page that is JSON."""
-        status, body = self.get(path)
-        return status, json.loads(body)
+
+async def in_time(look: Callable[[], T], wanted: Callable[[T], object]) -> T:
+    """What there is to see, once it is the wanted thing, while the server in this process goes on."""
+    return await anyio.to_thread.run_sync(until, look, wanted)
 
 
 @contextmanager
 def working(cli: Cli, *options: str, spec: str = SPEC) -> Generator[WorkerProcess]:
     """A worker that is killed at the end of the block if it is still there."""
     with tempfile.TemporaryFile() as err, open(os.devnull, "r+b") as nothing:
-        started = cli.begin(
-            ["worker", spec, *options], [nothing.fileno(), nothing.fileno(), err.fileno()], terminal=False
-        )
+        started = cli.begin(["worker", spec, *options], [nothing.fileno(), nothing.fileno(), err.fileno()])
         try:
             yield WorkerProcess(started, err)
         finally:
             started.kill()
+            started.wait()
 
 
 @asynccontextmanager
@@ -119,7 +112,4 @@ async def serving_only(url: str, build: Callable[[Tasks], MCPServer[Any]] = buil
 
 async def is_there(file: Path) -> None:
     """Wait for a file."""
-    until = time.monotonic() + LIMIT
-    while not await anyio.Path(file).exists():
-        assert time.monotonic() < until, f"{file} does not come"
-        await anyio.sleep(0.02)
+    await in_time(lambda: [each.name for each in file.parent.iterdir()], lambda names: file.name in names)

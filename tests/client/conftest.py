@@ -16,39 +16,28 @@ from tests.client.peer import Peer, serving_peer
 
 @pytest.fixture
 def desk() -> Desk:
-    """Where tools wait for the test."""
     return Desk()
 
 
 @pytest.fixture
 async def url(desk: Desk) -> AsyncGenerator[str]:
-    """Where the furnished server is."""
     async with serving(build(Tasks("memory://", settings=QUICK), desk)) as wire:
         yield wire.url
 
 
 @pytest.fixture
-def peer() -> Peer:
-    """What the other server says."""
-    return Peer()
-
-
-@pytest.fixture
-async def peer_url(peer: Peer) -> AsyncGenerator[str]:
-    """Where the other server is."""
-    async with serving_peer(peer) as where:
-        yield where
+async def peer() -> AsyncGenerator[Peer]:
+    async with serving_peer() as peer:
+        yield peer
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Where a ledger may be."""
     return tmp_path / "ledger.db"
 
 
 @pytest.fixture
 def ledger(path: Path) -> Generator[Ledger]:
-    """A ledger that forgets what has ended."""
     book = Ledger(path)
     yield book
     book.close()

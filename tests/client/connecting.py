@@ -39,7 +39,6 @@ class Person:
         self._begun = asyncio.Event()
 
     async def __call__(self, context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult:
-        """Answer what is asked."""
         self.asked.append(params.message)
         self._begun.set()
         try:
@@ -51,13 +50,11 @@ class Person:
         return accepted()
 
     async def until_asked(self) -> None:
-        """Return when the first question is there."""
         with anyio.fail_after(PATIENCE):
             await self._begun.wait()
 
 
 def accepted() -> ElicitResult:
-    """The answer that fits every form of the servers in tests."""
     return ElicitResult(action="accept", content={"name": "Ada", "age": 36, "confirm": True})
 
 
@@ -65,23 +62,25 @@ ANSWER = accepted().model_dump(by_alias=True, mode="json", exclude_none=True)
 """The same, as it is on the wire."""
 
 
-def connect(target: Any, *, person: Any = None, tasks: TasksClient | None = None, **options: Any) -> Client:
-    """The SDK's client with tasks; `options` are those of `TasksClient`. With a ledger, over a transport of ours."""
-    if isinstance(target, str) and options.get("ledger") is not None and "server" not in options:
+def connect(
+    target: Any, *, person: Any = None, tasks: TasksClient | None = None, mode: Any = "auto", **options: Any
+) -> Client:
+    """The SDK's client with tasks; `options` are those of `TasksClient`. Where a URL does not do, over a transport of
+    ours: with a ledger, and in the older era."""
+    needs_ours = mode == "legacy" or (options.get("ledger") is not None and "server" not in options)
+    if isinstance(target, str) and needs_ours:
         target = reconnecting_http(target)
     extension = tasks if tasks is not None else TasksClient(**options)
-    return Client(target, elicitation_callback=person, extensions=[extension])
+    return Client(target, mode=mode, elicitation_callback=person, extensions=[extension])
 
 
 async def begin(client: Client, tool: str, **arguments: Any) -> TaskHandle:
-    """Start a tool as a task."""
     handle = await start_task(client, tool, arguments)
     assert isinstance(handle, TaskHandle), handle
     return handle
 
 
 def text(result: CallToolResult) -> str:
-    """The text of a result that is one text."""
     [block] = result.content
     assert isinstance(block, TextContent)
     return block.text

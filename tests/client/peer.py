@@ -103,13 +103,11 @@ def working(step: int, **fields: Any) -> dict[str, Any]:
 
 
 def completed(text: str = "ok", **fields: Any) -> dict[str, Any]:
-    """A task with a result."""
     result = {"resultType": "complete", "content": [{"type": "text", "text": text}], "isError": False}
     return task("completed", **{"lastUpdatedAt": "2026-08-01T10:01:00.000Z", "result": result, **fields})
 
 
 def asking(*keys: str) -> dict[str, Any]:
-    """A task that asks for a name under each of the keys."""
     schema = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
     question = {
         "method": "elicitation/create",
@@ -126,7 +124,6 @@ def pushed(subscription: Any, *states: Mapping[str, Any]) -> Sequence[dict[str, 
 
 
 def told(state: Mapping[str, Any], subscription: Any = 0) -> dict[str, Any]:
-    """The state of a task as a notification."""
     params = {key: value for key, value in state.items() if key != "resultType"}
     meta = {**params.get("_meta", {}), SUBSCRIPTION: subscription}
     return notification("notifications/tasks", {**params, "_meta": meta})
@@ -141,7 +138,6 @@ async def stream_of(messages: Sequence[Mapping[str, Any]], *, hold: bool = True)
 
 
 def discovered(**capabilities: Any) -> dict[str, Any]:
-    """The answer to `server/discover`."""
     return {
         "resultType": "complete",
         "supportedVersions": [MODERN],
@@ -158,7 +154,6 @@ EVERYTHING: Mapping[str, Any] = {"list": {}, "cancel": {}, "requests": {"tools":
 
 
 def old_task(status: str = "working", **fields: Any) -> dict[str, Any]:
-    """A task as it stands in answers."""
     return {
         "taskId": TASK_ID,
         "status": status,
@@ -171,7 +166,6 @@ def old_task(status: str = "working", **fields: Any) -> dict[str, Any]:
 
 
 def old_result(text: str = "done") -> dict[str, Any]:
-    """A tool's result, as `tasks/result` has it."""
     return {"content": [{"type": "text", "text": text}], "isError": False, "_meta": dict(RELATED)}
 
 
@@ -190,11 +184,9 @@ class Script:
         self._answers[method] = list(answers)
 
     def asked(self, method: str) -> list[dict[str, Any]]:
-        """The params of the requests of a method so far."""
         return [request.get("params", {}) for request in self.requests if request["method"] == method]
 
     async def answer_to(self, message: Mapping[str, Any]) -> Answer:
-        """The answer to a request."""
         answers = self._answers.get(message["method"], [NOT_SERVED])
         answer = answers.pop(0) if len(answers) > 1 else answers[0]
         return await cast(Handler, answer)(message.get("params", {})) if callable(answer) else cast(Answer, answer)
@@ -205,10 +197,10 @@ class Peer(Script):
 
     def __init__(self) -> None:
         super().__init__()
+        self.url = ""
         self.headers: list[Mapping[str, str]] = []
 
     async def handle(self, request: Request) -> Response:
-        """Answer one POST."""
         message = await request.json()
         self.requests.append(message)
         self.headers.append(request.headers)
@@ -228,11 +220,12 @@ class Peer(Script):
 
 
 @asynccontextmanager
-async def serving_peer(peer: Peer) -> AsyncGenerator[str]:
-    """Serve the peer on a port of its own; gives its URL."""
+async def serving_peer(peer: Peer | None = None) -> AsyncGenerator[Peer]:
+    peer = peer or Peer()
     app = Starlette(routes=[Route("/mcp", peer.handle, methods=["POST"])])
     async with serving_app(app) as base:
-        yield f"{base}/mcp"
+        peer.url = f"{base}/mcp"
+        yield peer
 
 
 async def _events(request_id: Any, frames: Frames) -> AsyncGenerator[bytes]:
@@ -269,7 +262,6 @@ class MemoryPeer(Script):
             self.on("tools/call", {"task": old_task()})
 
     def offer(self, **tools: str | None) -> None:
-        """List these tools, by whether they may be tasks."""
         listed = [
             {
                 "name": name,
@@ -291,7 +283,6 @@ class MemoryPeer(Script):
         return answer
 
     async def tell(self, method: str, params: Mapping[str, Any]) -> None:
-        """Tell the client something."""
         await self.write(notification(method, params))
 
     async def write(self, message: Mapping[str, Any] | Exception) -> None:
@@ -303,12 +294,10 @@ class MemoryPeer(Script):
                 await self._to_client.send(SessionMessage(jsonrpc_message_adapter.validate_json(json.dumps(message))))
 
     async def hang_up(self) -> None:
-        """End the connection."""
         await self._to_client.aclose()
 
     @asynccontextmanager
     async def transport(self) -> AsyncGenerator[Any]:
-        """The client's end of a connection."""
         self._to_client, read = anyio.create_memory_object_stream[SessionMessage | Exception](10_000)
         write, from_client = anyio.create_memory_object_stream[SessionMessage](10_000)
         async with self._to_client, read, write, from_client:
@@ -324,7 +313,6 @@ class MemoryPeer(Script):
             self.take(json.loads(item.message.model_dump_json(by_alias=True, exclude_unset=True)))
 
     def take(self, message: dict[str, Any]) -> None:
-        """Take a message of the client."""
         if "method" not in message:
             self.replies.append(message)
             answer = self._waiting.pop(message["id"], None)
@@ -347,7 +335,6 @@ class MemoryPeer(Script):
 
 @asynccontextmanager
 async def connected(peer: MemoryPeer, *, person: Any = None, **options: Any) -> AsyncGenerator[Client]:
-    """A client of a peer in memory; `options` are those of `TasksClient`."""
     transport = with_tasks(peer.transport(), address="peer")
     mode = "auto" if peer.version == MODERN else "legacy"
     async with Client(transport, mode=mode, elicitation_callback=person, extensions=[TasksClient(**options)]) as client:

@@ -1,9 +1,9 @@
 """Servers and clients in processes of their own, to be killed.
 
-    python -m tests.client.processes URL LEDGER LOG start [--think MESSAGE] TOOL ARGUMENTS [TOOL ARGUMENTS ...]
+    python -m tests.client.processes URL LEDGER LOG start|resume|host [TOOL ARGUMENTS ...] [--think MESSAGE]
         [--mode legacy]
-    python -m tests.client.processes URL LEDGER LOG resume [--mode legacy]
 
+`start` begins tasks and `resume` comes back for them, `host` hosts tasks of the server, makes plain calls, and stays.
 A client prints a line of JSON for each task that it starts and for each result that it has, and writes a line into
 LOG whenever its person is asked, and another when the person answers. With --think the person never answers
 questions with that message.
@@ -29,52 +29,44 @@ from harness.forking import Forked, fork
 from harness.processes import ENVIRONMENT, PIPE
 from harness.rpc import PATIENCE
 from harness.serving import ServerProcess
-from mcp_tasks.client import TaskHandle, TasksClient, pending_tasks, reconnecting_http, start_task
+from mcp_tasks.client import Hosting, TaskHandle, TasksClient, pending_tasks, reconnecting_http, start_task
 from tests.client.connecting import text
 
 START_LIMIT = 30.0
 
 
 def server_process(folder: Path, *arguments: str) -> ServerProcess:
-    """The fixture server, on a port and a file that outlast it."""
     return ServerProcess(
         "mcp_tasks.testing.fixture_server", "--port", "{port}", "--db", folder / "tasks.db", *arguments
     )
 
 
 class ClientProcess:
-    """A client that waits for tasks."""
-
     def __init__(self, process: Forked) -> None:
         self._process = process
         self._said = asyncio.StreamReader(limit=2**24)
 
     async def listen(self) -> None:
-        """Begin to hear what it says."""
         loop = asyncio.get_running_loop()
         await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(self._said), self._process.stdout)
 
     async def line(self) -> dict[str, Any]:
-        """The next line it says."""
         with anyio.fail_after(START_LIMIT):
             return json.loads(await self._said.readline())
 
     async def results(self) -> dict[str, str]:
-        """The results it has by the time it ends, by tool."""
         with anyio.fail_after(START_LIMIT):
             lines = [json.loads(line) for line in (await self._said.read()).splitlines()]
             assert await asyncio.to_thread(self._process.wait, START_LIMIT) == 0
         return {line["tool"]: line["result"] for line in lines if "result" in line}
 
     async def kill(self) -> None:
-        """End it as a crash does."""
         self._process.kill()
         await asyncio.to_thread(self._process.wait)
 
 
 @asynccontextmanager
 async def client_process(url: str, ledger: Path, log: Path, *arguments: str) -> AsyncGenerator[ClientProcess]:
-    """A client process, ended at the end of the block if it has not ended by then."""
     command = ("tests.client.processes", url, ledger, log, *arguments)
     # Its pipe is the event loop's, which closes it.
     client = ClientProcess(fork(*map(str, command), env=ENVIRONMENT, stdout=PIPE))
@@ -86,14 +78,12 @@ async def client_process(url: str, ledger: Path, log: Path, *arguments: str) -> 
 
 
 async def logged(log: Path, *wanted: str) -> None:
-    """Return when each of these lines is in the log."""
     with anyio.fail_after(START_LIMIT):
         while not set(wanted) <= set(lines_of(log)):  # noqa: ASYNC110 - another process writes it
             await anyio.sleep(0.01)
 
 
 def lines_of(log: Path) -> list[str]:
-    """What was written into the log so far."""
     return log.read_text().splitlines() if log.exists() else []
 
 
@@ -101,12 +91,11 @@ def lines_of(log: Path) -> list[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Do what the command line says."""
     parser = argparse.ArgumentParser()
     parser.add_argument("url")
     parser.add_argument("ledger")
     parser.add_argument("log", type=Path)
-    parser.add_argument("what", choices=("start", "resume"))
+    parser.add_argument("what", choices=("start", "resume", "host"))
     parser.add_argument("--think", default="")
     parser.add_argument("--mode", default="auto")
     parser.add_argument("rest", nargs="*")
@@ -116,25 +105,38 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 async def _run(options: argparse.Namespace) -> None:
     person = _Person(options.log, options.think)
-    tasks = TasksClient(ledger=options.ledger)
+    transport: Any = reconnecting_http(options.url)
+    if options.what == "host":
+        tasks = TasksClient(hosting=Hosting(ledger=options.ledger))
+        transport = tasks.host(transport)
+    else:
+        tasks = TasksClient(ledger=options.ledger)
     async with (
-        Client(
-            reconnecting_http(options.url), mode=options.mode, elicitation_callback=person, extensions=[tasks]
-        ) as client,
+        Client(transport, mode=options.mode, elicitation_callback=person, extensions=[tasks]) as client,
         anyio.create_task_group() as group,
     ):
+        if options.what == "host":
+            for tool, arguments in _calls(options):
+                _say({"tool": tool, "result": text(await client.call_tool(tool, arguments))})
+            await anyio.sleep_forever()
         for handle in await _handles(client, options):
             group.start_soon(_report, handle)
     if tasks.ledger is not None:
         tasks.ledger.close()
 
 
+def _calls(options: argparse.Namespace) -> list[tuple[str, dict[str, Any]]]:
+    return [
+        (tool, json.loads(arguments)) for tool, arguments in zip(options.rest[::2], options.rest[1::2], strict=True)
+    ]
+
+
 async def _handles(client: Client, options: argparse.Namespace) -> list[TaskHandle]:
     if options.what == "resume":
         return pending_tasks(client)
     handles: list[TaskHandle] = []
-    for tool, arguments in zip(options.rest[::2], options.rest[1::2], strict=True):
-        handle = await start_task(client, tool, json.loads(arguments))
+    for tool, arguments in _calls(options):
+        handle = await start_task(client, tool, arguments)
         assert isinstance(handle, TaskHandle)
         _say({"tool": tool, "started": handle.id})
         handles.append(handle)
@@ -159,7 +161,7 @@ class _Person:
         if self._think and self._think == params.message:
             await anyio.sleep_forever()
         self._write(f"answered: {params.message}")
-        return ElicitResult(action="accept", content={"confirm": True, "name": "Ada"})
+        return ElicitResult(action="accept", content={"confirm": True, "name": "Ada", "ok": True})
 
     def _write(self, line: str) -> None:
         with self._log.open("a") as file:

@@ -32,16 +32,13 @@ class Relay:
 
     @property
     def url(self) -> str:
-        """Where clients find the server through this."""
         return f"http://127.0.0.1:{self.port}{self._path}"
 
     def drop_all(self) -> None:
-        """Cut every connection there is."""
         for writer in self._open:
             writer.transport.abort()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Hand on one connection."""
         if self.refusals:
             self.refusals -= 1
             self.made += 1
@@ -76,7 +73,6 @@ class Relay:
 
 @asynccontextmanager
 async def relaying(url: str) -> AsyncGenerator[Relay]:
-    """A relay to the server at `url`, while the block lasts."""
     relay = Relay(url)
     server = await asyncio.start_server(relay.serve, "127.0.0.1", 0)
     relay.port = server.sockets[0].getsockname()[1]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
@@ -16,164 +16,114 @@ from mcp_types import ElicitRequestParams, ElicitResult
 from harness.processes import ENVIRONMENT, ROOT
 from harness.rpc import PATIENCE
 from harness.waiting import eventually
-from mcp_tasks.client import (
-    Ledger,
-    TasksClient,
-    pending_tasks,
-    reconnecting_http,
-    resume_task,
-    start_task,
-    stdio_transport,
-)
+from mcp_tasks.client import Ledger, TasksClient, pending_tasks, reconnecting_http, resume_task, stdio_transport
 from mcp_tasks.errors import UnknownTask, UsageError
-from tests.client.connecting import begin, text
+from tests.client.connecting import begin, connect, text
 from tests.client.peer import ACK, TASK_ID, UNKNOWN_TASK, Peer, asking, completed, serving_peer, task
 
 pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
-async def staging() -> AsyncGenerator[tuple[Peer, str]]:
+async def other() -> AsyncGenerator[Peer]:
     """Another server that gives itself the same name, and its tasks the same ids."""
-    other = Peer()
-    async with serving_peer(other) as where:
-        yield other, where
+    async with serving_peer() as peer:
+        yield peer
 
 
 class Pins:
-    """Somebody who gives a PIN whenever asked."""
-
     def __init__(self) -> None:
         self.asked: list[str] = []
 
     async def __call__(self, context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult:
-        """Give the PIN."""
         self.asked.append(params.message)
         return ElicitResult(action="accept", content={"name": f"PIN {len(self.asked)}"})
 
 
-def client_of(url: str, ledger: Ledger, person: Any = None, **options: Any) -> Client:
-    """A client as the docs have it."""
-    tasks = TasksClient(ledger=ledger, **options)
-    return Client(reconnecting_http(url), elicitation_callback=person, extensions=[tasks])
-
-
 def pins(peer: Peer) -> list[Any]:
-    """What a server was told."""
-    responses: list[Mapping[str, Any]] = [params["inputResponses"] for params in peer.asked("tasks/update")]
-    return [answer["content"]["name"] for response in responses for answer in response.values()]
+    return [
+        answer["content"]["name"]
+        for params in peer.asked("tasks/update")
+        for answer in params["inputResponses"].values()
+    ]
 
 
-# Servers
-
-
-async def test_a_server_of_the_same_name_neither_sees_nor_drops_the_tasks_of_another(
-    peer: Peer, peer_url: str, staging: tuple[Peer, str], ledger: Ledger
+async def test_a_server_of_the_same_name_does_not_touch_the_tasks_of_another(
+    peer: Peer, other: Peer, ledger: Ledger
 ) -> None:
-    other, other_url = staging
     other.on("tasks/get", UNKNOWN_TASK)
-    async with client_of(peer_url, ledger) as client:
+    async with connect(peer.url, ledger=ledger) as client:
         await begin(client, "x")
-    async with client_of(other_url, ledger) as client:
+    async with connect(other.url, ledger=ledger) as client:
         assert pending_tasks(client) == []
         with pytest.raises(UnknownTask):
             await resume_task(client, TASK_ID).result()
     peer.on("tasks/get", completed("still there"))
-    async with client_of(peer_url, ledger) as client:
+    async with connect(peer.url, ledger=ledger) as client:
         [handle] = pending_tasks(client)
         assert text(await handle.result()) == "still there"
 
 
-async def test_a_recorded_answer_is_not_given_to_another_server_of_the_same_name(
-    peer: Peer, peer_url: str, staging: tuple[Peer, str], ledger: Ledger
-) -> None:
+async def test_a_recorded_answer_is_for_its_server_and_its_question(peer: Peer, other: Peer, ledger: Ledger) -> None:
     person = Pins()
-    other, other_url = staging
     for server in (peer, other):
         server.on("tasks/get", asking("q"))
         server.on("tasks/update", ACK)
-    async with client_of(peer_url, ledger, person) as client, anyio.create_task_group() as group:
+    async with connect(peer.url, ledger=ledger, person=person) as client, anyio.create_task_group() as group:
         handle = await begin(client, "x")
         group.start_soon(handle.result)
         await eventually(lambda: pins(peer))
         group.cancel_scope.cancel()
     other.on("tasks/get", asking("q"), completed())
-    async with client_of(other_url, ledger, person) as client:
-        await resume_task(client, TASK_ID).result()
-    assert (pins(peer), pins(other)) == (["PIN 1"], ["PIN 2"])
+    another = asking("q")
+    another["inputRequests"]["q"]["params"]["message"] = "And the PIN of the safe?"
+    peer.on("tasks/get", another, completed())
+    for url in (other.url, peer.url):
+        async with connect(url, ledger=ledger, person=person) as client:
+            await resume_task(client, TASK_ID).result()
+    assert (pins(peer), pins(other)) == (["PIN 1", "PIN 3"], ["PIN 2"])
+    assert person.asked == ["Name?", "Name?", "And the PIN of the safe?"]
 
 
-async def test_a_recorded_answer_is_not_given_to_another_question(peer: Peer, peer_url: str, ledger: Ledger) -> None:
-    person = Pins()
-    schema = {"type": "object", "properties": {"name": {"type": "string"}}}
-    params = {"mode": "form", "message": "And the PIN of the safe?", "requestedSchema": schema}
-    other = task("input_required", inputRequests={"q": {"method": "elicitation/create", "params": params}})
-    peer.on("tasks/get", asking("q"))
-    peer.on("tasks/update", ACK)
-    async with client_of(peer_url, ledger, person) as client, anyio.create_task_group() as group:
-        handle = await begin(client, "x")
-        group.start_soon(handle.result)
-        await eventually(lambda: pins(peer))
-        group.cancel_scope.cancel()
-    peer.on("tasks/get", other, completed())
-    async with client_of(peer_url, ledger, person) as client:
-        await resume_task(client, TASK_ID).result()
-    assert person.asked == ["Name?", "And the PIN of the safe?"]
-    assert pins(peer) == ["PIN 1", "PIN 2"]
-
-
-async def test_an_answer_by_hand_is_remembered_with_its_question(peer: Peer, peer_url: str, ledger: Ledger) -> None:
+async def test_an_answer_by_hand_is_remembered_with_its_question(peer: Peer, ledger: Ledger) -> None:
     person = Pins()
     peer.on("tasks/get", asking("q"))
     peer.on("tasks/update", ACK)
-    async with client_of(peer_url, ledger) as client:
+    async with connect(peer.url, ledger=ledger) as client:
         handle = await begin(client, "x")
         await handle.answer({"q": {"action": "accept", "content": {"name": "by hand"}}})
     peer.on("tasks/get", asking("q"), completed())
-    async with client_of(peer_url, ledger, person) as client:
+    async with connect(peer.url, ledger=ledger, person=person) as client:
         [handle] = pending_tasks(client)
         await handle.result()
     assert (person.asked, pins(peer)) == ([], ["by hand", "by hand"])
 
 
-# Users
-
-
-async def test_two_users_of_a_server_have_tasks_of_their_own(peer: Peer, peer_url: str, ledger: Ledger) -> None:
-    async with client_of(peer_url, ledger, identity="ann") as client:
-        await begin(client, "of ann")
-    async with client_of(peer_url, ledger, identity="bob") as client:
-        assert pending_tasks(client) == []
-        await begin(client, "of bob")
-    async with client_of(peer_url, ledger, identity="ann") as client:
-        assert [handle.tool for handle in pending_tasks(client)] == ["of ann"]
+async def test_users_of_a_server_have_tasks_of_their_own_whatever_their_tokens_are(peer: Peer, ledger: Ledger) -> None:
+    for identity, token, tools in (("ann", "first", []), ("bob", "second", []), ("ann", "third", ["of ann"])):
+        transport = reconnecting_http(peer.url, headers={"Authorization": f"Bearer {token}"})
+        async with connect(transport, ledger=ledger, identity=identity) as client:
+            assert [handle.tool for handle in pending_tasks(client)] == tools
+            if not tools:
+                await begin(client, f"of {identity}")
     assert [(entry.identity, entry.tool) for entry in ledger.entries()] == [("ann", "of ann"), ("bob", "of bob")]
-
-
-async def test_a_new_token_finds_the_tasks_of_the_old_one(peer: Peer, peer_url: str, ledger: Ledger) -> None:
-    for token in ("first", "second"):
-        transport = reconnecting_http(peer_url, headers={"Authorization": f"Bearer {token}"})
-        async with Client(transport, extensions=[TasksClient(ledger=ledger)]) as client:
-            if token == "first":
-                await begin(client, "x")
-            assert len(pending_tasks(client)) == 1
     assert "Bearer" not in str(ledger.entries())
 
 
 # Addresses
 
 
-async def test_where_no_address_is_known_nothing_is_sent_or_written(peer: Peer, peer_url: str, ledger: Ledger) -> None:
+async def test_where_no_address_is_known_nothing_is_sent_or_written(peer: Peer, ledger: Ledger) -> None:
     with pytest.raises(UsageError, match="server="):
-        Client(peer_url, extensions=[TasksClient(ledger=ledger)])
+        Client(peer.url, extensions=[TasksClient(ledger=ledger)])
     # Another client's transport that waits to be used says nothing about this one.
-    waiting = reconnecting_http(peer_url)
-    async with Client(peer_url, extensions=[TasksClient(ledger=ledger)]) as client:
+    waiting = reconnecting_http(peer.url)
+    async with Client(peer.url, extensions=[TasksClient(ledger=ledger)]) as client:
         for use in (lambda: resume_task(client, TASK_ID), lambda: pending_tasks(client)):
             with pytest.raises(UsageError, match="server="):
                 use()
         with pytest.raises(UsageError, match="server="):
-            await start_task(client, "x")
+            await begin(client, "x")
         assert peer.asked("tools/call") == []
         # The SDK does not let us speak before this one is sent, so it names the task.
         with pytest.raises(UsageError, match=TASK_ID):
@@ -182,33 +132,24 @@ async def test_where_no_address_is_known_nothing_is_sent_or_written(peer: Peer, 
     del waiting
 
 
-async def test_an_address_that_is_said_is_the_address(peer_url: str, ledger: Ledger) -> None:
-    for target in (peer_url, reconnecting_http(peer_url)):
-        async with Client(target, extensions=[TasksClient(ledger=ledger, server="production")]) as client:
+async def test_the_address_is_the_authors_or_that_of_the_transport(peer: Peer, other: Peer, ledger: Ledger) -> None:
+    for target in (peer.url, reconnecting_http(peer.url)):
+        async with connect(target, ledger=ledger, server="production") as client:
             await begin(client, "x")
     assert [entry.server for entry in ledger.entries()] == ["production"]
-
-
-async def test_clients_that_share_an_extension_have_addresses_of_their_own(
-    peer_url: str, staging: tuple[Peer, str], ledger: Ledger
-) -> None:
+    ledger.forget(TASK_ID, server="production")
+    # A server cannot claim the address of another, nor can a client that shares the extension.
+    peer.on("tools/call", task(resultType="task", _meta={"mcp-tasks/transport": "https://bank.example/mcp"}))
     tasks = TasksClient(ledger=ledger)
     async with (
-        Client(reconnecting_http(peer_url), extensions=[tasks]) as client,
-        Client(reconnecting_http(staging[1]), extensions=[tasks]) as other,
+        connect(reconnecting_http(peer.url), tasks=tasks) as client,
+        connect(reconnecting_http(other.url), tasks=tasks) as there,
     ):
         await begin(client, "here")
-        await begin(other, "there")
+        await begin(there, "there")
         assert [handle.tool for handle in pending_tasks(client)] == ["here"]
-        assert [handle.tool for handle in pending_tasks(other)] == ["there"]
-    assert {entry.server: entry.tool for entry in ledger.entries()} == {peer_url: "here", staging[1]: "there"}
-
-
-async def test_a_server_cannot_claim_the_address_of_another(peer: Peer, peer_url: str, ledger: Ledger) -> None:
-    peer.on("tools/call", task(resultType="task", _meta={"mcp-tasks/transport": "https://bank.example/mcp"}))
-    async with client_of(peer_url, ledger) as client:
-        await begin(client, "x")
-    assert [entry.server for entry in ledger.entries()] == [peer_url]
+        assert [handle.tool for handle in pending_tasks(there)] == ["there"]
+    assert {entry.server: entry.tool for entry in ledger.entries()} == {peer.url: "here", other.url: "there"}
 
 
 @pytest.mark.parametrize(
@@ -239,7 +180,7 @@ def test_a_command_is_an_address_with_its_folder_and_environment(tmp_path: Path)
 async def test_a_stdio_server_is_known_by_its_command(ledger: Ledger) -> None:
     arguments = ["-m", "harness.furnished", "stdio"]
     command = StdioServerParameters(command=sys.executable, args=arguments, cwd=ROOT, env=ENVIRONMENT)
-    async with Client(stdio_transport(command), extensions=[TasksClient(ledger=ledger)]) as client:
+    async with connect(stdio_transport(command), ledger=ledger) as client:
         with anyio.fail_after(PATIENCE):
             handle = await begin(client, "gated")
         [entry] = ledger.entries()

@@ -36,19 +36,16 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture
 async def fixture_url() -> AsyncGenerator[str]:
-    """Where a fixture server is that stays."""
     async with serving(fixture_server.build(Tasks("memory://", settings=QUICK))) as wire:
         yield wire.url
 
 
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
-    """Where people write down what they were asked."""
     return tmp_path / "people.log"
 
 
 def left_in(path: Path) -> list[str]:
-    """The tools of the tasks that the ledger still has."""
     with closing(Ledger(path)) as book:
         return [entry.tool for entry in book.entries()]
 
@@ -88,9 +85,7 @@ async def test_a_server_that_is_killed_and_started_again_does_not_end_a_wait_nor
 
 
 @both_eras
-async def test_a_question_that_was_open_when_the_server_died_is_answered_from_a_new_client(
-    tmp_path: Path, mode: Mode
-) -> None:
+async def test_a_question_open_when_the_server_died_is_answered_from_a_new_client(tmp_path: Path, mode: Mode) -> None:
     async with server_process(tmp_path) as server:
         person = Person(ready=asyncio.Event())
         async with connect_to(server.url, mode, person) as client:
@@ -131,7 +126,7 @@ async def test_a_client_that_is_killed_at_a_question_and_at_work_comes_back_for_
     assert left_in(path) == []
 
 
-async def test_a_client_that_is_killed_between_two_answers_is_asked_for_the_missing_one_only(
+async def test_a_client_killed_between_two_answers_is_asked_for_the_other(
     fixture_url: str, path: Path, log: Path
 ) -> None:
     name, sure = "What is your name?", "Are you sure?"
@@ -150,9 +145,7 @@ async def test_a_client_that_is_killed_between_two_answers_is_asked_for_the_miss
 
 
 @pytest.mark.requirement("client/deduplicates-keys")
-async def test_a_client_that_is_killed_before_its_answer_arrived_sends_it_again_and_asks_nobody(
-    peer: Peer, peer_url: str, path: Path, log: Path
-) -> None:
+async def test_a_client_killed_before_its_answer_arrived_sends_it_again(peer: Peer, path: Path, log: Path) -> None:
     async def hold(params: object) -> Answer:
         return await anyio.sleep_forever()
 
@@ -162,12 +155,12 @@ async def test_a_client_that_is_killed_before_its_answer_arrived_sends_it_again_
 
     peer.on("tasks/get", asking("q"))
     peer.on("tasks/update", hold)
-    async with client_process(peer_url, path, log, "start", "x", "{}") as client:
+    async with client_process(peer.url, path, log, "start", "x", "{}") as client:
         assert (await client.line())["started"] == TASK_ID
         await eventually(lambda: peer.asked("tasks/update"))
         await client.kill()
     peer.on("tasks/update", accept)
-    async with client_process(peer_url, path, log, "resume") as client:
+    async with client_process(peer.url, path, log, "resume") as client:
         assert await client.results() == {"x": "thanks"}
     first, second = peer.asked("tasks/update")
     assert first["inputResponses"] == second["inputResponses"]

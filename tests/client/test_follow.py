@@ -41,7 +41,7 @@ from mcp_tasks.client import (
     still_asked,
 )
 from mcp_tasks.client.servers import connector
-from mcp_tasks.errors import Fate, InvalidResponse, UnknownTask
+from mcp_tasks.errors import Fate, UnknownTask
 from tests.client.peer import (
     OUT_OF_ORDER,
     RELATED,
@@ -124,9 +124,7 @@ async def test_a_call_is_followed_whatever_it_becomes_and_told_as_it_ended(url: 
     assert [host.ended[1], host.ended[5]] == [greeted, refused]
 
 
-async def test_a_call_may_be_left_as_soon_as_it_is_a_task_and_named_twice_it_is_followed_once(
-    url: str, desk: Desk
-) -> None:
+async def test_a_call_may_be_left_once_it_is_a_task_and_is_followed_once(url: str, desk: Desk) -> None:
     follower = Follower()
     async with calling(follower, url) as client:
         left = await follower.call(client, "gated", server=url, detach=True)
@@ -139,7 +137,6 @@ async def test_a_call_may_be_left_as_soon_as_it_is_a_task_and_named_twice_it_is_
 
 
 def failing(*_: Any, **__: Any) -> Any:
-    """A hook that is at the end of its means."""
     raise OSError("the disk is full")
 
 
@@ -152,9 +149,7 @@ def failing(*_: Any, **__: Any) -> Any:
         ("on_question", "ask_before"),
     ],
 )
-async def test_what_a_hook_raises_is_no_problem_of_the_task_and_comes_out_as_it_is(
-    url: str, hook: str, tool: str
-) -> None:
+async def test_what_a_hook_raises_comes_out_as_it_is(url: str, hook: str, tool: str) -> None:
     host = Host(ANN)
     setattr(host, hook, failing)
     follower = Follower(host)
@@ -189,7 +184,7 @@ async def test_what_a_hook_raises_at_the_progress_of_a_call_ends_the_call() -> N
 
 
 @pytest.mark.parametrize(("on_abandon", "fate"), [("leave", "left"), ("cancel", "cancelled")])
-async def test_the_time_is_up_for_a_task_that_has_not_ended_and_that_is_not_said_of_the_next_wait(
+async def test_a_time_limit_is_told_of_the_wait_that_it_ended(
     url: str, desk: Desk, on_abandon: Any, fate: Fate
 ) -> None:
     follower = Follower(on_abandon=on_abandon, timeout=0.5)
@@ -278,9 +273,6 @@ async def test_open_questions_are_given_with_where_they_are_from() -> None:
 async def test_a_question_that_is_shown_only_to_who_waits_is_fetched_or_unseen() -> None:
     silent, asks = MemoryPeer(), MemoryPeer()
 
-    async def never(params: object) -> Answer:
-        return await anyio.sleep_forever()
-
     async def ask(params: object) -> Answer:
         form: dict[str, Any] = {
             "mode": "form",
@@ -288,9 +280,9 @@ async def test_a_question_that_is_shown_only_to_who_waits_is_fetched_or_unseen()
             "requestedSchema": {"type": "object", "properties": {}},
         }
         await asks.send("elicitation/create", {**form, "_meta": dict(RELATED)})
-        return await never(params)
+        return None
 
-    for peer, result in ((silent, never), (asks, ask)):
+    for peer, result in ((silent, None), (asks, ask)):
         peer.on("tasks/get", old_task("input_required"))
         peer.on("tasks/result", result)
     async with connected(silent) as client:
@@ -432,14 +424,3 @@ def test_its_json_has_what_has_a_value() -> None:
     }
     away = Followed(entry=replace(ENTRY, tool=""), away_since=NOW).state_to_json()
     assert (away["tool"], away["outOfReachSince"]) == ("task_1", NOW.isoformat())
-
-
-def test_files_of_its_result_are_saved_and_its_json_says_where(tmp_path: Path) -> None:
-    result = {"content": [{"type": "image", "mimeType": "image/png", "data": "aGk="}, {"type": "audio", "data": "?"}]}
-    followed = seen("completed", result=result).save(tmp_path)
-    assert followed.saved == {0: tmp_path / "render-1.png"}
-    assert followed.saved[0].read_bytes() == b"hi"
-    assert isinstance(followed.not_saved, InvalidResponse)
-    assert followed.to_json()["saved"] == [str(tmp_path / "render-1.png")]
-    assert "is not base64" in followed.to_json()["problem"]
-    assert Followed(entry=ENTRY).save(tmp_path) == Followed(entry=ENTRY)

@@ -6,7 +6,6 @@ import gzip
 import json
 import os
 import stat
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,9 +67,7 @@ def test_a_command_is_run_in_the_folder_of_its_project(project: Path, name: str)
     assert named(project / name, "below").address.folder == str(project / "tools")
 
 
-def test_variables_are_looked_up_and_one_that_is_not_set_is_named(
-    project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_variables_are_looked_up_and_a_missing_one_is_named(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOKEN", "s3cret")
     monkeypatch.delenv("NOT_SET", raising=False)
     headers = {"Authorization": "Bearer ${TOKEN}", "X-Zone": "${env:NOT_SET:-eu}", "X-Kind": "${TOKEN:-no}"}
@@ -99,9 +96,7 @@ def test_a_variable_in_a_host_is_written_as_it_is(project: Path) -> None:
     assert KnownServers(project / ".mcp.json").at(ServerAddress.parse(farm.spec)) == farm
 
 
-def test_no_value_of_a_variable_is_in_what_a_ledger_keeps_and_the_server_is_found_by_it(
-    project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_address_in_a_ledger_has_no_value_of_a_variable(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOKEN", "s3cret")
     write(
         project / ".mcp.json",
@@ -192,17 +187,14 @@ def test_a_file_that_cannot_be_trusted_or_read_is_said(project: Path, home: Path
 def test_servers_are_kept_in_a_private_file_and_removed(home: Path) -> None:
     servers = KnownServers()
     servers.add("farm", ServerAddress(url=URL), headers={"Authorization": "Bearer ${TOKEN}"})
-    servers.add("local", ServerAddress(argv=("python", "server.py"), folder="/srv"), environment={"A": "b"})
+    kept = ServerAddress(argv=("python", "server.py"), folder="/srv")
+    servers.add("local", kept, environment={"A": "b"})
     assert servers.kept_in == home / ".config/mcp-tasks/servers.json"
     assert stat.S_IMODE(servers.kept_in.stat().st_mode) == 0o600
     assert sorted(os.listdir(servers.kept_in.parent)) == ["servers.json", "servers.json.lock"]
     again = KnownServers()
-    local = again.get("local")
-    assert local is not None
-    assert (local.address, local.environment) == (
-        ServerAddress(argv=("python", "server.py"), folder="/srv"),
-        {"A": "b"},
-    )
+    [_, local] = again
+    assert (local.address, local.environment) == (kept, {"A": "b"})
     again.remove("farm")
     assert [server.name for server in KnownServers()] == ["local"]
 
@@ -295,54 +287,41 @@ def test_what_may_be_a_secret_is_known() -> None:
 # Why a URL cannot be used, as far as HTTP can tell
 
 
-def fails_with(kind: type[httpx2.TimeoutException]) -> Any:
-    def answer(request: httpx2.Request) -> httpx2.Response:
-        raise kind("")
-
-    return answer
-
-
-def status(code: int, **headers: str) -> Any:
-    def answer(request: httpx2.Request) -> httpx2.Response:
-        return httpx2.Response(code, headers=headers)
-
-    return answer
-
-
-def no_gzip(request: httpx2.Request) -> httpx2.Response:
+def no_gzip() -> httpx2.Response:
     headers = {"content-type": "application/json", "content-encoding": "gzip"}
     return httpx2.Response(200, headers=headers, stream=httpx2.ByteStream(gzip.compress(b"{}")[::-1]))
 
 
-def take(client: httpx2.AsyncClient, **options: object) -> httpx2.AsyncClient:
-    """Make no client of one's own."""
-    return client
+BASIC = {"www-authenticate": "Basic realm=x"}
 
 
 @pytest.mark.anyio
 @pytest.mark.parametrize(
     ("answer", "what", "hint", "reason"),
     [
-        (no_gzip, "breaks the connection: Error", "", "connection"),
-        (fails_with(httpx2.ReadTimeout), "does not answer", "Look at the server's log.", "timeout"),
-        (fails_with(httpx2.ConnectTimeout), "does not answer", "Is the host name", "timeout"),
-        (
-            status(401, **{"www-authenticate": "Basic realm=x"}),
-            "",
-            "It asks for Basic authorization: send",
-            "credentials",
-        ),
-        (status(401), "", "Send an Authorization header.", "credentials"),
-        (status(403), "", "Send an Authorization header, or another.", "credentials"),
+        (no_gzip(), "breaks the connection: Error", "", "connection"),
+        (httpx2.ReadTimeout(""), "does not answer", "Look at the server's log.", "timeout"),
+        (httpx2.ConnectTimeout(""), "does not answer", "Is the host name", "timeout"),
+        (httpx2.Response(401, headers=BASIC), "", "It asks for Basic authorization: send", "credentials"),
+        (httpx2.Response(401), "", "Send an Authorization header.", "credentials"),
+        (httpx2.Response(403), "", "Send an Authorization header, or another.", "credentials"),
     ],
 )
 async def test_why_a_url_cannot_be_used_is_said(
     monkeypatch: pytest.MonkeyPatch, answer: Any, what: str, hint: str, reason: str
 ) -> None:
-    client = httpx2.AsyncClient(transport=httpx2.MockTransport(answer))
-    monkeypatch.setattr("mcp_tasks.client.servers.httpx2.AsyncClient", partial(take, client))
+    def respond(request: httpx2.Request) -> httpx2.Response:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    client = httpx2.AsyncClient(transport=httpx2.MockTransport(respond))
+
+    def take(**options: object) -> httpx2.AsyncClient:
+        return client
+
+    monkeypatch.setattr("mcp_tasks.client.servers.httpx2.AsyncClient", take)
     found = await check_url("http://farm.example/mcp")
     assert isinstance(found, ServerUnreachable)
     assert found.what.removeprefix("http://farm.example/mcp ").startswith(what)
-    assert found.hint.startswith(hint)
-    assert found.reason == reason
+    assert (found.hint.startswith(hint), found.reason) == (True, reason)

@@ -11,16 +11,17 @@ import threading
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 from harness.processes import PIPE, kill, start
 from harness.rpc import PATIENCE
 from mcp_tasks.cli.terminal import problem_of
-from mcp_tasks.client import Ledger, LedgerEntry, user_ledger
+from mcp_tasks.client import Ledger, user_ledger
 from mcp_tasks.client.ledger import UNKNOWN, on_one_line, printable, printable_json, user_ledger_path
 from mcp_tasks.encryption import LEDGER_KEYS_VARIABLE, Keyring, new_key
 from mcp_tasks.errors import (
@@ -32,6 +33,7 @@ from mcp_tasks.errors import (
     TaskNotRemembered,
 )
 from mcp_tasks.protocol.shapes import parse_task
+from mcp_tasks.stores.sqlite import SqliteStore
 from tests.client.connecting import begin, connect
 from tests.client.peer import TASK_ID, Peer, completed, task, working
 
@@ -42,7 +44,6 @@ SERVER = "peer"
 
 @pytest.fixture
 def keeper(path: Path) -> Generator[Ledger]:
-    """A ledger that keeps what has ended."""
     with closing(Ledger(path, keep_results=True)) as book:
         yield book
 
@@ -144,7 +145,7 @@ def test_odd_names_and_text_that_is_no_unicode_are_remembered_like_any_other(pat
         pytest.param("0001-01-01T00:00:00Z", "9999-12-31T23:59:59Z", 0, id="a clock that makes no sense"),
     ],
 )
-def test_how_long_a_task_took_does_not_depend_on_the_clock_of_its_server(
+def test_the_clock_of_a_server_does_not_change_how_long_a_task_took(
     keeper: Ledger, created: str, ended: str, seconds: int
 ) -> None:
     keeper.add(TASK_ID, server=SERVER, tool="render")
@@ -196,9 +197,7 @@ def filled(keeper: Ledger) -> Ledger:
         ({"search": "render", "active": True}, ["lost"]),
     ],
 )
-def test_tasks_are_listed_oldest_first_by_what_is_asked_for(
-    filled: Ledger, wanted: dict[str, Any], found: list[str]
-) -> None:
+def test_wanted_tasks_are_listed_oldest_first(filled: Ledger, wanted: dict[str, Any], found: list[str]) -> None:
     assert [entry.task_id for entry in filled.entries(**wanted)] == [f"task_{name}" for name in found]
 
 
@@ -224,17 +223,6 @@ def test_what_is_over_is_pruned(filled: Ledger) -> None:
     assert [entry.task_id for entry in filled.entries()] == ["task_busy"]
 
 
-def test_a_task_as_json_has_what_has_a_value() -> None:
-    started = datetime(2026, 8, 1, 10, tzinfo=UTC)
-    common: dict[str, Any] = {"task_id": "task_1", "server": HERE, "tool": "render", "started_at": started}
-    shown = {"taskId": "task_1", "server": HERE, "tool": "render", "startedAt": "2026-08-01T10:00:00+00:00"}
-    assert LedgerEntry(**common, status="working").to_json() == {**shown, "status": "working"}
-    result: dict[str, Any] = {"content": [], "isError": True}
-    ended = LedgerEntry(**common, status="completed", finished_at=started, identity="ann", result=result).to_json()
-    assert (ended["isError"], ended["result"], ended["identity"]) == (True, result, "ann")
-    assert ended["finishedAt"] == ended["startedAt"]
-
-
 def test_text_of_a_server_moves_no_cursor_and_its_json_stays_the_same_value() -> None:
     assert printable("a\x1b[2Jb\u202ec\nd") == "a[2Jbc\nd"
     assert on_one_line("a\r\nb\u2028c") == "a bc"
@@ -248,9 +236,7 @@ def test_text_of_a_server_moves_no_cursor_and_its_json_stays_the_same_value() ->
 # Damage
 
 
-def test_a_place_that_cannot_be_written_is_named_as_unavailable_and_a_folder_that_is_missing_is_made(
-    tmp_path: Path,
-) -> None:
+def test_a_place_that_cannot_be_written_is_unavailable_and_a_missing_folder_is_made(tmp_path: Path) -> None:
     book = Ledger(tmp_path / "a" / "b" / "ledger.db")
     book.close()
     book.close()
@@ -300,8 +286,8 @@ def read_all(path: Path) -> list[Any]:
         return [book.answers(entry.server, entry.task_id) for entry in book.entries()]
 
 
-async def test_a_task_that_cannot_be_kept_is_named_to_who_started_it(peer: Peer, peer_url: str, ledger: Ledger) -> None:
-    async with connect(peer_url, ledger=ledger) as client:
+async def test_a_task_that_cannot_be_kept_is_named_to_who_started_it(peer: Peer, ledger: Ledger) -> None:
+    async with connect(peer.url, ledger=ledger) as client:
         ledger.close()
         with pytest.raises(StoreError) as refused:
             await begin(client, "x")
@@ -327,7 +313,6 @@ for number in range(10**6):
 
 
 def _read_until(writer: subprocess.Popen[str], wanted: int) -> int:
-    """Read what the writer says it has written, up to a number; gives the last one."""
     assert writer.stdout is not None
     for line in writer.stdout:
         if int(line) >= wanted:
@@ -395,7 +380,7 @@ def test_the_users_ledger_is_in_the_state_folder_and_keeps_what_has_ended(tmp_pa
 
 @pytest.mark.usefixtures("home")
 @pytest.mark.parametrize(("variable", "value"), [("", ""), ("", "short"), ("_FILE", "/nonexistent")])
-def test_the_users_ledger_is_encrypted_with_the_keys_of_the_environment(
+def test_the_users_ledger_is_encrypted_by_the_environment(
     monkeypatch: pytest.MonkeyPatch, variable: str, value: str
 ) -> None:
     monkeypatch.setenv(LEDGER_KEYS_VARIABLE + variable, value or new_key())
@@ -406,3 +391,128 @@ def test_the_users_ledger_is_encrypted_with_the_keys_of_the_environment(
     user_ledger().close()
     with pytest.raises(EncryptionMismatch):
         Ledger(user_ledger_path())
+
+
+# The file knows what it is, and so does a task store's: neither is ever taken for the other
+
+
+FIRST_FORMAT = """
+CREATE TABLE tasks (
+    task_id TEXT NOT NULL, server TEXT NOT NULL, tool TEXT NOT NULL, started TEXT NOT NULL,
+    status TEXT NOT NULL, message TEXT, result TEXT, error TEXT, finished TEXT,
+    PRIMARY KEY (server, task_id)
+);
+CREATE TABLE answers (
+    server TEXT NOT NULL, task_id TEXT NOT NULL, key TEXT NOT NULL, answer TEXT NOT NULL,
+    sent INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (server, task_id, key)
+);
+INSERT INTO tasks (task_id, server, tool, started, status)
+    VALUES ('t1', 'render-farm', 'render', '2026-08-01T10:00:00+00:00', 'working');
+INSERT INTO answers (server, task_id, key, answer) VALUES ('render-farm', 't1', 'pin', '{"pin": 1234}');
+"""
+
+
+def make(path: Path, script: str) -> None:
+    with closing(sqlite3.connect(path)) as db:
+        db.executescript(script)
+
+
+def pragmas(path: Path) -> tuple[int, int]:
+    with closing(sqlite3.connect(path)) as db:
+        return db.execute("PRAGMA application_id").fetchone()[0], db.execute("PRAGMA user_version").fetchone()[0]
+
+
+async def open_store(path: Path) -> None:
+    store = SqliteStore(path)
+    await store.open()
+    await store.close()
+
+
+SECOND_FORMAT = """
+CREATE TABLE tasks (
+    server TEXT NOT NULL, identity TEXT NOT NULL, task_id TEXT NOT NULL, attributed INTEGER NOT NULL,
+    tool TEXT NOT NULL, started TEXT NOT NULL, status TEXT NOT NULL, message TEXT, result TEXT, error TEXT,
+    finished TEXT, PRIMARY KEY (server, identity, task_id, attributed)
+);
+CREATE TABLE answers (
+    server TEXT NOT NULL, identity TEXT NOT NULL, task_id TEXT NOT NULL, key TEXT NOT NULL, question TEXT,
+    answer TEXT NOT NULL, sent INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (server, identity, task_id, key)
+);
+INSERT INTO tasks (task_id, server, identity, attributed, tool, started, status)
+    VALUES ('t1', 'http://a/mcp', '', 1, 'render', '2026-08-01T10:00:00+00:00', 'working');
+PRAGMA application_id = 1296257100;
+PRAGMA user_version = 1;
+"""
+
+
+THIRD_FORMAT = SECOND_FORMAT.replace("finished TEXT, PRIMARY", "finished TEXT, arguments TEXT, PRIMARY").replace(
+    "user_version = 1", "user_version = 2"
+)
+
+
+@pytest.mark.parametrize("script", [SECOND_FORMAT, THIRD_FORMAT])
+def test_a_file_of_a_format_before_keeps_its_tasks_and_takes_what_they_do_not_have(path: Path, script: str) -> None:
+    make(path, script)
+    with closing(Ledger(path, keep_results=True)) as ledger:
+        assert not ledger.was_called("http://a/mcp")
+        ledger.called("http://a/mcp", name="farm")
+        ledger.add("t2", server="http://a/mcp", tool="render", arguments={"scene": "forest"})
+        ledger.called("http://a/mcp")
+        ledger.add("t3", server="http://a/mcp", tool="render")
+        ledger.add("t4", server="http://b/mcp", tool="render")
+        assert [(entry.task_id, entry.named, entry.arguments) for entry in ledger.entries()] == [
+            ("t1", None, None),
+            ("t2", "farm", "scene=forest"),
+            ("t3", "", None),
+            ("t4", None, None),
+        ]
+        assert ledger.was_called("http://a/mcp")
+    assert pragmas(path)[1] == 3
+
+
+def test_neither_is_a_task_store_a_ledger_nor_a_ledger_a_task_store(path: Path) -> None:
+    anyio.run(open_store, path)
+    before = path.read_bytes()
+    with pytest.raises(StoreCorrupt, match="task store"):
+        Ledger(path)
+    assert path.read_bytes() == before
+    path.unlink()
+    Ledger(path).close()
+    assert pragmas(path) == (int.from_bytes(b"MCPL", "big"), 3)
+    before = path.read_bytes()
+    with pytest.raises(StoreCorrupt):
+        anyio.run(open_store, path)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("script", "says"),
+    [
+        ("CREATE TABLE songs (name TEXT)", "another application"),
+        (FIRST_FORMAT + "CREATE TABLE songs (name TEXT);", "another application"),
+        ("PRAGMA application_id = 7; CREATE TABLE tasks (name TEXT)", "another application"),
+        (f"PRAGMA application_id = {int.from_bytes(b'MCPL', 'big')}; PRAGMA user_version = 99", "newer release"),
+    ],
+)
+def test_what_is_no_ledger_of_this_release_is_left_as_it_is(path: Path, script: str, says: str) -> None:
+    make(path, script)
+    before = path.read_bytes()
+    with pytest.raises(StoreCorrupt, match=says):
+        Ledger(path)
+    assert path.read_bytes() == before
+
+
+def test_tasks_of_the_first_format_stay_listed_and_its_answers_go(path: Path) -> None:
+    make(path, FIRST_FORMAT)
+    book = Ledger(path)
+    [entry] = book.entries()
+    assert (entry.task_id, entry.server, entry.tool, entry.attributed) == ("t1", "render-farm", "render", False)
+    assert book.answers("render-farm", "t1") == {}
+    book.add("t1", server="render-farm", tool="another")
+    assert len(book.entries()) == 2, "a server that is called so today is another one"
+    book.close()
+    assert b"1234" not in path.read_bytes()
+    book = Ledger(path)
+    book.forget("t1", server="render-farm")
+    assert book.entries() == []
+    book.close()

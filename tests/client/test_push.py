@@ -12,7 +12,6 @@ from types import TracebackType
 from typing import Any, Self
 
 import anyio
-import httpx2
 import pytest
 from mcp import Client
 from mcp.client.session import ClientSession
@@ -48,7 +47,6 @@ pytestmark = pytest.mark.anyio
 
 
 def listen_ids(peer: Script) -> list[list[str]]:
-    """The task ids of each stream that was asked for."""
     return [params["notifications"]["taskIds"] for params in peer.asked("subscriptions/listen")]
 
 
@@ -62,53 +60,12 @@ def open_streams(peer: MemoryPeer) -> list[list[str]]:
 # Streams
 
 
-async def test_a_pushed_state_ends_the_wait_long_before_the_next_poll(peer: Peer, peer_url: str) -> None:
-    done = asyncio.Event()
-
-    async def frames() -> AsyncGenerator[Mapping[str, Any]]:
-        for message in pushed(1, working(1, pollIntervalMs=RARELY)):
-            yield message
-        await done.wait()
-        yield told(completed("pushed"))
-        await anyio.sleep_forever()
-
-    peer.on("subscriptions/listen", Frames(frames()))
-    peer.on("tasks/get", task(pollIntervalMs=RARELY))
-    async with connect(peer_url) as client:
-        handle = await begin(client, "x")
-        async with anyio.create_task_group() as group:
-            group.start_soon(handle.result)
-            await eventually(lambda: listen_ids(peer))
-            done.set()
-            with anyio.fail_after(PATIENCE):
-                assert text(await handle.result()) == "pushed"
-    assert len(peer.asked("tasks/get")) <= 2
-
-
-async def test_a_stream_that_was_lost_is_opened_again(peer: Peer, peer_url: str) -> None:
-    peer.on(
-        "subscriptions/listen",
-        Frames(stream_of(pushed(1, working(1, pollIntervalMs=RARELY)), hold=False)),
-        Frames(stream_of(pushed(2, completed("on the second stream")))),
-    )
-    peer.on("tasks/get", task(pollIntervalMs=RARELY))
-    async with connect(peer_url) as client:
-        with anyio.fail_after(PATIENCE):
-            assert text(await client.call_tool("x", {})) == "on the second stream"
-    assert len(listen_ids(peer)) == 2
-
-
-async def test_a_server_that_does_not_push_is_asked_for_it_once(peer: Peer, peer_url: str) -> None:
-    async with connect(peer_url) as client:
+async def test_a_server_that_does_not_push_is_asked_for_it_once(peer: Peer) -> None:
+    async with connect(peer.url) as client:
         for _ in range(3):
             peer.on("tasks/get", task(), task(), completed())
             await client.call_tool("x", {})
     assert len(listen_ids(peer)) == 1
-
-
-async def never(params: object) -> Answer:
-    """Leave a stream open, and say nothing."""
-    return None
 
 
 def many_tasks() -> MemoryPeer:
@@ -118,7 +75,7 @@ def many_tasks() -> MemoryPeer:
         return task(taskId=params["taskId"], pollIntervalMs=10**9)
 
     peer = MemoryPeer(version=MODERN)
-    peer.on("subscriptions/listen", never)
+    peer.on("subscriptions/listen", None)
     peer.on("tasks/get", get)
     return peer
 
@@ -147,30 +104,6 @@ async def test_waits_that_begin_one_after_another_end_up_on_few_streams() -> Non
             await anyio.sleep(1)  # sleep: the time is simulated
             assert {f"t{each}" for each in range(number + 1)} == set(chain.from_iterable(open_streams(peer)))
         assert len(open_streams(peer)) <= 5
-        group.cancel_scope.cancel()
-
-
-async def test_waits_that_begin_one_after_another_leave_room_for_other_calls(peer: Peer, peer_url: str) -> None:
-    async def get(params: Mapping[str, Any]) -> Answer:
-        return task(taskId=params["taskId"], pollIntervalMs=RARELY)
-
-    async def listen(params: object) -> Answer:
-        return Frames(stream_of([]))
-
-    peer.on("tasks/get", get)
-    peer.on("subscriptions/listen", listen)
-    # The pool of the SDK's HTTP client has a hundred connections; here it has eight.
-    http = httpx2.AsyncClient(limits=httpx2.Limits(max_connections=8), timeout=PATIENCE, trust_env=False)
-    async with (
-        http,
-        connect(streamable_http_client(peer_url, http_client=http)) as client,
-        anyio.create_task_group() as group,
-    ):
-        for number in range(16):
-            group.start_soon(resume_task(client, f"t{number}").result)
-            await eventually(lambda wanted=f"t{number}": wanted in chain.from_iterable(listen_ids(peer)))
-        with anyio.fail_after(PATIENCE):
-            await client.list_tools()
         group.cancel_scope.cancel()
 
 
@@ -216,18 +149,16 @@ ODD: list[dict[str, Any]] = [
 @pytest.mark.parametrize(
     "noise", [ODD, [told(working(number % 50)) for number in range(3_000)]], ids=["no tasks or not ours", "a flood"]
 )
-async def test_whatever_else_is_pushed_the_newest_state_of_our_task_counts(
-    peer: Peer, peer_url: str, noise: list[dict[str, Any]]
-) -> None:
+async def test_whatever_else_is_pushed_the_newest_state_counts(peer: Peer, noise: list[dict[str, Any]]) -> None:
     peer.on("subscriptions/listen", Frames(stream_of([*pushed(1), *noise, told(completed("ours"))])))
     peer.on("tasks/get", task(pollIntervalMs=RARELY))
-    async with connect(peer_url) as client:
+    async with connect(peer.url) as client:
         with anyio.fail_after(PATIENCE):
             assert text(await client.call_tool("x", {})) == "ours"
 
 
 @pytest.mark.requirement("client/answers-what-is-pushed")
-async def test_a_question_that_is_pushed_again_and_again_is_put_once(peer: Peer, peer_url: str) -> None:
+async def test_a_question_that_is_pushed_again_and_again_is_put_once(peer: Peer) -> None:
     asked: list[str] = []
 
     async def person(context: object, params: Any) -> Any:
@@ -245,7 +176,7 @@ async def test_a_question_that_is_pushed_again_and_again_is_put_once(peer: Peer,
     done = asyncio.Event()
     peer.on("subscriptions/listen", Frames(frames()))
     peer.on("tasks/get", task(pollIntervalMs=RARELY))
-    async with connect(peer_url, person=person) as client:
+    async with connect(peer.url, person=person) as client:
         with anyio.fail_after(PATIENCE):
             assert text(await client.call_tool("x", {})) == "done elsewhere"
     assert len(asked) == 1
@@ -294,16 +225,14 @@ async def gets_the_truth(handle: TaskHandle, peer: Peer, meanwhile: Any) -> None
 
 @both_transports
 @pytest.mark.parametrize("way", ["started", "resumed"])
-async def test_a_server_cannot_end_the_task_of_another_that_shares_the_extension(
-    peer: Peer, peer_url: str, transport: Any, way: str
-) -> None:
+async def test_a_server_cannot_end_the_task_of_another(peer: Peer, transport: Any, way: str) -> None:
     tasks = TasksClient()
     evil = hostile()
     peer.on("tasks/get", working(1))
     async with (
-        serving_peer(evil) as evil_url,
-        Client(transport(peer_url), extensions=[tasks]) as client,
-        Client(transport(evil_url), extensions=[tasks]) as other,
+        serving_peer(evil),
+        Client(transport(peer.url), extensions=[tasks]) as client,
+        Client(transport(evil.url), extensions=[tasks]) as other,
     ):
         handle = await begin(client, "x") if way == "started" else resume_task(client, TASK_ID)
         listening = await begin(other, "x") if way == "started" else resume_task(other, "own")
@@ -315,13 +244,13 @@ async def test_a_server_cannot_end_the_task_of_another_that_shares_the_extension
         await gets_the_truth(handle, peer, forged)
 
 
-async def test_a_server_cannot_make_another_be_looked_at_all_the_time(peer: Peer, peer_url: str) -> None:
+async def test_a_server_cannot_make_another_be_looked_at_all_the_time(peer: Peer) -> None:
     tasks = TasksClient()
     peer.on("tasks/get", task(pollIntervalMs=RARELY))
     async with (
-        serving_peer(hostile()) as evil_url,
-        Client(peer_url, extensions=[tasks]) as client,
-        Client(evil_url, extensions=[tasks]) as other,
+        serving_peer(hostile()) as evil,
+        Client(peer.url, extensions=[tasks]) as client,
+        Client(evil.url, extensions=[tasks]) as other,
     ):
         handle, listening = resume_task(client, TASK_ID), resume_task(other, "own")
         async with anyio.create_task_group() as group:
@@ -338,18 +267,16 @@ async def test_a_server_cannot_make_another_be_looked_at_all_the_time(peer: Peer
 @pytest.mark.parametrize(
     ("transport", "way"), [(str, "started"), (reconnecting_http, "started"), (reconnecting_http, "resumed")]
 )
-async def test_each_of_two_clients_that_share_the_extension_is_pushed_to(
-    peer: Peer, peer_url: str, transport: Any, way: str
-) -> None:
+async def test_each_of_two_clients_that_share_the_extension_is_pushed_to(peer: Peer, transport: Any, way: str) -> None:
     tasks = TasksClient()
     other_peer = Peer()
     for server, said in ((peer, "one"), (other_peer, "other")):
         server.on("tasks/get", task(pollIntervalMs=RARELY))
         server.on("subscriptions/listen", Frames(stream_of(pushed(1, working(1), completed(said)))))
     async with (
-        serving_peer(other_peer) as other_url,
-        Client(transport(peer_url), extensions=[tasks]) as client,
-        Client(transport(other_url), extensions=[tasks]) as other,
+        serving_peer(other_peer),
+        Client(transport(peer.url), extensions=[tasks]) as client,
+        Client(transport(other_peer.url), extensions=[tasks]) as other,
     ):
         with anyio.fail_after(PATIENCE):
             # The same id on both.
@@ -393,12 +320,10 @@ class OtherClient:
         await self._stack.aclose()
 
 
-async def test_a_client_that_is_entered_again_is_pushed_to_and_no_other_server_speaks_for_its_own(
-    peer: Peer, peer_url: str
-) -> None:
+async def test_a_client_that_is_entered_again_believes_only_its_own_server(peer: Peer) -> None:
     """When it is entered for the third time, its old sessions are known, its new one is not yet."""
     tasks = TasksClient()
-    client = OtherClient(peer_url, tasks)
+    client = OtherClient(peer.url, tasks)
     for said in ("first", "second"):
         peer.on("tasks/get", task(pollIntervalMs=RARELY), completed(said))
         peer.on("subscriptions/listen", Frames(stream_of(pushed(1, working(1), completed(said)))))
@@ -410,7 +335,7 @@ async def test_a_client_that_is_entered_again_is_pushed_to_and_no_other_server_s
     evil.on("tools/call", Frames(stream_of([told(ENDS)] * 3, hold=False), last=result))
     peer.on("tasks/get", working(1))
     peer.on("subscriptions/listen", Frames(stream_of(pushed(1))))
-    async with serving_peer(evil) as evil_url, client, Client(evil_url, extensions=[tasks]) as other:
+    async with serving_peer(evil), client, Client(evil.url, extensions=[tasks]) as other:
 
         async def forged(group: Any) -> None:
             await eventually(lambda: len(listen_ids(peer)) == 3)
@@ -420,9 +345,9 @@ async def test_a_client_that_is_entered_again_is_pushed_to_and_no_other_server_s
         await gets_the_truth(tasks.resume(client, TASK_ID), peer, forged)
 
 
-async def test_what_such_a_client_cannot_do_it_says(peer_url: str) -> None:
+async def test_what_such_a_client_cannot_do_it_says(peer: Peer) -> None:
     tasks = TasksClient()
-    async with OtherClient(peer_url, tasks) as client:
+    async with OtherClient(peer.url, tasks) as client:
         with pytest.raises(UsageError, match="not by OtherClient"):
             await tasks.start(client, "x")
         with pytest.raises(UsageError, match="was not given this TasksClient"):

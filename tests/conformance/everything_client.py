@@ -27,7 +27,6 @@ ERAS = {"2025-11-25": "legacy", "2026-07-28": "2026-07-28"}
 
 
 async def accept_defaults(context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult:
-    """Fill in a form with what it proposes."""
     form = params.requested_schema if isinstance(params, ElicitRequestFormParams) else {}
     fields: dict[str, Any] = form.get("properties", {})
     return ElicitResult(
@@ -36,7 +35,6 @@ async def accept_defaults(context: ClientRequestContext, params: ElicitRequestPa
 
 
 def connect(url: str, *, tasks: bool) -> Client:
-    """A client of the server of the scenario."""
     mode: Any = ERAS.get(os.environ.get("MCP_CONFORMANCE_PROTOCOL_VERSION", ""), "auto")
     if not tasks:
         return Client(url, mode=mode, elicitation_callback=accept_defaults)

@@ -22,13 +22,13 @@ import re
 import shlex
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from harness.installing import find_node, npm_packages
 from harness.processes import ProcessError, run
@@ -82,20 +82,6 @@ def _invoke(subject: Sequence[str], choice: Sequence[str], results: Path, limit:
     return done.stdout + done.stderr
 
 
-def _server(url: str) -> list[str]:
-    return ["server", "--url", url]
-
-
-def _parse(scenario: str, raw: dict[str, Any]) -> Check:
-    return Check(
-        scenario=scenario,
-        id=raw["id"],
-        name=raw["name"],
-        status=Status(raw["status"]),
-        message=raw.get("errorMessage") or "",
-    )
-
-
 def _no_result(scenario: str, output: str) -> Check:
     # A scenario that leaves no result would otherwise vanish from the count and look like a pass.
     message = "the suite wrote no result: " + output[-2000:].strip()
@@ -110,45 +96,47 @@ def _read(directory: Path, output: str) -> list[Check]:
     file = directory / "checks.json"
     if not file.exists():
         return [_no_result(named[1], output)]
-    return [_parse(named[1], raw) for raw in json.loads(file.read_text())]
+    return [
+        Check(
+            scenario=named[1],
+            id=raw["id"],
+            name=raw["name"],
+            status=Status(raw["status"]),
+            message=raw.get("errorMessage") or "",
+        )
+        for raw in json.loads(file.read_text())
+    ]
 
 
-def _read_all(results: Path, output: str) -> list[Check]:
-    directories = sorted(results.iterdir()) if results.exists() else []
-    return [check for directory in directories for check in _read(directory, output)]
+def _checks(subject: Sequence[str], choice: Sequence[str], limit: float) -> tuple[list[Check], str]:
+    with tempfile.TemporaryDirectory() as results:
+        output = _invoke(subject, choice, Path(results), limit)
+        return [check for directory in sorted(Path(results).iterdir()) for check in _read(directory, output)], output
 
 
-def run_scenario(url: str, scenario: str, *arguments: str) -> list[Check]:
+def run_scenario(subject: Sequence[str], scenario: str, *arguments: str) -> list[Check]:
     """Run one scenario. Whatever goes wrong with it is a failed check, so that the others still run."""
-    with tempfile.TemporaryDirectory() as results:
-        choice = ["--scenario", scenario, *arguments]
-        # The suite ends a slow scenario by itself; the margin is for starting Node on a busy machine.
-        output = _invoke(_server(url), choice, Path(results), SCENARIO_LIMIT + 15)
-        return _read_all(Path(results), output) or [_no_result(scenario, output)]
+    # The suite ends a slow scenario by itself; the margin is for starting Node on a busy machine.
+    checks, output = _checks(subject, ["--scenario", scenario, *arguments], SCENARIO_LIMIT + 15)
+    checks = checks or [_no_result(scenario, output)]
+    if subject[0] == "client":
+        # One that fails to end well is a failed check.
+        is_bad = "CLIENT EXITED WITH ERROR" in output or "CLIENT TIMED OUT" in output
+        status, message = (Status.FAILURE, output[-2000:].strip()) if is_bad else (Status.SUCCESS, "")
+        checks.append(Check(scenario=scenario, id="client-ends", name="ClientEnds", status=status, message=message))
+    return checks
 
 
-def run_client_scenario(client: str, scenario: str, *arguments: str) -> list[Check]:
-    """Run one scenario against a client, by its command line. A client that fails to end well is a failed check."""
-    with tempfile.TemporaryDirectory() as results:
-        choice = ["--scenario", scenario, *arguments]
-        output = _invoke(["client", "--command", client], choice, Path(results), SCENARIO_LIMIT + 15)
-        checks = _read_all(Path(results), output) or [_no_result(scenario, output)]
-    ended = Status.FAILURE if "CLIENT EXITED WITH ERROR" in output or "CLIENT TIMED OUT" in output else Status.SUCCESS
-    message = output[-2000:].strip() if ended is Status.FAILURE else ""
-    return [*checks, Check(scenario=scenario, id="client-ends", name="ClientEnds", status=ended, message=message)]
-
-
-def run_suite(url: str, *choice: str) -> list[Check]:
+def run_suite(subject: Sequence[str], *choice: str) -> list[Check]:
     """Run what `choice` selects, for example `--suite active`.
 
     Raises:
         SuiteError: The run did not reach its summary.
     """
-    with tempfile.TemporaryDirectory() as results:
-        output = _invoke(_server(url), choice, Path(results), RUN_LIMIT)
-        if "=== SUMMARY ===" not in output:
-            raise SuiteError(f"{' '.join(choice)} did not finish:\n{output[-4000:]}")
-        return _read_all(Path(results), output)
+    checks, output = _checks(subject, choice, RUN_LIMIT)
+    if "=== SUMMARY ===" not in output:
+        raise SuiteError(f"{' '.join(choice)} did not finish:\n{output[-4000:]}")
+    return checks
 
 
 # Judging what the suite found: known failures, regressions, and the table a person reads
@@ -159,8 +147,6 @@ _ORDER = (Status.SUCCESS, Status.INFO, Status.SKIPPED, Status.WARNING, Status.FA
 
 @dataclass(frozen=True, kw_only=True)
 class ExpectedFailure:
-    """A check that is known to fail, and why."""
-
     scenario: str
     check: str
     reason: str
@@ -214,26 +200,13 @@ def regressions(before: Iterable[Check], after: Iterable[Check]) -> list[str]:
     return lost
 
 
-def _row(name: str, checks: Sequence[Check], expected: Sequence[ExpectedFailure]) -> tuple[str, ...]:
-    def count(status: Status) -> int:
-        return sum(check.status is status for check in checks)
-
-    failed = [check for check in checks if check.status is Status.FAILURE]
-    known = sum(any(_excuses(entry, check) for entry in expected) for check in failed)
-    numbers = (count(Status.SUCCESS), len(failed) - known, known)
-    return (name, *(str(number) for number in (*numbers, count(Status.WARNING), count(Status.SKIPPED))))
-
-
-def table(checks: Sequence[Check], expected: Sequence[ExpectedFailure] = ()) -> str:
-    """Passed, failed, known failures, warnings and skipped: a line per scenario and the total."""
-    scenarios: dict[str, list[Check]] = {}
+def table(checks: Sequence[Check]) -> str:
+    """How many checks of each scenario, and of all, ended in which way."""
+    scenarios: dict[str, Counter[str]] = {}
     for check in checks:
-        scenarios.setdefault(check.scenario, []).append(check)
-    rows = [("scenario", "passed", "failed", "known", "warned", "skipped")]
-    rows += [_row(name, of, expected) for name, of in scenarios.items()]
-    rows.append(_row(f"total ({len(scenarios)})", checks, expected))
-    wide = max(len(row[0]) for row in rows)
-    return "\n".join(row[0].ljust(wide) + "".join(cell.rjust(9) for cell in row[1:]) for row in rows)
+        scenarios.setdefault(check.scenario, Counter())[check.status] += 1
+    scenarios[f"total ({len(scenarios)})"] = Counter(check.status for check in checks)
+    return "\n".join(f"{name:50}{''.join(f'{of[status]:9}' for status in _ORDER)}" for name, of in scenarios.items())
 
 
 # The parts
@@ -285,9 +258,9 @@ def check_tasks(
     expected = load_expected(expected_failures)
     install()
     with serving_command(server) as url, ThreadPoolExecutor(AT_ONCE) as pool:
-        runs = list(pool.map(partial(run_scenario, url), scenarios))
+        runs = list(pool.map(partial(run_scenario, ["server", "--url", url]), scenarios))
     checks = [check for run in runs for check in run]
-    return Outcome(report=table(checks, expected), problems=problems(checks, expected))
+    return Outcome(report=table(checks), problems=problems(checks, expected))
 
 
 def _with_era(era: str, checks: Sequence[Check]) -> list[Check]:
@@ -298,7 +271,7 @@ def _with_era(era: str, checks: Sequence[Check]) -> list[Check]:
 def _run_everything(server: Sequence[str]) -> list[Check]:
     """All of the server suite that is not about tasks, in both eras."""
     with serving_command(server) as url:
-        modern, older = (run_suite(url, "--requirements", revision) for revision in (NEWER, OLDER))
+        modern, older = (run_suite(["server", "--url", url], "--requirements", revision) for revision in (NEWER, OLDER))
     # This server lacks the tools of the tasks scenarios, which have a fixture of their own.
     others = [check for check in modern if check.scenario not in TASK_SCENARIOS]
     return _with_era(OLDER, older) + _with_era(NEWER, others)
@@ -317,10 +290,10 @@ def check_baseline() -> Outcome:
 
 def _run_client(client: Sequence[str]) -> list[Check]:
     runs = [(era, scenario) for era, scenarios in CLIENT_SCENARIOS.items() for scenario in scenarios]
-    command = shlex.join(client)
+    subject = ["client", "--command", shlex.join(client)]
 
     def run(one: tuple[str, str]) -> list[Check]:
-        return _with_era(one[0], run_client_scenario(command, one[1], "--spec-version", one[0]))
+        return _with_era(one[0], run_scenario(subject, one[1], "--spec-version", one[0]))
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
         return [check for checks in pool.map(run, runs) for check in checks]

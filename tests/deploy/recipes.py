@@ -38,13 +38,10 @@ def files() -> dict[str, str]:
 
 
 def commands() -> list[str]:
-    """The commands of the page."""
     return re.findall(r"^\$ (.*)$", PAGE, flags=re.MULTILINE)
 
 
 class Site:
-    """A folder with the files of the page, and with tools that tell a test what becomes of them."""
-
     def __init__(self, folder: Path, port: int, python: Path) -> None:
         self.folder = folder
         self.url = base_url(port)
@@ -71,7 +68,6 @@ class Site:
         self._process = start(command, cwd=self.folder, env=self._environment(), output=self.output, group=True)
 
     def stop(self) -> None:
-        """Stop it as an operator does, and wait until it has ended."""
         assert self._process is not None
         self._process.send_signal(signal.SIGTERM)
         code = self._process.wait(LIMIT)
@@ -79,17 +75,14 @@ class Site:
         assert code in (0, -signal.SIGTERM), f"exit code {code}:\n{self.output.read_text()}"
 
     def tell(self, number: int) -> None:
-        """Send the command a signal."""
         assert self._process is not None
         self._process.send_signal(number)
 
     def end(self) -> None:
-        """Whatever still runs is killed."""
         if self._process is not None:
             kill(self._process)
 
     def let_go(self, *jobs: str) -> None:
-        """Let jobs end, which wait for that."""
         for job in jobs:
             (self.folder / f"{job}.end").touch()
 
@@ -100,7 +93,6 @@ class Site:
         return [int(pid) for what, pid in lines if what == name]
 
     async def until(self, look: Callable[[], object], what: str) -> None:
-        """Wait until it is so."""
         with anyio.move_on_after(LIMIT):
             while not look():  # noqa: ASYNC110 - it is other processes that are waited for
                 await anyio.sleep(0.02)
@@ -120,7 +112,6 @@ class Site:
 
 @contextmanager
 def site(folder: Path, python: Path | None = None) -> Generator[Site]:
-    """A place for one recipe; its processes end with the block."""
     place = Site(folder, free_port(), python or Path(sys.executable))
     try:
         yield place
@@ -141,7 +132,6 @@ async def answers(url: str, check: Callable[[], None]) -> None:
 
 
 async def ann(context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult:
-    """Answers whatever is asked."""
     return ElicitResult(action="accept", content={"name": "Ann"})
 
 
@@ -155,13 +145,11 @@ async def connected(url: str, *, mode: Any = MODERN) -> AsyncGenerator[Client]:
 
 @asynccontextmanager
 async def wire(url: str) -> AsyncGenerator[HttpWire]:
-    """Raw JSON-RPC to the server."""
     async with http_client() as client:
         yield HttpWire(url, client)
 
 
 async def started(client: Client, tool: str, **arguments: Any) -> TaskHandle:
-    """A task of the tool."""
     handle = await start_task(client, tool, arguments)
     assert isinstance(handle, TaskHandle)
     return handle

@@ -23,8 +23,6 @@ tasks: Tasks = keyed.tasks
 
 
 class Name(BaseModel):
-    """Who somebody is."""
-
     name: str
 
 
@@ -36,27 +34,23 @@ def ask_name() -> Elicit[Name]:
 @server.tool()
 @tasks.task(recover="rerun")
 async def again(job: str) -> int:
-    """May run again."""
     return await _wait(job)
 
 
 @server.tool()
 @tasks.task(recover="fail")
 async def once(job: str) -> int:
-    """May not."""
     return await _wait(job)
 
 
 @server.tool()
 @tasks.task()
 async def greet(who: Annotated[Name, Resolve(ask_name)]) -> str:
-    """Asks first."""
     return f"Hello, {who.name}, from {os.getpid()}"
 
 
 @server.tool()
 def process() -> int:
-    """A plain call: which process answers."""
     return os.getpid()
 
 

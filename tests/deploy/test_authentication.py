@@ -38,14 +38,12 @@ class Served:
     token_for: Callable[..., str]
 
     def client(self, token: str, mode: str = "auto") -> Client:
-        """A client that shows this token."""
         transport = reconnecting_http(self.url, headers={"Authorization": f"Bearer {token}"})
         return Client(transport, extensions=[TasksClient()], mode=mode)
 
 
 @pytest.fixture(scope="module")
 async def served() -> AsyncGenerator[Served]:
-    """The example, serving."""
     port = free_port()
     url = mcp_url(port)
     environment = {**ENVIRONMENT, "TOKEN_SECRET": secrets.token_hex(32), "RESOURCE_URL": url}

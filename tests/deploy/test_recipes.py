@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator
+import signal
+from collections.abc import AsyncGenerator, Generator
 from contextlib import AsyncExitStack
+from pathlib import Path
 
 import anyio
 import pytest
@@ -13,13 +15,22 @@ from mcp import Client, MCPError
 from mcp.client.sse import sse_client
 
 from harness.http import http_client
-from harness.processes import ROOT, send
+from harness.installing import Offline
+from harness.processes import ROOT
 from harness.rpc import hello, legacy_request, text_of
 from mcp_tasks.client import TasksClient, resume_task, with_tasks
 from tests.deploy.recipes import LIMIT, Site, connected, site, started, wire
+from tests.interop.install import Environment, install_python
 from tests.push.listening import listening
 
 pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Generator[Site]:
+    """A folder with the files of the page."""
+    with site(tmp_path) as made:
+        yield made
 
 
 async def test_the_first_recipe_serves_the_server_of_get_started(place: Site) -> None:
@@ -32,15 +43,19 @@ async def test_the_first_recipe_serves_the_server_of_get_started(place: Site) ->
     assert result.structured_content == {"result": "counted to 1"}
 
 
-async def test_a_mounted_app_runs_tasks_beside_the_routes_of_the_outer_one(place: Site) -> None:
-    await place.start("uvicorn mounted:app")
-    async with http_client() as http:
-        assert (await http.get(f"{place.url}/")).text == "home"
+async def assert_runs_a_task(place: Site) -> None:
     async with connected(f"{place.url}/tools/mcp") as client:
         task = await started(client, "again", job="a")
         place.let_go("a")
         result = await task.result()
     assert result.structured_content == {"result": place.runs("a")[0]}
+
+
+async def test_a_mounted_app_runs_tasks_beside_the_routes_of_the_outer_one(place: Site) -> None:
+    await place.start("uvicorn mounted:app")
+    async with http_client() as http:
+        assert (await http.get(f"{place.url}/")).text == "home"
+    await assert_runs_a_task(place)
 
 
 async def test_other_host_names_are_let_in_when_they_are_named(place: Site) -> None:
@@ -136,7 +151,6 @@ async def two_workers(served: Site) -> Site:
 
 
 async def _process(client: Client) -> int:
-    """The process that answers a call."""
     content = (await client.call_tool("process", {})).structured_content
     assert content is not None
     return content["result"]
@@ -162,21 +176,6 @@ async def test_every_worker_answers_for_every_task_and_pushes_its_changes(two_wo
     assert all(len(two_workers.runs(job)) == 1 for job in jobs)
 
 
-async def test_tasks_of_a_worker_that_dies_are_recovered_by_the_others(two_workers: Site) -> None:
-    async with connected(f"{two_workers.url}/mcp") as client:
-        again, once = await started(client, "again", job="again"), await started(client, "once", job="once")
-        await two_workers.until(lambda: two_workers.runs("again") and two_workers.runs("once"), "both have started")
-        for pid in {*two_workers.runs("again"), *two_workers.runs("once")}:
-            send(pid)
-        await two_workers.until(lambda: len(two_workers.runs("again")) == 2, "it runs again")
-        two_workers.let_go("again", "once")
-        result = await resume_task(client, again.id).result()
-        assert result.structured_content == {"result": two_workers.runs("again")[1]}
-        with pytest.raises(MCPError, match="Interrupted"):
-            await resume_task(client, once.id).result()
-    assert len(two_workers.runs("once")) == 1
-
-
 async def test_clients_of_the_older_wire_are_served_by_any_worker(two_workers: Site) -> None:
     async with connected(f"{two_workers.url}/mcp", mode="legacy") as client:
         assert len({await _process(client) for _ in range(ENOUGH)}) == 2
@@ -195,3 +194,56 @@ async def test_workers_that_are_stopped_hand_over_and_are_not_kept_by_listeners(
     first, second = two_workers.runs("a")
     assert first != second
     assert result.structured_content == {"result": second}
+
+
+# FastAPI and gunicorn, which nothing else here needs to be installed
+
+
+GUNICORN = "gunicorn app:app --workers 4 --worker-class uvicorn_worker.UvicornWorker"
+
+
+class _Pinned(Environment):
+    @property
+    def pins(self) -> Path:
+        return Path(__file__).with_name("pins.txt")
+
+
+PACKAGES = ("mcp==2.3.0", "fastapi==0.162.4", "gunicorn==27.0.0", "uvicorn-worker==0.4.0")
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> Generator[Site]:
+    """A folder with the files of the page, for an interpreter that has what they import."""
+    try:
+        python = install_python(_Pinned(name="deploy", packages=PACKAGES))
+    except Offline as exc:
+        pytest.skip(str(exc))
+    with site(tmp_path, python) as made:
+        yield made
+
+
+@pytest.mark.interop
+@pytest.mark.timeout(300)
+async def test_fastapi_serves_tasks_beside_its_own_routes(installed: Site) -> None:
+    await installed.start("uvicorn api:app")
+    async with http_client() as http:
+        assert (await http.get(f"{installed.url}/health")).json() == {"status": "ok"}
+    await assert_runs_a_task(installed)
+
+
+@pytest.mark.interop
+@pytest.mark.timeout(300)
+async def test_gunicorn_hands_over_when_it_restarts_its_workers_and_when_it_is_stopped(installed: Site) -> None:
+    await installed.start(GUNICORN, "--preload", workers="2")
+    async with connected(f"{installed.url}/mcp") as client:
+        task = await started(client, "again", job="a")
+        await installed.until(lambda: len(installed.runs("a")) == 1, "it has started")
+        installed.tell(signal.SIGHUP)
+        await installed.until(lambda: len(installed.runs("a")) == 2, "a new worker runs it")
+        await asyncio.to_thread(installed.stop)
+        await installed.start(GUNICORN, "--preload", workers="2")
+        await installed.until(lambda: len(installed.runs("a")) == 3, "the next one runs it")
+        installed.let_go("a")
+        result = await task.result()
+    assert len(set(installed.runs("a"))) == 3
+    assert result.structured_content == {"result": installed.runs("a")[2]}

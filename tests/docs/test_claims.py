@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import re
+import shlex
+import subprocess
 import sys
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -21,11 +23,11 @@ from mcp_types import ElicitRequestParams, ElicitResult
 from pydantic import BaseModel
 
 from harness.ports import free_port, mcp_url
-from harness.processes import ENVIRONMENT, ROOT, run, running
+from harness.processes import ENVIRONMENT, ROOT, end, python, run, running
 from mcp_tasks import Fallback, Host, Tasks
 from mcp_tasks.client import TaskHandle, TasksClient, reconnecting_http
 from mcp_tasks.server import ToolOptions
-from tests.deploy.recipes import answers
+from tests.deploy.recipes import LIMIT, answers, connected, started
 
 pytestmark = pytest.mark.anyio
 
@@ -65,6 +67,13 @@ def _code_of(page: Path) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", page.read_text(), flags=re.DOTALL | re.MULTILINE)
 
 
+async def _answers(url: str, process: subprocess.Popen[bytes]) -> None:
+    def is_alive() -> None:
+        assert process.poll() is None, "the server ended by itself"
+
+    await answers(url, is_alive)
+
+
 @asynccontextmanager
 async def _served(folder: Path, code: str) -> AsyncGenerator[str]:
     """The URL of a server of some page, as a process of its own."""
@@ -72,14 +81,9 @@ async def _served(folder: Path, code: str) -> AsyncGenerator[str]:
     (folder / "server.py").write_text(code.replace('"streamable-http"', f'"streamable-http", port={port}'))
     command, environment = [sys.executable, "server.py"], {**ENVIRONMENT, "MCP_TASKS_URL": "memory://"}
     with running(command, cwd=folder, env=environment, polite=True) as process:
-
-        def is_alive() -> None:
-            assert process.poll() is None, "the server ended by itself"
-
-        url = mcp_url(port)
-        await answers(url, is_alive)
-        yield url
-        is_alive()
+        await _answers(mcp_url(port), process)
+        yield mcp_url(port)
+        assert process.poll() is None, "the server ended by itself"
 
 
 async def test_the_server_and_the_client_of_the_page_on_hosted_tasks_work_together(tmp_path: Path) -> None:
@@ -112,12 +116,11 @@ async def _nobody_is_asked(context: ClientRequestContext, params: ElicitRequestP
 
 EXAMPLES_PAGE = (ROOT / "docs" / "examples.md").read_text()
 SHOWN = dict(re.findall(r"^\$ python (examples/\w+\.py)\n((?:(?!\$|```).*\n)+)", EXAMPLES_PAGE, flags=re.MULTILINE))
-LIMIT = 110
 
 
 @pytest.mark.parametrize("script", SHOWN)
 def test_an_example_does_what_its_page_shows(script: str) -> None:
-    done = run([sys.executable, script], env=ENVIRONMENT, limit=LIMIT)
+    done = run([sys.executable, script], env=ENVIRONMENT, limit=110)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout == SHOWN[script]
 
@@ -190,8 +193,7 @@ async def _agrees(context: Any, params: Any) -> ElicitResult:
 
 @pytest.mark.parametrize(("mode", "has_tasks"), [("auto", True), ("legacy", False)])
 async def test_the_tool_that_can_do_without_an_answer_does(mode: str, has_tasks: bool) -> None:
-    names: dict[str, Any] = {"__name__": "docs.hosts"}
-    exec(compile("\n\n".join(re.findall(r"^```python\n(.*?)^```", HOSTS_PAGE, re.M | re.S)), "hosts.md", "exec"), names)
+    names = _names_of(DOCS / "hosts.md")
     said: list[str] = []
     for callback in (None, _agrees):
         extensions = [TasksClient()] if has_tasks else []
@@ -211,3 +213,68 @@ def _read(result: Any) -> str:
 
 def _without_id(text: str) -> str:
     return re.sub(r"task_[\w-]{27}", "ID", text)
+
+
+# The recipes with two kinds of processes, as they stand on their pages
+
+POSIX = pytest.mark.skipif(sys.platform == "win32", reason="the recipe is for POSIX")
+RECIPES = {name: (ROOT / "docs" / f"{name}.md").read_text() for name in ("running", "scale")}
+COMMANDS = [command for page in RECIPES.values() for command in re.findall(r"^\$ (.*)$", page, flags=re.MULTILINE)]
+
+
+@contextmanager
+def _recipe(command: str, folder: Path, *more: str) -> Generator[subprocess.Popen[bytes]]:
+    """A command of a page in a folder with its files; told to stop at the end of the block."""
+    assert command in COMMANDS
+    program, *arguments = shlex.split(command)
+    words = python(program.replace("-", "_"), *arguments, *more)
+    url = f"sqlite:///{folder / 'tasks.db'}"
+    environment = {**ENVIRONMENT, "TASKS_URL": url, "MCP_TASKS_URL": url, "RUNS_TOOLS": "no"}
+    with running(words, cwd=folder, env=environment) as process:
+        yield process
+        end(process, limit=LIMIT)
+
+
+@asynccontextmanager
+async def _server_of(page: str, folder: Path) -> AsyncGenerator[str]:
+    """The URL of the server of a page, whose files are put where its commands are run."""
+    for text, name in re.findall(r"^```py\n(# (\w+\.py)\n.*?)^```", RECIPES[page], flags=re.DOTALL | re.MULTILINE):
+        (folder / name).write_text(text)
+    port = free_port()
+    with _recipe("uvicorn farm:app", folder, "--port", str(port)) as process:
+        await _answers(mcp_url(port), process)
+        yield mcp_url(port)
+
+
+@POSIX
+async def test_one_process_serves_and_another_runs_the_tools(tmp_path: Path) -> None:
+    async with _server_of("running", tmp_path) as url, connected(url) as client:
+        handle = await started(client, "render", frames=1)
+        assert (await handle.status()).status == "working"
+        with _recipe("mcp-tasks worker farm:server", tmp_path) as worker:
+            result = await handle.result(timeout=LIMIT)
+            async with Client(url) as without_tasks:
+                waited_for = await without_tasks.call_tool("render", {"frames": 1})
+    assert result.structured_content == {"result": f"1 frames, by process {worker.pid}"}
+    assert waited_for.structured_content == result.structured_content
+    # The worker ends in order when it is told to.
+    assert worker.returncode == 0
+
+
+@POSIX
+async def test_each_pool_of_workers_runs_what_is_in_its_queue(tmp_path: Path) -> None:
+    async with _server_of("scale", tmp_path) as url:
+        with (
+            _recipe("mcp-tasks worker farm:server --queues default", tmp_path) as usual,
+            _recipe("mcp-tasks worker farm:server --queues gpu --concurrency 2", tmp_path) as gpu,
+        ):
+            async with connected(url) as client:
+                rendered = await started(client, "render", frames=1)
+                previewed = await started(client, "preview", scene="forest")
+                assert (await rendered.result(timeout=LIMIT)).structured_content == {
+                    "result": f"1 frames, by process {gpu.pid}"
+                }
+                assert (await previewed.result(timeout=LIMIT)).structured_content == {
+                    "result": f"forest in small, by process {usual.pid}"
+                }
+    assert (usual.returncode, gpu.returncode) == (0, 0)

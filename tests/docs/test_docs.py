@@ -37,19 +37,24 @@ ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 
 
-def _python_of(page: Path) -> str:
-    return "\n\n".join(re.findall(r"^```python\n(.*?)^```", page.read_text(), flags=re.DOTALL | re.MULTILINE))
+def _blocks_of(page: Path, language: str = "python") -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), flags=re.DOTALL | re.MULTILINE)
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if _python_of(page)], ids=lambda page: page.name)
-def test_the_code_of_a_page_runs_from_top_to_bottom(page: Path) -> None:
+def _names_of(page: Path) -> dict[str, Any]:
+    """What the Python of a page makes when it runs from top to bottom."""
     names: dict[str, Any] = {"__name__": f"docs.{page.stem}"}
-    exec(compile(_python_of(page), page, "exec"), names)
-    assert len(names) > 2
+    exec(compile("\n\n".join(_blocks_of(page)), page, "exec"), names)
+    return names
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if _blocks_of(page)], ids=lambda page: page.name)
+def test_the_code_of_a_page_runs_from_top_to_bottom(page: Path) -> None:
+    assert len(_names_of(page)) > 2
 
 
 def test_the_test_on_the_testing_page_passes_under_pytest_as_it_stands_there(tmp_path: Path) -> None:
-    (tmp_path / "test_orders.py").write_text(_python_of(ROOT / "docs" / "testing.md"))
+    (tmp_path / "test_orders.py").write_text("\n\n".join(_blocks_of(ROOT / "docs" / "testing.md")))
     # In a folder of its own: what is configured here must not help it.
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     command = python("pytest", "-q", "-W", "error", "-p", "no:cacheprovider", "test_orders.py")
@@ -61,8 +66,7 @@ def test_the_test_on_the_testing_page_passes_under_pytest_as_it_stands_there(tmp
 
 @pytest.mark.anyio
 async def test_the_sync_tool_on_the_tools_page_asks_steps_and_sleeps_from_its_thread() -> None:
-    names: dict[str, Any] = {"__name__": "docs.tools"}
-    exec(compile(_python_of(ROOT / "docs" / "tools.md"), "tools.md", "exec"), names)
+    names = _names_of(ROOT / "docs" / "tools.md")
     built: list[str] = []
 
     def build(version: str) -> str:
@@ -89,10 +93,8 @@ async def test_the_sync_tool_on_the_tools_page_asks_steps_and_sleeps_from_its_th
 @pytest.mark.anyio
 async def test_a_host_can_start_the_server_of_the_first_page_as_it_is_told_to_there(tmp_path: Path) -> None:
     page = ROOT / "docs" / "get-started.md"
-    server, as_host_starts_it = re.findall(r"^```python\n(.*?)^```", page.read_text(), flags=re.DOTALL | re.MULTILINE)[
-        :3:2
-    ]
-    [told] = re.findall(r"^```json\n(.*?)^```", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    server, _, as_host_starts_it, *_ = _blocks_of(page)
+    [told] = _blocks_of(page, "json")
     [start] = json.loads(told)["mcpServers"].values()
     program = tmp_path / Path(start["args"][0]).name
     program.write_text(server.partition("if __name__")[0] + as_host_starts_it)

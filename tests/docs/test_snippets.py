@@ -7,14 +7,13 @@ import json
 import re
 import shlex
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 import click
-import pytest
 import yaml
 from click import BadOptionUsage, ClickException
 from yaml import YAMLError
@@ -41,7 +40,7 @@ OUTSIDE = {
     "systemctl": "of the system",
     "tail": "of the system",
     "useradd": "of the system",
-    "uvicorn": "run by tests/deploy and tests/docs/test_recipes.py",
+    "uvicorn": "run by tests/deploy and tests/docs/test_claims.py",
 }
 """Programs that are not ours, and why a page may name them."""
 OF_THE_READER = {"server.py", "client.py", "slow_things.py"}
@@ -77,64 +76,38 @@ def _blocks_in(text: str, path: Path, start: int) -> Iterator[Block]:
         yield Block(path, start + text.count("\n", 0, found.start()), found[2], found[3])
 
 
-def checked_elsewhere(block: Block) -> None:
-    """Python on a page is run from top to bottom by test_docs.py; in a docstring nobody would run it."""
-    assert block.path in PAGES, "python in a docstring is run by nobody: show it on a page"
-
-
-def is_a_file_or_a_signature(block: Block) -> None:
-    """`py` is for what cannot be run by itself: signatures in the reference, and files that recipes put together."""
-    if (ROOT / "docs" / "reference") in block.path.parents:
-        return
-    ast.parse(block.text)
-
-
-def parses_as_json(block: Block) -> None:
-    json.loads(block.text)
-
-
-def parses_as_yaml(block: Block) -> None:
-    assert yaml.safe_load(block.text)
-
-
-def parses_as_toml(block: Block) -> None:
-    assert tomllib.loads(block.text)
-
-
-def is_typed_and_shown(block: Block) -> None:
-    """A terminal: lines with a prompt are commands, the others what came of them."""
-    typed = [line.removeprefix("$ ") for line in block.text.splitlines() if line.startswith("$ ")]
-    assert typed, "a console without a command: say `text`"
-    for line in typed:
-        check_line(line)
-
-
-def is_a_script(block: Block) -> None:
-    for line in block.text.replace("\\\n", " ").splitlines():
-        check_line(line)
-
-
-def is_words(block: Block) -> None:
-    """Output and drawings, which nobody types; it must not hide commands."""
-    assert not re.search(r"^\$ ", block.text, flags=re.MULTILINE), "a command in a block of words: say `console`"
-
-
-def is_generated(block: Block) -> None:
-    assert block.path == ROOT / "docs" / "lifecycle.md", "drawn only from the machine's table: the site has its picture"
-
-
-RUNNERS: Mapping[str, Callable[[Block], None]] = {
-    "python": checked_elsewhere,
-    "py": is_a_file_or_a_signature,
-    "console": is_typed_and_shown,
-    "bash": is_a_script,
-    "json": parses_as_json,
-    "yaml": parses_as_yaml,
-    "toml": parses_as_toml,
-    "text": is_words,
-    "mermaid": is_generated,
-}
-"""What is done with a block of each language. A language that is not here is refused."""
+def check(block: Block) -> None:
+    """Hold a block to what its language asks for. A language that is not here is refused."""
+    is_typed = re.findall(r"^\$ (.*)", block.text, flags=re.MULTILINE)
+    match block.language:
+        case "python":
+            # On a page it is run from top to bottom by test_docs.py; in a docstring nobody would run it.
+            assert block.path in PAGES, "python in a docstring is run by nobody: show it on a page"
+        case "py":
+            # What cannot be run by itself: signatures in the reference, and files that recipes put together.
+            assert ROOT / "docs" / "reference" in block.path.parents or ast.parse(block.text)
+        case "console":
+            # Lines with a prompt are commands, the others what came of them.
+            assert is_typed, "a console without a command: say `text`"
+            for line in is_typed:
+                check_line(line)
+        case "bash":
+            for line in block.text.replace("\\\n", " ").splitlines():
+                check_line(line)
+        case "json":
+            json.loads(block.text)
+        case "yaml":
+            assert yaml.safe_load(block.text)
+        case "toml":
+            tomllib.loads(block.text)
+        case "text":
+            assert not is_typed, "a command in a block of words: say `console`"
+        case "mermaid":
+            assert block.path == ROOT / "docs" / "lifecycle.md", (
+                "drawn from the machine's table: the site has a picture"
+            )
+        case _:
+            raise AssertionError(f"nobody checks {block.language!r}")
 
 
 def check_line(line: str) -> None:
@@ -200,35 +173,22 @@ def extras() -> set[str]:
     return set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
 
 
-def commands_in_prose() -> Iterator[tuple[str, str]]:
-    """Commands of ours in the running text of pages, without those that leave something open."""
-    for path in PAGES:
-        prose = FENCE.sub("", path.read_text())
-        for code in re.findall(r"`(mcp-tasks [a-z][^`]*)`", prose):
-            if not re.search(r"[…\[\]|<>]|\.\.\.", code):
-                yield path.name, " ".join(code.split())
-
-
-@cache
-def _found() -> dict[Path, list[Block]]:
-    found: dict[Path, list[Block]] = {}
+def test_every_block_is_what_its_language_says() -> None:
     for block in blocks():
-        found.setdefault(block.path, []).append(block)
-    return found
-
-
-@pytest.mark.parametrize("path", _found(), ids=lambda path: path.name)
-def test_every_block_has_a_runner_and_passes_it(path: Path) -> None:
-    for block in _found()[path]:
-        assert block.language in RUNNERS, f"{block}: nobody checks {block.language!r}"
         try:
-            RUNNERS[block.language](block)
+            check(block)
         except (AssertionError, ClickException, ValueError, SyntaxError, YAMLError) as problem:
             raise AssertionError(f"{block}: {problem!r}\n{block.text}") from problem
 
 
 def test_commands_in_running_text_are_there() -> None:
-    found = list(commands_in_prose())
+    found = [
+        (path.name, " ".join(code.split()))
+        for path in PAGES
+        for code in re.findall(r"`(mcp-tasks [a-z][^`]*)`", FENCE.sub("", path.read_text()))
+        # Without those that leave something open.
+        if not re.search(r"[…\[\]|<>]|\.\.\.", code)
+    ]
     assert len(found) > 20
     for page, line in found:
         try:
@@ -237,17 +197,3 @@ def test_commands_in_running_text_are_there() -> None:
                 check_line(line)
         except (AssertionError, ClickException, ValueError) as problem:
             raise AssertionError(f"{page}: {line}: {problem!r}") from problem
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "id=$(mcp-tasks call --no-such-option http://localhost/mcp render)",
-        "make no-such-target",
-        "pip install 'mcp-tasks[nothing]'",
-        "python -m bench.nothing",
-    ],
-)
-def test_a_command_that_is_not_there_is_noticed(line: str) -> None:
-    with pytest.raises((AssertionError, ClickException)):
-        check_line(line)

@@ -14,7 +14,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from datetime import timedelta
 from typing import Any, Final
 
-from mcp.server import MCPServer, Server
+from mcp.server import MCPServer
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
@@ -23,7 +23,7 @@ from harness.server import QUICK
 from harness.serving import ServerProcess, serve_app, serve_stdio
 from mcp_tasks import Tasks
 from mcp_tasks.server import ListChanges
-from tests.everything.server import build, build_lowlevel
+from tests.everything.server import build
 
 WINDOW: Final = timedelta(milliseconds=200)
 
@@ -36,12 +36,8 @@ WAYS: Final[Mapping[str, Mapping[str, Any]]] = {
 """How a server is served, by the name of the place that it is served at."""
 
 
-def new_tasks() -> Tasks:
-    return Tasks("memory://", settings=QUICK)
-
-
 KINDS: Final[Mapping[str, Callable[[], Tasks | None]]] = {
-    "tasks": new_tasks,
+    "tasks": lambda: Tasks("memory://", settings=QUICK),
     # A caller that does not speak tasks notices nothing of them.
     "inline": lambda: Tasks("memory://", settings=QUICK, fallback="inline", companions="never"),
     "plain": lambda: None,
@@ -58,16 +54,13 @@ def site_process() -> Generator[str]:
 
 def site() -> Starlette:
     """All servers in one app, each at its own place."""
-    managed: list[MCPServer[Any] | Server[Any]] = []
+    managed: list[MCPServer[Any]] = []
     routes: list[Mount] = []
     for kind, tasks in KINDS.items():
         for way, options in WAYS.items():
             server = build(tasks(), ListChanges(window=WINDOW) if way == "changes" else None)
             managed.append(server)
             routes.append(Mount(f"/{kind}/{way}", server.streamable_http_app(**options)))
-        low = build_lowlevel(tasks())
-        managed.append(low)
-        routes.append(Mount(f"/{kind}/low", low.streamable_http_app()))
         routes.append(Mount(f"/{kind}/old", build(tasks()).sse_app()))
 
     @asynccontextmanager

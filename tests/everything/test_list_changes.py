@@ -12,7 +12,6 @@ import anyio
 import anyio.lowlevel
 import pytest
 from mcp import Client
-from mcp.server import Server
 from mcp.server.subscriptions import (
     InMemorySubscriptionBus,
     PromptsListChanged,
@@ -23,13 +22,16 @@ from mcp.server.subscriptions import (
 from mcp_types import InitializedNotification
 
 from harness.http import serving
+from harness.lowlevel import build_lowlevel
+from harness.server import QUICK
 from harness.waiting import eventually
+from mcp_tasks import Tasks
 from mcp_tasks.client import TaskHandle, TasksClient, start_task
 from mcp_tasks.errors import InvalidDuration
 from mcp_tasks.server import ListChanges
 from tests.everything.connecting import ERAS, Host, Visit, target, visiting
-from tests.everything.server import build, build_lowlevel
-from tests.everything.site import WINDOW, new_tasks
+from tests.everything.server import build
+from tests.everything.site import WINDOW
 
 pytestmark = pytest.mark.anyio
 
@@ -136,7 +138,9 @@ async def test_an_older_client_is_told_in_the_handshake_whether_it_will_hear_of_
     assert not any(await promised(target(site, "tasks", "stateful")))
     # Without sessions nothing is promised, and nothing is waited for.
     bus = Counting()
-    async with serving(build(new_tasks(), ListChanges(bus, window=SHORT)), stateless=True) as wire:
+    async with serving(
+        build(Tasks("memory://", settings=QUICK), ListChanges(bus, window=SHORT)), stateless=True
+    ) as wire:
         assert not any(await promised(wire.url))
         async with visiting(wire.url, ERAS["older"]) as visit:
             await visit.client.call_tool("more_tools", {"count": 2})
@@ -147,7 +151,7 @@ async def test_an_older_client_is_told_in_the_handshake_whether_it_will_hear_of_
 async def test_a_client_of_a_low_level_server_is_told_once_however_often_it_says_that_it_is_there(era: str) -> None:
     bus, host = Counting(), Host()
     changes = ListChanges(bus, window=SHORT)
-    server: Server[Any] = build_lowlevel(new_tasks())
+    server = build_lowlevel(Tasks("memory://", settings=QUICK))
     changes.attach(server)
     mode: Any = ERAS[era]
     async with AsyncExitStack() as stack:
@@ -158,7 +162,7 @@ async def test_a_client_of_a_low_level_server_is_told_once_however_often_it_says
             for _ in range(5):
                 await client.session.send_notification(InitializedNotification())
         # It is heard of before anything is published: the handshake is over when its notification has been handled.
-        await client.call_tool("tool-1", {})
+        await client.call_tool("echo", {"value": 1})
         assert bus.listening == 1
         for count in (1, 2):
             for _ in range(20):

@@ -1,47 +1,72 @@
 """Everything else that a server offers: on every transport, in both eras, the same with tasks and without.
 
-The client is the SDK's own and has never heard of tasks. Every tool it meets is marked as one that may be a task. What
-differs by design is what is listed (`own_tools`), and that a tool gets an answer to what it asks, or word is given that
-it asks, where a server without tasks refuses it. Where the author wants plain calls (`fallback="inline"`,
-`companions="never"`), that does not differ either.
+The client is the SDK's own and speaks no tasks; every tool may be a task. By design the list of tools differs
+(`_listed`), and a tool gets an answer where a server without tasks refuses its question. With plain calls
+(`fallback="inline"`, `companions="never"`) nothing differs.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from mcp_types import INVALID_REQUEST, METHOD_NOT_FOUND, PromptReference, ResourceTemplateReference
+from mcp.shared.exceptions import MCPError
+from mcp_types import METHOD_NOT_FOUND, PromptReference, ResourceTemplateReference
+from pydantic import BaseModel
 
 from harness.rpc import LEGACY, MODERN
-from tests.everything.connecting import (
-    COMPANIONS,
-    ERAS,
-    TRANSPORTS,
-    Pair,
-    Visit,
-    listed_tools,
-    outcome,
-    own_tools,
-    paired,
-)
-from tests.everything.server import PAGES
+from tests.everything.connecting import ERAS, Visit, target, visiting
 
 pytestmark = pytest.mark.anyio
 
 NOTE = ResourceTemplateReference(uri="memo://{day}/note")
 
+TRANSPORTS = ("stdio", "stateful", "json", "stateless-json", "old")
 WAYS = [(way, era, "tasks") for way in TRANSPORTS for era in ERAS] + [
     (way, era, "inline") for way in ("stateful", "stateless-json") for era in ERAS
 ]
+COMPANIONS = ["task_status", "task_cancel"]
+"""The tools that callers without tasks are shown besides, at the end of the list."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Clients of a server with tasks and of its twin without, connected the same way."""
+
+    tasks: Visit
+    plain: Visit
+    newer: bool
+    inline: bool
+    """Whether the first gives a caller without tasks plain calls: then it answers in everything like the other."""
+    streams: bool
+    """Whether anything can reach the client before the answer does."""
+
+    async def both(self, ask: Callable[[Visit], Awaitable[Any]]) -> Any:
+        """What both servers answer, which must be the same: a value, or the code and message of an error."""
+        with_tasks, without = await _outcome(ask, self.tasks), await _outcome(ask, self.plain)
+        assert with_tasks == without
+        return with_tasks
+
+
+async def _outcome(ask: Callable[[Visit], Awaitable[Any]], visit: Visit) -> Any:
+    try:
+        answer = await ask(visit)
+    except MCPError as exc:
+        return exc.error.code, exc.error.message
+    return answer.model_dump(by_alias=True, mode="json") if isinstance(answer, BaseModel) else answer
 
 
 @pytest.fixture(scope="module", params=WAYS, ids="-".join)
 async def pair(request: pytest.FixtureRequest, site: str) -> AsyncGenerator[Pair]:
     """Clients of both servers over one of the transports, in one of the eras."""
-    async with paired(site, *request.param) as connected:
-        yield connected
+    way, era, kind = request.param
+    async with (
+        visiting(target(site, kind, way), ERAS[era]) as tasks,
+        visiting(target(site, "plain", way), ERAS[era]) as plain,
+    ):
+        yield Pair(tasks, plain, era == "newer", kind == "inline", streams=not way.endswith("json"))
 
 
 def _text(answer: Any) -> str:
@@ -57,10 +82,25 @@ async def _call(pair: Pair, tool: str, **arguments: Any) -> Any:
     return await pair.both(_calling(tool, **arguments))
 
 
+async def _tools(visit: Visit) -> list[dict[str, Any]]:
+    # Whether one may be a task is said in the older era only.
+    return [tool.model_dump(by_alias=True, exclude={"execution"}) for tool in (await visit.client.list_tools()).tools]
+
+
 async def _listed(pair: Pair) -> list[dict[str, Any]]:
-    """The tools of the server with tasks, as the other one would list them."""
-    listed = await listed_tools(pair.tasks.client)
-    return listed if pair.inline else own_tools(listed)
+    """The tools of the server with tasks, without the companions at the end, and the handle in the schemas."""
+    tools = await _tools(pair.tasks)
+    if pair.inline:
+        return tools
+    own, companions = tools[: -len(COMPANIONS)], tools[-len(COMPANIONS) :]
+    assert [tool["name"] for tool in companions] == COMPANIONS
+    for tool in own:
+        if tool["outputSchema"] is not None and "anyOf" in tool["outputSchema"]:
+            narrow, handle = tool["outputSchema"]["anyOf"]
+            assert tool["outputSchema"] == {"type": "object", "anyOf": [narrow, handle]}
+            assert set(handle["required"]) == {"taskId", "status", "statusMessage"}
+            tool["outputSchema"] = narrow
+    return own
 
 
 async def test_the_server_says_the_same_of_itself_and_has_no_more_methods(pair: Pair) -> None:
@@ -87,7 +127,7 @@ async def test_the_server_says_the_same_of_itself_and_has_no_more_methods(pair: 
 
 async def test_tools_are_listed_alike_and_come_and_go(pair: Pair) -> None:
     listed = await _listed(pair)
-    assert listed == await listed_tools(pair.plain.client)
+    assert listed == await _tools(pair.plain)
     by_name = {tool["name"]: tool for tool in listed}
     assert by_name["ask_name"]["annotations"]["idempotentHint"]
     # What is asked for before the body is no argument.
@@ -157,65 +197,22 @@ async def test_progress_and_the_log_of_a_call(pair: Pair) -> None:
 
 
 ASKING = {
-    "ask_before": ("Hello, Ada!", 'It asks: "Who goes there?"'),
-    "ask_name": ("Hello, Ada!", 'It asks: "What is your name?"'),
-    "ask_model": ("Forty-two.", "It waits for this client itself to answer a sampling/createMessage request."),
-    "ask_roots": ("file:///home/ada", "It waits for this client itself to answer a roots/list request."),
+    "ask_before": "Hello, Ada!",
+    "ask_name": "Hello, Ada!",
+    "ask_model": "Forty-two.",
+    "ask_roots": "file:///home/ada",
 }
-"""What a tool gives that was answered, and how word is given of what it asks."""
 
 
 @pytest.mark.parametrize("tool", ASKING)
-async def test_a_tool_asks_where_it_can_and_otherwise_word_is_given_of_it(pair: Pair, tool: str) -> None:
-    expected, quoted = ASKING[tool]
-    if pair.answers or (tool == "ask_before" and not pair.hands_over):
-        assert _text(await _call(pair, tool)) == expected
-        return
-    # Over JSON in the older era the SDK drops what it cannot send and waits for the answer for good.
-    can_refuse = pair.way != "json" or pair.newer or tool == "ask_before"
-    without: Any = await outcome(_calling(tool), pair.plain) if can_refuse else (INVALID_REQUEST, "")
-    assert isinstance(without, tuple) or without["isError"]
-    if pair.inline:
-        assert await outcome(_calling(tool), pair.tasks) == without
-        return
-    answer = await outcome(_calling(tool), pair.tasks)
-    if pair.newer:
-        assert _text(answer) == expected
-    elif pair.way.startswith("stateless") and tool not in ("ask_name", "ask_before"):
-        # Nobody but this client could answer it, and nobody knows which client this is.
-        assert (answer[0], "this server is stateless" in answer[1]) == (INVALID_REQUEST, True)
-    else:
-        _check_word_of_question(answer, tool, quoted)
-
-
-def _check_word_of_question(answer: Any, tool: str, quoted: str) -> None:
-    task_id = answer["structuredContent"]["taskId"]
-    status = {"status": "input_required", "statusMessage": "waiting for an answer"}
-    assert answer["structuredContent"] == {"taskId": task_id, **status}
-    assert not answer["isError"]
-    first, again, next_step, *_, last = _text(answer).splitlines()
-    assert first.startswith(f'The tool "{tool}" is still running: it waits for an answer.')
-    assert again.startswith(f'Do not call "{tool}" again')
-    assert f'"task_status" with {{"task_id": "{task_id}"}}' in next_step
-    assert last == quoted
-
-
-@pytest.mark.parametrize("era", ERAS)
-async def test_a_low_level_server_lists_its_tools_in_the_same_pages(site: str, era: str) -> None:
-    async with paired(site, "low", era) as pair:
-
-        async def pages(visit: Visit) -> Any:
-            found: list[list[str]] = []
-            cursor: str | None = None
-            while not found or cursor is not None:
-                page = await visit.client.list_tools(cursor=cursor)
-                found.append([tool.name for tool in page.tools])
-                cursor = page.next_cursor
-            if visit is pair.tasks:
-                # The author's own have their pages to themselves, but for the end of the last.
-                *found[-1], status, cancel = found[-1]
-                assert [status, cancel] == COMPANIONS
-            return found
-
-        assert await pair.both(pages) == [list(page) for page in PAGES]
-        assert _text(await _call(pair, "tool-4")) == "tool-4 done"
+async def test_a_tool_asks_where_it_can_and_is_refused_where_its_caller_wants_a_plain_call(
+    pair: Pair, tool: str
+) -> None:
+    if (pair.streams and not pair.newer) or (tool == "ask_before" and pair.newer):
+        assert _text(await _call(pair, tool)) == ASKING[tool]
+    elif pair.inline:
+        answer = await _call(pair, tool)
+        assert isinstance(answer, tuple) or answer["isError"]
+    elif pair.newer:
+        assert _text(await _outcome(_calling(tool), pair.tasks)) == ASKING[tool]
+    # Where nothing can be asked on the call, `tests/fallback` has what becomes of the question.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import AsyncGenerator, Generator, Mapping
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ from typing import Any, Final, cast
 
 import anyio
 import httpx2
-from mcp import Client
+from mcp import Client, StdioServerParameters
 from mcp.client.session import ClientRequestContext
 from mcp_types import (
     CallToolResult,
@@ -29,11 +28,12 @@ from mcp_types import (
 )
 from pydantic import FileUrl
 
-from harness.forking import fork, piped
+from harness.forking import piped
 from harness.http import HttpWire, http_client, serving
-from harness.ports import listening, mcp_url, port_of
-from harness.processes import ENVIRONMENT, end, kill
+from harness.older import HttpClient, http_session
+from harness.processes import ENVIRONMENT, ROOT
 from harness.rpc import MODERN, PATIENCE, Reply, Tasking
+from harness.serving import ServerProcess
 from mcp_tasks.errors import StoreUnavailable
 from mcp_tasks.model.record import Outcome, TaskRecord
 from mcp_tasks.stores import MemoryStore
@@ -48,23 +48,11 @@ MODES: Final = (MODERN, "legacy")
 
 @dataclass
 class Person:
-    """Somebody who answers when the test says so."""
-
-    ready: asyncio.Event = field(default_factory=asyncio.Event)
     asked: list[str] = field(default_factory=list[str])
-    action: Any = "accept"
 
     async def __call__(self, context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult:
         self.asked.append(params.message)
-        await self.ready.wait()
-        return ElicitResult(action=self.action, content={"name": "Ada"} if self.action == "accept" else None)
-
-
-def a_person() -> Person:
-    """Somebody who answers at once."""
-    person = Person()
-    person.ready.set()
-    return person
+        return ElicitResult(action="accept", content={"name": "Ada"})
 
 
 @asynccontextmanager
@@ -88,14 +76,12 @@ async def _list_roots(context: ClientRequestContext) -> ListRootsResult:
 
 
 def text(result: CallToolResult) -> str:
-    """What the model reads of a result."""
     [block] = result.content
     assert isinstance(block, TextContent)
     return block.text
 
 
 def facts(result: CallToolResult) -> dict[str, Any]:
-    """What a program reads of it."""
     assert isinstance(result.structured_content, dict)
     return cast("dict[str, Any]", result.structured_content)
 
@@ -151,7 +137,6 @@ class Call:
         return questions
 
     async def end(self, client: Tasking, answers: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Come back until there is a result."""
         with anyio.fail_after(PATIENCE):
             result = (await self.leg(client, answers)).result
             while result["resultType"] == "input_required":
@@ -161,18 +146,22 @@ class Call:
 
 
 @asynccontextmanager
-async def legs(
-    url: str, capabilities: Mapping[str, Any] = ASKABLE, *, token: str | None = None
-) -> AsyncGenerator[Tasking]:
+async def legs(url: str, *, token: str | None = None) -> AsyncGenerator[Tasking]:
     """A client of the newest wire that declares no tasks, whose host is called "raw"."""
     async with http_client() as client:
-        yield Tasking(HttpWire(url, client, token=token), capabilities)
+        yield Tasking(HttpWire(url, client, token=token), ASKABLE)
 
 
 @asynccontextmanager
-async def asking(served: Served, **how: bool) -> AsyncGenerator[Tasking]:
-    """Such a client of a server of this process, while that serves."""
-    async with serving(served.server, **how) as wire:
+async def older(url: str, *, token: str | None = None) -> AsyncGenerator[HttpClient]:
+    async with http_client() as http, http_session(HttpWire(url, http, token=token)) as client:
+        yield client
+
+
+@asynccontextmanager
+async def asking(served: Served) -> AsyncGenerator[Tasking]:
+    """A client of the newest wire, of a server of this process, while that serves."""
+    async with serving(served.server) as wire:
         yield Tasking(wire, ASKABLE)
 
 
@@ -204,7 +193,6 @@ class MoodyStore(MemoryStore):
 
     @contextmanager
     def failing(self, *verbs: str) -> Generator[None]:
-        """While the block lasts, these fail."""
         self.away.update(verbs)
         try:
             yield
@@ -213,7 +201,6 @@ class MoodyStore(MemoryStore):
 
     @contextmanager
     def holding(self, *verbs: str) -> Generator[None]:
-        """While the block lasts, these take as long as it does."""
         over = asyncio.Event()
         self._held.update(dict.fromkeys(verbs, over))
         try:
@@ -254,46 +241,22 @@ class Place:
     """A folder in which jobs are written down and held up, and the servers that do so."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
-        self.folder = folder
         self.jobs = FileJobs(folder)
+        self._folder = folder
         self._stack = stack
 
     def config(self, **said: Any) -> str:
         """What a server is told. Its store is here."""
-        return json.dumps({"folder": str(self.folder), "store": f"sqlite:///{self.folder / 'tasks.db'}", **said})
+        return json.dumps({"folder": str(self._folder), "store": f"sqlite:///{self._folder / 'tasks.db'}", **said})
 
-    def command(self, **said: Any) -> list[str]:
-        """The command line of a server that serves its pipes."""
-        return piped(MODULE, self.config(**said))
+    def command(self) -> StdioServerParameters:
+        """How a host starts a server that serves its pipes, and keeps its tasks in memory."""
+        command, *arguments = piped(MODULE, self.config(store="memory://"))
+        return StdioServerParameters(command=command, args=arguments, env=ENVIRONMENT, cwd=ROOT)
 
-    def serve(self, **said: Any) -> ServerOfPlace:
+    def serve(self) -> ServerProcess:
         """A server behind a port; it ends with the place."""
-        return ServerOfPlace(self, said, self._stack)
-
-
-class ServerOfPlace:
-    """A server process. Its port is this process's own, so it stays when the server is killed and started again."""
-
-    def __init__(self, place: Place, said: Mapping[str, Any], stack: ExitStack) -> None:
-        self._socket = stack.enter_context(listening())
-        self._config = place.config(fd=self._socket.fileno(), **said)
-        self.url = mcp_url(port_of(self._socket))
-        stack.callback(self.kill)
-        self.start()
-
-    def start(self) -> None:
-        """Start it, for the first time or again. Whoever connects before it serves waits: the port is open."""
-        self._process = fork(MODULE, self._config, env=ENVIRONMENT, pass_fds=[self._socket.fileno()])
-
-    def kill(self) -> None:
-        """End it as a power cut would. Safe twice."""
-        kill(self._process)
-
-    def terminate(self) -> float:
-        """Ask it to end; how many seconds it took."""
-        asked = time.monotonic()
-        end(self._process)
-        return time.monotonic() - asked
+        return self._stack.enter_context(ServerProcess(MODULE, self.config(fd="{fd}")))
 
 
 @contextmanager

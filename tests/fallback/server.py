@@ -1,6 +1,6 @@
 """A server whose marked tools write down what happens to them: in the test's process, or in one of its own.
 
-    python -m tests.fallback.server '{"folder": "/tmp/x", "store": "sqlite:////tmp/x/tasks.db", "fd": 5}'
+    python -m tests.fallback.server '{"folder": "/tmp/x", "store": "sqlite:////tmp/x/tasks.db", "fd": 5, "wait": 1}'
 
 Without a file descriptor it serves its pipes. A tool that waits does so for the test; see `Jobs`.
 """
@@ -40,11 +40,13 @@ from harness.auth import Tokens, server_with
 from harness.server import CUSTOM_ERROR, QUICK, REPEATABLE, Age, Name, resolve_name
 from harness.serving import serve_stdio, serving_until_told
 from harness.waiting import eventually
-from mcp_tasks import Fallback, Host, Tasks, current_task
+from mcp_tasks import Fallback, Tasks, current_task
+from mcp_tasks.server import LocalSnapshot
 from mcp_tasks.stores import Store
 
 SHORT = Fallback(wait=timedelta(seconds=0.2), heartbeat=timedelta(seconds=0.1))
 SHORT_OF_LEGS = Fallback(wait=timedelta(seconds=0.15), heartbeat=timedelta(seconds=0.1), legs=2)
+CANCELS = Fallback(when_caller_leaves="cancel")
 
 
 class Jobs:
@@ -55,28 +57,22 @@ class Jobs:
         self._gates: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
 
     def note(self, event: str, job: str) -> str:
-        """Write down that it happened to the job."""
         self.happened[f"{event} {job}"] += 1
         return event
 
     def count(self, event: str, job: str) -> int:
-        """How often that happened to the job."""
         return self.happened[f"{event} {job}"]
 
     def counts(self, job: str, *events: str) -> tuple[int, ...]:
-        """How often each of these did."""
         return tuple(self.count(event, job) for event in events)
 
     async def until(self, event: str, job: str, times: int = 1) -> None:
-        """Return when it has happened so often."""
         await eventually(lambda: self.count(event, job) >= times)
 
     async def gate(self, job: str) -> None:
-        """Wait for a test."""
         await self._gates[job].wait()
 
     def open(self, job: str) -> None:
-        """Let the job go on."""
         self._gates[job].set()
 
     async def work(self, job: str) -> str:
@@ -118,8 +114,6 @@ class FileJobs(Jobs):
 
 
 class Corner(BaseModel):
-    """A place on a plane."""
-
     x: float
     y: float
 
@@ -138,15 +132,22 @@ def resolve_age(who: Annotated[Name, Resolve(resolve_name)]) -> Elicit[Age]:
 
 @dataclass
 class Served:
-    """A server, its tasks, and what its tools do."""
-
     server: MCPServer[Any]
     tasks: Tasks
     jobs: Jobs
 
     def tool(self, **options: Any) -> Callable[[Any], Any]:
-        """Add a tool that may be a task."""
+        """Add a tool that may be a task, and may run again."""
         return lambda function: self.server.tool(annotations=REPEATABLE)(self.tasks.task(**options)(function))
+
+    def tools(self, function: Any, *, repeatable: bool = True, **named: Mapping[str, Any] | None) -> None:
+        """Add a function as several tools: names, and the options of their marks, or None for one without."""
+        for name, options in named.items():
+            marked = function if options is None else self.tasks.task(name=name, **options)(function)
+            self.server.add_tool(marked, name=name, annotations=REPEATABLE if repeatable else None)
+
+    async def all_tasks(self) -> list[LocalSnapshot]:
+        return [task async for task in self.tasks.list_all(everybody=True)]
 
 
 def build(store: str | Store = "memory://", *, jobs: Jobs | None = None, auth: bool = False, **options: Any) -> Served:
@@ -165,85 +166,23 @@ def build(store: str | Store = "memory://", *, jobs: Jobs | None = None, auth: b
         return await call_next(ctx)
 
     served.server.middleware.insert(0, count)
-    for add in (_add_quick, _add_waiting, _add_asking, _add_asking_first, _add_ending, _add_talking):
+    for add in (_add_working, _add_asking, _add_asking_first, _add_ending, _add_talking):
         add(served)
     return served
 
 
-def _add_quick(served: Served) -> None:
-    server, tasks, jobs = served.server, served.tasks, served.jobs
+def _add_working(served: Served) -> None:
+    jobs = served.jobs
 
-    @server.tool()
-    @tasks.task()
     def quick(job: str) -> str:
         jobs.note("start", job)
         return f"{job} is done"
 
-    @server.tool()
-    @tasks.task(mode="required")
-    def required(job: str) -> str:
-        return quick(job)
-
-    @server.tool()
-    @tasks.task(fallback="inline")
-    async def inline(job: str) -> str:
-        return await jobs.work(job)
-
-    @server.tool()
-    async def unmarked(job: str) -> str:
-        return await jobs.work(job)
-
-    @server.tool()
-    async def count_tasks() -> int:
-        return len([task async for task in tasks.list_all(everybody=True)])
-
-    @server.tool()
-    async def rotate() -> str:
-        await tasks.rotate_state_key()
-        return "rotated"
-
-
-def _add_waiting(served: Served) -> None:
-    server, tasks, jobs = served.server, served.tasks, served.jobs
-
-    @server.tool()
-    @tasks.task()
-    async def gated(job: str) -> str:
-        """Not to be run again, in calls as the server says."""
-        return await jobs.work(job)
-
-    @server.tool()
-    @tasks.task(fallback=SHORT_OF_LEGS)
-    async def long(job: str) -> str:
-        """Take longer than anybody waits."""
-        return await jobs.work(job)
-
-    @server.tool()
-    @tasks.task(fallback=Fallback(when_caller_leaves="cancel"))
-    async def dropped(job: str) -> str:
-        return await jobs.work(job)
-
-    @server.tool()
-    @tasks.task(join_running=True, fallback=SHORT_OF_LEGS)
     async def joined(job: str, number: int = 0) -> str:
         return await jobs.work(job)
 
-    @server.tool()
-    @tasks.task(join_running=True, fallback=Fallback(when_caller_leaves="cancel"))
-    async def joined_and_dropped(job: str) -> str:
-        return await jobs.work(job)
-
-    @served.tool(fallback=SHORT)
-    async def stepped(job: str) -> str:
-        """Two steps with a gate between them, each of which is to run once."""
-        return await two_steps(job)
-
-    @served.tool()
-    async def slow_steps(job: str) -> str:
-        """The same, in calls as the server says."""
-        return await two_steps(job)
-
     async def two_steps(job: str) -> str:
+        """Two steps with a gate between them, each of which is to run once."""
         jobs.note("start", job)
         await current_task().step("one", jobs.note, "one", job)
         await jobs.gate(job)
@@ -251,9 +190,22 @@ def _add_waiting(served: Served) -> None:
         jobs.note("end", job)
         return f"{job} is done"
 
+    served.tools(quick, repeatable=False, quick={}, required={"mode": "required"})
+    served.tools(
+        jobs.work,
+        repeatable=False,
+        gated={},
+        long={"fallback": SHORT_OF_LEGS},
+        dropped={"fallback": CANCELS},
+        joined_and_dropped={"fallback": CANCELS, "join_running": True},
+        inline={"fallback": "inline"},
+        unmarked=None,
+    )
+    served.tools(joined, repeatable=False, joined={"fallback": SHORT_OF_LEGS, "join_running": True})
+    served.tools(two_steps, stepped={"fallback": SHORT}, slow_steps={})
+
     @served.tool(fallback=SHORT)
     async def slow(job: str, ctx: Context) -> str:
-        """Take several waits."""
         jobs.note("start", job)
         for step in range(1, 5):
             await anyio.sleep(0.25)  # sleep: work that takes several waits
@@ -271,25 +223,13 @@ def _add_asking(served: Served) -> None:
         await current_task().step("two", jobs.note, "two", job)
         return f"Hello, {answer.data.name}!" if answer.action == "accept" else f"{answer.action}, then"
 
-    @served.tool()
-    async def asks(job: str, ctx: Context) -> str:
-        return await ask(job, ctx)
-
-    @served.tool(fallback=Fallback(model_may_answer=True))
-    async def asks_anybody(job: str, ctx: Context) -> str:
-        return await ask(job, ctx)
+    served.tools(ask, asks={}, asks_anybody={"fallback": Fallback(model_may_answer=True)})
 
     @served.tool()
     async def asks_with_time(job: str, ctx: Context) -> str:
         asking = ctx.elicit("What is your name?", Name)
         answer = await current_task().ask(asking, timeout=timedelta(days=2))
         return f"Hello, {answer.data.name}!" if answer.action == "accept" else answer.action
-
-    @served.tool()
-    async def asks_late(job: str, ctx: Context) -> str:
-        await jobs.work(job)
-        answer = await ctx.elicit("Still there?", Name)
-        return f"Hello, {answer.data.name}!" if answer.action == "accept" else f"{answer.action}, then"
 
     @served.tool()
     async def asks_often(job: str, ctx: Context, times: int = 12) -> str:
@@ -338,9 +278,10 @@ def _add_asking(served: Served) -> None:
 def _add_asking_first(served: Served) -> None:
     jobs = served.jobs
 
-    @served.tool()
-    async def asks_before(job: str, who: Annotated[Name, Resolve(resolve_name)]) -> str:
+    async def ask_before(job: str, who: Annotated[Name, Resolve(resolve_name)]) -> str:
         return f"{who.name}: {await jobs.work(job)}"
+
+    served.tools(ask_before, asks_before={}, asks_before_joined={"join_running": True})
 
     @served.tool(fallback=SHORT)
     async def asks_before_twice(
@@ -348,34 +289,22 @@ def _add_asking_first(served: Served) -> None:
     ) -> str:
         return f"{who.name} is {age.age}: {await jobs.work(job)}"
 
-    @served.tool(join_running=True)
-    async def asks_before_joined(job: str, who: Annotated[Name, Resolve(resolve_name)]) -> str:
-        return f"{who.name}: {await jobs.work(job)}"
-
-    async def return_question(job: str, ctx: Context, size: int) -> str | InputRequiredResult:
+    async def return_question(job: str, ctx: Context, size: int = 0) -> str | InputRequiredResult:
         answer = (ctx.input_responses or {}).get("who")
         if not isinstance(answer, ElicitResult):
-            jobs.note("asked", job)
             question = ElicitRequestFormParams(message="Who is it?", requested_schema=Name.model_json_schema())
             state = f"{job} " + "x" * size
             return InputRequiredResult(input_requests={"who": ElicitRequest(params=question)}, request_state=state)
         done = await jobs.work(job)
         return f"{(answer.content or {})['name']}: {done}, with {len(ctx.request_state or '')} characters"
 
-    @served.tool()
-    async def asks_by_returning(job: str, ctx: Context, size: int = 0) -> str | InputRequiredResult:
-        return await return_question(job, ctx, size)
-
-    @served.tool(fallback=Fallback(when_caller_leaves="cancel"))
-    async def dropped_that_asks(job: str, ctx: Context) -> str | InputRequiredResult:
-        return await return_question(job, ctx, 0)
+    served.tools(return_question, asks_by_returning={}, dropped_that_asks={"fallback": CANCELS})
 
 
 def _add_ending(served: Served) -> None:
-    server, tasks, jobs = served.server, served.tasks, served.jobs
+    jobs = served.jobs
 
-    @server.tool()
-    @tasks.task(fallback=SHORT_OF_LEGS)
+    @served.tool(fallback=SHORT_OF_LEGS)
     async def fails(job: str, late: bool = False, protocol: bool = False) -> str:
         jobs.note("start", job)
         if late:
@@ -384,25 +313,15 @@ def _add_ending(served: Served) -> None:
             raise MCPError(code=CUSTOM_ERROR, message=f"{job} may not", data={"hint": "ask again"})
         raise ToolError(f"{job} did not work out")
 
-    @server.tool()
-    @tasks.task()
+    @served.tool()
     def errs(job: str) -> CallToolResult:
-        jobs.note("start", job)
         return CallToolResult(content=[TextContent(type="text", text=f"{job} went wrong")], is_error=True)
 
-    @server.tool()
-    @tasks.task(fallback=SHORT_OF_LEGS)
+    @served.tool(fallback=SHORT_OF_LEGS)
     async def shape(job: str, late: bool) -> Shape:
-        jobs.note("start", job)
         if late:
             await jobs.gate(job)
         return Shape(corners=[Corner(x=1, y=2)])
-
-    @server.tool()
-    @tasks.task(fallback=SHORT_OF_LEGS)
-    async def numbers(job: str, late: bool) -> list[int]:
-        await shape(job, late)
-        return [1, 2, 3]
 
 
 def _add_talking(served: Served) -> None:
@@ -423,17 +342,12 @@ def _add_talking(served: Served) -> None:
         await ctx.info({"frames": 3, "of": None})  # pyright: ignore[reportDeprecated]
         await ctx.report_progress(2, 3)
         await ctx.log("warning", "careful", logger_name="frames")  # pyright: ignore[reportDeprecated]
+        await ctx.session.send_elicit_complete("e1", ctx.request_id)
         await jobs.work(job)
         await ctx.report_progress(3, 3, "last")
         return json.dumps(seen)
 
-    @served.tool()
-    async def talks(job: str, ctx: Context) -> str:
-        return await talk(job, ctx)
-
-    @served.tool(fallback="inline")
-    async def talks_plainly(job: str, ctx: Context) -> str:
-        return await talk(job, ctx)
+    served.tools(talk, talks={}, talks_plainly={"fallback": "inline"})
 
     @served.tool()
     async def floods(job: str, ctx: Context) -> str:
@@ -445,30 +359,18 @@ def _add_talking(served: Served) -> None:
         return "done"
 
 
-def seconds(said: Mapping[str, Any], kind: type[Any]) -> Any:
-    """A `Fallback` or a `Host` of JSON, in which durations are seconds."""
-    durations = ("wait", "heartbeat", "answer_within", "limit")
-    return kind(**{name: timedelta(seconds=value) if name in durations else value for name, value in said.items()})
-
-
 def main() -> None:
-    """Serve until stopped."""
     # Tools may still use what the SDK deprecates for the newest wire.
     warnings.simplefilter("ignore", MCPDeprecationWarning)
     config = json.loads(sys.argv[-1])
-    folder = Path(config["folder"])
-    options: dict[str, Any] = {}
-    if "fallback" in config:
-        options["fallback"] = seconds(config["fallback"], Fallback)
-    if "hosts" in config:
-        options["hosts"] = {name: seconds(host, Host) for name, host in config["hosts"].items()}
-    served = build(config.get("store", "memory://"), jobs=FileJobs(folder), **options)
+    ways = Fallback(wait=timedelta(seconds=config.get("wait", 25)))
+    served = build(config["store"], jobs=FileJobs(Path(config["folder"])), fallback=ways)
     if "fd" not in config:
         asyncio.run(serve_stdio(served.server))
         return
     # A client that has been idle while others were busy is to find its connection open.
     app = served.server.streamable_http_app()
-    asyncio.run(serving_until_told(app, fd=config["fd"], timeout_keep_alive=60))
+    asyncio.run(serving_until_told(app, fd=int(config["fd"]), timeout_keep_alive=60))
 
 
 if __name__ == "__main__":

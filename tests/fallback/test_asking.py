@@ -11,15 +11,16 @@ from typing import Any
 
 import anyio
 import pytest
+from mcp_types import ElicitResult
 
-from harness.http import HttpWire, http_client, serving
+from harness.http import serving
 from harness.older import ASKABLE, Arrived, HttpClient, OlderClient, Pending, http_session, pipe_session
 from harness.rpc import NOTHING, PATIENCE, text_of
 from harness.server import QUICK
 from harness.stdio import stdio_process
 from harness.waiting import eventually
 from mcp_tasks import Fallback
-from tests.fallback.scenes import MODULE, Person, a_person, chat, handle, place, text
+from tests.fallback.scenes import MODULE, Person, chat, handle, place, text
 from tests.fallback.server import Jobs, Served, build
 from tests.unit.virtual_time import simulated, time_passes
 
@@ -29,7 +30,6 @@ ELICIT = "elicitation/create"
 CANCELLED = "notifications/cancelled"
 A_WHILE = 0.3
 """How long a test waits for what must not happen."""
-
 LONG = Fallback(wait=timedelta(seconds=PATIENCE))
 SHORT = Fallback(wait=timedelta(seconds=0.4))
 """Calls that are over before anybody answers."""
@@ -37,18 +37,14 @@ SHORT = Fallback(wait=timedelta(seconds=0.4))
 
 @dataclass
 class Session:
-    """A session of an older client, with what its server does."""
-
     client: OlderClient
     jobs: Jobs
     served: Served | None = None
 
     def begin(self, tool: str, **arguments: Any) -> Pending:
-        """Call a tool."""
         return self.client.begin("tools/call", {"name": tool, "arguments": {"job": "job", **arguments}})
 
     def look(self, task_id: str, **arguments: Any) -> Pending:
-        """Wait for a task."""
         return self.client.begin("tools/call", {"name": "task_status", "arguments": {"task_id": task_id, **arguments}})
 
     async def gave_up(self, tool: str, **arguments: Any) -> str:
@@ -69,7 +65,6 @@ class Session:
         await self.client.answer(question, {"action": "accept", "content": content})
 
     def was_told_of_the_end_of(self, question: Arrived) -> bool:
-        """Whether the client was told that nobody waits for the answer."""
         ended = [seen.params["requestId"] for seen in self.client.arrived if seen.method == CANCELLED]
         return question.message["id"] in ended
 
@@ -89,7 +84,7 @@ async def connected(
             yield Session(client, served.jobs, served)
         return
     with place() as here:
-        config = here.config(store="memory://", fallback={"wait": ways.wait.total_seconds()})
+        config = here.config(store="memory://", wait=ways.wait.total_seconds())
         version = "2025-06-18" if transport == "older stdio" else "2025-11-25"
         async with (
             stdio_process(config, module=MODULE) as wire,
@@ -151,7 +146,7 @@ async def test_an_error_of_the_client_or_an_answer_that_does_not_fit_is_for_the_
 async def test_a_timeout_of_the_tool_is_not_cut_short_because_its_caller_speaks_no_tasks() -> None:
     for mode in ("legacy", "2026-07-28"):
         served = build(fallback=Fallback(answer_within=timedelta(milliseconds=1)))
-        async with chat(served.server, mode, person=a_person()) as client:
+        async with chat(served.server, mode, person=Person()) as client:
             assert text(await client.call_tool("asks_with_time", {"job": "job"})) == "Hello, Ada!"
 
 
@@ -159,18 +154,7 @@ async def test_a_timeout_of_the_tool_is_not_cut_short_because_its_caller_speaks_
 
 
 @both
-async def test_an_answer_or_a_refusal_counts_although_the_call_is_over(transport: str) -> None:
-    async with connected(transport) as it:
-        task_id = await it.gave_up("asks")
-        await it.accept(await it.question(), name="Ada")
-        assert await said(it.look(task_id)) == "Hello, Ada!"
-        task_id = await it.gave_up("insists")
-        await it.client.refuse(await it.question(2), -1, "User rejected it")
-        assert await said(it.look(task_id)) == "-1 User rejected it"
-
-
-@both
-async def test_a_client_that_has_a_question_is_not_asked_again_by_the_calls_that_follow(transport: str) -> None:
+async def test_a_client_is_asked_once_and_what_it_says_counts_although_the_call_is_over(transport: str) -> None:
     async with connected(transport) as it:
         task_id = await it.gave_up("asks")
         for _ in range(3):
@@ -181,6 +165,9 @@ async def test_a_client_that_has_a_question_is_not_asked_again_by_the_calls_that
         [question] = it.questions()
         await it.accept(question, name="Ada")
         assert [await said(each) for each in calls] == ["Hello, Ada!"] * 2
+        task_id = await it.gave_up("insists")
+        await it.client.refuse(await it.question(2), -1, "User rejected it")
+        assert await said(it.look(task_id)) == "-1 User rejected it"
 
 
 async def test_another_session_is_asked_as_well_once_the_call_is_over_and_the_first_answer_counts() -> None:
@@ -214,12 +201,8 @@ async def test_a_client_may_be_asked_again_when_it_has_said_nothing_for_long() -
             assert len(people) == number
             await time_passes(301)
         # Of so many, the first are not waited for any more; any other answers it.
-        people[4].set_result(await a_person()(None, _Asked()))  # pyright: ignore[reportArgumentType]
+        people[4].set_result(ElicitResult(action="accept", content={"name": "Ada"}))
         assert text(await client.call_tool("task_status", {"task_id": task_id})) == "no error, but accept"
-
-
-class _Asked:
-    message = ""
 
 
 # --- when the client is gone ----------------------------------------------------------------------------------------
@@ -230,18 +213,14 @@ async def end_session(it: Session) -> None:
     await it.client.wire.client.delete(it.client.wire.url, headers=it.client.headers())
 
 
-async def only_task(it: Session) -> str:
-    assert it.served is not None
-    [task] = [task async for task in it.served.tasks.list_all(everybody=True)]
-    return task.id
-
-
 async def test_a_client_that_was_cut_off_is_asked_again_when_it_comes_back() -> None:
     async with connected("http", LONG) as it:
         lost = it.begin("asks")
         first = await it.question()
         await lost.leave()
-        waiting = it.look(await only_task(it))
+        assert it.served is not None
+        [task] = await it.served.all_tasks()
+        waiting = it.look(task.id)
         again = await it.question(2)
         assert again.params == first.params
         await it.accept(first, name="Ada")
@@ -283,23 +262,6 @@ async def test_over_a_pipe_a_question_is_cancelled_with_its_call_and_asked_again
         assert await said(waiting) == "Hello, Ada!"
 
 
-async def test_after_a_crash_the_next_call_asks_again_and_the_work_goes_on() -> None:
-    with place() as here:
-        server = here.serve(fallback={"wait": 0.3})
-        async with http_client() as http:
-            async with http_session(HttpWire(server.url, http)) as client:
-                task_id = await Session(client, here.jobs).gave_up("asks")
-            server.kill()
-            server.start()
-            async with http_session(HttpWire(server.url, http)) as client:
-                it = Session(client, here.jobs)
-                waiting = it.look(task_id)
-                await it.accept(await it.question(), name="Ada")
-                assert await said(waiting) == "Hello, Ada!"
-                assert len(it.questions()) == 1
-        assert here.jobs.counts("job", "one", "two") == (1, 1)
-
-
 # --- when it is over ------------------------------------------------------------------------------------------------
 
 
@@ -317,7 +279,7 @@ async def test_a_question_that_is_answered_elsewhere_is_cancelled_before_the_cal
         assert await said(waiting) == "Ada, Grace, Joan"
         waiting = it.begin("asks")
         fourth = await it.question(4)
-        [task] = [task async for task in it.served.tasks.list_all(everybody=True) if not task.is_final]
+        [task] = [task for task in await it.served.all_tasks() if not task.is_final]
         await it.served.tasks.handle(task.id).cancel()
         assert "was cancelled" in await said(waiting)
         assert it.was_told_of_the_end_of(fourth)
@@ -354,14 +316,14 @@ def nothing_is_left() -> bool:
 
 
 async def test_nothing_is_left_of_many_calls_and_their_questions() -> None:
-    async with connected("http", Fallback(wait=timedelta(seconds=1))) as it:
-        for _ in range(2):
-            for each in [it.begin("asks", job=str(number)) for number in range(30)]:
-                await each.reply()
-        assert it.questions()
+    async with connected("http", LONG) as it:
+        calls = [it.begin("asks", job=str(number)) for number in range(30)]
+        await it.question(30)
         for number, question in enumerate(it.questions()):
             if number % 3:
                 await it.accept(question, name="Ada")
+        for call in calls:
+            await call.leave()
         await end_session(it)
         await eventually(nothing_is_left)
 
@@ -369,40 +331,16 @@ async def test_nothing_is_left_of_many_calls_and_their_questions() -> None:
 # --- where there is no way to ask -----------------------------------------------------------------------------------
 
 
-async def test_an_answer_of_plain_json_says_at_once_that_the_tool_waits() -> None:
+async def test_without_streams_or_sessions_a_call_says_at_once_what_a_person_can_answer_and_refuses_the_rest() -> None:
     served = build(fallback=LONG)
-    async with serving(served.server, json_response=True) as wire, http_session(wire) as client:
-        handle((await client.call("asks", {"job": "job"})).result, "input_required")
-        assert client.arrived == []
-
-
-async def test_stateless_what_a_person_can_answer_stays_open_and_the_rest_is_refused() -> None:
-    served = build(fallback=LONG)
-    async with serving(served.server, stateless=True) as wire, http_session(wire) as client:
-        for tool in ("asks", "asks_to_visit"):
-            handle((await client.call(tool, {"job": "job"})).result, "input_required")
-        error = (await client.call("asks_the_client", {"job": "job"})).error
+    async with (
+        serving(served.server, json_response=True) as plain,
+        serving(served.server, stateless=True) as stateless,
+        http_session(plain) as client,
+        http_session(stateless) as nameless,
+    ):
+        for each, tool in ((client, "asks"), (nameless, "asks"), (nameless, "asks_to_visit")):
+            handle((await each.call(tool, {"job": "job"})).result, "input_required")
+        error = (await nameless.call("asks_the_client", {"job": "job"})).error
         assert "The tool asks with sampling/createMessage, and this server is stateless" in error["message"]
-        assert client.arrived == []
-
-
-async def test_a_client_that_did_not_declare_what_is_asked_is_told_so_whatever_it_is_made_with() -> None:
-    async with connected("http", LONG, NOTHING) as it:
-        error = (await it.begin("asks").reply()).error
-        assert "the client did not declare the elicitation capability." in error["message"]
-        assert "Python" not in error["message"]
-
-
-# --- the SDK's own client -------------------------------------------------------------------------------------------
-
-
-async def test_the_sdks_client_is_asked_once_and_its_person_may_take_longer_than_the_call() -> None:
-    person = Person()
-    async with chat(build(fallback=SHORT).server, "legacy", person=person) as client:
-        task_id = handle(await client.call_tool("asks", {"job": "job"}), "input_required")
-        for seconds in (0, 0.5):
-            told = await client.call_tool("task_status", {"task_id": task_id, "wait_seconds": seconds})
-            assert handle(told, "input_required") == task_id
-        person.ready.set()
-        assert text(await client.call_tool("task_status", {"task_id": task_id})) == "Hello, Ada!"
-    assert person.asked == ["What is your name?"]
+        assert client.arrived == nameless.arrived == []

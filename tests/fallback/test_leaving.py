@@ -12,11 +12,11 @@ from typing import Any
 import anyio
 import pytest
 
-from harness.http import HttpWire, http_client, serving
-from harness.older import HttpClient, OlderClient, Pending, http_session, pipe_session
+from harness.http import serving
+from harness.older import OlderClient, Pending, pipe_session
 from harness.rpc import NOTHING, TASKS, Tasking, request, text_of
 from harness.stdio import StdioWire, stdio_process
-from tests.fallback.scenes import MODULE, Call, Place, handle, legs, place
+from tests.fallback.scenes import MODULE, Call, Place, handle, legs, older, place
 from tests.fallback.server import FileJobs, Jobs, Served, build
 
 pytestmark = pytest.mark.anyio
@@ -55,15 +55,7 @@ async def scene() -> AsyncGenerator[Scene]:
         yield Scene(served, wire.url, plain.url, locked.url)
 
 
-@asynccontextmanager
-async def older(url: str, token: str | None = None) -> AsyncGenerator[HttpClient]:
-    """A client of the older wire."""
-    async with http_client() as http, http_session(HttpWire(url, http, token=token)) as client:
-        yield client
-
-
 async def begun(jobs: Jobs, client: OlderClient, tool: str, job: str) -> Pending:
-    """A call whose tool has begun."""
     pending = client.begin("tools/call", {"name": tool, "arguments": {"job": job}})
     await jobs.until("start", job)
     return pending
@@ -76,7 +68,6 @@ async def give_up(client: OlderClient, pending: Pending) -> None:
 
 
 async def cut(calling: asyncio.Task[Any]) -> None:
-    """Close the connection of a call."""
     calling.cancel()
     await asyncio.wait([calling])
 
@@ -87,12 +78,13 @@ async def cut(calling: asyncio.Task[Any]) -> None:
 @pytest.mark.parametrize("how", ["closes its stream", "closes its connection", "says so", "loses its connection"])
 async def test_what_becomes_of_the_work_is_what_its_author_said(scene: Scene, how: str) -> None:
     has_left = how != "loses its connection"
-    for tool in ("gated", "dropped"):
+    # The first goes on to report, to nobody.
+    for tool in ("talks", "dropped"):
         job = f"{how} {tool}"
         if how.startswith("closes"):
             # A client of the newest wire, answered with a stream or with plain JSON.
             async with legs(scene.url if how == "closes its stream" else scene.json_url) as client:
-                calling = asyncio.create_task(Call(tool, {"job": job}).leg(client))
+                calling = asyncio.create_task(Call(tool, {"job": job}).leg(client, progress_token="token"))
                 await scene.jobs.until("start", job)
                 await cut(calling)
         else:
@@ -106,7 +98,7 @@ async def test_what_becomes_of_the_work_is_what_its_author_said(scene: Scene, ho
     else:
         await anyio.sleep(2.3)  # sleep: the time in which it would be stopped, and must not
         await scene.goes_on(f"{how} dropped")
-    await scene.goes_on(f"{how} gated")
+    await scene.goes_on(f"{how} talks")
 
 
 @pytest.mark.parametrize(("tool", "event"), [("asks_by_returning", "end"), ("dropped_that_asks", "stopped")])
@@ -151,23 +143,17 @@ async def test_what_the_work_of_a_caller_that_left_came_to_is_kept(scene: Scene,
         await scene.jobs.until("end", job)
         await anyio.sleep(0.2)  # sleep: the time in which it would be forgotten, and must not
         told: list[str] = []
-        async for task in scene.served.tasks.list_all(everybody=True):
+        for task in await scene.served.all_tasks():
             if task.name == "gated" and task.is_final:
                 told.append(text_of(await client.call("task_status", task_id=task.id)))
     assert f"{job} is done" in told
     assert scene.jobs.counts(job, "start", "end") == (1, 1)
 
 
-async def mine(client: OlderClient) -> list[dict[str, Any]]:
-    """What a caller is told of its own tasks, without an id."""
-    return (await client.call("task_status")).result["structuredContent"]["tasks"]
-
-
 # --- joining --------------------------------------------------------------------------------------------------------
 
 
 async def handed(client: Tasking, tool: str = "joined", **arguments: Any) -> str:
-    """The id of the task that a client without tasks is told of."""
     return handle(await Call(tool, arguments).end(client))
 
 
@@ -225,8 +211,12 @@ async def test_over_stdio_work_survives_its_host_and_is_found_by_the_next_one() 
             await jobs.until("stopped", "dropped")
             pending = await begun(jobs, client, "stepped", "host-ends")
             await jobs.until("one", "host-ends")
-            tasks = {task["tool"]: task["status"] for task in await mine(client)}
-            assert tasks == {"gated": "working", "stepped": "working", "dropped": "cancelled"}
+            listed = (await client.call("task_status")).result["structuredContent"]["tasks"]
+            assert {task["tool"]: task["status"] for task in listed} == {
+                "gated": "working",
+                "stepped": "working",
+                "dropped": "cancelled",
+            }
             jobs.open("given-up")
             await jobs.until("end", "given-up")
             # Close the pipes, as a host does that ends.
@@ -239,9 +229,7 @@ async def test_over_stdio_work_survives_its_host_and_is_found_by_the_next_one() 
         async with pipes(here) as wire:
             # The next one speaks the newest wire.
             client = Tasking(wire, NOTHING)
-            listed = await client.call("task_status")
-            found = {task["tool"]: task["taskId"] for task in listed["structuredContent"]["tasks"]}
-            results = {tool: await client.call("task_status", task_id=found[tool]) for tool in found}
+            results = {task["tool"]: await client.call("task_status", task_id=task["taskId"]) for task in listed}
             assert text_of(results["gated"]) == "given-up is done"
             assert text_of(results["stepped"]) == "host-ends is done"
             assert 'The tool "dropped" was cancelled' in text_of(results["dropped"])
@@ -263,7 +251,7 @@ async def test_a_server_that_is_told_to_stop_answers_at_once_and_nothing_is_lost
             dropped = await begun(jobs, old, "dropped", "dropped")
             for job in ("older", "newest"):
                 await jobs.until("one", job)
-            stopping = asyncio.create_task(anyio.to_thread.run_sync(server.terminate))
+            stopping = asyncio.create_task(anyio.to_thread.run_sync(server.stop))
             # Not to come back: it may find nobody, and have heard nothing else.
             ids = {"older": handle((await pending.reply()).result), "newest": handle((await leg).result)}
             ids["dropped"] = handle((await dropped.reply()).result)

@@ -1,11 +1,9 @@
-"""While a call is open, its caller hears what it would hear of a plain call, and the tool sees what it would see."""
+"""As in a plain call: what a caller hears while its call is open, what the tool sees, and calls that make no task."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import pairwise
@@ -13,19 +11,34 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import httpx2
 import pytest
-from mcp import StdioServerParameters
 from mcp.server.auth.middleware.auth_context import get_access_token
 from mcp.server.mcpserver import Context
+from mcp.shared.exceptions import MCPError
 from mcp_types import LOG_LEVEL_META_KEY, InputRequiredResult, LoggingMessageNotificationParams
 
-from harness.http import HttpWire, initialize, modern_headers, serving
+from harness.http import HttpWire, http_client, initialize, modern_headers, serving, serving_app
 from harness.older import OWN_STREAM, http_session
-from harness.processes import ENVIRONMENT, PIPE, ROOT, running, tell
-from harness.rpc import LEGACY, MODERN, NOTHING, PATIENCE, Reply, legacy_request, request
+from harness.processes import ENVIRONMENT, PIPE, running, tell
+from harness.rpc import (
+    INTERNAL_ERROR,
+    LEGACY,
+    MODERN,
+    NOTHING,
+    PATIENCE,
+    Reply,
+    accept,
+    legacy_request,
+    loads,
+    request,
+    text_of,
+)
 from harness.server import Name
+from harness.waiting import eventually
 from mcp_tasks import Fallback, current_task
-from tests.fallback.scenes import MODES, chat, place
+from tests.conformance.everything_server import MemoryEvents
+from tests.fallback.scenes import MODES, Call, asking, chat, place
 from tests.fallback.server import Served, build
 
 pytestmark = pytest.mark.anyio
@@ -34,7 +47,6 @@ SHORT = Fallback(wait=timedelta(seconds=0.5))
 """Long enough for a tool to have begun, on a busy machine too."""
 
 TOKEN = "progress-of-this-call"
-ALL = [(1, 3, "first"), (2, 3, None), (3, 3, "last")]
 TOOLS = ("talks", "talks_plainly")
 
 
@@ -58,12 +70,10 @@ async def posted(wire: HttpWire, version: str, tool: str, **meta: Any) -> Reply:
 
 
 def said(reply: Reply) -> dict[str, Any]:
-    """What the tool says that it saw."""
     return json.loads(reply.result["content"][0]["text"])
 
 
 def heard(reply: Reply) -> list[Any]:
-    """What came before the answer."""
     return [(notice["method"], notice["params"]) for notice in reply.notifications]
 
 
@@ -78,12 +88,13 @@ async def test_a_call_over_http_is_sent_what_a_plain_call_is_sent(version: str, 
     methods = [method for method, _ in heard(marked)]
     assert methods.count("notifications/progress") == 3
     assert methods.count("notifications/message") == (2 if version == MODERN else 3)
+    assert methods.count("notifications/elicitation/complete") == 1
     assert said(marked) == {**said(plain), "attempt": 1}
     assert said(marked)["meta"]["progress_token"] == TOKEN
     assert said(marked)["trace"] == "of this call"
     # And one that asks for nothing.
     assert heard(quiet) == heard(plainly_quiet)
-    assert [method for method, _ in heard(quiet)] == ["notifications/message"] * (0 if version == MODERN else 3)
+    assert [method for method, _ in heard(quiet)].count("notifications/message") == (0 if version == MODERN else 3)
 
 
 async def test_what_belongs_to_the_connection_goes_there_as_in_a_plain_call() -> None:
@@ -95,6 +106,42 @@ async def test_what_belongs_to_the_connection_goes_there_as_in_a_plain_call() ->
             own.append(await client.wait_for(lambda each: each.stream == OWN_STREAM, after=before))
     updated = ("notifications/resources/updated", {"uri": "test://frames"})
     assert [(each.method, each.params) for each in own] == [updated, updated]
+
+
+async def test_a_call_whose_stream_broke_is_taken_up_where_it_was() -> None:
+    served = build()
+    app = served.server.streamable_http_app(event_store=MemoryEvents())
+    async with serving_app(app) as base, http_client() as http:
+        wire = HttpWire(f"{base}/mcp", http)
+        session, _ = await initialize(wire, NOTHING)
+        headers = [*session.headers, ("accept", "application/json, text/event-stream")]
+        params = {"name": "talks", "arguments": {"job": "job"}, "_meta": {"progressToken": TOKEN}}
+        call = legacy_request("tools/call", params)
+        event, told = "", list[dict[str, Any]]()
+
+        async def read(stream: httpx2.Response, until: str) -> None:
+            nonlocal event
+            async for line in stream.aiter_lines():
+                event = line[3:].strip() if line.startswith("id:") else event
+                if line.strip() == "data:" and until == "result":
+                    # All has been replayed, and what comes from now on is sent as it comes.
+                    served.jobs.open("job")
+                elif line.startswith("data:") and line[5:].strip():
+                    told.append(loads(line[5:]))
+                    if until in told[-1].get("params", told[-1]):
+                        break
+
+        with anyio.fail_after(PATIENCE):
+            async with http.stream("POST", wire.url, headers=headers, json=call) as broken:
+                await read(broken, until="progress")
+            # The SDK ends what it replays while it has not seen that the first stream is gone.
+            while "result" not in told[-1]:
+                resuming = [*headers, ("last-event-id", event)]
+                async with http.stream("GET", wire.url, headers=resuming) as resumed:
+                    await read(resumed, until="result")
+    progress = [each["params"]["progress"] for each in told if each.get("method") == "notifications/progress"]
+    assert progress == [1, 2, 3]
+    assert told[-1]["id"] == call["id"]
 
 
 @pytest.mark.parametrize("version", [MODERN, LEGACY])
@@ -130,47 +177,16 @@ async def test_a_tool_that_was_parked_has_the_token_of_its_call_while_that_is_op
 
 @dataclass
 class Listener:
-    """A client of the SDK that keeps what it hears."""
+    """Keeps what a client of the SDK hears, which may be after the answer that it came before."""
 
     progress: list[Any] = field(default_factory=list[Any])
     logs: list[Any] = field(default_factory=list[Any])
-    _news: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def on_progress(self, progress: float, total: float | None, message: str | None) -> None:
         self.progress.append((progress, total, message))
-        self._news.set()
 
     async def on_log(self, params: LoggingMessageNotificationParams) -> None:
         self.logs.append((params.level, params.data, params.logger))
-        self._news.set()
-
-    async def until(self, condition: Callable[[], bool]) -> None:
-        """Return once it holds: the SDK's client may take a notification after the answer that it came before."""
-        with anyio.fail_after(PATIENCE):
-            while not condition():
-                self._news.clear()
-                await self._news.wait()
-
-    async def call(self, client: Any, state: str | None = None) -> Any:
-        """One request of a call of the tool that talks."""
-        return await client.session.call_tool(
-            "talks",
-            {"job": "job"},
-            request_state=state,
-            progress_callback=self.on_progress,
-            allow_input_required=True,
-        )
-
-    async def begin(self, client: Any, logs: int = 0) -> str:
-        """The first requests of a call, which hear the beginning."""
-        state: str | None = None
-        while len(self.progress) < 2 or len(self.logs) < logs:
-            first = await self.call(client, state)
-            assert isinstance(first, InputRequiredResult)
-            state = first.request_state
-            await anyio.sleep(0.05)  # sleep: a notification may be taken after the answer that it came before
-        assert self.progress == ALL[:2]
-        return state or ""
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -178,94 +194,93 @@ async def test_clients_of_the_sdk_over_stdio_hear_what_they_hear_of_a_plain_call
     listener, logs = Listener(), 2 if mode == MODERN else 3
     with place() as here:
         here.jobs.open("job")
-        command, *arguments = here.command(store="memory://")
-        target = StdioServerParameters(command=command, args=arguments, cwd=ROOT, env=ENVIRONMENT)
-        async with chat(target, mode, logging_callback=listener.on_log, log_level="info") as client:
+        async with chat(here.command(), mode, logging_callback=listener.on_log, log_level="info") as client:
             for calls, tool in enumerate(TOOLS, 1):
                 with anyio.fail_after(PATIENCE):
                     await client.call_tool(tool, {"job": "job"}, progress_callback=listener.on_progress)
-                await listener.until(lambda: len(listener.progress) == 3 * calls and len(listener.logs) == logs * calls)  # noqa: B023
-    assert listener.progress == ALL * 2
+                await eventually(lambda: len(listener.progress) == 3 * calls and len(listener.logs) == logs * calls)  # noqa: B023
+    assert listener.progress == [(1, 3, "first"), (2, 3, None), (3, 3, "last")] * 2
     assert listener.logs == listener.logs[:logs] * 2
 
 
-async def test_a_call_that_comes_back_hears_the_rest() -> None:
-    served, listener = build(fallback=SHORT), Listener()
-    async with (
-        serving(served.server) as wire,
-        chat(wire.url, MODERN, logging_callback=listener.on_log, log_level="debug") as client,
-    ):
-        state = await listener.begin(client, logs=3)
-        served.jobs.open("job")
-        await listener.call(client, state)
-        await listener.until(lambda: len(listener.progress) == 3)
-    assert listener.progress == ALL
-    assert len(listener.logs) == 3
-    assert served.jobs.count("start", "job") == 1
-
-
-async def test_a_leg_that_reaches_another_process_hears_the_run_through_the_store(tmp_path: Path) -> None:
-    store, listener = f"sqlite:///{tmp_path}/tasks.db", Listener()
-    served, other = build(store, fallback=SHORT), build(store)
-    async with (
-        serving(served.server) as here,
-        serving(other.server) as there,
-        chat(here.url, MODERN) as one,
-        chat(there.url, MODERN) as two,
-    ):
-        state = await listener.begin(one)
-        calling = asyncio.create_task(listener.call(two, state))
-        await other.jobs.until("request", "job")
-        served.jobs.open("job")
-        result = await calling
-        await listener.until(lambda: len(listener.progress) == 3)
-    assert json.loads(result.content[0].text)["attempt"] == 1
-    assert (served.jobs.count("start", "job"), other.jobs.count("start", "job")) == (1, 0)
-    assert listener.progress == ALL
-
-
 async def test_after_a_restart_nothing_of_the_call_is_there_and_its_leg_hears_the_new_run(tmp_path: Path) -> None:
-    listener = Listener()
+    listener, store = Listener(), f"sqlite:///{tmp_path}/tasks.db"
+    heard = listener.progress
 
-    @asynccontextmanager
-    async def served() -> AsyncGenerator[tuple[Served, Any]]:
-        server = build(f"sqlite:///{tmp_path}/tasks.db", fallback=SHORT)
-        async with serving(server.server) as wire, chat(wire.url, MODERN) as client:
-            yield server, client
+    async def leg(client: Any, state: str | None = None) -> Any:
+        return await client.session.call_tool(
+            "talks",
+            {"job": "job"},
+            request_state=state,
+            progress_callback=listener.on_progress,
+            allow_input_required=True,
+        )
 
-    async with served() as (_, client):
-        state = await listener.begin(client)
-    async with served() as (again, client):
-        again.jobs.open("job")
+    async with serving(build(store, fallback=SHORT).server) as wire, chat(wire.url, MODERN) as client:
+        answer = await leg(client)
+        while len(heard) < 2:
+            answer = await leg(client, answer.request_state)
+    again = build(store, fallback=SHORT)
+    again.jobs.open("job")
+    async with serving(again.server) as wire, chat(wire.url, MODERN) as client:
         with anyio.fail_after(PATIENCE):
-            while isinstance(answer := await listener.call(client, state), InputRequiredResult):
-                state = answer.request_state or ""
-        await listener.until(lambda: listener.progress[-1] == ALL[-1])
+            while isinstance(answer, InputRequiredResult):
+                answer = await leg(client, answer.request_state)
+        await eventually(lambda: heard[-1] == (3, 3, "last"))
     assert json.loads(answer.content[0].text) == {"attempt": 2, "meta": {}, "trace": None, "client": None}
-    values = [value for value, _, _ in listener.progress]
-    assert all(earlier < later for earlier, later in pairwise(values))
+    assert all(earlier < later for (earlier, *_), (later, *_) in pairwise(heard))
+
+
+# --- plain calls ----------------------------------------------------------------------------------------------------
+
+
+async def test_an_internal_error_of_the_tools_own_is_that_of_a_plain_call() -> None:
+    served = build()
+    details: list[Any] = [{"reason": "quota"}, {"reason": ["quota"]}, {"reason": None}, ["reason"], "reason"]
+
+    @served.tool()
+    def breaks(number: int) -> str:
+        """Fail with a code that we use as well."""
+        raise MCPError(code=INTERNAL_ERROR, message="No more today", data=details[number])
+
+    async with asking(served) as client:
+        for number, data in enumerate(details):
+            error = (await Call("breaks", {"number": number}).leg(client)).error
+            assert error == {"code": INTERNAL_ERROR, "message": "No more today", "data": data}
+
+
+async def test_a_plain_call_is_no_task_and_one_that_ends_soon_leaves_none() -> None:
+    served = build(fallback="inline")
+    async with asking(served) as client:
+        calling = asyncio.create_task(Call("gated", {"job": "job"}).leg(client))
+        await served.jobs.until("start", "job")
+        assert await served.all_tasks() == []
+        served.jobs.open("job")
+        assert text_of((await calling).result) == "job is done"
+        # What asks by returning has a state of the SDK's own.
+        call = Call("asks_by_returning", {"job": "job"})
+        [key] = await call.asked(client)
+        assert not call.state.startswith("mcp-tasks.")
+        assert text_of(await call.end(client, {key: accept(name="Ada")})) == "Ada: job is done, with 4 characters"
+    served = build()
+    async with asking(served) as client:
+        assert text_of(await client.call("quick", job="job")) == "job is done"
+        # It is forgotten after the answer.
+        await eventually(lambda: no_tasks(served))
+
+
+async def no_tasks(served: Served) -> bool:
+    return await served.all_tasks() == []
 
 
 # --- clients that do not listen -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("version", [MODERN, LEGACY])
-async def test_a_tool_whose_caller_has_gone_reports_to_nobody_and_goes_on(version: str) -> None:
-    served = build()
-    async with serving(served.server) as wire:
-        calling = asyncio.create_task(posted(wire, version, "talks", progressToken=TOKEN))
-        await served.jobs.until("start", "job")
-        calling.cancel()
-        await asyncio.wait([calling])
-        served.jobs.open("job")
-        await served.jobs.until("end", "job")
 
 
 async def test_a_client_that_reads_nothing_does_not_hold_up_the_tool() -> None:
     meta = {"progressToken": TOKEN, LOG_LEVEL_META_KEY: "debug"}
     params = {"name": "floods", "arguments": {"job": "flood"}}
     with place() as here:
-        command = here.command(store="memory://")
-        with running(command, env=ENVIRONMENT, stdin=PIPE, stdout=PIPE) as process:
+        server = here.command()
+        with running([server.command, *server.args], env=ENVIRONMENT, stdin=PIPE, stdout=PIPE) as process:
             tell(process, json.dumps(request("tools/call", params, capabilities=NOTHING, meta=meta)).encode() + b"\n")
             await here.jobs.until("end", "flood")

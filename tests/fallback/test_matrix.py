@@ -8,23 +8,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Final
 
 import anyio
 import pytest
-from mcp import StdioServerParameters
 from mcp.shared.exceptions import MCPError
-from mcp_types import CallToolResult
+from mcp_types import CallToolResult, ErrorData
 
 from harness.http import serving
-from harness.processes import ENVIRONMENT, ROOT
 from harness.rpc import LEGACY, METHOD_NOT_FOUND, MISSING_CAPABILITY, MODERN, PATIENCE
 from harness.server import CUSTOM_ERROR
 from mcp_tasks.client import TasksClient
-from tests.fallback.scenes import Person, Place, a_person, chat, facts, handle, place, text
+from tests.fallback.scenes import Person, Place, chat, facts, handle, place, text
 from tests.fallback.server import Jobs, Served, build
 
 SDK: Final = "mcp"
@@ -35,19 +33,15 @@ UNKNOWN: Final = "a-host-that-nobody-knows"
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """A client as a server sees it.
-
-    Attributes:
-        door: How it reaches the server.
-        asks: Whether it has elicitation.
-        progress: Whether its calls have a progress token.
-    """
+    """A client as a server sees it; `door` is how it reaches the server."""
 
     door: str
     version: str
     tasks: bool = False
     asks: bool = True
+    """Whether it has elicitation."""
     progress: bool = False
+    """Whether its calls have a progress token."""
     name: str = UNKNOWN
 
     @property
@@ -91,8 +85,6 @@ _jobs = count(1)
 
 @dataclass
 class Visit:
-    """A client that is connected."""
-
     kind: Kind
     client: Any
     jobs: Jobs
@@ -100,7 +92,6 @@ class Visit:
     progress: dict[str, list[tuple[float, float | None, str | None]]] = field(default_factory=dict[str, Any])
 
     def job(self) -> str:
-        """A name that no other job has."""
         return f"job-{next(_jobs)}"
 
     async def call(self, tool: str, job: str | None = None, **arguments: Any) -> CallToolResult:
@@ -114,13 +105,10 @@ class Visit:
 
         return await self.client.call_tool(tool, arguments, progress_callback=report if self.kind.progress else None)
 
-    async def error(self, tool: str, job: str, **arguments: Any) -> MCPError:
-        """Call a tool whose call fails."""
-        try:
-            result = await self.call(tool, job, **arguments)
-        except MCPError as exc:
-            return exc
-        raise AssertionError(f"no error: {result}")
+    async def error(self, tool: str, job: str, **arguments: Any) -> ErrorData:
+        with pytest.raises(MCPError) as refused:
+            await self.call(tool, job, **arguments)
+        return refused.value.error
 
 
 @dataclass
@@ -134,13 +122,10 @@ class World:
     @asynccontextmanager
     async def visit(self, kind: Kind) -> AsyncGenerator[Visit]:
         """Connect a client; it lists the tools first, as hosts do, and so checks results against their schemas."""
-        person, target, jobs = a_person(), self.doors.get(kind.door), self.served.jobs
-        if kind.door == "stdio":
-            command, *arguments = self.place.command(store="memory://")
-            target = StdioServerParameters(command=command, args=arguments, env=ENVIRONMENT, cwd=ROOT)
-            jobs = self.place.jobs
+        person, is_piped = Person(), kind.door == "stdio"
+        jobs = self.place.jobs if is_piped else self.served.jobs
         async with chat(
-            target,
+            self.place.command() if is_piped else self.doors[kind.door],
             MODERN if kind.is_modern else "legacy",
             name=kind.name,
             person=person if kind.asks else None,
@@ -153,14 +138,14 @@ class World:
 
 @asynccontextmanager
 async def world() -> AsyncGenerator[World]:
-    """The servers, while the block lasts."""
     served = build()
-    how = {"sse": {}, "json": {"json_response": True}, "stateless": {"stateless": True}}
     with place() as here:
-        async with AsyncExitStack() as stack:
-            doors: dict[str, Any] = {"memory": served.server}
-            for door, options in how.items():
-                doors[door] = (await stack.enter_async_context(serving(served.server, **options))).url
+        async with (
+            serving(served.server) as sse,
+            serving(served.server, json_response=True) as json,
+            serving(served.server, stateless=True) as stateless,
+        ):
+            doors = {"memory": served.server, "sse": sse.url, "json": json.url, "stateless": stateless.url}
             yield World(served, doors, here)
 
 
@@ -171,7 +156,6 @@ ROWS: dict[str, Row] = {}
 
 
 def row(function: Row) -> Row:
-    """One line of the matrix."""
     ROWS[function.__name__] = function
     return function
 
@@ -269,7 +253,7 @@ async def asks_in_the_middle(visit: Visit) -> None:
             return
         # As in a plain call: the tool is told, and this one does not mind the error.
         error = await visit.error("asks", job)
-        assert "did not declare the elicitation capability" in error.error.message
+        assert "did not declare the elicitation capability" in error.message
         assert visit.jobs.counts(job, "start", "two") == (1, 0)
         return
     result = await visit.call("asks", job)
@@ -282,6 +266,7 @@ async def asks_in_the_middle(visit: Visit) -> None:
         assert "task_answer" not in text(result)
         refused = await visit.call("task_answer", task_id=task_id, action="accept", content={"name": "Model"})
         assert refused.is_error
+        assert text(refused).startswith('What the tool "asks" asks is for the user alone')
         told = await visit.call("task_status", task_id=task_id, wait_seconds=0)
         assert assert_handle(told, "asks", "input_required") == task_id
     assert visit.jobs.counts(job, "start", "one", "two") == (1, 1, int(visit.kind.can_be_asked))
@@ -293,6 +278,7 @@ async def asks_the_client(visit: Visit) -> None:
         result = await visit.call("asks_the_client", job := visit.job())
         assert text(result) == "42 in file:///home"
         assert visit.jobs.count("start", job) == 1
+        assert text(await visit.call("asks_to_visit", visit.job())) == "accept"
 
 
 @row
@@ -340,7 +326,7 @@ async def asks_before_the_body(visit: Visit) -> None:
             assert_handle(await visit.call(tool, job), tool, "input_required")
         else:
             error = await visit.error(tool, job)
-            assert tool != "asks_before" or error.error.code == MISSING_CAPABILITY
+            assert tool != "asks_before" or error.code == MISSING_CAPABILITY
         assert visit.jobs.count("start", job) == int(visit.kind.can_be_asked)
 
 
@@ -352,7 +338,7 @@ async def fails(visit: Visit) -> None:
     errs = await visit.call("errs", visit.job())
     assert errs.is_error
     assert "went wrong" in text(errs)
-    error = (await visit.error("fails", refused := visit.job(), protocol=True)).error
+    error = await visit.error("fails", refused := visit.job(), protocol=True)
     assert (error.code, error.message, error.data) == (CUSTOM_ERROR, f"{refused} may not", {"hint": "ask again"})
     assert visit.jobs.counts(job, "start") == visit.jobs.counts(refused, "start") == (1,)
 
@@ -373,16 +359,13 @@ async def fails_after_all_waits(visit: Visit) -> None:
 
 @row
 async def structured(visit: Visit) -> None:
-    for tool, expected in (
-        ("shape", {"corners": [{"x": 1.0, "y": 2.0}], "title": None}),
-        ("numbers", {"result": [1, 2, 3]}),
-    ):
-        assert (await visit.call(tool, visit.job(), late=False)).structured_content == expected
-        if not visit.kind.waits:
-            # The client has the schemas, and would raise for a handle that does not fit.
-            result = await visit.call(tool, job := visit.job(), late=True)
-            visit.jobs.open(job)
-            assert facts(await fetched(visit, result, tool)) == expected
+    expected = {"corners": [{"x": 1.0, "y": 2.0}], "title": None}
+    assert (await visit.call("shape", visit.job(), late=False)).structured_content == expected
+    if not visit.kind.waits:
+        # The client has the schemas, and would raise for a handle that does not fit.
+        result = await visit.call("shape", job := visit.job(), late=True)
+        visit.jobs.open(job)
+        assert facts(await fetched(visit, result, "shape")) == expected
 
 
 @row
@@ -392,7 +375,7 @@ async def required_is_refused(visit: Visit) -> None:
         assert_result(visit, await visit.call("required", job), job)
         return
     error = await visit.error("required", job)
-    assert error.error.code == (MISSING_CAPABILITY if visit.kind.is_modern else METHOD_NOT_FOUND)
+    assert error.code == (MISSING_CAPABILITY if visit.kind.is_modern else METHOD_NOT_FOUND)
     assert visit.jobs.count("start", job) == 0
 
 
@@ -411,22 +394,21 @@ async def inline_and_unmarked_tools_are_plain_calls(visit: Visit) -> None:
 # --- how they are run -----------------------------------------------------------------------------------------------
 
 
-async def _one(problems: list[Exception], name: str, each: str, visit: Visit) -> None:
-    try:
-        with anyio.fail_after(2 * PATIENCE):
-            await ROWS[each](visit)
-    except Exception as exc:
-        exc.add_note(f"{name}: {each}")
-        problems.append(exc)
-
-
 async def test_every_client_gets_a_good_answer() -> None:
     problems, turn = list[Exception](), asyncio.Semaphore(3)
+
+    async def one(name: str, each: str, visit: Visit) -> None:
+        try:
+            with anyio.fail_after(2 * PATIENCE):
+                await ROWS[each](visit)
+        except Exception as exc:
+            exc.add_note(f"{name}: {each}")
+            problems.append(exc)
 
     async def run(all_of: World, name: str) -> None:
         async with turn, all_of.visit(KINDS[name]) as visit, anyio.create_task_group() as group:
             for each in ROWS:
-                group.start_soon(_one, problems, name, each, visit)
+                group.start_soon(one, name, each, visit)
 
     async with world() as all_of, anyio.create_task_group() as group:
         for name in KINDS:

@@ -58,20 +58,29 @@ def served_with(**options: Any) -> Served:
     return build(clock=simulated_now, settings=QUICK, **options)
 
 
-async def answered_after(served: Served, calling: Any) -> float | None:
-    """Seconds until the call is answered that the tool still runs; None if it is answered with the tool's result."""
+async def is_answered_after(
+    expected: float | None,
+    served: Served,
+    mode: str,
+    name: str,
+    tool: str = "gated",
+    *,
+    progress: Any = None,
+    **arguments: Any,
+) -> bool:
+    """Whether a call is answered after so many seconds with word that its tool still runs, or else with its result.
+
+    A client of the newest wire pauses shortly before it comes back, which counts where there is a limit.
+    """
     began = asyncio.get_running_loop().time()
     asyncio.get_running_loop().call_later(400, served.jobs.open, "job")
-    result = await calling
+    async with chat(served.server, mode, name=name) as client:
+        result = await client.call_tool(tool, arguments, progress_callback=progress)
     if text(result) == "job is done":
-        return None
+        return expected is FOREVER
     handle(result)
-    return asyncio.get_running_loop().time() - began
-
-
-def about(expected: float | None, mode: str) -> Any:
-    """So many seconds. A client pauses shortly before it comes back, which counts where there is a limit."""
-    return None if expected is None else pytest.approx(expected, abs=0.1 if mode == "legacy" else 2.5)
+    took = asyncio.get_running_loop().time() - began
+    return took == pytest.approx(expected, abs=0.1 if mode == "legacy" else 2.5)
 
 
 async def heard(progress: float, total: float | None, message: str | None) -> None:
@@ -121,9 +130,7 @@ async def test_a_call_is_answered_well_before_its_host_gives_up(
 ) -> None:
     for mode, expected in (("2026-07-28", modern[0]), ("legacy", older)):
         served = served_with(hosts=HOSTS_HERE)
-        async with chat(served.server, mode, name=name) as client:
-            calling = client.call_tool("gated", {"job": "job"}, progress_callback=heard)
-            assert await answered_after(served, calling) == about(expected, mode)
+        assert await is_answered_after(expected, served, mode, name, job="job", progress=heard)
         if mode != "legacy":
             assert served.jobs.count("request", "job") == modern[1]
 
@@ -155,10 +162,8 @@ async def test_an_author_says_how_long_calls_wait(
     options: dict[str, Any] = (
         {"hosts": {**HOSTS_HERE, **ways}} if isinstance(ways, dict) else {"hosts": HOSTS_HERE, "fallback": ways}
     )
-    served = served_with(**options)
-    async with chat(served.server, mode, name=name) as client:
-        calling = client.call_tool("gated", {"job": "job"}, progress_callback=heard)
-        assert await answered_after(served, calling) == about(older if mode == "legacy" else modern, mode)
+    expected = older if mode == "legacy" else modern
+    assert await is_answered_after(expected, served_with(**options), mode, name, job="job", progress=heard)
 
 
 @simulated
@@ -178,10 +183,10 @@ async def test_task_status_waits_as_long_as_it_is_told_to_and_no_longer_than_its
 ) -> None:
     for mode, expected in (("2026-07-28", modern), ("legacy", older)):
         served = served_with(hosts=HOSTS_HERE)
-        async with chat(served.server, mode, name=name) as client:
-            task = await served.tasks.start("gated", {"job": "job"})
-            arguments = {"task_id": task.id, **({} if wanted is None else {"wait_seconds": wanted})}
-            assert await answered_after(served, client.call_tool("task_status", arguments)) == about(expected, mode)
+        async with served.tasks.running(served.server):
+            task_id = (await served.tasks.start("gated", {"job": "job"})).id
+            wait = {} if wanted is None else {"wait_seconds": wanted}
+            assert await is_answered_after(expected, served, mode, name, "task_status", task_id=task_id, **wait)
 
 
 @simulated
@@ -190,9 +195,8 @@ async def test_what_a_person_takes_counts_until_the_host_would_have_given_up() -
     async with without_sockets(served) as wire:
         client = Tasking(wire, {"elicitation": {"form": {}}})
         for thinks, more in ((40, 10), (70, 50)):
-            call = Call("asks_late", {"job": f"thinks-{thinks}"})
-            served.jobs.open(f"thinks-{thinks}")
-            await call.begin(client)
+            call = Call("asks", {"job": f"thinks-{thinks}"})
+            await call.asked(client)
             await time_passes(thinks)
             began = asyncio.get_running_loop().time()
             # It comes back without an answer, and is asked again at once until its time is over.
@@ -239,7 +243,7 @@ async def test_the_work_stops_when_all_have_left_who_want_it_and_not_when_one_do
             asyncio.create_task(each.call_tool("joined_and_dropped", {"job": "job"})) for each in (one, two)
         ]
         await time_passes(1)
-        [task] = [task async for task in served.tasks.list_all(everybody=True)]
+        [task] = await served.all_tasks()
         looking = asyncio.create_task(one.call_tool("task_status", {"task_id": task.id}))
         await time_passes(1)
         for leaving in (looking, first):
@@ -249,6 +253,13 @@ async def test_the_work_stops_when_all_have_left_who_want_it_and_not_when_one_do
         second.cancel()
         await time_passes(10)
         assert served.jobs.counts("job", "start", "stopped") == (1, 1)
+        # Nor does one stop that only a caller looked at who leaves.
+        task = await served.tasks.start("dropped", {"job": "looked at"})
+        looking = asyncio.create_task(one.call_tool("task_status", {"task_id": task.id}))
+        await time_passes(1)
+        looking.cancel()
+        await time_passes(10)
+        assert served.jobs.counts("looked at", "start", "stopped") == (1, 0)
 
 
 # --- signs of life --------------------------------------------------------------------------------------------------
@@ -311,8 +322,8 @@ async def test_a_caller_hears_that_no_worker_is_there_until_one_is() -> None:
     served = served_with(store=store)
 
     async def say(message: str | None) -> None:
-        """As a process does that only serves, and finds no worker for its tasks."""
-        [task] = [task async for task in served.tasks.list_all(everybody=True)]
+        # As a process does that only serves, and finds no worker for its tasks.
+        [task] = await served.all_tasks()
         record = await store.get(task.id)
         assert record is not None
         told = replace(record, status_message=message, version=record.version + 1)
@@ -385,39 +396,23 @@ def test_a_name_that_no_host_can_have_and_what_is_no_host_are_refused() -> None:
 def test_ways_that_there_are_not_are_refused(options: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidOption, match=said):
         Fallback(**options)
-    with pytest.raises(InvalidOption, match="fallback must be"):
-        Tasks("memory://", fallback="never")  # pyright: ignore[reportArgumentType]
 
 
 def test_the_page_has_every_entry_of_the_table_with_its_source_and_no_other() -> None:
-    rows = _rows_of_the_page()
-    assert rows.keys() == HOSTS.keys()
-    for name, (limit, progress, tasks, source) in rows.items():
-        host = HOSTS[name]
-        assert limit == _limit_in_words(host), name
-        assert progress == _progress_in_words(host), name
-        assert tasks == ("yes" if host.asks_for_tasks else "no"), name
-        assert re.search(r"https?://|`[\w.-]+/[\w.-]+`", source), f"{name} has no source"
-        assert re.search(r"20\d\d-\d\d", source), f"the source of {name} has no date"
-
-
-def _rows_of_the_page() -> dict[str, tuple[str, str, str, str]]:
-    """Limit, progress, tasks and source, by the names in the table of hosts."""
     section = (ROOT / "docs" / "hosts.md").read_text().partition("## The hosts that are known")[2].partition("\n## ")[0]
-    rows: dict[str, tuple[str, str, str, str]] = {}
+    found: list[str] = []
     for line in section.splitlines():
-        if line.startswith("|") and "`" in line:
-            _, names, limit, progress, tasks, _, source = (cell.strip() for cell in line.strip("|").split("|"))
-            for name in re.findall(r"`([^`]+)`", names):
-                rows[name] = (limit, progress, tasks, source)
-    return rows
-
-
-def _limit_in_words(host: Host) -> str:
-    said = "none" if host.limit is None else f"{host.limit.total_seconds():g} s"
-    return said if host.stdio is None else f"{said}; over stdio {_limit_in_words(host.stdio)}"
-
-
-def _progress_in_words(host: Host) -> str:
-    said = "" if host.limit is None else "yes" if host.progress_extends else "no"
-    return said if host.stdio is None else f"{said}; over stdio {_progress_in_words(host.stdio)}"
+        if not line.startswith("|") or "`" not in line:
+            continue
+        _, names, limit, progress, tasks, _, source = (cell.strip() for cell in line.strip("|").split("|"))
+        assert re.search(r"https?://|`[\w.-]+/[\w.-]+`", source), f"{names} has no source"
+        assert re.search(r"20\d\d-\d\d", source), f"the source of {names} has no date"
+        for name in re.findall(r"`([^`]+)`", names):
+            found.append(name)
+            host = HOSTS[name]
+            ways = [host] if host.stdio is None else [host, host.stdio]
+            limits = ["none" if way.limit is None else f"{way.limit.total_seconds():g} s" for way in ways]
+            extends = ["" if way.limit is None else "yes" if way.progress_extends else "no" for way in ways]
+            assert [limit, progress] == ["; over stdio ".join(limits), "; over stdio ".join(extends)], name
+            assert tasks == ("yes" if host.asks_for_tasks else "no"), name
+    assert sorted(found) == sorted(HOSTS)

@@ -30,8 +30,8 @@ from mcp import Client, MCPError
 
 from harness.backends import Backend, BackendName, backend
 from harness.rpc import INVALID_PARAMS, Tasking
+from harness.stored import opened
 from mcp_tasks.client import TaskFailed, TaskHandle, TaskWasCancelled, UnknownTask, start_task
-from mcp_tasks.errors import StoreError
 from mcp_tasks.model import JournalEntry
 from mcp_tasks.stores.url import store_from_url
 from tests.fleet.fleet import FINAL, Fleet, balancing, connected, door, text_of
@@ -67,12 +67,7 @@ RESTART_EVERY = 25.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Call:
-    """One task that a client asks for.
-
-    Attributes:
-        after: Seconds from the beginning.
-        cancel_after: Seconds after which its caller cancels it; None for one that is waited for.
-    """
+    """One task that a client asks for, so many seconds from the beginning, and cancels or waits for."""
 
     job: str
     kind: Kind
@@ -92,8 +87,6 @@ HAPPENINGS: Final[Sequence[Happening]] = [
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Disturbance:
-    """Something that happens to the fleet."""
-
     what: Happening
     after: float
     whom: str = ""
@@ -156,13 +149,7 @@ _PAUSE = 0.2
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class View:
-    """A task as one who looked saw it.
-
-    Attributes:
-        asked: When it was asked for; it is a view of that time or a later one.
-        at: When it arrived.
-        text: The answer, but for what moves by itself.
-    """
+    """A task as it was at `asked` or later; the text is the answer without what moves by itself."""
 
     asked: float
     at: float
@@ -170,13 +157,7 @@ class View:
     text: str
 
     @property
-    def is_final(self) -> bool:
-        """Whether the task had ended."""
-        return self.status in FINAL
-
-    @property
     def outcome(self) -> tuple[str, str]:
-        """How it had ended, in a few words."""
         task = json.loads(self.text)
         if self.status == "completed":
             return self.status, "".join(part.get("text", "") for part in task["result"]["content"])
@@ -185,13 +166,7 @@ class View:
 
 @dataclass(slots=True)
 class Acknowledged:
-    """A task that a client was promised.
-
-    Attributes:
-        outcome: What it was told: a status, and a text; None if nothing.
-        cancelled_at: When a cancellation was acknowledged.
-        is_lost: A server has said that there is no such task.
-    """
+    """A task that a client was promised; the outcome is what it was told, a status and a text."""
 
     call: Call
     job: str
@@ -202,19 +177,8 @@ class Acknowledged:
     is_lost: bool = False
 
 
-def seen(task: Mapping[str, Any], asked: float) -> View:
-    """The answer to `tasks/get`, as a view."""
-    text = json.dumps({key: value for key, value in task.items() if key not in _MOVES}, sort_keys=True)
-    return View(asked=asked, at=time.monotonic(), status=task["status"], text=text)
-
-
 class Driver:
-    """Makes the calls of a plan, and sees them through.
-
-    Args:
-        clients: They go through the balancer, to any replica.
-        doors: Each replica by itself.
-    """
+    """Makes the calls of a plan through the balancer, and looks at their tasks by the door of each replica."""
 
     def __init__(self, clients: Sequence[Client], doors: Sequence[Tasking], seed: int) -> None:
         self.acknowledged: list[Acknowledged] = []
@@ -224,7 +188,6 @@ class Driver:
         self._is_over = False
 
     async def drive(self, calls: Sequence[Call]) -> None:
-        """Make all calls when their time comes, and wait until all of them have ended."""
         begun = time.monotonic()
         async with asyncio.TaskGroup() as group:
             for call in calls:
@@ -236,7 +199,6 @@ class Driver:
         self._is_over = True
 
     async def look_everywhere(self) -> None:
-        """Look at each task once more, by each of the doors."""
         for task in self.acknowledged:
             for number in range(len(self._doors)):
                 await self._look(task, number, tries=20)
@@ -312,7 +274,9 @@ class Driver:
                 await asyncio.sleep(_PAUSE)
                 continue
             if "result" in reply.message:
-                task.views.append(seen(reply.result, asked))
+                said = {key: value for key, value in reply.result.items() if key not in _MOVES}
+                text = json.dumps(said, sort_keys=True)
+                task.views.append(View(asked=asked, at=time.monotonic(), status=said["status"], text=text))
                 return
             if reply.code == INVALID_PARAMS:
                 task.is_lost = True
@@ -320,27 +284,12 @@ class Driver:
             await asyncio.sleep(_PAUSE)
 
 
-@asynccontextmanager
-async def driver(balancer: int, replicas: Sequence[int], seed: int, *, clients: int = 4) -> AsyncGenerator[Driver]:
-    """Clients of a fleet: half of them are told of changes, the others ask."""
-    async with AsyncExitStack() as stack:
-        connecting = [connected(balancer, push=number % 2 == 0) for number in range(clients)]
-        opened = [await stack.enter_async_context(client) for client in connecting]
-        doors = [await stack.enter_async_context(door(port)) for port in replicas]
-        yield Driver(opened, doors, seed)
-
-
 # What must be so of every task that a client was promised, whatever has happened meanwhile
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """All that is known of one task when all is over.
-
-    Attributes:
-        notes: What its runs wrote down.
-        journal: What the store recorded of it.
-    """
+    """What a client saw of one task, what its runs wrote down, and what the store recorded of it."""
 
     task: Acknowledged
     notes: Sequence[Note]
@@ -349,8 +298,6 @@ class Evidence:
 
 @dataclass(slots=True)
 class Verdict:
-    """What is wrong, with which task."""
-
     acknowledged: int = 0
     lost: list[str] = field(default_factory=list[str])
     doubled: list[str] = field(default_factory=list[str])
@@ -359,24 +306,20 @@ class Verdict:
 
     @property
     def is_good(self) -> bool:
-        """Whether all is as it must be."""
         return not (self.lost or self.doubled or self.stuck or self.wrong)
 
     @property
     def line(self) -> str:
-        """All of it, in a line."""
         counts = f"{len(self.lost)} lost, {len(self.doubled)} doubled, {len(self.stuck)} stuck"
         wrong = f", {len(self.wrong)} wrong" if self.wrong else ""
         return f"chaos: {self.acknowledged} acknowledged, {counts}{wrong}"
 
     def details(self) -> Iterator[str]:
-        """What is wrong, one line for each."""
         for name in ("lost", "doubled", "stuck", "wrong"):
             yield from (f"{name}: {what}" for what in getattr(self, name))
 
 
 def judged(evidence: Sequence[Evidence]) -> Verdict:
-    """What the evidence says."""
     verdict = Verdict(acknowledged=len(evidence))
     for one in evidence:
         name = f"{one.task.job} ({one.task.id})"
@@ -389,39 +332,28 @@ def judged(evidence: Sequence[Evidence]) -> Verdict:
     return verdict
 
 
-def _finals(one: Evidence) -> list[View]:
-    return [view for view in one.task.views if view.is_final]
-
-
 def _stuck(one: Evidence) -> Iterator[str]:
     if one.task.outcome is None:
         yield "its client never heard how it ended"
     if not one.task.views:
         yield "no replica could show it"
-    elif not one.task.views[-1].is_final:
+    elif one.task.views[-1].status not in FINAL:
         yield f"it has not ended: {one.task.views[-1].text}"
 
 
 def _doubled(one: Evidence) -> Iterator[str]:
-    yield from _two_ends(one)
-    yield from _two_starts(one)
-    yield from _two_records(one)
-
-
-def _two_ends(one: Evidence) -> Iterator[str]:
-    finals = _finals(one)
+    # Two ends.
+    finals = [view for view in one.task.views if view.status in FINAL]
     if texts := {view.text for view in finals}:
         if len(texts) > 1:
             yield f"it has ended in several ways: {' and '.join(sorted(texts))}"
         # Asked for before that, an answer may have been on its way for long.
-        later = [view for view in one.task.views if view.asked > finals[0].at and not view.is_final]
+        later = [view for view in one.task.views if view.asked > finals[0].at and view.status not in FINAL]
         if later:
             yield f"it had ended as {finals[0].status}, and then was {later[0].status}"
     if one.task.outcome is not None and finals and one.task.outcome != finals[-1].outcome:
         yield f"its client was told {one.task.outcome}, and now it is {finals[-1].outcome}"
-
-
-def _two_starts(one: Evidence) -> Iterator[str]:
+    # Two starts.
     starts = [note for note in one.notes if note.what == "start"]
     for attempt, times in Counter(note.attempt for note in starts).items():
         if times > 1:
@@ -429,13 +361,11 @@ def _two_starts(one: Evidence) -> Iterator[str]:
             yield f"run {attempt} was started {times} times: {where}"
     if one.task.call.kind == "once" and len(starts) > 1:
         yield f"it is not safe to run again, and was started {len(starts)} times"
-
-
-def _two_records(one: Evidence) -> Iterator[str]:
+    # Two records.
     entries = [entry for entry in one.journal if entry.kind == "step"]
     times = Counter(entry.key for entry in entries)
     yield from (f"step {key} was recorded {number} times" for key, number in times.items() if number > 1)
-    recorded = {entry.key: _value(entry) for entry in entries}
+    recorded = {entry.key: cast(Mapping[str, object], entry.value)["value"] for entry in entries}
     for note in one.notes:
         if note.what == "step" and recorded.get(note.key) != note.value:
             yield f"in run {note.attempt} {note.key} gave {note.value}, and {recorded.get(note.key)} is recorded"
@@ -459,7 +389,6 @@ def _wrong(one: Evidence) -> Iterator[str]:
 
 
 def _expected(job: str) -> Mapping[str, Sequence[tuple[str, str]]]:
-    """How a task of each kind may end."""
     as_asked = [("completed", job)]
     return {
         "quick": as_asked,
@@ -473,18 +402,11 @@ def _expected(job: str) -> Mapping[str, Sequence[tuple[str, str]]]:
     }
 
 
-def _value(entry: JournalEntry) -> object:
-    """What a step gave."""
-    return cast(Mapping[str, object], entry.value)["value"]
-
-
 # One run
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chaos:
-    """One run of it."""
-
     backend: BackendName
     seconds: float
     seed: int
@@ -492,7 +414,6 @@ class Chaos:
     """Whether to tell what happens, as it does."""
 
     def run(self, folder: Path) -> Verdict:
-        """Do it, and judge."""
         with backend(self.backend, folder) as database:
             return asyncio.run(self._run(database, folder))
 
@@ -525,8 +446,12 @@ class Chaos:
             await fleet.ready()
             fleet.keep()
             ports = [member.port for member in fleet.replicas]
-            async with balancing(*ports) as balancer, driver(balancer.port, ports, self.seed) as clients:
-                yield fleet, clients
+            async with balancing(*ports) as balancer, AsyncExitStack() as stack:
+                # Half of the clients are told of changes, the others ask.
+                connecting = [connected(balancer.port, push=number % 2 == 0) for number in range(4)]
+                clients = [await stack.enter_async_context(client) for client in connecting]
+                doors = [await stack.enter_async_context(door(port)) for port in ports]
+                yield fleet, Driver(clients, doors, self.seed)
         finally:
             fleet.end()
 
@@ -535,13 +460,10 @@ class Chaos:
         async with asyncio.TaskGroup() as group:
             for one in disturbances:
                 await asyncio.sleep(begun + one.after - time.monotonic())
-                self._say(f"{time.monotonic() - begun:5.1f} s  {one.what} {one.whom}")
+                if self.says:
+                    print(f"{time.monotonic() - begun:5.1f} s  {one.what} {one.whom}", flush=True)
                 group.create_task(_happen(one, fleet, database))
             await asyncio.sleep(begun + self.seconds - time.monotonic())
-
-    def _say(self, what: str) -> None:
-        if self.says:
-            print(what, flush=True)
 
 
 async def _happen(one: Disturbance, fleet: Fleet, database: Backend) -> None:
@@ -560,20 +482,14 @@ async def _happen(one: Disturbance, fleet: Fleet, database: Backend) -> None:
 
 async def _gathered(database: Backend, tasks: Sequence[Acknowledged], notes: Notes) -> list[Evidence]:
     written = notes.read()
-    store = store_from_url(database.url)
-    await store.open()
-    try:
+    async with opened(store_from_url(database.url)) as store:
         return [
             Evidence(task, [note for note in written if note.task == task.id], await store.journal(task.id))
             for task in tasks
         ]
-    finally:
-        with suppress(StoreError):
-            await store.close()
 
 
 def main() -> int:
-    """Run it once; 1 if something is wrong."""
     parser = argparse.ArgumentParser(description="Shoot at a fleet, and see that nothing is lost.")
     parser.add_argument("--backend", choices=get_args(BackendName), default="sqlite")
     parser.add_argument("--seconds", type=float, default=60.0)

@@ -69,18 +69,14 @@ class Member:
 
     @property
     def process(self) -> str:
-        """The name of the process that has the place now."""
         return f"{self.name}.{self.starts}"
 
     @property
     def is_running(self) -> bool:
-        """Whether there is a process."""
         return self.running is not None and self.running.poll() is None
 
 
 class Fleet:
-    """Replicas and workers on one database."""
-
     def __init__(self, url: str, folder: Path, *options: str) -> None:
         self.url = url
         self.folder = folder
@@ -91,25 +87,20 @@ class Fleet:
 
     @property
     def replicas(self) -> list[Member]:
-        """Those that serve."""
         return [member for member in self.members if member.role == "replica"]
 
     @property
     def workers(self) -> list[Member]:
-        """Those that only run tools."""
         return [member for member in self.members if member.role == "worker"]
 
     def member(self, process: str) -> Member:
-        """Whose process that is."""
         return next(member for member in self.members if member.process == process)
 
     def replica(self, *options: str, turns: Sequence[str] = ()) -> Member:
-        """Start one more replica."""
         number = len(self.replicas)
         return self._add(Member("replica", f"replica-{number}", free_port(), ["--url", self.url, *options], turns))
 
     def worker(self, *options: str, url: str | None = None, apart: Callable[[], bool] = lambda: False) -> Member:
-        """Start one more worker."""
         number = len(self.workers)
         return self._add(
             Member("worker", f"worker-{number}", options=["--url", url or self.url, *options], apart=apart)
@@ -121,7 +112,6 @@ class Fleet:
         return member
 
     def start(self, member: Member) -> None:
-        """Start a process for the place."""
         member.starts += 1
         turn = member.turns if member.starts % 2 else ()
         where = ["--folder", str(self.folder), "--name", member.process, "--port", str(member.port)]
@@ -145,7 +135,6 @@ class Fleet:
         self._signal(member, signal.SIGKILL)
 
     def terminate(self, member: Member) -> None:
-        """SIGTERM: as a deploy does it."""
         self._signal(member, signal.SIGTERM)
 
     async def pause(self, member: Member, seconds: float) -> None:
@@ -162,7 +151,6 @@ class Fleet:
                 member.is_stopped = False
 
     def keep(self) -> None:
-        """From now on start again whatever has ended."""
         self._keeping = asyncio.create_task(self._keep())
 
     async def ready(self) -> None:
@@ -181,7 +169,6 @@ class Fleet:
             kill(process)
 
     def log(self, member: Member) -> str:
-        """What its processes said."""
         path = self.folder / f"{member.name}.log"
         return path.read_text(errors="replace") if path.exists() else ""
 
@@ -209,14 +196,12 @@ class Balancer:
         self._serving: set[asyncio.Task[None]] = set()
 
     async def end(self) -> None:
-        """Let go of everything."""
         for serving in self._serving:
             serving.cancel()
         if self._serving:
             await asyncio.wait(self._serving)
 
     def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Pass one connection on until an end closes it."""
         serving = asyncio.create_task(self._serve(reader, writer))
         self._serving.add(serving)
         serving.add_done_callback(self._serving.discard)
@@ -268,7 +253,6 @@ async def balancing(*ports: int) -> AsyncGenerator[Balancer]:
 
 @asynccontextmanager
 async def fleet(url: str, folder: Path, *options: str, replicas: int = 2) -> AsyncGenerator[tuple[Fleet, Balancer]]:
-    """A fleet that serves, behind a balancer."""
     site = Fleet(url, folder, *options)
     try:
         for _ in range(replicas):
@@ -297,22 +281,19 @@ class Door(Tasking):
 
 
 def text_of(result: CallToolResult) -> str:
-    """What a tool said."""
     return "".join(part.text for part in result.content if isinstance(part, TextContent))
 
 
 async def answer(context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult:
-    """Answers for the job that is asked about."""
     asked = re.fullmatch(r"A word for (.*)\?", params.message)
     return ElicitResult(action="accept", content={"word": f"word-{asked[1]}" if asked else "?"})
 
 
 @asynccontextmanager
-async def connected(port: int, *, push: bool = True, owner: str | None = None) -> AsyncGenerator[Client]:
+async def connected(port: int, *, push: bool = True) -> AsyncGenerator[Client]:
     """A client that connects anew for each request: the balancer gives each to another replica."""
-    headers = {"Connection": "close", **({} if owner is None else {"X-Owner": owner})}
     transport = reconnecting_http(
-        f"http://127.0.0.1:{port}/mcp", headers=headers, timeout=httpx2.Timeout(30.0, read=60.0)
+        f"http://127.0.0.1:{port}/mcp", headers={"Connection": "close"}, timeout=httpx2.Timeout(30.0, read=60.0)
     )
     async with Client(
         transport, extensions=[TasksClient(push=push, patience=IMPATIENT)], elicitation_callback=answer, mode=MODERN
@@ -321,9 +302,9 @@ async def connected(port: int, *, push: bool = True, owner: str | None = None) -
 
 
 @asynccontextmanager
-async def door(port: int, *, owner: str | None = None, capabilities: Mapping[str, Any] = TASKS) -> AsyncGenerator[Door]:
+async def door(port: int, *, capabilities: Mapping[str, Any] = TASKS) -> AsyncGenerator[Door]:
     """Raw requests to one replica, or to whatever listens there."""
-    headers = {"Connection": "close", **({} if owner is None else {"X-Owner": owner})}
+    headers = {"Connection": "close"}
     # Loads no certificates: that takes longer than a test.
     verify = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     async with httpx2.AsyncClient(timeout=20.0, trust_env=False, verify=verify, headers=headers) as http:

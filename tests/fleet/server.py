@@ -33,7 +33,6 @@ from harness.server import UNPACED
 from harness.serving import serving_until_told
 from harness.waiting import eventually
 from mcp_tasks import Settings, Tasks, current_task
-from mcp_tasks.protocol.owners import Caller
 
 LIMIT = 60.0
 """Seconds for what must happen; only a failing test waits so long."""
@@ -67,8 +66,6 @@ class Note:
 
 
 class Notes:
-    """The file with the notes."""
-
     def __init__(self, folder: Path) -> None:
         self.path = folder / "notes.jsonl"
 
@@ -81,13 +78,11 @@ class Notes:
             os.close(file)
 
     def read(self) -> Sequence[Note]:
-        """All of them, in the order in which they were written."""
         if not self.path.exists():
             return []
         return [Note(**json.loads(line)) for line in self.path.read_text().splitlines()]
 
     def of(self, job: str, what: str) -> Sequence[Note]:
-        """Those of one call, of this kind."""
         return [note for note in self.read() if note.job == job and note.what == what]
 
     async def run_of(self, job: str, attempt: int = 1, what: str = "start") -> Note:
@@ -117,8 +112,6 @@ SOON = timedelta(milliseconds=300)
 
 
 class Word(BaseModel):
-    """An answer."""
-
     word: str
 
 
@@ -132,18 +125,15 @@ class Tools:
     process: str
 
     def add(self, function: Callable[..., Awaitable[Any]], **options: Any) -> None:
-        """Add one as a task."""
         self.server.tool()(self.tasks.task(**options)(function))
 
     def note(self, job: str, what: str, *, key: str = "", value: str = "") -> None:
-        """Write down what the run that is calling does."""
         task = current_task()
         at = time.monotonic()
         self.notes.add(Note(job, what, task.id or "", task.attempt, self.process, at, key, value))
 
     @asynccontextmanager
     async def noted(self, job: str) -> AsyncGenerator[None]:
-        """Write down that a run starts, and how it ends."""
         self.note(job, "start")
         try:
             yield
@@ -154,26 +144,20 @@ class Tools:
 
 
 def add_chaos_tools(tools: Tools) -> None:
-    """One tool for each kind of task that there is."""
-
     async def quick(job: str, ctx: Context) -> str:
-        """End at once."""
         return await long(job, 0.0, ctx)
 
     async def long(job: str, seconds: float, ctx: Context) -> str:
-        """Work for a while, and tell how far it is."""
         async with tools.noted(job):
             await _work(seconds, ctx)
             return job
 
     async def asking(job: str, ctx: Context) -> str:
-        """Ask, and wait for the answer however long it takes."""
         async with tools.noted(job):
             answer = await ctx.elicit(f"A word for {job}?", Word)
             return f"{job}: {answer.data.word if answer.action == 'accept' else answer.action}"
 
     async def stepping(job: str, steps: int, seconds: float) -> str:
-        """Do several things, each of them once."""
         async with tools.noted(job):
             values: list[str] = []
             for number in range(steps):
@@ -189,12 +173,10 @@ def add_chaos_tools(tools: Tools) -> None:
             return job
 
     async def failing(job: str) -> str:
-        """Fail."""
         async with tools.noted(job):
             raise ToolError(f"{job} failed")
 
     async def endless(job: str, ctx: Context) -> str:
-        """Work until cancelled."""
         async with tools.noted(job):
             await _work(FOREVER, ctx)
             return job
@@ -207,13 +189,11 @@ def add_chaos_tools(tools: Tools) -> None:
             return job
 
     async def poison(job: str) -> str:
-        """Take the process down."""
         tools.note(job, "start")
         await asyncio.sleep(0.1)
         os._exit(9)
 
     async def once(job: str, seconds: float) -> str:
-        """Do what must not be done twice."""
         async with tools.noted(job):
             await asyncio.sleep(seconds)
             return job
@@ -223,41 +203,18 @@ def add_chaos_tools(tools: Tools) -> None:
     tools.add(poison, recover="rerun", max_lost_runs=2)
     tools.add(once, recover="fail")
 
-    @tools.server.tool()
-    def process() -> str:
-        """A plain call: which process answers."""
-        return tools.process
-
 
 def add_pool_tools(tools: Tools, *, rare: bool) -> None:
-    """Tools with limits, queues and priorities; `rare` is not everywhere."""
-
-    async def limited(job: str, seconds: float = 0.0) -> str:
-        """At most two at a time, in the whole fleet."""
-        async with tools.noted(job):
-            await asyncio.sleep(seconds)
-            return tools.process
+    """Tools that are not run everywhere."""
 
     async def drawn(job: str) -> str:
-        """Only where there is a graphics card."""
-        return await limited(job)
-
-    async def urgent(job: str) -> str:
-        """Before the others."""
-        return await limited(job)
-
-    async def dull(job: str, seconds: float) -> str:
-        """After the others."""
-        return await limited(job, seconds)
+        async with tools.noted(job):
+            return tools.process
 
     async def special(job: str) -> str:
-        """A tool that some workers lack."""
-        return await limited(job)
+        return await drawn(job)
 
-    tools.add(limited, recover="rerun", max_at_work=2)
     tools.add(drawn, recover="rerun", queue="gpu")
-    tools.add(urgent, recover="rerun", priority=10)
-    tools.add(dull, recover="rerun")
     if rare:
         tools.add(special, recover="rerun")
 
@@ -272,13 +229,11 @@ async def _work(seconds: float, ctx: Context) -> None:
 
 
 async def _token(seconds: float) -> str:
-    """Something that no other call of it gives."""
     await asyncio.sleep(seconds)
     return uuid4().hex[:8]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Serve or work until stopped."""
     parser = argparse.ArgumentParser()
     parser.add_argument("role", choices=("replica", "worker"))
     parser.add_argument("--url", required=True)
@@ -291,7 +246,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--queues", default="")
     parser.add_argument("--sweep", type=float, default=SWEEP.total_seconds())
     parser.add_argument("--look", type=float, default=1.0)
-    parser.add_argument("--share", type=int, default=100)
     parser.add_argument("--pools", choices=("", "all", "without-rare"), default="")
     options = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True)
@@ -314,14 +268,12 @@ def build(options: argparse.Namespace) -> tuple[MCPServer, Tasks]:
         stop_timeout=timedelta(seconds=1),
         progress_interval=timedelta(milliseconds=50),
         trial_duration=timedelta(milliseconds=700),
-        max_handed_out=options.share,
     )
     tasks = Tasks(
         options.url,
         concurrency=options.concurrency,
         settings=settings,
         runs_tools=options.role == "worker" or not options.serves_only,
-        principal=_named,
         limits=UNPACED,
     )
     server: MCPServer = MCPServer("fleet", **tasks.wiring())
@@ -330,11 +282,6 @@ def build(options: argparse.Namespace) -> tuple[MCPServer, Tasks]:
     if options.pools:
         add_pool_tools(tools, rare=options.pools == "all")
     return server, tasks
-
-
-def _named(caller: Caller) -> str | None:
-    """Who calls is whoever the call says: these are tests, and need many owners more than they need safe ones."""
-    return caller.headers.get("x-owner")
 
 
 async def _serve(server: MCPServer, options: argparse.Namespace) -> None:

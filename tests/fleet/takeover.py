@@ -51,7 +51,6 @@ async def taken_over(
 
 
 async def started(client: Tasking, notes: Notes, number: int, tool: str = "endless") -> dict[str, str]:
-    """So many running tasks: jobs and ids."""
     tasks = {f"{tool}-{index}": await client.create(tool, job=f"{tool}-{index}") for index in range(number)}
     for job in tasks:
         await notes.run_of(job)
@@ -65,7 +64,6 @@ def bounds(lease: float, sweep: float = SWEEP.total_seconds(), *, apart: bool) -
 
 
 def main() -> int:
-    """Do it in both ways; 1 if it takes longer than it may."""
     parser = argparse.ArgumentParser(description="Kill a worker, and see how long its tasks wait.")
     parser.add_argument("--backend", choices=get_args(BackendName), default="sqlite")
     usual = Settings()

@@ -1,4 +1,7 @@
-"""Workflows are what GitHub takes, pin what they use and run what exists; the lock file and the guides are true."""
+"""Workflows are what GitHub takes, pin what they use and run what exists; the lock file and the guides are true.
+
+What is not covered says why, and no test waits by the clock without a reason.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import os
 import re
 import sys
 import tomllib
+from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -37,8 +41,7 @@ TARGETS = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), flags=r
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_github_takes_them(schema: str, files: list[Path]) -> None:
-    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", schema, *map(str, files)]
-    done = run(command)
+    done = run([sys.executable, "-m", "check_jsonschema", "--builtin-schema", schema, *map(str, files)])
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -59,17 +62,13 @@ def test_actions_are_pinned_by_commit_with_their_version_beside_it_and_images_by
             assert re.search(r"@sha256:[0-9a-f]{64}$", image), name
 
 
-def _may_write(job: dict[str, Any]) -> bool:
-    return "write" in job["permissions"].values()
-
-
 @pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.name)
 def test_a_job_that_may_write_runs_nothing_but_git_and_gh_and_no_other_has_a_token(workflow: Path) -> None:
     assert yaml.safe_load(workflow.read_text())["permissions"] == {}
     assert "VERSION=" not in workflow.read_text(), "a tag is handed to make in the environment"
     for name, job in _jobs(workflow).items():
         assert {"permissions", "timeout-minutes"} <= job.keys(), name
-        if not _may_write(job):
+        if "write" not in job["permissions"].values():
             assert not re.search(r"github\.token|secrets\.", str(job)), name
             continue
         for step in job["steps"]:
@@ -108,7 +107,7 @@ def test_a_workflow_that_another_one_calls_is_there_and_gets_what_it_asks_for() 
     calls = [job for job in release.values() if "uses" in job]
     assert [job["uses"] for job in calls] == ["./.github/workflows/docs.yml"], "the docs of a release are published"
     # YAML 1.1 reads the key `on` as true.
-    [docs] = [yaml.safe_load((ROOT / job["uses"]).read_text()) for job in calls]
+    docs = yaml.safe_load((GITHUB / "workflows" / "docs.yml").read_text())
     assert calls[0]["with"].keys() == docs[True]["workflow_call"]["inputs"].keys()
     assert calls[0]["permissions"] == docs["jobs"]["push"]["permissions"]
     assert "publish" in calls[0]["needs"]
@@ -162,11 +161,8 @@ def test_a_tag_is_no_part_of_a_shells_text(tmp_path: Path, target: str, python: 
     given.write_text('#!/bin/sh\nprintf "%s\\n" "$@" >> given\n')
     given.chmod(0o755)
     # On the command line make would look for variables of its own in it, as for any other value that is typed there.
-    done = run(
-        ["make", "-o", ".venv/.installed", "-o", ".venv/.docs", target],
-        cwd=tmp_path,
-        env={**os.environ, "VERSION": evil},
-    )
+    command = ["make", "-o", ".venv/.installed", "-o", ".venv/.docs", target]
+    done = run(command, cwd=tmp_path, env={**os.environ, "VERSION": evil})
     assert done.returncode == 0, done.stderr
     assert evil in (tmp_path / "given").read_text().splitlines()
     assert not (tmp_path / "owned").exists()
@@ -260,20 +256,51 @@ LOG = "# Changelog\n\n## Unreleased\n\n## 0.2.0 - 2026-12-01\n\n- one thing\n\n#
 NAMED = '[project]\nversion = "0.2.0"\n'
 
 
-@pytest.mark.parametrize(
-    ("version", "changed", "why"),
-    [
-        ("next", "", "is no version"),
-        ("0.3.0", "", "set it to 0.3.0"),
-        ("0.2.0", " M README.md", "commit or undo"),
-    ],
-)
-def test_what_is_not_ready_is_not_released(version: str, changed: str, why: str) -> None:
-    with pytest.raises(NotReady, match=why):
-        check(version, pyproject=NAMED, changelog=LOG, changed=changed)
-
-
-def test_a_release_without_a_dated_section_is_refused() -> None:
+def test_what_is_not_ready_is_not_released() -> None:
     check("0.2.0", pyproject=NAMED, changelog=LOG, changed="")
-    with pytest.raises(NotReady, match="YYYY-MM-DD"):
-        check("0.2.0", pyproject=NAMED, changelog=LOG.replace("2026-12-01", "unreleased"), changed="")
+    for version, changelog, changed, why in (
+        ("next", LOG, "", "is no version"),
+        ("0.3.0", LOG, "", "set it to 0.3.0"),
+        ("0.2.0", LOG, " M README.md", "commit or undo"),
+        ("0.2.0", LOG.replace("2026-12-01", "unreleased"), "", "YYYY-MM-DD"),
+    ):
+        with pytest.raises(NotReady, match=why):
+            check(version, pyproject=NAMED, changelog=changelog, changed=changed)
+
+
+# How tests and source are written
+
+_EXCLUDED = re.compile(r"# pragma: no (?:cover|branch)(?P<why>.*)")
+_LEAST_WORDS = 4
+SLEEPS = frozenset({"anyio.sleep", "asyncio.sleep", "time.sleep"})
+
+
+def test_what_is_not_to_be_covered_says_why() -> None:
+    bare = [
+        f"{path}:{number}"
+        for path in (ROOT / "src").rglob("*.py")
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if (found := _EXCLUDED.search(line))
+        and not (found["why"].startswith(" - ") and len(found["why"].split()) > _LEAST_WORDS)
+    ]
+    assert bare == []
+
+
+def _sleeps(node: ast.AST) -> Iterator[int]:
+    """The lines that sleep for a fixed time, not in a loop that looks."""
+    if isinstance(node, ast.While):
+        return
+    if isinstance(node, ast.Call) and ast.unparse(node.func) in SLEEPS and ast.unparse(node.args[0]) != "0":
+        yield node.lineno
+    for inner in ast.iter_child_nodes(node):
+        yield from _sleeps(inner)
+
+
+def test_no_test_waits_by_the_clock() -> None:
+    """Servers and stores for tests have modules of their own: what those sleep is their work."""
+    found: list[str] = []
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        lines = path.read_text(encoding="utf-8").splitlines()
+        waits = _sleeps(ast.parse("\n".join(lines)))
+        found += [f"{path}:{number}" for number in waits if "# sleep: " not in lines[number - 1]]
+    assert found == [], "await what is waited for, or say why it cannot be in a comment on the line: # sleep: ..."

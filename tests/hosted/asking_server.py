@@ -27,27 +27,22 @@ from mcp_tasks.legacy.client_tasks import (
 
 
 class Approval(BaseModel):
-    """What is asked for."""
-
     ok: bool
 
 
 async def written(ctx: Context, text: str) -> str:
-    """What the model writes."""
     message = SamplingMessage(role="user", content=TextContent(type="text", text=text))
     sampled = await (await sample_as_task(ctx, [message], max_tokens=10)).result()
     return sampled.content.text if isinstance(sampled.content, TextContent) else "?"
 
 
 def build(store: str = "memory://") -> MCPServer[Any]:
-    """The server."""
     tasks = Tasks(store, settings=QUICK)
     server = MCPServer("asking", **tasks.wiring())
 
     @server.tool(annotations=ToolAnnotations(idempotent_hint=True))
     @tasks.task()
     async def publish(ctx: Context) -> str:
-        """A task that asks as a task."""
         task = await elicit_as_task(ctx, "Publish?", Approval, ttl=timedelta(minutes=5))
         answer = await task.result()
         return f"published {answer.data.ok}" if answer.action == "accept" else answer.action
@@ -55,7 +50,6 @@ def build(store: str = "memory://") -> MCPServer[Any]:
     @server.tool(annotations=ToolAnnotations(idempotent_hint=True))
     @tasks.task()
     async def publish_soon(ctx: Context) -> str:
-        """A task that waits for an answer for a moment only."""
         try:
             await (await elicit_as_task(ctx, "Soon?", Approval)).result(timedelta(seconds=0.5))
         except TimeoutError:
@@ -65,7 +59,6 @@ def build(store: str = "memory://") -> MCPServer[Any]:
     @server.tool(annotations=ToolAnnotations(idempotent_hint=True))
     @tasks.task()
     async def compose(ctx: Context) -> str:
-        """A task that has the model write as a task."""
         return await written(ctx, "Write")
 
     @server.tool()
@@ -111,7 +104,6 @@ def build(store: str = "memory://") -> MCPServer[Any]:
 
 
 def main() -> None:
-    """Serve until stopped."""
     server = build(sys.argv[sys.argv.index("--store") + 1] if "--store" in sys.argv else "memory://")
     if sys.argv[1] == "stdio":
         server.run("stdio")

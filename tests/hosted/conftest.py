@@ -9,5 +9,4 @@ from tests.hosted.raw_server import Host
 
 @pytest.fixture
 async def host() -> Host:
-    """Somebody who answers when `ready`."""
     return Host()

@@ -1,4 +1,5 @@
-"""A 2025-11-25 server that says what a test wants it to say to a client that hosts tasks, and the person behind it."""
+"""Clients that host tasks: the person behind one, servers of ours in processes of their own, and one of 2025-11-25 that
+says what a test wants it to say."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
-from mcp import Client
+from mcp import Client, StdioServerParameters
 from mcp.client.session import ClientRequestContext
 from mcp_types import (
     CreateMessageRequestParams,
@@ -19,10 +20,13 @@ from mcp_types import (
     TextContent,
 )
 
+from harness.forking import piped
+from harness.processes import ENVIRONMENT, ROOT
 from harness.rpc import LEGACY, PATIENCE
 from harness.schema import check_legacy_result
+from harness.serving import ServerProcess
 from harness.waiting import eventually
-from mcp_tasks.client import Hosting, TasksClient, with_tasks
+from mcp_tasks.client import Hosting, ServerTransport, TasksClient, stdio_transport, with_tasks
 from tests.client.peer import MemoryPeer
 
 RELATED = "io.modelcontextprotocol/related-task"
@@ -40,8 +44,6 @@ _RESULTS = {"tasks/get": "GetTaskResult", "tasks/cancel": "CancelTaskResult", "t
 
 
 class Refused(Exception):
-    """The client answered with an error."""
-
     def __init__(self, error: Mapping[str, Any]) -> None:
         self.code: int = error["code"]
         self.message: str = error["message"]
@@ -56,14 +58,7 @@ class RawServer(MemoryPeer):
         super().__init__(tasks=None, version=version)
         self._arrived = asyncio.Event()
 
-    @property
-    def client_capabilities(self) -> dict[str, Any]:
-        """What the client declared."""
-        [hello] = self.asked("initialize")
-        return hello["capabilities"]
-
     async def ask(self, method: str, params: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Send a request and give its result."""
         with anyio.fail_after(PATIENCE):
             answer = await (await self.send(method, params))
         check_legacy_result("JSONRPCErrorResponse" if "error" in answer else "JSONRPCResultResponse", answer)
@@ -74,7 +69,6 @@ class RawServer(MemoryPeer):
         return answer["result"]
 
     async def create(self, method: str = "elicitation/create", ttl: Any = 60_000, **fields: Any) -> dict[str, Any]:
-        """Ask for something as a task, and give the task."""
         params = {**(ELICIT if method == "elicitation/create" else SAMPLE), **fields}
         params["task"] = {} if ttl is ... else {"ttl": ttl}
         result = await self.ask(method, params)
@@ -82,11 +76,9 @@ class RawServer(MemoryPeer):
         return result["task"]
 
     async def status(self, task_id: str) -> str:
-        """The status of a task."""
         return (await self.ask("tasks/get", {"taskId": task_id}))["status"]
 
     async def until(self, task_id: str, status: str) -> dict[str, Any]:
-        """Poll until the task has the status."""
         with anyio.fail_after(PATIENCE):
             while True:
                 task = await self.ask("tasks/get", {"taskId": task_id})
@@ -95,15 +87,12 @@ class RawServer(MemoryPeer):
                 await anyio.sleep(0.01)
 
     async def until_none_is_left(self) -> None:
-        """Poll until every task has expired."""
-
         async def is_empty() -> bool:
             return (await self.ask("tasks/list"))["tasks"] == []
 
         await eventually(is_empty)
 
     async def notification(self, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-        """The first message without a request that is wanted, now or soon."""
         with anyio.fail_after(PATIENCE):
             while True:
                 for message in self.requests:
@@ -113,7 +102,6 @@ class RawServer(MemoryPeer):
                 await self._arrived.wait()
 
     def take(self, message: dict[str, Any]) -> None:
-        """Take a message of the client."""
         if message.get("method") == "initialize":
             check_legacy_result("InitializeRequest", message)
         super().take(message)
@@ -134,7 +122,6 @@ class Host:
         self.report: float | None = None
 
     async def elicit(self, context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult | ErrorData:
-        """The person."""
         self.asked.append(params.message)
         self.meta.append(context.meta)
         try:
@@ -153,10 +140,28 @@ class Host:
         return self.first_answers.pop(0) if self.first_answers else self.answer
 
     async def sample(self, context: ClientRequestContext, params: CreateMessageRequestParams) -> CreateMessageResult:
-        """The model."""
         self.asked.append("sample")
         await self.ready.wait()
         return CreateMessageResult(role="assistant", content=TextContent(type="text", text="Hi"), model="m")
+
+
+def hosted(
+    transport: ServerTransport,
+    host: Host,
+    tasks: TasksClient | None = None,
+    *,
+    mode: Any = "legacy",
+    samples: bool = True,
+) -> Client:
+    """A client that hosts tasks."""
+    tasks = tasks or TasksClient(hosting=Hosting())
+    return Client(
+        tasks.host(transport),
+        mode=mode,
+        extensions=[tasks],
+        elicitation_callback=host.elicit,
+        sampling_callback=host.sample if samples else None,
+    )
 
 
 @asynccontextmanager
@@ -169,15 +174,21 @@ async def connected(
     hosting: Hosting | None = None,
     samples: bool = True,
 ) -> AsyncGenerator[RawServer]:
-    """A client that hosts tasks for a raw server."""
+    """A raw server whose client hosts tasks."""
     raw = server or RawServer()
     client_tasks = tasks or TasksClient(hosting=hosting or Hosting())
-    async with Client(
-        client_tasks.host(with_tasks(raw.transport(), address=address)),
-        mode="legacy",
-        extensions=[client_tasks],
-        elicitation_callback=host.elicit,
-        sampling_callback=host.sample if samples else None,
-    ):
+    async with hosted(with_tasks(raw.transport(), address=address), host, client_tasks, samples=samples):
         await raw.notification(lambda message: message["method"] == "notifications/initialized")
         yield raw
+
+
+SERVER = "tests.hosted.asking_server"
+
+
+def over_stdio(*options: str) -> ServerTransport:
+    command, *arguments = piped(SERVER, "stdio", *options)
+    return stdio_transport(StdioServerParameters(command=command, args=arguments, cwd=ROOT, env=ENVIRONMENT))
+
+
+def http_server(*options: str) -> ServerProcess:
+    return ServerProcess(SERVER, "http", "{port}", *options)

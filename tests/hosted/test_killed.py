@@ -4,104 +4,63 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from contextlib import AbstractContextManager, closing
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
-import anyio
 import pytest
 
-from harness.forking import Forked, forked
-from harness.processes import ENVIRONMENT, PIPE
-from harness.rpc import PATIENCE
 from harness.waiting import eventually
 from mcp_tasks.client import Hosting, TasksClient
 from mcp_tasks.errors import StoreCorrupt, StoreUnavailable
 from mcp_tasks.legacy.hosting import MAX_LOST
 from mcp_tasks.legacy.hosting_file import HostedFile
 from mcp_tasks.protocol.shapes import QUESTION_META_KEY
-from tests.hosted.processes import http_server
-from tests.hosted.raw_server import RELATED, Host, Refused, connected
+from tests.client.processes import client_process, lines_of, logged
+from tests.hosted.raw_server import RELATED, Host, Refused, connected, http_server
 
 pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
 def ledger(tmp_path: Path) -> Path:
-    """Where clients keep what they host."""
     return tmp_path / "hosted.db"
 
 
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
-    """Where people write down what they were asked."""
-    path = tmp_path / "people.log"
-    path.touch()
-    return path
+    return tmp_path / "people.log"
 
 
-def client_process(*arguments: str | Path) -> AbstractContextManager[Forked]:
-    """A client that hosts, and is killed at the end of the block."""
-    return forked("tests.hosted.hosting_client", *arguments, env=ENVIRONMENT, stdout=PIPE)
+BEGIN = ["begin", json.dumps({"question": "Publish?"})]
+ASKED, ANSWERED = "asked: Publish?", "answered: Publish?"
 
 
-def asked(log: Path) -> list[str]:
-    """What people were asked."""
-    return log.read_text().splitlines()
-
-
-async def line_of(process: Forked) -> str:
-    """The next line that a process says."""
-    assert process.stdout is not None
-    with anyio.fail_after(PATIENCE):
-        line: bytes = await anyio.to_thread.run_sync(process.stdout.readline, abandon_on_cancel=True)
-        return line.decode().strip()
-
-
-def begin() -> list[Any]:
-    """Have a tool ask something as a task, and stay."""
-    return ["--stay", "--call", "begin", json.dumps({"question": "Publish?"})]
-
-
-def fetch(task_id: str) -> list[Any]:
-    """Have a tool come back for the answer."""
-    return ["--call", "fetch", json.dumps({"task_id": task_id, "seconds": 20})]
+def fetch(task_id: str) -> list[str]:
+    return ["fetch", json.dumps({"task_id": task_id, "seconds": 20})]
 
 
 @pytest.mark.requirement("hosted/survives")
-async def test_what_a_killed_client_had_not_answered_is_asked_again_and_answered(ledger: Path, log: Path) -> None:
+@pytest.mark.parametrize("answered", [False, True])
+async def test_only_what_a_killed_client_had_not_answered_is_asked_again(
+    ledger: Path, log: Path, answered: bool
+) -> None:
+    think = [] if answered else ["--think", "Publish?"]
     async with http_server() as server:
-        with client_process(server.url, ledger, log, *begin()) as client:
-            task_id = await line_of(client)
-            await eventually(lambda: asked(log) == ["Publish?"])
-            client.kill()
-        with client_process(server.url, ledger, log, "--answer", *fetch(task_id)) as client:
-            assert await line_of(client) == "accept"
-    assert asked(log) == ["Publish?", "Publish?"]
+        hosting = (server.url, ledger, log, "host", "--mode", "legacy")
+        async with client_process(*hosting, *think, *BEGIN) as client:
+            task_id = (await client.line())["result"]
+            await (eventually(lambda: _is_completed(ledger)) if answered else logged(log, ASKED))
+            await client.kill()
+        async with client_process(*hosting, *fetch(task_id)) as client:
+            assert (await client.line())["result"] == "accept"
+    assert lines_of(log) == ([ASKED, ANSWERED] if answered else [ASKED, ASKED, ANSWERED])
 
 
-@pytest.mark.requirement("hosted/survives")
-async def test_what_a_killed_client_had_answered_is_not_asked_again(ledger: Path, log: Path) -> None:
-    async with http_server() as server:
-        with client_process(server.url, ledger, log, "--answer", *begin()) as client:
-            task_id = await line_of(client)
-            await eventually(lambda: _statuses(ledger, client) == ["completed"])
-        with client_process(server.url, ledger, log, *fetch(task_id)) as client:
-            assert await line_of(client) == "accept"
-    assert asked(log) == ["Publish?"]
-
-
-def _statuses(ledger: Path, client: Forked) -> list[str]:
-    """What the file says, once its process is dead: while it lives, nobody else can read it."""
-    if client.returncode is None and b"completed" in b"".join(path.read_bytes() for path in _files(ledger)):
-        client.kill()
-        return ["completed"]
-    return []
-
-
-def _files(ledger: Path) -> list[Path]:
-    return [path for path in (ledger, ledger.with_name(f"{ledger.name}-wal")) if path.exists()]
+def _is_completed(ledger: Path) -> bool:
+    """As its bytes say: while its process lives, nobody else can open it."""
+    files = [path for path in (ledger, ledger.with_name(f"{ledger.name}-wal")) if path.exists()]
+    return b"completed" in b"".join(path.read_bytes() for path in files)
 
 
 async def test_an_orderly_end_leaves_the_question_for_the_next_time(ledger: Path, host: Host) -> None:
@@ -176,7 +135,9 @@ async def test_a_ledger_is_open_in_one_place_at_a_time(ledger: Path, host: Host)
         assert (await server.ask("tasks/list"))["tasks"] == []
 
 
-async def test_a_file_of_another_kind_is_left_alone(tmp_path: Path) -> None:
+def test_a_ledger_is_for_its_owner_alone_and_a_file_of_another_kind_is_left_alone(tmp_path: Path, ledger: Path) -> None:
+    HostedFile(ledger).close()
+    assert ledger.stat().st_mode & 0o077 == 0
     path = tmp_path / "other.db"
     with sqlite3.connect(path) as db:
         db.execute("CREATE TABLE mine (x)")
@@ -213,11 +174,6 @@ async def test_a_damaged_task_is_gone_and_takes_no_other_with_it(damage: str, le
         with pytest.raises(Refused) as refused:
             await server.status(bad)
         assert refused.value.code == -32602
-
-
-def test_a_ledger_is_for_its_owner_alone(ledger: Path) -> None:
-    HostedFile(ledger).close()
-    assert ledger.stat().st_mode & 0o077 == 0
 
 
 async def test_one_client_object_hosts_again_after_its_connection(ledger: Path, host: Host) -> None:

@@ -1,4 +1,4 @@
-"""Hosted tasks on the wire: what 002 asks of a client that receives them."""
+"""Hosted tasks on the wire: what 2025-11-25 asks of a client that receives them, from any server."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ from typing import Any
 
 import anyio
 import pytest
+from mcp import Client
 from mcp_types import ElicitResult, ErrorData
 
 from harness.rpc import PATIENCE
 from harness.waiting import eventually
-from mcp_tasks.client import Hosting, TasksClient
+from mcp_tasks.client import Hosting, TasksClient, with_tasks
+from mcp_tasks.errors import InvalidOption, UsageError
+from mcp_tasks.legacy.hosting import MAX_OPEN, MAX_UNREAD
 from tests.hosted.raw_server import ELICIT, RELATED, SAMPLE, Host, RawServer, Refused, connected
 
 pytestmark = pytest.mark.anyio
@@ -20,11 +23,13 @@ pytestmark = pytest.mark.anyio
 
 @pytest.mark.requirement("hosted/declares")
 async def test_the_handshake_declares_what_there_are_callbacks_for(host: Host) -> None:
-    async with connected(host) as server:
-        requests: dict[str, Any] = {"sampling": {"createMessage": {}}, "elicitation": {"create": {}}}
-        assert server.client_capabilities["tasks"] == {"list": {}, "cancel": {}, "requests": requests}
-    async with connected(host, samples=False) as server:
-        assert server.client_capabilities["tasks"]["requests"] == {"elicitation": {"create": {}}}
+    for samples in (True, False):
+        requests: dict[str, Any] = {"elicitation": {"create": {}}}
+        if samples:
+            requests["sampling"] = {"createMessage": {}}
+        async with connected(host, samples=samples) as server:
+            [hello] = server.asked("initialize")
+        assert hello["capabilities"]["tasks"] == {"list": {}, "cancel": {}, "requests": requests}
 
 
 @pytest.mark.requirement("hosted/undeclared-is-plain")
@@ -79,8 +84,8 @@ async def test_the_result_is_what_the_request_would_have_been_answered_with(host
             assert refused.value.code == -32602
 
 
-@pytest.mark.requirement("hosted/error-related-task")
-@pytest.mark.parametrize("data", [["first", 2], "text", 7, True, False, {"_meta": "odd", "why": "no"}], ids=repr)
+@pytest.mark.requirement("hosted/error-related-task", "hosted/failed-message")
+@pytest.mark.parametrize("data", [["first", 2], "text", False, {"_meta": "odd", "why": "no"}], ids=repr)
 async def test_an_error_of_the_callback_names_its_task_whatever_its_data_is(host: Host, data: Any) -> None:
     host.answer = ErrorData(code=-1, message="User rejected", data=data)
     host.ready.set()
@@ -89,15 +94,9 @@ async def test_an_error_of_the_callback_names_its_task_whatever_its_data_is(host
         with pytest.raises(Refused) as refused:
             await server.ask("tasks/result", {"taskId": task["taskId"]})
         assert refused.value.data == {"mcp-tasks/data": data, "_meta": {RELATED: {"taskId": task["taskId"]}}}
-
-
-@pytest.mark.requirement("hosted/failed-message")
-async def test_an_answer_that_is_none_fails_the_task(host: Host) -> None:
-    host.answer = ElicitResult.model_construct(action="maybe")  # pyright: ignore[reportArgumentType]
-    host.ready.set()
-    async with connected(host) as server:
-        task = await server.create()
-        assert (await server.until(task["taskId"], "failed"))["statusMessage"]
+        # An answer that is none is an error, too.
+        host.answer = ElicitResult.model_construct(action="maybe")  # pyright: ignore[reportArgumentType]
+        assert (await server.until((await server.create())["taskId"], "failed"))["statusMessage"]
 
 
 @pytest.mark.requirement("hosted/cancel", "hosted/cancel-stops", "hosted/transitions")
@@ -149,16 +148,12 @@ async def test_progress_goes_out_under_the_token_of_the_request_until_the_task_h
         assert [params["progress"] for params in server.asked("notifications/progress")] == [0.5]
 
 
-@pytest.mark.requirement("hosted/ttl", "hosted/max-ttl")
-async def test_ttl_counts_from_the_end_and_has_a_maximum(host: Host) -> None:
+@pytest.mark.requirement("hosted/ttl", "hosted/max-ttl", "hosted/expired")
+async def test_a_ttl_has_a_maximum_and_counts_from_the_end_of_the_task(host: Host) -> None:
     async with connected(host, hosting=Hosting(max_ttl=timedelta(minutes=5))) as server:
         assert (await server.create(ttl=60_000))["ttl"] == 60_000
         assert (await server.create(ttl=10**30))["ttl"] == 300_000
         assert (await server.create(ttl=...))["ttl"] == 300_000
-
-
-@pytest.mark.requirement("hosted/ttl", "hosted/expired")
-async def test_a_task_that_waits_outlives_its_ttl_and_is_gone_a_ttl_after_its_end(host: Host) -> None:
     async with connected(host) as server:
         task = await server.create(ttl=100)
         await anyio.sleep(0.3)  # sleep: longer than its ttl
@@ -215,3 +210,141 @@ async def test_a_second_connection_to_the_same_server_sees_its_tasks_and_takes_t
         await eventually(lambda: len(host.asked) == 2)
         host.ready.set()
         assert (await one.ask("tasks/result", {"taskId": task["taskId"]}))["action"] == "accept"
+
+
+# Servers that mean no good: each gets an error that says why, and the client goes on
+
+
+async def code_of(server: RawServer, method: str, params: Any) -> int:
+    with pytest.raises(Refused) as refused:
+        await server.ask(method, params)
+    assert refused.value.message
+    return refused.value.code
+
+
+NO_IDS: list[Any] = [None, 7, True, [], {}, "", "no such task", "x" * 100_000, "' OR 1=1 --", "\x00"]
+NO_CURSORS: list[Any] = ["", "x", "AAAA", "MQ==", 7, [], "é", "9" * 10_000, "LTE="]
+NO_TASKS: list[Any] = [None, 7, "x", [], {"ttl": "60"}, {"ttl": -1}, {"ttl": True}, {"ttl": {}}]
+
+
+MISTAKES: list[tuple[str, list[dict[str, Any]]]] = [
+    *((f"tasks/{verb}", [{}, *({"taskId": each} for each in NO_IDS)]) for verb in ("get", "result", "cancel")),
+    ("tasks/list", [{"cursor": cursor} for cursor in NO_CURSORS]),
+    ("elicitation/create", [{**ELICIT, "task": task} for task in NO_TASKS]),
+    ("elicitation/create", [{"task": {}}, {"message": 7, "requestedSchema": 8, "task": {}}]),
+    ("sampling/createMessage", [{**SAMPLE, "maxTokens": "many", "task": {}}]),
+]
+
+
+@pytest.mark.requirement("hosted/unknown-id", "hosted/cursors", "hosted/max-ttl")
+@pytest.mark.parametrize(("method", "params"), MISTAKES)
+async def test_a_malformed_request_is_refused_and_makes_no_task(
+    method: str, params: list[dict[str, Any]], host: Host
+) -> None:
+    async with connected(host) as server:
+        for each in params:
+            assert await code_of(server, method, each) == -32602
+        assert (await server.ask("tasks/list"))["tasks"] == []
+    assert host.asked == []
+
+
+@pytest.mark.requirement("hosted/limits")
+async def test_tasks_over_a_limit_are_refused_and_make_no_task(host: Host) -> None:
+    async with connected(host, hosting=Hosting(max_running=3)) as server:
+        made = [await server.create() for _ in range(3)]
+        assert await code_of(server, "elicitation/create", {**ELICIT, "task": {}}) == -32603
+        assert len((await server.ask("tasks/list"))["tasks"]) == 3
+        await server.ask("tasks/cancel", {"taskId": made[0]["taskId"]})
+        await server.create()
+    host.ready.set()
+    async with connected(host, hosting=Hosting(max_tasks=2)) as server:
+        for _ in range(2):
+            await server.until((await server.create())["taskId"], "completed")
+        assert await code_of(server, "elicitation/create", {**ELICIT, "task": {}}) == -32603
+    async with connected(host, hosting=Hosting(max_tasks=1)) as server:
+        await server.create(ttl=100)
+        await server.until_none_is_left()
+        await server.create()
+    async with connected(host, hosting=Hosting(max_request_size=1000)) as server:
+        assert await code_of(server, "elicitation/create", {**ELICIT, "message": "x" * 2000, "task": {}}) == -32603
+        await server.create()
+
+
+async def test_four_callbacks_work_at_a_time_and_the_other_tasks_wait_for_their_turns(host: Host) -> None:
+    async with connected(host, hosting=Hosting(max_running=16)) as server:
+        made = [await server.create() for _ in range(12)]
+        await server.ask("ping")
+        assert len(host.asked) == 4
+        # One that still waits can be cancelled like any other.
+        await server.ask("tasks/cancel", {"taskId": made[-1]["taskId"]})
+        host.ready.set()
+        for task in made[:-1]:
+            await server.until(task["taskId"], "completed")
+        assert len(host.asked) == 11
+
+
+@pytest.mark.requirement("hosted/limits")
+async def test_one_server_does_not_use_up_what_another_may_have(host: Host) -> None:
+    tasks = TasksClient(hosting=Hosting(max_running=2, max_total=3))
+    async with (
+        connected(host, tasks=tasks, address="raw:one") as one,
+        connected(host, tasks=tasks, address="raw:two") as two,
+    ):
+        for _ in range(2):
+            await one.create()
+        await two.create()
+        assert await code_of(two, "elicitation/create", {**ELICIT, "task": {}}) == -32603
+
+
+@pytest.mark.requirement("hosted/limits")
+async def test_a_flood_of_waits_is_bounded_and_the_rest_goes_on(host: Host) -> None:
+    async with connected(host) as server:
+        task = await server.create()
+        waits = [await server.send("tasks/result", {"taskId": task["taskId"]}) for _ in range(MAX_UNREAD * 2)]
+        await eventually(lambda: sum(wait.done() for wait in waits) > 0)
+        assert {wait.result()["error"]["code"] for wait in waits if wait.done()} == {-32603}
+        host.ready.set()
+        with anyio.fail_after(PATIENCE):
+            for wait in waits[:MAX_OPEN]:
+                assert "result" in await wait
+        assert await server.status(task["taskId"]) == "completed"
+
+
+async def test_a_wait_that_the_server_gives_up_is_not_answered(host: Host) -> None:
+    async with connected(host) as server:
+        task = await server.create()
+        wait = await server.send("tasks/result", {"taskId": task["taskId"]}, "wait")
+        assert await server.status(task["taskId"]) == "working"
+        await server.tell("notifications/cancelled", {"requestId": "wait"})
+        host.ready.set()
+        await server.until(task["taskId"], "completed")
+        assert not wait.done()
+
+
+async def test_a_transport_that_does_not_know_of_hosting_is_a_clear_error() -> None:
+    tasks = TasksClient(hosting=Hosting())
+    with pytest.raises(UsageError, match=r"tasks\.host\(transport\)"):
+        Client("http://localhost/mcp", extensions=[tasks])
+    with pytest.raises(UsageError, match="hosts no tasks"):
+        TasksClient().host(with_tasks(RawServer().transport()))
+    with pytest.raises(UsageError, match="address"):
+        TasksClient(hosting=Hosting(ledger="never.db")).host(with_tasks(RawServer().transport()))
+
+
+WRONG: list[tuple[str, Any]] = [
+    ("max_ttl", 60),
+    ("max_ttl", timedelta(0)),
+    ("default_ttl", timedelta(seconds=-1)),
+    ("max_running", 0),
+    ("max_tasks", True),
+    ("max_total", "many"),
+    ("max_request_size", None),
+    ("ledger", 7),
+    ("poll_interval", 1),
+]
+
+
+def test_an_option_that_cannot_be_is_refused_where_it_stands() -> None:
+    for name, value in WRONG:
+        with pytest.raises(InvalidOption, match=name):
+            Hosting(**{name: value})

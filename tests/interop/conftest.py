@@ -19,7 +19,7 @@ from .install import ENVIRONMENTS, install_npm, install_python
 
 HERE = Path(__file__).resolve().parent
 OURS = (sys.executable, "-m", "mcp_tasks.testing.fixture_server", "--port", "{port}", "--db", "{db}")
-INSTALL_AND_RUN = 300.0
+INSTALL_AND_RUN = 900.0
 AT_A_TIME = 3
 CLIENTS = {
     "ext_tasks": ("npm", "ext_tasks.mjs"),
@@ -67,7 +67,7 @@ class Begun:
 @pytest.fixture(scope="session")
 def installs() -> Generator[Begun]:
     """Interpreters of virtualenvs, and the folder `npm`, begun together: registries answer slowly."""
-    with ThreadPoolExecutor() as pool:
+    with ThreadPoolExecutor(AT_A_TIME) as pool:
         begun: dict[str, Future[Path]] = {each.name: pool.submit(install_python, each) for each in ENVIRONMENTS}
         yield Begun({**begun, "npm": pool.submit(install_npm)})
 
@@ -134,6 +134,5 @@ def json_url() -> Generator[str]:
 
 @pytest.fixture(scope="session")
 def inspector(installs: Begun) -> Generator[Inspector]:
-    """The MCP Inspector."""
     with inspecting(installs["npm"]) as inspector:
         yield inspector

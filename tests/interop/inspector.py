@@ -31,7 +31,6 @@ class Reply:
 
     @property
     def text(self) -> str:
-        """The text of a tool's result."""
         return self.value["content"][0]["text"]
 
 
@@ -48,7 +47,6 @@ class Inspector:
         return Reply(code=reply.code, value=reply.value.get("result", {}), error=reply.error)
 
     def mcpdo(self, *arguments: str) -> Reply:
-        """Run a command of `mcpdo`."""
         return self._run("mcpdo/build/mcp-bin.js", "--format", "json", *arguments)
 
     def connect(self, name: str, era: str, target: Sequence[str], *options: str) -> Reply:
@@ -142,13 +140,11 @@ class Ours:
         self.start()
 
     def stop(self) -> None:
-        """Stop it."""
         self._running.close()
 
 
 @contextmanager
 def ours(way: str) -> Generator[Ours]:
-    """Our server while the block lasts."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as place:
         server = Ours(Path(place), way)
         server.start()

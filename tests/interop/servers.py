@@ -2,7 +2,6 @@
 
 python -m tests.interop.servers fixture --db FILE [--pid FILE] [--token TOKEN]     the tools of the fixture server
 python -m tests.interop.servers hosted --db FILE --log FILE                         for hosts that speak no tasks
-python -m tests.interop.servers seldom --db FILE                                    asks not to be polled
 
 Over stdio, or with `--port N` over Streamable HTTP; there also `--json` and `--stateless`.
 """
@@ -85,30 +84,21 @@ def hosted(store: str, log: Path) -> MCPServer[Any]:
         await render(seconds, label, ctx)
         raise ToolError(f"{label}: the film tore")
 
+    @server.tool()
+    @tasks.task(poll_interval=timedelta(hours=1))
+    async def count(to: int, ctx: Context) -> str:
+        """Count, ten a second; asks not to be polled, so whoever sees its task move soon was told."""
+        await work(to / 10, ctx)
+        return f"counted to {to}"
+
     for tool in (render, describe, publish, fail):
         server.tool()(tasks.task()(tool))
     return server
 
 
-def seldom(store: str) -> MCPServer[Any]:
-    """A server that asks not to be polled: whoever sees its task move soon was told."""
-    tasks = Tasks(store)
-    server = MCPServer[Any]("seldom", **tasks.wiring(), log_level="WARNING")
-
-    @server.tool()
-    @tasks.task(poll_interval=timedelta(hours=1))
-    async def count(to: int, ctx: Context) -> str:
-        """Count, ten a second."""
-        await work(to / 10, ctx)
-        return f"counted to {to}"
-
-    return server
-
-
 def main(argv: Sequence[str] | None = None) -> None:
-    """Serve until stopped."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("kind", choices=("fixture", "hosted", "seldom"))
+    parser.add_argument("kind", choices=("fixture", "hosted"))
     parser.add_argument("--db", type=Path, required=True)
     parser.add_argument("--log", type=Path)
     parser.add_argument("--pid", type=Path)
@@ -124,8 +114,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     store = f"sqlite:///{options.db}"
     if options.kind == "hosted":
         server = hosted(store, options.log)
-    elif options.kind == "seldom":
-        server = seldom(store)
     else:
         server = fixture_server.build(Tasks(store), **locks(Tokens(options.token) if options.token else None))
     if options.port is None:

@@ -5,14 +5,18 @@ Each of these clients holds a result against the tool's output schema, which it 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import pytest
 
+from mcp_tasks.fallback.service import widened
+from tests.fallback.schemas import HANDLE, SHAPES
+
 from .conftest import Begun
-from .driving import Outcomes, reached
+from .driving import Outcomes, command, drive, reached
 from .inspector import Inspector
 
 ROWS = (
@@ -40,13 +44,11 @@ Visit: TypeAlias = tuple[Outcomes, Mapping[str, int]]
 
 @pytest.fixture(params=ROWS, ids="-".join)
 def row(request: pytest.FixtureRequest) -> tuple[str, str]:
-    """A host, and how it reaches our server."""
     return request.param
 
 
 @pytest.fixture
 def seen(host_reports: Begun, row: tuple[str, str]) -> Visit:
-    """The visit of a host."""
     return host_reports[row]
 
 
@@ -170,3 +172,29 @@ def test_the_inspector_is_answered_within_the_limit_that_it_is_known_for(inspect
             last = call("task_status", task_id=first["structured"]["taskId"])
     assert last["text"] == "long: rendered in 6 s"
     assert (tmp_path / "started.log").read_text().split() == ["quick", "long"]
+
+
+# The schemas of tools that may answer with a handle
+
+
+@pytest.fixture(scope="module")
+def schema_report(installs: Begun, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Which results each TypeScript SDK takes, by the name of the schema."""
+    cases = {
+        name: {"schema": widened(shape.schema), "values": [*shape.good, HANDLE, *shape.bad]}
+        for name, shape in SHAPES.items()
+    }
+    file: Path = tmp_path_factory.mktemp("schemas") / "cases.json"
+    file.write_text(json.dumps(cases))
+    return drive(command(installs["npm"], "output_schemas.mjs"), [str(file)])
+
+
+@pytest.mark.parametrize("listing", ["first", "second"])
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("sdk", ["older", "newest"])
+def test_its_clients_take_the_tools_own_results_and_the_handle(
+    schema_report: Any, sdk: str, name: str, listing: str
+) -> None:
+    shape = SHAPES[name]
+    expected = [True] * (len(shape.good) + 1) + [False] * len(shape.bad)
+    assert schema_report[sdk][listing][name] == expected

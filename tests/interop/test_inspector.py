@@ -37,7 +37,6 @@ class Mcpdo:
         self._name = f"ours-{server.directory.name}"
 
     def connect(self) -> None:
-        """Connect, on the era that is wanted."""
         assert self.inspector.connect(self._name, self.era, self.server.target).value["protocolEra"] == self.era
 
     def __call__(self, *arguments: str) -> Reply:
@@ -48,11 +47,9 @@ class Mcpdo:
         return self("tools/call", *(["--task"] if self.era == OLDER else []), tool, *fields)
 
     def status(self, task_id: str) -> str:
-        """The status of a task."""
         return self("tasks/get", task_id).value["task"]["status"]
 
     def kill_the_server(self) -> None:
-        """Kill it, start it again, and connect anew."""
         self.server.kill()
         self("disconnect")
         self.connect()
@@ -201,7 +198,6 @@ KNOWN, UNKNOWN, STDIO = "http, users known", "http", "stdio"
 
 @pytest.fixture(scope="module", params=[KNOWN, UNKNOWN, STDIO], ids=lambda way: f"older {way}")
 def page(request: pytest.FixtureRequest, installs: Begun) -> Outcomes:
-    """What the page shows, and what it shows after our server was killed and started again."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as place:
         directory = Path(place)
         first = _visit(installs["npm"], directory, request.param, {"pid": str(directory / "pid")})

@@ -59,7 +59,6 @@ class Agent:
     folder: Path
 
     def run(self) -> list[str]:
-        """What it prints, from its beginning to its end."""
         with self._process() as process:
             printed, _ = process.communicate(timeout=LIMIT)
             assert process.returncode == 0, self._troubles()
@@ -87,7 +86,6 @@ class Agent:
             time.sleep(0.05)
 
     def starts(self) -> int:
-        """How often the tool was started."""
         return (self.folder / "film.log").read_text().count("rendering 24 frames")
 
     @contextmanager

@@ -81,7 +81,6 @@ class Peer:
 
     @property
     def transport(self) -> ServerTransport:
-        """A transport of ours to it."""
         if self.url is not None:
             return reconnecting_http(self.url)
         program, *arguments = self.command
@@ -311,8 +310,9 @@ def test_the_command_line_comes_back_to_a_task_that_is_not_known_any_more(tmp_pa
 async def test_an_older_server_asks_our_client_for_tasks(installs: Begun) -> None:
     host = Host()
     host.ready.set()
+    host.answer = ElicitResult(action="accept", content={"confirm": True})
     tasks = TasksClient(hosting=Hosting())
-    server = StdioServerParameters(command=str(installs["python_sdk"]), args=[str(DRIVERS / "older_asking_server.py")])
+    server = StdioServerParameters(command=str(installs["python_sdk"]), args=[str(DRIVERS / "older_server.py")])
     async with Client(
         tasks.host(stdio_transport(server)),
         mode="legacy",
@@ -322,7 +322,7 @@ async def test_an_older_server_asks_our_client_for_tasks(installs: Begun) -> Non
     ) as client:
         with anyio.fail_after(60):
             said = [text(await client.call_tool(tool, {})) for tool in ("elicit", "sample")]
-    assert said == ["accept {'ok': True}", "Hi"]
+    assert said == ["accept {'confirm': True}", "Hi"]
     assert host.asked == ["Approve?", "sample"]
 
 

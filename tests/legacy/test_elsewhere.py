@@ -15,9 +15,8 @@ from typing import Any
 import anyio
 import pytest
 from mcp.server import Server, ServerRequestContext
-from mcp.server.streamable_http import EventCallback, EventId, EventMessage, EventStore, StreamId
 from mcp.server.streamable_http_manager import StreamableHTTPASGIApp, StreamableHTTPSessionManager
-from mcp_types import CallToolRequestParams, CallToolResult, JSONRPCMessage, TextContent
+from mcp_types import CallToolRequestParams, CallToolResult, TextContent
 from starlette.applications import Starlette
 from starlette.routing import Route
 
@@ -43,9 +42,10 @@ from harness.waiting import eventually
 from mcp_tasks import Tasks
 from mcp_tasks.errors import StoreUnavailable
 from mcp_tasks.legacy.streams import PollAnswer
-from mcp_tasks.model import TaskRecord
 from mcp_tasks.stores.memory import MemoryStore
-from tests.legacy.asking_server import build_asking
+from tests.conformance.everything_server import MemoryEvents
+from tests.spec.furnished import furnished
+from tests.unit.running import MeddledStore
 
 pytestmark = pytest.mark.anyio
 
@@ -55,13 +55,12 @@ STREAM, JSON = "text/event-stream", "application/json"
 
 
 async def said(client: OlderClient, task_id: str) -> str:
-    """What the tool of a task returned."""
     return text_of((await client.result(task_id)).result)
 
 
 async def test_the_session_is_asked_here_although_the_tool_runs_in_another_process(tmp_path: Path) -> None:
     store = f"sqlite:///{tmp_path / 'tasks.db'}"
-    here = build_asking(Tasks(store, settings=QUICK, runs_tools=False, namespace="furnished"))
+    here = furnished(Tasks(store, settings=QUICK, runs_tools=False, namespace="furnished"))
     with http_process("--store", store):
         async with serving(here) as wire, http_session(wire) as client, client.listening():
             task_id = await client.start("ask_name")
@@ -86,32 +85,18 @@ async def test_over_pipes_nothing_is_served_before_the_handshake() -> None:
 # Streams that are cut off and resumed
 
 
-class Events(EventStore):
+class Events(MemoryEvents):
     """Every message of every stream, in memory."""
-
-    def __init__(self) -> None:
-        self.stored: list[tuple[StreamId, JSONRPCMessage | None]] = []
-
-    async def store_event(self, stream_id: StreamId, message: JSONRPCMessage | None) -> EventId:
-        self.stored.append((stream_id, message))
-        return str(len(self.stored))
-
-    async def replay_events_after(self, last_event_id: EventId, send_callback: EventCallback) -> StreamId | None:
-        stream_id, _ = self.stored[int(last_event_id) - 1]
-        for number, (stream, message) in enumerate(self.stored, start=1):
-            if stream == stream_id and number > int(last_event_id) and message is not None:
-                await send_callback(EventMessage(message, str(number)))
-        return stream_id
 
     def last_of(self, stream_id: str) -> int:
         """The newest event of a stream; 0 without any."""
-        return max((number for number, (stream, _) in enumerate(self.stored, 1) if stream == stream_id), default=0)
+        return max((number for number, stream, _ in self.stored if stream == stream_id), default=0)
 
 
 @asynccontextmanager
 async def resumable(desk: Desk) -> AsyncGenerator[tuple[HttpClient, Events]]:
     events = Events()
-    app = build_asking(Tasks("memory://", settings=QUICK), desk).streamable_http_app(event_store=events)
+    app = furnished(Tasks("memory://", settings=QUICK), desk).streamable_http_app(event_store=events)
     async with serving_app(app) as base, http_client() as http, http_session(HttpWire(f"{base}/mcp", http)) as client:
         yield client, events
 
@@ -278,7 +263,7 @@ async def test_where_nobody_watches_streams_a_question_goes_to_the_sessions_own_
 
 
 async def test_over_the_old_sse_transport_questions_and_pushes_come_on_its_one_stream() -> None:
-    app = build_asking(Tasks("memory://", settings=QUICK)).sse_app()
+    app = furnished(Tasks("memory://", settings=QUICK)).sse_app()
     async with serving_app(app) as base, http_client() as http, http.stream("GET", f"{base}/sse") as opened:
         lines = opened.aiter_lines()
 
@@ -318,7 +303,7 @@ async def test_no_log_has_the_whole_id_of_a_session_and_no_task_has_it_either(
     """The SDK logs it in full, and whoever has it uses the session."""
     caplog.set_level("INFO", logger="mcp")
     store = MemoryStore()
-    async with serving(build_asking(Tasks(store, settings=QUICK))) as wire, http_session(wire) as client:
+    async with serving(furnished(Tasks(store, settings=QUICK))) as wire, http_session(wire) as client:
         record = await store.get(await client.start("must"))
         assert record is not None
         assert record.session
@@ -341,13 +326,12 @@ def kept() -> int:
 
 @pytest.mark.parametrize("handshake", ["complete", "begun"])
 async def test_sessions_that_end_leave_nothing_behind(handshake: str) -> None:
-    server = build_asking(Tasks("memory://", settings=QUICK, limits=UNPACED))
+    server = furnished(Tasks("memory://", settings=QUICK, limits=UNPACED))
     async with serving(server) as wire, http_session(wire) as maker:
         task_id = await maker.start("ask_name")
         await maker.until(task_id, "input_required")
 
         async def visit() -> None:
-            """Adopt the task, be asked about it, and go."""
             async with http_client() as http:
                 client = HttpClient(HttpWire(wire.url, http))
                 client.session_id = (await client.greet(EVERYTHING, LEGACY)).headers["mcp-session-id"]
@@ -368,7 +352,7 @@ async def test_sessions_that_end_leave_nothing_behind(handshake: str) -> None:
 
 
 async def test_a_client_that_says_twice_that_its_handshake_is_complete_is_told_once() -> None:
-    async with serving(build_asking(Tasks("memory://", settings=QUICK))) as wire, http_session(wire) as client:
+    async with serving(furnished(Tasks("memory://", settings=QUICK))) as wire, http_session(wire) as client:
         await client.notify("notifications/initialized")
         async with client.listening():
             tasks: list[str] = []
@@ -382,7 +366,7 @@ async def test_a_client_that_says_twice_that_its_handshake_is_complete_is_told_o
 async def test_many_tasks_of_a_session_cost_no_asyncio_task_each() -> None:
     desk = Desk()
     tasks = Tasks("memory://", settings=QUICK, concurrency=1)
-    async with serving(build_asking(tasks, desk)) as wire, http_session(wire) as client, client.listening():
+    async with serving(furnished(tasks, desk)) as wire, http_session(wire) as client, client.listening():
         first = await client.start("gated")
         before = len(asyncio.all_tasks())
         waiting = {first, *[await client.start("gated") for _ in range(150)]}
@@ -395,7 +379,7 @@ async def test_many_tasks_of_a_session_cost_no_asyncio_task_each() -> None:
 @pytest.mark.parametrize("json_response", [False, True], ids=["stream", "json"])
 async def test_a_result_whose_client_has_left_does_not_wait_on(*, json_response: bool) -> None:
     desk = Desk()
-    server = build_asking(Tasks("memory://", settings=QUICK), desk)
+    server = furnished(Tasks("memory://", settings=QUICK), desk)
     async with serving(server, json_response=json_response) as wire, http_session(wire) as client:
         task_id = await client.start("gated")
         await client.get(task_id)
@@ -412,41 +396,21 @@ async def test_a_result_whose_client_has_left_does_not_wait_on(*, json_response:
 # A store that is away
 
 
-class AwayStore(MemoryStore):
-    """Fails as often as it is told to."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.reads, self.writes = 0, 0
-
-    async def get(self, task_id: str) -> TaskRecord | None:
-        if self.reads:
-            self.reads -= 1
-            raise StoreUnavailable("not now")
-        return await super().get(task_id)
-
-    async def save(self, record: TaskRecord, **options: Any) -> TaskRecord:
-        if self.writes and not record.inputs.outstanding:
-            self.writes -= 1
-            raise StoreUnavailable("not now")
-        return await super().save(record, **options)
-
-
 async def test_answers_are_kept_and_changes_are_told_although_the_store_is_away_for_a_moment() -> None:
-    store, desk = AwayStore(), Desk()
+    store, desk, away = MeddledStore(), Desk(), StoreUnavailable("not now")
     settings = replace(QUICK, look_interval=timedelta(milliseconds=50))
     async with (
-        serving(build_asking(Tasks(store, settings=settings), desk)) as wire,
+        serving(furnished(Tasks(store, settings=settings), desk)) as wire,
         http_session(wire) as client,
         client.listening(),
     ):
         task_id = await client.start("ask_name")
         asked = await client.question(task_id)
-        store.writes = 3
+        store.refuse(away, "save", times=3, when=lambda record, _: not record.inputs.outstanding)
         await client.answer(asked, ADA)
         assert await said(client, task_id) == "Hello, Ada!"
         gated = await client.start("gated")
         await desk.started.wait()
-        store.reads = 12
+        store.refuse(away, "get", times=12)
         desk.gate.set()
         await client.status(gated, "completed")

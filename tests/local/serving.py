@@ -38,15 +38,11 @@ __all__ = ["FULL", "LIMIT", "QUICK", "Confirmed", "Office", "new_office", "open_
 
 
 class Confirmed(BaseModel):
-    """What `approve` asks for."""
-
     confirmed: bool
 
 
 @dataclass
 class Office:
-    """A server, its tasks, and what its tools did."""
-
     tasks: Tasks
     server: MCPServer[Any]
     gate: asyncio.Event = field(default_factory=asyncio.Event)
@@ -54,7 +50,6 @@ class Office:
 
 
 def new_office(**options: Any) -> Office:
-    """A server with tools, prompts and resources."""
     tasks = Tasks(options.pop("store", "memory://"), settings=QUICK, **options)
     office = Office(tasks, MCPServer("office", **tasks.wiring()))
     add_tools(office)
@@ -66,14 +61,12 @@ def new_office(**options: Any) -> Office:
 
 @asynccontextmanager
 async def open_office(**options: Any) -> AsyncGenerator[Office]:
-    """The same, running."""
     office = new_office(**options)
     async with office.tasks.running(office.server):
         yield office
 
 
 async def until(task: LocalTask[Any], condition: Callable[[LocalSnapshot], bool]) -> LocalSnapshot:
-    """The task once the condition holds for it."""
     with anyio.fail_after(LIMIT):
         while not condition(seen := await task.fetch()):  # noqa: ASYNC110 - fetching is what is tested
             await anyio.sleep(0.01)
@@ -81,7 +74,6 @@ async def until(task: LocalTask[Any], condition: Callable[[LocalSnapshot], bool]
 
 
 def add_tools(office: Office) -> None:
-    """Tools that end in every way."""
     server, tasks = office.server, office.tasks
 
     @server.tool()
@@ -124,7 +116,6 @@ def add_tools(office: Office) -> None:
 
 
 def add_asking_tools(office: Office) -> None:
-    """Tools that ask."""
     server, tasks = office.server, office.tasks
 
     @server.tool()

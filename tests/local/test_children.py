@@ -71,11 +71,9 @@ class Family:
             return f"a line of {of}"
 
     async def born_of(self, name: str, **options: Any) -> str:
-        """What a child comes to."""
         return text(await (await self.tasks.start("child", {"name": name}, **options)).wait())
 
     async def run(self, **whose: Any) -> Any:
-        """What one parent comes to."""
         return text(await (await self.tasks.start("parent", **whose)).wait(LIMIT))
 
     async def run_twice(self) -> Any:
@@ -258,14 +256,14 @@ async def test_a_child_that_has_expired_is_not_started_again_by_the_next_run_of_
 
 
 @pytest.mark.requirement("local/child-once")
-async def test_under_one_key_a_task_has_one_child() -> None:
+async def test_a_task_has_one_child_under_a_key_and_none_for_a_tool_that_it_calls() -> None:
     async def body(family: Family, ctx: Context) -> Any:
         children = [await family.tasks.start("child", {"name": "Ann"}, key="the one") for _ in range(2)]
-        return len({child.id for child in children})
+        return [len({child.id for child in children}), text(await family.tasks.call("child", {"name": "Bea"}))]
 
     family = Family(body)
     async with family.tasks.running(family.server):
-        assert [await family.run() for _ in range(2)] == [1, 1]
+        assert [await family.run(owner="alice") for _ in range(2)] == [[1, "Bea of alice"]] * 2
         assert len((await family.tasks.list(everybody=True)).tasks) == 4
 
 
@@ -298,16 +296,6 @@ async def test_cancelling_a_parent_leaves_its_children() -> None:
         assert child.status is TaskStatus.WORKING
         family.gate.set()
         assert text(await family.tasks.handle(child.id).wait(LIMIT)) == "slow"
-
-
-async def test_a_tool_that_is_called_in_a_task_is_a_part_of_it() -> None:
-    async def body(family: Family, ctx: Context) -> Any:
-        return text(await family.tasks.call("child", {"name": "Ann"}))
-
-    family = Family(body)
-    async with family.tasks.running(family.server):
-        assert await family.run(owner="alice") == "Ann of alice"
-        assert len((await family.tasks.list(everybody=True)).tasks) == 1
 
 
 async def test_a_task_cannot_wait_for_itself() -> None:

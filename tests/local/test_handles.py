@@ -52,17 +52,14 @@ async def test_a_tool_started_as_a_task_gives_a_handle_with_which_to_fetch_and_w
     assert (await task.cancel()).status is TaskStatus.COMPLETED
 
 
-@pytest.mark.requirement("local/progress-is-state")
-async def test_progress_is_part_of_the_state(office: Office) -> None:
+@pytest.mark.requirement("local/progress-is-state", "local/await-timeout")
+async def test_progress_is_part_of_the_state_and_a_wait_that_takes_too_long_leaves_the_task_alone(
+    office: Office,
+) -> None:
     task = await office.tasks.start("slow")
     seen = await until(task, lambda task: task.progress is not None)
     assert seen.progress == Progress(progress=2, total=3, message="Rendering report")
     assert (seen.status, seen.is_final, seen.expires_at) == (TaskStatus.WORKING, False, None)
-
-
-@pytest.mark.requirement("local/await-timeout")
-async def test_a_wait_that_takes_too_long_leaves_the_task_alone(office: Office) -> None:
-    task = await office.tasks.start("slow")
     for timeout in (0.05, timedelta(milliseconds=50), 0):
         with pytest.raises(WaitTimedOut, match="did not end within") as waited:
             await task.wait(timeout)
@@ -73,18 +70,16 @@ async def test_a_wait_that_takes_too_long_leaves_the_task_alone(office: Office) 
     assert result.content == [TextContent(type="text", text="done")]
 
 
-@pytest.mark.requirement("local/outcome-error-result", "local/outcome-message")
-async def test_an_error_result_is_a_failed_task_whose_result_is_returned(office: Office) -> None:
+@pytest.mark.requirement("local/outcome-error-result", "local/outcome-raised", "local/outcome-message")
+async def test_an_error_result_is_returned_and_a_raised_error_is_raised_again_with_all_that_it_carries(
+    office: Office,
+) -> None:
     task = await office.tasks.start("broken")
     result = await task.wait(LIMIT)
     assert result.is_error
     assert result.content == [TextContent(type="text", text=FULL)]
     seen = await task.fetch()
     assert (seen.status, seen.is_error, seen.message) == (TaskStatus.FAILED, True, FULL)
-
-
-@pytest.mark.requirement("local/outcome-raised", "local/outcome-message")
-async def test_a_raised_error_is_raised_again_with_all_that_it_carries(office: Office) -> None:
     task = await office.tasks.start("refusing")
     for _ in range(2):
         with pytest.raises(TaskFailed) as failed:
@@ -179,20 +174,18 @@ async def test_a_task_carries_the_poll_interval_that_its_author_fixed(office: Of
     assert timedelta(0) < (await adapted.fetch()).poll_interval < timedelta(seconds=1)
 
 
-async def test_a_wait_ends_when_the_server_stops() -> None:
+async def test_a_wait_ends_when_the_server_stops_and_a_handle_is_made_of_an_id_after_a_restart() -> None:
     async with open_office() as office:
+        ended = await office.tasks.start("report", {"id": 7})
+        await ended.wait(LIMIT)
         task = await office.tasks.start("slow")
         waiting = asyncio.create_task(task.wait())
         await until(task, lambda seen: seen.progress is not None)
     with pytest.raises(WiringError, match="server 'office' has stopped"), anyio.fail_after(LIMIT):
         await waiting
-
-
-async def test_a_task_that_is_not_there_is_unknown(office: Office) -> None:
-    task = office.tasks.handle("x" * 40)
-    for attempt in (task.fetch, task.wait, task.result, task.cancel, task.send_input, task.until_asked):
-        with pytest.raises(UnknownTask):
-            await attempt()
+    async with office.tasks.running(office.server):
+        result = await office.tasks.handle(ended.id).result()
+        assert result.structured_content == {"id": 7, "status": "ready"}
 
 
 async def test_of_starts_under_one_key_one_makes_a_task(office: Office) -> None:
@@ -208,8 +201,6 @@ async def test_of_starts_under_one_key_one_makes_a_task(office: Office) -> None:
 
 
 class NoRequests(MemoryStore):
-    """A store in which no request can be read."""
-
     async def request(self, task_id: str) -> TaskRequest | None:
         raise StoreUnavailable("the disk is full")
 
@@ -220,15 +211,6 @@ async def test_a_start_whose_task_was_made_before_the_store_went_away_may_have_h
             await office.tasks.start("report", {"id": 1}, key="release 1")
         assert unavailable.value.may_have_happened
         assert len((await office.tasks.list(everybody=True)).tasks) == 1
-
-
-async def test_a_handle_is_made_of_an_id_after_a_restart() -> None:
-    async with open_office() as office:
-        task = await office.tasks.start("report", {"id": 7})
-        await task.wait(LIMIT)
-    async with office.tasks.running(office.server):
-        result = await office.tasks.handle(task.id).result()
-        assert result.structured_content == {"id": 7, "status": "ready"}
 
 
 async def test_a_task_is_its_owners_on_the_wire_wherever_it_was_started(office: Office) -> None:
@@ -255,7 +237,6 @@ def ids(page: TaskPage) -> list[str]:
 
 
 async def ended(office: Office, tool: str = "report", **whose: Any) -> str:
-    """The id of a task that has ended."""
     task = await office.tasks.start(tool, {"id": 1} if tool == "report" else {}, **whose)
     await until(task, lambda seen: seen.is_final)
     return task.id

@@ -137,12 +137,6 @@ async def test_what_asks_by_returning_is_answered_in_its_task(office: Office) ->
     assert message.content == TextContent(type="text", text="Welcome Bob, state.")
 
 
-async def test_what_asks_by_returning_cannot_be_called_where_nobody_answers(office: Office) -> None:
-    for call in (office.tasks.call("greet"), office.tasks.get_prompt("welcome")):
-        with pytest.raises(UsageError, match="start it as a task, and answer with send_input"):
-            await call
-
-
 async def test_what_a_called_tool_asks_by_returning_its_caller_asks() -> None:
     office = new_office()
     async with TaskTester(office.server, office.tasks) as tester:
@@ -170,7 +164,6 @@ async def wire(version: str, **options: Any) -> AsyncGenerator[tuple[Office, Sen
 
 
 async def refusal(sending: Awaitable[Any]) -> MCPError:
-    """The error that it is refused with."""
     with pytest.raises(MCPError) as refused:
         await sending
     return refused.value
@@ -209,20 +202,9 @@ async def test_a_client_of_2025_11_25_answers_where_the_author_enables_it(at_onc
 
 
 @pytest.mark.requirement("local/wire-method")
-async def test_of_several_questions_a_client_says_which_by_its_key() -> None:
-    async with wire("2025-11-25", send_input=True) as (office, send):
-        task = await office.tasks.start("two_questions")
-        seen = await until(task, lambda seen: len(seen.questions) == 2)
-        for params in ({}, {"key": "nothing"}):
-            assert (await refusal(send(taskId=task.id, action="decline", **params))).code == INVALID_PARAMS
-        assert len((await refusal(send(taskId=task.id, action="decline", key="k" * 100_000))).message) < 500
-        for key in seen.questions:
-            await send(taskId=task.id, action="decline", key=key)
-        assert (await task.wait(LIMIT)).structured_content == {"result": ["decline", "decline"]}
-
-
-@pytest.mark.requirement("local/wire-method")
-async def test_what_a_client_sends_is_held_to_the_rules_of_any_answer() -> None:
+async def test_what_a_client_sends_is_held_to_the_rules_of_any_answer_and_of_several_questions_its_key_says_which() -> (
+    None
+):
     async with wire("2025-11-25", send_input=True, limits=Limits(answer_bytes=1000)) as (office, send):
         task = await office.tasks.start("approve")
         await task.until_asked(LIMIT)
@@ -245,6 +227,14 @@ async def test_what_a_client_sends_is_held_to_the_rules_of_any_answer() -> None:
         for unknown in ("nobody", 7, None):
             assert (await refusal(send(taskId=unknown, action="decline"))).code == INVALID_PARAMS
         assert (await task.fetch()).status is TaskStatus.INPUT_REQUIRED
+        task = await office.tasks.start("two_questions")
+        seen = await until(task, lambda seen: len(seen.questions) == 2)
+        for params in ({}, {"key": "nothing"}):
+            assert (await refusal(send(taskId=task.id, action="decline", **params))).code == INVALID_PARAMS
+        assert len((await refusal(send(taskId=task.id, action="decline", key="k" * 100_000))).message) < 500
+        for key in seen.questions:
+            await send(taskId=task.id, action="decline", key=key)
+        assert (await task.wait(LIMIT)).structured_content == {"result": ["decline", "decline"]}
 
 
 # --- plain values ---------------------------------------------------------------------------------------------------
@@ -283,19 +273,7 @@ async def test_a_question_may_ask_for_one_plain_value(office: Office, schema: An
 
 
 @pytest.mark.requirement("local/plain-elicit")
-@pytest.mark.parametrize("action", ["decline", "cancel"])
-async def test_a_plain_question_may_be_declined(office: Office, action: Any) -> None:
-    @office.server.tool()
-    @office.tasks.task()
-    async def ask(ctx: Context) -> str:
-        return (await elicit(ctx, "Well?", bool)).action
-
-    task = await office.tasks.start("ask")
-    await task.send_input(action)
-    assert (await task.wait(LIMIT)).content == [TextContent(type="text", text=action)]
-
-
-async def test_what_is_no_plain_type_and_no_model_cannot_be_asked_for(office: Office) -> None:
+async def test_a_plain_question_may_be_declined_and_is_of_a_plain_type_or_a_model(office: Office) -> None:
     @office.server.tool()
     @office.tasks.task()
     async def ask(ctx: Context) -> str:
@@ -303,7 +281,9 @@ async def test_what_is_no_plain_type_and_no_model_cannot_be_asked_for(office: Of
         for schema in wrong:
             with pytest.raises(UsageError, match="elicit takes bool, str, int, float or a Pydantic model"):
                 await elicit(ctx, "Well?", schema)
-        return "refused"
+        return (await elicit(ctx, "Well?", bool)).action
 
-    task = await office.tasks.start("ask")
-    assert (await task.wait(LIMIT)).content == [TextContent(type="text", text="refused")]
+    for action in ("decline", "cancel"):
+        task = await office.tasks.start("ask")
+        await task.send_input(action)
+        assert (await task.wait(LIMIT)).content == [TextContent(type="text", text=action)]

@@ -33,8 +33,8 @@ from mcp_types import (
     TextResourceContents,
 )
 
-from harness.http import LegacyHttpWire, initialize, serving
-from harness.older import ASKABLE, RELATED
+from harness.http import serving
+from harness.older import RELATED, OlderClient, http_session
 from harness.rpc import INVALID_PARAMS, METHOD_NOT_FOUND
 from harness.waiting import eventually
 from mcp_tasks import Tasks
@@ -46,40 +46,27 @@ from tests.local.serving import LIMIT, QUICK, Office, new_office
 pytestmark = pytest.mark.anyio
 
 
-@pytest.mark.requirement("local/prompt-task")
-async def test_a_prompt_runs_as_a_task(office: Office) -> None:
-    task = await office.tasks.start_prompt("echo", {"title": "v1"}, owner="alice")
-    result = await task.wait(LIMIT)
-    assert [message.content for message in result.messages] == [TextContent(type="text", text="Ship v1.")]
-    assert result.meta == {RELATED: {"taskId": task.id}}
-    assert office.seen == [task.id]
-    seen = await task.fetch()
-    assert (seen.kind, seen.name, seen.status, seen.owner) == ("prompt", "echo", TaskStatus.COMPLETED, "alice")
+@pytest.mark.requirement("local/prompt-task", "local/resource-task")
+async def test_a_tool_a_prompt_and_a_resource_of_one_name_run_as_three_tasks(office: Office) -> None:
+    tool = await office.tasks.start("echo")
+    prompt = await office.tasks.start_prompt("echo", {"title": "v1"}, owner="alice")
+    resource = await office.tasks.start_resource("memo://echo")
+    assert (await tool.wait(LIMIT)).structured_content == {"result": "tool"}
+    got = await prompt.wait(LIMIT)
+    assert [message.content for message in got.messages] == [TextContent(type="text", text="Ship v1.")]
+    read = await resource.wait(LIMIT)
+    assert read.contents == [TextResourceContents(uri="memo://echo", text="1.2.3", mime_type="text/plain")]
+    assert [each.meta for each in (got, read)] == [{RELATED: {"taskId": task.id}} for task in (prompt, resource)]
+    assert sorted(office.seen) == sorted([prompt.id, resource.id])
+    seen = await prompt.fetch()
+    assert (seen.status, seen.owner) == (TaskStatus.COMPLETED, "alice")
     assert seen.progress == Progress(progress=1, total=1, message="rendered")
-
-
-@pytest.mark.requirement("local/resource-task")
-async def test_a_resource_or_a_template_runs_as_a_task(office: Office) -> None:
-    task = await office.tasks.start_resource("memo://echo")
-    result = await task.wait(LIMIT)
-    assert result.contents == [TextResourceContents(uri="memo://echo", text="1.2.3", mime_type="text/plain")]
-    assert result.meta == {RELATED: {"taskId": task.id}}
-    assert office.seen == [task.id]
-    seen = await task.fetch()
-    assert (seen.kind, seen.name) == ("resource", "memo://echo")
+    listed = (await office.tasks.list(everybody=True)).tasks
+    names = [("tool", "echo"), ("prompt", "echo"), ("resource", "memo://echo")]
+    assert [(task.kind, task.name) for task in listed] == names
     (content,) = (await (await office.tasks.start_resource("memo://monday/notes")).wait(LIMIT)).contents
     assert isinstance(content, BlobResourceContents)
     assert (content.uri, base64.b64decode(content.blob)) == ("memo://monday/notes", b"notes of monday")
-
-
-async def test_a_tool_a_prompt_and_a_resource_of_one_name_are_three(office: Office) -> None:
-    tool = await office.tasks.start("echo")
-    prompt = await office.tasks.start_prompt("echo", {"title": "x"})
-    resource = await office.tasks.start_resource("memo://echo")
-    assert (await tool.wait(LIMIT)).structured_content == {"result": "tool"}
-    assert (await prompt.wait(LIMIT)).messages
-    assert (await resource.wait(LIMIT)).contents
-    assert [task.kind for task in (await office.tasks.list(owner=None)).tasks] == ["tool", "prompt", "resource"]
 
 
 @pytest.mark.requirement("local/outcome-raised")
@@ -140,19 +127,9 @@ async def test_they_never_appear_on_the_modern_wire(office: Office) -> None:
         assert (await client.read_resource("memo://echo")).contents
 
 
-async def test_a_mark_that_belongs_to_nothing_is_said_at_the_start(caplog: pytest.LogCaptureFixture) -> None:
-    office = new_office()
-    office.tasks.mark("memo://{day}/notes", kind="resource")
-    office.tasks.mark("nowhere", kind="prompt")
-    with caplog.at_level(logging.WARNING):
-        async with office.tasks.running(office.server):
-            pass
-    (warned,) = [message for message in caplog.messages if "no such prompt or resource" in message]
-    assert "'prompt nowhere'" in warned
-    assert "notes" not in warned
-
-
-async def test_marks_that_cannot_work_are_refused() -> None:
+async def test_marks_that_cannot_work_are_refused_and_those_of_nothing_are_told_of_at_the_start(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     tasks = Tasks("memory://")
 
     def twice() -> str:
@@ -166,6 +143,15 @@ async def test_marks_that_cannot_work_are_refused() -> None:
         tasks.task(kind="song")(twice)  # pyright: ignore[reportArgumentType]
     with pytest.raises(InvalidOption, match="kind must be"):
         tasks.mark("x", kind="song")  # pyright: ignore[reportArgumentType]
+    office = new_office()
+    office.tasks.mark("memo://{day}/notes", kind="resource")
+    office.tasks.mark("nowhere", kind="prompt")
+    with caplog.at_level(logging.WARNING):
+        async with office.tasks.running(office.server):
+            pass
+    (warned,) = [message for message in caplog.messages if "no such prompt or resource" in message]
+    assert "'prompt nowhere'" in warned
+    assert "notes" not in warned
 
 
 # --- low-level servers ----------------------------------------------------------------------------------------------
@@ -200,53 +186,44 @@ async def list_templates(ctx: object, params: PaginatedRequestParams | None) -> 
     return ListResourceTemplatesResult(resource_templates=templates)
 
 
-async def test_every_page_of_a_low_level_servers_listing_counts() -> None:
+async def test_every_page_of_a_low_level_servers_listing_counts_and_one_that_fails_decides_nothing() -> None:
     tasks = Tasks("memory://", settings=QUICK)
-    server = Server("low", on_call_tool=call_tool, on_get_prompt=get_prompt, on_list_prompts=list_prompts)
+    server = Server(
+        "low",
+        on_call_tool=call_tool,
+        on_get_prompt=get_prompt,
+        on_list_prompts=list_prompts,
+        on_read_resource=read_resource,
+        on_list_resources=list_nothing,
+        on_list_resource_templates=list_templates,
+    )
     tasks.attach(server)
     tasks.mark("second", kind="prompt")
+    for uri in ("n", "unlisted://x"):
+        tasks.mark(uri, kind="resource")
     async with tasks.running(server):
         for wrong, why in (({}, "it needs 'title'"), ({"title": 7}, "its arguments are texts, and 'title' is not")):
             with pytest.raises(UsageError, match=f"prompt 'second' does not take these arguments: {why}"):
                 await tasks.start_prompt("second", wrong)  # pyright: ignore[reportArgumentType]
         task = await tasks.start_prompt("second", {"title": "x"})
         assert (await task.wait(LIMIT)).messages[0].content == TextContent(type="text", text="low second")
-        with pytest.raises(UsageError, match="never becomes a task: it is not marked"):
-            await tasks.start_prompt("first")
-
-
-async def test_a_listing_that_fails_decides_nothing() -> None:
-    tasks = Tasks("memory://", settings=QUICK)
-    server = Server(
-        "low",
-        on_call_tool=call_tool,
-        on_read_resource=read_resource,
-        on_list_resources=list_nothing,
-        on_list_resource_templates=list_templates,
-    )
-    tasks.attach(server)
-    tasks.mark("n", kind="resource")
-    tasks.mark("unlisted://x", kind="resource")
-    async with tasks.running(server):
         for uri in ("n://monday", "unlisted://x"):
             (content,) = (await (await tasks.start_resource(uri)).wait(LIMIT)).contents
             assert (content.uri, getattr(content, "text", None)) == (uri, "low")
-        with pytest.raises(UsageError, match="never becomes a task"):
-            await tasks.start_resource("other://x")
-        with pytest.raises(MCPError, match="no handler for prompts/get"):
-            await tasks.get_prompt("hello")
+        for start in (tasks.start_prompt("first"), tasks.start_resource("other://x")):
+            with pytest.raises(UsageError, match="never becomes a task: it is not marked"):
+                await start
 
 
 # --- on the 2025-11-25 wire -----------------------------------------------------------------------------------------
 
 
-async def create(old: LegacyHttpWire, method: str, params: Mapping[str, Any], **task: Any) -> dict[str, Any]:
-    """The task of a request that asks for one."""
+async def create(old: OlderClient, method: str, params: Mapping[str, Any], **task: Any) -> dict[str, Any]:
     return (await old.ask(method, {**params, "task": task})).result["task"]
 
 
-async def listed(old: LegacyHttpWire) -> list[str]:
-    return [task["taskId"] for task in (await old.ask("tasks/list")).result["tasks"]]
+async def listed(old: OlderClient) -> list[str]:
+    return [task["taskId"] for task in await old.listed()]
 
 
 TOOLS: dict[str, Any] = {"tools": {"call": {}}}
@@ -275,9 +252,8 @@ async def test_the_handshake_names_them_where_something_is_marked(
     server.resource("memo://hello", name="hello")(lambda: "hello")
     for kind, mode in marks.items():
         tasks.mark("memo://hello", kind=kind, mode=mode)
-    async with serving(server) as wire:
-        old, hello = await initialize(wire, ASKABLE)
-        assert hello["capabilities"]["tasks"]["requests"] == offered
+    async with serving(server) as wire, http_session(wire) as old:
+        assert old.capabilities["tasks"]["requests"] == offered
         if "prompts" not in offered:
             # 2025-11-25: what was not declared is processed as if it were not there.
             assert "messages" in (await old.ask("prompts/get", {"name": "memo://hello", "task": {}})).result
@@ -295,14 +271,13 @@ async def test_the_handshake_names_them_where_something_is_marked(
 )
 async def test_they_are_got_as_tasks_of_the_older_wire(method: str, params: dict[str, Any]) -> None:
     office = new_office()
-    async with serving(office.server) as wire:
-        old, _ = await initialize(wire, ASKABLE)
+    async with serving(office.server) as wire, http_session(wire) as old:
         plain = (await old.ask(method, params)).result
         task = await create(old, method, params, ttl=5000)
         assert (task["status"], task["ttl"]) == ("working", 5000)
-        result = (await old.ask("tasks/result", {"taskId": task["taskId"]})).result
+        result = (await old.result(task["taskId"])).result
         assert result == {**plain, "_meta": {RELATED: {"taskId": task["taskId"]}}}
-        assert (await old.ask("tasks/get", {"taskId": task["taskId"]})).result["status"] == "completed"
+        assert (await old.get(task["taskId"]))["status"] == "completed"
         assert await listed(old) == [task["taskId"]]
         # And in the process itself.
         local = office.tasks.handle(task["taskId"])
@@ -316,20 +291,18 @@ async def test_they_are_got_as_tasks_of_the_older_wire(method: str, params: dict
     [("prompts/get", {"name": "broken_prompt"}), ("resources/read", {"uri": "memo://broken"})],
 )
 async def test_an_error_is_that_of_the_plain_request(method: str, params: dict[str, Any]) -> None:
-    async with serving(new_office().server) as wire:
-        old, _ = await initialize(wire, ASKABLE)
+    async with serving(new_office().server) as wire, http_session(wire) as old:
         plain = (await old.ask(method, params)).error
         task = await create(old, method, params)
-        error = (await old.ask("tasks/result", {"taskId": task["taskId"]})).error
+        error = (await old.result(task["taskId"])).error
         assert (error["code"], error["message"]) == (plain["code"], plain["message"])
         assert error["data"]["_meta"] == {RELATED: {"taskId": task["taskId"]}}
-        assert (await old.ask("tasks/get", {"taskId": task["taskId"]})).result["status"] == "failed"
+        assert (await old.get(task["taskId"]))["status"] == "failed"
 
 
 @pytest.mark.requirement("local/modes")
 async def test_what_cannot_be_a_task_is_refused() -> None:
-    async with serving(new_office().server) as wire:
-        old, _ = await initialize(wire, ASKABLE)
+    async with serving(new_office().server) as wire, http_session(wire) as old:
         for method, params, code in (
             ("prompts/get", {"name": "plain_prompt"}, METHOD_NOT_FOUND),
             ("resources/read", {"uri": "memo://plain"}, METHOD_NOT_FOUND),
@@ -351,12 +324,11 @@ async def test_what_must_be_a_task_is_refused_without_and_plain_where_there_are_
     server.resource("memo://must", name="must")(lambda: "hello")
     tasks.mark("must", kind="prompt", mode="required", ttl=timedelta(minutes=1))
     tasks.mark("memo://must", kind="resource", mode="required")
-    async with serving(server) as wire:
-        old, _ = await initialize(wire, ASKABLE)
+    async with serving(server) as wire, http_session(wire) as old:
         for method, params in (("prompts/get", {"name": "must"}), ("resources/read", {"uri": "memo://must"})):
             assert (await old.ask(method, params)).code == METHOD_NOT_FOUND
             task = await create(old, method, params)
-            assert (await old.ask("tasks/result", {"taskId": task["taskId"]})).result
+            assert (await old.result(task["taskId"])).result
     async with Client(server) as modern:
         # There they can be no tasks at all, and every host gets an answer.
         assert (await modern.get_prompt("must")).messages
@@ -366,18 +338,17 @@ async def test_what_must_be_a_task_is_refused_without_and_plain_where_there_are_
 @pytest.mark.requirement("local/session-scope")
 async def test_a_session_scopes_the_list_and_owns_nothing() -> None:
     office = new_office()
-    async with serving(office.server) as wire:
-        old, _ = await initialize(wire, ASKABLE)
+    async with serving(office.server) as wire, http_session(wire) as old:
         task = await office.tasks.start("report", {"id": 1}, session="another")
         others = await office.tasks.start("report", {"id": 1}, owner="alice")
         await task.wait(LIMIT)
         assert await listed(old) == []
-        assert (await old.ask("tasks/get", {"taskId": task.id})).result["status"] == "completed"
+        assert (await old.get(task.id))["status"] == "completed"
         assert await listed(old) == [task.id]
         unknown = (await old.ask("tasks/get", {"taskId": "nothing"})).error
         assert (await old.ask("tasks/get", {"taskId": others.id})).error == unknown
         # An error result is a failed task there, as it is here.
         broken = await office.tasks.start("broken")
-        assert (await old.ask("tasks/result", {"taskId": broken.id})).result["isError"]
-        seen = (await old.ask("tasks/get", {"taskId": broken.id})).result
+        assert (await old.result(broken.id)).result["isError"]
+        seen = await old.get(broken.id)
         assert (seen["status"], seen["statusMessage"]) == ("failed", (await broken.fetch()).message)

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Final, cast
-
-Path = tuple[str | int, ...]
 
 
 @dataclass(frozen=True)
@@ -103,11 +102,11 @@ class _Twice(str):
 
 def spoilt(chance: random.Random, message: Mapping[str, Any]) -> bytes:
     """The message with one to three things done to it, as bytes."""
-    value: Any = message
+    whole: list[Any] = [deepcopy(message)]
     for _ in range(chance.choice((1, 1, 1, 2, 3))):
-        place = chance.choice(list(_places(value)))
-        value = _changed(value, place, chance.choice(_DEEDS), chance)
-    data = written(value).encode(errors="surrogatepass")
+        if places := list(_places(whole)):
+            _spoil(*chance.choice(places), chance)
+    data = "".join(map(written, whole)).encode(errors="surrogatepass")
     return _bytes_spoilt(chance, data) if chance.random() < 0.08 else data
 
 
@@ -126,72 +125,35 @@ def _bytes_spoilt(chance: random.Random, data: bytes) -> bytes:
     )()
 
 
-def _places(value: Any, above: Path = ()) -> list[Path]:
-    found: list[Path] = [above]
-    if isinstance(value, Mapping):
-        for name, part in cast("Mapping[str, Any]", value).items():
-            found += _places(part, (*above, name))
-    elif isinstance(value, list):
-        for number, part in enumerate(cast("list[Any]", value)):
-            found += _places(part, (*above, number))
-    return found
+Holder = Any
+"""An object or an array."""
 
 
-_Deed = Callable[[Any, random.Random], Any]
+def _places(holder: Holder) -> Iterator[tuple[Holder, Any]]:
+    """Every member of a value and of those within it: what holds it, and its name or number there."""
+    names: Sequence[Any] = list(cast("dict[str, Any]", holder)) if isinstance(holder, dict) else range(len(holder))
+    for place in names:
+        yield holder, place
+        if isinstance(holder[place], dict | list):
+            yield from _places(holder[place])
 
 
-class Gone:
-    """In the place of a member that is left out."""
-
-
-def _replaced(_value: Any, chance: random.Random) -> Any:
-    return Raw(chance.choice(NASTY))
-
-
-def _added(value: Any, chance: random.Random) -> Any:
-    if isinstance(value, Mapping):
-        return {**cast("Mapping[str, Any]", value), chance.choice(NAMES): Raw(chance.choice(NASTY))}
-    return [*cast("list[Any]", value), Raw(chance.choice(NASTY))] if isinstance(value, list) else [value]
-
-
-def _doubled(value: Any, chance: random.Random) -> Any:
-    if not isinstance(value, Mapping) or not value:
-        return [value, value]
-    members = cast("Mapping[str, Any]", value)
-    return {**members, _Twice(chance.choice(list(members))): Raw(chance.choice(NASTY))}
-
-
-def _wrapped(value: Any, chance: random.Random) -> Any:
-    return chance.choice(({"x": value}, [value], [[value]], Raw(json.dumps(written(value)))))
-
-
-_DEEDS: Final[Sequence[_Deed | type[Gone]]] = (
-    _replaced,
-    _replaced,
-    _replaced,
-    _added,
-    _added,
-    _doubled,
-    _wrapped,
-    Gone,
-)
-
-
-def _changed(value: Any, place: Path, deed: _Deed | type[Gone], chance: random.Random) -> Any:
-    """A copy of the value in which the deed is done to one place."""
-    if not place:
-        return Raw("") if deed is Gone else cast("_Deed", deed)(value, chance)
-    first, *rest = place
-    if isinstance(value, Mapping):
-        members = dict(cast("Mapping[str, Any]", value))
-        if not rest and deed is Gone:
-            members.pop(cast(str, first), None)
-        else:
-            members[cast(str, first)] = _changed(members[cast(str, first)], tuple(rest), deed, chance)
-        return members
-    items = list(cast("list[Any]", value))
-    if not rest and deed is Gone:
-        del items[cast(int, first)]
-    else:
-        items[cast(int, first)] = _changed(items[cast(int, first)], tuple(rest), deed, chance)
-    return items
+def _spoil(holder: Holder, place: Any, chance: random.Random) -> None:
+    """Do something to one member."""
+    value, nasty = holder[place], Raw(chance.choice(NASTY))
+    match chance.choice(("replace", "replace", "replace", "add", "add", "double", "wrap", "leave out")):
+        case "add" if isinstance(value, dict):
+            value[chance.choice(NAMES)] = nasty
+        case "add":
+            holder[place] = [*cast("list[Any]", value), nasty] if isinstance(value, list) else [value]
+        case "double" if isinstance(value, dict) and value:
+            value[_Twice(chance.choice(list(cast("dict[str, Any]", value))))] = nasty
+        case "double":
+            holder[place] = [value, value]
+        case "wrap":
+            kept: Any = holder[place]
+            holder[place] = chance.choice(({"x": kept}, [kept], [[kept]], Raw(json.dumps(written(kept)))))
+        case "leave out":
+            del holder[place]
+        case _:
+            holder[place] = nasty

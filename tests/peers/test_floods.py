@@ -15,10 +15,11 @@ from urllib.parse import urlsplit
 import anyio
 import pytest
 
-from harness.http import modern_headers
-from harness.rpc import PATIENCE, request
+from harness.http import HttpWire, http_client, modern_headers
+from harness.rpc import PATIENCE, Tasking, request
 from harness.serving import ServerProcess
 from harness.thoroughness import examples
+from harness.waiting import eventually
 from mcp_tasks.protocol.shapes import PROGRESS_META_KEY
 from tests.push.raw import allow_open_files
 
@@ -49,32 +50,11 @@ def as_bytes(url: str, message: Mapping[str, Any]) -> bytes:
     return f"POST /mcp HTTP/1.1\r\n{head}\r\n".encode() + content
 
 
-class Line:
-    def __init__(self, url: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.url = url
-        self.reader = reader
-        self.writer = writer
-
-    async def ask(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Send a request and give the message in its answer."""
-        self.writer.write(as_bytes(self.url, message))
-        with anyio.fail_after(PATIENCE):
-            return await self.answer()
-
-    async def ask_all(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Send requests one behind the other, and give the messages in their answers."""
-        self.writer.write(b"".join(as_bytes(self.url, message) for message in messages))
-        with anyio.fail_after(PATIENCE):
-            return [await self.answer() for _ in messages]
-
-    async def answer(self) -> dict[str, Any]:
-        head = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
-        length = next(line[15:] for line in head.split("\r\n") if line.startswith("content-length:"))
-        return json.loads(await self.reader.readexactly(int(length)))
-
-
 @asynccontextmanager
-async def line(url: str, *, receive_buffer: int | None = None) -> AsyncGenerator[Line]:
+async def line(
+    url: str, *, receive_buffer: int | None = None
+) -> AsyncGenerator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """A connection that is used by hand."""
     address = urlsplit(url)
     sock = socket.socket()
     sock.setblocking(False)
@@ -83,22 +63,18 @@ async def line(url: str, *, receive_buffer: int | None = None) -> AsyncGenerator
     await asyncio.get_running_loop().sock_connect(sock, (address.hostname, address.port))
     reader, writer = await asyncio.open_connection(sock=sock, limit=2**26)
     try:
-        yield Line(url, reader, writer)
+        yield reader, writer
     finally:
         writer.transport.abort()
 
 
 async def is_served(url: str, times: int = 5) -> None:
     """Fail unless somebody else is served as before: a task is made, and read when it has ended."""
-    async with line(url) as other:
+    async with http_client() as http:
+        other = Tasking(HttpWire(url, http))
         for _ in range(times):
             word = secrets.token_hex(4)
-            made = await other.ask(request("tools/call", {"name": "echo", "arguments": {"value": word}}))
-            seen: dict[str, Any] = {"status": "working"}
-            with anyio.fail_after(PATIENCE):
-                while seen["status"] == "working":
-                    seen = (await other.ask(request("tasks/get", {"taskId": made["result"]["taskId"]})))["result"]
-            assert word in json.dumps(seen["result"])
+            assert word in json.dumps(await other.finish("echo", value=word))
 
 
 @pytest.fixture(scope="module")
@@ -111,15 +87,14 @@ def server() -> Generator[Target]:
         assert "Traceback" not in process.output, process.output[-4_000:]
 
 
-async def flood(server: Target, messages: Sequence[Mapping[str, Any]]) -> set[int | None]:
-    """Send messages over four connections; which error codes came back, None for a result."""
-    codes: set[int | None] = set()
+async def flood(server: Target, messages: Sequence[Mapping[str, Any]]) -> set[int]:
+    """Send messages that are refused, four at a time; which error codes came back."""
+    codes: set[int] = set()
 
     async def send(mine: Sequence[Mapping[str, Any]]) -> None:
-        async with line(server.url) as one:
-            for start in range(0, len(mine), 50):
-                for answer in await one.ask_all(mine[start : start + 50]):
-                    codes.add(answer["error"]["code"] if "error" in answer else None)
+        async with http_client() as http:
+            for message in mine:
+                codes.add((await HttpWire(server.url, http).send(message)).code)
 
     async with anyio.create_task_group() as group:
         for part in range(4):
@@ -155,48 +130,42 @@ async def test_requests_that_come_a_byte_at_a_time_hold_up_nobody(server: Target
     before = server.memory
     async with AsyncExitStack() as stack:
         slow = [await stack.enter_async_context(line(server.url)) for _ in range(100)]
-        for number, one in enumerate(slow):
+        for number, (_, writer) in enumerate(slow):
             # Half of them are in their headers, and half in their bodies.
-            one.writer.write(whole[: at[number % 2]])
+            writer.write(whole[: at[number % 2]])
         for byte in range(90):
-            for number, one in enumerate(slow):
+            for number, (_, writer) in enumerate(slow):
                 start = at[number % 2] + byte
-                one.writer.write(whole[start : start + 1])
+                writer.write(whole[start : start + 1])
             if byte % 30 == 0:
                 await is_served(server.url, times=1)
         assert server.memory - before < GROWTH
         # One that gets to its end is answered like any other.
-        slow[1].writer.write(whole[at[1] + 90 :])
+        reader, writer = slow[1]
+        writer.write(whole[at[1] + 90 :])
         with anyio.fail_after(PATIENCE):
-            assert (await slow[1].answer())["error"]["code"] == -32602
+            assert b"-32602" in await reader.readuntil(b"}}")
     # The others have left in the middle: at the end the server has no traceback to show.
     await is_served(server.url)
 
 
-async def listeners(server: Target, stack: AsyncExitStack, count: int, ids: list[str]) -> AsyncGenerator[Line]:
-    message = request("subscriptions/listen", {"notifications": {"taskIds": ids}})
-    for _ in range(count):
-        one = await stack.enter_async_context(line(server.url, receive_buffer=4_096))
-        one.writer.write(as_bytes(server.url, message))
-        yield one
-
-
 async def test_listeners_that_never_read_cost_little_and_hold_up_nobody(server: Target) -> None:
-    said = "x" * 50_000
-    arguments = {"steps": 150, "total": 150, "message": said}
-    async with AsyncExitStack() as stack, line(server.url) as one:
-        made = await one.ask(request("tools/call", {"name": "progressing", "arguments": arguments}))
-        task_id = made["result"]["taskId"]
+    async with AsyncExitStack() as stack, http_client() as http:
+        client = Tasking(HttpWire(server.url, http))
+        task_id = await client.create("progressing", steps=150, total=150, message="x" * 50_000)
         before = server.memory
-        async for each in listeners(server, stack, 40, [task_id]):
+        listening = as_bytes(server.url, request("subscriptions/listen", {"notifications": {"taskIds": [task_id]}}))
+        for _ in range(40):
+            reader, writer = await stack.enter_async_context(line(server.url, receive_buffer=4_096))
+            writer.write(listening)
             with anyio.fail_after(PATIENCE):
-                await each.reader.readuntil(b"\r\n\r\n")
-        with anyio.fail_after(PATIENCE):
-            done: Any = None
-            while done != 150:
-                seen = (await one.ask(request("tasks/get", {"taskId": task_id})))["result"]
-                done = seen.get("_meta", {}).get(PROGRESS_META_KEY, {}).get("progress")
+                await reader.readuntil(b"\r\n\r\n")
+
+        async def is_done() -> bool:
+            return (await client.get(task_id)).get("_meta", {}).get(PROGRESS_META_KEY, {}).get("progress") == 150
+
+        await eventually(is_done)
         await is_served(server.url)
         # All states of all listeners would be 300 MB.
         assert server.memory - before < 3 * GROWTH
-        await one.ask(request("tasks/cancel", {"taskId": task_id}))
+        await client.cancel(task_id)

@@ -6,14 +6,19 @@ import asyncio
 import json
 import zlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from typing import Any
 
 import anyio
 import pytest
 from mcp import Client
 from mcp.shared.exceptions import MCPError
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
 
+from harness.http import serving_app
 from harness.rpc import EXTENSION, METHOD_NOT_FOUND, MODERN, PATIENCE, error_response, notification, response
 from mcp_tasks.client import TasksClient, reconnecting_http, resume_task
 from mcp_tasks.client.http import MAX_EVENT
@@ -31,7 +36,7 @@ class Hostile:
     """The server.
 
     Attributes:
-        head: Header lines of the answer to the method, `content-type` among them.
+        head: Headers of the answer to the method, `content-type` among them.
         body: The rest of it.
         sent: How many bytes of such answers the client has taken, all in all.
     """
@@ -42,44 +47,16 @@ class Hostile:
         self.body = body
         self.sent = 0
         self.asked: list[str] = []
-        self.connections: set[asyncio.Task[Any]] = set()
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        connection = asyncio.current_task()
-        assert connection is not None
-        self.connections.add(connection)
-        try:
-            await self._serve(reader, writer)
-        finally:
-            self.connections.discard(connection)
-            writer.close()
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(ConnectionError, asyncio.IncompleteReadError):
-            while True:
-                head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
-                length = next((int(line[15:]) for line in head.split("\r\n") if line.startswith("content-length:")), 0)
-                if not length:
-                    writer.write(b"HTTP/1.1 405 no\r\ncontent-length: 0\r\n\r\n")
-                    continue
-                request: dict[str, Any] = json.loads(await reader.readexactly(length))
-                self.asked.append(request["method"])
-                if request["method"] == self.method:
-                    await self._answer(request, writer)
-                else:
-                    self._answer_well(request, writer)
-                await writer.drain()
-
-    async def _answer(self, request: Mapping[str, Any], writer: asyncio.StreamWriter) -> None:
-        lines = "".join(f"{name}: {value}\r\n" for name, value in self.head.items())
-        writer.write(f"HTTP/1.1 200 OK\r\n{lines}transfer-encoding: chunked\r\n\r\n".encode())
-        async for piece in self.body(request):
-            writer.write(f"{len(piece):x}\r\n".encode() + piece + b"\r\n")
-            await writer.drain()
-            self.sent += len(piece)
-        writer.write(b"0\r\n\r\n")
-
-    def _answer_well(self, request: Mapping[str, Any], writer: asyncio.StreamWriter) -> None:
+    async def answer(self, request: Request) -> Response:
+        """What a request is answered with: all but the one method as by an honest server."""
+        if request.method != "POST":
+            return Response(status_code=405)
+        message: dict[str, Any] = await request.json()
+        method, asked = message["method"], message.get("id")
+        self.asked.append(method)
+        if method == self.method:
+            return StreamingResponse(self._counted(message), headers=self.head)
         results: Mapping[str, Any] = {
             "server/discover": {
                 "resultType": "complete",
@@ -91,26 +68,24 @@ class Hostile:
             "tasks/get": task("completed", result={"content": [{"type": "text", "text": "done"}]}),
             "tasks/cancel": {"resultType": "complete"},
         }
-        asked, result = request.get("id"), results.get(request["method"])
         refused = error_response(asked, METHOD_NOT_FOUND, "Method not found")
-        body = json.dumps(refused if result is None else response(asked, result)).encode()
-        writer.write(
-            f"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
-        )
+        return JSONResponse(response(asked, results[method]) if method in results else refused)
+
+    async def _counted(self, message: Mapping[str, Any]) -> AsyncIterator[bytes]:
+        async for piece in self.body(message):
+            yield piece
+            self.sent += len(piece)
+            # Otherwise it would not be heard that the client has gone.
+            await asyncio.sleep(0)
 
 
 @asynccontextmanager
 async def serving_hostile(method: str, head: Mapping[str, str], body: Body) -> AsyncGenerator[tuple[str, Hostile]]:
     """The server while the block lasts; gives its URL as well."""
     hostile = Hostile(method, head, body)
-    server = await asyncio.start_server(hostile.serve, "127.0.0.1", 0)
-    try:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/mcp", hostile
-    finally:
-        server.close()
-        for connection in list(hostile.connections):
-            connection.cancel()
-        await asyncio.gather(*hostile.connections, return_exceptions=True)
+    app = Starlette(routes=[Route("/mcp", hostile.answer, methods=["GET", "POST", "DELETE"])])
+    async with serving_app(app) as base:
+        yield f"{base}/mcp", hostile
 
 
 MIB = 2**20
@@ -118,15 +93,9 @@ JSON = {"content-type": "application/json"}
 EVENTS = {"content-type": "text/event-stream"}
 
 
-async def look(url: str) -> None:
+async def look(url: str, expected: AbstractContextManager[Any] | None = None) -> None:
     async with Client(reconnecting_http(url), extensions=[TasksClient(patience=SHORT)]) as client:
-        with anyio.fail_after(PATIENCE):
-            await resume_task(client, TASK_ID).status()
-
-
-async def failing_look(url: str) -> None:
-    async with Client(reconnecting_http(url), extensions=[TasksClient(patience=SHORT)]) as client:
-        with anyio.fail_after(PATIENCE), pytest.raises((MCPError, TasksError)):
+        with anyio.fail_after(PATIENCE), expected or nullcontext():
             await resume_task(client, TASK_ID).status()
 
 
@@ -152,7 +121,7 @@ async def many_lines(_request: Mapping[str, Any]) -> AsyncIterator[bytes]:
 )
 async def test_an_answer_without_end_is_cut_off(head: Mapping[str, str], body: Any) -> None:
     async with serving_hostile("tasks/get", head, body) as (url, hostile):
-        await failing_look(url)
+        await look(url, pytest.raises((MCPError, TasksError)))
         looks = hostile.asked.count("tasks/get")
         # As much as one answer may have, and what was on its way.
         assert hostile.sent <= looks * (MAX_EVENT + 32 * MIB)
@@ -173,7 +142,7 @@ async def test_a_small_body_that_unpacks_to_a_huge_one_is_cut_off() -> None:
             await asyncio.sleep(0)
 
     async with serving_hostile("tasks/get", {**JSON, "content-encoding": "gzip"}, bomb) as (url, hostile):
-        await failing_look(url)
+        await look(url, pytest.raises((MCPError, TasksError)))
         looks = hostile.asked.count("tasks/get")
         assert unpacked <= looks * (MAX_EVENT + 256 * MIB)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import AsyncGenerator
 from datetime import timedelta
+from typing import TypeAlias
 
 import anyio
 import pytest
@@ -14,8 +16,10 @@ from mcp.shared.exceptions import MCPError
 from harness.waiting import eventually
 from mcp_tasks import Tasks, current_task
 from mcp_tasks.errors import InvalidDuration, TaskWasCancelled, UsageError
-from mcp_tasks.testing import TaskTester, tester
+from mcp_tasks.testing import TaskTester
 from tests.promises.test_waiting import Yes
+
+Server: TypeAlias = MCPServer[dict[str, object]]
 
 pytestmark = pytest.mark.anyio
 
@@ -27,12 +31,11 @@ def tasks() -> Tasks:
 
 @pytest.fixture
 def begun() -> list[str]:
-    """The runs that have begun, by their tools."""
     return []
 
 
 @pytest.fixture
-def server(tasks: Tasks, begun: list[str]) -> MCPServer[dict[str, object]]:
+def server(tasks: Tasks, begun: list[str]) -> Server:
     server = MCPServer("tested", **tasks.wiring())
 
     @server.tool()
@@ -65,15 +68,26 @@ def server(tasks: Tasks, begun: list[str]) -> MCPServer[dict[str, object]]:
         return (await ctx.elicit("Sure?", Yes)).action
 
     @server.tool()
+    @tasks.task()
+    async def repeat(times: int) -> int:
+        return times
+
+    @server.tool()
     async def plain() -> str:
         return "plain"
 
     return server
 
 
+@pytest.fixture
+async def tester(server: Server, tasks: Tasks) -> AsyncGenerator[TaskTester]:
+    async with TaskTester(server, tasks) as tester:
+        yield tester
+
+
 @pytest.mark.parametrize("tool", ["works", "stubborn", "in_a_thread", "asks"])
 async def test_leaving_in_the_middle_of_a_run_ends_it(
-    server: MCPServer[dict[str, object]], tasks: Tasks, begun: list[str], tool: str
+    server: Server, tasks: Tasks, begun: list[str], tool: str
 ) -> None:
     with anyio.fail_after(10):
         async with TaskTester(server, tasks) as tester:
@@ -83,7 +97,7 @@ async def test_leaving_in_the_middle_of_a_run_ends_it(
 
 
 async def test_a_failing_assertion_is_what_is_shown_also_when_the_test_was_cancelled(
-    server: MCPServer[dict[str, object]], tasks: Tasks
+    server: Server, tasks: Tasks
 ) -> None:
     async def fails_when_it_is_cancelled() -> None:
         with anyio.move_on_after(0.2):
@@ -98,94 +112,65 @@ async def test_a_failing_assertion_is_what_is_shown_also_when_the_test_was_cance
 
 
 @pytest.mark.parametrize("tool", ["nowhere", "plain"])
-async def test_a_tool_that_is_no_task_is_refused(server: MCPServer[dict[str, object]], tasks: Tasks, tool: str) -> None:
-    async with TaskTester(server, tasks) as tester:
-        with pytest.raises(UsageError, match=tool):
-            await tester.call(tool)
+async def test_a_tool_that_is_no_task_is_refused(tester: TaskTester, tool: str) -> None:
+    with pytest.raises(UsageError, match=tool):
+        await tester.call(tool)
 
 
 @pytest.mark.parametrize("arguments", [{}, {"times": "often"}, {"times": None}])
 async def test_arguments_that_the_tool_does_not_take_are_refused_as_in_a_call(
-    server: MCPServer[dict[str, object]], tasks: Tasks, arguments: dict[str, object]
+    tester: TaskTester, arguments: dict[str, object]
 ) -> None:
-    @server.tool()
-    @tasks.task()
-    async def repeat(times: int) -> int:
-        """Take a number."""
-        return times
-
-    async with TaskTester(server, tasks) as tester:
-        with pytest.raises(UsageError, match=r"(?s)'repeat' does not take these arguments.*times"):
-            await tester.call("repeat", arguments)
-        result = await tester.result(await tester.call("repeat", {"times": "7"}))
-        assert result.structured_content == {"result": 7}, "as lenient as the SDK"
+    with pytest.raises(UsageError, match=r"(?s)'repeat' does not take these arguments.*times"):
+        await tester.call("repeat", arguments)
+    result = await tester.result(await tester.call("repeat", {"times": "7"}))
+    assert result.structured_content == {"result": 7}, "as lenient as the SDK"
 
 
-async def test_a_result_that_waits_for_an_answer_says_so_at_once_and_what_is_asked(
-    server: MCPServer[dict[str, object]], tasks: Tasks
+async def test_a_result_that_waits_says_what_is_asked_and_takes_only_an_answer_that_fits(
+    tester: TaskTester,
 ) -> None:
-    async with TaskTester(server, tasks) as tester:
-        task = await tester.call("asks")
-        # Much less than the time that a tool has to end.
-        with anyio.fail_after(5), pytest.raises(AssertionError) as refused:
-            await tester.result(task)
-        assert "Sure?" in str(refused.value)
-        assert f"tester.answer({task!r}, ...)" in str(refused.value)
-        await tester.answer(task, {"yes": True})
-        assert (await tester.result(task)).structured_content == {"result": "accept"}
+    task = await tester.call("asks")
+    # Much less than the time that a tool has to end.
+    with anyio.fail_after(5), pytest.raises(AssertionError) as refused:
+        await tester.result(task)
+    assert "Sure?" in str(refused.value)
+    assert f"tester.answer({task!r}, ...)" in str(refused.value)
+    with pytest.raises(MCPError, match="does not fit"):
+        await tester.answer(task, {"yes": "perhaps"})
+    await tester.answer(task, {"yes": True})
+    assert (await tester.result(task)).structured_content == {"result": "accept"}
 
 
-async def test_a_tool_that_ends_without_asking_is_told_in_words(
-    server: MCPServer[dict[str, object]], tasks: Tasks
-) -> None:
-    @server.tool()
-    @tasks.task()
-    async def ends() -> str:
-        return "done"
-
-    async with TaskTester(server, tasks) as tester:
-        with pytest.raises(AssertionError, match=r"^the tool ended \(completed\) without asking$"):
-            await tester.until_asked(await tester.call("ends"))
-        with pytest.raises(AssertionError, match=r"without asking 2 things at a time"):
-            await tester.until_asked(await tester.call("ends"), 2)
+async def test_a_tool_that_ends_without_asking_is_told_in_words(tester: TaskTester) -> None:
+    with pytest.raises(AssertionError, match=r"^the tool ended \(completed\) without asking$"):
+        await tester.until_asked(await tester.call("repeat", {"times": 1}))
+    with pytest.raises(AssertionError, match=r"without asking 2 things at a time"):
+        await tester.until_asked(await tester.call("repeat", {"times": 1}), 2)
 
 
-async def test_time_passes_by_a_timedelta(server: MCPServer[dict[str, object]], tasks: Tasks) -> None:
-    async with TaskTester(server, tasks) as tester:
-        with pytest.raises(InvalidDuration, match=r"by must be a timedelta, got 3: write by=timedelta\(seconds=3\)"):
-            await tester.advance(3)  # pyright: ignore[reportArgumentType]
+async def test_time_passes_by_a_timedelta(tester: TaskTester) -> None:
+    with pytest.raises(InvalidDuration, match=r"by must be a timedelta, got 3: write by=timedelta\(seconds=3\)"):
+        await tester.advance(3)  # pyright: ignore[reportArgumentType]
 
 
-def test_a_server_and_its_tasks_are_given_in_their_order(server: MCPServer[dict[str, object]], tasks: Tasks) -> None:
+def test_a_server_and_its_tasks_are_given_in_their_order(server: Server, tasks: Tasks) -> None:
     with pytest.raises(UsageError, match=r"TaskTester\(server, tasks\) takes an MCPServer and its Tasks"):
         TaskTester(tasks, server)  # pyright: ignore[reportArgumentType]
 
 
-async def test_a_task_can_be_cancelled(server: MCPServer[dict[str, object]], tasks: Tasks) -> None:
-    async with TaskTester(server, tasks) as tester:
-        task = await tester.call("asks")
-        await tester.until_asked(task)
-        await tester.cancel(task)
-        with pytest.raises(TaskWasCancelled):
-            await tester.result(task)
-
-
-async def test_an_answer_that_does_not_fit_is_refused_and_the_question_stays(
-    server: MCPServer[dict[str, object]], tasks: Tasks
-) -> None:
-    async with TaskTester(server, tasks) as tester:
-        task = await tester.call("asks")
-        with pytest.raises(MCPError, match="does not fit"):
-            await tester.answer(task, {"yes": "perhaps"})
-        await tester.answer(task, {"yes": True})
-        assert (await tester.result(task)).structured_content == {"result": "accept"}
+async def test_a_task_can_be_cancelled(tester: TaskTester) -> None:
+    task = await tester.call("asks")
+    await tester.until_asked(task)
+    await tester.cancel(task)
+    with pytest.raises(TaskWasCancelled):
+        await tester.result(task)
 
 
 async def test_what_still_runs_is_named_when_advance_gives_up(
-    server: MCPServer[dict[str, object]], tasks: Tasks, monkeypatch: pytest.MonkeyPatch
+    tester: TaskTester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tester, "LIMIT", timedelta(seconds=0.2))
-    async with TaskTester(server, tasks) as testing:
-        task = await testing.call("works")
-        with pytest.raises(AssertionError, match=f"'works'.*{task}"):
-            await testing.advance(timedelta(hours=1))
+    monkeypatch.setattr("mcp_tasks.testing.tester.LIMIT", timedelta(seconds=0.2))
+    task = await tester.call("works")
+    with pytest.raises(AssertionError, match=f"'works'.*{task}"):
+        await tester.advance(timedelta(hours=1))

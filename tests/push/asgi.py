@@ -41,11 +41,9 @@ class Peer:
         self._changed = asyncio.Event()
 
     async def receive(self) -> Message:
-        """What the app is told."""
         return await self._incoming.get()
 
     async def send(self, message: Message) -> None:
-        """Take what the app sends."""
         await self.reads.wait()
         if self.broken is not None:
             raise self.broken
@@ -58,36 +56,30 @@ class Peer:
         self._changed.set()
 
     def leave(self) -> None:
-        """Hang up."""
         self._incoming.put_nowait({"type": "http.disconnect"})
 
     @property
     def events(self) -> list[str]:
-        """The events so far, comments among them."""
         return [event for event in b"".join(self.sent).decode().split("\r\n\r\n") if event]
 
     @property
     def frames(self) -> list[dict[str, Any]]:
-        """The messages so far."""
         data = [event.removeprefix("event: message\r\ndata: ") for event in self.events if not event.startswith(":")]
         return [loads(text) for text in data]
 
     async def until(self, condition: Callable[[Peer], object]) -> None:
-        """Return once it holds."""
         with anyio.fail_after(PATIENCE):
             while not condition(self):
                 self._changed.clear()
                 await self._changed.wait()
 
     def statuses(self, task_id: str) -> list[str]:
-        """What was told of a task, state by state."""
         states = [frame["params"] for frame in self.frames if frame.get("method") == "notifications/tasks"]
         return [state["status"] for state in states if state["taskId"] == task_id]
 
 
 @asynccontextmanager
 async def app_of(server: MCPServer[Any] | Server[Any]) -> AsyncGenerator[ASGIApp]:
-    """The app of a server that has started."""
     app = server.streamable_http_app()
     async with app.router.lifespan_context(app):
         yield app

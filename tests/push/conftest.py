@@ -15,24 +15,20 @@ from mcp_tasks.stores.memory import MemoryStore
 
 @pytest.fixture
 def desk() -> Desk:
-    """Where tools wait for the test."""
     return Desk()
 
 
 @pytest.fixture
 def store() -> MemoryStore:
-    """Where the server keeps its tasks."""
     return MemoryStore()
 
 
 @pytest.fixture
 async def wire(desk: Desk, store: MemoryStore) -> AsyncGenerator[HttpWire]:
-    """A way to the server."""
     async with serving(build(Tasks(store, settings=QUICK), desk)) as way:
         yield way
 
 
 @pytest.fixture
 def client(wire: HttpWire) -> Tasking:
-    """A client of that server."""
     return Tasking(wire, EVERYTHING)

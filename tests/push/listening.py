@@ -31,14 +31,11 @@ def listen(
 
 
 class Stream:
-    """The frames of one listen stream, each checked."""
-
     def __init__(self, request_id: Any, frames: AsyncIterator[dict[str, Any]]) -> None:
         self.id = request_id
         self._frames = frames
 
     async def frame(self) -> dict[str, Any]:
-        """The next frame."""
         with anyio.fail_after(PATIENCE):
             frame = await anext(self._frames)
         if "method" in frame:
@@ -46,21 +43,18 @@ class Stream:
         return frame
 
     async def acknowledged(self) -> dict[str, Any]:
-        """The acknowledgement, which comes first; gives what it honours."""
         frame = await self.frame()
         assert frame["method"] == ACKNOWLEDGED, frame
         check_notification("SubscriptionsAcknowledgedNotification", frame)
         return frame["params"]["notifications"]
 
     async def task(self) -> dict[str, Any]:
-        """The next frame, which is the state of a task: as `tasks/get` shows it."""
         frame = await self.frame()
         assert frame["method"] == TASKS, frame
         check_task_notification(frame)
         return shown(frame["params"])
 
     async def until(self, *statuses: str) -> list[dict[str, Any]]:
-        """The states up to the first one with one of these statuses."""
         states = [await self.task()]
         while states[-1]["status"] not in statuses:
             states.append(await self.task())
@@ -74,7 +68,6 @@ class Stream:
 
 @asynccontextmanager
 async def listening(wire: HttpWire, task_ids: Sequence[str], **options: Any) -> AsyncGenerator[Stream]:
-    """A stream over HTTP that names these ids."""
     message = listen(list(task_ids), **options)
     async with wire.stream(message) as frames:
         yield Stream(message["id"], frames)

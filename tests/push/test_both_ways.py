@@ -8,13 +8,12 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 import anyio
-import anyio.lowlevel
 import pytest
 from mcp.server import MCPServer
 from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler
@@ -24,18 +23,15 @@ from starlette.types import ASGIApp
 from harness.http import serving
 from harness.lowlevel import build_lowlevel
 from harness.processes import environment, python, run
-from harness.rpc import EVERYTHING, NOTHING, PATIENCE, Reply, Tasking, accept, loads
-from harness.server import QUICK, UNPACED, Desk, build
+from harness.rpc import EVERYTHING, PATIENCE, Reply, Tasking, accept, loads
+from harness.server import QUICK, Desk, build
 from harness.waiting import eventually
 from mcp_tasks import Tasks
-from mcp_tasks.errors import InvalidOption
-from mcp_tasks.protocol.shapes import PROGRESS_META_KEY
 from mcp_tasks.server.fast_path.requests import Handover
 from mcp_tasks.stores.memory import MemoryStore
 from mcp_tasks.testing.clock import FakeClock
 from tests.push.asgi import Peer, app_of, at
 from tests.push.listening import listen, listening
-from tests.unit.virtual_time import simulated, time_passes
 
 pytestmark = pytest.mark.anyio
 
@@ -45,8 +41,6 @@ LINES = 'Grüße\r\n\u2028\u2029\x85\x0b\x0c\x1c\U0001f600 \\ "'
 
 @dataclass
 class Door:
-    """A server's app, as a wire for clients of one user."""
-
     app: ASGIApp
     tasks: Tasks
     user: str = "ada"
@@ -134,146 +128,10 @@ async def test_every_frame_is_the_same_from_the_first_to_the_last(desk: Desk) ->
         assert (short.answered, long.answered) == (1, 0)
 
 
-NOTHING_TO_TELL = [
-    {**listen(ids), "id": request_id}
-    for ids, request_id in [
-        ([], 0),
-        (["task_unknown"], -1),
-        (["", "x", ""], ""),
-        ([], "Grüße"),
-        ([], "a\nb"),
-        ([], 2**52),
-        ([], "\u1234" * 256),
-        ([str(n) for n in range(100)], 1),
-    ]
-]
-
-
-async def test_streams_with_nothing_to_tell_are_the_same_to_their_end(desk: Desk) -> None:
-    ways: list[list[Peer]] = []
-    for is_short in (True, False):
-        async with AsyncExitStack() as streams:
-            async with door(MemoryStore(), desk, FakeClock(), short_way=is_short) as server:
-                peers = [await streams.enter_async_context(at(server.app, message)) for message in NOTHING_TO_TELL]
-                for peer in peers:
-                    await peer.until(lambda seen: seen.frames)
-                assert server.answered == is_short * len(peers)
-            # The server has stopped, and the streams ended with it.
-            for peer in peers:
-                await peer.until(lambda seen: seen.is_complete)
-                assert "result" in peer.frames[-1]
-        ways.append(peers)
-    for one, other in zip(*ways, strict=True):
-        alike(one, other)
-
-
-def _with(notifications: Any = ..., **params: Any) -> dict[str, Any]:
-    message = listen(["task_unknown"])
-    message["params"].update({} if notifications is ... else {"notifications": notifications}, **params)
-    return message
-
-
-HANDED_OVER = [
-    (_with({"taskIds": [], "toolsListChanged": True}), Handover.PARAMS),
-    (_with({"toolsListChanged": True}), Handover.PARAMS),
-    (_with({}), Handover.PARAMS),
-    (_with([]), Handover.PARAMS),
-    (_with({"taskIds": [], "x": 1}), Handover.PARAMS),
-    (_with(cursor="x"), Handover.PARAMS),
-    (_with({"taskIds": "task_1"}), Handover.REFUSED),
-    ({**listen([]), "id": "x" * 257}, Handover.PARAMS),
-    (listen(["task_1"], capabilities=NOTHING), Handover.REFUSED),
-]
-
-
-async def test_what_is_not_plain_is_handed_over_and_answered_the_same(desk: Desk) -> None:
-    async with both(desk, FakeClock()) as (short, long):
-        for message, reason in HANDED_OVER:
-            before = short.tasks.short_way.handed_over[reason]
-            async with at(short.app, message) as one, at(long.app, message) as other:
-                for peer in (one, other):
-                    await peer.until(lambda seen: seen.sent)
-                assert (one.status, one.headers, one.sent) == (other.status, other.headers, other.sent)
-            assert short.tasks.short_way.handed_over[reason] == before + 1, message
-        assert short.answered == 0
-
-
-async def test_a_client_that_takes_no_streams_is_handed_over(desk: Desk) -> None:
-    async with door(MemoryStore(), desk, FakeClock()) as server:
-        async with at(server.app, listen([]), [("accept", "application/json")]) as peer:
-            await peer.until(lambda seen: seen.is_complete)
-            assert peer.status == 406
-        assert server.tasks.short_way.handed_over == {Handover.HEADERS: 1}
-
-
-async def test_a_stream_counts_once_it_is_acknowledged_and_is_gone_when_its_client_is(desk: Desk) -> None:
-    async with door(MemoryStore(), desk, FakeClock()) as server:
-        async with at(server.app, listen([])) as peer:
-            await peer.until(lambda seen: seen.frames)
-            await anyio.lowlevel.checkpoint()
-            assert (server.answered, server.tasks.short_way.listeners) == (1, 1)
-        assert (server.answered, server.tasks.short_way.listeners) == (1, 0)
-
-
 async def test_the_span_of_a_stream_lasts_as_long_as_the_stream() -> None:
     process = await asyncio.to_thread(run, python("tests.push.processes", "spans"), env=environment(), check=True)
     # Those that have ended while the stream is open, and when its client has left.
     assert json.loads(process.stdout) == [{"open": [], "ended": [METHOD], "answered": way} for way in (1, 0)]
-
-
-async def test_beyond_the_limit_streams_are_the_sdks(desk: Desk) -> None:
-    async with door(MemoryStore(), desk, FakeClock(), max_listeners=1) as server:
-        counts = server.tasks.short_way
-        async with at(server.app, listen([])) as first:
-            await first.until(lambda seen: seen.frames)
-            async with at(server.app, listen([])) as second:
-                await second.until(lambda seen: seen.frames)
-                assert counts.handed_over == {Handover.LISTENERS: 1}
-                assert second.frames[0]["params"]["notifications"] == {"taskIds": []}
-        async with at(server.app, listen([])) as third:
-            await third.until(lambda seen: seen.frames)
-        assert counts.answered == {METHOD: 2}
-
-
-def test_a_limit_that_is_none_is_refused() -> None:
-    wrong: list[Any] = [-1, True, 1.5, "10", None]
-    for value in wrong:
-        with pytest.raises(InvalidOption, match="max_listeners must be a whole number of at least 0"):
-            Tasks("memory://", max_listeners=value)
-
-
-async def test_a_server_without_subscriptions_refuses_as_before(desk: Desk) -> None:
-    tasks = Tasks("memory://", settings=QUICK)
-    server = MCPServer("deaf", version="1", **tasks.wiring(), log_level="CRITICAL", subscriptions=False)
-    async with app_of(server) as app:
-        reply = await Door(app, tasks).send(listen([]))
-        assert (reply.status, reply.code) == (404, -32601)
-        assert tasks.short_way.handed_over == {Handover.SERVER: 1}
-
-
-async def test_an_author_who_closes_a_listen_handler_of_his_own_closes_every_stream(desk: Desk) -> None:
-    tasks = Tasks("memory://", settings=QUICK)
-    server = build_lowlevel(tasks)
-    handler = ListenHandler(InMemorySubscriptionBus())
-    server.add_request_handler(METHOD, SubscriptionsListenRequestParams, handler)
-    async with app_of(server) as app, at(app, listen([])) as peer:
-        await peer.until(lambda seen: seen.frames)
-        handler.close()
-        await peer.until(lambda seen: seen.is_complete)
-    assert tasks.short_way.handed_over == {Handover.SERVER: 1}
-
-
-async def test_without_room_for_any_closing_the_servers_own_listen_handler_closes_every_stream(desk: Desk) -> None:
-    tasks = Tasks("memory://", settings=QUICK, max_listeners=0)
-    server = build(tasks, desk)
-    async with app_of(server) as app, at(app, listen([])) as peer:
-        await peer.until(lambda seen: seen.frames)
-        entry = server.session_manager.app.get_request_handler(METHOD)
-        assert entry is not None
-        assert isinstance(entry.handler, ListenHandler)
-        entry.handler.close()
-        await peer.until(lambda seen: seen.is_complete)
-    assert tasks.short_way.handed_over == {Handover.LISTENERS: 1}
 
 
 async def test_over_a_real_connection_a_client_that_hangs_up_leaves_nothing_behind(desk: Desk) -> None:
@@ -294,59 +152,23 @@ async def test_over_a_real_connection_a_client_that_hangs_up_leaves_nothing_behi
         assert tasks.short_way.answered == {"tools/call": 1, METHOD: 2, "tasks/update": 1}
 
 
-# --- readers --------------------------------------------------------------------------------------------------------
-
-either_way = pytest.mark.parametrize("short_way", [True, False])
-
-
-@either_way
-async def test_a_reader_that_stops_reading_holds_up_nobody_and_gets_the_newest_state_in_the_end(
-    desk: Desk, short_way: bool
-) -> None:
-    async with door(MemoryStore(), desk, FakeClock(), short_way=short_way) as server:
-        client = Tasking(server, EVERYTHING)
-        busy = await client.create("progressing", steps=1_000, total=1_000, message="x" * 1_000)
-        user = [("x-user", "ada")]
-        async with at(server.app, listen([busy]), user) as slow, at(server.app, listen([busy]), user) as leaves:
-            for peer in (slow, leaves):
-                await peer.until(lambda seen: seen.frames)
-                peer.reads.clear()
-            async with at(server.app, listen([busy]), user) as quick:
-                await desk.started.wait()
-                desk.gate.set()
-                await quick.until(lambda seen: seen.statuses(busy)[-1:] == ["completed"])
-            slow.reads.set()
-            await slow.until(lambda seen: seen.statuses(busy)[-1:] == ["completed"])
-            states = [frame["params"] for frame in slow.frames[1:]]
-            done = [state.get("_meta", {}).get(PROGRESS_META_KEY, {}).get("progress", 0) for state in states]
-            assert done == sorted(done)
-            assert len(states) < 500
-            # The other one hangs up in the middle, which is nobody's problem.
-            leaves.reads.set()
-
-
-@simulated
-async def test_a_silent_stream_is_kept_alive(desk: Desk) -> None:
-    async with door(MemoryStore(), desk, FakeClock()) as server, at(server.app, listen([])) as peer:
+@pytest.mark.parametrize("whose", ["the author's", "the server's"])
+async def test_closing_a_listen_handler_closes_every_stream_that_the_sdk_has(desk: Desk, whose: str) -> None:
+    room: dict[str, Any] = {} if whose == "the author's" else {"max_listeners": 0}
+    tasks = Tasks("memory://", settings=QUICK, **room)
+    handler = ListenHandler(InMemorySubscriptionBus())
+    if whose == "the author's":
+        server = build_lowlevel(tasks)
+        server.add_request_handler(METHOD, SubscriptionsListenRequestParams, handler)
+    else:
+        server = build(tasks, desk)
+    async with app_of(server) as app, at(app, listen([])) as peer:
         await peer.until(lambda seen: seen.frames)
-        await time_passes(60)
-        assert 2 <= len([event for event in peer.events if event.startswith(":")]) <= 6
-
-
-async def test_many_listeners_are_each_told_of_their_own_change(desk: Desk) -> None:
-    async with AsyncExitStack() as streams:
-        room: dict[str, Any] = {"concurrency": 300, "limits": UNPACED}
-        server = await streams.enter_async_context(door(MemoryStore(), desk, FakeClock(), **room))
-        client, peers = Tasking(server, EVERYTHING), dict[str, Peer]()
-        for _ in range(300):
-            task_id = await client.create("gated")
-            message = listen([task_id])
-            peers[task_id] = await streams.enter_async_context(at(server.app, message, [("x-user", "ada")]))
-        for peer in peers.values():
-            await peer.until(lambda seen: len(seen.frames) > 1)
-        desk.gate.set()
-        for task_id, peer in peers.items():
-            await peer.until(lambda seen, task_id=task_id: seen.statuses(task_id)[-1:] == ["completed"])
-            assert peer.frames[0]["params"]["notifications"] == {"taskIds": [task_id]}
-            assert {frame["params"]["taskId"] for frame in peer.frames[1:]} == {task_id}
-        assert server.answered == 300
+        if isinstance(server, MCPServer):
+            entry = server.session_manager.app.get_request_handler(METHOD)
+            assert entry is not None
+            assert isinstance(entry.handler, ListenHandler)
+            handler = entry.handler
+        handler.close()
+        await peer.until(lambda seen: seen.is_complete)
+    assert tasks.short_way.handed_over == {Handover.LISTENERS if room else Handover.SERVER: 1}

@@ -1,45 +1,49 @@
-"""What comes on a stream that names tasks, and what refuses one; the wire's own rules are in `tests/spec`."""
+"""What comes on a stream that names tasks, over every transport, and what refuses or ends one; the wire's own rules are
+in `tests/spec`."""
 
 from __future__ import annotations
 
-from datetime import timedelta
+import json
+import signal
+from collections.abc import AsyncGenerator, Sequence
+from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
 from mcp import Client
 from mcp.client.subscriptions import ToolsListChanged
+from mcp.server import MCPServer
 
 from harness.auth import USERS
-from harness.http import HttpWire, serving
+from harness.furnished import http_process
+from harness.http import HttpWire, http_client, serving
 from harness.lowlevel import build_lowlevel
 from harness.rpc import (
     EVERYTHING,
+    INTERNAL_ERROR,
     INVALID_PARAMS,
     METHOD_NOT_FOUND,
-    MISSING_CAPABILITY,
     NOTHING,
     PATIENCE,
     Tasking,
+    accept,
+    text_of,
 )
 from harness.schema import check_message, check_notification
 from harness.server import QUICK, Desk, build
+from harness.serving import ServerProcess
+from harness.stdio import StdioWire, stdio_process
+from harness.waiting import eventually
 from mcp_tasks import Tasks
 from mcp_tasks.client import TasksClient
+from mcp_tasks.errors import StoreUnavailable
+from mcp_tasks.model import TaskRecord
+from mcp_tasks.server.fast_path.requests import Handover
 from mcp_tasks.stores.memory import MemoryStore
-from tests.push.listening import TASKS, TOOLS_CHANGED, Stream, as_pushed, listen, listening, timeless
+from tests.push.listening import SUBSCRIPTION, TASKS, TOOLS_CHANGED, Stream, as_pushed, listen, listening, timeless
 
 pytestmark = pytest.mark.anyio
-
-
-async def test_a_task_is_told_of_once_as_it_is_and_as_it_ends(client: Tasking, wire: HttpWire, desk: Desk) -> None:
-    task_id = await client.create("gated")
-    await desk.started.wait()
-    async with listening(wire, [task_id, "task_unknown", task_id, ""]) as stream:
-        assert await stream.acknowledged() == {"taskIds": [task_id]}
-        assert (await stream.task())["status"] == "working"
-        desk.gate.set()
-        assert (await stream.task())["status"] == "completed"
 
 
 async def test_finished_tasks_are_told_with_their_outcome_in_the_order_asked(client: Tasking, wire: HttpWire) -> None:
@@ -69,57 +73,6 @@ async def test_after_the_end_nothing_more_is_told(client: Tasking, wire: HttpWir
         await desk.stopped.wait()
         desk.gate.set()
         assert {state["taskId"] for state in await stream.until("completed")} == {other}
-
-
-async def test_each_stream_is_told_of_its_own_tasks_under_its_own_id(
-    client: Tasking, wire: HttpWire, desk: Desk
-) -> None:
-    mine, yours, shared = [await client.create("gated") for _ in range(3)]
-    async with listening(wire, [mine, shared]) as first, listening(wire, [yours, shared]) as second:
-        for stream, ids in ((first, [mine, shared]), (second, [yours, shared])):
-            assert (await stream.acknowledged())["taskIds"] == ids
-        desk.gate.set()
-        for stream, ids in ((first, [mine, shared]), (second, [yours, shared])):
-            done = [(await stream.until("completed"))[-1]["taskId"] for _ in ids]
-            assert sorted(done) == sorted(ids)
-
-
-@pytest.mark.parametrize("request_id", ["a-string", 0, -7, "☃"])
-async def test_the_subscription_id_is_the_id_of_the_request_as_it_was(
-    client: Tasking, wire: HttpWire, request_id: Any
-) -> None:
-    done = await client.finish("echo", value=1)
-    message = {**listen([done["taskId"]]), "id": request_id}
-    async with wire.stream(message) as frames:
-        # Each frame is checked for it.
-        stream = Stream(request_id, frames)
-        await stream.acknowledged()
-        assert (await stream.task())["status"] == "completed"
-
-
-@pytest.mark.parametrize(("ttl", "expected"), [(None, type(None)), (timedelta(hours=1), int)])
-async def test_the_time_to_live_is_there_whether_or_not_there_is_one(
-    desk: Desk, ttl: timedelta | None, expected: type
-) -> None:
-    async with serving(build(Tasks(MemoryStore(), default_ttl=ttl, settings=QUICK), desk)) as wire:
-        task_id = await Tasking(wire, EVERYTHING).create("gated")
-        async with listening(wire, [task_id]) as stream:
-            await stream.acknowledged()
-            working = await stream.task()
-            desk.gate.set()
-            *_, done = await stream.until("completed")
-    assert {type(state["ttlMs"]) for state in (working, done)} == {expected}
-
-
-async def test_leaving_a_stream_leaves_its_task_alone(client: Tasking, wire: HttpWire, desk: Desk) -> None:
-    task_id = await client.create("gated")
-    for _ in range(3):
-        async with listening(wire, [task_id]) as stream:
-            await stream.acknowledged()
-            await stream.task()
-    assert (await client.get(task_id))["status"] == "working"
-    desk.gate.set()
-    assert (await client.until(task_id, "completed"))["status"] == "completed"
 
 
 # --- beside the SDK's own -------------------------------------------------------------------------------------------
@@ -186,17 +139,6 @@ async def test_only_tasks_of_the_caller_are_honoured_and_told_of(desk: Desk) -> 
 # --- refused, before anything was sent ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("ids", [[], ["task_unknown"], "task_1", {"0": "task_1"}, ["task_1", 5]], ids=str)
-async def test_a_client_that_did_not_declare_the_extension_is_told_that_before_anything_else(
-    wire: HttpWire, ids: Any
-) -> None:
-    undeclared: list[dict[str, Any]] = [{}, {"extensions": {}}, {"extensions": {"com.example/tasks": {}}}]
-    for capabilities in undeclared:
-        reply = await wire.send(listen(ids, capabilities=capabilities))
-        check_message("subscriptions/listen", reply.message)
-        assert (reply.status, reply.code) == (400, MISSING_CAPABILITY)
-
-
 async def test_no_ids_at_all_is_a_stream_like_any_other(wire: HttpWire) -> None:
     for message in (listen(None, toolsListChanged=True), listen(toolsListChanged=True, capabilities=NOTHING)):
         async with wire.stream(message) as frames:
@@ -215,8 +157,147 @@ async def test_what_is_malformed_is_refused_as_without_task_ids(wire: HttpWire) 
     assert (with_ids.status, with_ids.error, plain.code) == (plain.status, plain.error, INVALID_PARAMS)
 
 
-async def test_a_server_that_offers_no_streams_offers_none_for_tasks() -> None:
-    async with serving(build_lowlevel(Tasks("memory://", settings=QUICK))) as wire:
-        task_id = await Tasking(wire, EVERYTHING).create("echo", value=1)
-        reply = await wire.send(listen([task_id]))
+@pytest.mark.parametrize("kind", ["low-level", "deaf"])
+async def test_a_server_that_offers_no_streams_offers_none_for_tasks(kind: str) -> None:
+    tasks = Tasks("memory://", settings=QUICK)
+    server = MCPServer("deaf", **tasks.wiring(), log_level="CRITICAL", subscriptions=False)
+    async with serving(build_lowlevel(tasks) if kind == "low-level" else server) as wire:
+        reply = await wire.send(listen([]))
     assert (reply.status, reply.code) == (404, METHOD_NOT_FOUND)
+    assert tasks.short_way.handed_over == {Handover.SERVER: 1}
+
+
+class MoodyStore(MemoryStore):
+    failures = 0
+    """Reads that are still to fail."""
+
+    async def get(self, task_id: str) -> TaskRecord | None:
+        if self.failures:
+            self.failures -= 1
+            raise StoreUnavailable("not now")
+        return await super().get(task_id)
+
+
+async def test_a_store_that_is_away_for_a_moment_refuses_a_stream_for_now_and_does_not_end_one(desk: Desk) -> None:
+    store = MoodyStore()
+    async with serving(build(Tasks(store, settings=QUICK), desk)) as wire:
+        task_id = await Tasking(wire, EVERYTHING).create("gated")
+        await desk.started.wait()
+        store.failures = 1
+        reply = await wire.send(listen([task_id]))
+        assert reply.code == INTERNAL_ERROR
+        assert "try again later" in reply.error["message"]
+        async with listening(wire, [task_id]) as stream:
+            assert await stream.acknowledged() == {"taskIds": [task_id]}
+            await stream.task()
+            # A run ends without reading; so the read that fails is the one for the stream.
+            store.failures = 1
+            desk.gate.set()
+            await eventually(lambda: store.failures == 0)
+            *_, done = await stream.until("completed")
+    assert text_of(done["result"]) == "through"
+
+
+@pytest.mark.parametrize("how", [{"json_response": True}, {"stateless": True}], ids=["json", "stateless"])
+async def test_a_server_that_answers_otherwise_streams_all_the_same(desk: Desk, how: dict[str, bool]) -> None:
+    async with serving(build(Tasks("memory://", settings=QUICK), desk), **how) as wire:
+        client = Tasking(wire, EVERYTHING)
+        task_id = await client.create("gated")
+        async with listening(wire, [task_id]) as stream:
+            assert await stream.acknowledged() == {"taskIds": [task_id]}
+            desk.gate.set()
+            *_, done = await stream.until("completed")
+        assert done == as_pushed(await client.get(task_id))
+
+
+# Over stdio every stream shares the one channel; its frames are told apart by their subscription id.
+
+
+def _frames(wire: StdioWire, request_id: Any) -> list[dict[str, Any]]:
+    return [frame for frame in wire.others if frame.get("params", {}).get("_meta", {}).get(SUBSCRIPTION) == request_id]
+
+
+async def _frames_of(wire: StdioWire, request_id: Any) -> AsyncGenerator[dict[str, Any]]:
+    told = 0
+    while True:
+        for frame in _frames(wire, request_id)[told:]:
+            told += 1
+            yield frame
+        await wire.wait_for(lambda _, told=told: len(_frames(wire, request_id)) > told)
+
+
+async def _open(wire: StdioWire, ids: Sequence[str]) -> Stream:
+    message = listen(list(ids))
+    await wire.write(json.dumps(message))
+    return Stream(message["id"], _frames_of(wire, message["id"]))
+
+
+async def test_over_stdio_streams_share_the_channel_and_end_one_by_one() -> None:
+    async with stdio_process() as wire:
+        client = Tasking(wire, EVERYTHING)
+        done = await client.finish("point", x=1)
+        first, second = [await client.create("ask_name") for _ in range(2)]
+        one, both = await _open(wire, [first]), await _open(wire, [done["taskId"], first, second])
+        assert await one.acknowledged() == {"taskIds": [first]}
+        assert await both.acknowledged() == {"taskIds": [done["taskId"], first, second]}
+        assert await both.task() == as_pushed(done)
+        await one.until("input_required")
+        # Ended by the client, in the way of this transport; the other stream goes on.
+        await wire.notify("notifications/cancelled", {"requestId": one.id})
+        # What the server reads later is answered later: once it answers, it has seen the cancellation.
+        await client.get(first)
+        before = _frames(wire, one.id)
+        await client.cancel(first)
+        while (await both.until("cancelled"))[-1]["taskId"] != first:
+            pass
+        assert _frames(wire, one.id) == before
+        # The process must end although a stream is open.
+
+
+async def test_changes_made_by_another_process_arrive(tmp_path: Path) -> None:
+    store = f"sqlite:///{tmp_path / 'tasks.db'}"
+    with http_process("--store", store) as url:
+        async with http_client() as http, serving(build(Tasks(store, settings=QUICK))) as here:
+            there = Tasking(HttpWire(url, http), EVERYTHING)
+            asking, other = await there.create("ask_name"), await there.create("ask_name")
+            async with listening(here, [asking]) as stream:
+                assert await stream.acknowledged() == {"taskIds": [asking]}
+                *_, asked = await stream.until("input_required")
+                assert timeless(asked) == timeless(as_pushed(await there.get(asking)))
+                # Answered here, run there (or here), and told here.
+                [key] = asked["inputRequests"]
+                await Tasking(here, EVERYTHING).update(asking, **{key: accept(name="Ada")})
+                *_, done = await stream.until("completed")
+            assert done == as_pushed(await there.get(asking))
+            assert text_of(done["result"]) == "Hello, Ada!"
+            # And the other way round: cancelled there, told here.
+            async with listening(here, [other]) as stream:
+                await stream.acknowledged()
+                await there.cancel(other)
+                await stream.until("cancelled")
+
+
+# --- servers that stop ----------------------------------------------------------------------------------------------
+
+SOON = 10.0
+"""Seconds in which a server that was told to stop has stopped: nothing is running that it would wait for."""
+
+
+@pytest.mark.parametrize("short_way", [True, False])
+async def test_a_stream_ends_gracefully_when_the_server_is_told_to_stop(short_way: bool) -> None:
+    server = ServerProcess("tests.push.processes", "serve", "{port}", str(short_way))
+    async with server, http_client() as http:
+        wire = HttpWire(server.url, http)
+        task_id = await Tasking(wire, EVERYTHING).create("confirm_delete", filename="x")
+        async with listening(wire, [task_id]) as stream, listening(wire, []) as unread:
+            await stream.acknowledged()
+            await unread.acknowledged()
+            await stream.until("input_required")
+            server.process.send_signal(signal.SIGTERM)
+            with anyio.fail_after(SOON):
+                *_, last = await stream.rest()
+            check_message("subscriptions/listen", last)
+            assert last["id"] == stream.id
+            assert last["result"]["_meta"][SUBSCRIPTION] == stream.id
+            # A client that listens and does not read on keeps nobody from stopping.
+            assert await anyio.to_thread.run_sync(server.process.wait, SOON) in (0, -signal.SIGTERM)

@@ -43,7 +43,6 @@ async def tool(run: Run) -> Ending:
 
 
 async def quick(run: Run) -> Ending:
-    """Do one step."""
     return Success({"done": [await current_task().step("only", _release)]})
 
 
@@ -55,8 +54,6 @@ BODIES = {"tool": tool, "quick": quick}
 
 
 class Release:
-    """What the process can be told to do."""
-
     def __init__(self, url: str) -> None:
         self.serves: set[str] = set()
         self.runtime = TaskRuntime(
@@ -70,24 +67,20 @@ class Release:
         )
 
     async def serve(self, tools: list[str]) -> None:
-        """Have these tools, from now on."""
         self.serves = set(tools)
 
     async def create(self, name: str) -> str:
-        """A new task, which is run by whoever has its tool."""
         now = self.runtime.now()
         record = TaskRecord(id=new_task_id(), owner=None, name=name, created_at=now, updated_at=now)
         request = TaskRequest(name=name, arguments={})
         return (await self.runtime.changes.create(record, request, actor=CLIENT)).id
 
     async def answer(self, task: str) -> None:
-        """Answer what is open."""
         record = await self.runtime.get(task, owner=None)
         answers = {key: {"action": "accept"} for key in record.inputs.outstanding}
         await self.runtime.answer(record, answers, actor=CLIENT)
 
     async def show(self, task: str) -> dict[str, Any]:
-        """What this release knows of the task."""
         record = await self.runtime.get(task, owner=None)
         outcome = await self.runtime.outcome(task)
         return {
@@ -108,7 +101,6 @@ class Release:
 
 
 async def main(url: str) -> None:
-    """Do as told until the input ends."""
     await asyncio.to_thread(sys.stdin.readline)
     release = Release(url)
     await release.runtime.start()

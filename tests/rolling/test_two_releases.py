@@ -20,9 +20,7 @@ from redis import Redis
 
 from harness.backends import Backend, BackendName
 from harness.processes import PIPE, environment, python, read_line, start, tell
-from mcp_tasks.errors import StoreCorrupt
 from mcp_tasks.stores.codec import FORMAT
-from mcp_tasks.stores.url import store_from_url
 from tests.rolling.next_release import COLOUR, PACKAGE, SHADE, build_next_release
 
 LIMIT = 15.0
@@ -30,8 +28,6 @@ THIS, NEXT = FORMAT, FORMAT + 1
 
 
 class Process:
-    """A process of a release, which does what it is told."""
-
     def __init__(self, package: Path, url: str) -> None:
         self._command = python("tests.rolling.release", url)
         self._environment = environment(package)
@@ -48,7 +44,6 @@ class Process:
         return self._told("\n")
 
     def stop(self) -> None:
-        """Stop it in order."""
         process, self._process = self._process, None
         if process is not None:
             process.communicate(timeout=LIMIT)
@@ -58,7 +53,6 @@ class Process:
         return self._told(json.dumps({"do": verb, **more}) + "\n")
 
     def until(self, task: str, reached: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-        """The task as soon as this process sees it so."""
         deadline = time.monotonic() + LIMIT
         while True:
             shown = self.tell("show", task=task)
@@ -87,7 +81,6 @@ def next_release(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(params=["sqlite", "postgres", "redis"])
 def url(request: pytest.FixtureRequest, shared_backend: Callable[[BackendName], Backend]) -> str:
-    """An empty store."""
     return shared_backend(request.param).fresh()
 
 
@@ -156,37 +149,3 @@ def test_two_adjacent_releases_work_side_by_side(releases: tuple[Process, Proces
         process.tell("serve", tools=["quick"])
     for task in both:
         assert following.until_done(task)["done"] in ([THIS], [NEXT])
-
-
-def mark(url: str, *, schema: int, compatible_from: int) -> None:
-    """Mark the store as one of a newer release."""
-    if url.startswith("sqlite"):
-        with closing(sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None)) as database:
-            database.execute("UPDATE meta SET compatible_from = ?", (compatible_from,))
-            database.execute(f"PRAGMA user_version = {schema}")
-    elif url.startswith("postgresql"):
-        with psycopg.connect(url) as database:
-            database.execute("UPDATE mcp_tasks_meta SET schema = %s, compatible_from = %s", (schema, compatible_from))
-    else:
-        with closing(Redis.from_url(url, decode_responses=True)) as client:
-            [meta] = cast("Iterator[str]", client.scan_iter("*meta"))
-            client.hset(meta, mapping={"layout": schema, "compatible_from": compatible_from})
-
-
-@pytest.mark.anyio
-async def test_a_store_of_a_newer_release_is_used_only_if_it_says_so(url: str) -> None:
-    store = store_from_url(url)
-    await store.open()
-    await store.close()
-    mark(url, schema=99, compatible_from=99)
-    with pytest.raises(StoreCorrupt, match=r"99, and this release knows up to .* newer one"):
-        await store_from_url(url).open()
-    mark(url, schema=99, compatible_from=1)
-    for _ in range(2):
-        store = store_from_url(url)
-        await store.open()
-        assert await store.get("none") is None
-        await store.close()
-    mark(url, schema=99, compatible_from=98)
-    with pytest.raises(StoreCorrupt, match="99"):
-        await store_from_url(url).open()

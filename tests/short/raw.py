@@ -68,7 +68,6 @@ class Answer:
     raised: str | None = None
 
     def header(self, name: bytes) -> bytes | None:
-        """The value of a header; None if it is not there."""
         return next((value for key, value in self.headers if key == name), None)
 
     @property
@@ -90,7 +89,6 @@ class Answer:
 
     @property
     def message(self) -> dict[str, Any]:
-        """The JSON-RPC message, of an answer that is one."""
         return json.loads(self.body)
 
 

@@ -85,8 +85,6 @@ def _latin(name: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class Flaw:
-    """Something done to a request that was good before."""
-
     what: str
     to: Any = None
 

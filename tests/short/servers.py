@@ -307,7 +307,6 @@ def for_side(text: bytes, side: str, number: int) -> bytes:
 
 
 def neutral(text: bytes, side: str, number: int) -> bytes:
-    """What came back, as it would be on either side."""
     return text.replace(_prefix(side, number).encode(), STAND_IN.encode())
 
 

@@ -25,13 +25,12 @@ from bench.client import listen, task_cancel, task_get, task_update, tool_call
 from harness.server import QUICK
 from mcp_tasks import Tasks
 from mcp_tasks.errors import StoreUnavailable, TaskUnreadable
-from mcp_tasks.model.record import TaskRecord, TaskRequest
 from mcp_tasks.server.fast_path.requests import Handover
-from mcp_tasks.stores.memory import MemoryStore
 from tests.short.comparing import Tally, compare
 from tests.short.raw import Answer, Sent, exchange
 from tests.short.requests import CAPABILITIES_KEY, GOOD, Flaw, Step
 from tests.short.servers import STAND_IN, Setup, Twins, twins
+from tests.unit.running import MeddledStore
 
 pytestmark = pytest.mark.anyio
 
@@ -125,11 +124,23 @@ async def test_an_answer_that_does_not_fit_is_refused_by_who_found_out(pair: Twi
     assert (answered, handed_over) == ({"tasks/update": 1}, {})
 
 
-async def test_a_body_that_is_larger_than_it_says_is_handed_over_whole(pair: Twins) -> None:
-    flaws = [Flaw("body", "over 256 KiB"), Flaw("set header", (b"content-length", b"9"))]
-    answer, _, handed_over = await _both(pair, Step(GET.method, GET.params, GET.name, flaws))
-    assert handed_over == {Handover.BODY: 1}
-    assert answer.message["result"]["status"] == "completed"
+LARGE: dict[str, tuple[Step, list[Flaw], bool]] = {
+    "in one piece": (GET, [Flaw("body", "over 256 KiB")], False),
+    "too large by its last piece": (GET, [Flaw("body", "over 256 KiB"), Flaw("pieces", [262_000])], False),
+    "too large before its last": (CALL, [*[Flaw("body", "large argument")] * 3, Flaw("pieces", [9, 270_000])], False),
+    "as large as may be": (GET, [Flaw("body", "256 KiB"), Flaw("pieces", [9, 262_000])], True),
+    "never sent": (GET, [Flaw("cut off", [])], False),
+}
+"""Bodies that are larger than their headers say, or smaller, and whether they are answered the short way."""
+
+
+@pytest.mark.parametrize("what", LARGE)
+async def test_a_body_in_pieces_is_handed_over_whole(pair: Twins, what: str) -> None:
+    step, flaws, is_answered = LARGE[what]
+    flaws = [*flaws, Flaw("set header", (b"content-length", b"9"))]
+    answer, _, handed_over = await _both(pair, Step(step.method, step.params, step.name, flaws))
+    assert handed_over == ({} if is_answered else {Handover.BODY: 1})
+    assert what == "never sent" or answer.message["result"]["status"] in ("working", "completed")
 
 
 async def test_what_the_server_refuses_for_its_size_is_refused() -> None:
@@ -150,35 +161,11 @@ async def test_a_flaw_of_one_request_is_not_held_against_the_next(pair: Twins) -
 # Servers with something of their author's own
 
 
-class FailingStore(MemoryStore):
-    def __init__(self) -> None:
-        super().__init__()
-        self.failure: Exception | None = None
-        self.creations = 0
-
-    async def create(self, record: TaskRecord, request: TaskRequest, **options: Any) -> TaskRecord:
-        self.creations += 1
-        self._fail()
-        return await super().create(record, request, **options)
-
-    async def get(self, task_id: str) -> TaskRecord | None:
-        self._fail()
-        return await super().get(task_id)
-
-    async def versions(self, task_ids: Any) -> dict[str, int]:
-        self._fail()
-        return await super().versions(task_ids)
-
-    def _fail(self) -> None:
-        if self.failure is not None:
-            raise self.failure
-
-
 @dataclass
 class Served:
     server: MCPServer[Any] | Server[Any]
     tasks: Tasks
-    store: FailingStore
+    store: MeddledStore
     app: Any
 
     @property
@@ -224,7 +211,7 @@ def _low_level(tasks: Tasks) -> Server[Any]:
 async def _served(
     *, extensions: list[Extension] | None = None, low_level: bool = False, **more: Any
 ) -> AsyncGenerator[Served]:
-    store = FailingStore()
+    store = MeddledStore()
     options = {name: more.pop(name) for name in ("short_way", "max_listeners") if name in more}
     tasks = Tasks(store, settings=QUICK, runs_tools=False, **options)
     server = _low_level(tasks) if low_level else _high_level(tasks, extensions or [], **more)
@@ -376,6 +363,22 @@ async def test_requests_in_another_form_are_answered_or_handed_over(what: str) -
     assert b'"resultType":"task"' in answer.body
 
 
+async def test_a_body_without_end_is_refused() -> None:
+    def endless(app: ASGIApp) -> ASGIApp:
+        async def before(scope: Scope, receive: Receive, send: Send) -> None:
+            async def received() -> Message:
+                await asyncio.sleep(0)
+                return {"type": "http.request", "body": b" " * 10_000, "more_body": True}
+
+            await app(scope, received, send)
+
+        return before
+
+    async with _served() as served:
+        _before_the_app(served, endless)
+        assert (await served.ask(CALL)).status == 413
+
+
 # Stores that fail
 
 FAILURES: dict[str, Callable[[], Exception]] = {
@@ -391,12 +394,12 @@ async def test_a_store_that_fails_is_told_of_in_the_same_words(failure: str) -> 
     told: list[list[object]] = []
     for short_way in (True, False):
         async with _served(short_way=short_way) as served:
-            served.store.failure = FAILURES[failure]()
+            served.store.refuse(FAILURES[failure](), "create", "get", "versions")
             answers = [await served.ask(step) for step in (GET, CANCEL, UPDATE, LISTEN, CALL)]
             told.append([answer.told() for answer in answers])
-            served.store.failure = None
+            served.store.before.clear()
             # A task that cannot be made is tried once.
-            assert served.store.creations == 1
+            assert served.store.calls["create"] == 1
             assert ("tools/call" in served.counts[0]) is short_way
             assert b'"error"' in answers[-1].body
     assert told[0] == told[1]
@@ -407,10 +410,10 @@ async def test_a_defect_is_handed_over_and_counted_and_the_log_tells_of_it_once(
 ) -> None:
     caplog.set_level(logging.DEBUG, logger="mcp_tasks.server.fast_path")
     async with _served() as served:
-        served.store.failure = FAILURES["a defect"]()
+        served.store.refuse(FAILURES["a defect"](), "get", "versions")
         await served.ask(GET)
         await served.ask(GET)
-        served.store.failure = None
+        served.store.before.clear()
         assert served.counts == ({}, {Handover.FAILED: 2})
     told = [record for record in caplog.records if record.name.startswith("mcp_tasks.server.fast_path")]
     assert [record.levelno for record in told] == [logging.WARNING, logging.DEBUG]

@@ -6,7 +6,6 @@ import asyncio
 import json
 import tracemalloc
 from collections.abc import AsyncGenerator, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from datetime import timedelta
@@ -37,6 +36,7 @@ from tests.conformance.everything_server import MemoryEvents
 from tests.short.raw import Answer, exchange
 from tests.short.requests import Flaw, Step
 from tests.short.servers import STILL, Way, build
+from tests.unit.watching import Threads
 
 NAME = "twins"
 HOUR = timedelta(hours=1)
@@ -241,14 +241,6 @@ async def test_a_flood_of_different_headers_and_envelopes_takes_no_more_memory_t
 VALUE = {"items": [{"number": number, "text": 'Hello, "you"\n'} for number in range(5_000)]}
 KEPT = b'{"content" : [],  "structuredContent" : %b  }' % json.dumps(VALUE).encode()
 """A result as nobody would write it: whoever reads and writes it again writes something else."""
-
-
-class Threads(ThreadPoolExecutor):
-    used = 0
-
-    def submit(self, *args: Any, **kwargs: Any) -> Any:
-        self.used += 1
-        return super().submit(*args, **kwargs)
 
 
 @pytest.mark.anyio

@@ -19,6 +19,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from itertools import count
 from typing import Any, cast
 
@@ -33,34 +34,23 @@ class Stuck(Exception):
     """Nothing is scheduled any more, and the simulation has not come to its end."""
 
 
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class Handle:
     """Something that is scheduled; it looks like `asyncio.TimerHandle`."""
 
-    __slots__ = ("__weakref__", "args", "callback", "context", "is_cancelled", "scheduled")
-
-    def __init__(
-        self,
-        scheduled: float,
-        callback: Callable[..., Any],
-        args: tuple[Any, ...],
-        context: contextvars.Context | None,
-    ) -> None:
-        self.scheduled = scheduled
-        self.callback = callback
-        self.args = args
-        self.context = context
-        self.is_cancelled = False
+    scheduled: float
+    callback: Callable[..., Any]
+    args: tuple[Any, ...]
+    context: contextvars.Context | None
+    is_cancelled: bool = False
 
     def cancel(self) -> None:
-        """Do not call it."""
         self.is_cancelled = True
 
     def cancelled(self) -> bool:
-        """Whether it is not called."""
         return self.is_cancelled
 
     def when(self) -> float:
-        """When it is due, on the clock of its loop."""
         return self.scheduled
 
 
@@ -84,11 +74,9 @@ class Clockwork:
         return handle
 
     def schedule(self, time: float, handle: Handle) -> None:
-        """Call something at a time."""
         heapq.heappush(self._events, (time, next(self._numbers), handle))
 
     def note_due(self, loop: SimulatedLoop) -> None:
-        """A loop has something to do."""
         self._due.append(loop)
 
     def run(self, until: Callable[[], bool]) -> None:
@@ -182,7 +170,6 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
             self._note()
 
     def go_on(self) -> None:
-        """It was paused, and runs again."""
         self.is_paused = False
         self._note()
 
@@ -206,7 +193,6 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         self._clockwork.schedule(timer.scheduled + self.asleep, Handle(0.0, self._ring, (timer,), None))
 
     def kill(self) -> None:
-        """Nothing of it runs any more."""
         self.is_dead = True
 
     def bury(self) -> None:
@@ -228,7 +214,6 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
 
     @property
     def living(self) -> set[asyncio.Task[Any]]:
-        """Its asyncio tasks that have not ended."""
         return asyncio.all_tasks(self)
 
     def post(self, callback: Callable[..., Any], *args: Any) -> None:
@@ -244,9 +229,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     def call_soon(self, callback: Any, *args: Any, context: contextvars.Context | None = None) -> Any:
         handle = Handle(0.0, callback, args, contextvars.copy_context() if context is None else context)
         self._ready.append(handle)
-        if not self._is_noted:
-            self._is_noted = True
-            self._clockwork.note_due(self)
+        self._note()
         return handle
 
     def call_later(self, delay: float, callback: Any, *args: Any, context: contextvars.Context | None = None) -> Any:

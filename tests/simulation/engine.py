@@ -43,14 +43,12 @@ class Broker:
         self._takers: list[Taker] = []
 
     def put(self, task_id: str, route: Route, delay: float) -> None:
-        """A message arrives."""
         weather = self._world.weather
         for _ in range(weather.copies()):
             message = _Message(task_id, route.queue, route.tool)
             self._world.clockwork.after(delay + weather.carrying(), self._offer, message)
 
     def join(self, taker: Taker) -> None:
-        """A worker waits for a message."""
         self._takers.append(taker)
         self._match()
 
@@ -96,11 +94,9 @@ class Taker:
 
     @property
     def waits(self) -> bool:
-        """Whether it still does, as far as the broker can tell."""
         return self.process.lives and not self.process.is_cut and not self.message.done()
 
     def serves(self, message: _Message) -> bool:
-        """Whether the message may go to it."""
         return (message.queue, message.tool) in self._routes
 
     def take(self, task_id: str, message: _Message) -> None:
@@ -125,7 +121,6 @@ class SimulatedCarrier:
         """Nothing to do."""
 
     async def send(self, task_id: str, *, route: Route, lane: Lane, delay: timedelta | None) -> None:
-        """Send a message to the broker."""
         if self._process.is_cut:
             await asyncio.sleep(DROPPED_AFTER)
             raise ConnectionError("the simulated broker is unreachable")

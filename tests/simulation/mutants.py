@@ -17,14 +17,14 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from itertools import count
-from multiprocessing import Pipe, Process
-from multiprocessing.connection import wait
-from typing import Any, Final, cast
+from multiprocessing import Pool
+from multiprocessing import TimeoutError as TooLate
+from typing import Any, Final
 from unittest.mock import patch
 
 from mcp_tasks.errors import KeySpent, StoreUnavailable
@@ -32,7 +32,7 @@ from mcp_tasks.model.record import TaskRecord, WriteId
 from mcp_tasks.runtime.lease import LeaseTimes
 from mcp_tasks.runtime.run import Recording
 from mcp_tasks.stores import Store
-from tests.simulation.soak import always_the_same, simulate
+from tests.simulation.soak import BATCH, always_the_same, simulate
 from tests.simulation.store import Connection as StoreConnection
 from tests.simulation.store import StoreMachine
 
@@ -116,8 +116,6 @@ def _creations_never_happened() -> Generator[None]:
 
 @contextmanager
 def _own_clocks() -> Generator[None]:
-    """The time of the store is the wall clock of the machine that asks for it."""
-
     async def change(
         ask: Any, own: StoreConnection, verb: str, args: tuple[Any, ...], options: Mapping[str, Any]
     ) -> Any:
@@ -249,10 +247,10 @@ MUTANTS: Final = (
 
 @dataclass(frozen=True)
 class Finding:
-    """What was seen of one seed with a fault: the violation, if it is one of the fault.
+    """What was seen of one seed with a fault: the violation, if it is one of the fault, or why it does not count.
 
     Attributes:
-        cpu: Seconds of one core that its process has used for all that it has looked at.
+        cpu: Seconds of one core that it took.
     """
 
     seed: int
@@ -264,69 +262,41 @@ class Finding:
 def look(name: str, seed: int) -> Finding:
     """Simulate the world of a seed with a fault, and without it if there is a violation."""
     mutant = next(mutant for mutant in MUTANTS if mutant.name == name)
+    began = time.process_time()
+    other = None
     with mutant.put_back():
         violation = simulate(seed)
-    if violation is None:
-        return Finding(seed)
-    if violation[0] not in mutant.kinds:
-        return Finding(seed, other=violation[0])
-    if (without := simulate(seed)) is not None:
-        return Finding(seed, other=f"{without[0]} without the fault")
-    return Finding(seed, violation)
-
-
-def search(name: str, seed: int, step: int, findings: Any) -> None:
-    """Look at one seed after the other until this process is killed."""
-    # Objects that are there by now are not looked at after each world.
-    gc.freeze()
-    for each in count(seed, step):
-        finding = look(name, each)
-        findings.send(replace(finding, cpu=time.process_time()))
-
-
-@contextmanager
-def _searchers(mutant: Mutant, seed: int, processes: int) -> Generator[list[Any]]:
-    """The ends of pipes from processes that search, which are killed at the end."""
-    started: list[Process] = []
-    ends: list[Any] = []
-    try:
-        for number in range(processes):
-            here, there = Pipe(duplex=False)
-            process = Process(target=search, args=(mutant.name, seed + number, processes, there), daemon=True)
-            process.start()
-            there.close()
-            started.append(process)
-            ends.append(here)
-        yield ends
-    finally:
-        for process in started:
-            process.kill()
-            process.join()
+    if violation is not None and violation[0] not in mutant.kinds:
+        violation, other = None, violation[0]
+    elif violation is not None and (without := simulate(seed)) is not None:
+        violation, other = None, f"{without[0]} without the fault"
+    return Finding(seed, violation, other, time.process_time() - began)
 
 
 def hunt(mutant: Mutant, seed: int, seconds: float, processes: int) -> Finding | None:
     """Look for a fault, and tell how it went."""
     patched = f"; a source patch, which breaks the rule: {mutant.breaks}" if mutant.breaks else ""
     print(f"{mutant.name}: {mutant.what}{patched}", flush=True)
-    began, worlds, others = time.monotonic(), 0, Counter[str]()
-    used: dict[int, float] = {}
-    found: Finding | None = None
-    with _searchers(mutant, seed, processes) as searchers:
-        while found is None and (left := began + seconds - time.monotonic()) > 0:
-            for searcher in wait(searchers, left):
-                finding: Finding = cast("Any", searcher).recv()
-                worlds += 1
-                used[searchers.index(searcher)] = finding.cpu
-                if finding.other is not None:
-                    others[finding.other] += 1
-                if finding.violation is not None:
-                    found = found or finding
-    took = f"{time.monotonic() - began:.0f} s, {sum(used.values()):.0f} s of one core, {worlds} worlds"
+    began, seen, found = time.monotonic(), list[Finding](), None
+    # Objects that are there by now are not looked at after each world.
+    gc.freeze()
+    while found is None and (left := began + seconds - time.monotonic()) > 0:
+        batch = range(seed + len(seen), seed + len(seen) + BATCH * processes)
+        with Pool(processes) as pool, suppress(TooLate):
+            findings = pool.imap_unordered(partial(look, mutant.name), batch)
+            for _ in batch:
+                seen.append(findings.next(left))
+                if seen[-1].violation is not None:
+                    found = seen[-1]
+                    break
+                left = began + seconds - time.monotonic()
+    cpu = sum(finding.cpu for finding in seen)
+    took = f"{time.monotonic() - began:.0f} s, {cpu:.0f} s of one core, {len(seen)} worlds"
     if found is not None and found.violation is not None:
         print(f"  found after {took}: seed {found.seed}: {found.violation[0]}: {found.violation[1][:300]}")
     else:
         print(f"  not found in {took}")
-    if others:
+    if others := Counter(finding.other for finding in seen if finding.other is not None):
         print("  not counted:", ", ".join(f"{kind} {number}" for kind, number in others.most_common()))
     return found
 

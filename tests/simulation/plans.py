@@ -95,8 +95,6 @@ class TaskPlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """One world."""
-
     seed: int
     machines: Sequence[MachinePlan]
     tasks: Sequence[TaskPlan]
@@ -166,6 +164,11 @@ _CALM: dict[str, Any] = {
 }
 
 
+def calm(plan: Plan, **changes: Any) -> Plan:
+    """The same world without faults and limits, but for these changes."""
+    return replace(plan, **_CALM | changes)
+
+
 def _fleet_of(workers: int) -> list[MachinePlan]:
     """A server that runs no tools, and workers."""
     return [MachinePlan(serves=True, runs_tools=False)] + [MachinePlan(serves=False, runs_tools=True)] * workers
@@ -181,32 +184,26 @@ def _with_lost_questions(plan: Plan, rng: random.Random) -> Plan:
 
     Such a run writes nothing before the answer, so it has to see by itself that its question is gone.
     """
-    return replace(
+    return calm(
         plan,
-        **_CALM
-        | {
-            "machines": _fleet_of(2),
-            "tasks": [_long_task(rng, "once", Seq((Sleep(0.5), Ask())), 60.0) for _ in range(rng.randint(4, 8))],
-            "call_faults": {CallFault.FAILS_OVER: 1.0},
-            "fault_rate": 0.1,
-            "healthy_from": 80.0,
-        },
+        machines=_fleet_of(2),
+        tasks=[_long_task(rng, "once", Seq((Sleep(0.5), Ask())), 60.0) for _ in range(rng.randint(4, 8))],
+        call_faults={CallFault.FAILS_OVER: 1.0},
+        fault_rate=0.1,
+        healthy_from=80.0,
     )
 
 
 def _with_questions_written_twice(plan: Plan, rng: random.Random) -> Plan:
     """The same world with questions whose writes are carried out and not acknowledged."""
     tree = Seq((Ask(), Step(), Ask(keyed=True)))
-    return replace(
+    return calm(
         plan,
-        **_CALM
-        | {
-            "machines": _fleet_of(2),
-            "tasks": [_long_task(rng, rng.choice(("once", "again")), tree, 30.0) for _ in range(rng.randint(4, 8))],
-            "call_faults": {CallFault.LOST: 1.0, CallFault.LOST_THEN_AWAY: 1.0},
-            "fault_rate": 0.15,
-            "healthy_from": 60.0,
-        },
+        machines=_fleet_of(2),
+        tasks=[_long_task(rng, rng.choice(("once", "again")), tree, 30.0) for _ in range(rng.randint(4, 8))],
+        call_faults={CallFault.LOST: 1.0, CallFault.LOST_THEN_AWAY: 1.0},
+        fault_rate=0.15,
+        healthy_from=60.0,
     )
 
 
@@ -214,18 +211,15 @@ def _with_children_that_expire(plan: Plan, rng: random.Random) -> Plan:
     """The same world with parents that are lost as soon as they have started a child, and children that end elsewhere
     and expire before their parents run again."""
     tree = Seq((Step(), Child(Step(0.5), "again", 5.0), Step()))
-    return replace(
+    return calm(
         plan,
-        **_CALM
-        | {
-            "machines": _fleet_of(3),
-            "tasks": [_long_task(rng, "again", tree, 60.0) for _ in range(rng.randint(6, 12))],
-            "call_faults": {CallFault.DIES_BEFORE: 1.0, CallFault.LOST_THEN_AWAY: 1.0},
-            "fault_rate": 0.1,
-            "remote": True,
-            "lease": 15.0,
-            "healthy_from": 80.0,
-        },
+        machines=_fleet_of(3),
+        tasks=[_long_task(rng, "again", tree, 60.0) for _ in range(rng.randint(6, 12))],
+        call_faults={CallFault.DIES_BEFORE: 1.0, CallFault.LOST_THEN_AWAY: 1.0},
+        fault_rate=0.1,
+        remote=True,
+        lease=15.0,
+        healthy_from=80.0,
     )
 
 
@@ -247,17 +241,14 @@ def _with_cut_off(plan: Plan, rng: random.Random) -> Plan:
         )
         for number in range(3)
     ]
-    return replace(
+    return calm(
         plan,
-        **_CALM
-        | {
-            "machines": _fleet_of(3),
-            "tasks": tasks,
-            "happenings": cuts,
-            "remote": rng.random() < 0.7,
-            "lease": lease,
-            "healthy_from": lease * 9,
-        },
+        machines=_fleet_of(3),
+        tasks=tasks,
+        happenings=cuts,
+        remote=rng.random() < 0.7,
+        lease=lease,
+        healthy_from=lease * 9,
     )
 
 
@@ -363,7 +354,7 @@ def _task(rng: random.Random, lasts: float) -> TaskPlan:
     return TaskPlan(
         at=round(rng.uniform(0, lasts * 0.8), 3),
         tool=rng.choice(TOOLS),
-        tree=Trimmer().trim(_tree(rng)),
+        tree=any_tool(rng),
         ttl=rng.choice((5.0, 3600.0, 3600.0)),
         owner=rng.choice((None, "ann", "ann", "bob")),
         key=rng.random() < 0.6,
@@ -372,6 +363,11 @@ def _task(rng: random.Random, lasts: float) -> TaskPlan:
         cancels_at=rng.choice((0.0, 0.5, 2.0, 10.0)) if rng.random() < 0.05 else None,
         looks=rng.random() < 0.3,
     )
+
+
+def any_tool(rng: random.Random) -> Node:
+    """A tool that does anything that tools may do."""
+    return Trimmer().trim(_tree(rng))
 
 
 def _leaf(rng: random.Random, *, children: bool = True) -> Node:

@@ -15,7 +15,7 @@ from tests.simulation.clockwork import SimulatedLoop
 from tests.simulation.engine import SimulatedCarrier
 from tests.simulation.plans import MachinePlan
 from tests.simulation.store import EPOCH, NAMESPACE, Reach, connect
-from tests.simulation.tools import FleetWitness, run_tool
+from tests.simulation.tools import Witness, run_tool
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -33,6 +33,9 @@ process shares the clock of the store."""
 
 SETTLES_IN = 0.05
 """Seconds after its stop in which a process may still do things: helpers of its runs end a few turns after them."""
+
+GIVEN_BACK_WITHIN = 15.0
+"""Seconds after which a process that was paused has come to know that its runs are over."""
 
 MOST_CALLS, CALLS_WITHIN = 5_000, 5.0
 """Calls to the store, and seconds: a process that makes more in less turns in a circle."""
@@ -64,11 +67,9 @@ class Machine:
         return self.process
 
     def restart(self, after: float = RESTARTS_AFTER) -> None:
-        """Start another process after a while."""
         self._world.clockwork.after(after, self._start)
 
     def wall_clock(self) -> datetime:
-        """The time as this machine has it."""
         return EPOCH + timedelta(seconds=self._world.clockwork.now + AHEAD + self.clock_off)
 
 
@@ -107,7 +108,7 @@ class Process:
         self.halted_until: float = float("-inf")
         self._reach_changes = 0
         self.connection = connect(world, self, together=world.plan.together)
-        self.witness = FleetWitness(self, world.plan.slots)
+        self.witness = Witness(self, world.plan.slots)
         self.runtime: TaskRuntime
         world.processes.append(self)
         world.trace(name, "starts")
@@ -139,7 +140,6 @@ class Process:
 
     @property
     def lives(self) -> bool:
-        """Whether anything of it still runs, or will."""
         return not self.loop.is_dead
 
     @property
@@ -148,12 +148,10 @@ class Process:
         return self.reach is not Reach.OK
 
     def worker_name(self) -> str:
-        """The name of its next runtime."""
         self._runtimes += 1
         return f"{self.name}/{self._runtimes}"
 
     def note_call(self) -> None:
-        """It calls the store."""
         self._calls += 1
         if self._calls == 1:
             self._counts_from = self.world.clockwork.now
@@ -195,10 +193,22 @@ class Process:
         self.stopping = self.loop.create_task(self._stop(restart))
 
     async def _stop(self, restart: bool) -> None:
+        if not restart and not self.is_cut and not self.halted_since(self.world.clockwork.now - GIVEN_BACK_WITHIN):
+            self._check_given_back()
         try:
             await self.runtime.stop()
         finally:
             self.world.clockwork.after(SETTLES_IN, self._stopped, restart)
+
+    def _check_given_back(self) -> None:
+        """All tasks have ended: the process has its slots and its seats again."""
+        runtime, seats = self.runtime, 0
+        if isinstance(runtime.engine, LocalEngine) and not runtime.engine.is_idle:
+            self.world.oracle.wrong("left behind", f"a slot of {self.name} was not given back")
+        while runtime.parking.room.enter(standing=False):
+            seats += 1
+        if seats != runtime.settings.max_waiting_runs:
+            self.world.oracle.wrong("left behind", f"{seats} of {runtime.settings.max_waiting_runs} seats are free")
 
     def _stopped(self, restart: bool) -> None:
         if self.lives:
@@ -304,7 +314,6 @@ def _runtime_of(process: Process) -> TaskRuntime:
 
 
 def engine_of(process: Process) -> LocalEngine | RemoteEngine:
-    """The engine of a new process."""
     plan = process.world.plan
     if plan.remote:
         return RemoteEngine(SimulatedCarrier(process.world, process), plan.slots)
@@ -312,7 +321,6 @@ def engine_of(process: Process) -> LocalEngine | RemoteEngine:
 
 
 def settings_of(world: World) -> Settings:
-    """The settings of all processes."""
     plan = world.plan
     return Settings(
         lease_duration=timedelta(seconds=plan.lease),
@@ -323,7 +331,6 @@ def settings_of(world: World) -> Settings:
 
 
 def policies_of(world: World) -> Mapping[str, ToolPolicy]:
-    """How each tool is treated."""
     if world.policies is None:
         plan = world.plan
         again = ToolPolicy(rerun=True, park_after=timedelta(seconds=plan.park_after), max_lost_runs=1_000)

@@ -18,7 +18,7 @@ from harness.thoroughness import TIMES, examples
 from mcp_tasks.runtime.dispatch import Lookout
 from tests.properties.tools.tree import Step
 from tests.simulation.clockwork import Clockwork, SimulatedLoop, burial
-from tests.simulation.plans import Happening, MachinePlan, Mishap, TaskPlan, plan_for
+from tests.simulation.plans import Happening, MachinePlan, Mishap, TaskPlan, calm, plan_for
 from tests.simulation.soak import simulate
 from tests.simulation.world import World
 
@@ -48,64 +48,43 @@ def test_the_same_seed_is_the_same_story(*, wire: bool) -> None:
     assert story() == story()
 
 
-class Clock:
-    """A clockwork with one loop, on which something counts the seconds."""
+def test_a_process_counts_the_seconds_in_which_it_runs_and_its_machine_is_awake() -> None:
+    counted: list[int] = []
+    rang: list[float] = []
 
-    def __init__(self) -> None:
-        self.clockwork = Clockwork()
-        self.loop = SimulatedLoop(self.clockwork)
-        self.counted = 0
-        self.loop.post(self._begin)
-
-    def _begin(self) -> None:
-        self._counting = self.loop.create_task(self._count())
-
-    async def _count(self) -> None:
+    async def count() -> None:
+        loop.call_later(30.0, lambda: rang.append(clockwork.now))
         while True:
             await asyncio.sleep(1.0)
-            self.counted += 1
+            counted.append(1)
 
-    def run(self, seconds: float) -> None:
-        until = self.clockwork.now + seconds
-        self.clockwork.after(seconds, lambda: None)
-        self.clockwork.run(lambda: self.clockwork.now >= until)
+    def run(seconds: float) -> int:
+        until = clockwork.now + seconds
+        clockwork.after(seconds, lambda: None)
+        clockwork.run(lambda: clockwork.now >= until)
+        return len(counted)
 
-
-def test_a_process_that_is_killed_does_nothing_more() -> None:
     with burial():
-        clock = Clock()
-        clock.run(10.5)
-        clock.loop.kill()
-        clock.run(10.0)
-        clock.loop.bury()
-    assert clock.counted == 10
-
-
-def test_a_process_that_is_paused_goes_on_where_it_was() -> None:
-    with burial():
-        clock = Clock()
-        clock.run(5.5)
-        clock.loop.is_paused = True
-        clock.run(10.0)
-        counted = clock.counted
-        clock.loop.go_on()
-        clock.run(5.0)
-        clock.loop.bury()
-    # The timer of its sleep is over when it wakes up.
-    assert (counted, clock.counted) == (5, 10)
-
-
-def test_timers_of_a_machine_that_was_asleep_are_due_that_much_later() -> None:
-    with burial():
-        clock = Clock()
-        clock.run(5.5)
-        clock.loop.is_paused = True
-        clock.run(10.0)
-        clock.loop.asleep += 10.0
-        clock.loop.go_on()
-        clock.run(5.0)
-        clock.loop.bury()
-    assert clock.counted == 10
+        clockwork = Clockwork()
+        loop = SimulatedLoop(clockwork)
+        counting = loop.create_task(count())
+        assert run(5.5) == 5
+        loop.is_paused = True
+        assert run(10.0) == 5
+        # The timer of its sleep is over when it wakes up.
+        loop.go_on()
+        assert run(5.2) == 11
+        # Of a machine that was asleep the monotonic clock stood still.
+        loop.is_paused = True
+        assert run(5.0) == 11
+        loop.asleep += 5.0
+        loop.go_on()
+        before = run(10.0)
+        assert loop.living == {counting}
+        loop.kill()
+        assert run(10.0) == before
+        loop.bury()
+    assert [round(at) for at in rang] == [35]
 
 
 def test_a_task_fails_no_promise_in_a_world_without_faults() -> None:
@@ -130,10 +109,9 @@ def test_a_task_fails_no_promise_in_a_world_without_faults() -> None:
     ids=["cut off", "paused before it makes way"],
 )
 def test_a_process_that_starts_after_the_last_task_has_ended_is_stopped_too(happenings: list[Happening]) -> None:
-    calm = replace(plan_for(0), tasks=(), call_faults={}, carrier_faults=False, healthy_from=1.0, wire=False)
     machines = [MachinePlan(serves=not number, runs_tools=number > 0) for number in range(3)]
     with burial():
-        world = World(replace(calm, machines=machines, happenings=happenings))
+        world = World(calm(plan_for(0), machines=machines, tasks=(), happenings=happenings, healthy_from=1.0))
         assert world.live() is None
     assert not world.processes
 
@@ -155,23 +133,8 @@ def _world_of_one_place(*steps: float) -> World:
         for number, seconds in enumerate((60.0, *steps))
     ]
     machines = [MachinePlan(serves=not number, runs_tools=number > 0) for number in range(3)]
-    return World(
-        replace(
-            plan_for(0),
-            machines=machines,
-            tasks=tasks,
-            happenings=(),
-            call_faults={},
-            hint_losses=1.0,
-            lease=3.0,
-            call_timeout=2.0,
-            slots=10,
-            per_owner=1,
-            per_tool=None,
-            healthy_from=100.0,
-            wire=False,
-        )
-    )
+    plan = calm(plan_for(0), machines=machines, tasks=tasks, hint_losses=1.0, per_owner=1)
+    return World(replace(plan, lease=3.0, call_timeout=2.0, healthy_from=100.0))
 
 
 def test_the_place_of_a_cancelled_task_is_free_before_its_run_hears_of_it() -> None:

@@ -37,8 +37,6 @@ class MayHaveRun(Exception):
 
 
 class WireProcess(Process):
-    """A process with a server and its clients."""
-
     def __init__(self, world: World, machine: Machine, name: str) -> None:
         super().__init__(world, machine, name)
         self._tasks_client = TasksClient(ledger=None)

@@ -23,6 +23,7 @@ from mcp_tasks.errors import KeySpent, StoreUnavailable, TasksError, UnknownTask
 from mcp_tasks.model import TaskRecord
 from mcp_tasks.model.record import NOBODY
 from mcp_tasks.runtime import TaskRuntime, ToolPolicy
+from mcp_tasks.runtime.launch import LaunchSpec
 from mcp_tasks.runtime.store_clock import StoreClock
 from tests.properties.tools.tree import Child
 from tests.simulation.clockwork import Clockwork, SimulatedLoop, Stuck
@@ -361,7 +362,9 @@ class World:
 
         def launch(process: Process) -> Awaitable[TaskRecord]:
             return process.runtime.launch(
-                request_of(task.tool, plan), owner=task.owner, retention=timedelta(seconds=task.ttl), **key
+                LaunchSpec(
+                    request=request_of(task.tool, plan), owner=task.owner, retention=timedelta(seconds=task.ttl), **key
+                )
             )
 
         while True:

@@ -28,46 +28,37 @@ class Caller:
         self.methods = ("tasks/get", "tasks/cancel", "tasks/update" if self.era == MODERN else "tasks/result")
 
     async def ask(self, method: str, params: Mapping[str, Any] | None = None) -> Reply:
-        """Send a request and give its answer."""
         return await self.client.ask(method, params)
 
     async def about(self, method: str, task_id: Any) -> Reply:
-        """Send a request about a task; gives its answer."""
         answers: dict[str, Any] = {"inputResponses": {}} if method == "tasks/update" else {}
         return await self.client.ask(method, {"taskId": task_id, **answers})
 
     async def refused(self, method: str, task_id: Any, code: int = INVALID_PARAMS) -> dict[str, Any]:
-        """The error of a request about a task that is refused."""
         reply = await self.about(method, task_id)
         assert reply.code == code
         assert self.era == LEGACY or reply.status == _STATUS[code]
         return reply.error
 
     async def plainly(self, tool: str, **arguments: Any) -> Reply:
-        """Call a tool in a way that makes no task."""
         client = self.client.declaring(NOTHING) if isinstance(self.client, Tasking) else self.client
         return await client.ask("tools/call", {"name": tool, "arguments": arguments})
 
     async def call(self, tool: str, **arguments: Any) -> Reply:
-        """Call a tool as a task; gives whatever is answered."""
         task: dict[str, Any] = {} if self.era == MODERN else {"task": {}}
         return await self.client.ask("tools/call", {"name": tool, "arguments": arguments, **task})
 
     async def start(self, tool: str, **arguments: Any) -> str:
-        """Call a tool as a task; gives the task's id."""
         created = (await self.call(tool, **arguments)).result
         return created["taskId"] if self.era == MODERN else created["task"]["taskId"]
 
     async def get(self, task_id: str) -> dict[str, Any]:
-        """The task as it is now."""
         return await self.client.get(task_id)
 
     async def cancel(self, task_id: str) -> None:
-        """Cancel a task."""
         await self.client.cancel(task_id)
 
     async def until(self, task_id: str, *statuses: str) -> dict[str, Any]:
-        """Poll until the task has one of the statuses."""
         return await self.client.until(task_id, *statuses)
 
     async def outcome(self, task_id: str) -> dict[str, Any]:
@@ -100,7 +91,6 @@ def _without_related(fields: dict[str, Any], task_id: str) -> dict[str, Any]:
 
 @asynccontextmanager
 async def calling(wire: HttpWire, era: str) -> AsyncGenerator[Caller]:
-    """A client of that protocol version which answers every kind of question."""
     if era == MODERN:
         yield Caller(Tasking(wire, EVERYTHING))
         return

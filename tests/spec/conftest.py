@@ -19,13 +19,11 @@ from tests.spec.furnished import furnished
 
 @pytest.fixture
 def desk() -> Desk:
-    """Where tools wait for the test."""
     return Desk()
 
 
 @pytest.fixture
 def store() -> MemoryStore:
-    """Where the server keeps its tasks."""
     return MemoryStore()
 
 
@@ -38,7 +36,6 @@ async def wire(desk: Desk, store: MemoryStore) -> AsyncGenerator[HttpWire]:
 
 @pytest.fixture
 def client(wire: HttpWire) -> Tasking:
-    """A client of 2026-07-28 that declares the extension and answers every kind of question."""
     return Tasking(wire, EVERYTHING)
 
 
@@ -58,7 +55,6 @@ async def listener(wire: HttpWire) -> AsyncGenerator[HttpClient]:
 
 @pytest.fixture(params=ERAS)
 async def caller(request: pytest.FixtureRequest, wire: HttpWire) -> AsyncGenerator[Caller]:
-    """A client of either protocol version."""
     async with calling(wire, request.param) as client:
         yield client
 

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from datetime import UTC, date, datetime
+from functools import reduce
+from typing import Any, cast
 
 import anyio
 from mcp.server import MCPServer
@@ -16,8 +18,10 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import (
     Annotations,
     AudioContent,
+    BlobResourceContents,
     CallToolResult,
     EmbeddedResource,
+    Icon,
     ImageContent,
     ResourceLink,
     TextContent,
@@ -26,41 +30,50 @@ from mcp_types import (
 
 from harness.auth import Tokens
 from harness.older import RELATED
-from harness.server import CUSTOM_ERROR, QUICK, REPEATABLE, Desk, Name
+from harness.server import CUSTOM_ERROR, QUICK, REPEATABLE, Desk, Name, build
 from harness.serving import serve_stdio
 from mcp_tasks import Tasks
 from mcp_tasks.model.json import LARGE
-from tests.legacy.asking_server import build_asking
 
 
 def _text(text: str, **more: Any) -> TextContent:
     return TextContent(type="text", text=text, **more)
 
 
+NOTES = Annotations(audience=["assistant"], priority=0.5)
+ICON = Icon(src="https://example.com/a.png")
+STRUCTURED: dict[str, Any] = {
+    "none": None,
+    "nan": float("nan"),
+    "dates": [date(2020, 1, 1), datetime(2020, 1, 1, tzinfo=UTC)],
+    "keys": {1: 2, None: 3},
+    "model": NOTES,
+    "tuple": (1, 2.5, True),
+    "bytes": b"abc",
+    "nested": reduce(lambda value, _: [value], range(100), cast("Any", 1)),
+}
 RESULTS: dict[str, CallToolResult] = {
     "picture": CallToolResult(
         content=[_text("a dot"), ImageContent(type="image", data="aGVsbG8=", mime_type="image/png")]
     ),
     "sound": CallToolResult(
-        content=[
-            AudioContent(
-                type="audio",
-                data="aGVsbG8=",
-                mime_type="audio/wav",
-                annotations=Annotations(audience=["assistant"], priority=0.5),
-            )
-        ]
+        content=[AudioContent(type="audio", data="aGVsbG8=", mime_type="audio/wav", annotations=NOTES)]
     ),
-    "link": CallToolResult(content=[ResourceLink(type="resource_link", uri="memo://greeting", name="greeting")]),
+    "link": CallToolResult(
+        content=[ResourceLink(type="resource_link", uri="memo://greeting", name="greeting", size=3, icons=[ICON])]
+    ),
     "embedded": CallToolResult(
         content=[
-            EmbeddedResource(type="resource", resource=TextResourceContents(uri="memo://greeting", text="Good day."))
+            EmbeddedResource(type="resource", resource=TextResourceContents(uri="memo://greeting", text="Good day.")),
+            EmbeddedResource(
+                type="resource", resource=BlobResourceContents(uri="file:///b", blob="AAAA"), annotations=NOTES
+            ),
         ]
     ),
     "nothing": CallToolResult(content=[]),
     "with_meta": CallToolResult(
         content=[_text("☃", _meta={"example.com/block": [1, None]})],
-        structured_content={"a": {"b": [1, None, "c"]}},
+        structured_content=STRUCTURED,
         _meta={"example.com/kind": {"x": None}, "nothing": None, RELATED: {"taskId": "a lie"}},
     ),
     # More than is decoded on the event loop.
@@ -96,17 +109,16 @@ ENDINGS: dict[str, dict[str, Any]] = {
 
 
 def is_failure(tool: str) -> bool:
-    """Whether it ends with a result that is an error."""
     return tool.startswith("fails") or tool == "crashes"
 
 
 def furnished(tasks: Tasks, desk: Desk | None = None, *, guarded: bool = False) -> MCPServer[Any]:
-    """The server; a guarded one lets nobody in without a token."""
     desk = desk or Desk()
-    server = build_asking(tasks, desk, verifier=Tokens("alice", "bob") if guarded else None)
+    server = build(tasks, desk, verifier=Tokens("alice", "bob") if guarded else None)
     for name, ending in {**RESULTS, **ERRORS}.items():
         server.add_tool(tasks.task(name=name)(_ending(ending)), name=name, description=name)
     _add_gate(server, tasks, desk)
+    _add_asking(server, tasks, desk)
     _add_talking(server, tasks, desk)
     return server
 
@@ -123,14 +135,12 @@ def _ending(how: CallToolResult | MCPError) -> Callable[[], CallToolResult]:
 def _add_gate(server: MCPServer[Any], tasks: Tasks, desk: Desk) -> None:
     @server.tool()
     def release() -> str:
-        """Open the gate that others wait at; not marked."""
         desk.gate.set()
         return "open"
 
     @server.tool()
     @tasks.task()
     async def ask_late(ctx: Context) -> str:
-        """Report progress, ask for the roots, and go on."""
         await ctx.report_progress(1, 3, "about to ask")
         roots = await ctx.session.list_roots()  # pyright: ignore[reportDeprecated]
         await ctx.report_progress(2, 3, "asked")
@@ -141,7 +151,6 @@ def _add_gate(server: MCPServer[Any], tasks: Tasks, desk: Desk) -> None:
     @server.tool(annotations=REPEATABLE)
     @tasks.task()
     async def ask_until_told(ctx: Context) -> str:
-        """Ask, and go on without the answer when the test says so."""
         async with anyio.create_task_group() as group:
             group.start_soon(ctx.elicit, "Who is there?", Name)
             await desk.started.wait()
@@ -150,11 +159,69 @@ def _add_gate(server: MCPServer[Any], tasks: Tasks, desk: Desk) -> None:
         return "went on"
 
 
+def _add_asking(server: MCPServer[Any], tasks: Tasks, desk: Desk) -> None:
+    @server.tool(annotations=REPEATABLE)
+    @tasks.task()
+    async def knock(ctx: Context) -> str:
+        desk.started.set()
+        await desk.gate.wait()
+        answer = await ctx.elicit("Who is there?", Name)
+        return f"Hello, {answer.data.name}!" if answer.action == "accept" else f"{answer.action}, then"
+
+    @server.tool(annotations=REPEATABLE)
+    @tasks.task()
+    async def insist(ctx: Context) -> str:
+        try:
+            answer = await ctx.elicit("Who is there?", Name)
+        except MCPError as exc:
+            return f"{exc.code} {exc.message} {exc.data}"
+        return f"no error, but {answer.action}"
+
+    @server.tool(annotations=REPEATABLE)
+    @tasks.task()
+    async def waver(ctx: Context) -> str:
+        with anyio.move_on_after(1):
+            await ctx.elicit("Who is there?", Name)
+        await desk.gate.wait()
+        return "went on"
+
+    @server.tool()
+    @tasks.task()
+    async def trust(ctx: Context) -> str:
+        answer = await ctx.elicit("Who is there?", Name)
+        return f"{answer.action}"
+
+    @server.tool()
+    @tasks.task()
+    async def steps(values: list[float], ctx: Context) -> str:
+        for value in values:
+            desk.started.set()
+            await desk.gate.wait()
+            desk.gate.clear()
+            await ctx.report_progress(value, 10, f"at {value}")
+        desk.started.set()
+        await desk.gate.wait()
+        return "done"
+
+    @server.tool()
+    @tasks.task()
+    async def count(reports: int, ctx: Context) -> str:
+        for number in range(1, reports + 1):
+            await ctx.report_progress(number, reports)
+            await anyio.sleep(0.001)  # sleep: the work between two reports
+        await desk.gate.wait()
+        return "counted"
+
+    @server.tool()
+    @tasks.task()
+    async def delegate() -> str:
+        return (await tasks.start("ask_name")).id
+
+
 def _add_talking(server: MCPServer[Any], tasks: Tasks, desk: Desk) -> None:
     @server.tool()
     @tasks.task()
     async def talk(ctx: Context) -> str:
-        """Send one of each kind when the test lets it."""
         await desk.gate.wait()
         await ctx.info("said first")  # pyright: ignore[reportDeprecated]
         await ctx.session.send_tool_list_changed()
@@ -166,7 +233,6 @@ def _add_talking(server: MCPServer[Any], tasks: Tasks, desk: Desk) -> None:
     @server.tool()
     @tasks.task()
     async def chatter(count: int, ctx: Context) -> str:
-        """Say many things, and wait."""
         for number in range(count):
             await ctx.info(f"said {number}")  # pyright: ignore[reportDeprecated]
         desk.started.set()
@@ -176,7 +242,6 @@ def _add_talking(server: MCPServer[Any], tasks: Tasks, desk: Desk) -> None:
     @server.tool()
     @tasks.task()
     async def ping(ctx: Context) -> str:
-        """Ping the client when the test lets it."""
         await desk.gate.wait()
         await ctx.session.send_ping()
         return "pinged"

@@ -39,8 +39,6 @@ FORM: dict[str, Any] = {"type": "object", "properties": {"name": {"type": "strin
 
 
 class Refused(Exception):
-    """The request is answered with an error."""
-
     def __init__(self, code: int, message: str = "no") -> None:
         self.error: dict[str, Any] = {"code": code, "message": message}
         super().__init__(message)
@@ -66,7 +64,6 @@ def task(status: str = "working", **fields: Any) -> dict[str, Any]:
 
 
 def result(text: str = "done") -> dict[str, Any]:
-    """The result of the task."""
     return {
         "content": [{"type": "text", "text": text}],
         "structuredContent": {"nothing": None, "list": [1, {"a": "b"}]},
@@ -76,15 +73,12 @@ def result(text: str = "done") -> dict[str, Any]:
 
 
 def question(number: int) -> dict[str, Any]:
-    """A request of the server for the task."""
     params = {"mode": "form", "message": "Name?", "requestedSchema": FORM, "_meta": {RELATED: {"taskId": TASK_ID}}}
     return legacy_request("elicitation/create", params, f"question-{number}")
 
 
 @dataclass
 class Scripted:
-    """What the server can do and says, and what it was asked."""
-
     tasks: dict[str, Any] | None = field(default_factory=lambda: dict(ALL_OF_IT))
     support: dict[str, str | None] = field(default_factory=lambda: {"slow": "optional"})
     handlers: dict[str, Handler] = field(default_factory=dict[str, Handler])
@@ -107,11 +101,9 @@ class Scripted:
         self.handlers[method] = handler
 
     def asked(self, method: str) -> list[Params]:
-        """The params of the requests of a method so far."""
         return [message.get("params", {}) for message in self.seen if message.get("method") == method]
 
     def answer_to(self, number: int) -> asyncio.Future[dict[str, Any]]:
-        """What the client answers to a question."""
         return self.answered.setdefault(f"question-{number}", asyncio.get_running_loop().create_future())
 
     async def ask(self, method: str, params: Params | None = None) -> Reply:
@@ -125,7 +117,6 @@ class Scripted:
         return Reply(message=reply)
 
     async def post(self, request: Request) -> Response:
-        """Take one message."""
         message = await request.json()
         self.seen.append(message)
         if "method" not in message:
@@ -140,8 +131,6 @@ class Scripted:
         return StreamingResponse(self._events(message), media_type="text/event-stream", headers=headers)
 
     async def get(self, request: Request) -> Response:
-        """The session's own stream."""
-
         async def events() -> AsyncGenerator[bytes]:
             yield b": open\n\n"
             while True:
@@ -150,7 +139,6 @@ class Scripted:
         return StreamingResponse(events(), media_type="text/event-stream")
 
     async def delete(self, request: Request) -> Response:
-        """The end of the session."""
         return Response(status_code=200)
 
     async def _events(self, message: Mapping[str, Any]) -> AsyncGenerator[bytes]:
@@ -200,7 +188,6 @@ class Scripted:
 
 @asynccontextmanager
 async def serving_script(script: Scripted) -> AsyncGenerator[str]:
-    """Serve the script on a port of its own; gives its URL."""
     routes = [
         Route("/mcp", script.post, methods=["POST"]),
         Route("/mcp", script.get, methods=["GET"]),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import AsyncGenerator, Collection
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any
@@ -22,11 +22,11 @@ from harness.stored import all_tasks
 from harness.waiting import eventually
 from mcp_tasks import Tasks
 from mcp_tasks.errors import StoreCorrupt, StoreUnavailable
-from mcp_tasks.model import TaskRecord, TaskRequest
 from mcp_tasks.stores.memory import MemoryStore
 from mcp_tasks.testing.clock import FakeClock
 from tests.spec.calling import Caller, calling, in_both_eras
 from tests.spec.furnished import ENDINGS, furnished
+from tests.unit.running import MeddledStore
 
 pytestmark = pytest.mark.anyio
 
@@ -124,43 +124,21 @@ async def test_a_task_that_is_kept_for_good_has_a_null_ttl(era: str) -> None:
 # A store that fails
 
 
-class BrokenStore(MemoryStore):
-    """Fails, as long as it is told to, when tasks are made or looked at."""
-
-    failure: Exception | None = None
-
-    async def create(self, record: TaskRecord, request: TaskRequest, **options: Any) -> TaskRecord:
-        self._fail()
-        return await super().create(record, request, **options)
-
-    async def get(self, task_id: str) -> TaskRecord | None:
-        self._fail()
-        return await super().get(task_id)
-
-    async def versions(self, task_ids: Collection[str]) -> dict[str, int]:
-        self._fail()
-        return await super().versions(task_ids)
-
-    def _fail(self) -> None:
-        if self.failure is not None:
-            raise self.failure
-
-
 @pytest.mark.requirement("errors/internal", "older/internal-error", "creation/durable", "older/create-soon")
 @in_both_eras
 async def test_a_store_that_fails_is_an_internal_error_that_gives_nothing_away_and_runs_nothing(era: str) -> None:
-    store, desk = BrokenStore(), Desk()
+    store, desk = MeddledStore(), Desk()
     async with served(era, Tasks(store, settings=QUICK), desk) as caller:
         task_id = await caller.start("echo", value=1)
         await caller.until(task_id, "completed")
         for failure in FAILURES:
-            store.failure = failure
+            store.refuse(failure, "create", "get", "versions")
             for method in caller.methods:
                 assert "secret" not in str(await caller.refused(method, task_id, INTERNAL_ERROR))
             reply = await caller.call("gated")
             assert (reply.status, reply.code) == (200, INTERNAL_ERROR)
             assert "secret" not in str(reply.message)
-        store.failure = None
+        store.before.clear()
         assert (await caller.get(task_id))["status"] == "completed"
         assert [task.id for task in await all_tasks(store)] == [task_id]
     assert not desk.started.is_set()

@@ -35,7 +35,6 @@ def of(client: OlderClient, *methods: str) -> list[Arrived]:
 
 
 async def start(client: OlderClient, tool: str, *, token: str | int, **arguments: Any) -> str:
-    """Call a tool as a task, with a token for its progress."""
     reply = await client.call(tool, arguments, task={}, _meta={"progressToken": token})
     return reply.result["task"]["taskId"]
 

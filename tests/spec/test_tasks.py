@@ -1,4 +1,4 @@
-"""A task of 2026-07-28: announced, looked at, answered, cancelled."""
+"""A task of 2026-07-28: announced, looked at, answered, cancelled, and told of."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ import anyio
 import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from harness.http import HttpWire, http_client, serving, serving_app
+from harness.http import HttpWire, http_client, modern_headers, serving, serving_app
 from harness.rpc import (
     EVERYTHING,
+    EXTENSION,
     INVALID_PARAMS,
     MISSING_CAPABILITY,
     MODERN,
+    NOTHING,
     PATIENCE,
     TASKS,
     Tasking,
@@ -29,12 +31,13 @@ from harness.rpc import (
     request,
     text_of,
 )
+from harness.schema import check_notification, check_task_notification
 from harness.server import QUICK, Desk, build
 from harness.stored import all_tasks
 from mcp_tasks import Tasks
-from mcp_tasks.model import TaskRecord, TaskRequest
 from mcp_tasks.stores.memory import MemoryStore
 from mcp_tasks.testing.clock import FakeClock
+from tests.unit.running import Held, MeddledStore
 
 pytestmark = pytest.mark.anyio
 
@@ -53,7 +56,6 @@ async def asked(client: Tasking, tool: str = "ask_name") -> tuple[str, list[str]
 
 
 async def said(client: Tasking, task_id: str) -> str:
-    """What the tool of a task returned."""
     return text_of((await client.until(task_id, "completed"))["result"])
 
 
@@ -84,15 +86,17 @@ async def test_a_created_task_has_exactly_the_fields_of_a_task(client: Tasking) 
 
 
 @pytest.mark.requirement("task/fields")
-async def test_durations_are_whole_milliseconds() -> None:
+async def test_durations_and_instants_are_whole_milliseconds() -> None:
     odd = timedelta(microseconds=1234567)
-    async with timed(default_ttl=odd) as (client, _, desk, tasks):
+    async with timed(default_ttl=odd) as (client, clock, desk, tasks):
+        clock.advance(timedelta(microseconds=123_999))
         tasks.mark("gated", poll_interval=odd)
         created = await client.call("gated")
         desk.gate.set()
         done = await client.until(created["taskId"], "completed")
     for task in (created, done):
         assert (type(task["ttlMs"]), type(task["pollIntervalMs"])) == (int, int)
+        assert task["createdAt"] == "2026-01-01T12:00:00.123Z"
     assert (created["ttlMs"], created["pollIntervalMs"]) == (1235, 1235)
 
 
@@ -109,31 +113,17 @@ async def test_a_task_can_be_read_as_soon_as_it_is_announced_at_another_server_t
         await asyncio.gather(*(create_and_read() for _ in range(10)))
 
 
-class SlowStore(MemoryStore):
-    """A store that takes as long to keep a task as the test wants."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.reached = asyncio.Event()
-        self.consistent = asyncio.Event()
-
-    async def create(self, record: TaskRecord, request: TaskRequest, **options: Any) -> TaskRecord:
-        self.reached.set()
-        await self.consistent.wait()
-        return await super().create(record, request, **options)
-
-
 @pytest.mark.requirement("creation/consistent")
 async def test_a_call_is_not_answered_before_the_store_has_kept_its_task() -> None:
-    store = SlowStore()
-    async with serving(build(Tasks(store, settings=QUICK))) as wire:
+    held = Held()
+    async with serving(build(Tasks(MeddledStore(create=held), settings=QUICK))) as wire:
         client = Tasking(wire)
         call = asyncio.create_task(client.create("echo", value=1))
-        await store.reached.wait()
+        await held.came.wait()
         # Another call goes all the way meanwhile, so this one had the time to be answered too early.
         await client.call("greet", name="Ada")
         assert not call.done()
-        store.consistent.set()
+        held.goes_on.set()
         assert (await client.get(await call))["taskId"] == call.result()
 
 
@@ -460,3 +450,126 @@ async def test_a_client_that_hangs_up_does_not_cancel_the_task_it_made() -> None
         [record] = await all_tasks(store)
         desk.gate.set()
         assert await said(client, record.id) == "through"
+
+
+WANTS_LOGS = {"io.modelcontextprotocol/logLevel": "debug", "progressToken": "mine"}
+SUBSCRIPTION = "io.modelcontextprotocol/subscriptionId"
+
+
+def _listen(**wanted: Any) -> dict[str, Any]:
+    """A request to listen, that would take logs and progress as well."""
+    return request("subscriptions/listen", {"notifications": wanted}, capabilities=EVERYTHING, meta=WANTS_LOGS)
+
+
+async def _acknowledged(messages: AsyncGenerator[dict[str, Any]]) -> dict[str, Any]:
+    first = await anext(messages)
+    check_notification("SubscriptionsAcknowledgedNotification", first)
+    return first["params"]["notifications"]
+
+
+async def _next_task(messages: AsyncGenerator[dict[str, Any]], *statuses: str) -> dict[str, Any]:
+    """The next notification with one of the statuses; on the way everything must be a task."""
+    while True:
+        message = await anext(messages)
+        check_task_notification(message)
+        if message["params"]["status"] in statuses:
+            return message
+
+
+@pytest.mark.requirement("notifications/missing-capability", "errors/listen-missing-capability")
+async def test_listening_for_tasks_needs_the_extension(client: Tasking) -> None:
+    wanted = {"notifications": {"taskIds": [await client.create("gated")], "toolsListChanged": True}}
+    reply = await client.declaring(NOTHING).ask("subscriptions/listen", wanted)
+    assert (reply.status, reply.code) == (400, MISSING_CAPABILITY)
+    assert reply.error["data"] == {"requiredCapabilities": {"extensions": {EXTENSION: {}}}}
+
+
+@pytest.mark.requirement("notifications/acknowledged")
+async def test_the_acknowledgement_names_the_tasks_that_will_be_reported(client: Tasking, wire: HttpWire) -> None:
+    first, second = await client.create("gated"), await client.create("gated")
+    listen = _listen(taskIds=[first, "nope", second, "x" * 1000], toolsListChanged=True)
+    with anyio.fail_after(PATIENCE):
+        async with wire.stream(listen) as messages:
+            honoured = await _acknowledged(messages)
+        async with wire.stream(_listen(taskIds=["nope"])) as messages:
+            assert await _acknowledged(messages) == {"taskIds": []}
+    assert sorted(honoured["taskIds"]) == sorted([first, second])
+    assert honoured["toolsListChanged"] is True
+
+
+@pytest.mark.requirement("notifications/acknowledged")
+async def test_task_ids_that_are_no_list_of_strings_are_refused(client: Tasking) -> None:
+    wrong: list[Any] = ["nope", 7, {"nope": True}, [7], [None], [["nope"]]]
+    for task_ids in wrong:
+        reply = await client.ask("subscriptions/listen", {"notifications": {"taskIds": task_ids}})
+        assert (reply.status, reply.code) == (400, INVALID_PARAMS)
+
+
+@pytest.mark.requirement("notifications/complete")
+async def test_a_notification_is_what_tasks_get_would_have_answered(client: Tasking, wire: HttpWire) -> None:
+    asking, breaking = await client.create("ask_name"), await client.create("breaks")
+    cancelled = await client.create("gated")
+    await client.until(asking, "input_required")
+    listen = _listen(taskIds=[asking])
+    with anyio.fail_after(PATIENCE):
+        async with wire.stream(listen) as messages:
+            await _acknowledged(messages)
+            seen = [await _next_task(messages, "input_required")]
+            assert _state(seen[0]["params"]) == _state(await client.get(asking))
+            await client.update(asking, **{"elicitation-1": accept(name="Ada")})
+            seen.append(await _next_task(messages, "completed"))
+            assert _state(seen[1]["params"]) == _state(await client.get(asking))
+        for task_id, status in ((breaking, "failed"), (cancelled, "cancelled")):
+            async with wire.stream(_listen(taskIds=[task_id])) as messages:
+                await _acknowledged(messages)
+                if status == "cancelled":
+                    await client.cancel(task_id)
+                last = await _next_task(messages, status)
+                assert _state(last["params"]) == _state(await client.get(task_id))
+    for message in seen:
+        assert "resultType" not in message["params"]
+        assert message["params"]["_meta"][SUBSCRIPTION] == listen["id"]
+
+
+def _state(task: dict[str, Any]) -> dict[str, Any]:
+    """The task without what belongs to the message it came in, or moves with time alone."""
+    return {key: value for key, value in task.items() if key not in ("resultType", "pollIntervalMs", "_meta")}
+
+
+@pytest.mark.requirement("notifications/no-progress-no-log")
+async def test_progress_on_a_stream_for_a_task_is_a_state_of_the_task(
+    client: Tasking, wire: HttpWire, desk: Desk
+) -> None:
+    task_id = await client.create("progressing", steps=1, total=2, message="half of it")
+    await desk.started.wait()
+    with anyio.fail_after(PATIENCE):
+        async with wire.stream(_listen(taskIds=[task_id])) as messages:
+            await _acknowledged(messages)
+            while (await _next_task(messages, "working"))["params"].get("statusMessage") != "half of it":
+                pass
+            desk.gate.set()
+            await _next_task(messages, "completed")
+
+
+@pytest.mark.requirement("notifications/no-progress-no-log")
+async def test_progress_and_logs_of_a_task_reach_no_listen_stream(client: Tasking, wire: HttpWire) -> None:
+    seen: list[dict[str, Any]] = []
+    with anyio.fail_after(PATIENCE):
+        async with wire.stream(_listen(toolsListChanged=True)) as messages:
+            await _acknowledged(messages)
+            await client.finish("logs")
+            # What comes last on the stream is known, so everything before it has been seen.
+            await client.finish("grow")
+            while not seen or seen[-1]["method"] != "notifications/tools/list_changed":
+                seen.append(await anext(messages))
+    check_notification("ToolListChangedNotification", seen[-1])
+    assert [message["method"] for message in seen] == ["notifications/tools/list_changed"]
+
+
+@pytest.mark.requirement("notifications/no-progress-no-log")
+async def test_progress_and_logs_of_a_task_do_not_reach_the_call_that_made_it(client: Tasking, wire: HttpWire) -> None:
+    call = request("tools/call", {"name": "logs", "arguments": {}}, capabilities=EVERYTHING, meta=WANTS_LOGS)
+    reply = await wire.post(json.dumps(call), modern_headers(call))
+    assert reply.result["resultType"] == "task"
+    assert reply.notifications == ()
+    await client.until(reply.result["taskId"], "completed")

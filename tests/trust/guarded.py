@@ -73,12 +73,6 @@ def _add_tools(server: MCPServer[Any], tasks: Tasks) -> None:
 
     @server.tool()
     @tasks.task()
-    async def hold() -> str:
-        await asyncio.Event().wait()
-        return ""
-
-    @server.tool()
-    @tasks.task()
     async def peek(task_id: str) -> str:
         return (await tasks.handle(task_id).fetch()).status
 
@@ -126,12 +120,12 @@ def _add_limited_tools(server: MCPServer[Any], tasks: Tasks, gate: asyncio.Event
 async def planted(tasks: Tasks, owner: str | None) -> dict[str, str]:
     """Tasks of every kind that somebody has: small, large, asking, at work, and one that has expired."""
     small, large = await tasks.start("echo", owner=owner), await tasks.start("echo", {"size": MIB}, owner=owner)
-    ask, hold = await tasks.start("ask", owner=owner), await tasks.start("hold", owner=owner)
+    ask, hold = await tasks.start("ask", owner=owner), await tasks.start("gated", owner=owner)
     gone = await tasks.start("brief", owner=owner)
     await small.wait(30)
     await large.wait(30)
     await ask.until_asked(30)
-    with_ids = {"small": small, "large": large, "ask": ask, "hold": hold, "gone": gone}
+    with_ids = {"small": small, "large": large, "ask": ask, "gated": hold, "gone": gone}
     return {kind: task.id for kind, task in with_ids.items()}
 
 

@@ -169,7 +169,6 @@ def _sign_in(wire: HttpWire, user: str | None) -> None:
 
 
 DOORS: Final = ("short", "sdk", "without tasks", "older tasks", "older, without tasks")
-TASK_DOORS: Final = ("short", "sdk", "older tasks")
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""Grep: after a life with encryption on (calls, questions, a crash, ends, expiry) no secret is in any file or log.
+"""Grep: after a life with encryption on (calls, questions, steps, ends of all kinds) no secret is in any file or log.
 
 The same without encryption finds every one of them in the database, so the search can find something.
 """
@@ -6,126 +6,108 @@ The same without encryption finds every one of them in the database, so the sear
 from __future__ import annotations
 
 import logging
-import sqlite3
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
-from mcp.client import Client
+from mcp.server.mcpserver import Context, MCPServer
+from mcp.server.mcpserver.exceptions import ToolError
+from mcp.shared.exceptions import MCPError
 from mcp_types import ElicitRequestParams, ElicitResult
+from pydantic import BaseModel
 
-from harness.processes import ENVIRONMENT
-from harness.serving import ServerProcess
-from mcp_tasks.client import Ledger, TaskFailed, TaskHandle, TasksClient, reconnecting_http
+from harness.http import serving
+from harness.server import QUICK
+from mcp_tasks import Tasks, current_task
+from mcp_tasks.client import Ledger, TaskFailed
 from mcp_tasks.encryption import Keyring, new_key
-from tests.trust.keeping_secrets import MARK
+from tests.client.connecting import begin, connect
 
 pytestmark = pytest.mark.anyio
 
-CARD = f"{MARK}-argument"
-PIN = f"{MARK}-answer"
-LIMIT = 60.0
+MARK = "SECRET"
+"""What every secret begins with."""
+
+CARD, PIN = f"{MARK}-argument", f"{MARK}-answer"
+KEPT = ("argument", "answer", "progress", "step-name", "step-value", "question", "error", "rpc-error", "result")
 
 
-class Bank(ServerProcess):
-    """The server, on one address whatever becomes of its process."""
+class Pin(BaseModel):
+    pin: str
 
-    def __init__(self, folder: Path, key: str | None) -> None:
-        self.folder = folder
-        self.database = folder / "store" / "tasks.db"
-        keys = {} if key is None else {"MCP_TASKS_KEYS": key}
-        super().__init__(
-            "tests.trust.keeping_secrets", folder, f"sqlite:///{self.database}", "{fd}", env=ENVIRONMENT | keys
-        )
 
-    def kept(self) -> bytes:
-        """All that is in the database's files: the file, its WAL, its shared memory."""
-        files = sorted(self.database.parent.iterdir())
-        assert self.database in files
-        return b"".join(file.read_bytes() for file in files)
+def build(tasks: Tasks) -> MCPServer[Any]:
+    """A server whose tools are told secrets, ask for some and say some."""
+    server = MCPServer[Any]("bank", **tasks.wiring())
 
-    def logged(self) -> str:
-        return "".join((self.folder / file).read_text() for file in ("ours.log", "all.log"))
+    @server.tool()
+    @tasks.task()
+    async def pay(card: str, ctx: Context) -> str:
+        await ctx.report_progress(1, 2, f"{MARK}-progress")
+        await current_task().step(f"charge {MARK}-step-name", lambda: f"{MARK}-step-value")
+        answer = await ctx.elicit(f"{MARK}-question", Pin)
+        return f"{MARK}-result {card} {answer.data.pin if answer.action == 'accept' else ''}"
+
+    @server.tool()
+    @tasks.task()
+    async def fail(card: str) -> str:
+        raise ToolError(f"{MARK}-error {card}")
+
+    @server.tool()
+    @tasks.task()
+    async def crash(card: str) -> str:
+        raise ValueError(f"{MARK}-crash {card}")
+
+    @server.tool()
+    @tasks.task()
+    async def refuse(card: str) -> str:
+        raise MCPError(-32000, f"{MARK}-rpc-error {card}", {"card": card})
+
+    @server.tool()
+    @tasks.task()
+    async def odd(card: str) -> int:
+        return f"{MARK}-odd {card}"  # type: ignore[return-value]
+
+    return server
 
 
 async def person(context: Any, params: ElicitRequestParams) -> ElicitResult:
     return ElicitResult(action="accept", content={"pin": PIN})
 
 
-async def started(tasks: TasksClient, client: Client, tool: str) -> TaskHandle:
-    handle = await tasks.start(client, tool, {"card": CARD})
-    assert isinstance(handle, TaskHandle)
-    return handle
-
-
-async def lead_a_life(found: Bank, ledger: Ledger) -> list[str]:
-    """Everything that can happen to a secret; gives the ids of the tasks."""
-    tasks = TasksClient(ledger=ledger)
-    async with Client(reconnecting_http(found.url), elicitation_callback=person, extensions=[tasks]) as client:
-        paying = await started(tasks, client, "pay")
-        others = [await started(tasks, client, tool) for tool in ("fail", "crash", "odd", "refuse", "brief")]
-        ids = [handle.id for handle in (paying, *others)]
-        async with anyio.create_task_group() as group:
-
-            async def wait() -> None:
-                result = await paying.result()
-                assert f"{MARK}-result {CARD} {PIN}" in str(result)
-
-            group.start_soon(wait)
-            while not (found.folder / "answered").exists():  # noqa: ASYNC110 - another process says so
-                await anyio.sleep(0.05)
-            await anyio.to_thread.run_sync(found.kill)
-            assert len(found.kept()) > 0
-            found.start()
-            (found.folder / "gate").touch()
-        failing, crashing, odd, refusing, brief = others
-        assert f"{MARK}-error" in str(await failing.result())
-        assert (await crashing.result()).is_error
-        assert (await odd.result()).is_error
-        with pytest.raises(TaskFailed, match=f"{MARK}-rpc-error"):
-            await refusing.result()
-        while is_there(found, brief.id):  # noqa: ASYNC110 - another process sweeps
-            await anyio.sleep(0.1)
-    return ids
-
-
-def is_there(found: Bank, task_id: str) -> bool:
-    """Whether the database still has a task: one that has expired is forgotten by a sweep."""
-    with closing(sqlite3.connect(found.database)) as connection:
-        return bool(connection.execute("SELECT 1 FROM tasks WHERE id = ?", (task_id,)).fetchall())
-
-
-SECRETS = ("argument", "answer", "progress", "step-name", "step-value", "question", "error", "rpc-error", "result")
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("encrypted", [True, False], ids=["encrypted", "plain"])
 async def test_no_secret_is_found_anywhere_or_without_encryption_all_of_them(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, encrypted: bool
 ) -> None:
+    # Of others at INFO: at DEBUG the SDK logs messages as they come.
+    caplog.set_level(logging.INFO)
     caplog.set_level(logging.DEBUG, "mcp_tasks")
-    (tmp_path / "ledger").mkdir()
-    path = tmp_path / "ledger" / "ledger.db"
+    tasks = Tasks(f"sqlite:///{tmp_path}/tasks.db", cipher=Keyring(new_key()) if encrypted else None, settings=QUICK)
+    ledger = Ledger(tmp_path / "ledger.db", keep_results=True, cipher=Keyring(new_key()) if encrypted else None)
 
-    def remembered() -> bytes:
-        return b"".join(file.read_bytes() for file in path.parent.iterdir())
+    def kept() -> bytes:
+        """All that is in the files, their logs and shared memory."""
+        return b"".join(file.read_bytes() for file in tmp_path.iterdir())
 
-    with anyio.fail_after(LIMIT), Bank(tmp_path, new_key() if encrypted else None) as found:
-        cipher = Keyring(new_key()) if encrypted else None
-        with closing(Ledger(path, keep_results=True, cipher=cipher)) as ledger:
-            ids = await lead_a_life(found, ledger)
-            assert any(f"{MARK}-result" in str(entry.result) for entry in ledger.entries())
-            kept = found.kept() + remembered()
-        await anyio.to_thread.run_sync(found.stop)
-        at_the_end = found.kept() + remembered()
+    with closing(ledger):
+        async with serving(build(tasks)) as wire, connect(wire.url, person=person, ledger=ledger) as client:
+            tools = ("pay", "fail", "crash", "odd", "refuse")
+            paying, failing, crashing, odd, refusing = handles = [
+                await begin(client, tool, card=CARD) for tool in tools
+            ]
+            assert f"{MARK}-result {CARD} {PIN}" in str(await paying.result())
+            assert f"{MARK}-error" in str(await failing.result())
+            assert (await crashing.result()).is_error
+            assert (await odd.result()).is_error
+            with pytest.raises(TaskFailed, match=f"{MARK}-rpc-error"):
+                await refusing.result()
+            found = kept()
+        assert any(f"{MARK}-result" in str(entry.result) for entry in ledger.entries())
     if encrypted:
-        assert MARK.encode() not in kept + at_the_end
+        assert MARK.encode() not in found + kept()
     else:
-        assert [secret for secret in SECRETS if f"{MARK}-{secret}".encode() not in kept] == []
+        assert [secret for secret in KEPT if f"{MARK}-{secret}".encode() not in found] == []
     # Not even without encryption in a log.
-    logged = found.logged()
-    assert "raised an unexpected exception" in logged
-    assert MARK not in logged + caplog.text
-    assert [task_id for task_id in ids if task_id in logged + caplog.text] == []
+    assert "raised an unexpected exception" in caplog.text
+    assert [word for word in (MARK, *(handle.id for handle in handles)) if word in caplog.text] == []

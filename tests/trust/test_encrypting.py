@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+import re
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
+from hashlib import sha256
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
-from redis.asyncio import Redis
+import redis
 
 from harness.databases import Valkey
 from harness.postgres_store import new_store_url
@@ -24,12 +27,14 @@ from mcp_tasks.errors import EncryptionMismatch, InvalidOption, StoreUnavailable
 from mcp_tasks.legacy.hosting_file import HostedFile
 from mcp_tasks.model import JournalEntry, Outcome, Progress, TaskRecord, TaskStatus
 from mcp_tasks.protocol.shapes import TaskSnapshot
-from mcp_tasks.stores import Store
+from mcp_tasks.runtime.launch import NOTE, READ_AGAIN, SURE_AFTER, HiddenKeys
+from mcp_tasks.stores import MemoryStore, Store
 from mcp_tasks.stores.codec import Codec
 from mcp_tasks.stores.encryption import encrypt_store
 from mcp_tasks.stores.url import store_from_url
 from mcp_tasks.testing import make_record, make_request
 from mcp_tasks.testing.clock import NOON
+from tests.trust import keyed
 
 pytestmark = pytest.mark.anyio
 
@@ -40,9 +45,6 @@ ENTRIES = [
     JournalEntry(kind="step", key=f"charge {SECRET} \udcff", value=SECRET),
 ]
 OUTCOME = Outcome(body=f'{{"text":"{SECRET}"}}'.encode(), meta=f'{{"text":"{SECRET}"}}'.encode())
-
-DATABASES = pytest.mark.parametrize("url", ["postgres", "redis"], indirect=True)
-"""A file that is in use is not encrypted at all."""
 
 
 @pytest.fixture(params=["sqlite", "postgres", "redis"])
@@ -55,7 +57,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return server.new_database()
 
 
-async def opened(url: str, cipher: Cipher | None = None) -> Store:
+async def opened(url: str, cipher: Cipher | None = None, namespace: str = "demo") -> Store:
     store = store_from_url(url, cipher)
     await store.open()
     return store
@@ -88,41 +90,44 @@ async def check(url: str, cipher: Cipher | None) -> None:
     await store.close()
 
 
-async def kept(url: str) -> bytes:
+def kept(url: str) -> bytes:
+    """Every byte that is kept."""
     if url.startswith("sqlite"):
-        path = Path(url.removeprefix("sqlite:///"))
-        return b"".join(file.read_bytes() for file in path.parent.iterdir())
-    if url.startswith("redis"):
-        client: Any = Redis.from_url(url)
-        keys: list[bytes] = await client.keys("*")
-        found = b"".join([key + await client.dump(key) for key in keys])
-        # `DUMP` compresses; what was compressed is read as it is.
-        for key in keys:
-            kind = await client.type(key)
-            if kind == b"hash":
-                found += b"".join(name + value for name, value in (await client.hgetall(key)).items())
-            elif kind == b"list":
-                found += b"".join(await client.lrange(key, 0, -1))
-        await client.aclose()
-        return found
+        return b"".join(file.read_bytes() for file in Path(url.removeprefix("sqlite:///")).parent.iterdir())
     found = b""
-    with psycopg.connect(url) as connection:
-        for table in ("tasks", "requests", "outcomes", "journal", "notes"):
-            with connection.cursor().copy(f"COPY mcp_tasks_{table} TO STDOUT (FORMAT binary)".encode()) as rows:
-                found += b"".join(bytes(part) for part in rows)
+    if url.startswith("postgres"):
+        with psycopg.connect(url) as connection:
+            tables = connection.execute("SELECT tablename FROM pg_tables WHERE tablename LIKE 'mcp_tasks_%'").fetchall()
+            for (table,) in tables:
+                with connection.cursor().copy(f"COPY {table} TO STDOUT (FORMAT binary)".encode()) as rows:
+                    found += b"".join(bytes(part) for part in rows)
+        return found
+    reads: dict[bytes, Sequence[Any]] = {
+        b"hash": ["HGETALL"],
+        b"string": ["GET"],
+        b"list": ["LRANGE", 0, -1],
+        b"zset": ["ZRANGE", 0, -1],
+        b"set": ["SMEMBERS"],
+    }
+    client: Any = redis.Redis.from_url(url)
+    with closing(client):
+        for key in client.keys("*"):
+            verb, *places = reads[client.type(key)]
+            value = client.execute_command(verb, key, *places)
+            found += key + (value if isinstance(value, bytes) else repr(value).encode())
     return found
 
 
 async def test_turned_on_nothing_is_readable_and_all_is_there(url: str) -> None:
     await fill(url)
-    assert SECRET.encode() in await kept(url)
+    assert SECRET.encode() in kept(url)
     ring = Keyring(new_key())
     with pytest.raises(EncryptionMismatch, match=r"has tasks that are not encrypted.*mcp-tasks encrypt --store URL"):
         await opened(url, ring)
     await check(url, None)
     done = await encrypt_store(url, ring, watch=0.1)
     assert (done.changed, done.plain, done.unreadable) == (13, 13, 0)
-    assert SECRET.encode() not in await kept(url)
+    assert SECRET.encode() not in kept(url)
     await check(url, ring)
     again = await encrypt_store(url, ring, watch=0.1)
     assert (again.changed, again.kept) == (0, 13)
@@ -159,7 +164,7 @@ async def test_no_key_and_a_wrong_key_are_refused_at_the_start(url: str) -> None
     with pytest.raises(EncryptionMismatch, match="it needs the key"):
         await encrypt_store(url, Keyring(new_key()), watch=0.1)
     await fill(url, ring)
-    assert SECRET.encode() not in await kept(url)
+    assert SECRET.encode() not in kept(url)
     await check(url, ring)
 
 
@@ -199,7 +204,7 @@ async def test_what_was_interrupted_lets_nobody_in_until_it_is_done(url: str) ->
             await opened(url, cipher)
     done = await encrypt_store(url, ring, watch=0.1)
     assert done.unreadable == 0
-    assert SECRET.encode() not in await kept(url)
+    assert SECRET.encode() not in kept(url)
     await check(url, ring)
 
 
@@ -243,7 +248,8 @@ async def test_a_store_that_is_in_use_is_not_turned_into_an_encrypted_one(url: s
     await check(url, None)
 
 
-@DATABASES
+# A file that is in use is not encrypted at all.
+@pytest.mark.parametrize("url", ["postgres", "redis"], indirect=True)
 @pytest.mark.parametrize("is_empty", [False, True], ids=["filled", "empty"])
 async def test_who_opened_it_plain_writes_nothing_plain_any_more(url: str, is_empty: bool) -> None:
     """A server that only serves does not beat, so nobody sees that it is there."""
@@ -262,7 +268,7 @@ async def test_who_opened_it_plain_writes_nothing_plain_any_more(url: str, is_em
             await write
         assert SECRET not in str(refused.value)
     await store.close()
-    assert SECRET.encode() not in await kept(url)
+    assert SECRET.encode() not in kept(url)
 
 
 class Garbled(Codec):
@@ -293,6 +299,163 @@ async def test_whose_a_task_is_is_known_before_anything_of_it_is_read(
     with pytest.raises(TaskUnreadable):
         await store.get_owned("garbled", "ada")
     await store.close()
+
+
+# What tasks stand under says nothing of a call: not its arguments, nor the key that its author gave it
+
+PIN = 4_711
+AUTHORS_KEY = "the key of ada@example.org, PIN 4711"
+
+
+def digests(text: str) -> set[bytes]:
+    """What a thief who tries all PINs would look for."""
+    return {sha256(text.encode()).hexdigest()[:16].encode(), sha256(text.encode()).digest()[:8]}
+
+
+async def make_tasks(url: str, cipher: Cipher | None) -> list[str]:
+    """The ids of tasks under keys of every kind: those that a second process is to find."""
+    async with keyed.opened("sdk", store=store_from_url(url, cipher)) as (scene, caller):
+
+        @scene.server.tool()
+        @scene.tasks.task()
+        async def parent() -> str:
+            child = await scene.tasks.start("refund", {"amount": PIN})
+            return str(await child.result())
+
+        found = await ids_of(scene, caller)
+        # A tool that the store has a key for while it runs, and a child.
+        scene.gate.clear()
+        running = keyed.told(await caller.call("joined", amount=PIN + 1))
+        assert keyed.told(await caller.call("joined", amount=PIN + 1)) == running
+        scene.gate.set()
+        keyed.told(await caller.call("parent"))
+        await scene.until_idle()
+        assert scene.runs == {"pay": 2, "joined": 2, "refund": 1}
+    return found
+
+
+async def ids_of(scene: Any, caller: Any) -> list[str]:
+    scene.gate.set()
+    own = await scene.tasks.start("pay", {"amount": PIN}, key=AUTHORS_KEY)
+    found = [
+        keyed.told(await caller.call("pay", keyed.LONG_KEY, amount=PIN)),
+        keyed.told(await caller.call("joined", "j" * 22, amount=PIN)),
+        own.id,
+    ]
+    await scene.until_idle()
+    return found
+
+
+@pytest.mark.parametrize("encrypted", [False, True], ids=["turned on", "another key"])
+async def test_keys_say_nothing_of_calls_and_stay_the_same_when_encryption_is_turned_on_and_keys_change(
+    url: str, encrypted: bool
+) -> None:
+    old, new = new_key(), new_key()
+    cipher = Keyring(old) if encrypted else None
+    found = await make_tasks(url, cipher)
+    before = await opened(url, cipher, "keyed")
+    secret = await before.note("keyed", NOTE)
+    await before.close()
+    await encrypt_store(url, Keyring([new, old]), watch=0.1)
+    assert secret is not None
+    assert secret not in kept(url), "it is sealed with the rest"
+    guesses = {
+        *digests(json.dumps(["joined", {"amount": PIN}], sort_keys=True)),
+        *digests(json.dumps(["joined", {"amount": PIN + 1}], sort_keys=True)),
+        *digests(f"tools/call refund {json.dumps({'amount': PIN})}"),
+        *digests(json.dumps([keyed.LONG_KEY], separators=(",", ":"))),
+        AUTHORS_KEY.encode(),
+    }
+    assert [guess for guess in guesses if guess in kept(url)] == []
+    async with keyed.opened("sdk", store=store_from_url(url, Keyring(new))) as (scene, caller):
+        assert await ids_of(scene, caller) == found
+        assert not scene.runs
+
+
+async def test_processes_that_open_an_empty_store_at_the_same_moment_agree(url: str) -> None:
+    ring = Keyring(new_key())
+    stores = [await opened(url, ring, "keyed") for _ in range(4)]
+    keys = [HiddenKeys(store, "keyed") for store in stores for _ in range(3)]
+    try:
+        first, *others = await asyncio.gather(*(each.hide(AUTHORS_KEY) for each in keys))
+        assert set(others) == {first}
+        assert re.fullmatch(r"key/[0-9a-f]{64}", first)
+        assert await HiddenKeys(stores[0], "keyed").hide(AUTHORS_KEY) == first
+        # Servers that share a store do not have each other's.
+        assert await HiddenKeys(stores[0], "another").hide(AUTHORS_KEY) != first
+    finally:
+        for store in stores:
+            await store.close()
+
+
+class NoteStore(MemoryStore):
+    """A store whose notes may be out of reach, or those of a replica."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads = 0
+        self.away: set[str] = set()
+        self.replica: MemoryStore | None = None
+
+    async def note(self, namespace: str, name: str) -> bytes | None:
+        self.reads += 1
+        if "note" in self.away:
+            raise StoreUnavailable("away")
+        return await (super() if self.replica is None else self.replica).note(namespace, name)
+
+    async def set_note(self, namespace: str, name: str, value: bytes, *, expected: bytes | None) -> bool:
+        if "set_note" in self.away:
+            raise StoreUnavailable("away", may_have_happened=True)
+        return await (super() if self.replica is None else self.replica).set_note(
+            namespace, name, value, expected=expected
+        )
+
+
+async def test_the_secret_is_read_once_in_minutes_and_an_outage_or_its_loss_does_no_harm() -> None:
+    store, now = NoteStore(), 0.0
+    keys = HiddenKeys(store, "", monotonic=lambda: now)
+    hidden = await keys.hide("a")
+    now += SURE_AFTER.total_seconds() + 1
+    assert await keys.hide("a") == hidden
+    read = store.reads
+    assert [await keys.hide("a") for _ in range(5)] == [hidden] * 5
+    assert store.reads == read
+    now += READ_AGAIN.total_seconds() + 1
+    store.away = {"note", "set_note"}
+    assert await keys.hide("a") == hidden
+    assert store.reads == read + 1
+    # A store that lost everything gets the secret of the process that knows it.
+    store.replica, store.away = MemoryStore(), set()
+    now += READ_AGAIN.total_seconds() + 1
+    assert await keys.hide("a") == hidden
+    assert await HiddenKeys(store.replica, "").hide("a") == hidden
+
+
+@pytest.mark.parametrize("pause", [0.0, SURE_AFTER.total_seconds() + 1])
+async def test_a_secret_that_a_failover_lost_is_not_used_without_being_kept_again(pause: float) -> None:
+    """Otherwise a process that takes over makes another, and the calls of this one come to nothing there."""
+    store, now = NoteStore(), 0.0
+    keys = HiddenKeys(store, "", monotonic=lambda: now)
+    hidden = await keys.hide("a")
+    store.replica, store.away = MemoryStore(), {"note"}
+    now += pause
+    with pytest.raises(StoreUnavailable):
+        await keys.hide("a")
+    store.away = set()
+    assert await keys.hide("a") == hidden
+    assert await HiddenKeys(store.replica, "").hide("a") == hidden
+
+
+@pytest.mark.parametrize("verb", ["note", "set_note"])
+async def test_while_the_secret_cannot_be_had_nothing_is_done(verb: str) -> None:
+    store = NoteStore()
+    store.away = {verb}
+    async with keyed.opened("sdk", store=store) as (scene, caller):
+        error = (await caller.call("pay", keyed.LONG_KEY, amount=7)).error
+        assert error["data"]["reason"] == "unavailable"
+        store.away = set()
+        assert await scene.all_tasks() == []
+        assert keyed.told(await caller.call("pay", keyed.LONG_KEY, amount=7))
 
 
 # What a client keeps: the ledger, and the file of hosted tasks
@@ -367,14 +530,20 @@ def is_found(path: Path) -> bool:
 
 
 @BOTH
-def test_nothing_is_readable_and_all_is_there(fill: Act, check: Act, path: Path) -> None:
-    ring = Keyring(new_key())
-    fill(path, ring)
+def test_nothing_is_readable_without_the_key_which_is_changed_when_the_file_is_opened(
+    fill: Act, check: Act, path: Path
+) -> None:
+    old, new = new_key(), new_key()
+    fill(path, Keyring(old))
     assert not is_found(path)
-    check(path, ring)
-    plain = path.with_name("plain.db")
-    fill(plain, None)
-    assert is_found(plain)
+    with pytest.raises(EncryptionMismatch, match="is encrypted, and there is no key"):
+        check(path, None)
+    with pytest.raises(EncryptionMismatch, match=f"with a key that is not there .*{Keyring(old).key_ids[0]}"):
+        check(path, Keyring(new))
+    check(path, Keyring([new, old]))
+    check(path, Keyring(new))
+    with pytest.raises(EncryptionMismatch, match="it needs the key"):
+        check(path, Keyring(old))
 
 
 @BOTH
@@ -398,27 +567,6 @@ def test_turned_on_nothing_readable_is_left_before_it_is_said_to_be(fill: Act, c
     check(path, None)
     check(path, ring)
     assert (clean, is_found(path)) == ([True], False)
-    check(path, ring)
-
-
-@BOTH
-def test_a_key_is_changed_when_the_file_is_opened(fill: Act, check: Act, path: Path) -> None:
-    old, new = new_key(), new_key()
-    fill(path, Keyring(old))
-    check(path, Keyring([new, old]))
-    check(path, Keyring(new))
-    with pytest.raises(EncryptionMismatch, match="it needs the key"):
-        check(path, Keyring(old))
-
-
-@BOTH
-def test_no_key_and_a_wrong_key_are_refused(fill: Act, check: Act, path: Path) -> None:
-    ring = Keyring(new_key())
-    fill(path, ring)
-    with pytest.raises(EncryptionMismatch, match="is encrypted, and there is no key"):
-        check(path, None)
-    with pytest.raises(EncryptionMismatch, match=f"with a key that is not there .*{ring.key_ids[0]}"):
-        check(path, Keyring(new_key()))
     check(path, ring)
 
 

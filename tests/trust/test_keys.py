@@ -3,30 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import signal
-from collections.abc import AsyncGenerator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
-import anyio
-import httpx2
 import pytest
-from mcp import Client
 
-from harness import stored
-from harness.http import HttpWire, http_client, initialize, serving
-from harness.rpc import EVERYTHING, INTERNAL_ERROR, INVALID_PARAMS, NOTHING, PATIENCE, TASKS, Reply, Tasking, text_of
-from harness.serving import ServerProcess
+from harness.http import initialize, serving
+from harness.rpc import EVERYTHING, INTERNAL_ERROR, INVALID_PARAMS, Tasking
 from harness.waiting import eventually
 from mcp_tasks import Limits
-from mcp_tasks.client import Patience, TasksClient, call_tool, reconnecting_http
 from mcp_tasks.errors import StoreUnavailable
 from mcp_tasks.model import TaskRecord, TaskRequest, TaskStatus
 from mcp_tasks.stores import MemoryStore
-from mcp_tasks.stores.sqlite import SqliteStore
-from tests.client.connecting import text
 from tests.trust.keyed import DOORS, KEY, LONG_KEY, build, opened, told
 
 pytestmark = pytest.mark.anyio
@@ -199,14 +188,18 @@ async def test_a_crash_between_a_key_and_its_task_starts_nothing_twice() -> None
     params = {"name": "joined", "arguments": {"amount": 7}}
     async with opened("sdk") as (scene, caller):
         first = told(await caller.send(params, LONG_KEY))
-        [place] = [task for task in await scene.all_tasks() if task.id != first]
-        # As if the process had died before it could write down which task it was.
-        await scene.store.save(replace(place, version=place.version + 1, status_message=None), expected=place.version)
+
+        async def crash() -> None:
+            """As if the process had died before it could write down which task the key led to."""
+            [place] = [task for task in await scene.all_tasks() if task.id != first]
+            lost = replace(place, version=place.version + 1, status_message=None)
+            await scene.store.save(lost, expected=place.version)
+
+        await crash()
         assert told(await caller.send(params, LONG_KEY)) == first
         scene.gate.set()
         await scene.until_idle()
-        [place] = [task for task in await scene.all_tasks() if task.id != first]
-        await scene.store.save(replace(place, version=place.version + 1, status_message=None), expected=place.version)
+        await crash()
         assert (await caller.send(params, LONG_KEY)).error["data"] == {"reason": "call_not_kept"}
         assert scene.runs["joined"] == 1
 
@@ -262,11 +255,13 @@ async def test_the_server_says_that_it_honours_keys() -> None:
 
 
 class AwayStore(MemoryStore):
-    """A store that keeps no new task, or keeps it and does not say so."""
+    """A store that for a while keeps no new task, or keeps it and does not say so."""
 
-    keeps = False
+    is_away, keeps = True, False
 
     async def create(self, record: TaskRecord, request: TaskRequest, **options: Any) -> TaskRecord:
+        if not self.is_away:
+            return await super().create(record, request, **options)
         if self.keeps:
             await super().create(record, request, **options)
         raise StoreUnavailable("secret-host:5432", may_have_happened=self.keeps)
@@ -274,89 +269,20 @@ class AwayStore(MemoryStore):
 
 @pytest.mark.parametrize("keeps", [True, False], ids=["kept", "not kept"])
 @pytest.mark.parametrize("door", DOORS)
-async def test_every_caller_is_told_whether_the_call_may_have_been_made(door: str, keeps: bool) -> None:
+async def test_every_caller_is_told_whether_the_call_may_have_been_made_and_can_make_it_again(
+    door: str, keeps: bool
+) -> None:
     store = AwayStore()
     store.keeps = keeps
-    async with opened(door, store=store) as (_, way):
-        error = (await way.call("pay", amount=7)).error
+    async with opened(door, store=store) as (scene, way):
+        error = (await way.call("pay", LONG_KEY, amount=7)).error
+        store.is_away = False
+        first = told(await way.call("pay", LONG_KEY, amount=7))
+        assert told(await way.call("pay", LONG_KEY, amount=7)) == first
+        assert len(await scene.all_tasks()) == 1
+        await scene.until_idle()
+        assert scene.runs["pay"] == 1
     assert error["code"] == INTERNAL_ERROR
     assert error["data"] == {"reason": "may_have_happened" if keeps else "unavailable"}
     assert ("may have been carried out" in error["message"]) is keeps
     assert "secret" not in error["message"]
-
-
-# A server that is killed between making a task and answering the call
-
-
-@dataclass
-class Paying:
-    """The server process, and the folder that its tools write to."""
-
-    server: ServerProcess
-    folder: Path
-
-    @property
-    def runs(self) -> list[str]:
-        runs = self.folder / "runs"
-        return runs.read_text().split() if runs.exists() else []
-
-
-@pytest.fixture
-async def mortal(tmp_path: Path) -> AsyncGenerator[Paying]:
-    """A server that dies when told to, and is started again on the same port and store."""
-    async with ServerProcess("tests.trust.paying", tmp_path, "{port}") as server:
-        yield Paying(server, tmp_path)
-
-
-async def killed(mortal: Paying) -> None:
-    assert await asyncio.to_thread(mortal.server.process.wait, PATIENCE) == -signal.SIGKILL
-
-
-async def only_task(mortal: Paying) -> bool:
-    async with stored.opened(SqliteStore(mortal.folder / "tasks.db")) as store:
-        return len(await stored.all_tasks(store, "paying")) == 1
-
-
-async def call(mortal: Paying, door: str) -> Reply:
-    """Call the tool once, as a client of the door does."""
-    async with http_client() as client:
-        wire, params = HttpWire(mortal.server.url, client), {"name": "look_up", "arguments": {"amount": 7}}
-        if door == "older tasks":
-            session, _ = await initialize(wire, {})
-            return await session.ask("tools/call", {**params, "_meta": {KEY: LONG_KEY}, "task": {}})
-        capabilities = TASKS if door == "tasks" else NOTHING
-        return await Tasking(wire, capabilities).ask("tools/call", params, meta={KEY: LONG_KEY})
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("door", ["tasks", "older tasks", "without tasks"])
-async def test_a_call_made_again_after_the_crash_comes_to_the_task_of_the_first(mortal: Paying, door: str) -> None:
-    (mortal.folder / "die").touch()
-    with pytest.raises(httpx2.TransportError):
-        await call(mortal, door)
-    await killed(mortal)
-    await mortal.server.started()
-    first = told(await call(mortal, door))
-    assert told(await call(mortal, door)) == first
-    assert await only_task(mortal)
-    if door == "tasks":
-        async with http_client() as client:
-            ended = await Tasking(HttpWire(mortal.server.url, client)).until(first, "completed")
-        assert text_of(ended["result"]) == "looked up 7"
-        assert mortal.runs == ["look_up"]
-
-
-@pytest.mark.slow
-async def test_our_client_does_so_by_itself(mortal: Paying) -> None:
-    patience = Patience(first_pause=timedelta(seconds=0.2), max_pause=timedelta(seconds=2))
-    extensions = [TasksClient(patience=patience)]
-    async with Client(reconnecting_http(mortal.server.url), extensions=extensions) as client:
-        await client.list_tools()
-        (mortal.folder / "die").touch()
-        with anyio.fail_after(PATIENCE):
-            calling = asyncio.create_task(call_tool(client, "look_up", {"amount": 7}))
-            await killed(mortal)
-            mortal.server.launch()
-            assert text(await calling) == "looked up 7"
-    assert mortal.runs == ["look_up"]
-    assert await only_task(mortal)

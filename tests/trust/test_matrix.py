@@ -7,7 +7,6 @@ that never was; and by somebody who has no name. Whole answers are compared, wit
 from __future__ import annotations
 
 import json
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -30,7 +29,7 @@ from tests.trust.guarded import by_header, guarded, planted
 pytestmark = pytest.mark.anyio
 
 UNKNOWN: Final = "task_" + "A" * 27
-KINDS: Final = ("small", "large", "ask", "hold", "gone")
+KINDS: Final = ("small", "large", "ask", "gated", "gone")
 
 COMPANIONS: Final[Mapping[str, Mapping[str, Any]]] = {
     "task_status": {"wait_seconds": 0},
@@ -45,20 +44,14 @@ def blanked(message: Mapping[str, Any], task_id: str) -> str:
     return text.replace(task_id, "ID")
 
 
-class Probe(ABC):
-    async def about(self, task_id: str) -> dict[str, str]:
-        """What every method says of a task, blanked; those that end it come last."""
-        return {method: blanked(said, task_id) for method, said in (await self.all(task_id)).items()}
-
-    @abstractmethod
-    async def all(self, task_id: str) -> dict[str, dict[str, Any]]:
-        """What every method says of a task."""
-
-
-class Modern(Probe):
+class Modern:
     """A caller of 2026-07-28, one that takes tasks and one that does not."""
 
+    def __init__(self, wire: HttpWire | StdioWire) -> None:
+        self._wire = wire
+
     async def all(self, task_id: str) -> dict[str, dict[str, Any]]:
+        """What every method says of a task; those that end it come last."""
         look = {"taskId": task_id}
         said = {"tasks/get": await self.ask("tasks/get", look)}
         # Once more: what was said of a task may be kept.
@@ -75,63 +68,44 @@ class Modern(Probe):
         said["task_cancel"] = await self.ask("tools/call", call, capabilities=NOTHING)
         return said
 
-    @abstractmethod
     async def ask(self, method: str, params: Any, *, capabilities: Any = EVERYTHING) -> dict[str, Any]:
         """The answer to one request, with the status if it has one."""
-
-    @abstractmethod
-    async def listen(self, task_id: str) -> dict[str, Any]:
-        """The first message of a stream."""
-
-
-class OverHttp(Modern):
-    def __init__(self, wire: HttpWire) -> None:
-        self._wire = wire
-
-    async def ask(self, method: str, params: Any, *, capabilities: Any = EVERYTHING) -> dict[str, Any]:
         reply = await self._wire.send(request(method, params, capabilities=capabilities))
         return {"status": reply.status, **reply.message}
 
     async def listen(self, task_id: str) -> dict[str, Any]:
+        """The first message of a stream."""
         message = request("subscriptions/listen", {"notifications": {"taskIds": [task_id]}}, capabilities=EVERYTHING)
-        token = [] if self._wire.token is None else [("authorization", f"Bearer {self._wire.token}")]
+        first = await (
+            self._over_http(self._wire, message) if isinstance(self._wire, HttpWire) else self._piped(message)
+        )
+        # Its id is that of the request.
+        first.get("params", {}).pop("_meta", None)
+        return first
+
+    async def _over_http(self, wire: HttpWire, message: dict[str, Any]) -> dict[str, Any]:
+        token = [] if wire.token is None else [("authorization", f"Bearer {wire.token}")]
         headers = [("content-type", "application/json"), ("accept", "application/json, text/event-stream"), *token]
         headers += modern_headers(message)
-        content = json.dumps(message)
-        async with self._wire.client.stream("POST", self._wire.url, content=content, headers=headers) as response:
+        async with wire.client.stream("POST", wire.url, content=json.dumps(message), headers=headers) as response:
             if not response.headers.get("content-type", "").startswith("text/event-stream"):
                 return {"status": response.status_code, **loads(await response.aread())}
             async for line in response.aiter_lines():
                 if line.startswith("data:") and line[5:].strip():
-                    return _without_subscription(loads(line[5:]))
+                    return loads(line[5:])
         raise AssertionError("the stream ended without a word")
 
-
-class OverStdio(Modern):
-    def __init__(self, wire: StdioWire) -> None:
-        self._wire = wire
-
-    async def ask(self, method: str, params: Any, *, capabilities: Any = EVERYTHING) -> dict[str, Any]:
-        return (await self._wire.send(request(method, params, capabilities=capabilities))).message
-
-    async def listen(self, task_id: str) -> dict[str, Any]:
-        message = request("subscriptions/listen", {"notifications": {"taskIds": [task_id]}}, capabilities=EVERYTHING)
+    async def _piped(self, message: dict[str, Any]) -> dict[str, Any]:
+        assert isinstance(self._wire, StdioWire)
         await self._wire.write(json.dumps(message))
 
         def is_first(said: dict[str, Any]) -> bool:
-            meta = said.get("params", {}).get("_meta", {})
-            return said.get("id") == message["id"] or message["id"] in meta.values()
+            return said.get("id") == message["id"] or message["id"] in said.get("params", {}).get("_meta", {}).values()
 
-        return _without_subscription(await self._wire.wait_for(is_first))
-
-
-def _without_subscription(message: dict[str, Any]) -> dict[str, Any]:
-    # Its id is that of the request.
-    message.get("params", {}).pop("_meta", None)
-    return message
+        return await self._wire.wait_for(is_first)
 
 
-class Older(Probe):
+class Older:
     def __init__(self, client: OlderClient) -> None:
         self._client = client
 
@@ -154,34 +128,39 @@ class Older(Probe):
 # What must be
 
 
-async def nothing_is_told(probe: Probe, ids: Mapping[str, str], *, gone: str) -> None:
+async def about(probe: Modern | Older, task_id: str) -> dict[str, str]:
+    """What every method says of a task, blanked."""
+    return {method: blanked(said, task_id) for method, said in (await probe.all(task_id)).items()}
+
+
+async def nothing_is_told(probe: Modern | Older, ids: Mapping[str, str], *, gone: str) -> None:
     """Another's tasks, whatever they are, and what has expired, are what never was."""
-    unknown = await probe.about(UNKNOWN)
-    assert unknown == await probe.about(UNKNOWN)
+    unknown = await about(probe, UNKNOWN)
+    assert unknown == await about(probe, UNKNOWN)
     for kind in KINDS:
-        assert await probe.about(ids[kind]) == unknown, kind
-    assert await probe.about(gone) == unknown
+        assert await about(probe, ids[kind]) == unknown, kind
+    assert await about(probe, gone) == unknown
     assert all(
         str(INVALID_PARAMS) in said for method, said in unknown.items() if method in ("tasks/get", "tasks/cancel")
     )
 
 
-async def own_are_there(probe: Probe, ids: Mapping[str, str]) -> None:
+async def own_are_there(probe: Modern | Older, ids: Mapping[str, str]) -> None:
     """One's own are there, and every method says so."""
-    unknown = await probe.about(UNKNOWN)
+    unknown = await about(probe, UNKNOWN)
     # In a list it is the same to have no such task, and to have it and not be asked about it.
-    for kind in ("small", "hold"):
-        said = await probe.about(ids[kind])
+    for kind in ("small", "gated"):
+        said = await about(probe, ids[kind])
         assert said.keys() == unknown.keys()
         alike = {method for method in said if said[method] == unknown[method]}
         assert alike == set(), kind
 
 
-async def nobody_is_let_in(probe: Probe, ids: Mapping[str, str]) -> None:
+async def nobody_is_let_in(probe: Modern | Older, ids: Mapping[str, str]) -> None:
     """Who has no name is refused, whatever is asked about."""
-    unknown = await probe.about(UNKNOWN)
+    unknown = await about(probe, UNKNOWN)
     for kind in KINDS:
-        assert await probe.about(ids[kind]) == unknown, kind
+        assert await about(probe, ids[kind]) == unknown, kind
     assert all(str(INVALID_REQUEST) in said for said in unknown.values()), unknown
 
 
@@ -196,7 +175,7 @@ HEADERS: Final = {"auth": False, "principal": by_header, "require_owner": True}
 @pytest.mark.parametrize("short_way", [True, False], ids=["short", "long"])
 async def test_over_http(setup: Mapping[str, Any], short_way: bool) -> None:
     async with guarded(**setup, short_way=short_way) as (wire, tasks):
-        ada, bob = OverHttp(wire.as_user("ada")), OverHttp(wire.as_user("bob"))
+        ada, bob = Modern(wire.as_user("ada")), Modern(wire.as_user("bob"))
         owner = await _owner_of(ada, tasks)
         ids, mine = await planted(tasks, owner), await planted(tasks, owner)
         # What is kept of answers to their owner is not what others are answered with.
@@ -206,11 +185,11 @@ async def test_over_http(setup: Mapping[str, Any], short_way: bool) -> None:
         await nothing_is_told(ada, dict.fromkeys(KINDS, ids["gone"]), gone=ids["gone"])
         await own_are_there(ada, mine)
         if setup is HEADERS:
-            await nobody_is_let_in(OverHttp(wire), ids)
+            await nobody_is_let_in(Modern(wire), ids)
             return
         # The SDK lets nobody in without a token that is valid.
         for wanted in (wire.as_user("ada!1"), wire):
-            said = await OverHttp(wanted).all(ids["small"])
+            said = await Modern(wanted).all(ids["small"])
             assert {message["status"] for message in said.values()} == {401}
 
 
@@ -218,7 +197,7 @@ async def test_over_http(setup: Mapping[str, Any], short_way: bool) -> None:
 @pytest.mark.parametrize("setup", [TOKENS, HEADERS], ids=["tokens", "own rule"])
 async def test_over_http_in_older_sessions(setup: Mapping[str, Any]) -> None:
     async with guarded(**setup) as (wire, tasks):
-        owner = await _owner_of(OverHttp(wire.as_user("ada")), tasks)
+        owner = await _owner_of(Modern(wire.as_user("ada")), tasks)
         ids, mine = await planted(tasks, owner), await planted(tasks, owner)
         async with http_session(wire.as_user("ada")) as ada, http_session(wire.as_user("bob")) as bob:
             await nothing_is_told(Older(bob), ids, gone=ids["gone"])
@@ -236,10 +215,10 @@ async def test_over_http_in_older_sessions(setup: Mapping[str, Any]) -> None:
 @pytest.mark.parametrize("arguments", [(), ("--auth",)], ids=["open", "authenticated elsewhere"])
 async def test_over_pipes(arguments: tuple[str, ...]) -> None:
     async with stdio_process(*arguments, module="tests.trust.guarded") as wire:
-        me = OverStdio(wire)
+        me = Modern(wire)
         ids = await _planted_by_tool(me, "bob")
         await nothing_is_told(me, ids, gone=ids["gone"])
-        mine = {"small": await _created(me, "echo"), "hold": await _created(me, "hold")}
+        mine = {"small": await _created(me, "echo"), "gated": await _created(me, "gated")}
         await own_are_there(me, mine)
     async with (
         stdio_process(*arguments, module="tests.trust.guarded") as wire,
@@ -248,14 +227,14 @@ async def test_over_pipes(arguments: tuple[str, ...]) -> None:
         planted_for_bob = await older.ask("tools/call", {"name": "plant", "arguments": {"owner": "bob"}})
         ids = json.loads(planted_for_bob.result["content"][0]["text"])
         await nothing_is_told(Older(older), ids, gone=ids["gone"])
-        mine = {"small": await older.start("echo"), "hold": await older.start("hold")}
+        mine = {"small": await older.start("echo"), "gated": await older.start("gated")}
         await own_are_there(Older(older), mine)
 
 
 @pytest.mark.requirement("security/every-request-is-checked")
 async def test_over_pipes_where_an_owner_is_required_everywhere() -> None:
     async with stdio_process("--required", module="tests.trust.guarded") as wire:
-        nobody = OverStdio(wire)
+        nobody = Modern(wire)
         await nobody_is_let_in(nobody, await _planted_by_tool(nobody, "bob"))
 
 

@@ -19,7 +19,7 @@ import anyio
 import pytest
 
 from harness.http import HttpWire, http_client, modern_headers, serving_app
-from harness.older import RELATED, http_session
+from harness.older import RELATED, HttpClient, http_session
 from harness.rpc import EVERYTHING, PATIENCE, Tasking, legacy_request, request
 from harness.waiting import eventually
 from mcp_tasks import Limits
@@ -46,11 +46,20 @@ async def until_end(wire: HttpWire, wanted: dict[str, Any]) -> list[dict[str, An
             return [each async for each in messages]
 
 
+async def own_stream(session: HttpClient) -> None:
+    """Open the stream of a session, and return when it has ended by itself."""
+    wire, headers = session.wire, [*session.headers(), ("accept", "text/event-stream")]
+    with anyio.fail_after(PATIENCE):
+        async with wire.client.stream("GET", wire.url, headers=headers, timeout=PATIENCE) as response:
+            assert response.status_code == 200
+            await response.aread()
+
+
 @pytest.mark.requirement("security/every-request-is-checked")
 @pytest.mark.parametrize("short_way", [True, False])
 async def test_a_stream_ends_with_the_token_that_opened_it(short_way: bool) -> None:
     async with guarded(short_way=short_way) as (wire, tasks):
-        task_id = await Tasking(wire.as_user("ada"), EVERYTHING).create("hold")
+        task_id = await Tasking(wire.as_user("ada"), EVERYTHING).create("gated")
         expires = soon()
         mine = wire.as_user(f"ada!{expires}")
         named = request("subscriptions/listen", {"notifications": {"taskIds": [task_id]}})
@@ -75,14 +84,14 @@ async def test_a_stream_ends_with_the_token_that_opened_it(short_way: bool) -> N
 async def test_a_stream_lasts_no_longer_than_any_may(short_way: bool) -> None:
     limits = Limits(stream_life=timedelta(seconds=1))
     async with guarded(short_way=short_way, limits=limits) as (wire, _):
-        task_id = await Tasking(wire.as_user("ada"), EVERYTHING).create("hold")
+        task_id = await Tasking(wire.as_user("ada"), EVERYTHING).create("gated")
         *_, last = await until_end(wire.as_user("ada"), {"taskIds": [task_id]})
         assert last["result"]["resultType"] == "complete"
 
 
 async def test_a_wait_for_a_result_of_the_older_era_ends_with_its_token() -> None:
     async with guarded() as (wire, _), http_session(wire.as_user("ada")) as ada:
-        task_id = await ada.start("hold")
+        task_id = await ada.start("gated")
         ada.wire = wire.as_user(f"ada!{soon()}")
         with anyio.fail_after(PATIENCE):
             reply = await ada.result(task_id)
@@ -95,11 +104,7 @@ async def test_a_wait_for_a_result_of_the_older_era_ends_with_its_token() -> Non
 async def test_a_sessions_own_stream_ends_with_its_token() -> None:
     async with guarded() as (wire, _), http_session(wire.as_user("ada")) as ada:
         ada.wire = wire.as_user(f"ada!{soon()}")
-        headers = [*ada.headers(), ("accept", "text/event-stream")]
-        with anyio.fail_after(PATIENCE):
-            async with wire.client.stream("GET", wire.url, headers=headers, timeout=PATIENCE) as response:
-                assert response.status_code == 200
-                await response.aread()
+        await own_stream(ada)
         # And may be opened anew with a token that is valid.
         ada.wire = wire.as_user("ada")
         async with ada.listening():
@@ -110,13 +115,9 @@ async def test_a_sessions_own_stream_ends_with_its_token() -> None:
 async def test_in_the_older_era_a_sessions_stream_lasts_no_longer_than_one_may_and_a_result_is_waited_for() -> None:
     limits = Limits(stream_life=timedelta(seconds=1))
     async with guarded(limits=limits) as (wire, _), http_session(wire.as_user("ada")) as ada:
-        task_id = await ada.start("hold")
+        task_id = await ada.start("gated")
         waiting = ada.begin_result(task_id)
-        headers = [*ada.headers(), ("accept", "text/event-stream")]
-        with anyio.fail_after(PATIENCE):
-            async with wire.client.stream("GET", wire.url, headers=headers, timeout=PATIENCE) as response:
-                assert response.status_code == 200
-                await response.aread()
+        await own_stream(ada)
         # That stream began later, and is over.
         assert not waiting.answered
         await ada.cancel(task_id)
@@ -129,7 +130,7 @@ async def test_a_result_on_a_stream_that_can_be_resumed_outlasts_the_token_that_
     async with serving_app(app) as base, http_client() as http:
         wire = HttpWire(f"{base}/mcp", http)
         async with http_session(wire.as_user("ada")) as ada:
-            task_id = await ada.start("hold")
+            task_id = await ada.start("gated")
             short = wire.as_user(f"ada!{soon()}")
             message = legacy_request("tasks/result", {"taskId": task_id})
             ada.wire = short
@@ -158,11 +159,10 @@ async def test_a_result_on_a_stream_that_can_be_resumed_outlasts_the_token_that_
 async def test_our_client_comes_back_when_its_stream_ends_and_misses_nothing() -> None:
     limits = Limits(stream_life=timedelta(seconds=1))
     async with guarded(auth=False, limits=limits) as (wire, tasks), connect(wire.url) as client:
-        handle = await begin(client, "hold")
+        handle = await begin(client, "gated")
         waiting = asyncio.create_task(handle.result())
+        await eventually(lambda: tasks.short_way.answered["subscriptions/listen"] >= 2)
         with anyio.fail_after(PATIENCE):
-            while tasks.short_way.answered["subscriptions/listen"] < 2:  # noqa: ASYNC110 - nobody tells of it
-                await asyncio.sleep(0.05)
             await tasks.handle(handle.id).cancel("enough")
             with pytest.raises(TaskWasCancelled, match="enough"):
                 await waiting
@@ -179,30 +179,15 @@ BUFFERS: Final = 4 * MIB
 QUICK: Final = timedelta(seconds=1)
 
 
-class Deaf:
-    """A connection whose client sends a request and reads only when it is told to."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
-        self._writer = writer
-
-    async def begun(self) -> None:
-        """Return when a part of a large answer is there."""
-        with anyio.fail_after(PATIENCE):
-            await self._reader.readexactly(2_000)
-
-    async def rest(self) -> bytes:
-        """All that comes until the server closes the connection."""
-        with anyio.fail_after(PATIENCE):
-            return await self._reader.read()
-
-
 @asynccontextmanager
-async def deaf(wire: HttpWire, method: str, headers: Mapping[str, str], body: str = "") -> AsyncGenerator[Deaf]:
-    """A request on a connection of its own, with the smallest buffer that there is."""
+async def deaf(
+    wire: HttpWire, method: str, headers: Mapping[str, str], body: str = ""
+) -> AsyncGenerator[asyncio.StreamReader]:
+    """What comes for a request, on a connection of its own that takes no more than it is told to read."""
     where = urlsplit(wire.url)
     connection = socket.socket()
     connection.setblocking(False)
+    # The smallest buffer that there is.
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
     await asyncio.get_running_loop().sock_connect(connection, (where.hostname, where.port))
     # Beyond this it does not read by itself, either.
@@ -218,9 +203,21 @@ async def deaf(wire: HttpWire, method: str, headers: Mapping[str, str], body: st
     head = "".join(f"{name}: {value}\r\n" for name, value in all_headers.items())
     writer.write(f"{method} {where.path} HTTP/1.1\r\n{head}\r\n{body}".encode())
     try:
-        yield Deaf(reader, writer)
+        yield reader
     finally:
         writer.close()
+
+
+async def begun(answer: asyncio.StreamReader) -> None:
+    """Return when a part of a large answer is there."""
+    with anyio.fail_after(PATIENCE):
+        await answer.readexactly(2_000)
+
+
+async def rest(answer: asyncio.StreamReader) -> bytes:
+    """All that comes until the server closes the connection."""
+    with anyio.fail_after(PATIENCE):
+        return await answer.read()
 
 
 def limits(**wanted: Any) -> Limits:
@@ -241,23 +238,19 @@ async def large(wire: HttpWire) -> tuple[Tasking, str]:
     return ada, task_id
 
 
+async def until(ada: Tasking, task_id: str, member: str) -> Any:
+    """The error once as much as may be is on its way; or the result once there is room again."""
+
+    async def look() -> Any:
+        return (await ada.ask("tasks/get", {"taskId": task_id})).message.get(member)
+
+    return await eventually(look)
+
+
 async def until_refused(ada: Tasking, task_id: str) -> Mapping[str, Any]:
-    """The error once as much as may be is on its way."""
-
-    async def refusal() -> Mapping[str, Any] | None:
-        return (await ada.ask("tasks/get", {"taskId": task_id})).message.get("error")
-
-    found = await eventually(refusal)
-    assert found is not None
-    assert found["code"] == LIMIT_EXCEEDED
-    return found["data"]
-
-
-async def until_answered(ada: Tasking, task_id: str) -> None:
-    async def answered() -> bool:
-        return "result" in (await ada.ask("tasks/get", {"taskId": task_id})).message
-
-    await eventually(answered)
+    error = await until(ada, task_id, "error")
+    assert error["code"] == LIMIT_EXCEEDED
+    return error["data"]
 
 
 def poll(task_id: str) -> dict[str, Any]:
@@ -278,11 +271,11 @@ async def test_what_an_owner_has_not_read_is_bounded_and_who_does_not_read_is_gi
         else:
             unread = deaf_post(mine, call if kind == "plain call" else poll(task_id))
         async with unread as connection:
-            await connection.begun()
+            await begun(connection)
             assert (await until_refused(ada, task_id))["limit"] == "owner_unread_bytes"
             # It is still there, and has still not read anything.
-            await until_answered(ada, task_id)
-            assert len(await connection.rest()) < BUFFERS
+            await until(ada, task_id, "result")
+            assert len(await rest(connection)) < BUFFERS
         assert (await session.result(task_id)).result["content"] == [{"type": "text", "text": "x" * SIZE}]
 
 
@@ -294,7 +287,7 @@ async def test_while_there_is_no_room_nothing_large_is_made_for_its_owner_and_ot
         his = (await bob.finish("echo", size=SIZE))["taskId"]
         small = await ada.create("echo")
         async with deaf_post(wire.as_user("ada"), poll(task_id)) as connection:
-            await connection.begun()
+            await begun(connection)
             await until_refused(ada, task_id)
             # What is small is read at once, and others have nothing to do with it.
             await ada.until(small, "completed")
@@ -305,7 +298,7 @@ async def test_while_there_is_no_room_nothing_large_is_made_for_its_owner_and_ot
             assert "cannot be read right now" in json.dumps(await plain.call("task_status", task_id=task_id))
             told = await plain.call("echo", size=SIZE)
             assert (told["resultType"], "inputRequests" in told) == ("input_required", False)
-        await until_answered(ada, task_id)
+        await until(ada, task_id, "result")
 
 
 async def test_a_large_answer_of_any_tool_counts_and_what_nobody_has_read_is_bounded_in_all() -> None:
@@ -313,11 +306,11 @@ async def test_a_large_answer_of_any_tool_counts_and_what_nobody_has_read_is_bou
         ada, task_id = await large(wire)
         call = request("tools/call", {"name": "echo", "arguments": {"size": SIZE}}, capabilities={})
         async with deaf_post(wire.as_user("ada"), poll(task_id)) as connection:
-            await connection.begun()
+            await begun(connection)
             assert (await until_refused(ada, task_id))["limit"] == "unread_bytes"
             refused = await wire.as_user("bob").raw_post(json.dumps(call), modern_headers(call))
             assert (refused.status_code, refused.json()["error"]["data"]["limit"]) == (503, "unread_bytes")
-        await until_answered(ada, task_id)
+        await until(ada, task_id, "result")
 
 
 async def test_an_answer_waits_a_moment_for_room() -> None:
@@ -325,7 +318,7 @@ async def test_an_answer_waits_a_moment_for_room() -> None:
     async with guarded(limits=wanted) as (wire, _), http_session(wire.as_user("ada")) as session:
         ada, task_id = await large(wire)
         async with deaf_post(wire.as_user("ada"), poll(task_id)) as connection:
-            await connection.begun()
+            await begun(connection)
             await until_refused(ada, task_id)
             told = (await session.ask("tools/call", {"name": "echo", "arguments": {"size": SIZE}})).result
             assert told["content"] == [{"type": "text", "text": "x" * SIZE}]
@@ -359,9 +352,9 @@ async def test_a_stream_that_is_not_read_keeps_no_slot(short_way: bool) -> None:
             return opened[-1]
 
         async with deaf_post(wire.as_user("ada"), listen) as connection:
-            await connection.begun()
+            await begun(connection)
             await eventually(may_open)
-            assert len(await connection.rest()) < BUFFERS
+            assert len(await rest(connection)) < BUFFERS
         # It was refused for the number of streams before.
         assert opened[0] is False
 
@@ -373,7 +366,7 @@ async def test_a_state_for_which_there_is_no_room_ends_its_stream(short_way: boo
         ada, task_id = await large(wire)
         listen = request("subscriptions/listen", {"notifications": {"taskIds": [task_id]}})
         async with deaf_post(wire.as_user("ada"), poll(task_id)) as connection:
-            await connection.begun()
+            await begun(connection)
             await until_refused(ada, task_id)
             with anyio.fail_after(PATIENCE):
                 async with wire.as_user("ada").stream(listen) as messages:
@@ -381,7 +374,7 @@ async def test_a_state_for_which_there_is_no_room_ends_its_stream(short_way: boo
             # As when the server stops: its client opens another, and is told then.
             assert [each.get("method") for each in told] == ["notifications/subscriptions/acknowledged", None]
             assert told[-1]["result"]["resultType"] == "complete"
-        await until_answered(ada, task_id)
+        await until(ada, task_id, "result")
         with anyio.fail_after(PATIENCE):
             async with wire.as_user("ada").stream(listen) as messages:
                 state = await anext(each async for each in messages if each.get("method") == "notifications/tasks")
@@ -402,4 +395,4 @@ async def test_a_sessions_own_stream_that_is_not_read_is_closed() -> None:
                 await session.start("ask", size=200_000)
             # The SDK lets a session have one such stream: another can be opened when this one is closed.
             await eventually(can_listen)
-            assert len(await connection.rest()) < 2 * BUFFERS
+            assert len(await rest(connection)) < 2 * BUFFERS

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import re
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,10 @@ import pytest
 import yaml
 
 from harness.auth import owner_of
-from harness.http import HttpWire, http_client, serving
-from harness.processes import environment, python, running
+from harness.http import serving
+from harness.processes import ROOT, python, run
 from harness.rpc import EVERYTHING, Tasking, accept
 from harness.server import QUICK, Desk, build
-from harness.serving import ServerProcess
-from harness.waiting import eventually
 from mcp_tasks import Tasks
 from mcp_tasks.errors import StoreUnavailable, short_id
 from mcp_tasks.runtime.observers import Refusal, TaskAccess
@@ -30,31 +27,15 @@ from mcp_tasks.telemetry.metrics import (
     MINUTE,
     MOST_CALLERS,
     MOST_SERIES,
-    STORE,
-    STORE_FAILURES,
     SUSPICIOUS,
     THRESHOLDS,
     Numbers,
     Suspicion,
-    timed,
 )
-from tests.trust.watched import guarded, scrape, user
+from tests.trust.traced import TRACE
+from tests.trust.watched import guarded, until_scraped, user
 
 pytestmark = pytest.mark.anyio
-
-ROOT = Path(__file__).parents[2]
-
-
-async def _until(wire: Any, **wanted: float) -> dict[str, float]:
-    """The page of metrics once these are at least so large: observers are told a moment later."""
-
-    async def look() -> dict[str, float] | None:
-        found = await scrape(wire)
-        return found if all(found.get(name, 0) >= value for name, value in wanted.items()) else None
-
-    found = await eventually(look)
-    assert found is not None
-    return found
 
 
 @pytest.mark.requirement("older/monitoring")
@@ -71,32 +52,34 @@ async def test_the_page_counts_what_happened(short_way: bool) -> None:
         await alice.create("gated")
         await alice.cancel(await alice.create("gated"))
         await bob.ask("tasks/get", {"taskId": echo})
-        found = await _until(
-            wire,
-            **{
-                'mcp_tasks_refused_total{method="tasks/get",reason="unknown"}': 1,
-                'mcp_tasks_ended_total{status="cancelled",tool="gated"}': 1,
-            },
-        )
-    # A counter that begins with its first event would look as if nothing had happened.
-    zeros = ('suspicious_total{pattern="failed_lookups"}', 'store_failures_total{verb="create"}')
-    for zero in (*zeros, 'runs_lost_total{tool="gated"}', 'limited_total{limit="owner_open_tasks"}'):
-        assert found[f"mcp_tasks_{zero}"] == 0
-    assert found['mcp_tasks_created_total{tool="gated"}'] == 2
-    assert found['mcp_tasks_ended_total{status="completed",tool="echo"}'] == 1
-    assert found['mcp_tasks_ended_total{status="tool_error",tool="echo"}'] == 0
-    assert found['mcp_tasks_questions_total{tool="ask_name",what="asked"}'] == 1
-    assert found['mcp_tasks_questions_total{tool="ask_name",what="answered"}'] == 1
-    assert found['mcp_tasks_wait_seconds_count{tool="echo"}'] == 1
-    assert found['mcp_tasks_run_seconds_count{end="completed",tool="echo"}'] == 1
-    assert found['mcp_tasks_run_seconds_count{end="cancelled",tool="gated"}'] == 1
+        late = {
+            'mcp_tasks_refused_total{method="tasks/get",reason="unknown"}': 1,
+            'mcp_tasks_ended_total{status="cancelled",tool="gated"}': 1,
+        }
+        found = await until_scraped(wire, late)
+    expected = {
+        # A counter that begins with its first event would look as if nothing had happened.
+        'suspicious_total{pattern="failed_lookups"}': 0,
+        'store_failures_total{verb="create"}': 0,
+        'runs_lost_total{tool="gated"}': 0,
+        'limited_total{limit="owner_open_tasks"}': 0,
+        'ended_total{status="tool_error",tool="echo"}': 0,
+        'queue_ready{queue="default"}': 0,
+        'created_total{tool="gated"}': 2,
+        'ended_total{status="completed",tool="echo"}': 1,
+        'questions_total{tool="ask_name",what="asked"}': 1,
+        'questions_total{tool="ask_name",what="answered"}': 1,
+        'wait_seconds_count{tool="echo"}': 1,
+        'run_seconds_count{end="completed",tool="echo"}': 1,
+        'run_seconds_count{end="cancelled",tool="gated"}': 1,
+        'store_seconds_count{verb="create"}': 4,
+        "open": 1,
+        "running": 1,
+        "lease_valid": 1,
+        'limit{limit="owner_open_tasks"}': 1000,
+    }
+    assert {name: found[f"mcp_tasks_{name}"] for name in expected} == expected
     assert found['mcp_tasks_reads_total{method="tasks/get"}'] >= 3
-    assert found['mcp_tasks_store_seconds_count{verb="create"}'] == 4
-    assert found["mcp_tasks_open"] == 1
-    assert found["mcp_tasks_running"] == 1
-    assert found["mcp_tasks_lease_valid"] == 1
-    assert found['mcp_tasks_queue_ready{queue="default"}'] == 0
-    assert found['mcp_tasks_limit{limit="owner_open_tasks"}'] == 1000
     answered = found.get('mcp_tasks_short_way_answered_total{method="tasks/get"}', 0)
     assert (answered > 0) is short_way
     if short_way:
@@ -143,21 +126,20 @@ def test_the_alert_rules_name_metrics_that_exist() -> None:
     assert {"mcp_tasks_suspicious_total", "mcp_tasks_runs_lost_total", "mcp_tasks_queue_oldest_age_seconds"} <= named
 
 
-async def test_a_store_that_is_away_is_counted_and_still_the_same_store() -> None:
+async def test_a_store_that_is_away_is_counted() -> None:
     class Away(MemoryStore):
-        async def heartbeat(self, worker: str, *, namespace: str, beats: int) -> int:
+        async def list(self, *args: Any, **options: Any) -> Any:
             raise StoreUnavailable("away")
 
-    numbers, store = Numbers(), Away()
-    watched = timed(store, numbers)
-    await watched.open()
-    with pytest.raises(StoreUnavailable):
-        await watched.heartbeat("w", namespace="", beats=1)
-    assert await watched.get("nobody") is None
-    assert {verb: count for verb, count in numbers.counts(STORE_FAILURES).items() if count} == {("heartbeat",): 1}
-    assert numbers.distributions(STORE).keys() == {("open",), ("heartbeat",), ("get",)}
-    assert repr(watched) == repr(store)
-    assert watched.notifier() is store.notifier()
+    tasks = Tasks(Away(), settings=QUICK)
+    page = tasks.metrics
+    async with serving(build(tasks)):
+        with pytest.raises(StoreUnavailable):
+            await tasks.list(everybody=True)
+        text = await page.text()
+    assert 'mcp_tasks_store_failures_total{verb="list"} 1.0' in text
+    assert 'mcp_tasks_store_seconds_count{verb="list"} 1.0' in text
+    assert 'mcp_tasks_store_failures_total{verb="create"} 0.0' in text
 
 
 @pytest.mark.requirement("older/audit-patterns")
@@ -212,74 +194,55 @@ def test_who_is_watched_and_what_is_counted_has_a_bound(tmp_path: Path) -> None:
     assert (len(series), series["other",]) == (MOST_SERIES + 1, 50)
 
 
-# Traces: the call, the runs and the answers are in different processes
-
-TRACED = "tests.trust.traced"
-TRACE = "0af7651916cd43dd8448eb211c80319c"
-PARENT = f"00-{TRACE}-b7ad6b7169203331-01"
+# Traces
 
 
-def _spans(path: Path, name: str) -> list[dict[str, Any]]:
-    """The spans of that name that a process has written."""
-    spans = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    return [span for span in spans if span["name"] == name]
+def _traced(what: str) -> dict[str, Any]:
+    return json.loads(run(python("tests.trust.traced", what), check=True).stdout)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("role", ["serve", "serve-long"])
-async def test_one_trace_has_the_call_the_runs_and_the_question(tmp_path: Path, role: str) -> None:
-    url = f"sqlite:///{tmp_path}/tasks.db"
-    served, worked = tmp_path / "served.jsonl", tmp_path / "worked.jsonl"
-    with ExitStack() as stack:
-        server = ServerProcess(TRACED, role, url, served, "{fd}", fork=False, env=environment(), polite=True)
-        stack.enter_context(server)
-        worker = stack.enter_context(running(python(TRACED, "work", url, worked), env=environment(), polite=True))
-        async with http_client() as http:
-            client = Tasking(HttpWire(server.url, http), EVERYTHING)
-            meta = {"traceparent": PARENT}
-            created = await client.ask("tools/call", {"name": "ask", "arguments": {}}, meta=meta)
-            task_id = created.result["taskId"]
-            await client.until(task_id, "input_required")
-            await client.update(task_id, **{"elicitation-1": accept(name="Ada")})
-            await client.until(task_id, "completed")
-            await eventually(lambda: _spans(worked, "tasks.run") and _spans(served, "tasks.question"))
-            measured = json.loads((await client.call("measured"))["content"][0]["text"])
-        assert worker.poll() is None, f"the worker ended by itself with {worker.returncode}"
-    [call], [question] = _spans(served, "tools/call ask"), _spans(served, "tasks.question")
-    runs, [work] = _spans(worked, "tasks.run"), _spans(worked, "author.work")
+@pytest.mark.parametrize("way", ["short", "long"])
+def test_one_trace_has_the_call_the_runs_and_the_question(way: str) -> None:
+    found = _traced(way)
+    task_id: str = found["task"]
+    spans: dict[str, list[dict[str, Any]]] = {}
+    for span in found["spans"]:
+        spans.setdefault(span["name"], []).append(span)
+    [call], [question], runs, [work] = (
+        spans[name] for name in ("tools/call ask", "tasks.question", "tasks.run", "author.work")
+    )
     assert call["trace"] == TRACE
-    # In another process, and yet of the same trace, by name of the call that made the task.
+    # In another half of the server, and yet of the same trace, by name of the call that made the task.
     assert {(span["trace"], span["parent"]) for span in (*runs, question)} == {(TRACE, call["id"])}
     assert runs[-1]["links"] == [TRACE]
     assert runs[-1]["attributes"]["mcp_tasks.run.end"] == "completed"
-    assert call["attributes"]["mcp_tasks.task"] == short_id(task_id)
-    assert runs[-1]["attributes"]["mcp_tasks.task"] == short_id(task_id)
     assert (work["trace"], work["parent"]) == (TRACE, runs[-1]["id"])
     assert question["attributes"]["mcp_tasks.question.end"] == "answered"
     # Polls and the answer are in traces of their own, which lead here.
-    polls, updates = _spans(served, "tasks/get"), _spans(served, "tasks/update")
-    assert polls
-    assert updates
-    for span in (*polls, *updates):
-        assert span["trace"] != TRACE
-        assert span["links"] == [TRACE], span
-        assert span["attributes"]["mcp_tasks.task"] == short_id(task_id)
-    _check_metrics(measured)
-    assert task_id not in served.read_text() + worked.read_text()
-
-
-def _check_metrics(measured: dict[str, Any]) -> None:
-    """What the serving process has counted, as OpenTelemetry exports it."""
-    found = {
+    others = [*spans["tasks/get"], *spans["tasks/update"]]
+    assert {(span["trace"] == TRACE, *span["links"]) for span in others} == {(False, TRACE)}
+    about = {span["attributes"]["mcp_tasks.task"] for span in (call, runs[-1], *others)}
+    assert about == {short_id(task_id)}
+    assert task_id not in json.dumps(found["spans"])
+    # What OpenTelemetry exports of metrics.
+    measured = {
         metric["name"]: metric
-        for resource in measured["resource_metrics"]
+        for resource in found["metrics"]["resource_metrics"]
         for scope in resource["scope_metrics"]
         for metric in scope["metrics"]
     }
-    [made] = found["mcp_tasks.created"]["data"]["data_points"]
+    [made] = measured["mcp_tasks.created"]["data"]["data_points"]
     assert (made["value"], made["attributes"]) == (1, {"server": "traced", "tool": "ask"})
-    assert found["mcp_tasks.created"]["unit"] == "{task}"
-    verbs = {point["attributes"]["verb"] for point in found["mcp_tasks.store"]["data"]["data_points"]}
-    assert "create" in verbs
-    assert found["mcp_tasks.store"]["unit"] == "s"
-    assert found["mcp_tasks.reads"]["data"]["data_points"][0]["value"] >= 2
+    assert [measured[name]["unit"] for name in ("mcp_tasks.created", "mcp_tasks.store")] == ["{task}", "s"]
+    assert "create" in {point["attributes"]["verb"] for point in measured["mcp_tasks.store"]["data"]["data_points"]}
+    assert measured["mcp_tasks.reads"]["data"]["data_points"][0]["value"] >= 2
+
+
+@pytest.mark.slow
+def test_invented_names_of_tools_do_not_fill_spans() -> None:
+    spans = [span for span in _traced("forged")["spans"] if span["scope"] == "mcp-tasks"]
+    assert {span["name"].partition(" ")[0] for span in spans} == {"tools/call", "tasks/get", "tasks.run"}
+    for span in spans:
+        assert len(span["name"]) <= 200
+        assert all(len(str(value)) <= 200 for value in span["attributes"].values())

@@ -1,18 +1,17 @@
-"""A server that only serves, or a worker that only runs, in a process of its own whose spans and metrics go to a file.
+"""The spans and metrics of a server with its worker, as JSON: `python -m tests.trust.traced short|long|forged`.
 
-python -m tests.trust.traced serve|serve-long STORE FILE FD
-python -m tests.trust.traced work STORE FILE
+A process of its own, because a process has one tracer provider for good. With `forged`, those of a call under a long
+name that its caller invented; otherwise those of a task that asks.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
-from collections.abc import Sequence
-from pathlib import Path
+import tempfile
 from typing import Any
 
+import anyio
 from mcp.server import MCPServer
 from mcp.server.mcpserver import Context
 from mcp_types import ToolAnnotations
@@ -20,42 +19,22 @@ from opentelemetry import metrics, trace
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import format_span_id, format_trace_id
 
+from harness.http import serving
+from harness.rpc import EVERYTHING, Tasking, accept
 from harness.server import QUICK, Name
-from harness.serving import serve_app
+from harness.waiting import eventually
 from mcp_tasks import Tasks
+from tests.peers.test_forged_text import call, low_level
+
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+PARENT = f"00-{TRACE}-b7ad6b7169203331-01"
 
 
-class FileExporter(SpanExporter):
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        with self._path.open("a") as file:
-            for span in spans:
-                file.write(json.dumps(_told(span)) + "\n")
-        return SpanExportResult.SUCCESS
-
-
-def _told(span: ReadableSpan) -> dict[str, Any]:
-    context = span.get_span_context()
-    assert context is not None
-    return {
-        "name": span.name,
-        "trace": format_trace_id(context.trace_id),
-        "id": format_span_id(context.span_id),
-        "parent": None if span.parent is None else format_span_id(span.parent.span_id),
-        "links": [format_trace_id(link.context.trace_id) for link in span.links],
-        "attributes": dict(span.attributes or {}),
-    }
-
-
-def build(store: str, *, short_way: bool) -> tuple[MCPServer[Any], Tasks]:
-    reader = InMemoryMetricReader()
-    metrics.set_meter_provider(MeterProvider([reader]))
-    tasks = Tasks(store, settings=QUICK, runs_tools=False, short_way=short_way)
+def build(tasks: Tasks) -> MCPServer[Any]:
     server: MCPServer[Any] = MCPServer("traced", version="1", **tasks.wiring(), log_level="CRITICAL")
 
     @server.tool(annotations=ToolAnnotations(idempotent_hint=True))
@@ -66,25 +45,56 @@ def build(store: str, *, short_way: bool) -> tuple[MCPServer[Any], Tasks]:
             answer = await ctx.elicit("Who?", Name)
         return str(answer.action)
 
-    @server.tool()
-    async def measured() -> str:
-        """What OpenTelemetry would export of this process."""
-        data = reader.get_metrics_data()
-        return "{}" if data is None else data.to_json()
-
-    return server, tasks
+    return server
 
 
-def main(role: str, store: str, path: str, *number: str) -> None:
-    provider = TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(FileExporter(Path(path))))
+async def live(url: str, kept: InMemorySpanExporter, *, short_way: bool) -> str:
+    """Lead a task through its life: one half of the server takes requests, and the other runs tools. Gives its id."""
+    half = Tasks(url, settings=QUICK, runs_tools=False, short_way=short_way)
+    other = Tasks(url, settings=QUICK)
+    async with serving(build(half)) as wire, other.running(build(other)):
+        client, meta = Tasking(wire, EVERYTHING), {"traceparent": PARENT}
+        created = await client.ask("tools/call", {"name": "ask", "arguments": {}}, meta=meta)
+        task_id: str = created.result["taskId"]
+        await client.until(task_id, "input_required")
+        await client.update(task_id, **{"elicitation-1": accept(name="Ada")})
+        await client.until(task_id, "completed")
+        await eventually(
+            lambda: {"tasks.run", "tasks.question"} <= {span.name for span in kept.get_finished_spans()},
+        )
+    return task_id
+
+
+def told(span: ReadableSpan) -> dict[str, Any]:
+    context = span.get_span_context()
+    assert context is not None
+    return {
+        "name": span.name,
+        "scope": None if span.instrumentation_scope is None else span.instrumentation_scope.name,
+        "trace": format_trace_id(context.trace_id),
+        "id": format_span_id(context.span_id),
+        "parent": None if span.parent is None else format_span_id(span.parent.span_id),
+        "links": [format_trace_id(link.context.trace_id) for link in span.links],
+        "attributes": dict(span.attributes or {}),
+    }
+
+
+async def main(what: str) -> None:
+    kept, provider, reader = InMemorySpanExporter(), TracerProvider(), InMemoryMetricReader()
+    provider.add_span_processor(SimpleSpanProcessor(kept))
     trace.set_tracer_provider(provider)
-    server, tasks = build(store, short_way=role == "serve")
-    if role == "work":
-        asyncio.run(tasks.work(server))
-        return
-    serve_app(server.streamable_http_app(), fd=int(number[0]), log_level="critical", access_log=False)
+    metrics.set_meter_provider(MeterProvider([reader]))
+    task_id = ""
+    if what == "forged":
+        async with serving(low_level(Tasks("memory://", settings=QUICK, default_mode="optional"))) as wire:
+            await call(wire, "x" * 20_000)
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            task_id = await live(f"sqlite:///{folder}/tasks.db", kept, short_way=what == "short")
+    measured = reader.get_metrics_data()
+    spans = [told(span) for span in kept.get_finished_spans()]
+    print(json.dumps({"task": task_id, "spans": spans, "metrics": measured and json.loads(measured.to_json())}))
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    anyio.run(main, sys.argv[1])

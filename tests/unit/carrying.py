@@ -41,7 +41,6 @@ class Broker:
         self._changed = asyncio.Condition()
 
     async def put(self, namespace: str, route: Route, task_id: str) -> None:
-        """Take an id in."""
         self.submitted[task_id] += 1
         for _ in range(self.copies):
             await self.put_back(Carried(-route.priority, next(self._numbers), namespace, route, task_id))
@@ -80,7 +79,6 @@ class BrokerCarrier:
         self._delayed: set[asyncio.Task[None]] = set()
 
     async def open(self, namespace: str) -> None:
-        """Note whose ids are sent."""
         self._namespace = namespace
 
     async def send(self, task_id: str, *, route: Route, lane: Lane, delay: timedelta | None) -> None:

@@ -9,15 +9,13 @@ from mcp_tasks.model import RunLost, RunStarted, TaskRecord
 from mcp_tasks.model.record import Actor
 from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.runtime.lease import abandon
-from tests.unit.running import Seconds, create
+from tests.unit.running import HOUR, Seconds, create
 
 ANOTHER = Actor("worker", "another")
 
 GONE = "gone"
 """A worker that is known to be dead."""
 abandon(GONE)
-
-HOUR, SECOND = timedelta(hours=1), timedelta(seconds=1)
 
 
 async def claimed_by(
@@ -41,13 +39,11 @@ async def queued(runtime: TaskRuntime, tool: str = "tool", *, lost: int = 0) -> 
 
 
 async def lose(runtime: TaskRuntime, task: TaskRecord) -> TaskRecord:
-    """The process that has the task's run dies."""
     record = await as_of_now(runtime, task)
     return await runtime.changes.change(record, RunLost(attempt=record.attempt), actor=ANOTHER)
 
 
 async def as_of_now(runtime: TaskRuntime, task: TaskRecord) -> TaskRecord:
-    """The task as it is now."""
     record = await runtime.store.get(task.id)
     assert record is not None
     return record

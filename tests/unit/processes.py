@@ -28,13 +28,11 @@ def start_time(pid: int) -> str:
 
 @contextmanager
 def other_process() -> Generator[tuple[str, subprocess.Popen[bytes]]]:
-    """A living process, and its name."""
     with running([sys.executable, "-S", "-c", "input()"], stdin=PIPE) as process:
         yield renamed(new_worker_name(), pid=str(process.pid), started=start_time(process.pid)), process
 
 
 def dead_worker() -> str:
-    """The name of a process that has ended."""
     with other_process() as (worker, process):
         process.kill()
         process.wait()

@@ -23,10 +23,10 @@ from mcp_tasks.model.json import decode_json
 from mcp_tasks.model.limits import Limits
 from mcp_tasks.model.record import Actor, Outcome
 from mcp_tasks.runtime import Body, Ending, Observer, Run, Settings, Success, TaskRuntime, ToolPolicy
-from mcp_tasks.runtime.launch import new_task_id
+from mcp_tasks.runtime.launch import LaunchSpec, new_task_id
 from mcp_tasks.runtime.lease import uptime
 from mcp_tasks.stores import MemoryStore, Store
-from mcp_tasks.stores.base import Hint, LocalNotifier, Ready, Share, WorkLimits
+from mcp_tasks.stores.base import Hint, LocalNotifier
 
 LIMIT = 5.0
 """Seconds after which a test that waits has failed."""
@@ -213,6 +213,11 @@ async def create(
     return await runtime.changes.create(record, request, actor=Actor("client", owner))
 
 
+async def start(runtime: TaskRuntime, tool: str = "tool", *, owner: str | None = None, **options: Any) -> TaskRecord:
+    """A new task, made and maybe run as for a request."""
+    return await runtime.launch(LaunchSpec(request=TaskRequest(name=tool, arguments={}), owner=owner, **options))
+
+
 async def launch(
     runtime: TaskRuntime, tool: str = "tool", *, retention: timedelta | None = None, **arguments: Any
 ) -> TaskRecord:
@@ -298,6 +303,23 @@ async def twice(body: Body, **options: Any) -> Finished:
         return record
 
 
+async def all_end(runtime: TaskRuntime, *tasks: TaskRecord) -> None:
+    for task in tasks:
+        assert (await until_final(runtime, task)).status is TaskStatus.COMPLETED
+
+
+async def happens(event: anyio.Event) -> None:
+    """That is set in time."""
+    with anyio.fail_after(LIMIT):
+        await event.wait()
+
+
+async def ended(body: Body, **options: Any) -> Finished:
+    """A task that such a tool was run for."""
+    async with running(body, **options) as runtime:
+        return await until_final(runtime, await launch(runtime))
+
+
 async def cancel(runtime: TaskRuntime, task: TaskRecord, reason: str = "enough") -> TaskRecord:
     return await runtime.cancel(task, reason, actor=CLIENT)
 
@@ -364,6 +386,10 @@ class MeddledStore(MemoryStore):
 
         self.before |= dict.fromkeys(verbs or VERBS - {"open", "close"}, fail)
 
+    def go_away(self, *verbs: str, times: float = math.inf, when: Meant = lambda record, entries: True) -> None:
+        """Fail as a store that cannot be reached does."""
+        self.refuse(StoreUnavailable("the disk is full"), *verbs, times=times, when=when)
+
 
 class Held:
     """Lets one call of a store wait: the next one whose record, and the entries written with it, are meant."""
@@ -378,92 +404,16 @@ class Held:
             await self.goes_on.wait()
 
 
-class PausingStore(MemoryStore):
-    """Pauses in every verb, as a store with a disk does, so that others come in between."""
-
-    async def get(self, task_id: str) -> TaskRecord | None:
-        await anyio.lowlevel.checkpoint()
-        return await super().get(task_id)
-
-    async def save(
-        self,
-        record: TaskRecord,
-        *,
-        expected: int,
-        entries: Sequence[JournalEntry] = (),
-        outcome: Outcome | None = None,
-        limits: WorkLimits | None = None,
-    ) -> TaskRecord:
-        await anyio.lowlevel.checkpoint()
-        saved = await super().save(record, expected=expected, entries=entries, outcome=outcome, limits=limits)
-        await anyio.lowlevel.checkpoint()
-        return saved
-
-
-class UnreliableStore(MemoryStore):
-    """Fails, as long as it is told to, when tasks are looked at or handed out."""
+class PausingStore(MeddledStore):
+    """Pauses in its verbs, as a store with a disk does, so that others come in between."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.failure: Exception | None = None
-
-    async def get(self, task_id: str) -> TaskRecord | None:
-        self._fail()
-        return await super().get(task_id)
-
-    async def versions(self, task_ids: Collection[str]) -> dict[str, int]:
-        self._fail()
-        return await super().versions(task_ids)
-
-    async def hand_out(self, namespace: str, share: Share, **options: Any) -> Sequence[Ready]:
-        self._fail()
-        return await super().hand_out(namespace, share, **options)
-
-    def _fail(self) -> None:
-        if self.failure is not None:
-            raise self.failure
+        super().__init__(get=_pause, save=_pause)
+        self.after["save"] = _pause
 
 
-class FailingStore(MemoryStore):
-    """Refuses what it is told to refuse, as often as it is told to, and then works again."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.saves = 0
-        self._refuse_save: Callable[[TaskRecord], bool] = lambda record: False
-        self._save_failures = 0.0
-        self._journal_failures = 0
-
-    def refuse_save(self, when: Callable[[TaskRecord], bool], times: float = math.inf) -> None:
-        self._refuse_save = when
-        self._save_failures = times
-
-    def refuse_journal(self, times: int = 1) -> None:
-        self._journal_failures = times
-
-    def recover(self) -> None:
-        self._save_failures = 0
-
-    async def save(
-        self,
-        record: TaskRecord,
-        *,
-        expected: int,
-        entries: Sequence[JournalEntry] = (),
-        outcome: Outcome | None = None,
-        limits: WorkLimits | None = None,
-    ) -> TaskRecord:
-        if self._save_failures > 0 and self._refuse_save(record):
-            self._save_failures -= 1
-            raise StoreUnavailable("the disk is full")
-        self.saves += 1
-        return await super().save(record, expected=expected, entries=entries, outcome=outcome, limits=limits)
-
-    async def journal(self, task_id: str, *, after: int = 0) -> Sequence[JournalEntry]:
-        if self._journal_failures:
-            self._journal_failures -= 1
-            raise StoreUnavailable("the disk is full")
-        return await super().journal(task_id, after=after)
+async def _pause(*args: Any, **options: Any) -> None:
+    await anyio.lowlevel.checkpoint()
 
 
 class DeafNotifier(LocalNotifier):

@@ -1,14 +1,16 @@
-"""What goes into a log: where something was raised, and nothing that anybody said."""
+"""Errors, and what goes into a log: where something was raised, and nothing that anybody said."""
 
 from __future__ import annotations
 
 import ast
 import asyncio
 import gc
+import inspect
 import io
 import logging
 import re
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,23 @@ import pytest
 
 import mcp_tasks
 from mcp_tasks import errors
-from mcp_tasks.errors import StoreUnavailable, TasksError, TaskUnreadable, VersionConflict, short_id
+from mcp_tasks.errors import (
+    MissingExtra,
+    RanTooLong,
+    StoreUnavailable,
+    TaskExists,
+    TasksError,
+    TaskUnreadable,
+    TaskWasCancelled,
+    TransitionRefused,
+    UnknownTask,
+    VersionConflict,
+    WaitTimedOut,
+    short_id,
+)
 from mcp_tasks.quiet import LONGEST_LINE, SECRETS, get_logger, quietly, shielded, what
 
+PACKAGE = Path(mcp_tasks.__file__).parent
 SECRET = "hunter2"
 ID = "task_AhLNxyz0123456789abcdef"
 
@@ -53,9 +69,8 @@ def test_a_traceback_says_where_and_not_what(log: io.StringIO) -> None:
     logged()
     said = log.getvalue()
     assert SECRET not in said
-    assert "in fail" in said
-    assert "ExceptionGroup: (its message is not logged)" in said
-    assert "ValueError" in said
+    for line in ("in fail", "ExceptionGroup: (its message is not logged)", "ValueError"):
+        assert line in said
     # Unless somebody asks for it.
     SECRETS.setLevel("DEBUG")
     try:
@@ -66,15 +81,15 @@ def test_a_traceback_says_where_and_not_what(log: io.StringIO) -> None:
     assert SECRET in log.getvalue()
 
 
-def test_messages_of_ours_are_kept(log: io.StringIO) -> None:
+def test_messages_of_ours_are_kept_and_printable(log: io.StringIO) -> None:
     try:
         try:
             raise KeyError(SECRET)
         except KeyError as exc:
-            raise StoreUnavailable("the disk is full") from exc
+            raise StoreUnavailable("full\x1b[2J\nCRITICAL: forged") from exc
     except StoreUnavailable as exc:
-        logging.getLogger("mcp_tasks.test").error("it failed", exc_info=quietly(exc))
-    assert "StoreUnavailable: the disk is full" in log.getvalue()
+        get_logger("mcp_tasks.test").error("it failed", exc_info=quietly(exc))
+    assert log.getvalue().endswith("StoreUnavailable: full\\x1b[2J\\nCRITICAL: forged\n")
     assert "KeyError: (its message is not logged)" in log.getvalue()
     assert SECRET not in log.getvalue()
     assert (what(KeyError(SECRET)), what(StoreUnavailable("full"))) == ("KeyError", "full")
@@ -92,14 +107,6 @@ def test_a_line_is_one_line_of_printable_text_that_is_cut(log: io.StringIO) -> N
         "'" + "x" * 998 + "…: it is\\nfull",
         "y" * (LONGEST_LINE - 1) + "…",
     ]
-
-
-def test_an_error_of_ours_in_a_traceback_has_no_escapes(log: io.StringIO) -> None:
-    try:
-        raise StoreUnavailable("full\x1b[2J\nCRITICAL: forged")
-    except StoreUnavailable:
-        get_logger("mcp_tasks.test").error("it failed", exc_info=quietly())
-    assert log.getvalue().endswith("StoreUnavailable: full\\x1b[2J\\nCRITICAL: forged\n")
 
 
 def test_a_line_that_cannot_be_made_is_left_to_the_handlers() -> None:
@@ -132,63 +139,46 @@ def test_lines_of_the_sdk_have_the_beginning_of_a_session(log: io.StringIO, said
     assert record.getMessage() == left
 
 
-def test_every_logger_of_ours_writes_such_lines() -> None:
-    package = Path(mcp_tasks.__file__).parent
-    # The audit log is JSON: it has escapes of its own, and is not to be cut.
-    own = {"quiet.py", "telemetry/audit.py"}
-    found = [
-        f"{path.relative_to(package)}: {line.strip()}"
-        for path in package.rglob("*.py")
-        if path.relative_to(package).as_posix() not in own
+def lines(pattern: str, room: str = "") -> list[str]:
+    """Lines of ours like that."""
+    return [
+        f"{path.relative_to(PACKAGE).as_posix()}: {line.strip()}"
+        for path in (PACKAGE / room).rglob("*.py")
         for line in path.read_text().splitlines()
-        if re.match(r"_?log(ger)?\b.*= logging\.getLogger\(", line)
+        if re.search(pattern, line)
     ]
-    assert found == []
 
 
-def test_errors_that_end_in_a_log_have_no_whole_id() -> None:
-    for error in (TaskUnreadable(ID, "it is damaged"), VersionConflict(ID, 3)):
-        assert ID not in str(error)
-        assert short_id(ID) in str(error)
-        assert error.task_id == ID
+def test_every_logger_of_ours_writes_such_lines() -> None:
+    # The audit log is JSON: it has escapes of its own, and is not to be cut.
+    own = ("quiet.py", "telemetry/audit.py")
+    assert [line for line in lines(r"^_?log(ger)?\b.*= logging\.getLogger\(") if not line.startswith(own)] == []
+
+
+@pytest.mark.parametrize("error", [TaskUnreadable(ID, "it is damaged"), VersionConflict(ID, 3)])
+def test_errors_that_end_in_a_log_have_no_whole_id(error: TaskUnreadable | VersionConflict) -> None:
+    assert error.task_id == ID
+    assert ID not in str(error)
+    assert short_id(ID) in str(error)
     assert short_id("short") == "short"
     assert len(short_id(ID)) < len(ID) / 2
 
 
 def test_no_line_of_ours_logs_an_exception_with_its_message() -> None:
     """`logger.exception`, and `exc_info` without `quietly`, would put into the log what a tool was called with."""
-    package = Path(mcp_tasks.__file__).parent
-    rooms = (
-        "runtime",
-        "protocol",
-        "tools",
-        "adapters",
-        "fallback",
-        "server",
-        "client",
-        "legacy",
-        "stores",
-        "telemetry",
-    )
-    found = [
-        f"{path.relative_to(package)}: {line.strip()}"
-        for room in rooms
-        for path in (package / room).rglob("*.py")
-        for line in path.read_text().splitlines()
-        if "logger.exception(" in line or re.search(r"exc_info=(?!quietly|shown)", line)
-    ]
-    assert found == []
+    # Commands of the command line say what failed to who typed them.
+    found = lines(r"logger\.exception\(|exc_info=(?!quietly|shown)")
+    assert [line for line in found if not line.startswith(("cli/", "doctor/", "testing/", "quiet.py"))] == []
 
 
 def test_no_line_of_ours_logs_the_text_of_an_exception_that_is_not_ours() -> None:
     """Ours quote nothing; others go through `what`."""
-    package = Path(mcp_tasks.__file__).parent
     ours = {name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, TasksError)}
     # It says which part of a schema cannot be checked, and not what is in it.
     ours |= {"CallbackFailed", "UnusableSchema"}
     found = [
-        f"{path.relative_to(package)}:{call.lineno}"
-        for path in package.rglob("*.py")
+        f"{path.relative_to(PACKAGE)}:{call.lineno}"
+        for path in PACKAGE.rglob("*.py")
         for handler in ast.walk(ast.parse(path.read_text()))
         if isinstance(handler, ast.ExceptHandler) and not _caught(handler.type) <= ours
         for call in ast.walk(handler)
@@ -232,3 +222,58 @@ async def test_work_that_fails_after_its_caller_has_left_is_not_told_to_the_even
     gc.collect()
     await asyncio.sleep(0)
     assert told == []
+
+
+# The exception tree: whose fault, and which fields
+
+
+def _classes() -> list[type[BaseException]]:
+    found = (
+        member for _, member in inspect.getmembers(errors, inspect.isclass) if member.__module__ == errors.__name__
+    )
+    return [member for member in found if issubclass(member, BaseException)]
+
+
+def _depth(member: type[BaseException]) -> int:
+    """How deep in the tree: the root is 0."""
+    ours = [base for base in member.__bases__ if issubclass(base, TasksError)]
+    return 1 + min(map(_depth, ours)) if ours else 0
+
+
+def test_everything_raised_here_is_caught_by_the_root() -> None:
+    assert [member.__name__ for member in _classes() if not issubclass(member, TasksError)] == []
+
+
+def test_the_tree_in_the_docstring_is_the_tree() -> None:
+    drawn = [line for line in (errors.__doc__ or "").splitlines() if "──" in line]
+    places = {line.partition("── ")[2].split()[0]: line.index("──") for line in drawn}
+    columns = sorted(set(places.values()))
+    assert {name: columns.index(column) + 1 for name, column in places.items()} == {
+        member.__name__: _depth(member) for member in _classes() if member is not TasksError
+    }
+
+
+def test_errors_keep_the_fields_of_their_message() -> None:
+    assert UnknownTask("task-1").task_id == "task-1"
+    refused = TransitionRefused("task-1", "working", "RunStarted", "worker-1 has it")
+    assert (refused.task_id, refused.status, refused.event) == ("task-1", "working", "RunStarted")
+    late = RanTooLong("render", timedelta(seconds=90))
+    assert (late.reason, late.tool, late.limit) == ("max_runtime", "render", timedelta(seconds=90))
+    assert isinstance(WaitTimedOut("task-1", 2.5), TimeoutError)
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (TransitionRefused("task-1", "working", "RunStarted", "worker-1 has it"), "worker-1 has it"),
+        (MissingExtra("The Postgres store", "postgres"), "pip install 'mcp-tasks[postgres]'"),
+        (TaskExists("task-1"), "task task-1 already exists"),
+        (WaitTimedOut("task-1", 2.5), "within 2.5 s"),
+        (WaitTimedOut("t1", 2), "resume_task(client, 't1')"),
+        (WaitTimedOut("", 2), "the call did not end within 2 s. It may have been made."),
+        (TaskWasCancelled("task-1"), "task task-1 was cancelled"),
+        (TaskWasCancelled("task-1", "enough"), "task task-1 was cancelled: enough"),
+    ],
+)
+def test_an_error_says_what_happened_to_which_task(error: Exception, says: str) -> None:
+    assert says in str(error)

@@ -1,9 +1,11 @@
-"""Those who are told of requests about tasks: a watcher and a tracing that keep what they are told."""
+"""Those who are told of what happens: a watcher, a tracing and threads that keep what they are told."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from typing import Any
 
 from mcp_tasks.model import TaskRecord, TaskRequest
 from mcp_tasks.runtime import Run, TaskChange
@@ -41,3 +43,13 @@ class Touched:
 
     def touched(self, record: TaskRecord) -> None:
         self.ids.append(record.id)
+
+
+class Threads(ThreadPoolExecutor):
+    """Threads that count how often they were used."""
+
+    used = 0
+
+    def submit(self, *args: Any, **options: Any) -> Any:
+        self.used += 1
+        return super().submit(*args, **options)

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from typing import Annotated, Any
+from datetime import datetime
+from typing import Annotated, Any, Literal
 
 import pytest
 from mcp.server import MCPServer
 from mcp.server.mcpserver import Context
+from mcp.server.mcpserver.tools import Tool
 from mcp.shared.exceptions import MCPError
-from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, RootModel, model_validator
+from pydantic.dataclasses import dataclass
+from typing_extensions import TypedDict
 
 from harness.auth import USERS, server_with
 from harness.http import HttpWire, initialize, serving
+from harness.official import in_memory
 from harness.rpc import NOTHING, TASKS, Reply, Tasking, text_of
 from harness.server import CUSTOM_ERROR, QUICK
 from harness.stored import all_tasks
@@ -26,8 +30,6 @@ pytestmark = pytest.mark.anyio
 
 
 class Scene(BaseModel):
-    """What is rendered."""
-
     title: str
     frames: int = Field(gt=0)
 
@@ -44,26 +46,22 @@ def _even(number: int) -> int:
 
 @pytest.fixture
 def store() -> MemoryStore:
-    """Where the server keeps its tasks."""
     return MemoryStore()
 
 
 @pytest.fixture
 async def wire(store: MemoryStore) -> AsyncGenerator[HttpWire]:
-    """A way to a server whose tools are choosy."""
     tasks = Tasks(store, settings=QUICK)
     server: MCPServer[Any] = MCPServer("choosy", **tasks.wiring(), log_level="CRITICAL")
 
     @server.tool()
     @tasks.task()
     async def render(scene: Scene, ctx: Context, tags: list[str] | None = None) -> str:
-        """Render a scene."""
         return f"{scene.title}, {len(tags or [])} tags"
 
     @server.tool()
     @tasks.task()
     def half(number: Annotated[int, AfterValidator(_even)]) -> int:
-        """Halve a number."""
         return number // 2
 
     async with serving(server) as way:
@@ -119,7 +117,6 @@ async def test_a_tool_of_which_only_the_name_is_known_answers_arguments_that_do_
 
     @server.tool()
     async def wait(times: int) -> str:
-        """Wait for the test."""
         await gate.wait()
         return f"waited {times} times"
 
@@ -147,34 +144,26 @@ def _look(value: object) -> object:
     return value
 
 
-@dataclass
-class Counting:
-    """A server whose tool counts what of its arguments is validated."""
-
-    wire: HttpWire
-    looked_at: list[object]
-
-    async def call(self, values: list[Any], *, capabilities: Mapping[str, Any] = TASKS, user: str = "alice") -> Reply:
-        """Call the tool."""
-        client = Tasking(self.wire.as_user(user), capabilities)
-        return await client.ask("tools/call", {"name": "total", "arguments": {"values": values}})
+async def total(values: list[Annotated[int, BeforeValidator(_look)]]) -> int:
+    return sum(values)
 
 
 @asynccontextmanager
-async def counting(limits: Limits) -> AsyncGenerator[Counting]:
-    """Such a server, which lets users in."""
-    tasks = Tasks(limits=limits, settings=QUICK)
+async def counting(limits: Limits) -> AsyncGenerator[HttpWire]:
+    """A server that lets users in, whose tool counts what of its arguments is validated."""
+    tasks = Tasks("memory://", limits=limits, settings=QUICK)
     server = server_with(tasks, "counting", USERS)
+    server.add_tool(tasks.task()(total))
     _looked_at.clear()
-
-    @server.tool()
-    @tasks.task()
-    def total(values: list[Annotated[int, BeforeValidator(_look)]]) -> int:
-        """Add numbers up."""
-        return sum(values)
-
     async with serving(server) as wire:
-        yield Counting(wire, _looked_at)
+        yield wire
+
+
+async def _total(
+    wire: HttpWire, values: list[Any], *, capabilities: Mapping[str, Any] = TASKS, user: str = "alice"
+) -> Reply:
+    client = Tasking(wire.as_user(user), capabilities)
+    return await client.ask("tools/call", {"name": "total", "arguments": {"values": values}})
 
 
 MANY = 20_000
@@ -184,35 +173,35 @@ MANY = 20_000
 async def test_of_many_values_that_do_not_fit_the_first_is_told_and_no_other_is_looked_at(
     capabilities: Mapping[str, Any],
 ) -> None:
-    async with counting(Limits()) as server:
-        reply = await server.call(["x"] * MANY, capabilities=capabilities)
+    async with counting(Limits()) as wire:
+        reply = await _total(wire, ["x"] * MANY, capabilities=capabilities)
         assert reply.result["isError"] is True
         told = text_of(reply.result)
         assert told.startswith("Error executing tool total: 1 validation error for totalArguments\nvalues.0\n")
         assert len(told) < 1_000
-        assert len(server.looked_at) == 1
+        assert len(_looked_at) == 1
 
 
 @pytest.mark.parametrize("capabilities", [TASKS, NOTHING], ids=["with tasks", "without"])
 async def test_nothing_of_a_call_is_validated_that_is_too_large_or_one_too_many(
     capabilities: Mapping[str, Any],
 ) -> None:
-    async with counting(Limits(argument_bytes=50_000, owner_creates=1)) as server:
-        too_large = await server.call(["x"] * MANY, capabilities=capabilities)
+    async with counting(Limits(argument_bytes=50_000, owner_creates=1)) as wire:
+        too_large = await _total(wire, ["x"] * MANY, capabilities=capabilities)
         assert "may be 50,000 bytes of JSON at most" in str(too_large.message)
-        one_too_many = await server.call(["x"] * (MANY // 4), capabilities=capabilities)
+        one_too_many = await _total(wire, ["x"] * (MANY // 4), capabilities=capabilities)
         assert "more often than once a second" in str(one_too_many.message)
-        assert server.looked_at == []
+        assert _looked_at == []
         # Another user calls as before.
-        assert "validation error" in text_of((await server.call(["x"], user="bob")).result)
+        assert "validation error" in text_of((await _total(wire, ["x"], user="bob")).result)
 
 
 async def test_of_a_few_values_that_do_not_fit_each_is_told_up_to_ten_and_many_that_fit_are_taken() -> None:
-    async with counting(Limits()) as server:
-        created = await server.call([1] * MANY)
-        ended = await Tasking(server.wire.as_user("alice")).until(created.result["taskId"], "completed")
+    async with counting(Limits()) as wire:
+        created = await _total(wire, [1] * MANY)
+        ended = await Tasking(wire.as_user("alice")).until(created.result["taskId"], "completed")
         assert text_of(ended["result"]) == str(MANY)
-        told = text_of((await server.call(["x"] * 12)).result)
+        told = text_of((await _total(wire, ["x"] * 12)).result)
         assert told.startswith("Error executing tool total: 12 validation errors for totalArguments\nvalues.0\n")
         assert "values.9\n" in told
         assert "values.10\n" not in told
@@ -220,14 +209,144 @@ async def test_of_a_few_values_that_do_not_fit_each_is_told_up_to_ten_and_many_t
 
 
 async def test_an_older_client_that_asks_for_a_task_is_told_the_same() -> None:
-    async with counting(Limits(owner_creates=1)) as server:
-        session, _ = await initialize(server.wire.as_user("alice"), NOTHING)
+    async with counting(Limits(owner_creates=1)) as wire:
+        session, _ = await initialize(wire.as_user("alice"), NOTHING)
         asked = {"name": "total", "arguments": {"values": ["x"] * MANY}, "task": {}}
         error = (await session.ask("tools/call", asked)).error
         assert error["code"] == -32602
         assert "1 validation error for totalArguments\nvalues.0\n" in error["message"]
         assert len(error["message"]) < 1_000
-        assert len(server.looked_at) == 1
+        assert len(_looked_at) == 1
         # The one that was refused has counted.
         assert (await session.ask("tools/call", asked)).error["data"]["limit"] == "owner_creates"
-        assert len(server.looked_at) == 1
+        assert len(_looked_at) == 1
+
+
+# Many of every type
+
+
+class Point(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    x: int
+    y: int = 0
+
+
+class Tree(BaseModel):
+    name: str
+    kids: list[Tree] = Field(default_factory=list["Tree"])
+
+
+class Pair(BaseModel):
+    low: int
+    high: int
+
+    @model_validator(mode="after")
+    def _is_in_order(self) -> Pair:
+        if self.high < self.low:
+            raise ValueError("it is upside down")
+        return self
+
+
+class Loose(BaseModel):
+    model_config = ConfigDict(coerce_numbers_to_str=True)
+    name: str
+
+
+class Names(RootModel[list[str]]):
+    """A list that is a model."""
+
+
+@dataclass
+class Size:
+    width: int
+
+
+class Options(TypedDict):
+    deep: bool
+
+
+class Cat(BaseModel):
+    kind: Literal["cat"]
+    lives: int
+
+
+class Dog(BaseModel):
+    kind: Literal["dog"]
+    tricks: list[str]
+
+
+def _short(value: str) -> str:
+    if len(value) > 3:
+        raise ValueError("it is long")
+    return value
+
+
+TREE: dict[str, Any] = {"name": "a", "kids": [{"name": "b", "kids": []}]}
+CASES: list[tuple[Any, Any, Any]] = [
+    (list[Point], {"x": 1}, {"x": "one"}),
+    (list[Point], {"x": "1", "y": 2}, {"x": 1, "z": 1}),
+    (list[Tree], TREE, {"name": "a", "kids": [{"name": 7}]}),
+    (list[Pair], {"low": 1, "high": 2}, {"low": 2, "high": 1}),
+    (list[Loose], {"name": 7}, {"name": None}),
+    (list[Names], ["a"], [7]),
+    (list[Size], {"width": 1}, {"width": "wide"}),
+    (list[Options], {"deep": "yes"}, {"deep": "perhaps"}),
+    (
+        list[Annotated[Cat | Dog, Field(discriminator="kind")]],
+        {"kind": "dog", "tricks": ["sit"]},
+        {"kind": "cat", "lives": "many"},
+    ),
+    (list[int | Point | None], None, {"x": None}),
+    (list[datetime], "2026-01-01T00:00:00Z", "soon"),
+    (dict[str, int], 1, "one"),
+    (tuple[int, ...], "1", "one"),
+    (list[Annotated[str, AfterValidator(_short)]], "abc", "abcd"),
+    (list[list[int]], [1, "2"], [1, "two"]),
+]
+CHECKED_HERE = 4 * 1024
+"""So many are checked in our own way: the same as the SDK says, with less work."""
+
+
+def tool_of(kind: Any) -> Callable[..., None]:
+    def tool(values: Any) -> None: ...
+
+    tool.__annotations__["values"] = kind
+    return tool
+
+
+@pytest.fixture(scope="module")
+async def client() -> AsyncGenerator[Tasking]:
+    tasks = Tasks("memory://", settings=QUICK)
+    server: MCPServer[Any] = MCPServer("many", **tasks.wiring(), log_level="CRITICAL")
+    for number, (kind, _, _) in enumerate(CASES):
+        server.add_tool(tasks.task(name=f"tool_{number}")(tool_of(kind)), name=f"tool_{number}")
+    async with in_memory(server) as wire:
+        yield Tasking(wire)
+
+
+@pytest.mark.parametrize("number", range(len(CASES)))
+async def test_what_the_sdk_takes_is_taken_and_what_it_refuses_is_refused_in_a_few_words(
+    client: Tasking, number: int
+) -> None:
+    kind, good, bad = CASES[number]
+
+    def values(items: list[Any]) -> Any:
+        return dict(zip(map(str, range(CHECKED_HERE)), items, strict=True)) if kind == dict[str, int] else items
+
+    sdk = Tool.from_function(tool_of(kind), structured_output=False).fn_metadata
+    fitting = values([good] * CHECKED_HERE)
+    sdk.validate_arguments({"values": fitting})
+    await client.finish(f"tool_{number}", values=fitting)
+    for items, place in (([good] * (CHECKED_HERE - 1) + [bad], CHECKED_HERE - 1), ([bad] * CHECKED_HERE, 0)):
+        with pytest.raises(ValueError, match="validation error"):
+            sdk.validate_arguments({"values": values(items)})
+        refused = await client.call(f"tool_{number}", values=values(items))
+        assert refused["isError"] is True
+        assert f"values.{place}" in text_of(refused)
+        assert len(text_of(refused)) < 3_000
+
+
+async def test_a_name_that_the_caller_made_up_is_cut(client: Tasking) -> None:
+    tool = [kind for kind, _, _ in CASES].index(dict[str, int])
+    refused = await client.call(f"tool_{tool}", values={"x" * 1_000_000: "one"})
+    assert len(text_of(refused)) <= 4_200

@@ -1,20 +1,21 @@
-"""Whatever comes in, the caller is told what is wrong with it, and the server goes on serving."""
+"""Whatever comes in or goes wrong, the caller is told why, and the server goes on serving."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import AsyncGenerator
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from harness.http import HttpWire, http_client, modern_headers
+from harness.http import HttpWire, http_client, modern_headers, serving
 from harness.rpc import (
     EVERYTHING,
+    INTERNAL_ERROR,
     INVALID_PARAMS,
     INVALID_REQUEST,
-    METHOD_NOT_FOUND,
-    MISSING_CAPABILITY,
     PARSE_ERROR,
     Reply,
     Tasking,
@@ -23,7 +24,28 @@ from harness.rpc import (
     request,
     text_of,
 )
+from harness.server import QUICK, UNPACED, build
 from harness.stdio import StdioWire, stdio_process
+from mcp_tasks import Tasks
+from mcp_tasks.errors import (
+    AnswerRefused,
+    Interrupted,
+    KeyTaken,
+    LimitExceeded,
+    OwnerRequired,
+    QuestionTimedOut,
+    RanTooLong,
+    ReplayMismatch,
+    StoreCorrupt,
+    StoreUnavailable,
+    TaskExists,
+    TasksError,
+    TaskUnreadable,
+    UnknownTask,
+    UsageError,
+    VersionConflict,
+)
+from tests.unit.running import MeddledStore
 from tests.wire.conftest import HttpProcesses
 
 pytestmark = pytest.mark.anyio
@@ -104,7 +126,6 @@ async def pipes() -> AsyncGenerator[StdioWire]:
 
 @pytest.fixture
 def client(wire: HttpWire) -> Tasking:
-    """A client of the server behind HTTP."""
     return Tasking(wire, EVERYTHING)
 
 
@@ -161,18 +182,6 @@ async def test_http_a_body_that_cannot_be_read_is_a_parse_error_and_one_that_is_
     await _still_serves(client)
 
 
-async def test_http_capabilities_that_do_not_fit_declare_nothing(wire: HttpWire, client: Tasking) -> None:
-    task_id = await client.create("gated")
-    misfits: list[Any] = [None, "all", [], {"extensions": "all"}, {"extensions": []}]
-    for capabilities in misfits:
-        message = request("tasks/get", {"taskId": task_id})
-        message["params"]["_meta"]["io.modelcontextprotocol/clientCapabilities"] = capabilities
-        reply = await wire.post(json.dumps(message), modern_headers(message))
-        assert reply.status == 400
-        assert reply.code in (INVALID_PARAMS, MISSING_CAPABILITY)
-    await _still_serves(client)
-
-
 async def test_http_an_id_with_half_a_character_is_an_unknown_task(wire: HttpWire, client: Tasking) -> None:
     for method in ("tasks/get", "tasks/update", "tasks/cancel"):
         message = request(method, {"taskId": "\ud800", "inputResponses": {"\udfff": None}}, capabilities=EVERYTHING)
@@ -220,20 +229,6 @@ async def test_http_a_body_over_the_limit_is_too_large_and_one_below_it_is_serve
     assert len(text_of((await client.finish("echo", value="x" * FITS))["result"])) == FITS
 
 
-async def test_http_another_content_type_verb_answer_or_method_is_refused(wire: HttpWire, client: Tasking) -> None:
-    body = json.dumps(request("tasks/get", {"taskId": "nope"}))
-    version = {**dict(MODERN_HEADERS), "accept": "application/json"}
-    typed = {**version, "content-type": "text/plain", "accept": "application/json, text/event-stream"}
-    assert (await wire.client.post(wire.url, content=body, headers=typed)).status_code == 400
-    unwanted = {**version, "content-type": "application/json", "accept": "image/png"}
-    assert (await wire.client.post(wire.url, content=body, headers=unwanted)).status_code == 406
-    assert (await wire.client.get(wire.url, headers=version)).status_code == 405
-    for method in ("tasks/", "tasks/gets", "tasks/get/", "TASKS/GET", "x" * 10_000):
-        reply = await client.ask(method, {"taskId": "nope"})
-        assert (reply.status, reply.code) == (404, METHOD_NOT_FOUND)
-    await _still_serves(client)
-
-
 # Over stdio
 
 
@@ -255,3 +250,60 @@ async def test_stdio_a_line_of_many_megabytes_is_refused_and_one_of_a_megabyte_s
     large = {"name": "echo", "arguments": {"value": "x" * (BODY_LIMIT * 3 // 2)}}
     assert (await client.ask("tools/call", large)).code == LIMIT_EXCEEDED
     assert len(text_of((await client.finish("echo", value="x" * FITS))["result"])) == FITS
+
+
+REQUEST_TIMEOUT = -32001
+A_MINUTE = QuestionTimedOut.after(timedelta(minutes=1))
+# In whole milliseconds, and never too early.
+OFTEN = LimitExceeded("creates", "often", retry_after=timedelta(microseconds=1_200))
+OFTEN_DATA = {"reason": "limit", "limit": "creates", "retryAfterMs": 2}
+DEEP = LimitExceeded("json_depth", "deep")
+UNSAID = StoreUnavailable("/alice/secret.db", may_have_happened=True)
+
+ERRORS: list[tuple[Exception, int, Any, str, str]] = [
+    (OwnerRequired("who?"), INVALID_REQUEST, {"reason": "owner_required"}, "who?", "owner_required"),
+    (KeyTaken(), INVALID_PARAMS, {"reason": "key_taken"}, "key", "key: key_taken"),
+    (UnknownTask("task_secret"), INVALID_PARAMS, None, "Task not found", "unknown"),
+    (AnswerRefused(-32042, "not today", {"until": "noon"}), -32042, {"until": "noon"}, "not today", "answer"),
+    (A_MINUTE, REQUEST_TIMEOUT, None, "60 s", "failed"),
+    (DEEP, LIMIT_EXCEEDED, {"reason": "limit", "limit": "json_depth"}, "deep", "limit: json_depth"),
+    (OFTEN, LIMIT_EXCEEDED, OFTEN_DATA, "often", "limit: creates"),
+    (Interrupted("render"), INTERNAL_ERROR, {"reason": "interrupted"}, "'render'", "failed"),
+    (RanTooLong("x", timedelta(seconds=90)), INTERNAL_ERROR, {"reason": "max_runtime"}, " 90 s", "failed"),
+    (RanTooLong("x", timedelta(milliseconds=20)), INTERNAL_ERROR, {"reason": "max_runtime"}, " 0.02 s", "failed"),
+    (ReplayMismatch("question 2 differs"), INTERNAL_ERROR, {"reason": "replay"}, "question 2 differs", "failed"),
+    (StoreUnavailable("/alice/secret.db"), INTERNAL_ERROR, {"reason": "unavailable"}, "try again later", "failed"),
+    (UNSAID, INTERNAL_ERROR, {"reason": "may_have_happened"}, "may have been carried out", "failed"),
+    (StoreCorrupt("/alice/secret.db is damaged"), INTERNAL_ERROR, None, "", "failed"),
+    (TaskExists("task_secret"), INTERNAL_ERROR, None, "", "failed"),
+    (VersionConflict("task_secret", 7), INTERNAL_ERROR, None, "", "failed"),
+    (TaskUnreadable("task_secret", "/alice/secret.db"), INTERNAL_ERROR, None, "the server's log says", "failed"),
+    (UsageError("give every step a name"), INTERNAL_ERROR, None, "give every step a name", "failed"),
+    (UsageError("no step \udcff"), INTERNAL_ERROR, None, "no step \ufffd", "failed"),
+    (TasksError("something of ours"), INTERNAL_ERROR, None, "something of ours", "failed"),
+    (RuntimeError("password=secret"), INTERNAL_ERROR, None, "Internal server error", "failed"),
+]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("short_way", [True, False], ids=["the short way", "the SDK's"])
+async def test_an_error_says_why_in_words_and_for_programs_and_not_where_tasks_are_kept(
+    tmp_path: Path, short_way: bool
+) -> None:
+    store, audit = MeddledStore(), tmp_path / "audit.jsonl"
+    tasks = Tasks(store, settings=QUICK, limits=UNPACED, audit=audit, short_way=short_way)
+    async with serving(build(tasks)) as wire:
+        client = Tasking(wire)
+        task_id = await client.create("echo", value=1)
+        await client.until(task_id, "completed")
+        for why, code, data, says, _ in ERRORS:
+            store.refuse(why, "get", "versions")
+            error = (await client.ask("tasks/get", {"taskId": task_id})).error
+            assert (error["code"], error.get("data"), says in error["message"]) == (code, data, True), why
+            assert not [secret for secret in ("secret", "alice") if secret in error["message"]], why
+        store.before.clear()
+        undeclared = await client.declaring({}).ask("tasks/get", {"taskId": task_id})
+        assert (undeclared.code, (await client.ask("tasks/get", {"taskId": 7})).code) == (-32021, INVALID_PARAMS)
+    written = [json.loads(line) for line in audit.read_text(encoding="utf-8").splitlines()]
+    reasons = {entry["reason"] for entry in written if entry["event"] == "refused"}
+    assert reasons == {*(reason for *_, reason in ERRORS), "undeclared", "malformed"}

@@ -53,14 +53,12 @@ async def test_with_the_extra_tasks_are_served_on_uvloop_and_httptools(tmp_path:
 
 
 def main(port: int, db: str) -> None:
-    """Serve until stopped, with what uvicorn takes by itself."""
     tasks = Tasks(f"sqlite:///{db}")
     server = MCPServer("served", **tasks.wiring(), log_level="WARNING")
 
     @server.tool()
     @tasks.task()
     async def served_by() -> str:
-        """The event loop and the HTTP parser that are at work."""
         loop = type(asyncio.get_running_loop()).__module__.partition(".")[0]
         return f"{loop} {getattr(web.config.http_protocol_class, '__module__', None)}"
 

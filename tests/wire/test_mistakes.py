@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import fields
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, cast
@@ -15,22 +16,18 @@ from mcp.server import MCPServer, Server
 from harness.lowlevel import build_lowlevel
 from harness.official import in_memory
 from harness.rpc import Tasking
-from harness.server import QUICK, build
-from mcp_tasks import Tasks, TasksError
+from harness.server import QUICK
+from mcp_tasks import Fallback, Settings, Tasks, TasksError
 from mcp_tasks.engines import LocalEngine
 from mcp_tasks.errors import InvalidDuration, InvalidMark, InvalidOption, UsageError, WiringError
 from mcp_tasks.stores.memory import MemoryStore
 from mcp_tasks.testing import TaskTester
+from tests.wire.servers import new_tasks, server_of
 
 NO_DURATIONS: list[Any] = [60, 0.5, "60", True, -1, float("nan")]
-
-
-def _tasks(**options: Any) -> Tasks:
-    return Tasks("memory://", settings=QUICK, **options)
-
-
-def _server(tasks: Tasks, name: str = "wired") -> MCPServer[Any]:
-    return MCPServer(name, **tasks.wiring(), log_level="CRITICAL")
+NO_QUEUES: list[Any] = ["a,b", "gpu ", "\tgpu", ",", " ", "", 3]
+NO_QUEUE = r"must be a (name without commas|non-empty string)"
+NO_FALLBACK = r"fallback must be 'auto', 'inline' or a Fallback, got .*Fallback\(wait="
 
 
 async def _awaited(change: object) -> None: ...
@@ -67,6 +64,8 @@ class _Awaited:
         ({"namespace": 5}, "namespace must be a non-empty string, got 5"),
         ({"namespace": ""}, "namespace must be a non-empty string, got ''"),
         ({"max_lost_runs": 0}, "max_lost_runs must be a whole number of at least 1, got 0"),
+        *(({"fallback": ways}, NO_FALLBACK) for ways in ("sometimes", True, Fallback, {"wait": 20}, None)),
+        *(({"queues": [queue]}, f"a queue {NO_QUEUE}") for queue in NO_QUEUES),
     ],
     # The same in every process that collects them: no addresses of functions.
     ids=lambda value: value if isinstance(value, str) else next(iter(value)),
@@ -130,8 +129,18 @@ def test_what_is_not_a_store_is_refused_with_what_it_lacks() -> None:
 async def test_a_store_that_cannot_be_opened_stops_the_server_with_the_reason(tmp_path: Path) -> None:
     (tmp_path / "tasks.db").write_text("this is no database, but it is longer than a header of one would be" * 50)
     with pytest.raises(TasksError, match=r"tasks\.db"):
-        async with in_memory(_server(Tasks(f"sqlite:///{tmp_path / 'tasks.db'}", settings=QUICK))):
+        async with in_memory(server_of(Tasks(f"sqlite:///{tmp_path / 'tasks.db'}", settings=QUICK))):
             pass
+
+
+@pytest.mark.parametrize("setting", [field.name for field in fields(Settings)])
+def test_a_setting_that_is_no_duration_or_no_number_is_refused_with_what_to_write(setting: str) -> None:
+    is_number = setting.startswith("max_")
+    misfits: list[Any] = [-1, 1.5, True, "many"] if is_number else [15]
+    says = setting if is_number else rf"{setting}=timedelta\(seconds=15\)"
+    for wrong in misfits:
+        with pytest.raises(InvalidOption if is_number else InvalidDuration, match=says):
+            Settings(**{setting: wrong})
 
 
 # Marks
@@ -148,12 +157,12 @@ def _by_name(tasks: Tasks, **options: Any) -> None:
 @pytest.mark.parametrize(("way", "where"), [(_by_decorator, "@tasks.task"), (_by_name, "tasks.mark")])
 def test_an_option_that_does_not_exist_is_refused_with_those_that_do(way: Callable[..., None], where: str) -> None:
     with pytest.raises(InvalidOption) as refused:
-        way(_tasks(), tll=timedelta(days=1))
+        way(new_tasks(), tll=timedelta(days=1))
     said = str(refused.value)
     assert said.startswith(f"{where} has no option 'tll'; did you mean 'ttl'? It has ")
     assert "mode, ttl, recover" in said
     with pytest.raises(InvalidOption, match=r"no option 'zzzzzz'\. It has "):
-        way(_tasks(), zzzzzz=1)
+        way(new_tasks(), zzzzzz=1)
 
 
 @pytest.mark.parametrize("way", [_by_decorator, _by_name])
@@ -163,10 +172,12 @@ def test_an_option_that_does_not_exist_is_refused_with_those_that_do(way: Callab
         ({"asks_first": "yes"}, "asks_first must be True or False, got 'yes'"),
         ({"poll_interval": timedelta.max}, "poll_interval must be at most 1 day, 0:00:00"),
         ({"mode": ["optional"]}, r"mode must be 'forbidden', 'optional' or 'required', got \['optional'\]"),
-        ({"mode": "sometimes"}, "mode"),
+        *(({"mode": mode}, "mode") for mode in ("sometimes", None)),
         ({"recover": "maybe"}, "recover"),
-        ({"ttl": timedelta(0)}, "ttl"),
+        *(({duration: timedelta(0)}, duration) for duration in ("ttl", "poll_interval")),
         ({"max_runtime": -timedelta(1)}, "max_runtime"),
+        *(({"fallback": ways}, NO_FALLBACK) for ways in ("sometimes", True, Fallback, {"wait": 20})),
+        *(({"queue": queue}, f"queue {NO_QUEUE}") for queue in NO_QUEUES),
     ],
     ids=str,
 )
@@ -174,7 +185,7 @@ def test_a_value_that_a_mark_cannot_have_is_refused(
     way: Callable[..., None], mistake: dict[str, Any], says: str
 ) -> None:
     with pytest.raises(UsageError, match=says) as refused:
-        way(_tasks(), **mistake)
+        way(new_tasks(), **mistake)
     assert isinstance(refused.value, ValueError)
 
 
@@ -185,30 +196,30 @@ def test_a_duration_of_a_tool_that_is_no_timedelta_is_refused_with_what_to_write
 ) -> None:
     for wrong in NO_DURATIONS:
         with pytest.raises(UsageError, match=rf"{option}=timedelta\(seconds=") as refused:
-            way(_tasks(), **{option: wrong})
+            way(new_tasks(), **{option: wrong})
         assert isinstance(refused.value, TypeError)
         assert wrong not in (60, 0.5) or f"{option}=timedelta(seconds={wrong})" in str(refused.value)
     with pytest.raises(UsageError, match=option) as refused:
-        way(_tasks(), **{option: -timedelta(seconds=1)})
+        way(new_tasks(), **{option: -timedelta(seconds=1)})
     assert isinstance(refused.value, ValueError)
     for of_server in ("default_ttl", "grace"):
         with pytest.raises(UsageError, match=rf"{of_server}=timedelta\(seconds="):
-            _tasks(**{of_server: NO_DURATIONS[0]})
+            new_tasks(**{of_server: NO_DURATIONS[0]})
 
 
 def test_a_name_that_no_tool_has_is_refused() -> None:
     misfits: list[Any] = ["", 5]
     for name in misfits:
         with pytest.raises(InvalidOption, match=f"name must be a non-empty string, got {name!r}"):
-            _tasks().task(name=name)
+            new_tasks().task(name=name)
         with pytest.raises(InvalidOption, match=f"tasks.mark takes must be a non-empty string, got {name!r}"):
-            _tasks().mark(name)
+            new_tasks().mark(name)
     with pytest.raises(InvalidMark, match=r"the name is a keyword: @tasks\.task\(name='render'\)"):
-        _tasks().task("render")  # pyright: ignore[reportArgumentType]
+        new_tasks().task("render")  # pyright: ignore[reportArgumentType]
 
 
 def test_two_functions_under_one_name_and_a_mark_without_parentheses_are_refused() -> None:
-    tasks: Any = _tasks()
+    tasks: Any = new_tasks()
     tasks.task(name="work")(lambda: None)
 
     def work() -> None: ...
@@ -226,9 +237,9 @@ def test_two_functions_under_one_name_and_a_mark_without_parentheses_are_refused
 
 
 def test_the_extension_without_its_lifespan_is_refused_when_the_server_is_made() -> None:
-    wired = _tasks()
-    _server(wired)
-    for tasks in (_tasks(), wired):
+    wired = new_tasks()
+    server_of(wired)
+    for tasks in (new_tasks(), wired):
         with pytest.raises(WiringError, match=r"MCPServer\(\.\.\., \*\*tasks\.wiring\(\)\)") as refused:
             MCPServer("half", extensions=[tasks])
         assert "wiring(lifespan=yours)" in str(refused.value)
@@ -242,7 +253,7 @@ async def _own_lifespan(server: MCPServer[int]) -> AsyncGenerator[int]:
 @pytest.mark.anyio
 @pytest.mark.parametrize("around", [(), (_own_lifespan,)], ids=["ours", "around the author's"])
 async def test_the_lifespan_without_the_extension_is_refused_at_the_start(around: Any) -> None:
-    server: MCPServer[Any] = MCPServer("half", lifespan=_tasks().wiring(*around)["lifespan"])
+    server: MCPServer[Any] = MCPServer("half", lifespan=new_tasks().wiring(*around)["lifespan"])
     with pytest.raises(WiringError, match=r"\*\*tasks\.wiring\(\)"):
         async with in_memory(server):
             pass
@@ -252,7 +263,7 @@ async def test_the_lifespan_without_the_extension_is_refused_at_the_start(around
 async def test_a_lifespan_in_place_of_that_of_the_wiring_is_told_to_whoever_runs_the_server(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    tasks = _tasks()
+    tasks = new_tasks()
     server: MCPServer[Any] = MCPServer("half", **{**tasks.wiring(), "lifespan": _own_lifespan}, log_level="CRITICAL")  # pyright: ignore[reportArgumentType]
 
     @server.tool()
@@ -268,7 +279,7 @@ async def test_a_lifespan_in_place_of_that_of_the_wiring_is_told_to_whoever_runs
 
 
 def test_what_cannot_be_wired_is_refused_where_it_is_given() -> None:
-    tasks: Any = _tasks()
+    tasks: Any = new_tasks()
 
     async def own(server: MCPServer[int]) -> AsyncGenerator[int]:
         yield 1
@@ -288,8 +299,8 @@ def test_what_cannot_be_wired_is_refused_where_it_is_given() -> None:
 @pytest.mark.anyio
 @pytest.mark.parametrize("name", ["second", "first"])
 async def test_one_tasks_object_cannot_serve_two_servers_at_a_time(name: str) -> None:
-    tasks = _tasks()
-    first, second = _server(tasks, "first"), _server(tasks, name)
+    tasks = new_tasks()
+    first, second = server_of(tasks, "first"), server_of(tasks, name)
     async with in_memory(first):
         with pytest.raises(WiringError, match="'first'") as refused:
             async with in_memory(second):
@@ -308,43 +319,27 @@ def _refusal(raised: Any) -> UsageError:
     return raised
 
 
-@pytest.mark.parametrize("make", [build, build_lowlevel])
-def test_a_server_on_trio_is_refused_and_leaves_nothing_behind(tmp_path: Path, make: Any) -> None:
-    server: MCPServer[Any] | Server[Any] = make(Tasks(f"sqlite:///{tmp_path / 'tasks.db'}"))
-
-    async def serve() -> None:
-        async with in_memory(server):
-            raise AssertionError("it must not start")
-
-    with pytest.raises((UsageError, BaseExceptionGroup)) as raised:
-        anyio.run(serve, backend="trio")
-    refused = str(_refusal(raised.value))
-    assert "asyncio" in refused
-    assert "trio" in refused
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_lifespan_of_the_authors_own_is_not_begun_on_trio_and_a_tester_is_refused() -> None:
+@pytest.mark.parametrize("kind", ["high level", "low level", "tester"])
+def test_on_trio_a_server_and_a_tester_are_refused_and_nothing_is_begun_or_left_behind(
+    tmp_path: Path, kind: str
+) -> None:
     begun: list[str] = []
 
     @asynccontextmanager
-    async def own(server: MCPServer[int]) -> AsyncGenerator[int]:
+    async def own(server: Any) -> AsyncGenerator[Any]:
         begun.append("began")
-        yield 1
+        yield {}
 
-    tasks = Tasks("memory://")
-    server = MCPServer("own", **tasks.wiring(own), log_level="CRITICAL")
+    tasks = Tasks(f"sqlite:///{tmp_path / 'tasks.db'}")
+    low = kind == "low level"
+    server: Any = build_lowlevel(tasks, lifespan=own) if low else MCPServer("own", **tasks.wiring(own))
 
-    async def serve() -> None:
-        async with in_memory(server):
+    async def begin() -> None:
+        async with TaskTester(server, tasks) if kind == "tester" else in_memory(server):
             raise AssertionError("it must not start")
 
-    async def test() -> None:
-        async with TaskTester(server, tasks):
-            raise AssertionError("it must not start")
-
-    for begin in (serve, test):
-        with pytest.raises((UsageError, BaseExceptionGroup)) as raised:
-            anyio.run(begin, backend="trio")
-        assert "asyncio" in str(_refusal(raised.value))
-    assert begun == []
+    with pytest.raises((UsageError, BaseExceptionGroup)) as raised:
+        anyio.run(begin, backend="trio")
+    refused = str(_refusal(raised.value))
+    assert ("asyncio" in refused, "trio" in refused or kind == "tester") == (True, True)
+    assert begun == [] == list(tmp_path.iterdir())

@@ -29,19 +29,16 @@ KEY = "mcp-tasks/progress"
 
 @pytest.fixture
 def desk() -> Desk:
-    """Where tools wait for the test."""
     return Desk()
 
 
 @pytest.fixture
 def clock() -> FakeClock:
-    """Time that the test moves on."""
     return FakeClock()
 
 
 @pytest.fixture
 async def client(desk: Desk, clock: FakeClock) -> AsyncGenerator[Tasking]:
-    """A client of the furnished server."""
     async with serving(build(Tasks("memory://", clock=clock, settings=QUICK), desk)) as wire:
         yield Tasking(wire)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -12,8 +11,7 @@ import pytest
 from harness.http import HttpWire, http_client, serving
 from harness.lowlevel import build_lowlevel
 from harness.official import in_memory
-from harness.rpc import EVERYTHING, LEGACY, NOTHING, Tasking, Wire, accept, legacy_request, request, text_of
-from harness.schema import check_legacy_result
+from harness.rpc import EVERYTHING, NOTHING, Tasking, Wire, accept, request, text_of
 from harness.server import QUICK, build
 from harness.stdio import stdio_process
 from mcp_tasks import Tasks
@@ -86,20 +84,6 @@ async def test_answers_are_json_or_a_stream_as_the_server_was_told(json_only: bo
         created = await wire.send(request("tools/call", params, meta={"progressToken": 1}))
         assert created.result["resultType"] == "task"
         assert created.headers["content-type"] == "application/json"
-
-
-async def test_a_server_without_sessions_serves_tasks_and_legacy_calls_alike() -> None:
-    async with serving(build(Tasks("memory://", settings=QUICK)), stateless=True) as wire:
-        client = Tasking(wire, EVERYTHING)
-        task_id = await client.create("ask_name")
-        await client.until(task_id, "input_required")
-        await client.update(task_id, **{"elicitation-1": accept(name="Ada")})
-        assert text_of((await client.until(task_id, "completed"))["result"]) == "Hello, Ada!"
-        call = legacy_request("tools/call", {"name": "echo", "arguments": {"value": "plain"}})
-        plain = await wire.post(json.dumps(call), [("mcp-protocol-version", LEGACY)])
-        check_legacy_result("CallToolResult", plain.result)
-        assert text_of(plain.result) == "plain"
-        assert "mcp-session-id" not in plain.headers
 
 
 @pytest.mark.slow

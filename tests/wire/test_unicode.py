@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from typing import Annotated, Any
 
 import pytest
@@ -29,6 +30,11 @@ from harness.rpc import EVERYTHING, Tasking, accept, legacy_request, text_of
 from harness.server import CUSTOM_ERROR, QUICK
 from mcp_tasks import Tasks
 from mcp_tasks.client import TasksClient
+from mcp_tasks.model import InputBook, InputRequest, Progress, TaskStatus
+from mcp_tasks.model.record import Outcome
+from mcp_tasks.stores import MemoryStore
+from mcp_tasks.testing import make_record, make_request
+from mcp_tasks.testing.clock import NOON
 from tests.push.listening import listening
 
 pytestmark = pytest.mark.anyio
@@ -38,13 +44,10 @@ READABLE = "caf\ufffd.txt"
 
 
 class Keep(BaseModel):
-    """A form whose schema quotes a file name."""
-
     keep: bool = Field(title=f"Keep {NAME}")
 
 
 def resolve_keep() -> Elicit[Keep]:
-    """Have the SDK ask."""
     return Elicit(f"Keep {NAME}?", Keep)
 
 
@@ -94,14 +97,12 @@ def build(tasks: Tasks) -> MCPServer[Any]:
 
 @pytest.fixture
 async def wire() -> AsyncGenerator[HttpWire]:
-    """A way to that server."""
     async with serving(build(Tasks("memory://", settings=QUICK))) as way:
         yield way
 
 
 @pytest.fixture
 def client(wire: HttpWire) -> Tasking:
-    """A client that can be asked anything."""
     return Tasking(wire, EVERYTHING)
 
 
@@ -132,6 +133,30 @@ async def test_progress_errors_and_failures_are_shown_with_what_can_be_read_of_t
     returned = await client.until(await client.create("returns"), "failed")
     assert "not valid Unicode" in returned["error"]["message"]
     assert _sent([failed, broken, returned])
+
+
+ROOTS = InputRequest(method="roots/list", params={NAME: NAME})
+OLD: list[dict[str, Any]] = [
+    {"progress": Progress(progress=1, message=NAME)},
+    {"status": TaskStatus.CANCELLED, "status_message": NAME, "finished_at": NOON},
+    {"status": TaskStatus.INPUT_REQUIRED, "inputs": InputBook().ask({"a": ROOTS})},
+    {"status": TaskStatus.FAILED, "status_message": NAME, "finished_at": NOON},
+]
+
+
+async def test_what_an_older_release_kept_of_it_can_be_sent() -> None:
+    store = MemoryStore()
+    error = json.dumps({"code": 1, "message": NAME, "data": {NAME: "\U0001f600"}}).encode()
+    async with serving(build(Tasks(store, clock=lambda: NOON, settings=QUICK, runs_tools=False))) as wire:
+        for fields in OLD:
+            record = make_record(namespace="files", owner=None)
+            await store.create(record, make_request())
+            is_failed = fields["status"] is TaskStatus.FAILED if "status" in fields else False
+            outcome = Outcome(body=error) if is_failed else None
+            await store.save(replace(record, version=2, **fields), expected=1, outcome=outcome)
+            task = await Tasking(wire, EVERYTHING).get(record.id)
+            assert READABLE in _sent(task)
+            assert not is_failed or task["error"]["data"] == {READABLE: "\U0001f600"}
 
 
 @pytest.mark.parametrize("tool", ["asks", "asks_by_returning_in_the_task"])

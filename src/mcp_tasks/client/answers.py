@@ -7,7 +7,6 @@ only. With a ledger that holds over restarts: a recorded answer is sent again in
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import Any, Final
@@ -17,6 +16,7 @@ import anyio
 from mcp.shared.exceptions import MCPError
 from mcp_types import INTERNAL_ERROR, ErrorData
 
+from mcp_tasks._utils import BoundedDict
 from mcp_tasks.client.backend import TaskPort, check_answer, is_transient
 from mcp_tasks.client.ledger import TaskLedger
 from mcp_tasks.client.poller import Patience, Poller, TaskLife
@@ -51,7 +51,7 @@ class Callbacks:
         self.per_task: int = per_task
         # One per event loop: a semaphore belongs to the first that waits in it.
         self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
-        self._asked: OrderedDict[str, int] = OrderedDict()
+        self._asked: BoundedDict[str, int] = BoundedDict(MAX_KNOWN)
 
     def wait_for_turn(self) -> AbstractAsyncContextManager[None]:
         """Waits for one callback's turn, and has it while it is entered."""
@@ -61,9 +61,6 @@ class Callbacks:
         """Count one question more of a task; whether it may ask it."""
         asked = self._asked.get(task_id, 0) + 1
         self._asked[task_id] = asked
-        self._asked.move_to_end(task_id)
-        if len(self._asked) > MAX_KNOWN:
-            self._asked.popitem(last=False)
         return asked <= self.per_task
 
 

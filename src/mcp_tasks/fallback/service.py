@@ -36,7 +36,7 @@ from mcp_tasks.protocol.errors import RpcError, refusing
 from mcp_tasks.protocol.methods import TasksProtocol
 from mcp_tasks.protocol.owners import Caller, CallKey
 from mcp_tasks.quiet import get_logger
-from mcp_tasks.runtime.launch import new_task_id
+from mcp_tasks.runtime.launch import LaunchSpec, new_task_id
 from mcp_tasks.server.creation import CallAnswer, Question, answer_call
 from mcp_tasks.server.sdk import EraParts, RequestContext, caller_of
 from mcp_tasks.server.tool_runner import UNKNOWN_CLIENT, OpenCalls, to_mcp_error
@@ -153,16 +153,18 @@ class FallbackCalls:
         joined = None if nonce is not None else call.joined
         return await answer_call(
             self._parts.runtime(),
-            _request(call),
-            owner=call.owner,
-            retention=call.retention,
-            poll_interval=call.poll_interval,
+            LaunchSpec(
+                request=_request(call),
+                owner=call.owner,
+                retention=call.retention,
+                poll_interval=call.poll_interval,
+                session=session_of(call.caller),
+                task_id=task_id,
+                key=nonce,
+            ),
             asks_first=call.asks_first and waiting.leg is not None and joined is None,
-            task_id=task_id,
-            under=nonce,
             joined=joined,
             key=call.key,
-            session=session_of(call.caller),
             goes_on=call.ways.when_caller_leaves == "continue",
         )
 

@@ -10,12 +10,12 @@ server offers it, as a server of the newer era would have decided by itself.
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, ClassVar, Final, Literal, Protocol, TypeAlias, TypeVar, cast
+from typing import Any, ClassVar, Final, Literal, Protocol, TypeAlias, cast
 from weakref import WeakValueDictionary
 
 import anyio
@@ -37,6 +37,7 @@ from mcp_types import (
     RequestId,
 )
 
+from mcp_tasks._utils import BoundedDict
 from mcp_tasks.errors import InvalidResponse, TasksError, UnknownTask, UsageError
 from mcp_tasks.failure import is_over_limit
 from mcp_tasks.legacy.shapes import (
@@ -65,9 +66,6 @@ from mcp_tasks.quiet import get_logger, shielded, short_id, what
 
 MOST: Final = 20
 
-K = TypeVar("K")
-V = TypeVar("V")
-
 
 class Slots:
     """The slots of one connection."""
@@ -86,19 +84,6 @@ class Slots:
     def give_back(self, who: object) -> None:
         """Give the slot back, if there is one to give."""
         self._taken.discard(who)
-
-
-class Bounded(OrderedDict[K, V]):
-    """A dictionary of the last entries."""
-
-    def __init__(self, most: int) -> None:
-        super().__init__()
-        self._most = most
-
-    def __setitem__(self, key: K, value: V) -> None:
-        super().__setitem__(key, value)
-        while len(self) > self._most:
-            self.popitem(last=False)
 
 
 # ---- connection
@@ -204,8 +189,8 @@ class DrivenTask:
         self._progress: Progress | None = None
         self._questions: dict[str, Question] = {}
         # The last ones are enough: a server that asks without end gets no more of our memory than that.
-        self._given: Bounded[str, Mapping[str, Any] | ErrorData] = Bounded(MAX_QUESTIONS)
-        self._asked: Bounded[str, bool] = Bounded(10 * MAX_QUESTIONS)
+        self._given: BoundedDict[str, Mapping[str, Any] | ErrorData] = BoundedDict(MAX_QUESTIONS)
+        self._asked: BoundedDict[str, bool] = BoundedDict(10 * MAX_QUESTIONS)
         self._keeper: asyncio.Task[None] | None = None
         self._outcome: JsonObject | ErrorData | None = None
         # What `tasks/result` last gave; it counts when the server has forgotten the task meanwhile.
@@ -678,7 +663,7 @@ class LegacyTasks:
         self._creations: set[asyncio.Task[TaskSnapshot | JsonObject]] = set()
         self._early: list[JSONRPCRequest] = []
         # The tasks of requests that the session answers: those of tasks that are not driven here.
-        self._answered_there: Bounded[RequestId, str] = Bounded(MAX_ANSWERED_THERE)
+        self._answered_there: BoundedDict[RequestId, str] = BoundedDict(MAX_ANSWERED_THERE)
 
     @property
     def is_spoken(self) -> bool:

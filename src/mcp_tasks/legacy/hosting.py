@@ -13,7 +13,6 @@ import binascii
 import json
 import math
 import secrets
-from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
@@ -38,6 +37,7 @@ from mcp_types import (
 from mcp_types.methods import parse_server_request
 from pydantic import ValidationError
 
+from mcp_tasks._utils import BoundedDict
 from mcp_tasks.encryption import Cipher
 from mcp_tasks.errors import InvalidOption, StoreError, StoreUnavailable, TasksError, UnknownTask
 from mcp_tasks.legacy.hosting_file import HostedFile
@@ -711,7 +711,7 @@ class HostedPeer:
         self._is_active = False
         self._callbacks: dict[RequestId, asyncio.Future[dict[str, Any]]] = {}
         self._answering: dict[RequestId, asyncio.Task[Any]] = {}
-        self._tokens: OrderedDict[Any, tuple[str, bool]] = OrderedDict()
+        self._tokens: BoundedDict[Any, tuple[str, bool]] = BoundedDict(LAST_TOKENS)
         hosted.open()
         wire.spawn(self._live())
 
@@ -894,9 +894,6 @@ class HostedPeer:
         if token is None:
             return
         self._tokens[token] = (task_id, is_running)
-        self._tokens.move_to_end(token)
-        while len(self._tokens) > LAST_TOKENS:
-            self._tokens.popitem(last=False)
 
     def ended(self, record: TaskRecord) -> None:
         """Tell the server that a task has ended. Without `related-task`: the id is in the task."""

@@ -11,7 +11,7 @@ not known here: a task that sessions of two processes have may be asked about in
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -21,12 +21,14 @@ import anyio
 from mcp.shared.exceptions import MCPError
 from mcp_types import INTERNAL_ERROR
 
+from mcp_tasks._utils import BoundedDict
 from mcp_tasks.errors import AnswerRefused, InvalidResponse, StoreError, TasksError, TaskWasCancelled, UnknownTask
 from mcp_tasks.legacy.client_tasks import Driver
 from mcp_tasks.legacy.shapes import REQUEST_CANCELLED, plain_data
 from mcp_tasks.legacy.streams import Audience, Carrier, related_params
 from mcp_tasks.model.record import Actor, InputRequest, TaskRecord
 from mcp_tasks.protocol.answers import misfit, take_answer
+from mcp_tasks.protocol.shapes import TaskSnapshot
 from mcp_tasks.quiet import get_logger, quietly, what
 from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.server.tool_runner import StreamLost
@@ -72,7 +74,7 @@ class HostedQuestions:
 
     def __init__(self, runtime: Callable[[], TaskRuntime]) -> None:
         self._runtime = runtime
-        self._known: OrderedDict[tuple[str, str], str] = OrderedDict()
+        self._known: BoundedDict[tuple[str, str], str] = BoundedDict(REMEMBERED)
 
     async def ask(self, asked: Asked, carrier: Carrier) -> dict[str, Any]:
         """The client's answer.
@@ -81,7 +83,7 @@ class HostedQuestions:
             AnswerRefused: The client answered with an error.
             StreamLost: It did not answer, and cannot any more on this stream.
         """
-        record, key, question = asked.record, asked.key, asked.question
+        record, question = asked.record, asked.question
         if "task" not in question.params:
             return await carrier.ask(record.id, asked.name, question)
         plain = replace(question, params={name: value for name, value in question.params.items() if name != "task"})
@@ -90,10 +92,6 @@ class HostedQuestions:
         driver = Driver(carrier.request)
         try:
             return await self._drive(driver, asked, related_params(record.id, asked.name, plain))
-        except asyncio.CancelledError:
-            with anyio.move_on_after(FAREWELL, shield=True):
-                await self._cancel_unless_open(driver, record, key)
-            raise
         except TaskWasCancelled as exc:
             raise AnswerRefused(REQUEST_CANCELLED, str(exc)) from exc
         except (UnknownTask, InvalidResponse) as exc:
@@ -105,12 +103,19 @@ class HostedQuestions:
         record, key, question = asked.record, asked.key, asked.question
         # Of a question that is asked again, the task in the record is the one whose answer did not fit.
         task_id = self._known.get((record.id, key)) or (question.hosted_as if asked.before == 0 else None)
+        creating: asyncio.Future[TaskSnapshot] | None = None
         for forgotten in range(MAX_FORGOTTEN):
             try:
                 if task_id is None:
-                    task_id = (await driver.create(question.method, params, _ttl(question))).id
+                    # Goes on if this is cancelled: the client may have taken the question already.
+                    creating = asyncio.ensure_future(driver.create(question.method, params, _ttl(question)))
+                    task_id = (await asyncio.shield(creating)).id
                     await self._note(record, key, task_id)
                 result = await driver.result(task_id)
+            except asyncio.CancelledError:
+                with anyio.move_on_after(FAREWELL, shield=True):
+                    await self._cancel_unless_open(driver, record, key, creating)
+                raise
             except UnknownTask:
                 # It has expired, or the client has lost it, or is another client.
                 task_id = None
@@ -121,20 +126,25 @@ class HostedQuestions:
                 return {name: value for name, value in result.items() if name != "_meta"}
         raise AssertionError("the last time raises")  # pragma: no cover - only a defect of ours comes here
 
-    async def _note(self, record: TaskRecord, key: str, task_id: str) -> None:
+    def _know(self, record: TaskRecord, key: str, task_id: str) -> None:
         self._known[record.id, key] = task_id
-        while len(self._known) > REMEMBERED:
-            self._known.popitem(last=False)
+
+    async def _note(self, record: TaskRecord, key: str, task_id: str) -> None:
+        self._know(record, key, task_id)
         try:
             await self._runtime().host(record, key, task_id, actor=Actor("client", record.owner))
         except (StoreError, UnknownTask) as exc:
             # After a crash the person would be asked again, which is better than not at all.
             logger.warning("task %s…: that its client holds a question is not stored: %s", record.id[:12], exc)
 
-    async def _cancel_unless_open(self, driver: Driver, record: TaskRecord, key: str) -> None:
+    async def _cancel_unless_open(
+        self, driver: Driver, record: TaskRecord, key: str, creating: asyncio.Future[TaskSnapshot] | None
+    ) -> None:
         """Cancel the client's task if the question is closed. While it is open, another stream will ask for it."""
-        task_id = self._known.get((record.id, key))
         try:
+            if creating is not None:
+                self._know(record, key, (await creating).id)
+            task_id = self._known.get((record.id, key))
             seen = await self._runtime().store.get(record.id)
             if seen is not None and key in seen.inputs.outstanding:
                 return

@@ -60,7 +60,7 @@ from mcp_tasks.protocol.methods import CANCELLED_BY_CLIENT, actor_of
 from mcp_tasks.protocol.owners import take_key
 from mcp_tasks.quiet import get_logger
 from mcp_tasks.runtime import TaskRuntime
-from mcp_tasks.runtime.launch import new_task_id
+from mcp_tasks.runtime.launch import LaunchSpec, new_task_id
 from mcp_tasks.server.creation import ANNOUNCE_AFTER
 from mcp_tasks.server.sdk import (
     EraParts,
@@ -518,14 +518,16 @@ class Creation:
         with refusing():
             asked, own = take_key(request, owner)
             record = await runtime.launch(
-                asked,
-                owner=owner,
-                retention=parse_retention(task, offer),
-                poll_interval=offer.poll_interval,
-                session=None if session is None else session.id,
-                key=None if own is None else own.key,
-                fingerprint=None if own is None else own.fingerprint,
-                task_id=task_id,
+                LaunchSpec(
+                    request=asked,
+                    owner=owner,
+                    retention=parse_retention(task, offer),
+                    poll_interval=offer.poll_interval,
+                    session=None if session is None else session.id,
+                    key=None if own is None else own.key,
+                    fingerprint=None if own is None else own.fingerprint,
+                    task_id=task_id,
+                )
             )
             if offer.may_refuse(request.arguments):
                 await self._refuse(record, offer, keep=own is not None)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,6 +25,7 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from mcp_tasks._utils import BoundedDict
 from mcp_tasks.errors import AnswerRefused
 from mcp_tasks.legacy.shapes import RELATED_TASK, VERSION, plain_data, related_task
 from mcp_tasks.model.json import valid_json
@@ -269,7 +270,7 @@ class AskedTasks:
     """The tasks of the questions that were sent to one session, by the ids of the requests."""
 
     def __init__(self) -> None:
-        self._tasks: OrderedDict[str | int, str] = OrderedDict()
+        self._tasks: BoundedDict[str | int, str] = BoundedDict(MAX_ASKED)
 
     def look(self, event: bytes) -> bytes:
         """An event on its way out, with the task named where a question of one is cancelled."""
@@ -298,8 +299,6 @@ class AskedTasks:
         if "id" in message:
             if RELATED_TASK in meta:
                 self._tasks[message["id"]] = meta[RELATED_TASK]["taskId"]
-                if len(self._tasks) > MAX_ASKED:
-                    self._tasks.popitem(last=False)
             return None
         task_id = self._tasks.get(cast("str | int", params.get("requestId")))
         if message.get("method") != "notifications/cancelled" or task_id is None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter, OrderedDict, defaultdict
+from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
@@ -19,6 +19,7 @@ from typing import Final, Literal, TypeAlias
 
 import anyio
 
+from mcp_tasks._utils import BoundedDict
 from mcp_tasks.errors import LimitExceeded
 from mcp_tasks.model.json import LARGE, JsonObject, JsonValue, check_json, is_large
 from mcp_tasks.model.limits import Limits
@@ -212,7 +213,7 @@ class Pace:
         # What may come at once counts from the first, which always may.
         self._ahead = max(rate, 1.0) * self._step - self._step
         self._patience = min(patience, MOST_HELD_BACK * self._step)
-        self._turns: OrderedDict[str, float] = OrderedDict()
+        self._turns: BoundedDict[str, float] = BoundedDict(MOST_KNOWN)
 
     def take(self, key: str, turns: int = 1) -> tuple[float, bool]:
         """Seconds to wait, and whether it may then be done; if not, it does not count. What takes several turns has
@@ -225,9 +226,6 @@ class Pace:
         if wait > self._patience + _AS_GOOD_AS_NOTHING:
             return wait, False
         self._turns[key] = turn + self._step * turns
-        self._turns.move_to_end(key)
-        if len(self._turns) > MOST_KNOWN:
-            self._turns.popitem(last=False)
         return (wait if wait > _AS_GOOD_AS_NOTHING else 0.0), True
 
     def give_back(self, key: str) -> None:

@@ -7,13 +7,13 @@ run of the task, if it is at work in this process, listeners and other processes
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from mcp_tasks._utils import BoundedDict
 from mcp_tasks.errors import (
     KeyTaken,
     StaleRun,
@@ -77,14 +77,14 @@ class Changes:
         self._origin = origin
         self._grew = grew
         # Not a dict: finding the first of one from which many were taken takes the longer the more there were.
-        self._written: OrderedDict[str, int] = OrderedDict()
+        self._written: BoundedDict[str, int] = BoundedDict(MAX_REMEMBERED)
         self._being_written: dict[str, int] = {}
         self._passed_over: dict[str, Hint] = {}
         self.unheard: Inbox = Inbox()
         # Of changes whose answer was lost: how observers are told, once it is known that they were made.
-        self._unconfirmed: OrderedDict[WriteId, Callable[[], None]] = OrderedDict()
+        self._unconfirmed: BoundedDict[WriteId, Callable[[], None]] = BoundedDict(MAX_REMEMBERED)
         # Changes that observers were told of: a run and the writes after an outage may make the same one.
-        self._told: OrderedDict[WriteId, None] = OrderedDict()
+        self._told: BoundedDict[WriteId, None] = BoundedDict(MAX_REMEMBERED)
         self._is_over = False
 
     def end(self) -> None:
@@ -176,8 +176,6 @@ class Changes:
             except BaseException as exc:
                 if isinstance(exc, StoreUnavailable) and exc.may_have_happened:
                     self._unconfirmed[write] = partial(self._tell, write, history, events, actor, outcome)
-                    if len(self._unconfirmed) > MAX_REMEMBERED:
-                        self._unconfirmed.popitem(last=False)
                 if (hint := self._passed_over.get(record.id)) is not None:
                     self.unheard.put(hint)
                 raise
@@ -312,9 +310,6 @@ class Changes:
     def _remember(self, record: TaskRecord) -> None:
         # Newest last, so that the one that is forgotten is the one whose hint has long come.
         self._written[record.id] = record.version
-        self._written.move_to_end(record.id)
-        if len(self._written) > MAX_REMEMBERED:
-            self._written.popitem(last=False)
 
     def _tell(
         self,
@@ -327,8 +322,6 @@ class Changes:
         if write in self._told:
             return
         self._told[write] = None
-        if len(self._told) > MAX_REMEMBERED:
-            self._told.popitem(last=False)
         self._note_growth(history[-1], outcome)
         self._observe_all(history, events, actor)
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
+from mcp_tasks._utils import BoundedDict
 from mcp_tasks.engines.base import Slot
 from mcp_tasks.errors import (
     CannotStart,
@@ -35,7 +36,7 @@ from mcp_tasks.model.machine import RunResumeRequested, RunStarted, RunStartedOv
 from mcp_tasks.model.record import Actor, JournalEntry, TaskRecord, TaskRequest, Trial, WriteId
 from mcp_tasks.quiet import get_logger
 from mcp_tasks.runtime.policy import ToolPolicy
-from mcp_tasks.runtime.replay import Replay, version_entry
+from mcp_tasks.runtime.replay import Replay, this_task, version_entry
 from mcp_tasks.runtime.run import Run, failed
 from mcp_tasks.runtime.suspend import Lines, Place
 from mcp_tasks.stores.codec import new_write_id
@@ -144,6 +145,9 @@ MAX_CROWDED_OUT = 1_000
 MAX_UNCONFIRMED = 1_000
 """Claims that are remembered because their answer was lost."""
 
+GIVES_UP_WITHIN = 1.0
+"""Seconds for claims to end that were cancelled: a driver whose network is cut may take long for that."""
+
 UNCONFIRMED_FOR = 120.0
 """Seconds for which they are: longer than a request may be on its way to a store."""
 
@@ -187,7 +191,8 @@ class Claims:
         self._watches: dict[str, asyncio.Task[None]] = {}
         self._calls: set[asyncio.Task[None]] = set()
         self._claiming: set[str] = set()
-        self._unconfirmed: dict[str, tuple[WriteId, float]] = {}
+        self._asking: set[asyncio.Task[Any]] = set()
+        self._unconfirmed: BoundedDict[str, tuple[WriteId, float]] = BoundedDict(MAX_UNCONFIRMED)
         self._made: dict[str, tuple[TaskRecord, TaskRequest, ToolPolicy]] = {}
         self._crowded_out = CrowdedOut()
         self._lines = Lines()
@@ -211,9 +216,6 @@ class Claims:
 
     def add_unconfirmed(self, task_id: str, write: WriteId) -> None:
         """Remember a claim that may have been made, and whose tool does not begin: it is released as not started."""
-        self._unconfirmed.pop(task_id, None)
-        if len(self._unconfirmed) == MAX_UNCONFIRMED:
-            del self._unconfirmed[next(iter(self._unconfirmed))]
         self._unconfirmed[task_id] = write, self._runtime.monotonic() + UNCONFIRMED_FOR
 
     def unconfirmed(self) -> list[str]:
@@ -343,26 +345,40 @@ class Claims:
     async def _confirmed(self, task_id: str, swap: partial[CoroutineType[Any, Any, TaskRecord]]) -> TaskRecord:
         """The claimed task. While it is not known whether the claim was made, the store is asked again, as long as the
         lease allows; after that the claim is released when there is a lease again."""
-        failures = 0
-        with self.claiming(task_id):
-            while True:
-                try:
-                    claimed = await swap()
-                except StoreUnavailable as exc:
-                    if not (failures or exc.may_have_happened):
+        failures, asking = 0, this_task()
+        self._asking.add(asking)
+        try:
+            with self.claiming(task_id):
+                while True:
+                    try:
+                        claimed = await swap()
+                    except asyncio.CancelledError:
+                        self.add_unconfirmed(task_id, swap.keywords["write"])
                         raise
-                    self.add_unconfirmed(task_id, swap.keywords["write"])
-                    if not self._runtime.lease.is_valid:
+                    except StoreUnavailable as exc:
+                        if not (failures or exc.may_have_happened):
+                            raise
+                        self.add_unconfirmed(task_id, swap.keywords["write"])
+                        if not self._runtime.lease.is_valid:
+                            raise
+                        await asyncio.sleep(backoff(failures, base=FIRST_PAUSE, limit=LONGEST_PAUSE).total_seconds())
+                        failures += 1
+                    except (VersionConflict, TransitionRefused):
+                        # Now an earlier attempt conflicts as well. Where a limit was reached, it may still come.
+                        self._unconfirmed.pop(task_id, None)
                         raise
-                    await asyncio.sleep(backoff(failures, base=FIRST_PAUSE, limit=LONGEST_PAUSE).total_seconds())
-                    failures += 1
-                except (VersionConflict, TransitionRefused):
-                    # Now an earlier attempt conflicts as well. Where a limit was reached, it may still come.
-                    self._unconfirmed.pop(task_id, None)
-                    raise
-                else:
-                    self._unconfirmed.pop(task_id, None)
-                    return claimed
+                    else:
+                        self._unconfirmed.pop(task_id, None)
+                        return claimed
+        finally:
+            self._asking.discard(asking)
+
+    async def give_up(self) -> None:
+        """Wait no longer for the answers to claims: the process stops."""
+        if given_up := set(self._asking):
+            for task in given_up:
+                task.cancel()
+            await asyncio.wait(given_up, timeout=GIVES_UP_WITHIN)
 
     def _run(self, record: TaskRecord, request: TaskRequest, slot: Slot, policy: ToolPolicy, replay: Replay) -> Run:
         limits, made_room = self._runtime.dispatch.limits(policy), partial(self._runtime.made_room, policy)
@@ -431,7 +447,8 @@ class Claims:
         """Let the run pass its trial when it has lasted for long enough, or has come to where it only waits."""
         loop = asyncio.get_running_loop()
         until = loop.time() + self._trials.watched_for(run.record, run.policy).total_seconds()
-        while loop.time() < until and not run.only_waits:  # noqa: ASYNC110 - nothing tells when a tool only waits
+        # Nothing tells when a tool only waits.
+        while loop.time() < until and not (run.only_waits and run.branches.all_wait()):  # noqa: ASYNC110
             await anyio.sleep(LOOK_AGAIN)
         try:
             await self._runtime.changes.change(run.record, TrialPassed(attempt=run.attempt), actor=self._actor)

@@ -6,9 +6,11 @@ that do not know tasks, and must not care.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import subprocess
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import nullcontext
 from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -115,6 +117,39 @@ class TaskContext:
         if self._run is not None:
             return await self._run.step(name, call, function=fn, retry=retry)
         return StepValue(name, fn).keep(await attempt(retry or _ONCE, call))[1]
+
+    async def first(self, name: str, /, **branches: Callable[[], Coroutine[Any, Any, T]]) -> tuple[str, T]:
+        """Race several branches: `winner, value = await current_task().first("race", a=ask_ann, b=ask_bob)`.
+
+        The first that ends has won, with its value or its exception. The others are cancelled, and the winner is
+        recorded as the step `name`. A later run starts only the winner: whatever the branches do, the race ends the
+        same way.
+
+        Raises:
+            UsageError: There are no branches, or an earlier run recorded a winner that is not among them.
+        """
+        check_name("a race's name", name)
+        won = None if self._run is None else self._run.step_value(name)
+        if not branches:
+            raise UsageError(f"the race {name!r} has no branches")
+        if won is not None and won not in branches:
+            raise UsageError(
+                f"an earlier run recorded that {won!r} won the race {name!r}, which has only {[*branches]}"
+            )
+        racing = {each: asyncio.create_task(call()) for each, call in branches.items() if won in (None, each)}
+        try:
+            with nullcontext() if self._run is None else self._run.branches.waiting():
+                ended, _ = await asyncio.wait(racing.values(), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for branch in racing.values():
+                branch.cancel()
+            await asyncio.gather(*racing.values(), return_exceptions=True)
+
+        async def winner() -> str:
+            return next(each for each, branch in racing.items() if branch in ended)
+
+        won = await self.step(name, winner)
+        return won, racing[won].result()
 
     async def sleep(
         self, duration: timedelta | None = None, *, until: datetime | None = None, name: str | None = None

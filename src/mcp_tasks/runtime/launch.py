@@ -7,13 +7,14 @@ import contextvars
 import hmac
 import secrets
 import time
-from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import AbstractContextManager, asynccontextmanager, suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from mcp_tasks._utils import BoundedDict
 from mcp_tasks.engines.base import ReservedSlot, ReservesSlots
 from mcp_tasks.errors import (
     KeyTaken,
@@ -43,6 +44,35 @@ def new_task_id() -> str:
     return f"task_{secrets.token_urlsafe(20)}"
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LaunchSpec:
+    """A task that is to be made.
+
+    Attributes:
+        retention: How long it is kept after its end; None for as long as the store lives.
+        announced: Whether the caller is told of the task in any case. Otherwise its tool may still ask on the original
+            call, until `TaskRuntime.announce`.
+        key: Under which the task stands. If one stands there already, that one is given, and nothing is made.
+        key_until_end: Whether a task that has ended does not count under the key.
+        fingerprint: What the call is, as a hash, where the key is one of the client's: it outlives the task, and no
+            other call may stand under it.
+        parent: The task that starts it.
+        task_id: An id of `new_task_id`, if the caller has to know it before there is the task.
+    """
+
+    request: TaskRequest
+    owner: str | None = None
+    retention: timedelta | None = None
+    poll_interval: timedelta | None = None
+    announced: bool = True
+    key: str | None = None
+    key_until_end: bool = False
+    fingerprint: str | None = None
+    session: str | None = None
+    parent: str | None = None
+    task_id: str | None = None
+
+
 class Launching:
     """Makes the tasks of one runtime."""
 
@@ -51,49 +81,25 @@ class Launching:
         self._new_id = new_id
         self._slots = runtime.engine if isinstance(runtime.engine, ReservesSlots) else None
 
-    async def launch(
-        self,
-        request: TaskRequest,
-        *,
-        owner: str | None,
-        retention: timedelta | None,
-        poll_interval: timedelta | None,
-        announced: bool,
-        key: str | None,
-        key_until_end: bool,
-        fingerprint: str | None,
-        session: str | None,
-        parent: str | None,
-        task_id: str | None,
-    ) -> TaskRecord:
+    async def launch(self, spec: LaunchSpec) -> TaskRecord:
         """A new task, durable on return, that runs or is queued.
 
         If there is room for it right now, it is written as claimed by this process, which saves a write. A crash before
         the tool began is then a crash of the run: for a tool that may not run twice there is no telling the two apart.
 
-        Args:
-            announced: Whether the caller is told of the task in any case. Otherwise its tool may still ask on the
-                original call, until `TaskRuntime.announce`.
-            key: Under which the task stands. If one stands there already, that one is given, and nothing is made.
-            key_until_end: Whether a task that has ended does not count under the key.
-            fingerprint: What the call is, as a hash, where the key is one of the client's: it outlives the task, and no
-                other call may stand under it.
-            task_id: An id of `new_task_id` for the task, if the caller has to know it before there is one.
-
         Raises:
             OwnerRequired: Nobody owns the task, on a server where every task has to have an owner.
             LimitExceeded: There are as many tasks as may be. Nothing was written, and nothing started.
         """
-        runtime = self._runtime
+        runtime, request, owner = self._runtime, spec.request, spec.owner
         if not owner and runtime.requires_owner:
             raise OwnerRequired(f"a task of {request.name!r} has to have an owner on this server, and none is named")
-        if key is not None:
-            key = await runtime.hidden_keys.hide(key)
+        key = None if spec.key is None else await runtime.hidden_keys.hide(spec.key)
         try:
-            admitted = await until_available(lambda: runtime.quota.admit(owner, inside=parent is not None))
+            admitted = await until_available(lambda: runtime.quota.admit(owner, inside=spec.parent is not None))
         except LimitExceeded:
             # Who comes for a task that is there already makes none, however many there are.
-            standing = None if key is None else await self._standing(key, owner, fingerprint, until_end=key_until_end)
+            standing = None if key is None else await self._standing(key, spec)
             if standing is None:
                 raise
             return standing
@@ -102,24 +108,25 @@ class Launching:
             policy = await self._policy_of(request)
             treated = policy or ToolPolicy()
             record = TaskRecord(
-                id=task_id or self._new_id(),
+                id=spec.task_id or self._new_id(),
                 owner=owner,
                 method=request.method,
                 name=request.name,
                 created_at=now,
                 updated_at=now,
-                retention=retention,
-                poll_interval=poll_interval,
-                announced=announced,
-                session=session,
-                parent=parent,
+                retention=spec.retention,
+                poll_interval=spec.poll_interval,
+                announced=spec.announced,
+                session=spec.session,
+                parent=spec.parent,
                 queue=treated.queue,
                 priority=treated.priority,
                 trace=None if runtime.tracing is None else runtime.tracing.trace_of(request),
-                fingerprint=fingerprint,
+                fingerprint=spec.fingerprint,
                 namespace=runtime.namespace,
             )
-            create = partial(runtime.changes.create, actor=Actor("client", owner), key=key, key_until_end=key_until_end)
+            actor = Actor("client", owner)
+            create = partial(runtime.changes.create, actor=actor, key=key, key_until_end=spec.key_until_end)
             slot = None if policy is None else self._reserve(policy, owner)
             if slot is not None:
                 created = await self._start_in(slot, record, request, treated, create)
@@ -131,21 +138,19 @@ class Launching:
             admission.made = created.id == record.id
             if admission.made:
                 runtime.quota.grew(owner, rough_size(request.arguments))
-        if runtime.tracing is not None and parent is None:
+        if runtime.tracing is not None and spec.parent is None:
             # What is current in a tool that starts a child is the span of its own run.
             runtime.tracing.touched(created)
         return created
 
-    async def _standing(
-        self, key: str, owner: str | None, fingerprint: str | None, *, until_end: bool
-    ) -> TaskRecord | None:
+    async def _standing(self, key: str, spec: LaunchSpec) -> TaskRecord | None:
         """The task that stands under a key; None if there is none."""
         runtime = self._runtime
-        task_id = await runtime.store.id_under(key, namespace=runtime.namespace, owner=owner)
+        task_id = await runtime.store.id_under(key, namespace=runtime.namespace, owner=spec.owner)
         found = None if task_id is None else await runtime.store.get(task_id)
-        if found is None or is_expired(found, runtime.now()) or (until_end and found.is_final):
+        if found is None or is_expired(found, runtime.now()) or (spec.key_until_end and found.is_final):
             return None
-        if found.fingerprint != fingerprint:
+        if found.fingerprint != spec.fingerprint:
             raise KeyTaken
         return found
 
@@ -267,7 +272,7 @@ class Quota:
         # Looks are made in it, and not in the context of a tool that starts a child: others may wait for the same look.
         self._context = contextvars.copy_context()
         self._all = None if limits.open_tasks is None else _Account(EVERYBODY, usage, clock, self._context)
-        self._owners: OrderedDict[str | None, _Account] = OrderedDict()
+        self._owners: BoundedDict[str | None, _Account] = BoundedDict(MOST_OWNERS)
 
     async def admit(self, owner: str | None, *, inside: bool = False) -> Admission:
         """Let one more task be made, until what this gives is left.
@@ -336,11 +341,8 @@ class Quota:
         account = self._owners.get(owner)
         if account is None:
             whose = UNOWNED if owner is None else OwnedBy(owner)
-            account = self._owners[owner] = _Account(whose, self._usage, self._clock, self._context)
-            if len(self._owners) > MOST_OWNERS:
-                self._owners.popitem(last=False)
-        else:
-            self._owners.move_to_end(owner)
+            account = _Account(whose, self._usage, self._clock, self._context)
+        self._owners[owner] = account
         return account
 
     def _total(self, open_tasks: int, _: int) -> LimitExceeded | None:

@@ -25,6 +25,7 @@ from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol, TypeAlias, get_args
 
+from mcp_tasks._utils import BoundedDict
 from mcp_tasks.errors import StoreError, TaskUnreadable
 from mcp_tasks.model.machine import (
     Event,
@@ -518,15 +519,13 @@ class Troubles:
     """The tasks and tools that one process has had trouble with."""
 
     def __init__(self) -> None:
-        self._tasks: dict[str, int] = {}
+        self._tasks: BoundedDict[str, int] = BoundedDict(MAX_TROUBLES)
         self._missing_tools: set[str] = set()
 
     def note(self, task_id: str, exc: Exception) -> int:
         """Log what is wrong with a task, once; how often it was so by now."""
-        known = self._tasks.pop(task_id, 0)
+        known = self._tasks.get(task_id, 0)
         self._tasks[task_id] = known + 1
-        while len(self._tasks) > MAX_TROUBLES:
-            del self._tasks[next(iter(self._tasks))]
         if known == 0:
             said = exc.why if isinstance(exc, TaskUnreadable) else what(exc)
             shown = None if isinstance(exc, StoreError) else quietly(exc)

@@ -17,6 +17,7 @@ from datetime import timedelta
 from inspect import getmembers_static, iscoroutinefunction
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
+from mcp_tasks._utils import BoundedDict
 from mcp_tasks.errors import StoreUnavailable
 from mcp_tasks.model.limits import backoff
 from mcp_tasks.quiet import get_logger
@@ -124,7 +125,7 @@ class _OutageLog:
     """Logs each kind of failure once per outage: a store that is away fails every call of every task."""
 
     def __init__(self) -> None:
-        self._outages: dict[str, _Outage] = {}
+        self._outages: BoundedDict[str, _Outage] = BoundedDict(MOST_KINDS)
 
     def failed(self, verb: str, exc: StoreUnavailable) -> None:
         """Log the failure, unless it is known and has not been over for a while."""
@@ -136,8 +137,6 @@ class _OutageLog:
             logger.warning("the task store does not take requests; tools wait for it: %s", said)
         verbs = set[str]() if known is None else known.verbs
         self._outages[kind] = _Outage({*verbs, verb})
-        if len(self._outages) > MOST_KINDS:
-            del self._outages[next(iter(self._outages))]
 
     def succeeded(self, verb: str) -> None:
         """Note that a verb that failed works again."""

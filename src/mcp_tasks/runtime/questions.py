@@ -194,14 +194,11 @@ class Questions:
         await self._run.deliveries.caught_up(what)
         self._unwritten.extend(new)
         self._write_soon()
-        branch = self._run.branches.rest()
-        try:
+        with self._run.branches.waiting():
             for each in new:
                 # Waited for and not awaited: a branch that is cancelled must not cancel what the scribe will set.
                 await asyncio.wait({each.put})
                 each.put.result()
-        finally:
-            self._run.branches.go_on(branch)
 
     def _write_soon(self) -> None:
         if not self._writing:

@@ -10,16 +10,16 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import gc
-import inspect
 import json
 from collections import Counter, defaultdict
-from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Generator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Literal, TypeAlias
-from weakref import WeakKeyDictionary
+
+import anyio.to_thread
 
 from mcp_tasks.errors import LimitExceeded, ReplayMismatch, UsageError
 from mcp_tasks.model.json import JsonValue, object_in
@@ -368,30 +368,17 @@ def _read_ask(entry: JournalEntry) -> Ask:
 
 
 # ---- branches
-# What of a tool is there to go on: its asyncio tasks, and what each of them waits for.
-
-
-_WAITING_FOR_TASKS = frozenset(
-    {
-        ("asyncio/tasks.py", "_wait"),
-        ("asyncio/taskgroups.py", "TaskGroup.__aexit__"),
-        # From Python 3.14 on, and later releases of 3.13.
-        ("asyncio/taskgroups.py", "TaskGroup._aexit"),
-        ("anyio/_backends/_asyncio.py", "TaskGroup.__aexit__"),
-    }
-)
-"""Where code waits for asyncio tasks of its own: file and function, as a code object names them."""
-
-_ANYIO = "anyio/_backends/_asyncio.py"
-_WAITING_FOR_A_THREAD = frozenset({(_ANYIO, "AsyncIOBackend.run_sync_in_worker_thread")})
-_FOR_A_THREAD = frozenset({(_ANYIO, "AsyncIOBackend.run_async_from_thread.<locals>.task_wrapper")})
+# The asyncio tasks of a tool: its own, and those that it started (`gather`, task groups, `create_task`).
+#
+# The context of an asyncio task says which run it belongs to. What a task does that is not in one of our waits cannot
+# be seen: it may be doing anything, so nothing is concluded from it.
 
 
 _NOBODY: Final = object()
 
 
 class Branches:
-    """The asyncio tasks of one run: the tool's own, and those that it started.
+    """The asyncio tasks of one run.
 
     Args:
         mark: Set in the context of the run and of nobody else.
@@ -402,14 +389,11 @@ class Branches:
         self._mark = mark
         self._value = value
         self._own: asyncio.Task[Any] | None = None
-        self._known: set[asyncio.Task[Any]] = set()
-        self._in_our_hands: set[asyncio.Task[Any]] = set()
-        self._rested = asyncio.Event()
+        self._met: set[asyncio.Task[Any]] = set()
+        self._in_our_waits: set[asyncio.Task[Any]] = set()
         self._giving_up: set[asyncio.Task[Any]] = set()
         self._in_steps: Counter[asyncio.Task[Any]] = Counter()
         self._over = False
-        self.cancelled: int = 0
-        """How many branches were seen to be cancelled: what they had recorded is not missed."""
 
     def enter(self) -> None:
         """From now on the calling asyncio task is the tool's own."""
@@ -424,89 +408,58 @@ class Branches:
     def in_own(self) -> bool:
         """Whether the calling code belongs to the tool's own asyncio task, or to the thread that this one waits for."""
         caller = this_task()
-        return caller is self._own or _is_from_thread(caller)
+        return caller is self._own or (self._own_is_on_a_thread and self._live() <= {self._own, caller})
 
-    def contact(self, *, look_around: bool) -> None:
-        """Take note of the calling branch, and with `look_around` of those that came into being with it."""
+    def contact(self) -> None:
+        """Take note of the calling branch."""
         caller = this_task()
-        if caller is self._own or caller in self._known or _is_from_thread(caller):
-            return
-        for task in _recent_tasks(self._mark).get(self._value, ()) if look_around else ():
-            self._meet(task)
-        self._meet(caller)
+        if caller is not self._own and caller not in self._met:
+            self._met.add(caller)
+            caller.add_done_callback(self._met.discard)
 
     @property
     def several(self) -> bool:
-        """Whether more than the tool's own task has been seen and is not done yet."""
-        return any(not task.done() for task in self._known)
+        """Whether a branch has come to us that has not ended."""
+        return any(not task.done() for task in self._met)
 
-    def rest(self, *, to_give_up: bool = False) -> asyncio.Task[Any]:
-        """The calling branch waits for us from now on, or with us to be cancelled. Pass what this returns to `go_on`.
+    @contextmanager
+    def waiting(self, *, to_give_up: bool = False) -> Generator[None]:
+        """The calling branch waits for us, or with us to be cancelled, while this is entered.
 
         Raises:
             asyncio.CancelledError: The run is over, and the branch was left behind: it would wait for ever.
         """
         if self._over:
             raise asyncio.CancelledError
-        task = this_task()
-        (self._giving_up if to_give_up else self._in_our_hands).add(task)
-        self._rested.set()
-        return task
+        task, waiting = this_task(), self._giving_up if to_give_up else self._in_our_waits
+        waiting.add(task)
+        try:
+            yield
+        finally:
+            waiting.discard(task)
 
-    def go_on(self, task: asyncio.Task[Any]) -> None:
-        """The branch has what it waited for."""
-        self._in_our_hands.discard(task)
-        self._giving_up.discard(task)
-
-    def begin_step(self) -> asyncio.Task[Any]:
-        """The calling branch does a step from now on. Pass what this returns to `end_step`."""
+    @contextmanager
+    def stepping(self) -> Generator[None]:
+        """The calling branch does a step while this is entered; there may be another one around it."""
         task = this_task()
         self._in_steps[task] += 1
-        return task
+        try:
+            yield
+        finally:
+            self._in_steps[task] -= 1
+            if not self._in_steps[task]:
+                del self._in_steps[task]
 
-    def end_step(self, task: asyncio.Task[Any]) -> None:
-        """The branch has left the step; it may still be in another one around it."""
-        self._in_steps[task] -= 1
-        if not self._in_steps[task]:
-            del self._in_steps[task]
-
-    def can_advance(self) -> bool:
-        """Whether some branch may go on without us. True where that cannot be told."""
-        return bool(self._advancing())
-
-    async def until_not_at_work(self, task: asyncio.Task[Any]) -> None:
-        """Return when a branch has ended or waits, for us or for others."""
-        while not task.done() and task not in self._in_our_hands and not _waits_for_tasks(task):
-            self._rested.clear()
-            task.add_done_callback(self._stir)
-            try:
-                await self._rested.wait()
-            finally:
-                task.remove_done_callback(self._stir)
-
-    def _stir(self, _: asyncio.Task[Any]) -> None:
-        self._rested.set()
-
-    def own_can_advance(self) -> bool:
-        """Whether the tool's own task may."""
-        return self._own in self._advancing()
-
-    def _advancing(self) -> set[asyncio.Task[Any]]:
-        live = {task for task in self._of_this_run() if not task.done()}
-        for task in live:
-            self._meet(task)
+    def all_wait(self) -> bool:
+        """Whether every asyncio task of the run is in one of our waits: nothing of it goes on without us."""
+        elsewhere = self._live() - self._in_our_waits
         # A sync tool does one thing at a time: while its thread waits for us, nothing else of it is at work.
-        thread_waits = any(_is_from_thread(task) for task in live & self._in_our_hands)
-        return {
-            task
-            for task in live - self._in_our_hands
-            if not _waits_for_tasks(task) and not (thread_waits and task is self._own and _waits_for_thread(task))
-        }
+        return not elsewhere or (elsewhere == {self._own} and len(self._in_our_waits) == 1 and self._own_is_on_a_thread)
 
     def cancel_leftovers(self) -> None:
         """The run is over: what of it still waits here would wait for ever."""
         self._over = True
-        for task in (self._in_our_hands | self._giving_up) - {self._own}:
+        for task in (self._in_our_waits | self._giving_up) - {self._own}:
             task.cancel()
 
     def cancel_steps(self) -> None:
@@ -520,38 +473,12 @@ class Branches:
         """The run is over, and nothing of it is looked for any more: let it be freed."""
         self._own, self._value = None, _NOBODY
 
-    def _of_this_run(self) -> Iterator[asyncio.Task[Any]]:
-        for task in asyncio.all_tasks():
-            context = context_of(task)
-            # One whose context cannot be seen might be ours; then nothing is known for certain. asyncio's own can.
-            if context is not None and context.get(self._mark) is self._value:
-                yield task
+    @property
+    def _own_is_on_a_thread(self) -> bool:
+        return self._own in anyio.to_thread.current_default_thread_limiter().statistics().borrowers
 
-    def _meet(self, task: asyncio.Task[Any]) -> None:
-        if task is not self._own and task not in self._known:
-            self._known.add(task)
-            task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[Any]) -> None:
-        self._known.discard(task)
-        if task.cancelled():
-            self.cancelled += 1
-
-
-_recent: WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[float, dict[Any, set[asyncio.Task[Any]]]]] = (
-    WeakKeyDictionary()
-)
-RECENT = 0.05
-"""Seconds for which one look at all asyncio tasks serves those who only want to meet their neighbours."""
-
-
-def _recent_tasks(mark: contextvars.ContextVar[Any]) -> dict[Any, set[asyncio.Task[Any]]]:
-    loop = asyncio.get_running_loop()
-    looked, found = _recent.get(loop, (-RECENT, {}))
-    if loop.time() - looked >= RECENT:
-        found = tasks_by_value(mark)
-        _recent[loop] = loop.time(), found
-    return found
+    def _live(self) -> set[asyncio.Task[Any]]:
+        return tasks_by_value(self._mark).get(self._value, set())
 
 
 def tasks_by_value(mark: contextvars.ContextVar[Any]) -> dict[Any, set[asyncio.Task[Any]]]:
@@ -582,61 +509,19 @@ def context_of(task: asyncio.Task[Any]) -> contextvars.Context | None:
     return next((found for found in gc.get_referents(task) if isinstance(found, contextvars.Context)), None)
 
 
-def _waits_for_tasks(task: asyncio.Task[Any]) -> bool:
-    """Whether the task is suspended until other asyncio tasks have ended, and nothing else will wake it."""
-    innermost, future = _suspended_in(task)
-    if future is None or future.done():
-        return False
-    if isinstance(future, asyncio.Task) or type(future).__name__ == "_GatheringFuture":
-        return True
-    # `asyncio.wait(..., timeout=...)` is woken by the time as well.
-    frame = getattr(innermost, "cr_frame", None)
-    return _is_in(innermost, _WAITING_FOR_TASKS) and (frame is None or frame.f_locals.get("timeout") is None)
-
-
-def _waits_for_thread(task: asyncio.Task[Any]) -> bool:
-    return _is_in(_suspended_in(task)[0], _WAITING_FOR_A_THREAD)
-
-
-def _is_from_thread(task: asyncio.Task[Any]) -> bool:
-    """Whether the task does something for a thread that waits for it, as `anyio.from_thread.run` has it done."""
-    return _is_in(task.get_coro(), _FOR_A_THREAD)
-
-
-def _is_in(coroutine: Any, places: frozenset[tuple[str, str]]) -> bool:
-    code = getattr(coroutine, "cr_code", None)
-    if code is None:
-        return False
-    file = code.co_filename.replace("\\", "/")
-    return any(code.co_qualname == name and file.endswith(end) for end, name in places)
-
-
-def _suspended_in(task: asyncio.Task[Any]) -> tuple[Any, asyncio.Future[Any] | None]:
-    """The innermost coroutine of a suspended task, and the future that it awaits if that can be seen."""
-    coroutine: Any = task.get_coro()
-    while (awaited := _awaited(coroutine)) is not None and _is_suspendable(awaited):
-        coroutine = awaited
-    if awaited is None:
-        return coroutine, None
-    futures: list[asyncio.Future[Any]] = [
-        found for found in gc.get_referents(awaited) if isinstance(found, asyncio.Future)
-    ]
-    return coroutine, futures[0] if futures else None
-
-
-def _awaited(suspended: Any) -> Any:
-    for attribute in ("cr_await", "gi_yieldfrom", "ag_await"):
-        if (awaited := getattr(suspended, attribute, None)) is not None:
-            return awaited
-    return None
-
-
-def _is_suspendable(thing: Any) -> bool:
-    return inspect.iscoroutine(thing) or inspect.isgenerator(thing) or inspect.isasyncgen(thing)
-
-
 # ---- deliveries
-# The order in which a tool learns of things, the same in every run.
+# The order in which a tool learns of things, the same in every run as far as the tool allows it.
+#
+# Who wins a race (`asyncio.wait`, a task group that cancels the rest) depends on what came first. So results are handed
+# to a tool one at a time, with some turns of the event loop in between for what follows from each. They are recorded in
+# that order. A tool that is started again is handed what was recorded in that order, before anything new begins.
+#
+# A recorded result that the tool does not ask for is waited for only while something of the tool is not in one of our
+# waits, and not for longer than `PATIENCE`. Then the others go past it, and a branch that asks later gets it at once.
+#
+# The tool's own asyncio task does one thing after another. If it comes to something new before it came to all that it
+# recorded itself, the tool does something else than the first time, and is refused. What a branch recorded is never
+# missed: the branch may have lost a race.
 
 
 SETTLE = 30
@@ -644,11 +529,8 @@ SETTLE = 30
 four."""
 
 PATIENCE = 1.0
-"""Seconds in which a branch that is busy elsewhere may come for a recorded result before others go past it, and in
-which one that was handed something may do what follows from it before the next is handed over. Not longer: a recorded
-result that is held back must not run into the tool's own time-out around it."""
-
-_LOOK_AGAIN = 0.05
+"""Seconds in which a branch that is busy elsewhere may come for a recorded result before others go past it. Not longer:
+a recorded result that is held back must not run into the tool's own time-out around it."""
 
 
 class Deliveries:
@@ -676,51 +558,65 @@ class Deliveries:
     ) -> None:
         self._recorded = recorded
         self._ahead = dict(recorded)
-        self._begun = dict(begun)
-        self._passed: dict[ResultId, Mapping[str, Any]] = {}
+        self._of_own = {result: value for result, value in (*recorded.items(), *begun.items()) if not value.get(BRANCH)}
         self._branches = branches
         self._context = context
         self._refuse = refuse
         self._recorded_with = recorded_with or {}
         self._version = version
         self._wanted: dict[ResultId, asyncio.Future[None]] = {}
-        self._wanted_by: dict[ResultId, asyncio.Task[Any]] = {}
-        self._new: dict[asyncio.Future[None], str] = {}
+        self._new: list[asyncio.Future[None]] = []
         self._came = asyncio.Event()
         self._turn = asyncio.Lock()
         self._first: set[asyncio.Task[None]] = set()
         self._pump: asyncio.Task[None] | None = None
+
+    @property
+    def is_handing_over(self) -> bool:
+        """Whether some branch waits for a turn that will come by itself."""
+        return bool(self._wanted or self._new)
 
     def has(self, result: ResultId) -> bool:
         """Whether an earlier run was handed this."""
         return result in self._recorded
 
     def met(self, result: ResultId) -> None:
-        """The tool came to a question or a timer."""
-        if self._begun.pop(result, None) is not None:
-            self._came.set()
+        """The tool came to something that an earlier run came to."""
+        self._of_own.pop(result, None)
 
     async def recorded(self, result: ResultId) -> Mapping[str, Any]:
         """What an earlier run was handed, when its turn has come."""
-        self._branches.contact(look_around=bool(self._ahead))
-        self._passed.pop(result, None)
-        if result in self._ahead:
-            if next(iter(self._ahead)) == result and not self._branches.several:
-                del self._ahead[result]
-            else:
-                ready = self._wanted[result] = asyncio.get_running_loop().create_future()
-                self._wanted_by[result] = this_task()
+        self._branches.contact()
+        self.met(result)
+        if result in self._ahead and (self._branches.several or next(iter(self._ahead)) != result):
+            self._wanted[result] = ready = asyncio.get_running_loop().create_future()
+            try:
                 await self._wait(ready)
+            finally:
+                del self._wanted[result]
+                # Also if it was cancelled: it was asked for, and only not waited for.
+                self._ahead.pop(result, None)
+        self._ahead.pop(result, None)
         return self._recorded[result]
 
     async def caught_up(self, what: str) -> None:
         """Wait until everything recorded has been handed over, before `what` begins or is handed over as new."""
-        self._branches.contact(look_around=bool(self._ahead))
-        await self._wait_for_first()
-        if self._ahead or self._passed or self._begun:
+        self._branches.contact()
+        with self._branches.waiting():
+            while self._first:
+                await asyncio.wait(self._first)
+        if self._of_own and self._branches.in_own:
+            self._refuse(self._mismatch(what, *next(iter(self._of_own.items()))))
+            # The run ends, and this branch with it.
+            with self._branches.waiting():
+                await asyncio.get_running_loop().create_future()
+        if self._ahead:
             ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._new[ready] = what
-            await self._wait(ready)
+            self._new.append(ready)
+            try:
+                await self._wait(ready)
+            finally:
+                self._new.remove(ready)
 
     def begin_after(self, work: asyncio.Task[None]) -> None:
         """Let nothing new begin before this is done."""
@@ -747,133 +643,64 @@ class Deliveries:
 
     async def _release_settled(self) -> None:
         try:
-            await _settle()
+            await self._settle()
         finally:
             self._turn.release()
-
-    async def _wait_for_first(self) -> None:
-        resting = self._branches.rest()
-        try:
-            while self._first:
-                await asyncio.wait(self._first)
-        finally:
-            self._branches.go_on(resting)
 
     async def _wait(self, ready: asyncio.Future[None]) -> None:
         self._came.set()
         if self._pump is None or self._pump.done():
             self._pump = self._start(self._hand_over())
-        resting = self._branches.rest()
         try:
-            await ready
+            with self._branches.waiting():
+                await ready
         finally:
-            self._branches.go_on(resting)
-            self._forget(ready)
-
-    def _forget(self, ready: asyncio.Future[None]) -> None:
-        """Nobody waits for this any more: it was handed over, or the branch that waited was cancelled."""
-        self._new.pop(ready, None)
-        for result, waiting in list(self._wanted.items()):
-            if waiting is ready:
-                # Asked for, so the tool did not skip it; it only did not want to wait.
-                del self._wanted[result], self._wanted_by[result]
-                self._ahead.pop(result, None)
-        self._came.set()
+            self._came.set()
 
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         return asyncio.get_running_loop().create_task(work, context=self._context.copy())
 
     async def _hand_over(self) -> None:
-        """Hand over what is wanted, as far as the order allows, until nobody waits."""
-        loop = asyncio.get_running_loop()
-        since = loop.time()
+        """Hand over what is wanted, in the order of the journal, and then let begin what is new."""
         while self._wanted or self._new:
-            if await self._advance(since):
-                since = loop.time()
-            else:
-                await self._pause()
+            head = next(iter(self._ahead), None)
+            if head is None:
+                for waiting in (*self._wanted.values(), *self._new):
+                    _let(waiting)
+                await asyncio.sleep(0)
+            elif head in self._wanted:
+                del self._ahead[head]
+                _let(self._wanted[head])
+                await self._settle()
+            elif not await self._more_come():
+                self._go_past()
 
-    async def _advance(self, since: float) -> bool:
-        """Do what is next; False if a branch is busy that may come for it, and has been waited for `since` then."""
-        head = next(iter(self._ahead), None)
-        if head in self._wanted:
-            await self._hand(head)
-        elif head is None and not self._passed and not self._begun:
-            self._let_new_begin()
-        else:
-            # Twice: those that wait for a task which ended just now have not been told, and seem to wait for us.
-            for _ in range(2):
-                if await self._somebody_came():
-                    return True
-                if self._branches.can_advance() and asyncio.get_running_loop().time() - since <= PATIENCE:
-                    return False
-            await self._go_past()
-        return True
-
-    async def _somebody_came(self) -> bool:
-        """Whether somebody new waits here, after all had a moment to come."""
+    async def _more_come(self) -> bool:
+        """Whether another branch comes to us, after all had a moment, and longer if something is busy elsewhere."""
         self._came.clear()
+        await self._settle()
+        if not self._came.is_set() and not self._branches.all_wait():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(PATIENCE):
+                    await self._came.wait()
+        return self._came.is_set()
+
+    def _go_past(self) -> None:
+        """Do not wait for the next results up to the first that is wanted."""
+        for result in list(self._ahead):
+            if result in self._wanted:
+                break
+            del self._ahead[result]
+
+    async def _settle(self) -> None:
         for _ in range(SETTLE if self._branches.several else 2):
             await asyncio.sleep(0)
-            if self._came.is_set():
-                return True
-        return False
-
-    async def _pause(self) -> None:
-        self._came.clear()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_LOOK_AGAIN):
-                await self._came.wait()
-
-    async def _hand(self, result: ResultId) -> None:
-        """Hand over one result, and let what follows from it happen before the next."""
-        self._ahead.pop(result, None)
-        _let(self._wanted.pop(result))
-        branch = self._wanted_by.pop(result)
-        if not self._branches.several:
-            return
-        await _settle()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(PATIENCE):
-                await self._branches.until_not_at_work(branch)
-
-    def _let_new_begin(self) -> None:
-        for waiting in self._new:
-            _let(waiting)
-        self._new.clear()
-
-    async def _go_past(self) -> None:
-        """Nobody comes for what is next: go on with what is wanted, or else with what is new."""
-        while (head := next(iter(self._ahead), None)) is not None and head not in self._wanted:
-            self._passed[head] = self._ahead.pop(head)
-        if head is not None:
-            await self._hand(head)
-        else:
-            # Whatever is recorded and wanted is still ahead, so those who wait here wait for something new.
-            self._go_past_everything({**self._passed, **self._begun})
-
-    def _go_past_everything(self, unmet: Mapping[ResultId, Mapping[str, Any]]) -> None:
-        """Let what is new begin, unless the tool missed something that it would have had to come to."""
-        missed = next((result for result, value in unmet.items() if not self._is_excused(value)), None)
-        if missed is None:
-            self._passed.clear()
-            self._begun.clear()
-            self._let_new_begin()
-        else:
-            self._refuse(self._mismatch(next(iter(self._new.values())), missed, unmet[missed]))
-            self._new.clear()
 
     def _mismatch(self, new: str, missed: ResultId, value: Mapping[str, Any]) -> ReplayMismatch:
         name = name_of(missed, value)
         if missed not in self._recorded_with:
             return _mismatch(new, name)
         return _mismatch_of_versions(new, name, now=self._version, before=self._recorded_with[missed])
-
-    def _is_excused(self, value: Mapping[str, Any]) -> bool:
-        """Whether a recorded result may be of a branch that the tool itself cancelled, or that is busy elsewhere."""
-        if not value.get(BRANCH):
-            return self._branches.own_can_advance()
-        return self._branches.cancelled > 0 or self._branches.can_advance()
 
 
 def _mismatch(new: str, unmet: str) -> ReplayMismatch:
@@ -895,8 +722,3 @@ def _mismatch_of_versions(new: str, unmet: str, *, now: str | None, before: str 
 def _let(waiting: asyncio.Future[None]) -> None:
     if not waiting.done():
         waiting.set_result(None)
-
-
-async def _settle() -> None:
-    for _ in range(SETTLE):
-        await asyncio.sleep(0)

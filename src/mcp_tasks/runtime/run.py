@@ -129,6 +129,12 @@ class Recording:
         self._kept: deque[tuple[int, float, Sequence[JournalEntry]]] = deque()
         self._kept_after = 0
         self._changed_at = -LOST_WITHIN
+        self._lease_lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def lose_lease(self) -> None:
+        """Let the tool wait for no write any longer. What it did is written later, if the task is its own then."""
+        if not self._lease_lost.done():
+            self._lease_lost.set_result(None)
 
     async def record(
         self, *events: Event, entries: Sequence[JournalEntry] = (), outcome: Outcome | None = None
@@ -151,7 +157,8 @@ class Recording:
         A branch that the tool cancels while it stands in line ends at once, and is handed nothing. If it waited for its
         turn, those in front of it could win a race that they lose in the next run, in which nobody stands in line."""
         begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        writing = self._write_in_turn(self._by_tool(events, entries), begun, then)
+        write = self._by_tool(events, entries)
+        writing = self._write_in_turn(write, begun, then)
         turn = asyncio.get_running_loop().create_task(writing, context=self._run.outside())
         try:
             await asyncio.wait({begun})
@@ -160,8 +167,10 @@ class Recording:
                 turn.cancel()
                 raise
             # What a stopped run did is written all the same: its task may still be its own.
+            if self._lease_lost.done() and not begun.done():
+                self._host.late_writes.add(self._run.record, write)
             with suppress(Exception):
-                await uncancelled(turn)
+                await uncancelled(turn, unless=self._lease_lost)
             raise
         await self._finish(turn)
 
@@ -236,7 +245,7 @@ class Recording:
         return Write(events=events, actor=actor, entries=entries, outcome=outcome, limits=limits)
 
     async def _finish(self, writing: Coroutine[Any, Any, bool] | asyncio.Task[bool]) -> None:
-        if not await uncancelled(writing, context=self._run.outside()):
+        if not await uncancelled(writing, context=self._run.outside(), unless=self._lease_lost):
             await self._run.go_no_further()
 
     async def _write_in_turn(
@@ -252,13 +261,16 @@ class Recording:
     async def _write_whatever_happens(self, write: Write) -> bool:
         # Kept from here on, as an attempt may hang: if the process loses touch with the store, what was done is done,
         # and if the task is still ours when the store is back, it need not be done again.
-        late, late_then = self._host.late_writes, False
+        late, is_late = self._host.late_writes, False
         late.add(self._run.record, write)
         try:
             written = await self._write_patiently(write)
-            late_then = not written and not self._run.record.is_final and not self._host.lease.is_valid
+            is_late = not written
+        except asyncio.CancelledError:
+            is_late = True
+            raise
         finally:
-            if not late_then:
+            if not is_late or self._run.record.is_final or self._host.lease.is_valid:
                 late.settled(write)
         return written
 
@@ -830,8 +842,14 @@ class Run:
 
     @property
     def only_waits(self) -> bool:
-        """Whether nothing of the run can go on but by an answer or a timer."""
-        return self.life.is_waiting and not self.branches.can_advance()
+        """Whether the run waits for an answer or a timer, and does no step. What else it does cannot be seen."""
+        return self.life.is_waiting and not (self._deliveries is not None and self._deliveries.is_handing_over)
+
+    @property
+    def may_leave(self) -> bool:
+        """Whether the run loses nothing by being given up now: it only waits, for certain, or what else it does is done
+        again anyway."""
+        return self.only_waits and (self.policy.rerun or self.branches.all_wait())
 
     # What the tool does
 
@@ -868,6 +886,10 @@ class Run:
         What comes `after` another wait gives the slot back meanwhile, and need not wait again once it is recorded.
         """
         return await self._steps.do(name, call, function or call, retry or Retry(attempts=1), after)
+
+    def step_value(self, name: str) -> Any:
+        """What an earlier run recorded as the value of a step; None if none did."""
+        return self._replay.results.get(ResultId("step", name), {}).get("value")
 
     async def sleep(
         self, duration: timedelta | None = None, *, until: datetime | None = None, name: str | None = None
@@ -912,6 +934,12 @@ class Run:
         if not returned:
             # Most runs end by themselves, and then there is nothing to cancel.
             self._cancel()
+
+    def lose_lease(self) -> None:
+        """Stop the body for good: another process may run the task soon."""
+        self.lost_lease = True
+        self.recording.lose_lease()
+        self.stop()
 
     def stop_at_once(self) -> None:
         """Stop the body and kill its child processes: another run of the task may have begun."""

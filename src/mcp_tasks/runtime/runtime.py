@@ -19,7 +19,7 @@ from mcp_tasks.errors import AnswerRefused, StoreError, StoreUnavailable, Versio
 from mcp_tasks.model.json import JsonObject, JsonValue
 from mcp_tasks.model.limits import Limits
 from mcp_tasks.model.machine import InputAnswered, InputHosted, TaskAnnounced, TaskCancelled
-from mcp_tasks.model.record import Actor, JournalEntry, Outcome, TaskRecord, TaskRequest, TaskStatus
+from mcp_tasks.model.record import Actor, JournalEntry, Outcome, TaskRecord, TaskStatus
 from mcp_tasks.quiet import get_logger
 from mcp_tasks.runtime import run as progress
 from mcp_tasks.runtime.changes import Changes, LateWrites, Reading
@@ -27,7 +27,7 @@ from mcp_tasks.runtime.child_process import has_children, kill_children
 from mcp_tasks.runtime.claims import Claims
 from mcp_tasks.runtime.context import current_run, current_runtime
 from mcp_tasks.runtime.dispatch import Dispatch, Lookout
-from mcp_tasks.runtime.launch import HiddenKeys, Launching, Quota, new_task_id
+from mcp_tasks.runtime.launch import HiddenKeys, Launching, LaunchSpec, Quota, new_task_id
 from mcp_tasks.runtime.lease import Draining, Lease, LeaseTimes, abandon, new_worker_name, uptime
 from mcp_tasks.runtime.observers import Narration, Observer, Observers, Tracing
 from mcp_tasks.runtime.patience import patient
@@ -60,7 +60,7 @@ async def drain(runtime: TaskRuntime, hurry: asyncio.Event | None = None) -> Non
         while not (draining.done() or (hurry is not None and hurry.is_set())):
             await runtime.parking.park_all()
             for run in runtime.runs():
-                if run.only_waits:
+                if run.may_leave:
                     await _interrupt(run)
             await asyncio.wait({draining}, timeout=DRAIN_LOOK)
         if draining.done():
@@ -89,6 +89,7 @@ async def hand_over(runtime: TaskRuntime) -> None:
         for run in runs:
             await _interrupt(run)
         await runtime.engine.stop(runtime.settings.stop_timeout)
+        await runtime.claims.give_up()
         if runtime.claims.unconfirmed():
             await runtime.janitor.take_up()
         runtime.stop_keeping_lease()
@@ -335,35 +336,9 @@ class TaskRuntime:
 
     # Tasks
 
-    async def launch(
-        self,
-        request: TaskRequest,
-        *,
-        owner: str | None,
-        retention: timedelta | None,
-        poll_interval: timedelta | None = None,
-        announced: bool = True,
-        key: str | None = None,
-        key_until_end: bool = False,
-        fingerprint: str | None = None,
-        session: str | None = None,
-        parent: str | None = None,
-        task_id: str | None = None,
-    ) -> TaskRecord:
-        """A new task, durable on return, that runs or is queued; or the one that stands under the idempotency `key`."""
-        return await self._launching.launch(
-            request,
-            owner=owner,
-            retention=retention,
-            poll_interval=poll_interval,
-            announced=announced,
-            key=key,
-            key_until_end=key_until_end,
-            fingerprint=fingerprint,
-            session=session,
-            parent=parent,
-            task_id=task_id,
-        )
+    async def launch(self, spec: LaunchSpec) -> TaskRecord:
+        """A new task, durable on return, that runs or is queued; or the one that stands under its idempotency key."""
+        return await self._launching.launch(spec)
 
     async def announce(self, record: TaskRecord) -> TaskRecord:
         """Make sure that the tool does not answer on the original call any more, which is about to be answered.
@@ -575,5 +550,4 @@ class TaskRuntime:
         written if the task is still ours then."""
         for run in self.runs():
             if run.life.state is not State.RETURNED:
-                run.lost_lease = True
-                run.stop()
+                run.lose_lease()

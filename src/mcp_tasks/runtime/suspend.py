@@ -452,13 +452,22 @@ T = TypeVar("T")
 
 
 async def uncancelled(
-    work: Coroutine[Any, Any, T] | asyncio.Task[T], *, context: contextvars.Context | None = None
+    work: Coroutine[Any, Any, T] | asyncio.Task[T],
+    *,
+    context: contextvars.Context | None = None,
+    unless: asyncio.Future[None] | None = None,
 ) -> T:
     """The result of `work`, which runs to its end. A cancellation that comes meanwhile is raised after that.
 
-    A shield of anyio's holds off the cancellation of a scope and not `Task.cancel()`; this holds off both.
+    A shield of anyio's holds off the cancellation of a scope and not `Task.cancel()`; this holds off both. When
+    `unless` is done first, the work is cancelled and not waited for.
     """
-    done, cancelled = await to_the_end(work, context=context)
+    done, cancelled = await to_the_end(work, context=context, unless=unless)
+    if not done.done():
+        done.cancel()
+        _cancelled.add(done)
+        done.add_done_callback(_cancelled.discard)
+        raise cancelled or asyncio.CancelledError
     if cancelled is not None:
         if not done.cancelled():
             # Looked at, so that asyncio does not report it as never retrieved.
@@ -467,16 +476,27 @@ async def uncancelled(
     return done.result()
 
 
+_cancelled: Final[set[asyncio.Task[Any]]] = set()
+"""Work that was cancelled and has not ended: a driver whose network is cut may take long for that."""
+
+
 async def to_the_end(
-    work: Coroutine[Any, Any, T] | asyncio.Task[T], *, context: contextvars.Context | None = None
+    work: Coroutine[Any, Any, T] | asyncio.Task[T],
+    *,
+    context: contextvars.Context | None = None,
+    unless: asyncio.Future[None] | None = None,
 ) -> tuple[asyncio.Task[T], asyncio.CancelledError | None]:
-    """`work` once it has ended, and the cancellation that came meanwhile and is the caller's to raise."""
+    """`work` once it has ended, and the cancellation that came meanwhile and is the caller's to raise.
+
+    Also when `unless` is done: the work may go on then.
+    """
     inner = work if isinstance(work, asyncio.Task) else asyncio.get_running_loop().create_task(work, context=context)
     cancelled: asyncio.CancelledError | None = None
+    waited_for = {inner} if unless is None else {inner, unless}
     with anyio.CancelScope(shield=True):
-        while not inner.done():
+        while not inner.done() and not (unless is not None and unless.done()):
             try:
-                await asyncio.wait({inner})
+                await asyncio.wait(waited_for, return_when=asyncio.FIRST_COMPLETED)
             except asyncio.CancelledError as exc:
                 cancelled = exc
     return inner, cancelled
@@ -494,9 +514,8 @@ def uncancel() -> None:
 # its place under the limits of its tool and its owner (`suspend.py`).
 
 
-FIRST_LOOK = 0.05
-LONGEST_LOOK = 1.0
-"""Seconds between two looks at whether a run does anything but wait, after one of its branches has gone on."""
+RESTS_AGAIN_AFTER = 0.25
+"""Seconds for which a branch that goes on keeps the slot, while others wait and it does no step."""
 
 
 class WaitingRoom:
@@ -579,14 +598,13 @@ class Rest:
         A run that can be parked while it waits needs no seat: with none free, it is parked at once. A branch that waits
         to give up does not wait for us.
         """
-        branch = self._branches.rest(to_give_up=to_give_up)
         self._waits += 1
         self._standing += parkable
-        self._rest_if_idle()
         try:
-            yield
+            with self._branches.waiting(to_give_up=to_give_up):
+                self._rest_if_idle()
+                yield
         finally:
-            self._branches.go_on(branch)
             try:
                 await self._life.parking_decided()
                 await self._resume()
@@ -598,16 +616,15 @@ class Rest:
     @asynccontextmanager
     async def stepping(self) -> AsyncGenerator[None]:
         """A step is being done while this is entered."""
-        branch = self._branches.begin_step()
         self._steps += 1
         try:
-            await self._resume()
-            if not self._life.counts:
-                # Stopped while it stood in line for its slot: nothing begins in such a run, and it has no slot.
-                raise asyncio.CancelledError
-            yield
+            with self._branches.stepping():
+                await self._resume()
+                if not self._life.counts:
+                    # Stopped while it stood in line for its slot: nothing begins in such a run, and it has no slot.
+                    raise asyncio.CancelledError
+                yield
         finally:
-            self._branches.end_step(branch)
             self._steps -= 1
             self._rest_if_idle()
 
@@ -625,19 +642,14 @@ class Rest:
             self._get_up()
 
     def _watch(self) -> None:
-        """A branch goes on, and others wait: rest again when nothing but these is left."""
+        """A branch goes on, and others wait: rest again in a moment, unless it does a step."""
         if self._waits and not self._idle and (self._watching is None or self._watching.done()):
-            watching = self._rest_when_only_waits_are_left()
-            self._watching = asyncio.get_running_loop().create_task(watching, context=self._context.copy())
+            self._watching = asyncio.get_running_loop().create_task(self._rest_again(), context=self._context.copy())
 
-    async def _rest_when_only_waits_are_left(self) -> None:
-        # What the others wait for may need the slot or the place, and nothing tells when a branch has ended.
-        pause = FIRST_LOOK
-        while self._waits and not self._idle and self._life.counts:
-            await asyncio.sleep(pause)
-            pause = min(pause * 2, LONGEST_LOOK)
-            if not self._steps and not self._branches.can_advance():
-                self._rest_if_idle()
+    async def _rest_again(self) -> None:
+        # The others may wait for something that needs the slot. Nothing tells when the branch ends, or waits for them.
+        await asyncio.sleep(RESTS_AGAIN_AFTER)
+        self._rest_if_idle()
 
     def _rest_if_idle(self) -> None:
         # Not while a branch is coming back: it would go on without what is given up now.

@@ -455,7 +455,8 @@ class Recovery:
     async def _recover_own(self, task_id: str) -> None:
         """Release one task of this process, or end it."""
         record = await self._claimed_by(self._runtime.worker, task_id)
-        if record is not None:
+        # It may have been claimed again here since it was asked for.
+        if record is not None and not self._runtime.has(task_id):
             await self._settle(record, lost=False)
 
     async def _claimed_by(self, worker: str, task_id: str) -> TaskRecord | None:

@@ -30,6 +30,7 @@ from mcp_tasks.protocol.methods import TasksProtocol
 from mcp_tasks.protocol.owners import Caller, Owners, check_first, take_key
 from mcp_tasks.quiet import get_logger
 from mcp_tasks.runtime import TaskRuntime
+from mcp_tasks.runtime.launch import LaunchSpec
 from mcp_tasks.server.catalog import CalledTools, Catalogue, Mark, ServedOffers, ServedTool
 from mcp_tasks.server.creation import (
     ANNOUNCE_AFTER,
@@ -152,10 +153,12 @@ class Calls:
         request, key = take_key(request, owner, asks_first=mark.asks_first)
         return await answer_call(
             self._runtime(),
-            request,
-            owner=owner,
-            retention=self._catalogue.retention(options),
-            poll_interval=options.poll_interval,
+            LaunchSpec(
+                request=request,
+                owner=owner,
+                retention=self._catalogue.retention(options),
+                poll_interval=options.poll_interval,
+            ),
             asks_first=mark.asks_first,
             grace=grace,
             joined=_joined_under(mark, request.name, request.arguments),

@@ -59,7 +59,7 @@ from mcp_tasks.protocol.owners import CallKey
 from mcp_tasks.quiet import get_logger
 from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.runtime.changes import KEY_OUTLIVES
-from mcp_tasks.runtime.launch import new_task_id
+from mcp_tasks.runtime.launch import LaunchSpec, new_task_id
 from mcp_tasks.server.tool_runner import questions_in
 from mcp_tasks.stores.codec import new_write_id
 
@@ -71,26 +71,15 @@ LONGEST_LIFE: Final = timedelta(days=30)
 """How long a task may take, where there is no limit: its key is to be there when it ends."""
 
 
-async def joined_under(
-    runtime: TaskRuntime,
-    request: TaskRequest,
-    key: CallKey,
-    launch: Callable[[bool], Awaitable[TaskRecord]],
-    *,
-    owner: str | None,
-    retention: timedelta | None,
-) -> TaskRecord:
+async def joined_under(runtime: TaskRuntime, spec: LaunchSpec, key: CallKey) -> TaskRecord:
     """The task of a call that joins others, under the key of its client.
-
-    Args:
-        launch: Joins a task that runs, or makes one; with True also one that has ended.
 
     Raises:
         KeyRefused: The key is of another call, or of a task that is gone.
         CallNotKept: The call may have been made, and nobody knows which task it came to.
     """
-    place = _place(runtime, request, key, owner, retention)
-    about = replace(request, arguments={}, meta={}, input_responses=None, request_state=None)
+    place = _place(runtime, spec, key)
+    about = replace(spec.request, arguments={}, meta={}, input_responses=None, request_state=None)
     hidden = await runtime.hidden_keys.hide(key.key)
     standing = await runtime.store.create(place, about, key=hidden, key_outlives=KEY_OUTLIVES)
     if standing.fingerprint != key.fingerprint:
@@ -100,7 +89,7 @@ async def joined_under(
         return await _came_to(runtime, standing)
     try:
         # Whoever began with it before may have died, or be at it right now: then the task is joined, however it stands.
-        made = await launch(not is_new)
+        made = await runtime.launch(spec if is_new else replace(spec, key_until_end=False))
     except LimitExceeded:
         if is_new:
             with anyio.CancelScope(shield=True), suppress(StoreError):
@@ -128,23 +117,21 @@ async def _came_to(runtime: TaskRuntime, standing: TaskRecord) -> TaskRecord:
     return found
 
 
-def _place(
-    runtime: TaskRuntime, request: TaskRequest, key: CallKey, owner: str | None, retention: timedelta | None
-) -> TaskRecord:
+def _place(runtime: TaskRuntime, spec: LaunchSpec, key: CallKey) -> TaskRecord:
     now = runtime.now()
     life = runtime.limits.task_age or LONGEST_LIFE
     return TaskRecord(
         id=new_task_id(),
-        owner=owner,
-        method=request.method,
-        name=request.name,
+        owner=spec.owner,
+        method=spec.request.method,
+        name=spec.request.name,
         namespace=runtime.namespace,
         created_at=now,
         updated_at=now,
         finished_at=now,
         status=TaskStatus.CANCELLED,
         announced=False,
-        retention=None if retention is None else life + retention,
+        retention=None if spec.retention is None else life + spec.retention,
         fingerprint=key.fingerprint,
     ).written(new_write_id())
 
@@ -179,30 +166,22 @@ CallAnswer: TypeAlias = TaskRecord | Question | InlineResult
 
 async def answer_call(
     runtime: TaskRuntime,
-    request: TaskRequest,
+    spec: LaunchSpec,
     *,
-    owner: str | None,
-    retention: timedelta | None,
-    poll_interval: timedelta | None = None,
     asks_first: bool = False,
     grace: timedelta | None = None,
-    task_id: str | None = None,
-    under: str | None = None,
     joined: str | None = None,
     key: CallKey | None = None,
-    session: str | None = None,
     goes_on: bool = False,
 ) -> CallAnswer:
     """Make the task of a call, and say what the call is answered with.
 
     Args:
-        task_id: The id of the task, where the caller of this has to know it before.
-        under: What the task stands under: whoever comes with the same one gets the same task.
-        joined: The same for other calls, too, and only while the task runs. A task that several calls may have is
-            announced at once.
+        spec: The task. Its key is for the same call that comes twice.
+        joined: A key for other calls, too, while the task runs. A task that several calls may have is announced at
+            once.
         key: The client's own key for the call. Whatever it comes to is kept then: the client may have lost the answer,
             and come for it again.
-        session: The session in which the task is made.
         goes_on: Whether the tool is to go on where its caller goes away before the task is announced.
 
     Raises:
@@ -210,28 +189,17 @@ async def answer_call(
         KeyRefused: The client's key is of another call, or of a task that is gone.
         StoreError: The task could not be kept.
     """
-    joins, own = joined is not None, key if joined is None else None
-    is_kept = own is not None
-    task_id = task_id or (None if key is None else new_task_id())
-
+    task_id = spec.task_id or (None if key is None else new_task_id())
+    spec = replace(spec, task_id=task_id, announced=joined is not None or not (asks_first or grace))
+    if joined is not None:
+        spec = replace(spec, key=joined, key_until_end=True)
+        if key is not None:
+            return await joined_under(runtime, spec, key)
+    elif key is not None:
+        spec = replace(spec, key=key.key, fingerprint=key.fingerprint)
+    request, is_kept = spec.request, joined is None and key is not None
     # SEP-2663: not answered before the task is durably created; `launch` returns no sooner.
-    async def launch(also_ended: bool = False) -> TaskRecord:
-        return await runtime.launch(
-            request,
-            owner=owner,
-            retention=retention,
-            poll_interval=poll_interval,
-            announced=joins or not (asks_first or grace),
-            task_id=task_id,
-            key=joined or (under if own is None else own.key),
-            key_until_end=joins and not also_ended,
-            fingerprint=None if own is None else own.fingerprint,
-            session=session,
-        )
-
-    if joins and key is not None:
-        return await joined_under(runtime, request, key, launch, owner=owner, retention=retention)
-    created = await launch()
+    created = await runtime.launch(spec)
     if created.announced:
         return created
     try:

@@ -40,6 +40,7 @@ from mcp_tasks.protocol.errors import RpcError
 from mcp_tasks.protocol.methods import tell_listing, tell_local_look
 from mcp_tasks.runtime import Run, TaskRuntime
 from mcp_tasks.runtime.context import current_run, current_runtime
+from mcp_tasks.runtime.launch import LaunchSpec
 from mcp_tasks.server.calls import Doors
 from mcp_tasks.server.catalog import KINDS, Catalogue, Kind
 from mcp_tasks.server.lifecycle import Lifecycle
@@ -434,13 +435,15 @@ class LocalStart:
         session = parent and parent.session if isinstance(self.session, Unset) else self.session
         try:
             record = await runtime.launch(
-                self.request,
-                owner=owner,
-                retention=self.options.retention(usual) if isinstance(self.ttl, Unset) else self.ttl,
-                poll_interval=self.options.poll_interval,
-                key=key,
-                session=session,
-                parent=None if parent is None else parent.id,
+                LaunchSpec(
+                    request=self.request,
+                    owner=owner,
+                    retention=self.options.retention(usual) if isinstance(self.ttl, Unset) else self.ttl,
+                    poll_interval=self.options.poll_interval,
+                    key=key,
+                    session=session,
+                    parent=None if parent is None else parent.id,
+                )
             )
         except KeySpent as exc:
             if exc.task_id is None:

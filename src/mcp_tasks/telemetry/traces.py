@@ -6,7 +6,6 @@ other requests about a task are in traces of their clients' own; their spans hav
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import datetime
@@ -32,6 +31,7 @@ from opentelemetry.trace import (
 )
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from mcp_tasks._utils import BoundedDict
 from mcp_tasks.model.json import legible
 from mcp_tasks.model.machine import InputAnswered, InputRequested, InputWithdrawn
 from mcp_tasks.model.record import InputRequest, TaskRecord, TaskRequest, TaskStatus
@@ -147,7 +147,7 @@ class QuestionSpans(Watcher):
     process asked, and the question was parked in between, it begins with the answer."""
 
     def __init__(self) -> None:
-        self._asked: OrderedDict[tuple[str, str], datetime] = OrderedDict()
+        self._asked: BoundedDict[tuple[str, str], datetime] = BoundedDict(MOST_QUESTIONS)
 
     def wanted(self) -> Collection[type[Wanted]]:
         """Questions, if somebody collects spans."""
@@ -159,8 +159,6 @@ class QuestionSpans(Watcher):
             case InputRequested(requests=requests):
                 for key in requests:
                     self._asked[change.task.id, key] = change.at
-                    if len(self._asked) > MOST_QUESTIONS:
-                        self._asked.popitem(last=False)
             case InputAnswered(keys=keys):
                 self._end(change, keys, "answered")
             case InputWithdrawn(keys=keys):

@@ -31,6 +31,7 @@ from mcp_tasks.protocol.answers import check_answers
 from mcp_tasks.protocol.errors import RpcError
 from mcp_tasks.quiet import get_logger
 from mcp_tasks.runtime import TaskRuntime
+from mcp_tasks.runtime.launch import LaunchSpec
 from mcp_tasks.server import Tasks
 from mcp_tasks.server.local import ALL_CAPABILITIES
 from mcp_tasks.server.tool_runner import to_mcp_error
@@ -124,7 +125,7 @@ class TaskTester:
         )
         if owner is None and self.runtime.requires_owner:
             owner = "somebody"
-        return (await self.runtime.launch(request, owner=owner, retention=None)).id
+        return (await self.runtime.launch(LaunchSpec(request=request, owner=owner))).id
 
     async def record(self, task_id: str) -> TaskRecord:
         """The task as it is now."""

@@ -5,16 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from functools import partial
 from typing import Any
 
 import fastmcp_tasks
-from common import PARKED, cancelled_after_a_while, drive_each, give_up, report, run_all
+from common import PARKED, answer_fastmcp, cancelled_when_begun, drive_each, give_up, report, run_all
 from fastmcp import Client
 from fastmcp_tasks import call_tool_task
-
-
-async def answer(message: str, response_type: Any, params: Any, context: Any) -> dict[str, Any]:
-    return {"confirm": True} if "confirm" in params.requested_schema["properties"] else {"name": "Ada"}
 
 
 def shown(result: Any) -> dict[str, Any]:
@@ -22,7 +19,7 @@ def shown(result: Any) -> dict[str, Any]:
 
 
 async def drive(url: str) -> dict[str, Any]:
-    async with Client(url, elicitation_handler=answer) as client, Client(url) as stranger:
+    async with Client(url, elicitation_handler=answer_fastmcp) as client, Client(url) as stranger:
 
         async def call(tool: str, arguments: dict[str, Any] | None = None, *, by: Client = client) -> dict[str, Any]:
             return shown(await by.call_tool(tool, arguments, raise_on_error=False))
@@ -50,9 +47,6 @@ async def drive(url: str) -> dict[str, Any]:
             handle = await call_tool_task(client, "test_tool_with_task")
             return shown(await handle.result())
 
-        async def given_up() -> dict[str, Any]:
-            return await give_up(lambda arguments: cancelled_after_a_while(client.call_tool("job", arguments)))
-
         return await run_all(
             {
                 "plain": lambda: call("greet", {"name": "Ada"}),
@@ -62,7 +56,7 @@ async def drive(url: str) -> dict[str, Any]:
                 "failed": failed,
                 "failed_call": lambda: call("protocol_error_job"),
                 "cancel": cancel,
-                "given_up": given_up,
+                "given_up": lambda: give_up(partial(cancelled_when_begun, partial(client.call_tool, "job"))),
                 "elicitation": lambda: call("confirm_delete", {"filename": "a.txt"}),
                 "two_questions": lambda: call("multi_input"),
                 "undeclared_input": lambda: call("confirm_delete", {"filename": "x"}, by=stranger),

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import fastmcp
-from common import PARKED, report, run_all
+from common import PARKED, filled_in, report, run_all
 from fastmcp import Client
 
 from mcp_tasks.client import TaskHandle, TasksClient, TasksError, resume_task
@@ -23,7 +23,7 @@ asked: list[str] = []
 
 async def answer(message: str, response_type: Any, params: Any, context: Any) -> dict[str, Any]:
     asked.append(message)
-    return {"confirm": True} if "confirm" in params.requested_schema["properties"] else {"name": "Ada"}
+    return filled_in(params.requested_schema)
 
 
 def client_of(tasks: TasksClient, url: str = URL, **options: Any) -> Client:
@@ -82,7 +82,6 @@ async def given_up() -> dict[str, Any]:
 
 
 async def ledger() -> dict[str, Any]:
-    """What one client has started is found by the next."""
     with tempfile.TemporaryDirectory() as directory:
         file = Path(directory, "ledger.db")
         tasks = TasksClient(ledger=file, server=URL)
@@ -111,7 +110,6 @@ async def entered_again() -> dict[str, Any]:
 
 
 async def strangers() -> dict[str, Any]:
-    """What cannot work says so."""
     tasks = TasksClient()
     async with Client(URL) as client:
 

@@ -20,8 +20,6 @@ asked: list[str] = []
 
 
 class Host:
-    """The scenarios."""
-
     def __init__(self, call: Call, call_unasked: Call) -> None:
         self._call = call
         self._call_unasked = call_unasked

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from importlib.metadata import version
 from typing import Any
 
-from common import PARKED, PLAN, related, visit
+from common import PARKED, PLAN, filled_in, related, visit
 from mcp import ClientSession, McpError, StdioServerParameters, stdio_client, types
 from mcp.client.streamable_http import streamable_http_client
 
@@ -36,8 +36,7 @@ async def answer(context: Any, params: types.ElicitRequestParams) -> types.Elici
         await asyncio.Event().wait()
     if "keep.txt" in params.message:
         return types.ElicitResult(action="decline")
-    asks_name = "name" in params.requestedSchema["properties"]
-    return types.ElicitResult(action="accept", content={"name": "Ada"} if asks_name else {"confirm": True})
+    return types.ElicitResult(action="accept", content=filled_in(params.requestedSchema))
 
 
 async def hear(message: Any) -> None:
@@ -78,8 +77,6 @@ async def refusal(attempt: Awaitable[Any]) -> dict[str, Any]:
 
 
 class Visitor:
-    """The scenarios, over one session."""
-
     def __init__(self, session: ClientSession, greeting: types.InitializeResult) -> None:
         self.session = session
         self.tasks = session.experimental

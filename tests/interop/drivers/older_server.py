@@ -40,7 +40,10 @@ TOOLS = [
     tool("failing_job", "required"),
     tool("park", "optional", seconds="number"),
     tool("confirm_delete", "optional", filename="string"),
+    tool("elicit", None),
+    tool("sample", None),
 ]
+"""The last two ask the client for a task."""
 
 server = Server("older-python", version="1")
 server.experimental.enable_tasks()
@@ -74,6 +77,15 @@ async def confirm_delete(arguments: dict[str, Any], task: ServerTaskContext) -> 
     return said(f"deleted {filename}" if accepted else f"kept {filename}")
 
 
+async def ask_for_task(what: str) -> str:
+    asking = server.request_context.session.experimental
+    if what == "elicit":
+        answer = await asking.elicit_as_task("Approve?", QUESTION, ttl=60_000)
+        return f"{answer.action} {answer.content}"
+    message = types.SamplingMessage(role="user", content=types.TextContent(type="text", text="Hello"))
+    return (await asking.create_message_as_task([message], max_tokens=5)).content.text
+
+
 WORK = {work.__name__: work for work in (slow_compute, failing_job, park, confirm_delete)}
 
 
@@ -86,6 +98,8 @@ async def list_tools() -> list[types.Tool]:
 async def call_tool(name: str, arguments: dict[str, Any]) -> Any:
     if name == "greet":
         return said(f"Hello, {arguments['name']}!")
+    if name in ("elicit", "sample"):
+        return said(await ask_for_task(name))
     context = server.request_context.experimental
     called = next(tool for tool in TOOLS if tool.name == name)
     context.validate_for_tool(called)

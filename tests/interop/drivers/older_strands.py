@@ -6,16 +6,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 import warnings
 from collections import defaultdict
 from importlib.metadata import version
 from typing import Any
 
-from common import PARKED, PATIENCE, PLAN, give_up, kill_server, related, visit
+from common import PARKED, PATIENCE, PLAN, filled_in, give_up, kill_server, related, visit
 from mcp import StdioServerParameters, stdio_client
 from mcp.types import ElicitRequestParams, ElicitResult
 from strands.tools.mcp import MCPClient
+from strands_client import shown, signalled
 
 warnings.simplefilter("ignore", DeprecationWarning)
 
@@ -26,8 +26,7 @@ async def answer(context: Any, params: ElicitRequestParams) -> ElicitResult:
     asked[related(params.model_dump(by_alias=True).get("_meta"))].append(params.message)
     if "keep.txt" in params.message:
         return ElicitResult(action="decline")
-    asks_name = "name" in params.requestedSchema["properties"]
-    return ElicitResult(action="accept", content={"name": "Ada"} if asks_name else {"confirm": True})
+    return ElicitResult(action="accept", content=filled_in(params.requestedSchema))
 
 
 def client(**options: Any) -> MCPClient:
@@ -36,11 +35,6 @@ def client(**options: Any) -> MCPClient:
     command, *arguments = PLAN["command"]
     parameters = StdioServerParameters(command=command, args=arguments, cwd=PLAN.get("cwd"))
     return MCPClient(lambda: stdio_client(parameters), **options)
-
-
-def shown(result: Any) -> dict[str, Any]:
-    """What `call_tool_async` gives: Strands says `isError` only where a tool did."""
-    return {"text": result["content"][0]["text"], "isError": result.get("isError", False), "status": result["status"]}
 
 
 async def drive(tasked: MCPClient, untasked: MCPClient) -> None:
@@ -53,12 +47,6 @@ async def drive(tasked: MCPClient, untasked: MCPClient) -> None:
         result = await call("confirm_delete", {"filename": "a.txt"})
         about = [task for task, messages in asked.items() if messages == ["Delete a.txt?"]]
         return {**result, "asked": asked[about[0]] if about else [], "related": about != [None]}
-
-    async def signalled(arguments: dict[str, Any]) -> bool:
-        gone = threading.Event()
-        asyncio.get_running_loop().call_later(PATIENCE, gone.set)
-        result = await tasked.call_tool_async("use-1", "job", arguments, cancel_signal=gone)
-        return result.get("cancelled", False)
 
     async def no_handle() -> dict[str, Any]:
         """What it would resume a task by is for the newer wire only."""
@@ -91,7 +79,7 @@ async def drive(tasked: MCPClient, untasked: MCPClient) -> None:
         "two_questions": lambda: call("multi_input"),
         "question_first": lambda: call("test_tool_with_task"),
         "question_declined": lambda: call("confirm_delete", {"filename": "keep.txt"}),
-        "cancel": lambda: give_up(signalled),
+        "cancel": lambda: give_up(signalled(tasked)),
         "no_handle": no_handle,
         "without_tasks": lambda: call("park", {"seconds": 0.1}, by=untasked),
         "without_tasks_required": lambda: call("failing_job", by=untasked),

@@ -5,18 +5,15 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
-from common import cancelled_after_a_while, drive_each, give_up, report, run_all
+from common import answer_fastmcp, cancelled_when_begun, drive_each, give_up, report, run_all
 from fastmcp.exceptions import ToolError
 from pydantic_ai import Agent, ModelResponse, TextPart, ToolCallPart
 from pydantic_ai.mcp import MCPToolset
 from pydantic_ai.models.function import FunctionModel
-
-
-async def answer(message: str, response_type: Any, params: Any, context: Any) -> dict[str, Any]:
-    return {"confirm": True} if "confirm" in params.requested_schema["properties"] else {"name": "Ada"}
 
 
 def scripted(messages: Any, info: Any) -> ModelResponse:
@@ -28,7 +25,7 @@ def scripted(messages: Any, info: Any) -> ModelResponse:
 
 
 async def drive(url: str) -> dict[str, Any]:
-    toolset = MCPToolset(url, elicitation_handler=answer, tool_error_behavior="error")
+    toolset = MCPToolset(url, elicitation_handler=answer_fastmcp, tool_error_behavior="error")
     async with toolset:
 
         async def call(tool: str, arguments: dict[str, Any] | None = None, *, use_task: bool = False) -> dict[str, Any]:
@@ -42,9 +39,6 @@ async def drive(url: str) -> dict[str, Any]:
             result = await Agent(FunctionModel(scripted), toolsets=[toolset]).run("Compute.")
             return {"text": result.output}
 
-        async def given_up() -> dict[str, Any]:
-            return await give_up(lambda arguments: cancelled_after_a_while(toolset.direct_call_tool("job", arguments)))
-
         return await run_all(
             {
                 "plain": lambda: call("greet", {"name": "Ada"}),
@@ -56,7 +50,7 @@ async def drive(url: str) -> dict[str, Any]:
                 "elicitation": lambda: call("confirm_delete", {"filename": "a.txt"}),
                 "two_questions": lambda: call("multi_input"),
                 "mrtr": lambda: call("test_tool_with_task"),
-                "given_up": given_up,
+                "given_up": lambda: give_up(partial(cancelled_when_begun, partial(toolset.direct_call_tool, "job"))),
                 "agent": agent,
             }
         )

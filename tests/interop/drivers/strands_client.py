@@ -7,24 +7,35 @@ import asyncio
 import logging
 import sys
 import threading
+from collections.abc import Awaitable, Callable
 from importlib.metadata import version
 from typing import Any
 
-from common import PARKED, PATIENCE, drive_each, give_up, report, run_all
+from common import PARKED, drive_each, filled_in, give_up, report, run_all, until_begun
 from mcp.types import ElicitResult
 from strands.tools.mcp import MCPClient
 
 
 async def answer(context: Any, params: Any) -> ElicitResult:
-    content: dict[str, Any] = (
-        {"confirm": True} if "confirm" in params.requested_schema["properties"] else {"name": "Ada"}
-    )
-    return ElicitResult(action="accept", content=content)
+    return ElicitResult(action="accept", content=filled_in(params.requested_schema))
 
 
 def shown(result: Any) -> dict[str, Any]:
     """What `call_tool_async` gives: Strands says `isError` only where a tool did."""
     return {"text": result["content"][0]["text"], "isError": result.get("isError", False), "status": result["status"]}
+
+
+def signalled(client: MCPClient) -> Callable[[dict[str, Any]], Awaitable[bool]]:
+    """A call that is told to stop when the tool has begun; whether it says that it was cancelled."""
+
+    async def begin(arguments: dict[str, Any]) -> bool:
+        gone = threading.Event()
+        waiting = asyncio.create_task(until_begun(arguments))
+        waiting.add_done_callback(lambda _: gone.set())
+        result = await client.call_tool_async("use-1", "job", arguments, cancel_signal=gone)
+        return result.get("cancelled", False)
+
+    return begin
 
 
 async def drive(client: MCPClient, stranger: MCPClient, untasked: MCPClient) -> dict[str, Any]:
@@ -56,12 +67,6 @@ async def drive(client: MCPClient, stranger: MCPClient, untasked: MCPClient) -> 
         await client.cancel_task_async(task.task_id)
         return {"before": before, "after": (await client.get_task_async(task.task_id)).status}
 
-    async def signalled(arguments: dict[str, Any]) -> bool:
-        signal = threading.Event()
-        asyncio.get_running_loop().call_later(PATIENCE, signal.set)
-        result = await client.call_tool_async("use-1", "job", arguments, cancel_signal=signal)
-        return result.get("cancelled", False)
-
     async def answered_by_hand() -> dict[str, Any]:
         task = await client.submit_tool_async("confirm_delete", {"filename": "b.txt"})
         asking, _ = await followed(task.task_id, "input_required")
@@ -82,7 +87,7 @@ async def drive(client: MCPClient, stranger: MCPClient, untasked: MCPClient) -> 
             "failed": failed,
             "failed_call": lambda: call("protocol_error_job"),
             "cancel": cancel,
-            "given_up": lambda: give_up(signalled),
+            "given_up": lambda: give_up(signalled(client)),
             "elicitation": lambda: call("confirm_delete", {"filename": "a.txt"}),
             "two_questions": lambda: call("multi_input"),
             "answered_by_hand": answered_by_hand,
@@ -104,5 +109,6 @@ async def drive_server(url: str) -> dict[str, Any]:
         return await drive(client, stranger, untasked)
 
 
-logging.disable(logging.CRITICAL)  # it logs what it also returns
-report(asyncio.run(drive_each(drive_server, sys.argv[1:])), version=version("strands-agents"), sdk=version("mcp"))
+if __name__ == "__main__":
+    logging.disable(logging.CRITICAL)  # it logs what it also returns
+    report(asyncio.run(drive_each(drive_server, sys.argv[1:])), version=version("strands-agents"), sdk=version("mcp"))

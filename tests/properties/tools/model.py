@@ -34,7 +34,6 @@ MAY_BE_CUT_OFF = frozenset({"once", "once_limited"})
 
 
 def can_fail(node: Node) -> bool:
-    """Whether the node may end with an error at all."""
     match node:
         case Step():
             return node.fails
@@ -49,7 +48,6 @@ def can_fail(node: Node) -> bool:
 
 
 def at(path: str, place: int) -> str:
-    """The path of a child."""
     return f"{path}.{place}"
 
 

@@ -133,7 +133,6 @@ Node: TypeAlias = (
 
 
 def children_of(node: Node) -> Sequence[Node]:
-    """What a node is made of."""
     match node:
         case Seq() | Gather() | Group() | Race():
             return node.children

@@ -31,7 +31,7 @@ def question(**params: Any) -> Question:
     return asked
 
 
-def test_a_form_is_described_with_its_fields_in_columns() -> None:
+def test_a_question_is_described_with_its_fields_in_columns_and_a_page_with_its_host() -> None:
     properties = {"a": {"type": "integer"}, "long\nname": {"type": "boolean", "description": "to\x1b[2J all"}}
     schema = {"type": "object", "properties": properties, "required": ["a"]}
     assert question(message="Well?\nWhich?\x07", requestedSchema=schema).describe() == [
@@ -40,9 +40,6 @@ def test_a_form_is_described_with_its_fields_in_columns() -> None:
         "  a          whole number, required",
         "  long name  yes or no; to[2J all",
     ]
-
-
-def test_a_page_is_described_with_its_host_and_what_to_know_of_it() -> None:
     assert question(message="Sign in", mode="url", url="http://evil.example/x").describe() == [
         "Sign in",
         "  visit: http://evil.example/x",
@@ -54,29 +51,18 @@ def test_a_page_is_described_with_its_host_and_what_to_know_of_it() -> None:
 NAME = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
 
 
-def test_words_are_an_answer_that_fits_the_form() -> None:
+def test_words_are_an_answer_that_fits_the_form_and_a_model_takes_only_a_whole_result() -> None:
     asked = question(message="Who?", requestedSchema=NAME)
     assert asked.answer(["name=Ann"]) == {"action": "accept", "content": {"name": "Ann"}}
     assert asked.answer(known={"name": "Ann"}) == {"action": "accept", "content": {"name": "Ann"}}
     assert asked.answer(action="decline") == {"action": "decline"}
     with pytest.raises(BadValue, match="missing: name"):
         asked.answer()
-
-
-def test_a_page_takes_no_words_and_a_model_only_a_whole_result() -> None:
     assert question(mode="url", url="https://x.example").answer() == {"action": "accept"}
-    [asked] = questions_of({"q": {"method": "sampling/createMessage", "params": {}}}, "tool")
-    assert asked.answer(known={"role": "assistant"}) == {"role": "assistant"}
+    [model] = questions_of({"q": {"method": "sampling/createMessage", "params": {}}}, "tool")
+    assert model.answer(known={"role": "assistant"}) == {"role": "assistant"}
     with pytest.raises(BadValue, match="a whole result"):
-        asked.answer(["name=Ann"])
-
-
-def test_words_are_meant_for_the_questions_that_have_their_fields() -> None:
-    name, other = question(requestedSchema=NAME), question(message="Sure?")
-    assert questions_for(["name=Ann"], [name, other]) == [name]
-    assert questions_for(['name:="Ann"'], [name, other]) == [name]
-    assert questions_for(["age=3"], [name, other]) == [name, other]
-    assert questions_for([], [name, other]) == [name, other]
+        model.answer(["name=Ann"])
 
 
 TWO = {
@@ -85,22 +71,21 @@ TWO = {
 }
 
 
-def test_a_question_is_chosen_by_its_key() -> None:
+def test_words_are_meant_for_the_questions_that_have_their_fields_unless_a_key_is_given() -> None:
     who, sure = asked = questions_of(TWO, "tool")
+    assert questions_for(["name=Ann"], asked) == questions_for(['name:="Ann"'], asked) == [who]
+    assert questions_for(["age=3"], asked) == questions_for([], asked) == [who, sure]
     assert questions_for(["name=Ann"], asked, key="q2") == [sure]
     assert questions_for([], asked, key="q1") == [who]
-    with pytest.raises(NoOpenQuestion, match="no open question 'q3'") as raised:
+    with pytest.raises(NoOpenQuestion, match="no open question 'q3'") as unknown:
         questions_for([], asked, key="q3")
-    assert raised.value.hint == "Open questions: q1, q2"
-
-
-def test_one_question_is_answered_and_several_are_refused_at_once() -> None:
-    who, sure = questions_of(TWO, "tool")
+    assert unknown.value.hint == "Open questions: q1, q2"
+    # One is answered, and several are refused at once.
     assert answers_to([who], ["name=Ann"]) == {"q1": {"action": "accept", "content": {"name": "Ann"}}}
     assert answers_to([who, sure], action="decline") == {"q1": {"action": "decline"}, "q2": {"action": "decline"}}
-    with pytest.raises(AmbiguousAnswer, match="several open questions") as raised:
+    with pytest.raises(AmbiguousAnswer, match="several open questions") as several:
         answers_to([who, sure], ["name=Ann"])
-    assert raised.value.hint.splitlines()[:2] == ["q1:", "Who?"]
+    assert several.value.hint.splitlines()[:2] == ["q1:", "Who?"]
 
 
 # A form that is filled in line by line
@@ -117,9 +102,7 @@ SCHEMA: dict[str, Any] = {
 
 
 def form(schema: dict[str, Any]) -> Form:
-    params = {"message": "?", "requestedSchema": schema}
-    [question] = questions_of({"q": {"method": "elicitation/create", "params": params}}, "tool")
-    return Form(question)
+    return Form(question(message="?", requestedSchema=schema))
 
 
 def typed(schema: dict[str, Any], *lines: str) -> Form:
@@ -134,16 +117,27 @@ def only(name: str) -> dict[str, Any]:
     return {**SCHEMA, "properties": {name: SCHEMA["properties"][name]}, "required": []}
 
 
-def test_fields_come_in_order_and_the_answer_is_sent_when_it_is_right() -> None:
-    filled = typed(SCHEMA, "Ann", "33", "no")
-    assert filled.field is None
-    assert not filled.is_over
-    filled.take("")
-    assert filled.response == {"action": "accept", "content": {"name": "Ann", "age": 33, "loud": False}}
+def accepted(**content: Any) -> dict[str, Any]:
+    return {"action": "accept", "content": content}
 
 
-def test_an_empty_line_takes_the_default_or_leaves_out() -> None:
-    assert typed(SCHEMA, "Ann", "", "", "y").response == {"action": "accept", "content": {"name": "Ann", "loud": True}}
+@pytest.mark.parametrize(
+    ("schema", "lines", "response"),
+    [
+        (SCHEMA, ["Ann", "33", "no", ""], accepted(name="Ann", age=33, loud=False)),
+        # An empty line takes the default, or leaves out.
+        (SCHEMA, ["Ann", "", "", "y"], accepted(name="Ann", loud=True)),
+        (only("age"), [""], accepted()),
+        # A text that is a command has two slashes; with slashes in another place it stays as it is.
+        (only("name"), ["//later"], accepted(name="/later")),
+        *((only("name"), [line], accepted(name=line)) for line in ("//server/share", "x/later", "/etc/hosts", "//")),
+        # A question without fields takes yes or no.
+        ({}, ["", "perhaps", "Yes"], accepted()),
+        ({}, ["n"], {"action": "decline"}),
+    ],
+)
+def test_lines_are_what_a_form_sends(schema: dict[str, Any], lines: list[str], response: dict[str, Any]) -> None:
+    assert typed(schema, *lines).response == response
 
 
 def test_what_is_wrong_is_asked_for_again() -> None:
@@ -176,21 +170,6 @@ def test_any_line_may_be_something_else_than_an_answer(line: str, response: dict
         assert (filled.is_over, filled.response) == (True, response)
 
 
-def test_a_text_that_is_a_command_has_two_slashes() -> None:
-    assert typed(only("name"), "//later").response == {"action": "accept", "content": {"name": "/later"}}
-    assert typed(only("age"), "").response == {"action": "accept", "content": {}}
-
-
-@pytest.mark.parametrize("text", ["//server/share", "x/later", "/etc/hosts", "//"])
-def test_a_text_with_slashes_that_is_no_command_stays_as_it_is(text: str) -> None:
-    assert typed(only("name"), text).response == {"action": "accept", "content": {"name": text}}
-
-
-def test_a_question_without_fields_takes_yes_or_no() -> None:
-    assert typed({}, "", "perhaps", "Yes").response == {"action": "accept", "content": {}}
-    assert typed({}, "n").response == {"action": "decline"}
-
-
 def test_a_form_says_what_to_show_before_each_line() -> None:
     colour = {"oneOf": [{"const": "r", "title": "Red"}, {"const": "green", "title": "green"}]}
     filled = form({"type": "object", "properties": {"colour": colour, "size": {"type": "integer"}}})
@@ -214,9 +193,7 @@ def test_a_form_says_what_to_show_before_each_line() -> None:
     ],
 )
 def test_a_page_to_visit_takes_a_word_or_its_first_letter(line: str, response: dict[str, Any] | None) -> None:
-    params = {"message": "?", "mode": "url", "url": "https://example.com/a"}
-    [question] = questions_of({"q": {"method": "elicitation/create", "params": params}}, "tool")
-    page = Form(question)
+    page = Form(question(message="?", mode="url", url="https://example.com/a"))
     assert page.link is not None
     assert (page.link.host, page.fields, "[v]isit" in page.last_question) == ("example.com", [], True)
     for wrong in ("continue", "", "yes"):
@@ -235,16 +212,13 @@ WORDS = {
 }
 
 
-def test_what_can_be_given_is_said_with_how_what_must_be_is_written() -> None:
+def test_what_can_be_given_is_said_with_how_what_must_be_is_written_also_after_a_mistake() -> None:
     title, *lines, example = describe_words(WORDS).splitlines()
     assert title == "It takes:"
     assert [line.split()[0] for line in lines] == ["day", "sizes"]
     assert example == "Write it like this: day=2026-07-28"
     assert describe_words(WORDS, ["sizes"]).splitlines()[-1] == "Write it like this: sizes='s m'"
     assert describe_words({"type": "object", "properties": {}}) == "It takes no arguments."
-
-
-def test_who_gives_something_wrong_is_told_how_to_write_it() -> None:
     with pytest.raises(BadValue) as raised:
         read_words(WORDS, ["day=2026-07-28", "sizes=l"])
     assert raised.value.names == ("sizes",)
@@ -275,9 +249,7 @@ def test_a_result_is_said_block_by_block() -> None:
         "[hologram content, only in the JSON of the result]",
         "[unknown content, only in the JSON of the result]",
     ]
-
-
-def test_without_blocks_it_is_what_is_structured() -> None:
+    # Without blocks it is what is structured.
     assert result_texts({"content": [], "structuredContent": {"a": "ä"}}) == ['{\n  "a": "ä"\n}']
     assert result_texts({"content": 7}) == []
 
@@ -314,9 +286,6 @@ def test_a_secret_is_taken_out_of_text_and_of_the_texts_of_json() -> None:
     assert secrets.hidden_in("Bearer geheim-1, geheim-1") == "Bearer ***, ***"
     value = {"a": ["geheim-1", 1, None], "geheim-1": {"b": ("x geheim-1", True)}}
     assert secrets.hidden_in_json(value) == {"a": ["***", 1, None], "***": {"b": ["x ***", True]}}
-
-
-def test_nothing_is_left_of_a_secret_that_begins_with_another() -> None:
-    secrets = Secrets()
+    # Nothing is left of one that begins with another.
     secrets.hide("s3cret", "s3cret-token", "s3cret-token-value")
     assert secrets.hidden_in("s3cret-token-value, s3cret-token, s3cret") == "***, ***, ***"

@@ -62,22 +62,6 @@ def hand() -> Hand:
     return Hand()
 
 
-async def test_an_id_has_arrived_once_its_run_says_so_and_not_when_it_ends(hand: Hand) -> None:
-    async with at_work(RemoteEngine(hand)) as work:
-        assert await hand.brings("a")
-        assert work.log == ["start a"]
-
-
-async def test_an_id_whose_run_found_out_nothing_is_to_be_sent_again(hand: Hand) -> None:
-    async def store_is_away(task_id: str, slot: Slot) -> None:
-        await settle()
-
-    engine = RemoteEngine(hand)
-    await engine.start(store_is_away)
-    assert not await hand.brings("a")
-    await engine.stop(LONG)
-
-
 @pytest.mark.slow
 async def test_an_id_without_a_slot_is_to_be_sent_again_after_a_while_and_takes_none_later(hand: Hand) -> None:
     async with at_work(RemoteEngine(hand, concurrency=1)) as work:
@@ -102,14 +86,6 @@ async def test_an_id_that_is_brought_twice_at_once_is_run_once(hand: Hand) -> No
         await work.until("end c", "end d")
         await settle()
         assert work.started == ["a", "b", "c", "d"]
-
-
-async def test_an_id_that_is_brought_while_it_runs_has_one_more_turn_here(hand: Hand) -> None:
-    async with at_work(RemoteEngine(hand)) as work:
-        assert await hand.brings("a")
-        assert await hand.brings("a")
-        work.end("a")
-        await eventually(lambda: work.log == ["start a", "end a"] * 2)
 
 
 async def test_a_delivery_that_is_given_up_in_line_leaves_the_slot_to_others(hand: Hand) -> None:

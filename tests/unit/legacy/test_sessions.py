@@ -1,18 +1,28 @@
-"""What a session of 2025-11-25 keeps, and for how long."""
+"""What a session of 2025-11-25 keeps, and how a task is followed that its client hosts."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
 import weakref
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
 
 import anyio
 import pytest
+from mcp.shared.exceptions import MCPError
+from mcp_types import REQUEST_TIMEOUT
 
+from mcp_tasks.errors import InvalidResponse
+from mcp_tasks.legacy.client_tasks import FASTEST_POLL, MAX_PAGES, MAX_SILENCES, Driver, pause
 from mcp_tasks.legacy.sessions import HEAD_START, MAX_BEFORE_HANDSHAKE, Session
+from mcp_tasks.legacy.shapes import read_task
 from mcp_tasks.legacy.streams import Audience
+from mcp_tasks.model.record import TaskStatus
 from mcp_tasks.server.tool_runner import OpenCalls
 from mcp_tasks.testing import make_record
+from tests.spec.scripted import TASK_ID, task
 
 pytestmark = pytest.mark.anyio
 
@@ -52,3 +62,72 @@ async def test_a_session_that_ends_is_not_held_by_the_next_look_at_an_old_task()
     await anyio.sleep(2 * HEAD_START)  # sleep: the head start of the answer has hold of it, too
     gc.collect()
     assert held() is None
+
+
+ACCEPTED = {"action": "accept"}
+SILENCE = MCPError(REQUEST_TIMEOUT, "timed out")
+
+
+class Client:
+    """Answers in turn, and keeps what it was asked, and when."""
+
+    def __init__(self, *answers: dict[str, Any] | MCPError) -> None:
+        self.asked: list[tuple[str, dict[str, Any]]] = []
+        self.times: list[float] = []
+        self._answers = list(answers)
+
+    async def __call__(self, method: str, params: Mapping[str, Any], timeout: float | None) -> dict[str, Any]:
+        assert timeout is not None, "a client that does not answer would hang the tool"
+        self.asked.append((method, dict(params)))
+        self.times.append(anyio.current_time())
+        answer = self._answers.pop(0)
+        if isinstance(answer, MCPError):
+            raise answer
+        return answer
+
+
+@pytest.mark.requirement(
+    "hosted-requestor/polls-to-the-end", "hosted-requestor/no-related-task", "hosted-requestor/no-reliance"
+)
+async def test_a_task_is_polled_to_its_end_after_the_interval_of_its_creation_and_then_its_result_is_fetched() -> None:
+    looks = [task(), SILENCE, task("input_required"), task("completed")]
+    client = Client({"task": task(pollInterval=400)}, *looks, ACCEPTED)
+    driver = Driver(client)
+    created = await driver.create("elicitation/create", {}, None)
+    assert await driver.result(created.id) == ACCEPTED
+    assert [method for method, _ in client.asked] == ["elicitation/create", *["tasks/get"] * 4, "tasks/result"]
+    assert all(params == {"taskId": TASK_ID} for _, params in client.asked[1:])
+    assert client.times[1] - client.times[0] >= 0.4
+
+
+async def test_looks_that_are_not_answered_are_not_tried_again_for_ever() -> None:
+    with pytest.raises(MCPError, match="timed out"):
+        await Driver(Client(task(), *[SILENCE] * MAX_SILENCES)).result(TASK_ID)
+
+
+@pytest.mark.requirement("hosted-requestor/poll-interval")
+def test_the_interval_that_the_client_suggests_is_kept_however_long_it_is() -> None:
+    for interval in (2_500, 300_000, 10**12):
+        assert pause(read_task(task(pollInterval=interval))) == timedelta(milliseconds=interval)
+    for interval in (-5, 1):
+        assert pause(read_task(task(pollInterval=interval))) == FASTEST_POLL
+    for interval in (0, 10**300, "soon", None):
+        assert pause(read_task(task(pollInterval=interval))) >= FASTEST_POLL
+
+
+@pytest.mark.requirement("hosted-requestor/cursors")
+async def test_a_listing_is_followed_by_its_cursors_as_they_are_and_one_without_end_is_left() -> None:
+    client = Client({"tasks": [task()], "nextCursor": "é/="}, {"tasks": [task("completed")], "nextCursor": None})
+    assert [each.status async for each in Driver(client).list()] == [TaskStatus.WORKING, TaskStatus.COMPLETED]
+    assert [params for _, params in client.asked] == [{}, {"cursor": "é/="}]
+    endless = Client(*[{"tasks": [task()], "nextCursor": "again"} for _ in range(MAX_PAGES + 1)])
+    assert len([each async for each in Driver(endless).list()]) == MAX_PAGES
+
+
+async def test_what_is_not_a_task_is_an_invalid_response() -> None:
+    no_tasks: list[Any] = [None, 7, {}, task("done"), task(taskId=7), task(createdAt="yesterday")]
+    for answer in (ACCEPTED, *({"task": shown} for shown in no_tasks)):
+        with pytest.raises(InvalidResponse):
+            await Driver(Client(answer)).create("elicitation/create", {}, None)
+    with pytest.raises(InvalidResponse, match="another task"):
+        await Driver(Client(task(taskId="another"))).get(TASK_ID)

@@ -1,4 +1,4 @@
-"""The table by example: each thing that can happen to a task, once; and the book of its questions."""
+"""The table by example: each thing that can happen to a task, once; when to poll, how long a task is kept."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from mcp_tasks.model import (
     ChildProcess,
     Event,
     InputAnswered,
-    InputBook,
     InputHosted,
     InputRequest,
     InputRequested,
@@ -38,6 +37,15 @@ from mcp_tasks.model import (
     TrialPassed,
     apply,
 )
+from mcp_tasks.model.limits import (
+    MAX_POLL_INTERVAL,
+    MIN_POLL_INTERVAL,
+    backoff,
+    expires_at,
+    is_expired,
+    lifetime,
+    poll_interval,
+)
 from mcp_tasks.model.record import ALWAYS
 from mcp_tasks.testing import make_record
 from mcp_tasks.testing.clock import NOON
@@ -47,7 +55,6 @@ QUESTION = InputRequest(method="elicitation/create", params={"message": "Sure?"}
 
 
 def after(*events: Event, record: TaskRecord | None = None) -> TaskRecord:
-    """A new task after these events."""
     record = record or make_record()
     for event in events:
         record = apply(record, event, NOON)
@@ -68,17 +75,13 @@ def parked(*keys: str, wake_at: datetime | None = None) -> TaskRecord:
     return after(RunParked(attempt=1, keys=frozenset(keys), wake_at=wake_at), record=before)
 
 
-def test_a_new_task_is_taken_by_its_first_run() -> None:
+def test_a_new_task_is_taken_by_its_first_run_and_not_again() -> None:
     record = apply(make_record(), RunStarted(worker="worker-1"), LATER)
     assert (record.worker, record.attempt, record.started_at) == ("worker-1", 1, LATER)
     assert record.status is TaskStatus.WORKING
-
-
-def test_a_task_that_a_run_has_is_not_taken_again() -> None:
     with pytest.raises(TransitionRefused, match="worker-1 has it") as caught:
-        after(RunStarted(worker="worker-2"), record=running())
-    assert caught.value.event == "RunStarted"
-    assert caught.value.status == "working"
+        after(RunStarted(worker="worker-2"), record=record)
+    assert (caught.value.event, caught.value.status) == ("RunStarted", "working")
 
 
 def test_a_run_that_was_released_before_its_tool_was_called_was_never_started() -> None:
@@ -134,18 +137,17 @@ def test_a_lost_run_is_counted_and_the_task_is_queued() -> None:
 
 
 @pytest.mark.parametrize(
-    "further",
-    [StepRecorded(attempt=2), RunParked(attempt=2, wake_at=LATER)],
-    ids=["a step", "parked"],
+    ("further", "lost"),
+    [
+        (StepRecorded(attempt=2), 0),
+        (RunParked(attempt=2, wake_at=LATER), 0),
+        (ProgressReported(attempt=2, progress=Progress(progress=1)), 1),
+        (RunReleased(attempt=2), 1),
+    ],
+    ids=["a step", "parked", "a report", "released"],
 )
-def test_a_run_that_gets_further_ends_the_count_of_lost_ones(further: Event) -> None:
-    assert running(RunLost(attempt=1), RunStarted(worker="worker-2"), further).lost == 0
-
-
-def test_a_run_that_only_reports_or_is_released_does_not_end_the_count() -> None:
-    started = running(RunLost(attempt=1), RunStarted(worker="worker-2"))
-    reported = after(ProgressReported(attempt=2, progress=Progress(progress=1)), record=started)
-    assert after(RunReleased(attempt=2), record=reported).lost == 1
+def test_only_a_run_that_gets_further_ends_the_count_of_lost_ones(further: Event, lost: int) -> None:
+    assert running(RunLost(attempt=1), RunStarted(worker="worker-2"), further).lost == lost
 
 
 def test_child_processes_of_a_lost_run_are_kept_for_the_next_ones_and_for_no_longer_than_the_task() -> None:
@@ -176,30 +178,24 @@ def test_a_timer_that_is_over_does_not_start_the_task_once_more() -> None:
     assert not after(RunParked(attempt=2, keys={"a"}), record=asking_now).is_queued(LATER)
 
 
-def test_what_an_older_run_says_is_refused() -> None:
-    record = running(RunReleased(attempt=1), RunStarted(worker="worker-2"))
-    said = (
-        RunCompleted(attempt=1),
-        RunReleased(attempt=1),
-        RunParked(attempt=1),
-        RunLost(attempt=1),
-        StepRecorded(attempt=1),
-    )
+def test_what_an_older_run_or_one_that_gave_the_task_up_says_is_refused() -> None:
+    released = running(RunReleased(attempt=1))
+    said = [kind(attempt=1) for kind in (RunCompleted, RunReleased, RunParked, RunLost, StepRecorded)]
     for event in said:
         with pytest.raises(StaleRun):
-            apply(record, event, LATER)
-
-
-def test_what_a_run_says_after_it_gave_the_task_up_is_refused() -> None:
+            apply(after(RunStarted(worker="worker-2"), record=released), event, LATER)
     with pytest.raises(StaleRun, match="nobody has claimed it"):
-        running(RunReleased(attempt=1), RunCompleted(attempt=1))
+        after(said[0], record=released)
 
 
-def test_asking_nothing_or_with_a_key_that_was_used_is_refused() -> None:
-    answered = after(InputAnswered(keys={"a"}), record=asking("a"))
-    for requests, why in (({}, "nothing to ask"), ({"a": QUESTION}, "already used: a")):
-        with pytest.raises(TransitionRefused, match=why):
-            after(InputRequested(attempt=1, requests=requests), record=answered)
+@pytest.mark.parametrize(
+    ("keys", "why"),
+    [("", "nothing to ask"), *((keys, f"already used: {keys[-1]}") for keys in ("a", "b", "ca", "cb"))],
+)
+def test_asking_nothing_or_with_a_key_that_was_used_is_refused(keys: str, why: str) -> None:
+    answered = after(InputAnswered(keys={"a"}), record=asking("a", "b"))
+    with pytest.raises(TransitionRefused, match=why):
+        after(InputRequested(attempt=1, requests=dict.fromkeys(keys, QUESTION)), record=answered)
 
 
 def test_questions_make_a_task_input_required_until_the_last_answer() -> None:
@@ -261,11 +257,12 @@ def test_a_result_that_is_an_error_completes_the_task_and_says_what_the_tool_sai
     assert (plain.is_error, plain.status_message) == (False, None)
 
 
-def test_progress_is_seen_and_a_step_is_not() -> None:
+def test_progress_is_seen_and_kept_at_the_end_and_a_step_is_not_seen() -> None:
     record = running()
     progress = Progress(progress=1, total=3, message="one of three")
     reported = apply(record, ProgressReported(attempt=1, progress=progress), LATER)
     assert (reported.progress, reported.updated_at) == (progress, LATER)
+    assert after(TaskCancelled(reason="enough"), record=reported).progress == progress
     stepped = apply(record, StepRecorded(attempt=1), LATER)
     assert (stepped.version, stepped.updated_at) == (record.version + 1, record.updated_at)
 
@@ -311,15 +308,11 @@ def test_a_trial_is_passed_once_and_the_lost_runs_stay_counted() -> None:
 
 
 @pytest.mark.parametrize("record", [make_record(), running(), asking("a")], ids=["queued", "running", "asking"])
-def test_a_task_is_cancelled_wherever_it_stands(record: TaskRecord) -> None:
+def test_a_task_is_cancelled_wherever_it_stands_and_what_comes_later_is_ignored(record: TaskRecord) -> None:
     cancelled = apply(record, TaskCancelled(reason="changed my mind"), LATER)
     assert cancelled.status is TaskStatus.CANCELLED
     assert (cancelled.status_message, cancelled.worker, cancelled.wake_at) == ("changed my mind", None, None)
-
-
-def test_a_result_after_the_cancellation_is_late_and_ignored() -> None:
-    record = running(TaskCancelled(reason="changed my mind"))
-    assert apply(record, RunCompleted(attempt=1), LATER) is record
+    assert apply(cancelled, RunCompleted(attempt=1), LATER) is cancelled
 
 
 def test_a_clock_that_jumped_back_takes_no_time_back() -> None:
@@ -328,25 +321,70 @@ def test_a_clock_that_jumped_back_takes_no_time_back() -> None:
     assert record.updated_at == record.finished_at == NOON
 
 
-def test_the_end_keeps_the_last_progress() -> None:
-    progress = Progress(progress=2)
-    record = running(ProgressReported(attempt=1, progress=progress), TaskCancelled(reason="enough"))
-    assert record.progress == progress
+# When to poll, how long a task is kept, how long to wait before another try
+
+HOUR = timedelta(hours=1)
 
 
-ASK = InputRequest(method="elicitation/create", params={"message": "Sure?"})
+def finished(after: timedelta, retention: timedelta | None = HOUR) -> TaskRecord:
+    record = apply(make_record(retention=retention), RunStarted(worker="worker-1"), NOON)
+    return apply(record, RunCompleted(attempt=1), NOON + after)
 
 
-@pytest.mark.parametrize("again", [{"a": ASK}, {"new": ASK, "a": ASK}], ids=["alone", "among others"])
-def test_a_key_is_refused_while_it_is_open_and_after(again: dict[str, InputRequest]) -> None:
-    book = InputBook().ask({"a": ASK})
-    for known in (book, book.close(["a"]), book.withdraw()):
-        with pytest.raises(ValueError, match="already used: a"):
-            known.ask(again)
+@pytest.mark.parametrize(
+    ("age", "interval"),
+    [
+        (timedelta(0), MIN_POLL_INTERVAL),
+        (timedelta(hours=-1), MIN_POLL_INTERVAL),
+        (timedelta(seconds=1.9), MIN_POLL_INTERVAL),
+        (timedelta(seconds=20), timedelta(seconds=2)),
+        (timedelta(days=3), MAX_POLL_INTERVAL),
+    ],
+)
+def test_a_task_is_polled_less_often_the_older_it_is(age: timedelta, interval: timedelta) -> None:
+    assert poll_interval(make_record(), NOON + age) == interval
+    # What the author chose stays.
+    assert poll_interval(make_record(poll_interval=timedelta(minutes=1)), NOON + age) == timedelta(minutes=1)
 
 
-def test_withdrawing_closes_every_question_and_forgets_no_key() -> None:
-    book = InputBook().ask({"a": ASK, "b": ASK}).withdraw()
-    assert not book.outstanding
-    assert book.used == {"a", "b"}
-    assert book.withdraw() is book
+def test_a_finished_task_expires_its_retention_after_the_end() -> None:
+    record = finished(timedelta(days=3))
+    assert expires_at(record) == NOON + timedelta(days=3) + HOUR
+    assert not is_expired(record, NOON + timedelta(days=3) + HOUR - timedelta(microseconds=1))
+    assert is_expired(record, NOON + timedelta(days=3) + HOUR)
+
+
+def test_a_running_task_and_one_without_a_retention_do_not_expire() -> None:
+    done = finished(HOUR, retention=None)
+    assert lifetime(done, NOON + HOUR) is None
+    for record in (make_record(retention=timedelta(seconds=1)), done):
+        assert expires_at(record) is None
+        assert not is_expired(record, NOON + timedelta(days=10_000))
+
+
+@pytest.mark.parametrize(
+    ("age", "told"),
+    [
+        (timedelta(hours=-5), HOUR),
+        (timedelta(0), HOUR),
+        (timedelta(minutes=29), HOUR),
+        (timedelta(minutes=30), timedelta(minutes=90)),
+        (timedelta(minutes=59), timedelta(minutes=90)),
+        (timedelta(hours=24), timedelta(hours=25)),
+    ],
+)
+def test_the_lifetime_of_a_running_task_grows_in_steps_of_half_a_retention(age: timedelta, told: timedelta) -> None:
+    assert lifetime(make_record(), NOON + age) == told
+
+
+def test_the_lifetime_of_a_finished_task_ends_when_the_task_does() -> None:
+    record = finished(timedelta(hours=2))
+    assert lifetime(record, NOON + timedelta(hours=2)) == timedelta(hours=3)
+    assert lifetime(record, NOON + timedelta(hours=9)) == timedelta(hours=3)
+
+
+def test_backing_off_doubles_up_to_its_limit() -> None:
+    base, limit = timedelta(milliseconds=100), timedelta(seconds=5)
+    waits = [backoff(attempt, base=base, limit=limit) for attempt in range(8)]
+    assert [wait / base for wait in waits] == [1, 2, 4, 8, 16, 32, 50, 50]
+    assert backoff(10_000, base=base, limit=limit) == limit

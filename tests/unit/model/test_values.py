@@ -104,12 +104,7 @@ SECOND = timedelta(seconds=1)
         (60, "timedelta(seconds=60)"),
         (0.25, "timedelta(seconds=0.25)"),
         # The author's own number, or none: another one might be copied as if it were meant.
-        ("90", "timedelta(seconds=...)"),
-        (True, "timedelta(seconds=...)"),
-        (0, "timedelta(seconds=...)"),
-        (-5, "timedelta(seconds=...)"),
-        (float("inf"), "timedelta(seconds=...)"),
-        (None, "timedelta(seconds=...)"),
+        *((wrong, "timedelta(seconds=...)") for wrong in ("90", True, 0, -5, math.inf, None)),
     ],
 )
 def test_anything_else_is_refused_with_what_to_write(wrong: Any, instead: str) -> None:
@@ -159,12 +154,9 @@ def test_what_is_no_duration_is_refused_with_how_to_write_one(text: str) -> None
 )
 def test_a_wait_is_given_as_a_duration_or_in_seconds(timeout: Any, seconds: float | None) -> None:
     assert seconds_of(timeout) == seconds
-
-
-@pytest.mark.parametrize("timeout", ["5", True, math.nan, [5]])
-def test_a_wait_that_is_neither_is_refused_with_what_to_write(timeout: Any) -> None:
-    with pytest.raises(InvalidDuration, match="a timedelta or a number of seconds"):
-        seconds_of(timeout)
+    for wrong in ("5", True, math.nan, [5]):
+        with pytest.raises(InvalidDuration, match="a timedelta or a number of seconds"):
+            seconds_of(wrong)
 
 
 def test_a_typed_duration_has_bounds() -> None:
@@ -193,46 +185,38 @@ def test_durations_are_said_as_people_do(seconds: float, shown: str, said: str) 
     assert (clock(duration), ago(duration), clock(None)) == (shown, said, "")
 
 
-def test_a_package_that_is_not_there_is_one_of_the_extra() -> None:
-    with pytest.raises(MissingExtra, match="postgres"), needing_extra("The Postgres store", "postgres"):
-        raise ModuleNotFoundError("No module named 'psycopg'", name="psycopg")
-
-
-@pytest.mark.parametrize("name", ["mcp_tasks", "mcp_tasks.stores.postgres"])
-def test_a_module_of_ours_that_is_not_there_is_a_defect(name: str) -> None:
-    with pytest.raises(ModuleNotFoundError, match="defect"), needing_extra("The Postgres store", "postgres"):
-        raise ModuleNotFoundError("defect", name=name)
-
-
-PLACE = "postgresql://db.example:5433/tasks"
+@pytest.mark.parametrize(
+    ("missing", "error", "says"),
+    [
+        ("psycopg", MissingExtra, "postgres"),
+        ("mcp_tasks", ModuleNotFoundError, "it is missing"),
+        ("mcp_tasks.stores.postgres", ModuleNotFoundError, "it is missing"),
+    ],
+)
+def test_a_package_that_is_not_there_is_one_of_the_extra_unless_it_is_ours(
+    missing: str, error: type[Exception], says: str
+) -> None:
+    with pytest.raises(error, match=says), needing_extra("The Postgres store", "postgres"):
+        raise ModuleNotFoundError("it is missing", name=missing)
 
 
 @pytest.mark.parametrize(
-    "url",
+    ("url", "is_same"),
     [
-        "postgresql://db.example:5433/tasks",
-        "postgres://DB.example:5433/tasks",
-        "postgresql://me:se@cret@db.example:5433/tasks?sslmode=require",
-        "postgresql:///tasks?host=db.example&port=5433",
-        "postgresql://elsewhere/other?host=db.example&port=5433&dbname=tasks",
+        ("postgresql://db.example:5433/tasks", True),
+        ("postgres://DB.example:5433/tasks", True),
+        ("postgresql://me:se@cret@db.example:5433/tasks?sslmode=require", True),
+        ("postgresql:///tasks?host=db.example&port=5433", True),
+        ("postgresql://elsewhere/other?host=db.example&port=5433&dbname=tasks", True),
+        ("postgresql://db.example:5433/others", False),
+        ("postgresql://db.example/tasks", False),
+        ("postgresql://other.example:5433/tasks", False),
+        ("postgresql://one:5432,two:5432/tasks", False),
+        ("postgresql:///tasks", False),
     ],
 )
-def test_one_database_is_one_place_whoever_asks_and_however_it_is_written(url: str) -> None:
-    assert database_place(url) == PLACE
-
-
-@pytest.mark.parametrize(
-    "url",
-    [
-        "postgresql://db.example:5433/others",
-        "postgresql://db.example/tasks",
-        "postgresql://other.example:5433/tasks",
-        "postgresql://one:5432,two:5432/tasks",
-        "postgresql:///tasks",
-    ],
-)
-def test_another_database_is_another_place(url: str) -> None:
-    assert database_place(url) != PLACE
+def test_one_database_is_one_place_whoever_asks_and_however_it_is_written(url: str, is_same: bool) -> None:
+    assert (database_place(url) == "postgresql://db.example:5433/tasks") is is_same
 
 
 def test_without_a_name_it_is_the_one_that_is_called_like_the_user() -> None:

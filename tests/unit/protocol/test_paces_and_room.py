@@ -9,9 +9,8 @@ import asyncio
 import gc
 import json
 import tracemalloc
-from collections.abc import AsyncGenerator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -28,24 +27,17 @@ from mcp_tasks.model.json import check_json, is_deeper, short_message
 from mcp_tasks.model.limits import KIB
 from mcp_tasks.model.record import TaskRequest, TaskStatus
 from mcp_tasks.protocol.limits import MOST_HELD_BACK, MOST_KNOWN, Limiting, Pace
-from mcp_tasks.runtime import Ending, Run, TaskRuntime
-from mcp_tasks.runtime.launch import FRESH, MOST_OWNERS, Quota
+from mcp_tasks.runtime import TaskRuntime
+from mcp_tasks.runtime.launch import FRESH, MOST_OWNERS, LaunchSpec, Quota
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.stores.base import EVERYBODY, Owners, Usage
 from mcp_tasks.testing import FakeClock
-from tests.unit.running import make_runtime, ok
+from tests.unit.running import SECOND, Seconds, never_ending, running
+from tests.unit.watching import Threads
 
 pytestmark = pytest.mark.anyio
 
 CALL = TaskRequest(method="tools/call", name="tool", arguments={}, protocol_version="2026-07-28")
-
-
-class Ticking:
-    def __init__(self) -> None:
-        self.now = 1_000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 # Paces
@@ -55,7 +47,7 @@ class Ticking:
 def test_a_pace_lets_a_second_of_requests_through_at_once_and_then_one_by_one(
     rate: float, at_once: int, wait: float
 ) -> None:
-    clock = Ticking()
+    clock = Seconds()
     pace = Pace(rate, clock)
     for _ in range(2):
         assert [pace.take("a")[1] for _ in range(at_once + 1)] == [True] * at_once + [False]
@@ -63,23 +55,23 @@ def test_a_pace_lets_a_second_of_requests_through_at_once_and_then_one_by_one(
         # Each has its own, and what did not count is as if it had not been.
         assert pace.take("b") == (0.0, True)
         pace.give_back("b")
-        clock.now += wait
+        clock.advance(wait * SECOND)
         assert [pace.take("a")[1] for _ in range(2)] == [True, False]
         # Who has not asked for long has saved up nothing.
-        clock.now += 3_600
+        clock.advance(3_600 * SECOND)
     pace.give_back("unknown")
 
 
 def test_with_patience_one_too_many_waits_and_what_waits_is_bounded() -> None:
-    pace = Pace(10, Ticking(), patience=1.0)
+    pace = Pace(10, Seconds(), patience=1.0)
     waits = [wait for wait, may in (pace.take("a") for _ in range(40)) if may]
     assert waits == pytest.approx([0.0] * 10 + [n / 10 for n in range(1, 11)])
-    quick = Pace(10_000, Ticking(), patience=1.0)
+    quick = Pace(10_000, Seconds(), patience=1.0)
     assert len([None for _ in range(20_000) if quick.take("a")[1]]) <= 10_101
 
 
 def test_owners_by_the_thousand_do_not_fill_the_memory() -> None:
-    pace = Pace(1, Ticking())
+    pace = Pace(1, Seconds())
 
     def ask(first: int, last: int) -> int:
         for number in range(first, last):
@@ -96,7 +88,7 @@ def test_owners_by_the_thousand_do_not_fill_the_memory() -> None:
 
 
 async def test_of_what_comes_too_often_so_much_is_held_back_and_the_rest_is_refused_at_once() -> None:
-    limiting = Limiting(Limits(owner_requests=1_000, owner_creates=1), Ticking(), free="me")
+    limiting = Limiting(Limits(owner_requests=1_000, owner_creates=1), Seconds(), free="me")
     asked = [asyncio.create_task(limiting.request("ada")) for _ in range(1_000 + MOST_HELD_BACK + 1)]
     await anyio.wait_all_tasks_blocked()
     assert [task.done() for task in asked] == [True] * 1_000 + [False] * (MOST_HELD_BACK + 1)
@@ -118,7 +110,7 @@ async def test_of_what_comes_too_often_so_much_is_held_back_and_the_rest_is_refu
 
 
 async def test_connections_have_their_pace_and_all_of_them_theirs() -> None:
-    clock = Ticking()
+    clock = Seconds()
     limits = Limits(connection_cancels=0.001, cancels=0.002, connection_unknown=None, unknown=0.001)
     limiting = Limiting(limits, clock)
 
@@ -130,7 +122,7 @@ async def test_connections_have_their_pace_and_all_of_them_theirs() -> None:
     await limiting.cancel(None, "a")
     assert (await refused_by("a"), await refused_by("b")) == ("connection_cancels", "cancels")
     # What the total refused did not count for the connection.
-    clock.now += 500
+    clock.advance(500 * SECOND)
     await limiting.cancel(None, "b")
     assert await refused_by("") == "cancels"
     with anyio.fail_after(10):
@@ -183,32 +175,21 @@ class Counted(MemoryStore):
         return self.told
 
 
-async def _never(run: Run) -> Ending:
-    await asyncio.Event().wait()
-    return ok()
-
-
-@asynccontextmanager
-async def room(
-    store: Counted | None = None, clock: Ticking | None = None, **limits: Any
-) -> AsyncGenerator[TaskRuntime]:
+def room(
+    store: Counted | None = None, clock: Seconds | None = None, **limits: Any
+) -> AbstractAsyncContextManager[TaskRuntime]:
     none: dict[str, Any] = {"open_tasks": None, "owner_open_tasks": None, "owner_stored_bytes": None}
-    runtime = make_runtime(
-        _never,
+    return running(
+        never_ending,
         store=store or Counted(),
-        monotonic=clock or Ticking(),
+        monotonic=clock or Seconds(),
         limits=Limits(**(none | limits)),
         runs_tools=False,
     )
-    await runtime.start()
-    try:
-        yield runtime
-    finally:
-        await runtime.abandon()
 
 
 async def make(runtime: TaskRuntime, owner: str | None = "ada", **options: Any) -> None:
-    await runtime.launch(CALL, owner=owner, retention=None, **options)
+    await runtime.launch(LaunchSpec(request=CALL, owner=owner, **options))
 
 
 async def refused(runtime: TaskRuntime, owner: str | None = "ada", **options: Any) -> str:
@@ -218,12 +199,12 @@ async def refused(runtime: TaskRuntime, owner: str | None = "ada", **options: An
 
 
 async def test_the_store_is_asked_once_for_many_tasks_and_again_before_anyone_is_refused() -> None:
-    clock, store = Ticking(), Counted()
+    clock, store = Seconds(), Counted()
     async with room(store, clock, owner_open_tasks=10) as runtime:
         for _ in range(10):
             await make(runtime)
         assert store.asked == 1
-        clock.now += 1
+        clock.advance(SECOND)
         # Some have ended since: the look tells.
         store.told = Usage(open_tasks=9, stored_bytes=0)
         await make(runtime)
@@ -231,16 +212,16 @@ async def test_the_store_is_asked_once_for_many_tasks_and_again_before_anyone_is
         store.told = Usage(open_tasks=10, stored_bytes=0)
         assert {await refused(runtime) for _ in range(100)} == {"owner_open_tasks"}
         assert store.asked == 2, "a flood of refusals does not ask the store"
-        clock.now += 0.2
+        clock.advance(0.2 * SECOND)
         await refused(runtime)
         assert store.asked == 3
         # What is known grows old.
         store.told = Usage(open_tasks=0, stored_bytes=0)
-        clock.now += FRESH
+        clock.advance(FRESH * SECOND)
         await make(runtime)
         # A part of work that was admitted is held to the total alone.
         store.told = Usage(open_tasks=10, stored_bytes=0)
-        clock.now += FRESH
+        clock.advance(FRESH * SECOND)
         await make(runtime, parent="task_parent")
 
 
@@ -267,11 +248,11 @@ async def test_an_owner_keeps_no_place_for_a_call_that_is_refused_or_goes_away()
             told = await super().usage(namespace, whose)
             return told if whose is EVERYBODY else Usage(open_tasks=0, stored_bytes=0)
 
-    clock, store = Ticking(), Another(open_tasks=1)
+    clock, store = Seconds(), Another(open_tasks=1)
     async with room(store, clock, open_tasks=1, owner_open_tasks=1) as runtime:
         for _ in range(2):
             assert await refused(runtime) == "open_tasks"
-        clock.now += FRESH
+        clock.advance(FRESH * SECOND)
         store.answers.clear()
         gone = asyncio.create_task(make(runtime))
         await anyio.wait_all_tasks_blocked()
@@ -283,7 +264,7 @@ async def test_an_owner_keeps_no_place_for_a_call_that_is_refused_or_goes_away()
 
 
 async def test_owners_that_make_nothing_are_forgotten() -> None:
-    quota = Quota(Limits(open_tasks=None), lambda whose: Counted().usage("", whose), Ticking())
+    quota = Quota(Limits(open_tasks=None), lambda whose: Counted().usage("", whose), Seconds())
     for number in range(MOST_OWNERS + 50):
         (await quota.admit(str(number))).leave()
     assert len(quota._owners) == MOST_OWNERS  # pyright: ignore[reportPrivateUsage]
@@ -292,12 +273,10 @@ async def test_owners_that_make_nothing_are_forgotten() -> None:
 async def test_a_task_that_is_too_old_fails_whether_it_runs_or_waits() -> None:
     clock = FakeClock()
     limits = Limits(task_age=timedelta(days=30))
-    runtime = make_runtime(_never, clock=clock, limits=limits, engine=LocalEngine(1))
-    await runtime.start()
-    try:
-        old = [await runtime.launch(CALL, owner=None, retention=None) for _ in range(2)]
+    async with running(never_ending, clock=clock, limits=limits, engine=LocalEngine(1)) as runtime:
+        old = [await runtime.launch(LaunchSpec(request=CALL)) for _ in range(2)]
         clock.advance(timedelta(days=29))
-        young = await runtime.launch(CALL, owner=None, retention=None)
+        young = await runtime.launch(LaunchSpec(request=CALL))
         await runtime.janitor.ageing.look()
         assert not (await runtime.get(old[0].id, owner=None)).is_final
         clock.advance(timedelta(days=1))
@@ -306,8 +285,6 @@ async def test_a_task_that_is_too_old_fails_whether_it_runs_or_waits() -> None:
             record = await runtime.get(task.id, owner=None)
             assert (record.status, "30 days" in (record.status_message or "")) == (TaskStatus.FAILED, True)
         assert not (await runtime.get(young.id, owner=None)).is_final
-    finally:
-        await runtime.abandon()
 
 
 async def test_an_owner_has_a_quarter_of_the_slots_while_others_wait_and_all_while_nobody_does() -> None:
@@ -363,33 +340,24 @@ def test_depth_is_objects_and_arrays_in_one_another_however_deep() -> None:
         check_json("argument_bytes", "It", value, most=1_000, depth=64)
 
 
-def _of_size(what: str, size: int) -> Any:
-    match what:
-        case "text":
-            return "x" * size
-        case "escapes":
-            return '"' * (size // 2)
-        case "numbers":
-            return [1] * (size // 2)
-        case "long numbers":
-            return [10**20] * (size // 22)
-        case "members":
-            return {f"{number:04d}": True for number in range(size // 12)}
-        case _:
-            return [None] * (size // 5)
+OF_SIZE: dict[str, Callable[[int], Any]] = {
+    "text": lambda size: "x" * size,
+    "escapes": lambda size: '"' * (size // 2),
+    "numbers": lambda size: [1] * (size // 2),
+    "long numbers": lambda size: [10**20] * (size // 22),
+    "members": lambda size: {f"{number:04d}": True for number in range(size // 12)},
+    "nothing": lambda size: [None] * (size // 5),
+}
 
 
 @pytest.mark.parametrize("most", [30, 64 * KIB])
-@pytest.mark.parametrize("what", ["text", "escapes", "numbers", "long numbers", "members", "nothing"])
+@pytest.mark.parametrize("what", OF_SIZE)
 def test_a_size_is_that_of_the_json(what: str, most: int) -> None:
     for size in (most // 2, most - 40, most - 2, most - 1, most, most + 40, 2 * most):
-        value = _of_size(what, max(size, 0))
-        try:
+        value = OF_SIZE[what](max(size, 0))
+        fits = len(json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()) <= most
+        with nullcontext() if fits else pytest.raises(LimitExceeded):
             check_json("answer_bytes", "It", value, most=most, depth=64)
-            fits = True
-        except LimitExceeded:
-            fits = False
-        assert fits is (len(json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()) <= most)
 
 
 @pytest.mark.parametrize("text", ["x", "é", "☃", "🎈"])
@@ -404,14 +372,7 @@ def test_a_message_is_cut_between_characters(text: str) -> None:
 
 @pytest.mark.parametrize("field", ["arguments", "meta", "input_responses", "client_info", "client_capabilities"])
 async def test_every_part_of_a_call_is_measured_and_a_large_one_beside_the_event_loop(field: str) -> None:
-    class Noting(ThreadPoolExecutor):
-        used = 0
-
-        def submit(self, *args: Any, **kwargs: Any) -> Any:
-            self.used += 1
-            return super().submit(*args, **kwargs)
-
-    threads = Noting(1)
+    threads = Threads(1)
     asyncio.get_running_loop().set_default_executor(threads)
     limiting = Limiting(Limits(argument_bytes=1_000, client_bytes=1_000))
     await limiting.create(None, replace(CALL, **{field: {"a": "x" * 500}}))

@@ -14,7 +14,7 @@ from jsonschema import Draft202012Validator
 from mcp_tasks.errors import AnswerRefused
 from mcp_tasks.model import InputBook, InputRequest, TaskRecord
 from mcp_tasks.model.limits import Limits
-from mcp_tasks.protocol.answers import MOST_VALUES, check_answers, misfits, take_answer, turns_of, warn_of_schema
+from mcp_tasks.protocol.answers import MOST_VALUES, check_answers, misfits, take_answer, warn_of_schema
 from mcp_tasks.protocol.errors import RpcError
 from mcp_tasks.protocol.schema import (
     MOST_PROBLEMS,
@@ -23,12 +23,11 @@ from mcp_tasks.protocol.schema import (
     found,
     is_tame,
     not_enforced,
-    target_of,
     why_unusable,
 )
 from mcp_tasks.runtime import Ending, Run
 from mcp_tasks.testing import make_record
-from tests.unit.running import FailingStore, launch, ok, question, running, until_asking, until_final
+from tests.unit.running import MeddledStore, launch, ok, question, running, until_asking, until_final
 
 BACKTRACKING = "(a+)+$"
 LETTERS = "a" * 50 + "!"
@@ -114,6 +113,7 @@ def test_what_cannot_be_enforced_is_allowed_and_said_to_be() -> None:
     "schema",
     [
         *({"$ref": "#"}, {"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}, {"$ref": "#nowhere"}),
+        *({"$ref": "#/x"}, {"$ref": "#/allOf/7", "allOf": [True]}, {"$ref": "other"}),
         *({"type": 12}, {"properties": ["a"]}, {"$ref": "https://example.com/schema"}, {"$ref": "file:///etc/passwd"}),
         *({"allOf": [{"$id": "https://example.com/a", "$ref": "other"}]}, {"$dynamicRef": "https://example.com/x"}),
         *({"allOf": [{"type": "integer"}] * 10_000}, {"multipleOf": 0.01}, fan(40), nested(5_000)),
@@ -139,15 +139,6 @@ TAME: list[tuple[Any, bool]] = [
 @pytest.mark.parametrize(("schema", "tame"), TAME, ids=range(len(TAME)))
 def test_only_an_ordinary_schema_is_left_to_a_validator_that_works_as_long_as_it_asks(schema: Any, tame: bool) -> None:
     assert is_tame(schema) is tame
-
-
-def test_a_reference_is_a_json_pointer() -> None:
-    root = {"a/b": {"c~d": 1}, "list": [2]}
-    found_at = {"#": root, "#/a~1b/c~0d": 1, "#/list/0": 2}
-    assert {reference: target_of(reference, root) for reference in found_at} == found_at
-    for nowhere in ("#/x", "#/list/7", "other", "#anchor", None):
-        with pytest.raises(LookupError):
-            target_of(nowhere, root)
 
 
 ITEMS: list[tuple[list[Any], bool]] = [
@@ -179,6 +170,7 @@ VALUES: tuple[Any, ...] = ({}, {"a": 1}, {"a": "x"}, {"b": []}, {"b": [1, "2"]},
         {"anyOf": [{"type": "object", "required": ["c"]}, {"type": "array"}, {"enum": [None, "text"]}]},
         {"oneOf": [{"type": "number"}, {"multipleOf": 0.5}]},
         {"$ref": "#/$defs/x", "$defs": {"x": {"type": ["object", "null"], "maxProperties": 1}}},
+        {"$ref": "#/$defs/x~1y~0z/anyOf/1", "$defs": {"x/y~z": {"anyOf": [{}, {"type": "array"}]}}},
     ],
 )
 def test_otherwise_it_is_the_library(schema: dict[str, Any]) -> None:
@@ -266,11 +258,6 @@ def test_answers_with_too_many_values_are_refused_and_of_many_problems_the_numbe
             check_answers(asks({}, "roots/list"), {"q": {"roots": [{}] * count}}, Limits())
 
 
-@pytest.mark.parametrize(("names", "turns"), [(0, 1), (40, 1), (100, 3), (100_000, 41)])
-def test_answers_count_as_requests_by_their_values(names: int, turns: int) -> None:
-    assert turns_of(accept({"names": ["a"] * names})) == turns
-
-
 def test_an_author_is_warned_of_a_form_that_is_not_enforced_and_of_no_other(caplog: pytest.LogCaptureFixture) -> None:
     warn_of_schema({"requestedSchema": FORM})
     assert caplog.messages == []
@@ -295,14 +282,14 @@ async def test_an_answer_that_cannot_be_written_reaches_its_tool_all_the_same(
     what: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "mcp_tasks.protocol.answers")
-    store, answer = FailingStore(), {"action": "decline"}
+    store, answer = MeddledStore(), {"action": "decline"}
     async with running(_asking, store=store) as runtime:
         task = await until_asking(runtime, await launch(runtime))
         if what == "came to nothing":
             gone = make_record(inputs=InputBook().ask({"elicitation-1": question("Sure?")}))
             await take_answer(lambda: runtime, gone, "elicitation-1", answer)
         elif what == "is not stored yet":
-            store.refuse_save(lambda record: True, times=1)
+            store.go_away("save", times=1)
         odd: dict[str, Any] = {"action": "accept", "content": {"a": {1, 2}}}
         await take_answer(lambda: runtime, task, "elicitation-1", odd if what == "cannot be stored" else answer)
         ended = await until_final(runtime, task)

@@ -26,7 +26,6 @@ from harness.thoroughness import examples
 from mcp_tasks.errors import StoreUnavailable
 from mcp_tasks.model import JournalEntry, RunStarted, TaskRecord, TaskStatus
 from mcp_tasks.model.machine import RunLost
-from mcp_tasks.model.record import Actor
 from mcp_tasks.runtime import Body, Ending, Run, Settings, TaskRuntime, ToolPolicy, current_task
 from mcp_tasks.runtime.lease import HEARTBEATS_PER_LEASE, LeaseTimes, Watch, uptime
 from mcp_tasks.runtime.steps import Retry
@@ -36,7 +35,6 @@ from tests.unit.running import (
     CLIENT,
     HOUR,
     ONCE,
-    REQUEST,
     RERUN,
     DeafStore,
     Held,
@@ -44,6 +42,7 @@ from tests.unit.running import (
     MeddledStore,
     Seconds,
     at_once,
+    cancel,
     finished,
     launch,
     loop_time,
@@ -53,6 +52,7 @@ from tests.unit.running import (
     question,
     running,
     settle,
+    start,
     started,
     until,
     until_final,
@@ -410,16 +410,12 @@ async def test_a_process_that_is_back_in_time_ends_what_may_not_run_again() -> N
 
 async def test_a_process_without_a_lease_claims_nothing_until_it_has_one_again() -> None:
     net = Net()
-
-    async def quick(run: Run) -> Ending:
-        return ok()
-
-    async with process(quick, net, ONCE) as one:
+    async with process(at_once, net, ONCE) as one:
         net.cut.add(one.worker)
         await time_passes(LEASE)
-        task = await one.launch(REQUEST, owner=None, retention=None)
+        task = await start(one)
         await time_passes(LEASE)
-        assert (await one.get(task.id, owner=None)).attempt == 0
+        assert (await as_of_now(one, task)).attempt == 0
         net.cut.clear()
         # It never began, so it is not interrupted, whatever its tool says about running again.
         assert (await until_final(one, task, LONG)).status is TaskStatus.COMPLETED
@@ -454,6 +450,38 @@ async def test_a_step_whose_write_hangs_until_the_lease_is_renewed_is_done_once(
         answers.set()
         ended = await until_final(one, task, LONG)
         assert (ended.status, ended.attempt, paid) == (TaskStatus.COMPLETED, 2, [1])
+
+
+async def test_a_tool_does_not_wait_for_a_write_that_hangs_once_the_lease_is_lost_and_its_step_is_done_once() -> None:
+    net, log, paid = Net(), Log(), list[int]()
+
+    async def work(run: Run) -> Ending:
+        async def pay() -> None:
+            paid.append(run.attempt)
+
+        await run.step("pay", pay)
+        return ok()
+
+    async def logged(run: Run) -> Ending:
+        try:
+            return await work(run)
+        finally:
+            log.stopped_at = log.stopped_at or loop_time()
+
+    async with process(logged, net) as one:
+        net.hangs = hangs = anyio.Event()
+        net.cut.add(one.worker)
+        task = await launch(one)
+        await without_lease(one)
+        lost_at = loop_time()
+        await settle()
+        stopped_at = log.stopped_at
+        net.cut.clear()
+        hangs.set()
+        await until_so(lambda: one.lease.is_valid)
+        ended = await until_final(one, task, LONG)
+        assert (ended.status, ended.attempt, paid) == (TaskStatus.COMPLETED, 2, [1])
+        assert stopped_at == lost_at
 
 
 async def hanging(runtime: TaskRuntime, net: Net) -> tuple[TaskRecord, anyio.Event]:
@@ -549,16 +577,17 @@ async def test_a_run_that_ends_or_begins_while_other_tasks_are_taken_up_again_is
             assert ended.status is TaskStatus.COMPLETED
 
 
-async def test_nothing_that_a_run_says_counts_once_its_task_is_anothers() -> None:
+@pytest.mark.parametrize("has_ended", [False, True], ids=["another runs it", "it has ended"])
+async def test_nothing_that_a_run_says_counts_once_its_task_is_anothers_or_has_ended(has_ended: bool) -> None:
     """Nobody tells it anything, so it finds out by itself."""
-    store, late, finish = DeafStore(), anyio.Event(), anyio.Event()
-    outlived: list[str] = []
+    store, may_end, finish, given = DeafStore(), anyio.Event(), anyio.Event(), list[str]()
+
+    async def work() -> str:
+        await may_end.wait()
+        return "done"
 
     async def slow(run: Run) -> Ending:
-        await late.wait()
-        await run.step("late", partial(asyncio.sleep, 0))
-        await anyio.lowlevel.checkpoint()
-        outlived.append("it went on after its step was refused")
+        given.append(await run.step("late", work))
         return ok("late")
 
     async with (
@@ -567,40 +596,21 @@ async def test_nothing_that_a_run_says_counts_once_its_task_is_anothers() -> Non
     ):
         task = await launch(one)
         await settle()
-        await one.changes.change(await as_of_now(one, task), RunLost(attempt=1), actor=ANOTHER)
-        await other.engine.submit(task.id)
+        if has_ended:
+            await cancel(other, await as_of_now(other, task))
+        else:
+            await one.changes.change(await as_of_now(one, task), RunLost(attempt=1), actor=ANOTHER)
+            await other.engine.submit(task.id)
+            await settle()
+        may_end.set()
         await settle()
-        late.set()
-        await settle()
+        assert (one.has(task.id), given) == (False, [])
         finish.set()
         ended = await other.wait_until(task.id, lambda record: record.is_final, timedelta(seconds=5))
         assert ended is not None
         ended = await finished(other, ended)
-    assert (ended.result, ended.attempt, outlived) == ({"value": "ok"}, 2, [])
+    assert (ended.result, ended.attempt) == ((None, 1) if has_ended else ({"value": "ok"}, 2))
     assert not await store.journal(task.id)
-
-
-async def test_a_tool_is_not_given_the_value_of_a_step_whose_task_has_ended_elsewhere() -> None:
-    store, began, may_end, given = DeafStore(), anyio.Event(), anyio.Event(), list[str]()
-
-    async def work() -> str:
-        began.set()
-        await may_end.wait()
-        return "done"
-
-    async def stepping(run: Run) -> Ending:
-        given.append(await current_task().step("work", work))
-        return ok()
-
-    async with running(stepping, store=store) as one, running(at_once, store=store, runs_tools=False) as other:
-        task = await launch(one)
-        await began.wait()
-        await other.cancel(await other.get(task.id, owner=None), "by its caller", actor=Actor("client"))
-        may_end.set()
-        await settle()
-        assert not one.has(task.id)
-    assert given == []
-    assert await store.journal(task.id) == []
 
 
 # Standing still
@@ -690,7 +700,7 @@ class Sleeper:
         self._begins = begins
 
     async def body(self, run: Run) -> Ending:
-        """The tool."""
+
         await self._begins(self, run)
         raise AssertionError("nothing is begun")
 
@@ -702,7 +712,6 @@ class Sleeper:
         await self.net.save(taken, expected=record.version)
 
     async def step(self, run: Run) -> None:
-        """Begin a step."""
         await self.sleep(run)
         await run.step("pay", self._pay)
 
@@ -718,12 +727,12 @@ class Sleeper:
         await run.step("pay", pay, retry=Retry(attempts=2, wait=timedelta(0)))
 
     async def question(self, run: Run) -> None:
-        """Ask."""
+
         await self.sleep(run)
         await run.ask(question("Pay?"))
 
     async def child(self, run: Run) -> None:
-        """Start a child process."""
+
         await self.sleep(run)
         await current_task().run_process(["pay"])
 

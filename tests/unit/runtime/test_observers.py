@@ -16,7 +16,7 @@ import pytest
 
 from harness.waiting import eventually
 from mcp_tasks.errors import StoreUnavailable
-from mcp_tasks.model import Progress, RunStarted, TaskRequest, TaskStatus
+from mcp_tasks.model import Progress, RunStarted, TaskStatus
 from mcp_tasks.model.machine import (
     InputAnswered,
     InputRequested,
@@ -42,7 +42,7 @@ from mcp_tasks.runtime import (
     current_task,
 )
 from mcp_tasks.runtime import observers as watching
-from mcp_tasks.runtime.observers import Choosy, Observed, Observers, Refusal, TaskAccess, Troubles, Wanted, Watcher
+from mcp_tasks.runtime.observers import Observers, Refusal, TaskAccess, Troubles, Wanted, Watcher
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.stores.codec import new_write_id
 from mcp_tasks.testing import FakeClock, make_record
@@ -51,7 +51,6 @@ from tests.unit.running import (
     HOUR,
     ONCE,
     PARKS,
-    REQUEST,
     RERUN,
     MeddledStore,
     Tool,
@@ -63,10 +62,10 @@ from tests.unit.running import (
     launch,
     never_ending,
     ok,
-    opened_by,
     question,
     running,
     settle,
+    start,
     started,
     until,
     until_asking,
@@ -81,20 +80,53 @@ class Seen:
     """Keeps what it is told, and by which thread; it can be held up."""
 
     def __init__(self, *, held: bool = False) -> None:
-        self.changes: list[TaskChange] = []
+        self.told: list[object] = []
         self.threads: set[int] = set()
-        self.may_go_on = threading.Event()
+        self.begun, self.may_go_on = threading.Event(), threading.Event()
         if not held:
             self.may_go_on.set()
 
     def __call__(self, change: TaskChange) -> None:
+        self.begun.set()
         self.may_go_on.wait(10)
         self.threads.add(threading.get_ident())
-        self.changes.append(change)
+        self.told.append(change)
+
+    @property
+    def changes(self) -> list[TaskChange]:
+        return [each for each in self.told if isinstance(each, TaskChange)]
 
     @property
     def events(self) -> list[type]:
         return [type(change.event) for change in self.changes]
+
+
+class Choosing(Seen, Watcher):
+    """Wants to be told of some things, and can change its mind."""
+
+    def __init__(self, *wanted: type[Wanted], held: bool = False) -> None:
+        super().__init__(held=held)
+        self.likes: Collection[type[Wanted]] = wanted
+        self.asked = 0
+        self.closed = False
+
+    def wanted(self) -> Collection[type[Wanted]]:
+        self.asked += 1
+        return self.likes
+
+    def access(self, access: TaskAccess) -> None:
+        self.begun.set()
+        self.may_go_on.wait(10)
+        self.told.append(access)
+
+    def lost(self, count: int) -> None:
+        self.told.append(f"lost {count}")
+
+    def tick(self) -> None:
+        self.told.append("tick")
+
+    def close(self) -> None:
+        self.closed = True
 
 
 def created(number: int) -> TaskChange:
@@ -109,7 +141,7 @@ async def test_every_change_of_a_task_is_told_with_who_made_it() -> None:
         return await asks(run)
 
     async with running(body, observers=[seen], policy=PARKS) as runtime:
-        task = await runtime.launch(REQUEST, owner="ann", retention=None, announced=False)
+        task = await start(runtime, owner="ann", announced=False)
         task = await runtime.announce(task)
         task = await until_parked(runtime, task, "elicitation-1")
         await runtime.answer(task, {"elicitation-1": "hunter2"}, actor=Actor("client", "ann"))
@@ -158,7 +190,7 @@ async def test_what_made_no_difference_is_not_told() -> None:
     seen = Seen()
     async with running(at_once, observers=[seen]) as runtime:
         for _ in range(2):
-            task = await until_final(runtime, await runtime.launch(REQUEST, owner=None, retention=None, key="k"))
+            task = await until_final(runtime, await start(runtime, key="k"))
             await cancel(runtime, task)
             await runtime.announce(task)
     assert seen.events == [TaskCreated, RunStarted, RunCompleted]
@@ -214,14 +246,18 @@ async def test_a_change_is_told_in_the_process_that_made_it_until_it_has_stopped
 # Neither broken nor delayed
 
 
-async def test_an_observer_that_blocks_delays_no_task_and_no_other_observer() -> None:
+async def test_an_observer_that_blocks_delays_no_task_no_other_observer_and_no_stop(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     stuck, seen = Seen(held=True), Seen()
-    options: dict[str, Any] = {"observers": [stuck, seen], "stop_timeout": timedelta(milliseconds=10)}
-    async with running(at_once, **options) as runtime:
+    async with running(at_once, observers=[stuck, seen], stop_timeout=timedelta(milliseconds=10)) as runtime:
         for _ in range(20):
             await until_final(runtime, await launch(runtime))
         await eventually(lambda: seen.events.count(RunCompleted) == 20)
+        with anyio.fail_after(5):
+            await runtime.stop()
     assert stuck.changes == []
+    assert "was not told of all changes" in caplog.text
     stuck.may_go_on.set()
 
 
@@ -258,48 +294,14 @@ async def test_an_observer_that_cannot_keep_up_loses_changes_and_the_log_says_ho
     assert "15 changes of tasks were not told to <tests" in caplog.text
 
 
-async def test_stopping_waits_for_observers_and_not_for_ever(caplog: pytest.LogCaptureFixture) -> None:
-    stuck = Seen(held=True)
-    async with running(at_once, observers=[stuck], stop_timeout=timedelta(milliseconds=20)) as runtime:
-        await launch(runtime)
-        with anyio.fail_after(5):
-            await runtime.stop()
-    stuck.may_go_on.set()
-    assert "was not told of all changes" in caplog.text
-
-
 # Those who choose
 
 
-class Picky(Seen, Choosy):
-    """Wants to be told of some events, and can change its mind."""
-
-    def __init__(self, *wanted: type[Observed]) -> None:
-        super().__init__()
-        self.likes: Collection[type[Observed]] = wanted
-        self.asked = 0
-
-    def wanted(self) -> Collection[type[Observed]]:
-        self.asked += 1
-        return self.likes
-
-
-async def test_an_observer_is_told_of_what_it_wants_and_not_asked_with_every_change() -> None:
-    picky, greedy = Picky(RunCompleted), Seen()
-    async with running(at_once, observers=[picky, greedy]) as runtime:
-        asked = picky.asked
-        for _ in range(5):
-            await until_final(runtime, await launch(runtime))
-        assert picky.asked == asked
-    assert set(picky.events) == {RunCompleted}
-    assert set(greedy.events) == {TaskCreated, RunStarted, RunCompleted}
-
-
-async def test_an_observer_may_change_its_mind_and_with_nobody_who_wants_to_know_there_is_no_thread() -> None:
-    picky, before = Picky(), set(threading.enumerate())
+async def test_an_observer_is_told_of_what_it_wants_and_may_change_its_mind() -> None:
+    picky, before = Choosing(), set(threading.enumerate())
     async with running(at_once, observers=[picky], look_interval=timedelta(milliseconds=5)) as runtime:
         await until_final(runtime, await launch(runtime))
-        assert set(threading.enumerate()) <= before
+        assert set(threading.enumerate()) <= before, "with nobody who wants to know there is no thread"
         picky.likes = (RunCompleted,)
         asked = picky.asked
         await eventually(lambda: picky.asked > asked)
@@ -307,43 +309,21 @@ async def test_an_observer_may_change_its_mind_and_with_nobody_who_wants_to_know
     assert picky.events == [RunCompleted]
 
 
-class Watching(Watcher):
-    """Keeps all that a watcher is told; it can be held up."""
-
-    def __init__(self, *wanted: type[Wanted]) -> None:
-        self.told: list[object] = []
-        self.closed = False
-        self.begun = threading.Event()
-        self.may_go_on = threading.Event()
-        self.may_go_on.set()
-        self._wanted = wanted
-
-    def wanted(self) -> Collection[type[Wanted]]:
-        return self._wanted
-
-    def __call__(self, change: TaskChange) -> None:
-        self.told.append(change)
-
-    def access(self, access: TaskAccess) -> None:
-        self.begun.set()
-        self.may_go_on.wait(10)
-        self.told.append(access)
-
-    def lost(self, count: int) -> None:
-        self.told.append(f"lost {count}")
-
-    def tick(self) -> None:
-        self.told.append("tick")
-
-    def close(self) -> None:
-        self.closed = True
+async def test_an_observer_is_not_asked_what_it_wants_with_every_change() -> None:
+    picky, greedy = Choosing(RunCompleted), Seen()
+    async with running(at_once, observers=[picky, greedy]) as runtime:
+        asked = picky.asked
+        for _ in range(5):
+            await until_final(runtime, await launch(runtime))
+        assert picky.asked == asked
+    assert (set(picky.events), set(greedy.events)) == ({RunCompleted}, {TaskCreated, RunStarted, RunCompleted})
 
 
 LOOK = TaskAccess("read", "tasks/get", "alice", 0.0, "task_1")
 
 
 async def test_looks_and_refusals_are_for_watchers_that_want_them() -> None:
-    everything, looks, refusals = Seen(), Watching(TaskAccess), Watching(Refusal)
+    everything, looks, refusals = Seen(), Choosing(TaskAccess), Choosing(Refusal)
     observers = Observers([everything, looks, refusals])
     refused = LOOK._replace(refused=Refusal.UNKNOWN)
     observers.note(LOOK)
@@ -355,9 +335,8 @@ async def test_looks_and_refusals_are_for_watchers_that_want_them() -> None:
 
 
 async def test_a_watcher_is_told_what_it_was_not_told_and_that_time_goes_by() -> None:
-    watching = Watching(TaskAccess)
+    watching = Choosing(TaskAccess, held=True)
     observers = Observers([watching], max_waiting=3)
-    watching.may_go_on.clear()
     for _ in range(5):
         observers.note(LOOK)
     await eventually(lambda: observers.lost)
@@ -372,9 +351,8 @@ async def test_a_watcher_is_told_what_it_was_not_told_and_that_time_goes_by() ->
 async def test_a_watcher_that_is_too_slow_to_the_end_is_told_how_much_it_missed_unless_its_process_died(
     abandoned: bool,
 ) -> None:
-    watching, threads = Watching(TaskAccess), set(threading.enumerate())
+    watching, threads = Choosing(TaskAccess, held=True), set(threading.enumerate())
     observers = Observers([watching])
-    watching.may_go_on.clear()
     for _ in range(3):
         observers.note(LOOK)
     await eventually(watching.begun.is_set)
@@ -389,44 +367,38 @@ async def test_a_watcher_that_is_too_slow_to_the_end_is_told_how_much_it_missed_
 
 # The log: one line for each thing that an operator wants to know of a task, and nothing of what it was about
 
-SECRET = "hunter2"
+LOGGER, SECRET = "mcp_tasks.runtime.observers", "hunter2"
 
 
 @pytest.fixture
 def log(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
     """What was said of the tasks, without which task it was."""
-    caplog.set_level(logging.INFO, logger="mcp_tasks.runtime.observers")
+    caplog.set_level(logging.INFO, logger=LOGGER)
 
     def lines() -> list[str]:
-        said = [record.getMessage() for record in caplog.records if record.name == "mcp_tasks.runtime.observers"]
+        said = [record.getMessage() for record in caplog.records if record.name == LOGGER]
         return [re.sub(r"^task task_[\w-]{7}… \(\w+\) ", "", line) for line in said]
 
     return lines
 
 
-async def test_the_life_of_a_task_that_completes_is_in_the_log(log: Callable[[], list[str]]) -> None:
-    clock, gate = FakeClock(), anyio.Event()
-    async with running(opened_by(gate), clock=clock) as runtime:
-        task = await started(runtime)
-        clock.advance(timedelta(seconds=12.34))
-        gate.set()
-        await until_final(runtime, task)
-    assert log() == ["was created", "was started: run 1", "completed after 12.3 s, in run 1"]
+async def test_the_life_of_a_task_is_in_the_log_and_nothing_of_what_it_is_about(log: Callable[[], list[str]]) -> None:
+    clock = FakeClock()
 
-
-async def test_nothing_of_arguments_questions_answers_results_and_errors_is_said(log: Callable[[], list[str]]) -> None:
     async def body(run: Run) -> Ending:
         await run.ask(question(SECRET))
-        return Failure({"code": -1, "message": SECRET})
+        clock.advance(timedelta(seconds=12.34))
+        return ok(SECRET) if run.request.arguments["works"] else Failure({"code": -1, "message": SECRET})
 
-    async with running(body) as runtime:
-        task = await until_asking(runtime, await launch(runtime, secret=SECRET))
-        await answer(runtime, task, elicitation_1=SECRET)
-        await until_final(runtime, task)
+    async with running(body, clock=clock) as runtime:
+        for works in (True, False):
+            task = await until_asking(runtime, await launch(runtime, works=works, secret=SECRET))
+            await answer(runtime, task, elicitation_1=SECRET)
+            await until_final(runtime, task)
         await cancel(runtime, await until_asking(runtime, await launch(runtime)), SECRET)
-    said = "\n".join(log())
-    assert "failed after 0 s, in run 1" in re.sub(r"after \S+ s", "after 0 s", said)
-    assert SECRET not in said
+    begins = ["was created", "was started: run 1", "waits: it asks the client 1 question (1 open)"]
+    assert log()[:8] == [*begins, "completed after 12.3 s, in run 1", *begins, "failed after 12.3 s, in run 1"]
+    assert SECRET not in "\n".join(log())
 
 
 async def test_each_thing_that_an_operator_wants_to_know_has_its_line(
@@ -445,7 +417,7 @@ async def test_each_thing_that_an_operator_wants_to_know_has_its_line(
     async with running(tools, store=store) as one:
         await cancel(one, await until_parked(one, await launch(one, "asks")))
         for name in ("on_call", "wrong", "endless"):
-            task = await one.launch(TaskRequest(name=name, arguments={}), owner=None, retention=None, announced=False)
+            task = await start(one, name, announced=False)
             await until_final(one, task)
         again, once = await started(one, "again"), await started(one, "once")
         await eventually(lambda: sum(line == "was started: run 1" for line in log()) == 6)
@@ -473,12 +445,12 @@ async def test_each_thing_that_an_operator_wants_to_know_has_its_line(
 async def test_a_log_level_counts_also_when_it_is_changed_and_where_nobody_reads_it_nothing_is_queued(
     log: Callable[[], list[str]], caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.WARNING, logger="mcp_tasks.runtime.observers")
+    caplog.set_level(logging.WARNING, logger=LOGGER)
     async with running(at_once, look_interval=timedelta(milliseconds=5)) as runtime:
         await until_final(runtime, await launch(runtime))
         assert "mcp-tasks-observers" not in {thread.name for thread in threading.enumerate()}
         assert log() == []
-        caplog.set_level(logging.INFO, logger="mcp_tasks.runtime.observers")
+        caplog.set_level(logging.INFO, logger=LOGGER)
 
         async def another_is_told_of() -> bool:
             await until_final(runtime, await launch(runtime))

@@ -18,6 +18,7 @@ from mcp_tasks.errors import AnswerRefused, QuestionTimedOut, QuestionTooLarge, 
 from mcp_tasks.model import JournalEntry, TaskRecord, TaskStatus
 from mcp_tasks.model.json import encode_json
 from mcp_tasks.runtime import Ending, Run, TaskRuntime, ToolPolicy, current_task
+from mcp_tasks.runtime.launch import LaunchSpec
 from mcp_tasks.runtime.questions import LARGEST_QUESTION, Asking
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.testing import FakeClock
@@ -32,11 +33,9 @@ from tests.unit.running import (
     Held,
     MeddledStore,
     PausingStore,
-    Tool,
     answer,
     asks,
-    at_once,
-    cancel,
+    error_type,
     launch,
     ok,
     question,
@@ -67,6 +66,10 @@ async def answers(runtime: TaskRuntime, task: TaskRecord) -> dict[str, object]:
 def put(task: TaskRecord) -> dict[str, str]:
     """What is asked, by key."""
     return {key: ask.params["message"] for key, ask in task.inputs.outstanding.items()}
+
+
+async def until_putting(runtime: TaskRuntime, task: TaskRecord, key: str) -> TaskRecord:
+    return await until(runtime, task, lambda record: key in record.inputs.outstanding)
 
 
 # Asking and answering
@@ -115,19 +118,13 @@ async def test_questions_asked_in_turn_are_put_in_turn_and_an_answer_counts_for_
 async def test_a_question_that_is_too_large_is_refused_and_the_tool_may_go_on(*, together: bool) -> None:
     async def body(run: Run) -> Ending:
         large = question("x" * LARGEST_QUESTION)
-        try:
-            if together:
-                await run.ask_all({"small": question("Name?"), "large": large})
-            else:
-                await run.ask(large)
-        except QuestionTooLarge as exc:
-            said = str(exc)
-            return ok([said, await run.ask(question("Sure?"))])
-        return ok("it was asked")
+        with pytest.raises(QuestionTooLarge) as refused:
+            await (run.ask_all({"small": question("Name?"), "large": large}) if together else run.ask(large))
+        return ok([str(refused.value), await run.ask(question("Sure?"))])
 
     async with running(body) as runtime:
         task = await until_asking(runtime, await launch(runtime))
-        assert [ask.params["message"] for ask in task.inputs.outstanding.values()] == ["Sure?"]
+        assert put(task) == {"elicitation-1": "Sure?"}
         await answer(runtime, task, elicitation_1=True)
         result = (await until_final(runtime, task)).result
         assert result is not None
@@ -146,14 +143,6 @@ async def test_the_largest_question_is_asked_and_several_come_back_under_the_cal
         task = await until_asking(runtime, await launch(runtime))
         await answer(runtime, task, elicitation_1=True, elicitation_2=False)
         assert (await until_final(runtime, task)).result == {"value": {"large": True, "small": False}}
-
-
-async def test_an_answer_to_a_task_that_has_ended_changes_nothing() -> None:
-    async with running(asks) as runtime:
-        task = await until_asking(runtime, await launch(runtime))
-        cancelled = await cancel(runtime, task)
-        assert await runtime.answer(task, {"elicitation-1": "yes"}, actor=CLIENT) == cancelled
-        assert await answers(runtime, task) == {}
 
 
 async def test_an_answer_to_a_process_that_has_ended_is_refused_as_an_outage() -> None:
@@ -178,9 +167,6 @@ async def test_of_answers_that_race_from_two_processes_exactly_one_is_taken() ->
 
 
 async def test_answers_are_checked_against_the_questions_they_are_written_for() -> None:
-    async def body(run: Run) -> Ending:
-        return ok([await run.ask(question("Name?")), await run.ask(question("Sure?"))])
-
     checked: list[set[str]] = []
 
     def check(record: TaskRecord) -> None:
@@ -188,15 +174,15 @@ async def test_answers_are_checked_against_the_questions_they_are_written_for() 
         if "elicitation-2" in record.inputs.outstanding:
             raise ValueError("no answer to that")
 
-    async with running(body) as runtime:
+    async with running(ask_two_in_turn) as runtime:
         task = await until_asking(runtime, await launch(runtime))
         await answer(runtime, task, elicitation_1="Ada")
-        await until(runtime, task, lambda record: "elicitation-2" in record.inputs.outstanding)
+        await until_putting(runtime, task, "elicitation-2")
         with pytest.raises(ValueError, match="no answer"):
             # `task` is from before: the answer to the first question is in, and the second one is open by now.
             await runtime.answer(task, {"elicitation-1": "Ada", "elicitation-2": "garbage"}, actor=CLIENT, check=check)
         assert checked == [{"elicitation-1"}, {"elicitation-2"}]
-        assert "elicitation-2" in (await runtime.get(task.id, owner=None)).inputs.outstanding
+        assert put(await as_of_now(runtime, task)) == {"elicitation-2": "Sure?"}
 
 
 # Giving up
@@ -239,8 +225,7 @@ async def test_a_question_given_up_while_it_is_being_written_is_withdrawn_and_it
     hold, given_up = Held(lambda record, _: record.inputs.outstanding), anyio.Event()
 
     async def body(run: Run) -> Ending:
-        first = asyncio.create_task(run.ask(question("Name?")))
-        second = asyncio.create_task(run.ask(question("Sure?")))
+        first, second = [asyncio.create_task(run.ask(question(what))) for what in ("Name?", "Sure?")]
         await hold.came.wait()
         first.cancel()
         await asyncio.wait({first})
@@ -267,13 +252,11 @@ async def test_a_question_that_is_given_up_before_it_is_put_is_put_in_no_run() -
         assert branch.cancelled()
         return ok(await run.ask(question("Really?")))
 
-    async with running(body, policy=PARKS) as runtime:
-        task = await until_parked(runtime, await launch(runtime))
-        await answer(runtime, task, elicitation_1="yes")
-        ended = await until_final(runtime, task)
-        assert (ended.result, ended.attempt) == ({"value": "yes"}, 2)
-        journal = await runtime.store.journal(task.id)
-        assert [entry.value["params"]["message"] for entry in journal if entry.kind == "ask"] == ["Really?"]
+    store = MemoryStore()
+    ended = await twice(body, store=store)
+    assert ended.result == {"value": "yes"}
+    asked = [entry.value for entry in await store.journal(ended.id) if entry.kind == "ask"]
+    assert [each["params"]["message"] for each in asked] == ["Really?"]
 
 
 async def test_of_questions_that_are_put_together_one_that_cannot_be_stored_fails_alone() -> None:
@@ -290,44 +273,7 @@ async def test_of_questions_that_are_put_together_one_that_cannot_be_stored_fail
         assert (await until_final(runtime, task)).result == {"value": ["Name?", "a value is too odd", "Sure?"]}
 
 
-# Waiting holds nothing
-
-
-@pytest.mark.parametrize("policy", [ONCE, RERUN, PARKS], ids=["once", "held", "unwound"])
-async def test_many_tasks_wait_while_others_run_one_at_a_time(policy: ToolPolicy) -> None:
-    async with running({"ask": Tool(asks, policy), "work": Tool(at_once)}, concurrency=1) as runtime:
-        waiting = [await launch(runtime, "ask") for _ in range(30)]
-        for task in waiting:
-            await until_asking(runtime, task)
-        for task in [await launch(runtime, "work") for _ in range(10)]:
-            assert (await until_final(runtime, task)).result == {"value": "ok"}
-        for number, task in enumerate(waiting):
-            await answer(runtime, task, elicitation_1=number)
-        for number, task in enumerate(waiting):
-            assert (await until_final(runtime, task)).result == {"value": number}
-
-
-async def test_a_run_that_waits_for_long_leaves_memory_and_comes_back_with_its_answer() -> None:
-    async with running(ask_two_in_turn, policy=PARKS) as runtime:
-        task = await until_parked(runtime, await launch(runtime), "elicitation-1")
-        await answer(runtime, task, elicitation_1="Ann")
-        task = await until_parked(runtime, task, "elicitation-2")
-        await answer(runtime, task, elicitation_2=True)
-        record = await until_final(runtime, task)
-        assert (record.result, record.attempt) == ({"value": ["Ann", True]}, 3)
-
-
-async def test_questions_asked_from_branches_wait_in_memory() -> None:
-    async with running(ask_two_together, policy=PARKS) as runtime:
-        task = await until_asking(runtime, await launch(runtime))
-        await settle()
-        await answer(runtime, task, elicitation_1="Ann")
-        await settle()
-        waiting = await runtime.get(task.id, owner=None)
-        assert (waiting.worker, list(waiting.inputs.outstanding)) == (runtime.worker, ["elicitation-2"])
-        await answer(runtime, task, elicitation_2=True)
-        record = await until_final(runtime, task)
-        assert (record.result, record.attempt) == ({"value": ["Ann", True]}, 1)
+# Between two runs
 
 
 async def test_one_of_several_answers_wakes_a_task_that_another_process_left_waiting() -> None:
@@ -354,15 +300,14 @@ async def test_a_task_that_waits_outlives_any_number_of_processes() -> None:
     async with running(asks, store=store, policy=RERUN) as runtime:
         task = await until_asking(runtime, await launch(runtime))
         await settle()
-    for _ in range(3):
+    for _ in range(2):
         async with running(asks, store=store, policy=RERUN) as runtime:
             await settle()
             task = await as_of_now(runtime, task)
             assert (task.status, task.attempt, task.worker) == (TaskStatus.INPUT_REQUIRED, 1, None)
     async with running(asks, store=store, policy=RERUN) as runtime:
         await answer(runtime, task, elicitation_1="yes")
-        record = await until_final(runtime, task)
-        assert (record.result, record.attempt) == ({"value": "yes"}, 2)
+        assert (await until_final(runtime, task)).result == {"value": "yes"}
 
 
 async def test_an_answer_that_comes_while_the_run_leaves_memory_is_acted_on_at_once() -> None:
@@ -445,7 +390,7 @@ async def test_the_smaller_limit_of_tool_and_call_ends_a_wait(
     clock = FakeClock()
     request = replace(REQUEST, max_wait=duration(of_call))
     async with running(asks, policy=replace(policy, max_wait=duration(of_tool)), clock=clock) as runtime:
-        task = await until_asking(runtime, await runtime.launch(request, owner=None, retention=None))
+        task = await until_asking(runtime, await runtime.launch(LaunchSpec(request=request)))
         await settle()
         for seconds, is_over in ((59, False), (1, limit is not None)):
             clock.advance(timedelta(seconds=seconds))
@@ -464,16 +409,10 @@ async def test_a_run_that_asks_something_else_the_second_time_is_refused_with_th
     async def fickle(run: Run) -> Ending:
         return ok(await run.ask(question(f"Question of run {run.attempt}?")))
 
-    async with running(fickle, policy=PARKS) as runtime:
-        task = await until_parked(runtime, await launch(runtime))
-        await settle()
-        await answer(runtime, task, elicitation_1="yes")
-        record = await until_final(runtime, task)
-        assert record.status is TaskStatus.FAILED
-        assert record.error is not None
-        assert record.error["data"] == {"type": "ReplayMismatch"}
-        assert "'Question of run 1?'" in (record.status_message or "")
-        assert "'Question of run 2?'" in (record.status_message or "")
+    record = await twice(fickle)
+    assert error_type(record) == "ReplayMismatch"
+    for asked in ("'Question of run 1?'", "'Question of run 2?'"):
+        assert asked in (record.status_message or "")
 
 
 @pytest.mark.parametrize("park_after", [timedelta(0), HOUR], ids=["parked", "in memory"])
@@ -493,7 +432,7 @@ async def test_no_entry_of_the_journal_is_read_twice_by_a_run(park_after: timede
         task = await launch(runtime)
         for number in range(1, asked + 1):
             key = f"elicitation-{number}"
-            await until(runtime, task, lambda record, key=key: key in record.inputs.outstanding)
+            await until_putting(runtime, task, key)
             await answer(runtime, task, **{key: number})
         record = await until_final(runtime, task)
         assert record.result == {"value": list(range(1, asked + 1))}
@@ -519,15 +458,11 @@ async def ask_until_it_works(run: Run) -> Ending:
 
 @pytest.mark.parametrize(("policy", "attempts"), [(RERUN, 1), (PARKS, 3)], ids=["in memory", "parked"])
 async def test_an_error_reaches_the_tool_in_every_run(policy: ToolPolicy, attempts: int) -> None:
+    reached = until_parked if policy is PARKS else until_putting
     async with running(ask_until_it_works, policy=policy) as runtime:
-        task = await launch(runtime)
-        await until(runtime, task, lambda record: "elicitation-1" in record.inputs.outstanding)
-        if policy is PARKS:
-            await until_parked(runtime, task)
-        await runtime.refuse(await as_of_now(runtime, task), "elicitation-1", NO, actor=CLIENT)
-        await until(runtime, task, lambda record: "elicitation-2" in record.inputs.outstanding)
-        if policy is PARKS:
-            await until_parked(runtime, task, "elicitation-2")
+        task = await reached(runtime, await launch(runtime), "elicitation-1")
+        await runtime.refuse(task, "elicitation-1", NO, actor=CLIENT)
+        await reached(runtime, task, "elicitation-2")
         await answer(runtime, task, elicitation_2={"action": "accept"})
         record = await until_final(runtime, task)
         assert (record.attempt, record.result) == (attempts, {"value": [TOLD, {"action": "accept"}]})
@@ -535,19 +470,15 @@ async def test_an_error_reaches_the_tool_in_every_run(policy: ToolPolicy, attemp
 
 async def test_of_questions_that_are_put_together_one_may_be_refused_in_every_run() -> None:
     async def ask_all(run: Run) -> Ending:
-        try:
+        with pytest.raises(AnswerRefused) as refused:
             await run.ask_all({"one": question("One?"), "two": question("Two?")})
-        except AnswerRefused as exc:
-            return ok([exc.code, await run.ask(question("Really?"))])
-        return ok("no error")
+        return ok([refused.value.code, await run.ask(question("Really?"))])
 
     async with running(ask_all, policy=PARKS) as runtime:
         task = await until_parked(runtime, await launch(runtime), "elicitation-1")
-        first, second = sorted(task.inputs.outstanding)
-        task = await runtime.answer(task, {second: {"action": "accept"}}, actor=CLIENT)
-        await runtime.refuse(task, first, NO, actor=CLIENT)
-        task = await until_parked(runtime, task, "elicitation-3")
-        await answer(runtime, task, elicitation_3=True)
+        task = await answer(runtime, task, elicitation_2={"action": "accept"})
+        await runtime.refuse(task, "elicitation-1", NO, actor=CLIENT)
+        await answer(runtime, await until_parked(runtime, task, "elicitation-3"), elicitation_3=True)
         record = await until_final(runtime, task)
         assert record.result == {"value": [-1, True]}
         assert record.attempt > 1
@@ -560,7 +491,7 @@ async def test_only_the_first_of_an_answer_and_an_error_counts_and_none_is_taken
         await asyncio.gather(
             runtime.refuse(task, "elicitation-1", NO, actor=CLIENT), answer(runtime, task, elicitation_1="yes")
         )
-        await until(runtime, task, lambda record: "elicitation-2" in record.inputs.outstanding)
+        await until_putting(runtime, task, "elicitation-2")
         await answer(runtime, task, elicitation_2=forged)
         record = await until_final(runtime, task)
         assert record.result in ({"value": [TOLD, forged]}, {"value": ["yes", forged]})

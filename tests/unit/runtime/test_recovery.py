@@ -1,4 +1,4 @@
-"""Taking over from dead processes: once, and never what is not there for this process to take."""
+"""Who runs a task: taking over from dead processes, claims, and tasks that take their process down."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import logging
 import os
 import signal
 import sys
+from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from datetime import timedelta
 from functools import partial
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -17,15 +19,16 @@ import anyio
 import pytest
 
 from mcp_tasks.errors import TaskUnreadable
-from mcp_tasks.model import RunStarted, TaskRecord, TaskStatus
+from mcp_tasks.model import JournalEntry, RunStarted, TaskRecord, TaskStatus
 from mcp_tasks.model.machine import InputRequested, RunReleased, StepRecorded
-from mcp_tasks.runtime import TaskRuntime, ToolPolicy
+from mcp_tasks.model.record import Trial
+from mcp_tasks.runtime import Ending, Run, TaskRuntime, ToolPolicy, current_task
 from mcp_tasks.runtime.claims import TRIES_TO_LOOK_UP
 from mcp_tasks.runtime.lease import LeaseTimes, new_worker_name
 from mcp_tasks.runtime.sweeps import LONGEST_PAUSE, ORPHANS_EVERY, PER_SWEEP, TROUBLES_BEFORE_THE_END
 from mcp_tasks.stores import MemoryStore
-from mcp_tasks.testing import FakeClock
-from tests.unit.losing import ANOTHER, GONE, as_of_now, claimed_by, sweep_for
+from mcp_tasks.testing import FakeClock, make_record
+from tests.unit.losing import ANOTHER, GONE, as_of_now, claimed_by, queued, sweep_for
 from tests.unit.processes import dead_worker, other_process, renamed
 from tests.unit.running import (
     HOUR,
@@ -34,12 +37,16 @@ from tests.unit.running import (
     REQUEST,
     RERUN,
     SECOND,
+    Held,
     Meddle,
     MeddledStore,
     PausingStore,
     Seconds,
+    TogetherStore,
     Tool,
+    all_end,
     at_once,
+    cancel,
     create,
     error_type,
     finished,
@@ -47,9 +54,12 @@ from tests.unit.running import (
     loop_time,
     make_runtime,
     never_ending,
+    ok,
+    opened_by,
     question,
     running,
     settle,
+    start,
     started,
     until,
     until_final,
@@ -223,16 +233,6 @@ async def test_a_process_whose_heartbeat_a_failover_lost_is_waited_for() -> None
         await until(runtime, task, lambda record: record.worker == runtime.worker)
 
 
-async def test_a_question_of_a_task_that_may_not_run_again_is_withdrawn_when_it_is_lost() -> None:
-    async with running(TOOLS) as runtime:
-        task = await claimed_by(runtime, GONE, "once")
-        await runtime.changes.change(task, InputRequested(attempt=1, requests={"a": question("Sure?")}), actor=ANOTHER)
-        await runtime.janitor.sweep()
-        failed = await runtime.get(task.id, owner=None)
-        assert failed.status is TaskStatus.FAILED
-        assert not failed.inputs.outstanding
-
-
 @pytest.mark.parametrize("was_seen", [True, False])
 @pytest.mark.parametrize("away", [2 * SECOND, 2 * SILENCE])
 async def test_a_process_whose_heartbeat_was_lost_while_it_had_no_task_is_waited_for_also_by_who_never_saw_it(
@@ -253,27 +253,38 @@ async def test_a_process_whose_heartbeat_was_lost_while_it_had_no_task_is_waited
         await until(runtime, task, lambda record: record.worker == runtime.worker)
 
 
-async def test_a_worker_that_is_back_before_it_is_forgotten_keeps_its_heartbeat() -> None:
+@asynccontextmanager
+async def observed() -> AsyncGenerator[tuple[MeddledStore, TaskRuntime, Seconds, TaskRuntime]]:
+    """A process that only serves and sees a worker by a clock that the test moves, and that worker."""
     store, monotonic = MeddledStore(), Seconds()
+    async with (
+        running(never_ending, store=store, policy=RERUN, runs_tools=False, monotonic=monotonic) as observer,
+        running(never_ending, store=store, policy=RERUN) as worker,
+    ):
+        yield store, observer, monotonic, worker
 
-    async def is_back(worker: str, **options: Any) -> None:
-        if worker == "elsewhere":
-            store.before.clear()
-            await store.heartbeat("elsewhere", namespace="", beats=2)
 
-    async with running(at_once, store=store, runs_tools=False, monotonic=monotonic) as observer:
-        await store.heartbeat("elsewhere", namespace="", beats=1)
+async def is_not_taken(observer: TaskRuntime, task: TaskRecord, worker: TaskRuntime) -> bool:
+    record = await as_of_now(observer, task)
+    return (record.worker, record.attempt, record.lost) == (worker.worker, 1, 0)
+
+
+async def test_a_worker_that_is_back_before_it_is_forgotten_keeps_its_heartbeat() -> None:
+    async with observed() as (store, observer, monotonic, worker):
+        beats = (await store.workers(""))[worker.worker]
+
+        async def is_back(name: str, **options: Any) -> None:
+            if name == worker.worker:
+                store.before.clear()
+                await store.heartbeat(name, namespace="", beats=beats + 1)
+
         store.before["claimed"] = is_back
         await sweep_for(observer, monotonic, SILENCE)
-        assert await store.workers("") == {"elsewhere": 2}
+        assert await store.workers("") == {worker.worker: beats + 1}
 
 
 async def test_what_a_worker_claims_that_is_back_just_as_it_is_forgotten_is_not_taken_from_it() -> None:
-    store, monotonic = MeddledStore(), Seconds()
-    async with (
-        running(never_ending, store=store, runs_tools=False, monotonic=monotonic) as observer,
-        running(never_ending, store=store, policy=RERUN) as worker,
-    ):
+    async with observed() as (store, observer, monotonic, worker):
 
         async def is_back(name: str) -> None:
             store.before.clear()
@@ -285,21 +296,10 @@ async def test_what_a_worker_claims_that_is_back_just_as_it_is_forgotten_is_not_
         task = await started(worker)
         assert await store.workers("") == {worker.worker: 0}
         await sweep_for(observer, monotonic, SECOND)
-        record = await as_of_now(observer, task)
-        assert (record.worker, record.attempt, record.lost) == (worker.worker, 1, 0)
+        assert await is_not_taken(observer, task, worker)
 
 
 # Our own
-
-
-async def test_a_sweep_leaves_the_runs_of_its_own_process_alone() -> None:
-    clock = FakeClock()
-    async with running(never_ending, clock=clock, policy=RERUN) as runtime:
-        task = await started(runtime)
-        clock.advance(48 * HOUR)
-        await runtime.janitor.sweep()
-        await settle()
-        assert await as_of_now(runtime, task) == task
 
 
 @simulated
@@ -317,7 +317,7 @@ async def test_a_task_of_our_own_that_nothing_runs_is_given_up_some_time_and_not
 async def test_a_lost_run_of_a_task_that_is_not_announced_yet_is_run_again() -> None:
     store = MemoryStore()
     async with running(never_ending, store=store, policy=RERUN) as dying:
-        task = await dying.launch(REQUEST, owner=None, retention=None, announced=False)
+        task = await start(dying, announced=False)
         await settle()
         await dying.abandon()
     async with running(at_once, store=store, policy=RERUN) as runtime:
@@ -331,15 +331,13 @@ async def test_a_lost_run_of_a_task_that_is_not_announced_yet_is_run_again() -> 
 async def test_two_processes_that_recover_the_same_tasks_do_so_once() -> None:
     store = PausingStore()
     async with running(TOOLS, store=store) as one, running(TOOLS, store=store) as other:
-        tasks = [await claimed_by(one, GONE, "again" if n % 2 else "once") for n in range(20)]
+        tasks = [await claimed_by(one, GONE, name) for name in ("again", "once") for _ in range(10)]
         async with anyio.create_task_group() as group:
             group.start_soon(one.janitor.sweep)
             group.start_soon(other.janitor.sweep)
-        for number, task in enumerate(tasks):
-            record = await until_final(one, task)
-            assert (record.status, record.attempt) == (
-                (TaskStatus.COMPLETED, 2) if number % 2 else (TaskStatus.FAILED, 1)
-            )
+        ended = [await until_final(one, task) for task in tasks]
+    expected = [(TaskStatus.COMPLETED, 2)] * 10 + [(TaskStatus.FAILED, 1)] * 10
+    assert [(record.status, record.attempt) for record in ended] == expected
 
 
 def once(meanwhile: Callable[[], Awaitable[None]], store: MeddledStore, verb: str) -> Meddle:
@@ -394,22 +392,16 @@ async def test_a_silent_worker_that_is_back_keeps_its_run(claims_again: bool) ->
 
 
 async def test_a_worker_that_was_forgotten_and_is_back_does_not_look_silent_to_who_missed_that() -> None:
-    monotonic, store = Seconds(), MemoryStore()
-    async with (
-        running(never_ending, store=store, policy=RERUN, monotonic=monotonic, runs_tools=False) as observer,
-        running(never_ending, store=store, policy=RERUN) as worker,
-    ):
+    async with observed() as (store, observer, monotonic, worker):
         lease = observer.settings.lease_duration
         await sweep_for(observer, monotonic, lease * 2 / 3)
         # Another process finds it dead and forgets it. It is back before the observer looks again.
         await store.retire(worker.worker)
         await worker.lease.renew()
-        task = await launch(worker)
-        await until(worker, task, lambda record: record.worker == worker.worker)
+        task = await started(worker)
         monotonic.advance(lease / 3)
         await observer.janitor.sweep()
-        record = await as_of_now(observer, task)
-        assert (record.worker, record.attempt, record.lost) == (worker.worker, 1, 0)
+        assert await is_not_taken(observer, task, worker)
 
 
 # Left alone
@@ -427,19 +419,17 @@ async def test_tasks_that_cannot_be_recovered_here_do_not_hide_those_behind_them
 
 
 async def test_tasks_of_another_server_in_the_same_store_are_left_alone() -> None:
-    store, clock = MemoryStore(), FakeClock()
-    theirs = make_runtime(at_once, store=store, namespace="theirs", clock=clock)
-    waiting = await create(theirs)
-    lost = await claimed_by(theirs, GONE)
-    async with running(at_once, store=store, namespace="ours", clock=clock, policy=RERUN) as ours:
+    store = MemoryStore()
+    theirs = make_runtime(at_once, store=store, namespace="theirs")
+    waiting, lost = await create(theirs), await claimed_by(theirs, GONE)
+    async with running(at_once, store=store, namespace="ours", policy=RERUN) as ours:
         await ours.janitor.sweep()
         # Also one that is carried here by mistake.
         await ours.dispatch.resubmit(waiting.id)
         await settle()
         assert [await as_of_now(ours, task) for task in (waiting, lost)] == [waiting, lost]
-    async with running(at_once, store=store, namespace="theirs", clock=clock, policy=RERUN) as theirs:
-        for task in (waiting, lost):
-            assert (await until_final(theirs, task)).status is TaskStatus.COMPLETED
+    async with running(at_once, store=store, namespace="theirs", policy=RERUN) as theirs:
+        await all_end(theirs, waiting, lost)
 
 
 async def test_tasks_of_a_tool_that_this_process_lacks_wait_for_one_that_has_it(
@@ -455,8 +445,7 @@ async def test_tasks_of_a_tool_that_this_process_lacks_wait_for_one_that_has_it(
         assert [await as_of_now(one, task) for task in (*waiting, *lost)] == [*waiting, *lost]
         assert lines_about(caplog, "this server has no tool 'there'") == 1
         async with running({"there": Tool(at_once, RERUN)}, store=store) as other:
-            for task in (*waiting, *lost):
-                assert (await until_final(other, task)).status is TaskStatus.COMPLETED
+            await all_end(other, *waiting, *lost)
 
 
 # Trouble with one of many
@@ -493,7 +482,7 @@ async def test_a_task_whose_tool_could_not_be_looked_up_when_it_was_made_is_run_
     monotonic = Seconds()
     async with running(at_once, policy=ONCE, monotonic=monotonic) as runtime:
         policy, runtime.policy = runtime.policy, broken
-        task = await runtime.launch(REQUEST, owner=None, retention=None)
+        task = await start(runtime)
         await settle()
         # It never began, so there is nothing that it could have done in part.
         assert (await as_of_now(runtime, task)).worker is None
@@ -525,12 +514,267 @@ async def test_a_row_that_cannot_be_read_is_one_bad_task_and_is_spoken_of_once(
         for _ in range(3):
             await runtime.janitor.sweep()
             await settle()
-        for task in fine:
-            assert (await until_final(runtime, task)).status is TaskStatus.COMPLETED
+        await all_end(runtime, *fine)
         assert [lines_about(caplog, task.id[:12]) for task in bad] == [1, 1]
         # Nothing of it is lost: with the damage undone it goes on.
         damaged.clear()
         monotonic.advance(LONGEST_PAUSE)
         await runtime.janitor.sweep()
-        for task in bad:
-            assert (await until_final(runtime, task)).status is TaskStatus.COMPLETED
+        await all_end(runtime, *bad)
+
+
+# Losing runs
+
+SUSPECT = ToolPolicy(rerun=True, max_lost_runs=2)
+"""One lost run makes a suspect of a task."""
+
+
+async def _nothing() -> None:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("lost", "trial", "is_ended"),
+    [
+        (1, "alone", False),
+        (2, None, False),
+        (2, "beside", False),
+        (2, "alone", True),
+        (10, None, False),
+        (11, None, True),
+    ],
+)
+async def test_only_who_is_lost_alone_or_for_ever_is_ended(lost: int, trial: Trial | None, is_ended: bool) -> None:
+    async with running(at_once, policy=RERUN) as runtime:
+        record = make_record(name="tool", worker=GONE, attempt=lost + 1, lost=lost, trial=trial)
+        task = await runtime.store.create(record, REQUEST)
+        await runtime.janitor.sweep()
+        assert ((await as_of_now(runtime, task)).status is TaskStatus.FAILED) is is_ended
+
+
+async def test_a_tool_that_takes_its_process_down_is_given_up_after_so_many_runs() -> None:
+    store = MemoryStore()
+    task = await create(make_runtime(never_ending, store=store))
+    for attempt in (1, 2, 3):
+        async with running(never_ending, store=store, policy=RERUN) as runtime:
+            await until(runtime, task, lambda record, n=attempt: record.attempt == n and record.worker is not None)
+            await runtime.abandon()
+    async with running(never_ending, store=store, policy=RERUN) as runtime:
+        ended = await until_final(runtime, task)
+        assert (ended.status, ended.attempt, error_type(ended)) == (TaskStatus.FAILED, 3, "LostTooOften")
+
+
+async def test_a_run_that_gets_further_begins_the_count_anew_and_keeps_no_other_back() -> None:
+    async def stepping(run: Run) -> Ending:
+        await current_task().step("further", _nothing)
+        return await never_ending(run)
+
+    async with running({"stepping": Tool(stepping, RERUN), "quick": Tool(at_once, RERUN)}) as runtime:
+        one, other = await queued(runtime, "stepping", lost=2), await queued(runtime, "quick", lost=2)
+        await runtime.engine.submit(one.id)
+        further = await until(runtime, one, lambda record: record.attempt == 3 and record.lost == 0)
+        assert further.worker == runtime.worker
+        await runtime.engine.submit(other.id)
+        assert (await until_final(runtime, other)).status is TaskStatus.COMPLETED
+
+
+async def test_a_task_that_cannot_be_lost_once_more_runs_apart_from_others_like_it() -> None:
+    order: list[str] = []
+    ended: defaultdict[str, anyio.Event] = defaultdict(anyio.Event)
+
+    async def suspect(run: Run) -> Ending:
+        order.append(run.record.id)
+        await ended[run.record.id].wait()
+        return ok()
+
+    async with running({"suspect": Tool(suspect, RERUN), "fine": Tool(at_once, RERUN)}) as runtime:
+        suspects = [await queued(runtime, "suspect", lost=2) for _ in range(3)]
+        lost_once = await queued(runtime, "suspect", lost=1)
+        fine = await launch(runtime, "fine")
+        await runtime.janitor.sweep()
+        await settle()
+        assert order == [suspects[0].id, lost_once.id]
+        assert (await until_final(runtime, fine)).status is TaskStatus.COMPLETED
+        for now, following in pairwise(suspects):
+            ended[now.id].set()
+            await until_final(runtime, now)
+            # Without a sweep: whoever was turned away is called.
+            await until(runtime, following, lambda record: record.worker is not None)
+            await settle()
+            assert order[-1] == following.id
+
+
+@pytest.mark.parametrize("what", ["journal", "store", "cancelled"])
+async def test_a_suspect_that_could_not_be_started_does_not_keep_the_others_back(what: str) -> None:
+    store = MeddledStore()
+    async with running(at_once, store=store, policy=RERUN) as runtime:
+        bad, good = await queued(runtime, lost=2), await queued(runtime, lost=2)
+        if what == "journal":
+            store.refuse(TaskUnreadable(bad.id, "the journal is damaged"), "journal", times=1)
+        else:
+            store.go_away("journal", times=1)
+        await runtime.engine.submit(bad.id)
+        await settle()
+        if what == "cancelled":
+            await cancel(runtime, await as_of_now(runtime, bad))
+        await runtime.engine.submit(good.id)
+        assert (await until_final(runtime, good)).status is TaskStatus.COMPLETED
+
+
+@simulated
+@pytest.mark.parametrize(("lost", "seconds"), [(1, 10), (3, 40)])
+async def test_a_suspect_that_lasts_for_long_enough_has_passed_its_trial(lost: int, seconds: int) -> None:
+    async with running(never_ending, policy=SUSPECT) as runtime:
+        task = await queued(runtime, lost=lost)
+        await runtime.engine.submit(task.id)
+        await time_passes(seconds - 1)
+        assert (await as_of_now(runtime, task)).trial is not None
+        await time_passes(2)
+        passed = await as_of_now(runtime, task)
+        assert (passed.trial, passed.attempt, passed.worker) == (None, lost + 1, runtime.worker)
+
+
+@simulated
+async def test_a_trial_goes_on_if_its_end_cannot_be_written(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, logger="mcp_tasks.runtime.claims")
+    store = MeddledStore()
+    store.go_away("save", when=lambda record, _: record.attempt == 2 and record.trial is None)
+    async with running(never_ending, store=store, policy=SUSPECT) as runtime:
+        task = await queued(runtime, lost=1)
+        await runtime.engine.submit(task.id)
+        await time_passes(15)
+        assert "goes on: the disk is full" in caplog.text
+        assert (await as_of_now(runtime, task)).trial is not None
+        assert runtime.has(task.id)
+        store.before.clear()
+
+
+# At the limit
+
+
+async def test_a_task_beyond_a_limit_is_not_tried_again_before_a_run_has_ended() -> None:
+    store, gate = MeddledStore(), anyio.Event()
+    async with running(opened_by(gate), store=store, policy=ToolPolicy(max_at_work=1)) as runtime:
+        first, second = await started(runtime), await launch(runtime)
+        await settle()
+        looks = store.calls["get"]
+        await settle(500)
+        assert store.calls["get"] == looks
+        gate.set()
+        await all_end(runtime, first, second)
+
+
+async def test_of_two_runtimes_that_are_handed_a_task_exactly_one_runs_it(caplog: pytest.LogCaptureFixture) -> None:
+    store, runs = PausingStore(), Counter[str]()
+
+    async def counted(run: Run) -> Ending:
+        runs[run.record.id] += 1
+        await anyio.lowlevel.checkpoint()
+        return ok()
+
+    async with running(counted, store=store) as one, running(counted, store=store) as other:
+        tasks = [await create(one) for _ in range(50)]
+        async with anyio.create_task_group() as group:
+            for task, runtime in product(tasks, (one, other)):
+                group.start_soon(runtime.engine.submit, task.id)
+        assert {(await until_final(one, task)).attempt for task in tasks} == {1}
+    assert runs == {task.id: 1 for task in tasks}
+    assert not caplog.records, "coming second is nothing to speak of"
+
+
+# What is read of a task first
+
+
+async def test_a_task_that_is_cancelled_while_its_request_is_read_never_begins() -> None:
+    hold, begun = Held(), list[str]()
+
+    async def noted(run: Run) -> Ending:
+        begun.append(run.record.id)
+        return ok()
+
+    async with running(noted, store=MeddledStore(request=hold), policy=RERUN) as runtime:
+        task = await launch(runtime)
+        await hold.came.wait()
+        # However long it takes, the task is nobody's: it is not found as claimed and not run.
+        for _ in range(2):
+            await runtime.janitor.recovery.release_orphans()
+        await cancel(runtime, await as_of_now(runtime, task))
+        hold.goes_on.set()
+        await settle()
+        assert ((await as_of_now(runtime, task)).status, begun) == (TaskStatus.CANCELLED, [])
+
+
+@pytest.mark.parametrize("verb", ["save", "journal", "request"])
+async def test_a_store_that_fails_while_a_task_is_taken_leaves_it_to_a_later_sweep_and_it_is_not_counted_as_lost(
+    verb: str,
+) -> None:
+    store, monotonic = MeddledStore(), Seconds()
+    async with running(at_once, store=store, policy=RERUN, monotonic=monotonic) as runtime:
+        task = await queued(runtime, lost=1)
+        store.go_away(verb, times=1)
+        await runtime.engine.submit(task.id)
+        await settle()
+        waiting = await as_of_now(runtime, task)
+        assert (waiting.attempt, waiting.lost, waiting.worker) == (1, 1, None)
+        await sweep_for(runtime, monotonic, SECOND)
+        assert (await until_final(runtime, task)).status is TaskStatus.COMPLETED
+
+
+@pytest.mark.parametrize("together", [True, False], ids=["with its record", "by itself"])
+async def test_a_task_whose_request_cannot_be_read_ends_and_says_so(together: bool) -> None:
+    store = TogetherStore() if together else MeddledStore()
+    async with running(at_once, store=store) as runtime:
+        bad = await create(runtime)
+        if isinstance(store, TogetherStore):
+            store.damaged = {"request"}
+        else:
+            store.refuse(TaskUnreadable(bad.id, "the request is damaged"), "request", times=1)
+        await runtime.engine.submit(bad.id)
+        assert error_type(await until_final(runtime, bad)) == "RequestUnreadable"
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        None,
+        JournalEntry(kind="step", key="s", value=7),
+        JournalEntry(kind="step", key="s", value={}),
+        JournalEntry(kind="step", key="s", value={"error": {}}),
+        JournalEntry(kind="step", key="s", value={"error": {"type": 1, "arguments": None, "message": "no"}}),
+        JournalEntry(kind="timer", key="t", value={}),
+        JournalEntry(kind="timer", key="t", value={"until": "noon"}),
+        JournalEntry(kind="timer", key="t", value={"until": 10**30}),
+        JournalEntry(kind="ask", key="q", value=None),
+        JournalEntry(kind="ask", key="q", value={"params": {}}),
+        JournalEntry(kind="done", key="q", value=None),
+        JournalEntry(kind="done", key="q", value={}),
+    ],
+    ids=str,
+)
+async def test_a_task_whose_journal_is_damaged_or_makes_no_sense_ends_and_says_so(entry: JournalEntry | None) -> None:
+    store = MeddledStore()
+    async with running(at_once, store=store, policy=RERUN) as runtime:
+        task = await claimed_by(runtime, GONE)
+        asked = InputRequested(attempt=1, requests={"q": question("Sure?")})
+        await runtime.changes.change(task, asked, actor=ANOTHER, entries=[entry] if entry else [])
+        if entry is None:
+            store.refuse(TaskUnreadable(task.id, "the journal is damaged"), "journal")
+        await runtime.janitor.sweep()
+        ended = await until_final(runtime, task)
+        assert (error_type(ended), ended.worker) == ("JournalUnreadable", None)
+        store.before.clear()
+
+
+async def test_a_task_that_cannot_be_started_and_has_ended_meanwhile_stays_as_it_ended() -> None:
+    store = MeddledStore()
+    async with running(at_once, store=store, policy=RERUN) as runtime:
+        task = await queued(runtime, lost=1)
+
+        async def cancelled(task_id: str, **options: Any) -> None:
+            await cancel(runtime, await as_of_now(runtime, task))
+            raise TaskUnreadable(task_id, "its journal is damaged")
+
+        store.before["journal"] = cancelled
+        await runtime.engine.submit(task.id)
+        ended = await until_final(runtime, task)
+        assert (ended.status, ended.status_message) == (TaskStatus.CANCELLED, "enough")

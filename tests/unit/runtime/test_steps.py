@@ -31,14 +31,13 @@ from mcp_tasks.runtime import Ending, Run, current_task
 from mcp_tasks.runtime.steps import Retry, keep_error, restore_error
 from mcp_tasks.stores import MemoryStore
 from tests.unit.running import (
-    CLIENT,
-    PARKS,
     RERUN,
     SECOND,
-    FailingStore,
     MeddledStore,
     answer,
     asks,
+    cancel,
+    ended,
     error_type,
     launch,
     loop_time,
@@ -51,7 +50,6 @@ from tests.unit.running import (
     until,
     until_asking,
     until_final,
-    until_parked,
 )
 from tests.unit.virtual_time import simulated
 
@@ -68,75 +66,27 @@ async def test_a_step_is_done_once_in_the_life_of_a_task() -> None:
     async def body(run: Run) -> Ending:
         before = await current_task().step("before", work, "before")
         sure = await run.ask(question("Sure?"))
-        after = await current_task().step("after", work, what="after")
-        return ok([before, sure, after])
+        return ok([before, sure, await current_task().step("after", work, what="after")])
 
-    async with running(body, policy=PARKS) as runtime:
-        task = await until_parked(runtime, await launch(runtime))
-        await settle()
-        await answer(runtime, task, elicitation_1="yes")
-        record = await until_final(runtime, task)
-        assert (record.result, record.attempt) == ({"value": ["before 1", "yes", "after 1"]}, 2)
+    assert (await twice(body)).result == {"value": ["before 1", "yes", "after 1"]}
     assert done == {"before": 1, "after": 1}
 
 
 async def test_a_step_may_be_async_and_a_sync_one_does_not_hold_the_event_loop() -> None:
-    def thread() -> str:
-        return threading.current_thread().name
-
     async def body(run: Run) -> Ending:
-        async def here() -> str:
-            return thread()
+        async def here() -> int:
+            return threading.get_ident()
 
         step = current_task().step
         # A function that returns something to await is awaited.
-        return ok([await step("async", here), await step("sync", thread), await step("late", lambda: here())])
+        return ok(
+            [await step("async", here), await step("sync", threading.get_ident), await step("late", lambda: here())]
+        )
 
-    async with running(body) as runtime:
-        record = await until_final(runtime, await launch(runtime))
-        assert record.result is not None
-        here, there, late = record.result["value"]
-        assert here == late == thread() != there
-
-
-class OutOfPaper(Exception):
-    """An exception of a tool's own."""
-
-
-class Jammed(Exception):
-    """One that cannot be made from its arguments again."""
-
-    def __init__(self, tray: int) -> None:
-        super().__init__(f"tray {tray} is jammed")
-
-
-@pytest.mark.parametrize(
-    ("raised", "caught"),
-    [
-        (ValueError("no"), "ValueError: no"),
-        (OutOfPaper("tray", 2), "OutOfPaper: ('tray', 2)"),
-        (Jammed(2), "StepError: step 'broken' failed with Jammed: tray 2 is jammed"),
-        (ValueError(object), f"StepError: step 'broken' failed with ValueError: {object}"),
-    ],
-    ids=["built-in", "own", "not to be made again", "not to be kept"],
-)
-async def test_a_step_that_failed_fails_in_every_run_and_is_not_done_again(raised: Exception, caught: str) -> None:
-    done, seen = Counter[str](), list[str]()
-
-    def broken() -> None:
-        done["broken"] += 1
-        raise raised
-
-    async def body(run: Run) -> Ending:
-        try:
-            await current_task().step("broken", broken)
-        except Exception as exc:
-            seen.append(f"{type(exc).__name__}: {exc}")
-        return ok(await run.ask(question("Sure?")))
-
-    assert (await twice(body)).result == {"value": "yes"}
-    assert seen == [caught, caught]
-    assert done == {"broken": 1}
+    result = (await ended(body)).result
+    assert result is not None
+    here, there, late = result["value"]
+    assert here == late == threading.get_ident() != there
 
 
 @pytest.mark.parametrize("fails", [True, False])
@@ -154,48 +104,8 @@ async def test_a_step_is_there_once_under_its_name_however_it_ended(fails: bool)
         await current_task().step("work", work)
         return ok()
 
-    async with running(body) as runtime:
-        assert error_type(await until_final(runtime, await launch(runtime))) == "UsageError"
+    assert error_type(await ended(body)) == "UsageError"
     assert len(tries) == 1
-
-
-class FailsFirst:
-    """Work that succeeds at its third try."""
-
-    def __init__(self, *failures: Exception) -> None:
-        self.failures = list(failures)
-        self.tries = 0
-
-    async def __call__(self) -> int:
-        self.tries += 1
-        if self.failures:
-            raise self.failures.pop(0)
-        return self.tries
-
-
-def retrying(attempts: int, on: type[Exception] = Exception) -> Retry:
-    return Retry(attempts=attempts, wait=timedelta(0), on=on)
-
-
-async def test_a_step_is_tried_as_often_as_its_retry_says_and_then_its_end_is_recorded() -> None:
-    succeeds, fails = FailsFirst(OSError("a"), OSError("b")), FailsFirst(*[OSError(str(n)) for n in range(9)])
-
-    async def body(run: Run) -> Ending:
-        good = await current_task().step("good", succeeds, retry=retrying(3))
-        with pytest.raises(OSError, match="2"):
-            await current_task().step("bad", fails, retry=retrying(3))
-        await run.ask(question("Sure?"))
-        return ok(good)
-
-    assert (await twice(body)).result == {"value": 3}
-    assert (succeeds.tries, fails.tries) == (3, 3)
-
-
-async def test_a_retry_is_for_the_exceptions_that_it_names() -> None:
-    work = FailsFirst(OSError("again"), ValueError("not again"))
-    with pytest.raises(ValueError, match="not again"):
-        await current_task().step("work", work, retry=retrying(10, on=OSError))
-    assert work.tries == 2
 
 
 @pytest.mark.parametrize(
@@ -216,17 +126,41 @@ def test_a_retry_that_cannot_be_is_refused(mistake: dict[str, Any], says: str) -
         Retry(**mistake)
 
 
+TENTH = SECOND / 10
+
+
 @simulated
-async def test_the_pauses_of_a_retry_double_up_to_a_limit() -> None:
-    begun, times = loop_time(), list[float]()
+@pytest.mark.parametrize(
+    ("failures", "retry", "times", "raises"),
+    [
+        ([OSError()] * 2, Retry(attempts=3, wait=TENTH), [0, 1, 3], None),
+        ([OSError()] * 9, Retry(attempts=3, wait=TENTH), [0, 1, 3], OSError),
+        ([OSError(), ValueError()], Retry(attempts=10, wait=TENTH, on=OSError), [0, 1], ValueError),
+        ([OSError()] * 9, Retry(attempts=6, wait=TENTH, max_wait=5 * TENTH), [0, 1, 3, 7, 12, 17], OSError),
+    ],
+    ids=["succeeds", "fails", "not for this exception", "pauses grow to a limit"],
+)
+async def test_a_step_is_tried_again_as_its_retry_says_and_only_its_end_is_recorded(
+    failures: list[Exception], retry: Retry, times: list[int], raises: type[Exception] | None
+) -> None:
+    tried, left = list[float](), list(failures)
 
-    async def work() -> None:
-        times.append(loop_time() - begun)
-        raise ConnectionError
+    async def work() -> str:
+        tried.append(loop_time())
+        if left:
+            raise left.pop(0)
+        return "done"
 
-    with pytest.raises(ConnectionError):
-        await current_task().step("work", work, retry=Retry(attempts=6, wait=SECOND, max_wait=5 * SECOND))
-    assert times == [0, 1, 3, 7, 12, 17]
+    async def body(run: Run) -> Ending:
+        if raises is None:
+            assert await current_task().step("work", work, retry=retry) == "done"
+        else:
+            with pytest.raises(raises):
+                await current_task().step("work", work, retry=retry)
+        return await asks(run)
+
+    assert (await twice(body)).result == {"value": "yes"}
+    assert [round((each - tried[0]) / TENTH.total_seconds()) for each in tried] == times
 
 
 async def _work() -> int:
@@ -243,54 +177,29 @@ async def test_a_step_takes_a_function_and_not_what_it_returned(call: Callable[[
     assert str(refused.value) == (
         f"step('x', ...) takes a function and its arguments, not what the function returned: step('x', {name})"
     )
-    if call is _work:
-        # Closed, so that Python does not warn of it as well.
-        assert inspect.getcoroutinestate(returned) == inspect.CORO_CLOSED
+    # Closed, so that Python does not warn of it as well.
+    assert call is not _work or inspect.getcoroutinestate(returned) == inspect.CORO_CLOSED
 
 
-@pytest.mark.parametrize("name", ["", None, 7])
-async def test_what_cannot_be_a_step_is_refused_before_it_is_done(name: Any) -> None:
-    with pytest.raises(UsageError, match="a step's name must be a non-empty string"):
-        await current_task().step(name, _work)
-    with pytest.raises(InvalidOption, match=r"retry must be a Retry, got 3: write retry=Retry\(\.\.\.\)"):
-        await current_task().step("x", _work, retry=3)  # pyright: ignore[reportArgumentType, reportCallIssue]
-
-
-async def test_the_record_of_a_step_waits_for_a_store_that_is_away() -> None:
-    store, done = FailingStore(), list[str]()
-
-    def work() -> str:
-        done.append("work")
-        store.refuse_save(lambda record: True, times=2)
-        return "done"
-
-    async def body(run: Run) -> Ending:
-        return ok(await current_task().step("a", work))
-
-    async with running(body, store=store) as runtime:
-        task = await until_final(runtime, await launch(runtime))
-        assert task.result == {"value": "done"}
-        assert [entry.key for entry in await runtime.store.journal(task.id)] == ["a"]
-    assert done == ["work"]
+@pytest.mark.parametrize(
+    ("name", "options", "says"),
+    [
+        *((name, {}, "a step's name must be a non-empty string") for name in ("", None, 7)),
+        ("x", {"retry": 3}, r"retry must be a Retry, got 3: write retry=Retry\(\.\.\.\)"),
+    ],
+)
+async def test_what_cannot_be_a_step_is_refused_before_it_is_done(name: Any, options: Any, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        await current_task().step(name, _work, **options)
 
 
 async def test_a_value_that_the_store_cannot_keep_fails_its_step_now_and_later() -> None:
-    seen: list[str] = []
-
-    async def body(run: Run) -> Ending:
-        try:
-            await current_task().step("odd", lambda: "x" * 10_000)
-        except UsageError as exc:
-            seen.append(str(exc))
-        return await asks(run)
-
-    store = MeddledStore()
-    too_large = ValueNotStorable("a value is too large")
+    store, too_large = MeddledStore(), ValueNotStorable("a value is too large")
     store.refuse(too_large, "save", when=lambda _, entries: len(str(entries)) > 4_096)
-    await twice(body, store=store)
-    assert len(seen) == 2
-    assert seen[0] == seen[1]
-    assert seen[0].startswith("step 'odd' gave a value that the store cannot keep")
+    first, later = await caught(lambda: "x" * 10_000, store=store)
+    assert type(first) is type(later) is UsageError
+    assert str(first) == str(later)
+    assert str(first).startswith("step 's' gave a value that the store cannot keep")
 
 
 @pytest.mark.parametrize("fails", [False, True], ids=["done", "failed"])
@@ -303,7 +212,7 @@ async def test_a_sync_step_that_was_done_when_the_tool_gave_up_on_it_is_not_done
         begun.set()
         may_end.wait(5)
         if fails and len(times) == 1:
-            raise OutOfPaper
+            raise ValueError
         return len(times)
 
     async def body(run: Run) -> Ending:
@@ -316,9 +225,8 @@ async def test_a_sync_step_that_was_done_when_the_tool_gave_up_on_it_is_not_done
         assert branch.cancelled()
         return ok(await current_task().step("work", work))
 
-    async with running(body) as runtime:
-        record = await until_final(runtime, await launch(runtime))
-        assert (record.result, len(times)) == (({"value": 2}, 2) if fails else ({"value": 1}, 1))
+    record = await ended(body)
+    assert (record.result, len(times)) == (({"value": 2}, 2) if fails else ({"value": 1}, 1))
 
 
 async def _leaves_its_steps(*steps: Coroutine[Any, Any, Any]) -> None:
@@ -326,41 +234,45 @@ async def _leaves_its_steps(*steps: Coroutine[Any, Any, Any]) -> None:
     await asyncio.wait([asyncio.create_task(step) for step in steps], return_when=asyncio.FIRST_COMPLETED)
 
 
+async def cancelled_in(body: Callable[[Run], Awaitable[Ending]]) -> None:
+    """Cancel a task whose tool has begun its steps."""
+    async with running(body) as runtime:
+        task = await started(runtime)
+        await settle()
+        await cancel(runtime, task)
+        await settle()
+
+
 async def test_a_step_that_is_at_work_beside_the_tool_ends_with_a_run_that_is_stopped() -> None:
     """Another run may begin it, and a step is not to be done by two runs at a time."""
-    ended: list[str] = []
+    stopped: list[str] = []
 
     async def work(name: str) -> None:
         try:
             await anyio.sleep_forever()
         finally:
-            ended.append(name)
+            stopped.append(name)
 
     async def around() -> None:
         await current_task().step("inner", work, "inner")
 
     async def body(run: Run) -> Ending:
         await _leaves_its_steps(current_task().step("alone", work, "alone"), current_task().step("outer", around))
-        raise AssertionError("no step ends")
+        raise AssertionError("no step ends before its run")
 
-    async with running(body) as runtime:
-        task = await started(runtime)
-        await settle()
-        await runtime.cancel(task, "enough", actor=CLIENT)
-        await settle()
-        assert sorted(ended) == ["alone", "inner"]
+    await cancelled_in(body)
+    assert sorted(stopped) == ["alone", "inner"]
 
 
 async def test_a_step_that_the_tool_has_cancelled_is_not_disturbed_by_the_end_of_its_run() -> None:
-    cleared: list[str] = []
-    may_clear = asyncio.Event()
+    cleared, may_clear = asyncio.Event(), asyncio.Event()
 
     async def work() -> None:
         try:
             await anyio.sleep_forever()
         finally:
             await may_clear.wait()
-            cleared.append("up")
+            cleared.set()
 
     async def body(run: Run) -> Ending:
         branch = asyncio.create_task(current_task().step("work", work))
@@ -369,14 +281,10 @@ async def test_a_step_that_the_tool_has_cancelled_is_not_disturbed_by_the_end_of
         await asyncio.wait({branch})
         raise AssertionError("the step does not end before its run")
 
-    async with running(body) as runtime:
-        task = await started(runtime)
-        await settle()
-        await runtime.cancel(task, "enough", actor=CLIENT)
-        await settle()
-        may_clear.set()
-        await settle()
-        assert cleared == ["up"]
+    await cancelled_in(body)
+    may_clear.set()
+    await settle()
+    assert cleared.is_set()
 
 
 async def test_a_step_that_a_tool_leaves_behind_when_it_returns_goes_on() -> None:
@@ -686,6 +594,10 @@ class Refused(Exception):
         self.code = code
 
 
+class OutOfPaper(Exception):
+    """One without anything of its own."""
+
+
 class Told(Exception):
     """One that makes its message itself."""
 
@@ -714,10 +626,6 @@ class Unreducible(Exception):
         raise RuntimeError("not to be pickled")
 
 
-def made_elsewhere(text: str) -> MadeElsewhere:
-    return MadeElsewhere(text=text)
-
-
 class MadeElsewhere(Exception):
     """One that says it is made by a function."""
 
@@ -725,7 +633,7 @@ class MadeElsewhere(Exception):
         super().__init__(text)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return made_elsewhere, self.args
+        return partial(MadeElsewhere, text=self.args[0]), ()
 
 
 def raised_by(function: Callable[[], Any]) -> Exception:
@@ -734,22 +642,32 @@ def raised_by(function: Callable[[], Any]) -> Exception:
     return caught.value
 
 
-async def raised(exc: Exception) -> list[Exception]:
-    """What the tool catches in the first run, and in a later one."""
+async def caught(work: Callable[[], object], **options: Any) -> list[Exception]:
+    """What the tool catches of a step in the first run, and in a later one."""
     caught: list[Exception] = []
-
-    def work() -> None:
-        raise exc
 
     async def body(run: Run) -> Ending:
         try:
             await current_task().step("s", work)
-        except Exception as caught_one:
-            caught.append(caught_one)
+        except Exception as exc:
+            caught.append(exc)
         return await asks(run)
 
-    await twice(body)
+    await twice(body, **options)
     return caught
+
+
+async def raised(exc: Exception) -> list[Exception]:
+    """What the tool catches of a step that raises that; it is done once."""
+    done: list[int] = []
+
+    def work() -> None:
+        done.append(1)
+        raise exc
+
+    caught_ones = await caught(work)
+    assert len(done) == 1
+    return caught_ones
 
 
 @pytest.mark.parametrize(
@@ -764,6 +682,7 @@ async def raised(exc: Exception) -> list[Exception]:
         raised_by(lambda: json.loads("{")),
         raised_by(b"\xff".decode),
         Refused(7, "no"),
+        OutOfPaper("tray", 2),
         UsageError("no"),
     ],
     ids=lambda exc: type(exc).__name__,
@@ -794,7 +713,7 @@ async def test_what_an_exception_was_given_besides_comes_back_if_it_is_json_and_
         (Picky(code=7), "7"),
         (ValueError(object), str(object)),
         (Unreducible("no"), "no"),
-        (made_elsewhere("no"), "no"),
+        (MadeElsewhere(text="no"), "no"),
         (ValueError("no", (1, 2)), "('no', (1, 2))"),
         (Unspeakable(), "(its text cannot be read: RuntimeError)"),
     ],

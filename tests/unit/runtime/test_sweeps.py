@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -34,10 +34,10 @@ from tests.unit.running import (
     REQUEST,
     RERUN,
     SECOND,
-    FailingStore,
     MeddledStore,
     Seconds,
     Tool,
+    all_end,
     asks,
     at_once,
     cancel,
@@ -49,6 +49,7 @@ from tests.unit.running import (
     opened_by,
     running,
     settle,
+    start,
     until,
     until_asking,
     until_final,
@@ -81,23 +82,22 @@ async def cancelled(runtime: TaskRuntime, retention: timedelta = HOUR) -> TaskRe
 # By themselves
 
 
-async def test_a_sweep_that_fails_comes_again(caplog: pytest.LogCaptureFixture) -> None:
-    store = FailingStore()
-    async with process(at_once, store=store, policy=RERUN, **PACE) as runtime:
-        task = await claimed_by(runtime, GONE)
-        store.refuse_save(lambda record: record.worker is None, times=3)
-        assert (await until_final(runtime, task, 60)).attempt == 2
-    assert caplog.text.count("the task store does not take requests") == 1
-
-
-async def test_a_sweep_outlives_a_defect(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    ("failure", "times", "verb", "said"),
+    [
+        (StoreUnavailable("the disk is full"), 3, "save", "the task store does not take requests"),
+        (RuntimeError("a defect"), 1, "workers", "a sweep failed"),
+    ],
+)
+async def test_a_sweep_that_fails_comes_again_and_an_outage_is_spoken_of_once(
+    failure: Exception, times: int, verb: str, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
     store = MeddledStore()
     async with process(at_once, store=store, policy=RERUN, **PACE) as runtime:
-        store.refuse(RuntimeError("a defect"), "workers", times=1)
-        await time_passes(3)
         task = await claimed_by(runtime, GONE)
-        assert (await until_final(runtime, task)).attempt == 2
-    assert "a sweep failed" in caplog.text
+        store.refuse(failure, verb, times=times, when=lambda record, _: verb != "save" or record.worker is None)
+        assert (await until_final(runtime, task, 60)).attempt == 2
+    assert caplog.text.count(said) == 1
 
 
 # Expiry
@@ -148,7 +148,7 @@ async def test_a_start_does_not_wait_for_expired_tasks_and_sweeps_remove_so_many
 ) -> None:
     per_sweep = 3 * SLICE
     monkeypatch.setattr(sweeps, "PER_SWEEP", per_sweep)
-    clock, store, removed = FakeClock(), MeddledStore(), [0]
+    clock, store, removed, seen = FakeClock(), MeddledStore(), [0], list[int]()
     count = 2 * per_sweep + SLICE
     async with running(at_once, clock=clock, store=store, runs_tools=False) as earlier:
         for _ in range(count):
@@ -163,7 +163,7 @@ async def test_a_start_does_not_wait_for_expired_tasks_and_sweeps_remove_so_many
             seen.append(removed[-1])
             await time_passes(0.0001)
 
-    store.after["forget_expired"], seen = counted, list[int]()
+    store.after["forget_expired"] = counted
     async with running(at_once, clock=clock, store=store) as runtime, anyio.create_task_group() as group:
         assert removed == [0]
         group.start_soon(look_on)
@@ -207,8 +207,7 @@ async def test_a_process_that_only_serves_keeps_house_and_claims_nothing() -> No
             record = await as_of_now(server, task)
             assert (record.worker, record.is_final) == (None, False)
         async with running(TOOLS, clock=clock, store=store) as worker:
-            for task in (waiting, again):
-                assert (await until_final(worker, task)).status is TaskStatus.COMPLETED
+            await all_end(worker, waiting, again)
 
 
 # Too old
@@ -224,21 +223,15 @@ async def test_a_task_that_is_too_old_is_ended_whatever_goes_wrong_with_another(
     async with running(at_once, store=store, runs_tools=False, clock=clock, limits=Limits(task_age=MONTH)) as runtime:
         bad, old = await create(runtime), await create(runtime)
         clock.advance(MONTH)
-        refusals: dict[str, TasksError] = {task.id: StoreUnavailable("the disk is full") for task in (bad, old)}
-
-        async def refuse(record: TaskRecord, **options: Any) -> None:
-            if record.id in refusals:
-                raise refusals[record.id]
-
-        store.before["save"] = refuse
-        for broken in ({bad.id: failure}, {}):
-            with pytest.raises(StoreUnavailable) if len(refusals) == 2 else nullcontext():
-                await runtime.janitor.ageing.look()
-            assert not (await as_of_now(runtime, bad)).is_final
-            refusals = broken
+        store.go_away("save")
+        with pytest.raises(StoreUnavailable):
             await runtime.janitor.ageing.look()
-            assert (await as_of_now(runtime, old)).status is TaskStatus.FAILED
-        assert (await as_of_now(runtime, bad)).status is TaskStatus.FAILED
+        store.refuse(failure, "save", when=lambda record, _: record.id == bad.id)
+        await runtime.janitor.ageing.look()
+        assert [(await as_of_now(runtime, task)).is_final for task in (bad, old)] == [False, True]
+        store.before.clear()
+        await runtime.janitor.ageing.look()
+        assert [(await as_of_now(runtime, task)).status for task in (bad, old)] == [TaskStatus.FAILED] * 2
     assert ("too odd" in caplog.text) is is_said
 
 
@@ -287,22 +280,14 @@ class CountingEngine(LocalEngine):
         await super().submit(task_id, lane=lane, **options)
 
 
-async def start(runtime: TaskRuntime) -> str:
-    return (await runtime.launch(REQUEST, owner=None, retention=None)).id
-
-
 @pytest.mark.slow
 async def test_a_queue_behind_a_busy_fleet_is_not_submitted_again_and_again() -> None:
     store, engines = MeddledStore(), [CountingEngine(5), CountingEngine(5)]
-    async with (
-        process(never_ending, store=store, engine=engines[0], **PACE) as one,
-        process(never_ending, store=store, engine=engines[1], **PACE) as other,
-    ):
-        for runtime in (one, other):
-            for _ in range(5):
+    one, other = [process(never_ending, store=store, engine=engine, **PACE) for engine in engines]
+    async with one as one, other as other:
+        for runtime, count in ((one, 5), (other, 5), (one, 120)):
+            for _ in range(count):
                 await start(runtime)
-        for _ in range(120):
-            await start(one)
         before = store.calls["queued"]
         await time_passes(5)
         assert [engine.submits for engine in engines] == [{"new": 120}, {}]
@@ -386,25 +371,20 @@ async def test_tasks_that_cannot_be_run_here_do_not_keep_back_one_that_can(timer
 async def test_many_queued_tasks_do_not_keep_a_timer_from_ringing() -> None:
     clock, order = FakeClock(), list[str]()
 
-    async def sleeping(run: Run) -> Ending:
-        await run.sleep(HOUR)
-        order.append("awake")
+    async def body(run: Run) -> Ending:
+        if run.record.name == "sleeps":
+            await run.sleep(HOUR)
+        order.append(run.record.name)
         return ok()
 
-    async def noted(run: Run) -> Ending:
-        order.append("noted")
-        return ok()
-
-    tools = {"sleeping": Tool(sleeping, PARKS), "noted": Tool(noted)}
-    async with running(tools, clock=clock, concurrency=1) as runtime:
-        await until_parked(runtime, await launch(runtime, "sleeping"))
-        for _ in range(4 * BATCH):
-            await create(runtime, "noted")
+    async with running({"sleeps": Tool(body, PARKS), "works": Tool(body)}, clock=clock, concurrency=1) as runtime:
+        await until_parked(runtime, await launch(runtime, "sleeps"))
+        await create_many(runtime, "works", 4 * BATCH)
         clock.advance(HOUR)
         while len(order) < 4 * BATCH + 1:
             await runtime.janitor.sweep()
             await settle()
-        assert order.index("awake") <= 2 * BATCH
+        assert order.index("sleeps") <= 2 * BATCH
 
 
 async def test_a_task_that_is_gone_by_the_time_it_would_be_submitted_is_not() -> None:

@@ -1,5 +1,5 @@
 """A run that only waits holds nothing: it leaves memory, its slot is free, its time does not count, and it does not
-count against limits. It takes all of that again to go on. Simulated time.
+count against limits. It takes all of that again to go on. Sleeps are slept over restarts. Simulated time.
 """
 
 from __future__ import annotations
@@ -8,19 +8,23 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import datetime, timedelta, timezone
 from functools import partial
 from typing import Any, cast
 
 import anyio
 import pytest
 
-from mcp_tasks.model import TaskRecord, TaskRequest, TaskStatus
+from mcp_tasks.errors import QuestionTimedOut, UsageError
+from mcp_tasks.model import JournalEntry, TaskRecord, TaskRequest, TaskStatus
+from mcp_tasks.model.machine import StepRecorded
 from mcp_tasks.runtime import Body, Ending, Run, TaskRuntime, ToolPolicy, current_task
+from mcp_tasks.runtime.launch import LaunchSpec
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.stores.base import EVERYBODY
+from mcp_tasks.testing import FakeClock
 from mcp_tasks.testing.clock import NOON
-from tests.unit.losing import as_of_now
+from tests.unit.losing import ANOTHER, GONE, as_of_now, claimed_by
 from tests.unit.running import (
     HOUR,
     ONCE,
@@ -154,11 +158,9 @@ async def test_a_run_that_waits_has_no_slot_and_has_it_again_before_it_goes_on()
     order, gate = list[str](), anyio.Event()
 
     async def asking(run: Run) -> Ending:
-        with anyio.move_on_after(cast("float", run.request.arguments["limit"])):
+        with anyio.move_on_after(cast("float", run.request.arguments["limit"])) as scope:
             await asks(run)
-            order.append("goes on")
-            return ok()
-        order.append("gives up")
+        order.append("gives up" if scope.cancelled_caught else "goes on")
         return ok()
 
     async def hog(run: Run) -> Ending:
@@ -213,11 +215,10 @@ async def test_a_step_does_not_begin_in_a_run_that_is_stopped_while_it_stands_in
     tools = {"steps": Tool(body, ToolPolicy(rerun=rerun)), "hog": Tool(never_ending)}
     async with running(tools, concurrency=1) as runtime:
         task = await until_asking(runtime, await launch(runtime, "steps"))
-        hog = await launch(runtime, "hog")
-        await settle()
+        hog = await started(runtime, "hog")
         may_begin.set()
         await time_passes(1)
-        await cancel(runtime, await as_of_now(runtime, task))
+        await cancel(runtime, task)
         await settle()
         assert not runtime.has(task.id)
         await cancel(runtime, hog)
@@ -281,7 +282,7 @@ class Counting(MeddledStore):
 
 
 async def start(runtime: TaskRuntime, name: str = "tool", **arguments: Any) -> TaskRecord:
-    return await runtime.launch(TaskRequest(name=name, arguments=arguments), owner="ann", retention=None)
+    return await runtime.launch(LaunchSpec(request=TaskRequest(name=name, arguments=arguments), owner="ann"))
 
 
 async def child(run: Run, runtime: TaskRuntime, name: str, **arguments: Any) -> Callable[[], Awaitable[Any]]:
@@ -289,7 +290,9 @@ async def child(run: Run, runtime: TaskRuntime, name: str, **arguments: Any) -> 
 
     async def start(key: str) -> str:
         request = TaskRequest(name=name, arguments=arguments)
-        record = await runtime.launch(request, owner=run.record.owner, retention=None, key=key, parent=run.record.id)
+        record = await runtime.launch(
+            LaunchSpec(request=request, owner=run.record.owner, key=key, parent=run.record.id)
+        )
         return record.id
 
     task_id = await run.children.start(f"{name} {arguments}", start)
@@ -494,3 +497,197 @@ async def test_a_run_that_keeps_its_slot_while_it_waits_gives_up_its_place_all_t
         for sleeper in sleepers:
             assert (await until_final(runtime, sleeper, LONG)).status is TaskStatus.COMPLETED
     assert store.most_at_work == 1
+
+
+# Sleeps: set once in the life of a task, and slept over restarts
+
+HELD = ToolPolicy(rerun=True, park_after=HOUR)
+
+
+async def sleep_an_hour(run: Run) -> Ending:
+    await current_task().sleep(HOUR)
+    return ok("awake")
+
+
+async def ring(runtime: TaskRuntime, clock: FakeClock, by: timedelta = HOUR) -> None:
+    """Let time go by, for those in memory and for those that left it."""
+    await settle()
+    clock.advance(by)
+    runtime.alarms.stir()
+    await runtime.janitor.sweep()
+
+
+async def until_asleep(runtime: TaskRuntime, task: TaskRecord) -> TaskRecord:
+    """The task once its first timer is set, which is the third version: created, taken, timer."""
+    return await until(runtime, task, lambda record: record.version >= 3)
+
+
+async def test_a_short_sleep_is_slept_in_memory_and_an_instant_that_has_passed_not_at_all() -> None:
+    async def body(run: Run) -> Ending:
+        await current_task().sleep(timedelta(milliseconds=10))
+        await current_task().sleep(until=NOON)
+        return ok(run.attempt)
+
+    async with running(body, policy=HELD) as runtime:
+        assert (await until_final(runtime, await launch(runtime))).result == {"value": 1}
+
+
+@pytest.mark.parametrize("clock_moves", [HOUR, -HOUR, 3 * HOUR], ids=["on time", "back", "far ahead"])
+async def test_a_sleep_in_memory_goes_by_the_clock(clock_moves: timedelta) -> None:
+    clock = FakeClock()
+    async with running(sleep_an_hour, policy=HELD, clock=clock) as runtime:
+        task = await until_asleep(runtime, await launch(runtime))
+        await ring(runtime, clock, clock_moves)
+        if clock_moves < HOUR:
+            for _ in range(2):
+                assert not (await as_of_now(runtime, task)).is_final
+                await ring(runtime, clock)
+        assert (await until_final(runtime, task)).attempt == 1
+
+
+@pytest.mark.parametrize("policy", [PARKS, HELD], ids=["parked", "held"])
+@pytest.mark.parametrize("dies", [True, False], ids=["process dies", "process stops"])
+async def test_a_sleep_goes_on_in_the_next_process_and_is_not_begun_again(policy: ToolPolicy, dies: bool) -> None:
+    clock, store = FakeClock(), MemoryStore()
+    async with running(sleep_an_hour, policy=policy, clock=clock, store=store) as runtime:
+        task = await until_asleep(runtime, await launch(runtime))
+        assert [entry.kind for entry in await store.journal(task.id)] == ["timer"]
+        if dies:
+            await runtime.abandon()
+    async with running(sleep_an_hour, policy=policy, clock=clock, store=store) as runtime:
+        await ring(runtime, clock, HOUR / 2)
+        await settle()
+        assert not (await as_of_now(runtime, task)).is_final
+        await ring(runtime, clock, HOUR / 2)
+        assert (await until_final(runtime, task)).result == {"value": "awake"}
+        assert [entry.kind for entry in await store.journal(task.id)] == ["timer", "done"]
+
+
+async def test_the_timer_of_a_task_that_asks_too_is_not_lost_when_its_process_dies() -> None:
+    clock, store = FakeClock(), MemoryStore()
+
+    async def whichever_is_first(run: Run) -> Ending:
+        branches = [asyncio.ensure_future(each) for each in (run.ask(question("Sure?")), current_task().sleep(HOUR))]
+        done, rest = await asyncio.wait(branches, return_when=asyncio.FIRST_COMPLETED)
+        for branch in rest:
+            branch.cancel()
+        return ok([branch.result() for branch in done])
+
+    async with running(whichever_is_first, policy=HELD, clock=clock, store=store) as one:
+        task = await until_asking(one, await launch(one))
+        await settle()
+        await one.abandon()
+    async with running(whichever_is_first, policy=HELD, clock=clock, store=store) as other:
+        await until(other, task, lambda record: record.attempt == 2)
+        await ring(other, clock)
+        assert (await until_final(other, task)).result == {"value": [None]}
+
+
+@pytest.mark.parametrize("other", ["asks", "works"])
+async def test_a_run_that_sleeps_in_one_branch_and_does_something_in_another_stays_in_memory(other: str) -> None:
+    clock, begun, gate = FakeClock(), list[str](), anyio.Event()
+
+    async def work() -> str:
+        begun.append("work")
+        await gate.wait()
+        return "yes"
+
+    async def body(run: Run) -> Ending:
+        context = current_task()
+        beside = run.ask(question("Sure?")) if other == "asks" else context.step("work", work)
+        return ok(await asyncio.gather(beside, context.sleep(HOUR)))
+
+    async with running(body, policy=PARKS, clock=clock) as runtime:
+        task = await until_asleep(runtime, await launch(runtime))
+        await settle()
+        if other == "asks":
+            await answer(runtime, task, elicitation_1="yes")
+        gate.set()
+        await settle()
+        # Then there is only the sleep left, but what waits for a branch, and for how long, is not seen.
+        assert (await as_of_now(runtime, task)).worker == runtime.worker
+        await ring(runtime, clock)
+        ended = await until_final(runtime, task)
+        assert (ended.result, ended.attempt) == ({"value": ["yes", None]}, 1)
+        assert begun == ([] if other == "asks" else ["work"])
+
+
+@pytest.mark.parametrize("by_name", [True, False], ids=["with a name", "until an instant"])
+async def test_a_long_sleep_leaves_memory_ends_on_time_and_is_the_same_one_in_the_next_run(by_name: bool) -> None:
+    clock, there = FakeClock(), timezone(timedelta(hours=9))
+
+    async def body(run: Run) -> Ending:
+        if by_name:
+            # However long it is then.
+            await current_task().sleep(run.attempt * HOUR, name="review")
+        else:
+            await current_task().sleep(until=(NOON + HOUR).astimezone(there))
+        return ok("awake")
+
+    async with running(body, policy=PARKS, clock=clock) as runtime:
+        task = await until_parked(runtime, await launch(runtime))
+        assert task.wake_at == NOON + HOUR
+        await ring(runtime, clock, HOUR - SECOND)
+        await settle()
+        assert (await as_of_now(runtime, task)).attempt == 1
+        await ring(runtime, clock, SECOND)
+        ended = await until_final(runtime, task)
+        assert (ended.result, ended.attempt) == ({"value": "awake"}, 2)
+
+
+async def test_a_sleep_that_no_calendar_reaches_is_one_for_good_and_one_of_the_first_release_is_begun_anew() -> None:
+    clock = FakeClock()
+
+    async def body(run: Run) -> Ending:
+        await current_task().sleep(timedelta.max)
+        return ok()
+
+    async with running({"tool": Tool(body, PARKS), "hour": Tool(sleep_an_hour, PARKS)}, clock=clock) as runtime:
+        await until_asleep(runtime, await launch(runtime))
+        old = await claimed_by(runtime, GONE, "hour")
+        entry = JournalEntry(kind="timer", key="sleep-1", value=17)
+        await runtime.changes.change(old, StepRecorded(attempt=1), actor=ANOTHER, entries=[entry])
+        await runtime.janitor.sweep()
+        parked = await until(runtime, old, lambda record: record.wake_at is not None and record.worker is None)
+        assert parked.wake_at == clock() + HOUR
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ({}, "either a duration or until="),
+        ({"duration": HOUR, "until": NOON}, "either a duration or until="),
+        ({"duration": 60}, "duration must be a timedelta"),
+        ({"until": NOON.replace(tzinfo=None)}, "takes an aware datetime"),
+    ],
+    ids=["nothing", "both", "number", "naive"],
+)
+async def test_a_sleep_that_says_nothing_sensible_is_refused(arguments: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(UsageError, match=complaint):
+        await current_task().sleep(**arguments)
+
+
+# Outside of a task
+
+
+@pytest.mark.parametrize("key", [None, "sure"])
+async def test_outside_a_task_a_sleep_is_a_sleep_and_a_question_is_asked_as_it_is(key: str | None) -> None:
+    context = current_task()
+    assert (context.id, context.owner, context.attempt, context.cancelled) == (None, None, 1, False)
+    with anyio.fail_after(5):
+        await context.sleep(timedelta(milliseconds=1))
+        await context.sleep(until=NOON)
+        for timeout in (None, HOUR):
+            assert await context.ask(asyncio.sleep(0, "yes"), key=key, timeout=timeout) == "yes"
+        with pytest.raises(QuestionTimedOut) as caught:
+            await context.ask(anyio.sleep_forever(), timeout=timedelta(milliseconds=1))
+    assert isinstance(caught.value, TimeoutError)
+
+
+async def test_what_is_no_question_or_no_time_limit_is_refused() -> None:
+    anything: Any = "Sure?"
+    with pytest.raises(UsageError, match="ask takes what asks, not awaited yet"):
+        await current_task().ask(anything)
+    seconds: Any = 60
+    with pytest.raises(UsageError, match="timeout must be a timedelta"):
+        await current_task().ask(asyncio.sleep(0), timeout=seconds)

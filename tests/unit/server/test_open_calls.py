@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import anyio
@@ -28,71 +27,54 @@ pytestmark = pytest.mark.anyio
 HOUR = timedelta(hours=1)
 
 
-@asynccontextmanager
-async def serving() -> AsyncGenerator[tuple[MCPServer[Any], Tasks]]:
-    """A server whose calls wait for their tasks, in this process, until its test has added its tools."""
-    tasks = Tasks("memory://", fallback=Fallback(wait=HOUR), settings=QUICK, clock=_now)
-    yield MCPServer("open", **tasks.wiring(), log_level="CRITICAL"), tasks
-    gc.collect()
-
-
 def _now() -> datetime:
     return datetime.fromtimestamp(asyncio.get_running_loop().time(), UTC)
 
 
-async def test_progress_and_logs_reach_the_call_in_order_without_the_context_of_the_tool() -> None:
-    heard: list[Any] = []
-    outside: list[str | None] = []
-
-    async with serving() as (server, tasks):
-
-        @server.tool()
-        @tasks.task()
-        def tool(ctx: Context) -> str:
-            for done in range(3):
-                anyio.from_thread.run(ctx.report_progress, done, 3, f"frame {done}")
-            anyio.from_thread.run(ctx.error, "half \ud800")  # pyright: ignore[reportDeprecated, reportUnknownMemberType, reportUnknownArgumentType]
-            return "done"
-
-        async def progress(progress: float, total: float | None, message: str | None) -> None:
-            heard.append((progress, total, message))
-            outside.append(current_task().id)
-
-        async def log(params: Any) -> None:
-            heard.append((params.level, params.data))
-
-        async with Client(server, mode="legacy", logging_callback=log) as client:
-            result = await client.call_tool("tool", {}, progress_callback=progress)
-    assert text_of(result.model_dump()) == "done"
-    assert heard == [*((done, 3, f"frame {done}") for done in range(3)), ("error", "half \ufffd")]
-    assert outside == [None] * 3
+def new_server(**options: Any) -> tuple[MCPServer[Any], Tasks]:
+    """A server whose calls wait for their tasks, in this process."""
+    tasks = Tasks("memory://", fallback=Fallback(wait=HOUR), settings=QUICK, clock=_now, **options)
+    return MCPServer("open", **tasks.wiring(), log_level="CRITICAL"), tasks
 
 
-async def test_progress_sent_with_the_token_of_the_call_is_progress_and_with_any_other_it_is_not() -> None:
-    heard: list[Any] = []
+async def test_what_a_tool_sends_reaches_the_call_in_order_and_progress_of_another_token_does_not() -> None:
+    server, tasks = new_server()
+    heard, logged = list[Any](), list[Any]()
     others: list[str] = []
+    outside: list[str | None] = []
+    from_thread: Any = anyio.from_thread.run
 
-    async with serving() as (server, tasks):
+    @server.tool()
+    @tasks.task()
+    def tool(ctx: Context) -> str:
+        for done in range(3):
+            from_thread(ctx.report_progress, done, 3, f"frame {done}")
+        send, meta = ctx.session.send_progress_notification, ctx.request_context.meta or {}
+        from_thread(partial(send, meta.get("progress_token", ""), 3, 3, "by itself", related_request_id=ctx.request_id))
+        from_thread(send, "of somebody else", 4, 4)
+        from_thread(ctx.session.send_resource_updated, "test://a")
+        from_thread(ctx.error, "half \ud800")  # pyright: ignore[reportDeprecated]
+        return "done"
 
-        @server.tool()
-        @tasks.task()
-        async def tool(ctx: Context) -> str:
-            token = (ctx.request_context.meta or {}).get("progress_token", "")
-            await ctx.session.send_progress_notification(token, 1, 2, "half", related_request_id=ctx.request_id)
-            await ctx.session.send_progress_notification("of somebody else", 2, 2)
-            await ctx.session.send_resource_updated("test://a")
-            return "done"
+    async def progress(progress: float, total: float | None, message: str | None) -> None:
+        heard.append((progress, total, message))
+        # The tool's own context is not that of whoever hears it.
+        outside.append(current_task().id)
 
-        async def progress(progress: float, total: float | None, message: str | None) -> None:
-            heard.append((progress, total, message))
+    async def log(params: Any) -> None:
+        logged.append((params.level, params.data))
 
-        async def message(message: Any) -> None:
-            others.append(message.method)
+    async def message(message: Any) -> None:
+        others.append(message.method)
 
-        async with Client(server, mode="legacy", message_handler=message) as client:
-            await client.call_tool("tool", {}, progress_callback=progress)
-    assert heard == [(1, 2, "half")]
-    assert others[-1:] == ["notifications/resources/updated"]
+    async with Client(server, mode="legacy", logging_callback=log, message_handler=message) as client:
+        result = await client.call_tool("tool", {}, progress_callback=progress)
+    assert text_of(result.model_dump()) == "done"
+    frames = [(done, 3, f"frame {done}") for done in range(3)]
+    assert (heard, logged) == ([*frames, (3, 3, "by itself")], [("error", "half \ufffd")])
+    assert outside == [None] * 4
+    assert "notifications/resources/updated" in others
+    gc.collect()
 
 
 @simulated
@@ -100,35 +82,34 @@ async def test_a_client_that_reads_nothing_holds_the_tool_up_once_and_hears_agai
     heard: list[float] = []
     took: list[float] = []
     reads, reading, last = anyio.Event(), anyio.Event(), anyio.Event()
+    server, tasks = new_server()
 
-    async with serving() as (server, tasks):
+    @server.tool()
+    @tasks.task()
+    async def tool(ctx: Context) -> str:
+        begun = asyncio.get_running_loop().time()
+        for done in (1, 2, 3):
+            await ctx.report_progress(done)
+        took.append(asyncio.get_running_loop().time() - begun)
+        reading.set()
+        await last.wait()
+        await ctx.report_progress(4)
+        return "done"
 
-        @server.tool()
-        @tasks.task()
-        async def tool(ctx: Context) -> str:
-            begun = asyncio.get_running_loop().time()
-            for done in (1, 2, 3):
-                await ctx.report_progress(done)
-            took.append(asyncio.get_running_loop().time() - begun)
-            reading.set()
-            await last.wait()
-            await ctx.report_progress(4)
-            return "done"
+    async def progress(progress: float, total: float | None, message: str | None) -> None:
+        heard.append(progress)
+        await reads.wait()
 
-        async def progress(progress: float, total: float | None, message: str | None) -> None:
-            heard.append(progress)
-            await reads.wait()
+    async with Client(server) as client, anyio.create_task_group() as group:
 
-        async with Client(server) as client, anyio.create_task_group() as group:
+        async def call() -> None:
+            await client.call_tool("tool", {}, progress_callback=progress)
 
-            async def call() -> None:
-                await client.call_tool("tool", {}, progress_callback=progress)
-
-            group.start_soon(call)
-            await reading.wait()
-            reads.set()
-            await time_passes(1)
-            last.set()
+        group.start_soon(call)
+        await reading.wait()
+        reads.set()
+        await time_passes(1)
+        last.set()
     assert 1 < took[0] < 4, "once, for as long as a client has to take something"
     assert heard[-1] == 4
 
@@ -139,28 +120,26 @@ async def test_a_client_that_reads_nothing_holds_the_tool_up_once_and_hears_agai
 @pytest.mark.parametrize("anyio_backend", [pytest.param(SIMULATED, id="simulated time")])
 async def test_that_a_task_is_gone_is_recorded_so_a_later_run_is_told_the_same() -> None:
     runs: list[int] = []
+    server, tasks = new_server()
 
-    async with serving() as (server, tasks):
+    @server.tool()
+    @tasks.task(recover="rerun", park_after=timedelta(0))
+    async def waits() -> str:
+        runs.append(1)
+        with pytest.raises(UnknownTask) as caught:
+            await tasks.handle("gone").wait()
+        await current_task().sleep(timedelta(minutes=1))
+        return caught.value.task_id
 
-        @server.tool()
-        @tasks.task(recover="rerun", park_after=timedelta(0))
-        async def waits() -> str:
-            runs.append(1)
-            with pytest.raises(UnknownTask) as caught:
-                await tasks.handle("gone").wait()
-            await current_task().sleep(timedelta(minutes=1))
-            return caught.value.task_id
-
-        async with tasks.running(server):
-            task = await tasks.start("waits", {})
-            assert text_of((await task.wait()).model_dump()) == "gone"
+    async with tasks.running(server):
+        task = await tasks.start("waits", {})
+        assert text_of((await task.wait()).model_dump()) == "gone"
     assert len(runs) == 2
 
 
 @pytest.mark.parametrize("anyio_backend", [pytest.param(SIMULATED, id="simulated time")])
 async def test_tools_that_come_back_from_a_sleep_while_a_child_is_waited_for_leave_the_slots_to_the_children() -> None:
-    tasks = Tasks("memory://", concurrency=2, settings=QUICK, clock=_now)
-    server: MCPServer[Any] = MCPServer("open", **tasks.wiring(), log_level="CRITICAL")
+    server, tasks = new_server(concurrency=2)
 
     @server.tool()
     @tasks.task()

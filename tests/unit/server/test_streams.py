@@ -1,4 +1,4 @@
-"""Listen streams at an ASGI app whose web server a test plays; the events and the bodies that they are made of."""
+"""Listen streams at an ASGI app whose web server a test plays; the events that they are made of."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -16,20 +16,17 @@ import anyio
 import pytest
 from hypothesis import example, given, settings
 from mcp.server import MCPServer
-from starlette.types import ASGIApp, Message
+from starlette.types import ASGIApp
 
 from harness.rpc import PATIENCE, request
 from harness.server import QUICK, UNPACED
 from mcp_tasks import Tasks
-from mcp_tasks.model import TaskRecord
 from mcp_tasks.model.json import LARGE, encode_json
 from mcp_tasks.server.fast_path.listening import AT_A_TIME, KEEP_ALIVE, escaped, event
-from mcp_tasks.server.fast_path.requests import Body, read_body
 from mcp_tasks.server.local import LocalTask
-from mcp_tasks.stores.memory import MemoryStore
 from mcp_tasks.testing.strategies import json_values
 from tests.push.asgi import Peer, app_of, at
-from tests.unit.running import settle
+from tests.unit.running import MeddledStore, settle
 from tests.unit.virtual_time import SIMULATED, time_passes
 
 pytestmark = [
@@ -38,23 +35,10 @@ pytestmark = [
 ]
 
 
-class BrokenStore(MemoryStore):
-    """A store that has a defect when told to."""
-
-    defect: Exception | None = None
-
-    async def get(self, task_id: str) -> TaskRecord | None:
-        if self.defect is not None:
-            raise self.defect
-        return await super().get(task_id)
-
-
 @dataclass
 class World:
-    """A server whose one tool waits, and its app."""
-
     tasks: Tasks
-    store: BrokenStore
+    store: MeddledStore
     app: ASGIApp
     gate: asyncio.Event
     peers: list[Peer] = field(default_factory=list[Peer])
@@ -75,7 +59,7 @@ class World:
 
 @asynccontextmanager
 async def new_world() -> AsyncGenerator[World]:
-    gate, store = asyncio.Event(), BrokenStore()
+    gate, store = asyncio.Event(), MeddledStore()
 
     def now() -> datetime:
         return datetime.fromtimestamp(asyncio.get_running_loop().time(), UTC)
@@ -210,9 +194,9 @@ async def test_a_defect_ends_the_stream_with_an_error_that_says_nothing_of_it(
     task = await world.at_work()
     async with world.listening(task) as peer:
         await task.cancel()
-        world.store.defect = RuntimeError("the password is swordfish")
+        world.store.refuse(RuntimeError("the password is swordfish"), "get")
         await peer.until(lambda seen: seen.is_complete)
-        world.store.defect = None
+        world.store.before.clear()
         assert peer.frames[-1]["error"] == {"code": -32603, "message": "Internal server error"}
     # The SDK, which is asked for the words of the error, may log it as it logs defects of its own.
     said = [record for record in caplog.records if record.name.startswith("mcp_tasks.server")]
@@ -244,55 +228,3 @@ async def test_what_is_large_is_escaped_the_same(text: str) -> None:
         value = "s" * shift + text * (3 * LARGE // len(text))
         assert json.loads((await escaped(encode_json(value))).decode("ascii")) == value
     assert await escaped('\t{"a\u2028"\t:\t["\\t",\t1 ]}'.encode()) == b' {"a\\u2028" : ["\\t", 1 ]}'
-
-
-# The body of a request: read once, and there again for whoever is handed the request
-
-
-LEFT: Message = {"type": "http.disconnect"}
-AFTER: Message = {"type": "http.disconnect", "after": True}
-
-
-def _piece(body: bytes, *, more: bool = True) -> Message:
-    return {"type": "http.request", "body": body, "more_body": more}
-
-
-async def _read(messages: Sequence[Message]) -> Body:
-    coming = iter([*messages, AFTER])
-
-    async def receive() -> Message:
-        return next(coming)
-
-    return await read_body(receive, 10)
-
-
-END = _piece(b"", more=False)
-
-
-@pytest.mark.parametrize(
-    ("messages", "data", "again"),
-    [
-        ([_piece(b"abc", more=False)], b"abc", [_piece(b"abc", more=False), AFTER]),
-        ([*(_piece(bytes([byte])) for byte in b"abcdef"), END], b"abcdef", [_piece(b"abcdef", more=False), AFTER]),
-        ([_piece(b"ab"), _piece(b"c"), LEFT], None, [_piece(b"abc"), LEFT]),
-        ([LEFT], None, [LEFT]),
-        (
-            [_piece(b"123456"), _piece(b"78901"), _piece(b"2"), END],
-            None,
-            [_piece(b"12345678901"), _piece(b"2"), END, AFTER],
-        ),
-        ([_piece(b"123456"), _piece(b"78901", more=False)], None, [_piece(b"12345678901", more=False), AFTER]),
-        ([_piece(b"12345"), _piece(b"67890", more=False)], b"1234567890", [_piece(b"1234567890", more=False), AFTER]),
-    ],
-    ids=["one piece", "pieces", "cut off", "nothing", "too large", "too large by its last", "as large as may be"],
-)
-async def test_a_body_is_given_again_with_its_end(
-    messages: list[Message], data: bytes | None, again: list[Message]
-) -> None:
-    body = await _read(messages)
-    assert body.data == data
-    replayed = [await body.replay()]
-    while replayed[-1]["type"] != "http.disconnect":
-        replayed.append(await body.replay())
-    assert replayed == again
-    assert await body.replay() == AFTER if again[-1] is LEFT else True

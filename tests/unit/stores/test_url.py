@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 import hashlib
-import logging
+import json
+import os
 import re
+import subprocess
 import sys
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from harness import processes
 from harness.processes import run
 from mcp_tasks import Tasks
 from mcp_tasks.engines import Engine
+from mcp_tasks.engines.docket import DocketCarrier
+from mcp_tasks.engines.procrastinate import ProcrastinateCarrier, ProcrastinateEngine
 from mcp_tasks.engines.remote import engine_from_url
 from mcp_tasks.errors import TasksError, UsageError
 from mcp_tasks.files import state_folder
 from mcp_tasks.stores import MemoryStore, Store
 from mcp_tasks.stores.postgres import PostgresStore
-from mcp_tasks.stores.postgres.database import Pooled, QuietPools
 from mcp_tasks.stores.redis import RedisStore
 from mcp_tasks.stores.sqlite import SqliteStore
-from mcp_tasks.stores.url import default_store, store_from_url
+from mcp_tasks.stores.url import default_store, origin_of, store_from_url
 
 POSTGRES: Any = PostgresStore
 REDIS: Any = RedisStore
@@ -75,15 +81,45 @@ def test_a_url_that_is_refused_is_repeated_without_its_password(url: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("url", "shown"),
+    ("make", "url"),
     [
-        ("SQLITE:///A.db", "SqliteStore"),
-        ("REDIS://u:p@Host/3", "RedisStore('redis://host:6379/3')"),
-        ("Postgres://u:p@h/Db", "PostgresStore('postgresql://u@h/Db')"),
+        (RedisStore, "redis://:s3cret@localhost:port/0"),
+        (RedisStore, "redis://user:s3cret/x@localhost/0"),
+        (RedisStore, "redis://localhost:6379/0?socket_timeout=s3cret"),
+        (RedisStore, "http://:s3cret@localhost"),
+        (RedisStore, "localhost:s3cret"),
+        (PostgresStore, "postgresql://u:s3c/ret@host/db"),
+        (PostgresStore, "postgresql://u@h/db?s3cret=1"),
+        (PostgresStore, "postgresql://[s3cret"),
+        (DocketCarrier, "redis://me:s3cret@host/0?max_connections=many"),
+        (ProcrastinateCarrier, "postgresql://me:s3cret%zz@host/x"),
     ],
 )
-def test_the_case_of_a_scheme_does_not_matter(url: str, shown: str) -> None:
-    assert shown in repr(store_from_url(url))
+def test_a_url_that_names_no_server_is_refused_without_repeating_it(make: Callable[[str], object], url: str) -> None:
+    with pytest.raises(UsageError, match=r"Redis|Postgres") as refused:
+        make(url)
+    assert "s3c" not in f"{refused.value!r} {refused.value.__cause__!r}"
+    assert refused.value.__suppress_context__ or refused.value.__context__ is None
+
+
+@pytest.mark.parametrize(
+    ("store", "shown"),
+    [
+        (RedisStore("unix:///run/redis.sock?password=s3cret"), "RedisStore('unix:///run/redis.sock"),
+        (
+            store_from_url("rediss://user:s3cret@[::1]:7000/3?password=s3cret"),
+            "RedisStore('rediss://[::1]:7000/3')",
+        ),
+        (store_from_url("valkeys://:s3cret@example.org"), "RedisStore('valkeys://example.org:6379/0')"),
+        (store_from_url("SQLITE:///A.db"), "SqliteStore"),
+        (store_from_url("REDIS://u:p@Host/3"), "RedisStore('redis://host:6379/3')"),
+        (store_from_url("Postgres://u:p@h/Db"), "PostgresStore('postgresql://u@h/Db')"),
+    ],
+    ids=repr,
+)
+def test_a_store_is_shown_without_secrets_and_the_case_of_its_scheme_does_not_matter(store: Store, shown: str) -> None:
+    assert shown in repr(store)
+    assert "s3cret" not in repr(store)
 
 
 @pytest.mark.parametrize("database", ["x", "1/2", "-1", "0x1", "%31"])
@@ -104,12 +140,16 @@ def test_a_redis_database_that_is_no_number_is_refused(database: str) -> None:
         (lambda: POSTGRES("postgresql://h/db", connections="many"), "connections must be a whole number"),
         (lambda: POSTGRES("postgresql://h/db", codec="json"), "codec must be a Codec"),
         (lambda: REDIS(None), "the URL of a Redis store begins with"),
-        (lambda: REDIS("redis://h", prefix=3), "prefix must be a non-empty string"),
+        *(
+            (partial(REDIS, "redis://h", prefix=prefix), "prefix must be a non-empty string")
+            for prefix in (3, "", "{tag}", "a}b", "line\nbreak")
+        ),
         (lambda: REDIS("redis://h", timeout=5), r"timeout=timedelta\(seconds=5\)"),
         (lambda: REDIS("redis://h", codec="json"), "codec must be a Codec"),
+        (lambda: ProcrastinateEngine("postgresql://h/db", connections=0), "connections"),
     ],
 )
-def test_a_store_is_not_made_of_values_of_other_kinds(make: Callable[[], Store], what: str) -> None:
+def test_a_store_or_an_engine_is_not_made_of_values_of_other_kinds(make: Callable[[], object], what: str) -> None:
     with pytest.raises(TasksError, match=what):
         make()
 
@@ -206,20 +246,8 @@ def test_a_name_never_leads_out_of_the_folder_and_stays_distinct(name: str, kept
 
 
 ALIKE = [
-    "a b",
-    "a-b",
-    "a  b",
-    "a/b",
-    "A-b",
-    "-a-b",
-    "a-b.",
-    "x" * 300,
-    "x" * 301,
-    "\ud800",
-    "\udfff",
-    "é",
-    "e\u0301",
-    "",
+    *("a b", "a-b", "a  b", "a/b", "A-b", "-a-b", "a-b.", "x" * 300, "x" * 301),
+    *("\ud800", "\udfff", "é", "e\u0301", ""),
 ]
 
 
@@ -248,15 +276,142 @@ def test_the_state_folder_is_where_the_desktop_standard_says(monkeypatch: pytest
     assert state_folder() == Path.home() / ".local/state/mcp-tasks"
 
 
-def test_the_pools_of_others_are_heard_and_those_of_a_store_say_one_line(caplog: pytest.LogCaptureFixture) -> None:
-    # Not the logger of psycopg: what that has said before is left out.
-    pools = logging.getLogger("tests.pools")
-    pools.addFilter(QuietPools())
-    for _ in range(3):
-        pools.warning("error connecting in %r: %s", "mcp-tasks of postgresql://h/db", OSError("away"))
-    pools.warning("discarding closed connection: %s", Pooled())
-    pools.warning("error connecting in %r: %s", "theirs", OSError("away"))
-    assert [record.getMessage() for record in caplog.records] == [
-        "Postgres cannot be reached now, and is tried again until it can: away",
-        "error connecting in 'theirs': away",
-    ]
+# Which program a `Tasks` object belongs to: real modules, started and imported in all the ways there are
+
+
+SERVER = """
+from mcp_tasks.stores.url import origin_of
+import json
+print(json.dumps(origin_of(globals())))
+"""
+
+LOADER = """
+import importlib.util, sys
+spec = importlib.util.spec_from_file_location("server_module", sys.argv[1])
+module = importlib.util.module_from_spec(spec)
+if "--known" in sys.argv:
+    sys.modules["server_module"] = module
+spec.loader.exec_module(module)
+"""
+
+SPAWNER = """
+import json, multiprocessing
+from mcp_tasks.stores.url import origin_of
+ORIGIN = origin_of(globals())
+def child(queue):
+    queue.put(ORIGIN)
+if __name__ == '__main__':
+    context = multiprocessing.get_context('spawn')
+    queue = context.Queue()
+    process = context.Process(target=child, args=(queue,))
+    process.start()
+    assert queue.get() == ORIGIN
+    print(json.dumps(ORIGIN))
+    process.join()
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A folder with a script, a package, two checkouts, an environment with installed packages, and links."""
+    files = {
+        "script/server.py": SERVER,
+        "spawner.py": SPAWNER,
+        "folder/__main__.py": SERVER,
+        "acme/__init__.py": "",
+        "acme/server.py": SERVER,
+        "acme/__main__.py": SERVER,
+        "whole/__init__.py": SERVER,
+        "lib/site-packages/installed/tasks/server.py": SERVER,
+        "lib/dist-packages/installed/__init__.py": SERVER,
+        "lib/site-packages/server_module.py": "",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    (tmp_path / "link").symlink_to(tmp_path / "script")
+    return tmp_path
+
+
+Case = tuple[Sequence[str], str, str, str]
+"""The arguments of Python, the folder it is started in, the folder on its path, and the origin."""
+
+SITE, DIST = "lib/site-packages", "lib/dist-packages"
+CASES: dict[str, Case] = {
+    "a script": (["script/server.py"], ".", "", "/script/server.py"),
+    "a script where it lies": (["server.py"], "script", "", "/script/server.py"),
+    "a folder": (["folder"], ".", "", "/folder/__main__.py"),
+    "no file": (["-c", SERVER], ".", "", "/__main__"),
+    "a module by its path": (["acme/server.py"], ".", "", "/acme/server.py"),
+    "a module by its name": (["-m", "acme.server"], ".", "", "/acme/server.py"),
+    "a module that is imported": (["-c", "import acme.server"], ".", "", "/acme/server.py"),
+    "a module on the path": (["-c", "import acme.server"], "..", ".", "/acme/server.py"),
+    "a module of another name": (["-c", "import server"], "acme", "", "/acme/server.py"),
+    "a package": (["-c", "import whole"], ".", "", "/whole/__init__.py"),
+    "a package that is run": (["-m", "acme"], ".", "", "/acme/__main__.py"),
+    "an installed module": (["-c", "import installed.tasks.server"], ".", SITE, "installed.tasks.server"),
+    "an installed module that is run": (["-m", "installed.tasks.server"], ".", SITE, "installed.tasks.server"),
+    "an installed file": ([f"{SITE}/installed/tasks/server.py"], ".", "", "installed.tasks.server"),
+    "an installed package": (["-c", "import installed"], ".", DIST, "installed"),
+    "loaded": (["-c", LOADER, "script/server.py"], ".", "", "/script/server.py"),
+    "loaded and known": (["-c", LOADER, "script/server.py", "--known"], ".", "", "/script/server.py"),
+    "loaded as an installed module": (
+        ["-c", f"import server_module\n{LOADER}", "script/server.py"],
+        ".",
+        SITE,
+        "/script/server.py",
+    ),
+    "spawned": (["spawner.py"], ".", "", "/spawner.py"),
+    "by a link": (["link/server.py"], ".", "", "/script/server.py"),
+    "in a link": (["server.py"], "link", "", "/script/server.py"),
+    "imported by a link": (["-c", "import server"], ".", "link", "/script/server.py"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("arguments", "folder", "path", "origin"), CASES.values(), ids=CASES)
+def test_a_program_is_known_by_its_file_or_by_the_name_of_its_installed_module(
+    project: Path, arguments: Sequence[str], folder: str, path: str, origin: str
+) -> None:
+    environment = os.environ | {"PYTHONPATH": str(project / path) if path else "", "PYTHONDONTWRITEBYTECODE": "1"}
+    # A relative file is one that the program opens, so it is started where that is.
+    done = processes.run([sys.executable, *arguments], cwd=project / folder, env=environment, check=True)
+    assert json.loads(done.stdout) == (f"{project}{origin}" if origin.startswith("/") else origin)
+
+
+def test_a_frozen_program_is_known_by_its_executable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "frozen", True, raising=False)
+    module: Mapping[str, Any] = {"__name__": "acme", "__file__": "/tmp/_MEI1234/acme.py"}
+    assert origin_of(module) == sys.executable
+
+
+WAYS = {
+    "python x.py": (sys.executable, "x.py"),
+    "uvicorn x:app": processes.python("uvicorn", "x:app", "--port", "0"),
+    "mcp-tasks worker x:server": processes.python("mcp_tasks", "worker", "x:server"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_server_has_one_default_file_however_it_is_started(tmp_path: Path) -> None:
+    (tmp_path / "x.py").write_text(
+        "from mcp.server import MCPServer\n"
+        "from mcp_tasks import Tasks\n"
+        "tasks = Tasks()\n"
+        "server = MCPServer('demo', **tasks.wiring())\n"
+        "app = server.streamable_http_app()\n"
+        "if __name__ == '__main__':\n"
+        "    server.run()\n",
+    )
+    with ExitStack() as stack:
+        started: dict[Path, subprocess.Popen[bytes]] = {}
+        for way, command in WAYS.items():
+            state = tmp_path / way.partition(" ")[0]
+            environment = processes.environment(XDG_STATE_HOME=str(state))
+            process = processes.running(command, cwd=tmp_path, env=environment, stdin=processes.PIPE)
+            started[state] = stack.enter_context(process)
+        for state, process in started.items():
+            processes.until_ready(process, lambda state=state: any(state.glob("**/*.db")), what=state.name, limit=250)
+    names = {file.name for state in started for file in state.glob("**/*.db")}
+    assert len(names) == 1, names

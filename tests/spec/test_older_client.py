@@ -1,21 +1,29 @@
-"""Our client as the requestor of tasks: what it asks of a server of 2025-11-25, and what it leaves alone."""
+"""Our client on 2025-11-25: as the requestor of tasks, and as the receiver of them."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
 from mcp import Client
-from mcp_types import CallToolResult
+from mcp.client.session import ClientRequestContext
+from mcp_types import CallToolResult, ElicitRequestParams, ElicitResult, ErrorData
 
-from harness.older import RELATED
+from harness.http import serving
+from harness.older import FINAL, RELATED, http_session
 from harness.rpc import INTERNAL_ERROR, INVALID_PARAMS, PATIENCE, notification
+from harness.server import QUICK
+from harness.waiting import eventually
+from mcp_tasks import Limits, Tasks
 from mcp_tasks.client import (
+    Hosting,
     TaskHandle,
     TasksClient,
     TaskWasCancelled,
@@ -26,8 +34,11 @@ from mcp_tasks.client import (
     start_task,
 )
 from mcp_tasks.errors import UsageError
+from mcp_tasks.model.machine import TaskCreated
+from mcp_tasks.runtime import TaskChange
 from tests.client.connecting import Person, text
-from tests.spec.scripted import TASK_ID, Params, Push, Refused, Scripted, question, result, serving_script, task
+from tests.spec.furnished import furnished
+from tests.spec.scripted import FORM, TASK_ID, Params, Push, Refused, Scripted, question, result, serving_script, task
 
 pytestmark = pytest.mark.anyio
 
@@ -219,3 +230,130 @@ async def test_a_cancelled_task_that_is_gone_at_once_is_no_surprise() -> None:
         await handle.cancel()
         with pytest.raises((TaskWasCancelled, UnknownTask)):
             await handle.result(PATIENCE)
+
+
+DOCS = Path(__file__).parents[2] / "docs"
+ELICIT: dict[str, Any] = {"mode": "form", "message": "Name?", "requestedSchema": FORM}
+
+
+@asynccontextmanager
+async def _hosting(person: Any) -> AsyncGenerator[Scripted]:
+    script, tasks = Scripted(), TasksClient(hosting=Hosting())
+    async with (
+        serving_script(script) as url,
+        Client(
+            tasks.host(reconnecting_http(url)), mode="legacy", elicitation_callback=person, extensions=[tasks]
+        ) as client,
+    ):
+        # The session's own stream is open once something came over it.
+        await client.list_tools()
+        yield script
+
+
+async def _create(script: Scripted, **params: Any) -> str:
+    created = (await script.ask("elicitation/create", {**ELICIT, "task": {"ttl": 60_000}, **params})).result["task"]
+    assert created["status"] == "working"
+    return created["taskId"]
+
+
+async def _until_final(script: Scripted, task_id: str) -> dict[str, Any]:
+    async def look() -> dict[str, Any] | None:
+        task = (await script.ask("tasks/get", {"taskId": task_id})).result
+        return task if task["status"] in FINAL else None
+
+    return await eventually(look) or {}
+
+
+# `tests/hosted` has everything else that a client that hosts tasks does.
+
+
+@pytest.mark.requirement(
+    "hosted/result",
+    "hosted/result-blocks",
+    "hosted/result-related-task",
+    "hosted/no-related-task",
+    "hosted/informative",
+    "hosted/unknown-id",
+    "hosted/audit-log",
+)
+async def test_over_http_a_result_is_waited_for_is_that_of_the_plain_request_and_its_end_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    ready = asyncio.Event()
+    with caplog.at_level(logging.INFO, logger="mcp_tasks"):
+        async with _hosting(Person(ready=ready)) as script:
+            task_id, other = await _create(script), await _create(script)
+            # The id counts, and not what the `_meta` says.
+            lie = {"taskId": other, "_meta": {RELATED: {"taskId": task_id}}}
+            assert (await script.ask("tasks/get", lie)).result["taskId"] == other
+            assert (await script.ask("tasks/cancel", lie)).result["taskId"] == other
+            waiting = asyncio.create_task(script.ask("tasks/result", {"taskId": task_id}))
+            assert (await script.ask("tasks/get", {"taskId": task_id})).result["status"] == "working"
+            assert not waiting.done()
+            ready.set()
+            result = (await waiting).result
+            plain = (await script.ask("elicitation/create", ELICIT)).result
+            await _until_final(script, task_id)
+            for method in ("tasks/get", "tasks/result", "tasks/cancel"):
+                unknown = await script.ask(method, {"taskId": "nope"})
+                assert (unknown.code, "task" in unknown.error["message"].lower()) == (INVALID_PARAMS, True)
+    assert result.pop("_meta") == {RELATED: {"taskId": task_id}}
+    plain.pop("_meta", None)
+    assert result == plain
+    assert any(task_id[:8] in line and "completed" in line for line in caplog.messages)
+    assert not any(task_id in line for line in caplog.messages)
+
+
+@pytest.mark.requirement("hosted/result-error", "hosted/failed-message")
+async def test_the_error_is_what_the_plain_request_gives() -> None:
+    async def refuse(context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult | ErrorData:
+        return ErrorData(code=-7, message="nobody is at home", data={"until": "noon"})
+
+    async with _hosting(refuse) as script:
+        plain = (await script.ask("elicitation/create", ELICIT)).error
+        task_id = await _create(script)
+        task = await _until_final(script, task_id)
+        error = (await script.ask("tasks/result", {"taskId": task_id})).error
+    assert (task["status"], "nobody is at home" in task["statusMessage"]) == ("failed", True)
+    assert error["data"].pop("_meta") == {RELATED: {"taskId": task_id}}
+    assert error == plain
+
+
+# What is documented, logged and watched
+
+
+@pytest.mark.requirement(
+    "hosted/documented-limits", "older/documented-exposure", "older/documented-ttl", "older/documented-concurrency"
+)
+def test_limits_and_exposure_are_documented_as_they_are() -> None:
+    host, limits = (DOCS / "client-tasks.md").read_text(encoding="utf-8"), Hosting()
+    assert "| `max_ttl` | 1 day |" in host
+    assert limits.max_ttl == timedelta(days=1)
+    for name in ("max_running", "max_tasks", "max_total"):
+        assert f"| `{name}` | {getattr(limits, name)} |" in host
+    server = " ".join((DOCS / "eras.md").read_text(encoding="utf-8").split())
+    assert "Without authentication, whoever has the id of a task has the task." in server
+    assert "`Tasks(max_ttl=)`, or `Limits.ttl`, 30 days by default" in server
+    assert Limits().ttl == timedelta(days=30)
+    assert "a rate limit and a limit of tasks per requestor: both hold for callers with a name" in server
+
+
+@pytest.mark.requirement("older/audit-owner", "older/monitoring", "older/audit-log")
+async def test_observers_and_the_log_are_told_of_a_task_whose_id_no_line_has_whole(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    changes: list[TaskChange] = []
+    # Before the server starts: it asks once whether anybody reads such lines.
+    with caplog.at_level(logging.INFO, logger="mcp_tasks"):
+        server = furnished(Tasks("memory://", settings=QUICK, observers=[changes.append]), guarded=True)
+        async with serving(server) as way, http_session(way.as_user("alice")) as alice:
+            task_id = await alice.start("nothing")
+            await alice.until(task_id, "completed")
+            await eventually(lambda: changes and changes[-1].task.is_final)
+            await eventually(lambda: any("completed after" in line for line in caplog.messages))
+    assert {change.task.id for change in changes} == {task_id}
+    assert all("alice" in (change.task.owner or "") for change in changes)
+    assert isinstance(changes[0].event, TaskCreated)
+    assert any("was created" in line for line in caplog.messages if task_id[:12] in line)
+    # A log is read by more people than a task is meant for.
+    assert not any(task_id in line for line in caplog.messages)
