@@ -64,7 +64,7 @@ class RedisVault(Vault):
     """The keys of one prefix."""
 
     def __init__(self, connection: Connection) -> None:
-        self.place = connection.place
+        self.place: str = connection.place
         self._connection = connection
 
     async def note(self) -> bytes | None:
