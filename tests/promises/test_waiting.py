@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Any, Unpack
 
 import anyio
 import anyio.from_thread
+import anyio.to_thread
 import pytest
 from mcp.server import MCPServer
 from mcp.server.mcpserver import Context
@@ -18,7 +21,7 @@ from pydantic import BaseModel
 from mcp_tasks import Tasks, current_task
 from mcp_tasks.errors import UsageError
 from mcp_tasks.model.record import NOBODY
-from mcp_tasks.server.options import ToolOptions
+from mcp_tasks.server.options import Recover, ToolOptions
 from mcp_tasks.testing import TaskTester
 
 pytestmark = pytest.mark.anyio
@@ -35,9 +38,8 @@ class Bench:
     def __init__(self, tool: Callable[..., Any], **options: Unpack[ToolOptions]) -> None:
         self.tasks = Tasks("memory://")
         self.server = MCPServer("promises", **self.tasks.wiring())
-        self.server.tool(name="tool")(tool)
         usual: ToolOptions = {"recover": "rerun", "park_after": AT_ONCE}
-        self.tasks.mark("tool", **(usual | options))
+        self.server.tool(name="tool")(self.tasks.task(**(usual | options))(tool))
 
     def tester(self, **options: Any) -> TaskTester:
         return TaskTester(self.server, self.tasks, **options)
@@ -210,6 +212,73 @@ async def test_a_race_ends_with_the_exception_of_its_winner_and_cancels_the_othe
 
     async with Bench(tool).tester() as tester:
         assert await value(tester, await tester.call("tool")) == "waits"
+
+
+async def test_a_race_that_the_tool_gave_up_while_its_loser_ended_is_given_up_in_each_run() -> None:
+    log: list[str] = []
+
+    def slow() -> str:
+        time.sleep(0.6)  # sleep: work of a thread, which cannot be cancelled
+        return "slow"
+
+    async def tool(ctx: Context) -> str:
+        shipped = False
+        with anyio.move_on_after(0.3):
+            await current_task().first(
+                "race",
+                fast=lambda: current_task().step("fast", done([], "fast")),
+                slow=lambda: current_task().step("slow", slow),
+            )
+            shipped = True
+        await current_task().step("ship" if shipped else "refund", done(log, "ship" if shipped else "refund"))
+        await ctx.elicit("Sure?", Yes)
+        return "".join(log)
+
+    assert await value_after_a_crash(tool) == "refund"
+
+
+async def test_a_race_leaves_no_branch_behind_if_one_cannot_be_started() -> None:
+    log: list[str] = []
+
+    async def tool() -> str:
+        with pytest.raises(TypeError):
+            await current_task().first("race", a=done(log, "a"), b=None)  # pyright: ignore[reportArgumentType]
+        await anyio.sleep(0.05)  # sleep: nothing happens meanwhile
+        return ",".join(log)
+
+    async with Bench(tool).tester() as tester:
+        assert await value(tester, await tester.call("tool")) == ""
+
+
+async def test_a_question_two_steps_deep_is_found_again() -> None:
+    async def tool(ctx: Context) -> str:
+        async def ask() -> str:
+            return (await ctx.elicit("Sure?", Yes)).action
+
+        return await current_task().step("outer", lambda: current_task().step("inner", ask))
+
+    assert await value_after_a_crash(tool) == "accept"
+
+
+@pytest.mark.parametrize("recover", ["rerun", "fail"])
+async def test_a_branch_beside_a_thread_of_an_async_tool_is_not_taken_for_the_tool(recover: Recover) -> None:
+    going_on = threading.Event()
+
+    async def tool(ctx: Context) -> str:
+        async with anyio.create_task_group() as group:
+            group.start_soon(ctx.elicit, "Sure?", Yes)
+            await anyio.to_thread.run_sync(going_on.wait)
+        return "done"
+
+    bench = Bench(tool, recover=recover)
+    async with bench.tester() as tester:
+        task = await tester.call("tool")
+        await tester.until_asked(task)
+        [run] = tester.runtime.runs()
+        assert not run.branches.all_wait()
+        going_on.set()
+        await tester.answer(task, {"yes": True})
+        assert await value(tester, task) == "done"
 
 
 async def test_what_happens_inside_a_step_is_not_missed_once_the_step_is_recorded() -> None:

@@ -7,9 +7,10 @@ that do not know tasks, and must not care.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import inspect
 import subprocess
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import nullcontext
 from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeVar, overload
 
 import anyio
+import anyio.lowlevel
 
 from mcp_tasks.errors import QuestionTimedOut, UsageError
 from mcp_tasks.model.json import valid_text
@@ -25,6 +27,7 @@ from mcp_tasks.model.values import check_duration
 from mcp_tasks.runtime.child_process import run_process
 from mcp_tasks.runtime.questions import Asking
 from mcp_tasks.runtime.steps import Retry, StepValue, attempt, call_function, check_step
+from mcp_tasks.runtime.suspend import uncancelled
 
 if TYPE_CHECKING:
     from mcp_tasks.runtime.run import Run
@@ -129,26 +132,32 @@ class TaskContext:
             UsageError: There are no branches, or an earlier run recorded a winner that is not among them.
         """
         check_name("a race's name", name)
-        won = None if self._run is None else self._run.step_value(name)
+        run = self._run
+        won = None if run is None else run.step_value(name)
         if not branches:
             raise UsageError(f"the race {name!r} has no branches")
-        if won is not None and won not in branches:
-            raise UsageError(
-                f"an earlier run recorded that {won!r} won the race {name!r}, which has only {[*branches]}"
-            )
-        racing = {each: asyncio.create_task(call()) for each, call in branches.items() if won in (None, each)}
-        try:
-            with nullcontext() if self._run is None else self._run.branches.waiting():
-                ended, _ = await asyncio.wait(racing.values(), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for branch in racing.values():
-                branch.cancel()
-            await asyncio.gather(*racing.values(), return_exceptions=True)
+        if won is not None and (not isinstance(won, str) or won not in branches):
+            raise UsageError(f"{won!r} won the race {name!r} in an earlier run, and is not there: {[*branches]}")
+        racing: dict[str, asyncio.Task[T]] = {}
 
         async def winner() -> str:
             return next(each for each, branch in racing.items() if branch in ended)
 
-        won = await self.step(name, winner)
+        try:
+            for each, call in branches.items():
+                if won in (None, each):
+                    racing[each] = asyncio.create_task(call())
+            with nullcontext() if run is None else run.branches.waiting():
+                ended, _ = await asyncio.wait(racing.values(), return_when=asyncio.FIRST_COMPLETED)
+            for branch in racing.values():
+                branch.cancel()
+            won = await self.step(name, winner)
+        except BaseException:
+            await _end(racing.values())
+            raise
+        # If the tool gives up on the race while the others end, it gives up in the next run as well.
+        async with nullcontext() if run is None else run.giving_up_step(name):
+            await _end(racing.values())
         return won, racing[won].result()
 
     async def sleep(
@@ -240,6 +249,15 @@ def check_name(what: str, name: object) -> None:
     """
     if not isinstance(name, str) or not name:
         raise UsageError(f"{what} must be a non-empty string, got {name!r}")
+
+
+async def _end(branches: Collection[asyncio.Task[Any]]) -> None:
+    """Cancel these, once, and return when they have ended. A cancellation that comes meanwhile is raised after that."""
+    for branch in branches:
+        branch.cancel()
+    if branches:
+        await uncancelled(asyncio.wait(branches), context=contextvars.Context())
+        await anyio.lowlevel.checkpoint_if_cancelled()
 
 
 async def _ask_in_call(question: Awaitable[T], timeout: timedelta | None) -> T:

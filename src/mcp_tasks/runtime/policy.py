@@ -30,6 +30,7 @@ class ToolPolicy:
         max_at_work: How many runs of the tool may be at work at a time, over all processes; None for any number.
         version: Which version of the tool this is, by its author's count.
         on_other_version: What becomes of a task that was begun with another version of the tool.
+        in_thread: Whether the tool is a sync function, which runs on a thread.
     """
 
     rerun: bool = False
@@ -42,6 +43,7 @@ class ToolPolicy:
     max_at_work: int | None = None
     version: str | None = None
     on_other_version: OnOtherVersion = "continue"
+    in_thread: bool = False
 
 
 DEFAULT_DRAIN: Final = timedelta(seconds=5)

@@ -17,6 +17,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import datetime
+from math import inf
 from typing import Any, Final, Literal, TypeAlias
 
 import anyio.to_thread
@@ -31,11 +32,11 @@ Kind: TypeAlias = Literal["step", "question", "timer"]
 GIVEN_UP = "given up"
 """How a step, a question or a timer ended that the tool did not wait for: because of a time-out, or a lost race."""
 
-step_at_work: ContextVar[str | None] = ContextVar("mcp_tasks_step_at_work", default=None)
-"""The step that the calling code is part of."""
+steps_at_work: ContextVar[tuple[str, ...]] = ContextVar("mcp_tasks_steps_at_work", default=())
+"""The steps that the calling code is part of, the outermost first."""
 
 WITHIN = "within"
-"""Marks what happened inside a step. Once that step is recorded, nobody comes for it any more."""
+"""Marks what happened inside steps, with their names. Once one of them is recorded, nobody comes for it any more."""
 
 BRANCH = "branch"
 """Marks what was handed to a branch of the tool, not to its own asyncio task: the tool may have cancelled that
@@ -44,15 +45,15 @@ branch."""
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where in the tool something happened: in a branch or in its own asyncio task, and inside which step."""
+    """Where in the tool something happened: in a branch or in its own asyncio task, and inside which steps."""
 
     branch: bool
-    step: str | None
+    steps: tuple[str, ...]
 
     @property
     def tags(self) -> dict[str, Any]:
         """The place as the journal keeps it."""
-        return ({BRANCH: True} if self.branch else {}) | ({} if self.step is None else {WITHIN: self.step})
+        return ({BRANCH: True} if self.branch else {}) | ({WITHIN: list(self.steps)} if self.steps else {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,10 +231,11 @@ class Replay:
         for number, entry in enumerate(entries):
             if (ended := _ended_step(entry)) is not None:
                 for within in inside.pop(ended, ()):
-                    self._forget(kept.pop(within))
-            if (step := _step_around(entry)) is not None:
+                    if within in kept:
+                        self._forget(kept.pop(within))
+            for step in _steps_around(entry):
                 inside.setdefault(step, []).append(number)
-        self.reopened = set(inside)
+        self.reopened = {step for step, numbers in inside.items() if kept.keys() & set(numbers)}
         return list(kept.values())
 
     def _forget(self, entry: JournalEntry) -> None:
@@ -333,9 +335,9 @@ def _ended_step(entry: JournalEntry) -> str | None:
     return entry.key if gave_up else None
 
 
-def _step_around(entry: JournalEntry) -> str | None:
+def _steps_around(entry: JournalEntry) -> Sequence[str]:
     # An answer is the client's, and whatever it looks like.
-    return None if entry.kind in _ANSWERS or isinstance(entry.value, int) else entry.value.get(WITHIN)
+    return () if entry.kind in _ANSWERS or isinstance(entry.value, int) else entry.value.get(WITHIN, ())
 
 
 def _read_step(entry: JournalEntry) -> Mapping[str, Any]:
@@ -383,11 +385,13 @@ class Branches:
     Args:
         mark: Set in the context of the run and of nobody else.
         value: To this.
+        in_thread: Whether the tool is a sync function, which does one thing at a time on a thread.
     """
 
-    def __init__(self, mark: contextvars.ContextVar[Any], value: object) -> None:
+    def __init__(self, mark: contextvars.ContextVar[Any], value: object, *, in_thread: bool) -> None:
         self._mark = mark
         self._value = value
+        self._in_thread = in_thread
         self._own: asyncio.Task[Any] | None = None
         self._met: set[asyncio.Task[Any]] = set()
         self._in_our_waits: set[asyncio.Task[Any]] = set()
@@ -406,7 +410,7 @@ class Branches:
 
     @property
     def in_own(self) -> bool:
-        """Whether the calling code belongs to the tool's own asyncio task, or to the thread that this one waits for."""
+        """Whether the calling code belongs to the tool's own asyncio task, or to the thread of a sync tool."""
         caller = this_task()
         return caller is self._own or (self._own_is_on_a_thread and self._live() <= {self._own, caller})
 
@@ -475,7 +479,7 @@ class Branches:
 
     @property
     def _own_is_on_a_thread(self) -> bool:
-        return self._own in anyio.to_thread.current_default_thread_limiter().statistics().borrowers
+        return self._in_thread and self._own in anyio.to_thread.current_default_thread_limiter().statistics().borrowers
 
     def _live(self) -> set[asyncio.Task[Any]]:
         return tasks_by_value(self._mark).get(self._value, set())
@@ -529,8 +533,8 @@ SETTLE = 30
 four."""
 
 PATIENCE = 1.0
-"""Seconds in which a branch that is busy elsewhere may come for a recorded result before others go past it. Not longer:
-a recorded result that is held back must not run into the tool's own time-out around it."""
+"""Seconds that a branch waits for others to come for what was recorded before its own result. Not longer: a recorded
+result that is held back must not run into the tool's own time-out around it."""
 
 
 class Deliveries:
@@ -565,6 +569,7 @@ class Deliveries:
         self._recorded_with = recorded_with or {}
         self._version = version
         self._wanted: dict[ResultId, asyncio.Future[None]] = {}
+        self._since: dict[asyncio.Future[None], float] = {}
         self._new: list[asyncio.Future[None]] = []
         self._came = asyncio.Event()
         self._turn = asyncio.Lock()
@@ -649,12 +654,14 @@ class Deliveries:
 
     async def _wait(self, ready: asyncio.Future[None]) -> None:
         self._came.set()
+        self._since[ready] = asyncio.get_running_loop().time()
         if self._pump is None or self._pump.done():
             self._pump = self._start(self._hand_over())
         try:
             with self._branches.waiting():
                 await ready
         finally:
+            del self._since[ready]
             self._came.set()
 
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -676,14 +683,17 @@ class Deliveries:
                 self._go_past()
 
     async def _more_come(self) -> bool:
-        """Whether another branch comes to us, after all had a moment, and longer if something is busy elsewhere."""
+        """Whether another branch comes to us, after all had a moment, and up to that time if something is busy
+        elsewhere."""
         self._came.clear()
         await self._settle()
+        # Counted from the first that waits: however many come meanwhile, none waits longer.
+        until = min(self._since.values(), default=-inf) + PATIENCE
         if not self._came.is_set() and not self._branches.all_wait():
             with suppress(TimeoutError):
-                async with asyncio.timeout(PATIENCE):
+                async with asyncio.timeout_at(until):
                     await self._came.wait()
-        return self._came.is_set()
+        return self._came.is_set() and asyncio.get_running_loop().time() < until
 
     def _go_past(self) -> None:
         """Do not wait for the next results up to the first that is wanted."""

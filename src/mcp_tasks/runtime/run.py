@@ -11,7 +11,7 @@ import asyncio
 import contextvars
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import cached_property
@@ -79,7 +79,7 @@ from mcp_tasks.runtime.lease import Lease
 from mcp_tasks.runtime.patience import pause_after, until_available
 from mcp_tasks.runtime.policy import Settings, ToolPolicy
 from mcp_tasks.runtime.questions import Asking, Questions
-from mcp_tasks.runtime.replay import GIVEN_UP, Branches, Deliveries, Place, Replay, ResultId, done_entry, step_at_work
+from mcp_tasks.runtime.replay import GIVEN_UP, Branches, Deliveries, Place, Replay, ResultId, done_entry, steps_at_work
 from mcp_tasks.runtime.steps import Children, Retry, Steps
 from mcp_tasks.runtime.suspend import (
     Alarms,
@@ -742,7 +742,7 @@ class Run:
         self.attempt: int = record.attempt
         self.policy = policy
         self.life: Life = Life()
-        self.branches: Branches = Branches(current_run, self)
+        self.branches: Branches = Branches(current_run, self, in_thread=policy.in_thread)
         # Taken before the tool's context is entered: what runs in it is not a branch of the tool.
         self._context = contextvars.copy_context()
         self.rest: Rest = Rest(self.life, slot, self.branches, host.parking.room, self._context)
@@ -838,7 +838,7 @@ class Run:
     @property
     def place(self) -> Place:
         """Where in the tool the calling code is."""
-        return Place(branch=not self.branches.in_own, step=step_at_work.get())
+        return Place(branch=not self.branches.in_own, steps=steps_at_work.get())
 
     @property
     def only_waits(self) -> bool:
@@ -886,6 +886,10 @@ class Run:
         What comes `after` another wait gives the slot back meanwhile, and need not wait again once it is recorded.
         """
         return await self._steps.do(name, call, function or call, retry or Retry(attempts=1), after)
+
+    def giving_up_step(self, name: str) -> AbstractAsyncContextManager[None]:
+        """Record it if the tool gives up on what follows from a recorded step, which then counts as given up."""
+        return self.recording.giving_up(ResultId("step", name))
 
     def step_value(self, name: str) -> Any:
         """What an earlier run recorded as the value of a step; None if none did."""

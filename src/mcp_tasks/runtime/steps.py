@@ -33,7 +33,7 @@ from mcp_tasks.model.json import JsonObject, JsonValue
 from mcp_tasks.model.limits import backoff
 from mcp_tasks.model.machine import StepRecorded
 from mcp_tasks.model.values import check_duration, check_instance, check_number
-from mcp_tasks.runtime.replay import Place, Replay, ResultId, step_at_work, step_entry
+from mcp_tasks.runtime.replay import Place, Replay, ResultId, step_entry, steps_at_work
 from mcp_tasks.runtime.suspend import to_the_end
 
 if TYPE_CHECKING:
@@ -474,11 +474,11 @@ class Steps:
     async def _inside(self, name: str, call: Callable[[], Any]) -> Any:
         # Before each attempt, as the process may have been paused since the last.
         await self._run.make_sure()
-        token = step_at_work.set(name)
+        token = steps_at_work.set((*steps_at_work.get(), name))
         try:
             return await call()
         finally:
-            step_at_work.reset(token)
+            steps_at_work.reset(token)
 
     async def _record_failure(self, result: ResultId, place: Place, exc: Exception) -> Exception:
         """Record that the step failed; the exception for the tool, the same one that a later run will get."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -150,8 +151,11 @@ class ServedTool:
 
     def policy(self, usual: TaskOptions) -> ToolPolicy:
         """How runs of the tool are treated, by what was said of it or else of all tools."""
-        options = TaskOptions() if self.mark is None else self.mark.options
-        return options.policy(self.annotations, usual)
+        if self.mark is None:
+            return TaskOptions().policy(self.annotations, usual)
+        function = self.mark.function
+        in_thread = function is not None and not inspect.iscoroutinefunction(function)
+        return replace(self.mark.options.policy(self.annotations, usual), in_thread=in_thread)
 
 
 class Marks:
