@@ -145,7 +145,7 @@ def test_the_backlog_of_what_is_not_there_is_an_error_and_makes_nothing(cli: Cli
         ("backlog", SPEC, "--namespace", "farm"),
     )
     assert {done.returncode for done in (gone, memory, nameless, named)} == {2}
-    assert "there is no file" in gone.stderr
+    assert "no server has kept tasks there yet" in gone.stderr
     assert not missing.exists()
     assert "only by the process that has them" in memory.stderr
     assert "--namespace NAME is missing" in nameless.stderr

@@ -57,7 +57,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return server.new_database()
 
 
-async def opened(url: str, cipher: Cipher | None = None, namespace: str = "demo") -> Store:
+async def opened(url: str, cipher: Cipher | None = None) -> Store:
     store = store_from_url(url, cipher)
     await store.open()
     return store
@@ -234,7 +234,7 @@ async def test_a_store_that_is_in_use_is_not_turned_into_an_encrypted_one(url: s
     async def live() -> None:
         for beats in count(2):
             await store.heartbeat("worker", namespace="demo", beats=beats)
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.05)  # sleep: a heartbeat is sent now and then
 
     living = asyncio.create_task(live())
     try:
@@ -353,7 +353,7 @@ async def test_keys_say_nothing_of_calls_and_stay_the_same_when_encryption_is_tu
     old, new = new_key(), new_key()
     cipher = Keyring(old) if encrypted else None
     found = await make_tasks(url, cipher)
-    before = await opened(url, cipher, "keyed")
+    before = await opened(url, cipher)
     secret = await before.note("keyed", NOTE)
     await before.close()
     await encrypt_store(url, Keyring([new, old]), watch=0.1)
@@ -374,7 +374,7 @@ async def test_keys_say_nothing_of_calls_and_stay_the_same_when_encryption_is_tu
 
 async def test_processes_that_open_an_empty_store_at_the_same_moment_agree(url: str) -> None:
     ring = Keyring(new_key())
-    stores = [await opened(url, ring, "keyed") for _ in range(4)]
+    stores = [await opened(url, ring) for _ in range(4)]
     keys = [HiddenKeys(store, "keyed") for store in stores for _ in range(3)]
     try:
         first, *others = await asyncio.gather(*(each.hide(AUTHORS_KEY) for each in keys))

@@ -215,18 +215,15 @@ async def test_workers_that_are_gone_are_not_kept_in_mind(operator: Operator) ->
     assert (left.name, left.draining, left.beats, left.claimed) == ("w2", "ops", 1, 0)
 
 
-@pytest.mark.parametrize(("schema", "why"), [(3, "of an older release"), (99, "this release knows up to")])
-async def test_a_store_of_another_release_is_neither_opened_nor_upgraded(
-    store: SqliteStore, path: Path, schema: int, why: str
-) -> None:
+async def test_a_store_of_a_newer_release_is_neither_opened_nor_changed(store: SqliteStore, path: Path) -> None:
     with closing(sqlite3.connect(path)) as connection:
-        connection.execute(f"PRAGMA user_version = {schema}")
+        connection.execute("PRAGMA user_version = 99")
         connection.execute("UPDATE meta SET compatible_from = 99")
         connection.commit()
-        with pytest.raises((UsageError, StoreError), match=why):
+        with pytest.raises((UsageError, StoreError), match="this release knows up to"):
             async with Operator(store, name="ops").opened():
                 raise AssertionError("it is not to be opened")
-        assert connection.execute("PRAGMA user_version").fetchone() == (schema,)
+        assert connection.execute("PRAGMA user_version").fetchone() == (99,)
 
 
 async def test_where_no_server_has_kept_tasks_there_is_nothing_to_operate_on(path: Path) -> None:

@@ -16,15 +16,14 @@ import anyio
 import pytest
 
 from mcp_tasks.errors import QuestionTimedOut, UsageError
-from mcp_tasks.model import JournalEntry, TaskRecord, TaskRequest, TaskStatus
-from mcp_tasks.model.machine import StepRecorded
+from mcp_tasks.model import TaskRecord, TaskRequest, TaskStatus
 from mcp_tasks.runtime import Body, Ending, Run, TaskRuntime, ToolPolicy, current_task
 from mcp_tasks.runtime.launch import LaunchSpec
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.stores.base import EVERYBODY
 from mcp_tasks.testing import FakeClock
 from mcp_tasks.testing.clock import NOON
-from tests.unit.losing import ANOTHER, GONE, as_of_now, claimed_by
+from tests.unit.losing import as_of_now
 from tests.unit.running import (
     HOUR,
     ONCE,
@@ -635,21 +634,13 @@ async def test_a_long_sleep_leaves_memory_ends_on_time_and_is_the_same_one_in_th
         assert (ended.result, ended.attempt) == ({"value": "awake"}, 2)
 
 
-async def test_a_sleep_that_no_calendar_reaches_is_one_for_good_and_one_of_the_first_release_is_begun_anew() -> None:
-    clock = FakeClock()
-
+async def test_a_sleep_that_no_calendar_reaches_is_one_for_good() -> None:
     async def body(run: Run) -> Ending:
         await current_task().sleep(timedelta.max)
         return ok()
 
-    async with running({"tool": Tool(body, PARKS), "hour": Tool(sleep_an_hour, PARKS)}, clock=clock) as runtime:
+    async with running({"tool": Tool(body, PARKS)}, clock=FakeClock()) as runtime:
         await until_asleep(runtime, await launch(runtime))
-        old = await claimed_by(runtime, GONE, "hour")
-        entry = JournalEntry(kind="timer", key="sleep-1", value=17)
-        await runtime.changes.change(old, StepRecorded(attempt=1), actor=ANOTHER, entries=[entry])
-        await runtime.janitor.sweep()
-        parked = await until(runtime, old, lambda record: record.wake_at is not None and record.worker is None)
-        assert parked.wake_at == clock() + HOUR
 
 
 @pytest.mark.parametrize(

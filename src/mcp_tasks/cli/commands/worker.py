@@ -18,7 +18,7 @@ from datetime import datetime, timedelta
 from http import HTTPStatus
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Final, Generic, NoReturn, Protocol, TypeAlias, TypeVar, cast, runtime_checkable
+from typing import Any, Final, Generic, NoReturn, TypeAlias, TypeVar, cast
 
 import click
 from mcp.server import MCPServer, Server
@@ -38,7 +38,6 @@ from mcp_tasks.server import Waiting, Worker, waiting_in
 from mcp_tasks.server.tasks import Tasks
 from mcp_tasks.stores import MemoryStore, Store
 from mcp_tasks.stores.base import EVERYBODY, full_page
-from mcp_tasks.stores.sqlite import SqliteStore
 from mcp_tasks.stores.url import store_from_url
 from mcp_tasks.telemetry.metrics import QUEUE_AGE, QUEUE_READY
 
@@ -798,17 +797,8 @@ async def _backlog_check(store: Store | None) -> None:
     """Refuse a store in which nothing can be: opened, it would be made, and be empty."""
     if isinstance(store, MemoryStore):
         raise UsageError("tasks in memory:// are seen only by the process that has them")
-    if isinstance(store, SqliteStore) and not store.path.exists():
-        raise UsageError(f"there is no file {str(store.path)!r}: no server has kept tasks there yet")
-    if isinstance(store, _HasTables) and not await store.has_tables():
-        raise UsageError(f"{store!r} has no tables: no server has kept tasks there yet")
-
-
-@runtime_checkable
-class _HasTables(Protocol):
-    """A store that can be asked whether it was ever used. By shape: the driver of its database may not be there."""
-
-    async def has_tables(self) -> bool: ...
+    if store is not None and await store.standing() == "absent":
+        raise UsageError(f"there is no task store ({store!r}): no server has kept tasks there yet")
 
 
 async def _of_store(url: str, namespace: str) -> Mapping[str, Waiting]:
