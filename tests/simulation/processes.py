@@ -201,14 +201,18 @@ class Process:
             self.world.clockwork.after(SETTLES_IN, self._stopped, restart)
 
     def _check_given_back(self) -> None:
-        """All tasks have ended: the process has its slots and its seats again."""
+        """All tasks have ended: the process has its slots and its seats again.
+
+        A run that has not heard of the end of its task may still rest.
+        """
         runtime, seats = self.runtime, 0
+        free = max(runtime.settings.max_waiting_runs - sum(run.rest.is_resting for run in runtime.runs()), 0)
         if isinstance(runtime.engine, LocalEngine) and not runtime.engine.is_idle:
             self.world.oracle.wrong("left behind", f"a slot of {self.name} was not given back")
         while runtime.parking.room.enter(standing=False):
             seats += 1
-        if seats != runtime.settings.max_waiting_runs:
-            self.world.oracle.wrong("left behind", f"{seats} of {runtime.settings.max_waiting_runs} seats are free")
+        if seats != free:
+            self.world.oracle.wrong("left behind", f"{seats} seats are free, and {free} should be")
 
     def _stopped(self, restart: bool) -> None:
         if self.lives:

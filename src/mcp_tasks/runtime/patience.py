@@ -68,6 +68,8 @@ async def until_available(work: Callable[[], Awaitable[T]], run: Run | None = No
             failures += 1
         if run.life.in_body:
             await asyncio.sleep(pause_after(failures))
+            # The machine may have slept meanwhile, and another run of the task may have begun.
+            await run.make_sure()
         # The pause of a branch that its tool started on its own does not end with the run.
         if not run.life.in_body:
             await run.go_no_further()

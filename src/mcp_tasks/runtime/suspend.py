@@ -643,7 +643,8 @@ class Rest:
 
     def _watch(self) -> None:
         """A branch goes on, and others wait: rest again in a moment, unless it does a step."""
-        if self._waits and not self._idle and (self._watching is None or self._watching.done()):
+        is_watched = self._watching is not None and not self._watching.done()
+        if self._waits and not self._idle and not is_watched and self._life.counts:
             self._watching = asyncio.get_running_loop().create_task(self._rest_again(), context=self._context.copy())
 
     async def _rest_again(self) -> None:
