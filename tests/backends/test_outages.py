@@ -126,11 +126,20 @@ async def when_it_works(act: Callable[[], Awaitable[Any]]) -> Any:
                 await anyio.sleep(0.01)
 
 
+@asynccontextmanager
+async def reached(store: Store) -> AsyncGenerator[Store]:
+    """The store, open while the block lasts. On a busy machine a first connection takes longer than its patience."""
+    await when_it_works(store.open)
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
 @pytest.mark.parametrize("verb", writes(cast(Any, None), changed(make_record())))
 async def test_a_write_that_was_sent_and_not_answered_may_have_happened(place: Place, proxy: Proxy, verb: str) -> None:
-    async with opened(place.store(proxy.before(place.url), patience=PATIENCE)) as store:
+    async with reached(place.store(proxy.before(place.url), patience=PATIENCE)) as store:
         record = changed(make_record())
-        # On a busy machine a first connection takes longer than the patience of the store.
         await when_it_works(lambda: store.create(record, REQUEST))
         await when_it_works(lambda: store.heartbeat("worker", namespace="", beats=1))
         act = writes(store, record)[verb]
@@ -141,7 +150,7 @@ async def test_a_write_that_was_sent_and_not_answered_may_have_happened(place: P
 
 
 async def test_a_read_that_was_not_answered_changed_nothing(place: Place, proxy: Proxy) -> None:
-    async with opened(place.store(proxy.before(place.url), patience=PATIENCE)) as store:
+    async with reached(place.store(proxy.before(place.url), patience=PATIENCE)) as store:
         await when_it_works(lambda: store.get("task"))
         for read in (lambda: store.get("task"), lambda: store.journal("task"), lambda: store.versions(["task"])):
             proxy.lose(of=ANY if place.is_redis else "mcp_tasks_", then_cut=True)
@@ -233,7 +242,7 @@ async def test_while_the_server_is_away_every_verb_says_so_and_after_that_all_wo
 ) -> None:
     record = changed(make_record())
     url = place.url.replace("//", f"//default:{SECRET}@") if place.is_redis else place.url
-    async with opened(place.store(url, patience=PATIENCE)) as store, store.notifier().listen() as hints:
+    async with reached(place.store(url, patience=PATIENCE)) as store, store.notifier().listen() as hints:
         await when_it_works(lambda: store.create(record, REQUEST))
         await anyio.to_thread.run_sync(place.server.stop)
         try:
