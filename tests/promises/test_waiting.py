@@ -237,6 +237,27 @@ async def test_a_race_that_the_tool_gave_up_while_its_loser_ended_is_given_up_in
     assert await value_after_a_crash(tool) == "refund"
 
 
+async def test_a_branch_that_lost_a_race_cleans_up_undisturbed() -> None:
+    log: list[str] = []
+
+    async def loses() -> str:
+        try:
+            await anyio.sleep_forever()
+        finally:
+            await asyncio.sleep(0.1)  # sleep: cleaning up takes a moment
+            log.append("cleaned up")
+        return "never"
+
+    async def tool() -> str:
+        winner, _ = await current_task().first(
+            "race", wins=lambda: current_task().step("wins", done([], "wins")), loses=loses
+        )
+        return f"{winner}, {log}"
+
+    async with Bench(tool).tester() as tester:
+        assert await value(tester, await tester.call("tool")) == "wins, ['cleaned up']"
+
+
 async def test_a_race_leaves_no_branch_behind_if_one_cannot_be_started() -> None:
     log: list[str] = []
 

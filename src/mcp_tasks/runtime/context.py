@@ -254,7 +254,8 @@ def check_name(what: str, name: object) -> None:
 async def _end(branches: Collection[asyncio.Task[Any]]) -> None:
     """Cancel these, once, and return when they have ended. A cancellation that comes meanwhile is raised after that."""
     for branch in branches:
-        branch.cancel()
+        if not branch.cancelling():
+            branch.cancel()
     if branches:
         await uncancelled(asyncio.wait(branches), context=contextvars.Context())
         await anyio.lowlevel.checkpoint_if_cancelled()
