@@ -1,7 +1,7 @@
 """The dependency direction of the package, read from its imports.
 
     errors · model → wire · stores · engines → runtime → protocol → tools → adapters → fallback → server · client
-        → doctor → cli
+        → cli
 
 `wire` is `protocol.shapes` and `protocol.schema`; `tools` and `adapters` are modules of `server` (see `AREAS`).
 
@@ -65,9 +65,7 @@ PARTS: Mapping[str, Sequence[str]] = {
     "legacy": ("errors", "model", "wire"),
     "legacy.server": (*_BELOW_SERVER, "legacy"),
     "legacy.client": ("errors", "quiet", "files", "encryption", "model", "wire", "failure", "client", "legacy"),
-    # Looks at servers from outside. Used by the command, and by whoever tests a server of their own.
-    "doctor": ("errors", "model", "wire", "client"),
-    "cli": (*_EVERYTHING_SHIPPED, "doctor", PACKAGE),
+    "cli": (*_EVERYTHING_SHIPPED, PACKAGE),
     # `python -m mcp_tasks`: the command.
     "__main__": ("cli",),
     # Imported by nothing, so it may import what it likes.
@@ -115,7 +113,6 @@ SDK = frozenset(
         "legacy.server",
         "legacy.client",
         "cli",
-        "doctor",
         "testing",
     }
 )
@@ -272,7 +269,7 @@ class Blocker(importlib.abc.MetaPathFinder):
 sys.meta_path.insert(0, Blocker())
 for path in sorted(pathlib.Path(sys.argv[1]).rglob("*.py")):
     parts = path.relative_to(sys.argv[1]).with_suffix("").parts
-    if parts[0] in sys.argv[3].split(","):
+    if any(parts[: named.count("/") + 1] == tuple(named.split("/")) for named in sys.argv[3].split(",")):
         importlib.import_module(".".join(("mcp_tasks", *parts)).removesuffix(".__init__"))
 """
 
@@ -285,7 +282,7 @@ for path in sorted(pathlib.Path(sys.argv[1]).rglob("*.py")):
         ("mcp,mcp_types", "errors,model,stores,engines,runtime"),
         ("mcp,mcp_types,pydantic", "errors,model,stores,engines"),
         # What only the extra of the command line brings.
-        ("click,rich", "errors,model,protocol,client,doctor"),
+        ("click,rich", "errors,model,protocol,client,cli/doctor"),
     ],
     ids=["up to the protocol", "up to the runtime", "below the runtime", "doctor"],
 )

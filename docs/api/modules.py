@@ -6,7 +6,7 @@ PAGES = {
     "server": ("mcp_tasks", "mcp_tasks.server", "mcp_tasks.legacy.server"),
     "client": ("mcp_tasks.client",),
     "testing": ("mcp_tasks.testing",),
-    "doctor": ("mcp_tasks.doctor",),
+    "doctor": ("mcp_tasks.cli.doctor",),
     "stores": ("mcp_tasks.stores", "mcp_tasks.stores.sqlite", "mcp_tasks.stores.postgres", "mcp_tasks.stores.redis"),
     "engines": ("mcp_tasks.engines", "mcp_tasks.engines.procrastinate", "mcp_tasks.engines.docket"),
     "encryption": ("mcp_tasks.encryption",),
@@ -19,7 +19,7 @@ MODULES = tuple(module for modules in PAGES.values() for module in modules)
 AUDIENCES = {
     "Server authors": ("mcp_tasks", "mcp_tasks.server", "mcp_tasks.legacy.server"),
     "Client authors": ("mcp_tasks.client",),
-    "Testers": ("mcp_tasks.testing", "mcp_tasks.doctor"),
+    "Testers": ("mcp_tasks.testing", "mcp_tasks.cli.doctor"),
     "Those who choose stores and engines": (
         "mcp_tasks.stores.sqlite",
         "mcp_tasks.stores.postgres",

@@ -28,13 +28,7 @@ from harness.rpc import EVERYTHING, PATIENCE, Tasking, accept, request, text_of
 from harness.serving import ServerProcess
 from harness.stored import all_tasks, opened
 from harness.waiting import eventually
-from mcp_tasks.client import (
-    Patience,
-    TaskHandle,
-    TasksClient,
-    reconnecting_http,
-    start_task,
-)
+from mcp_tasks.client import Patience, TaskHandle, TasksClient, reconnecting_http, start_task
 from mcp_tasks.model import (
     InputRequest,
     InputRequested,

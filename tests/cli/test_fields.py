@@ -9,9 +9,12 @@ from typing import Any
 
 import pytest
 
+from mcp_tasks.cli.fields import read_words
+from mcp_tasks.cli.follow import Followed
 from mcp_tasks.cli.forms import read_arguments
+from mcp_tasks.cli.questions import Form, questions_of
 from mcp_tasks.cli.terminal import LineBoard, Problem
-from mcp_tasks.client import Followed, Form, LedgerEntry, questions_of, read_words
+from mcp_tasks.client import LedgerEntry
 from mcp_tasks.errors import BadValue
 from mcp_tasks.protocol.shapes import parse_task
 from tests.client.peer import task

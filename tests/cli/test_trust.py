@@ -15,9 +15,9 @@ import pytest
 from harness.ports import closed_port, listening, mcp_url, port_of
 from harness.processes import run
 from mcp_tasks.cli.forms import how_to_answer
+from mcp_tasks.cli.questions import Question, link_to
 from mcp_tasks.cli.terminal import command_line, one_line
 from mcp_tasks.client import Ledger
-from mcp_tasks.client.questions import Question, link_to
 from tests.cli import hostile_server
 from tests.cli.hostile_server import EVIL
 from tests.cli.running import Cli, Done

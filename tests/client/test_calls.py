@@ -28,7 +28,6 @@ from harness.server import CUSTOM_ERROR, QUICK, Desk, build
 from harness.waiting import eventually
 from mcp_tasks import Tasks
 from mcp_tasks.client import (
-    InvalidOption,
     Ledger,
     TaskFailed,
     TaskHandle,
@@ -41,7 +40,7 @@ from mcp_tasks.client import (
     resume_task,
     start_task,
 )
-from mcp_tasks.errors import InvalidDuration, TasksError, TaskWasCancelled, UnknownTask, UsageError
+from mcp_tasks.errors import InvalidDuration, InvalidOption, TasksError, TaskWasCancelled, UnknownTask, UsageError
 from mcp_tasks.model import Progress
 from mcp_tasks.stores import MemoryStore
 from tests.client.connecting import ANSWER, SHORT, Person, accepted, begin, connect, seen, text

@@ -20,28 +20,11 @@ from mcp.server.mcpserver import Context
 from harness.http import serving
 from harness.rpc import MODERN, PATIENCE
 from harness.server import CUSTOM_ERROR, Desk
-from mcp_tasks.client import (
-    Followed,
-    Follower,
-    Hooks,
-    Ledger,
-    LedgerEntry,
-    NoOpenQuestion,
-    Progress,
-    Question,
-    QuestionUnseen,
-    ServerUnreachable,
-    TaskSnapshot,
-    TaskStatus,
-    WaitTimedOut,
-    connect,
-    follow,
-    open_questions,
-    resume_task,
-    still_asked,
-)
-from mcp_tasks.client.servers import connector
-from mcp_tasks.errors import Fate, UnknownTask
+from mcp_tasks.cli.follow import Followed, Follower, Hooks, follow, open_questions, still_asked
+from mcp_tasks.cli.questions import Question
+from mcp_tasks.cli.servers import connect, connector
+from mcp_tasks.client import Ledger, LedgerEntry, Progress, TaskSnapshot, TaskStatus, WaitTimedOut, resume_task
+from mcp_tasks.errors import Fate, NoOpenQuestion, QuestionUnseen, ServerUnreachable, UnknownTask
 from tests.client.peer import (
     OUT_OF_ORDER,
     RELATED,

@@ -12,20 +12,17 @@ from typing import Any
 import httpx2
 import pytest
 
-from mcp_tasks.client import (
-    InvalidOption,
+from mcp_tasks.cli.known_servers import (
     KnownServer,
     KnownServers,
-    ServerAddress,
-    ServerUnreachable,
     check_token,
     is_in_the_clear,
     read_headers,
     read_token,
     secrets_of,
 )
-from mcp_tasks.client.servers import check_url
-from mcp_tasks.errors import InvalidServerFile, UnknownServer
+from mcp_tasks.cli.servers import ServerAddress, check_url
+from mcp_tasks.errors import InvalidOption, InvalidServerFile, ServerUnreachable, UnknownServer
 
 URL = "https://farm.example/mcp"
 
@@ -320,7 +317,7 @@ async def test_why_a_url_cannot_be_used_is_said(
     def take(**options: object) -> httpx2.AsyncClient:
         return client
 
-    monkeypatch.setattr("mcp_tasks.client.servers.httpx2.AsyncClient", take)
+    monkeypatch.setattr("mcp_tasks.cli.servers.httpx2.AsyncClient", take)
     found = await check_url("http://farm.example/mcp")
     assert isinstance(found, ServerUnreachable)
     assert found.what.removeprefix("http://farm.example/mcp ").startswith(what)

@@ -21,9 +21,9 @@ from harness.ports import closed_port, mcp_url
 from harness.rpc import LEGACY, MODERN, PATIENCE, hello, legacy_request, response
 from harness.server import Desk
 from harness.waiting import eventually
+from mcp_tasks.cli.servers import leaves
 from mcp_tasks.client import (
     CallLost,
-    InvalidOption,
     Patience,
     TaskHandle,
     TasksClient,
@@ -33,7 +33,7 @@ from mcp_tasks.client import (
     start_task,
 )
 from mcp_tasks.client.http import SESSION, RenewsSession
-from mcp_tasks.client.servers import leaves
+from mcp_tasks.errors import InvalidOption
 from tests.client.connecting import LONG, SHORT, Person, begin, connect, text
 from tests.client.peer import (
     ACK,

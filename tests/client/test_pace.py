@@ -17,17 +17,9 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import ElicitRequestParams, ElicitResult
 
 from harness.rpc import MODERN, PARSE_ERROR
-from mcp_tasks.client import (
-    Followed,
-    Follower,
-    Hooks,
-    Patience,
-    Question,
-    TaskHandle,
-    TaskStatus,
-    WaitTimedOut,
-    call_tool,
-)
+from mcp_tasks.cli.follow import Followed, Follower, Hooks
+from mcp_tasks.cli.questions import Question
+from mcp_tasks.client import Patience, TaskHandle, TaskStatus, WaitTimedOut, call_tool
 from mcp_tasks.client.poller import BACKSTOP, DEFAULT_INTERVAL, MOST_UNREADABLE, SHORTEST_INTERVAL, SOON, Poller
 from mcp_tasks.errors import InvalidDuration, InvalidResponse
 from mcp_tasks.protocol.shapes import parse_task

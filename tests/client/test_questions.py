@@ -28,7 +28,6 @@ from harness.rpc import INVALID_PARAMS, PATIENCE
 from harness.server import Desk
 from harness.waiting import eventually
 from mcp_tasks.client import (
-    InvalidOption,
     Ledger,
     QuestionUnanswered,
     TaskHandle,
@@ -41,7 +40,7 @@ from mcp_tasks.client import (
     resume_task,
     start_task,
 )
-from mcp_tasks.errors import InvalidResponse, StoreError, UsageError
+from mcp_tasks.errors import InvalidOption, InvalidResponse, StoreError, UsageError
 from mcp_tasks.model import TaskStatus
 from tests.client.connecting import ANSWER, SHORT, Person, accepted, begin, connect, text
 from tests.client.peer import (

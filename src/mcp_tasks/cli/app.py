@@ -53,8 +53,8 @@ def _explained(exc: BaseException) -> int:
     """Say what has gone wrong; gives the exit code."""
     from mcp.shared.exceptions import MCPError
 
+    from mcp_tasks.cli.servers import leaves
     from mcp_tasks.cli.terminal import Exit, Problem, problem_of
-    from mcp_tasks.client.servers import leaves
 
     if isinstance(exc, click.Abort | KeyboardInterrupt):
         click.echo(err=True)
@@ -111,8 +111,8 @@ def run(work: Coroutine[Any, Any, int]) -> int:
 
     The SDK's task groups wrap what is raised inside them; what was meant for the person is taken out again.
     """
+    from mcp_tasks.cli.servers import leaves
     from mcp_tasks.cli.terminal import Problem
-    from mcp_tasks.client.servers import leaves
 
     try:
         return asyncio.run(work)

@@ -18,6 +18,8 @@ from mcp.client.session import ElicitationFnT
 from mcp_types import Implementation
 
 from mcp_tasks import __version__
+from mcp_tasks.cli.follow import Seen, at_each
+from mcp_tasks.cli.known_servers import KnownServer, KnownServers
 from mcp_tasks.cli.options import (
     CONFIG,
     SECRETS,
@@ -31,11 +33,10 @@ from mcp_tasks.cli.options import (
     takes_options,
     warn,
 )
+from mcp_tasks.cli.servers import ServerAddress, ServerTasks, ask_through_the_task
+from mcp_tasks.cli.servers import connect as connect_to
 from mcp_tasks.cli.terminal import one_line, problem_of
-from mcp_tasks.client import KnownServer, KnownServers, Ledger, LedgerEntry, ServerTasks, TaskHandle, user_ledger
-from mcp_tasks.client import connect as connect_to
-from mcp_tasks.client.follow import Seen, at_each
-from mcp_tasks.client.servers import ServerAddress, ask_through_the_task
+from mcp_tasks.client import Ledger, LedgerEntry, TaskHandle, user_ledger
 from mcp_tasks.errors import Explained, InvalidServerFile
 
 # ---- names
@@ -225,7 +226,7 @@ class Chosen:
         return connect(tasks.server, access, named=tasks.named, ledger=self.ledger, elicit=elicit)
 
     async def at_each(self, act: Callable[[TaskHandle], Awaitable[T]], *, asks: bool = False) -> Seen[T]:
-        """Do something with each of them: see `mcp_tasks.client.follow.at_each`."""
+        """Do something with each of them: see `mcp_tasks.cli.follow.at_each`."""
         credentials = self.options.access.credentials
         return await at_each(self.entries, partial(self.connect, asks=asks), act, headers=credentials)
 

@@ -14,9 +14,11 @@ from rich.padding import Padding
 from rich.panel import Panel
 from rich.text import Text
 
+from mcp_tasks.cli.fields import Field, as_text, chosen_word, read_words
+from mcp_tasks.cli.questions import Form, Question
 from mcp_tasks.cli.terminal import Exit, Keyboard, Problem, clean, command_line, one_line
-from mcp_tasks.client import BadValue, Field, Form, Question, read_words, short_id
-from mcp_tasks.client.forms import as_text, chosen_word
+from mcp_tasks.client.ledger import short_id
+from mcp_tasks.errors import BadValue
 from mcp_tasks.model.json import JsonObject
 
 _QUIET: Final = "bright_black"

@@ -18,8 +18,12 @@ from rich.console import Console
 from rich.text import Text
 
 from mcp_tasks.cli.connection import Chosen
+from mcp_tasks.cli.fields import chosen_word
+from mcp_tasks.cli.follow import Followed, Follower, Hooks
 from mcp_tasks.cli.forms import ask, how_to_answer
 from mcp_tasks.cli.options import SECRETS, Access, Options, Waiting
+from mcp_tasks.cli.questions import Question, result_texts
+from mcp_tasks.cli.servers import ServerAddress
 from mcp_tasks.cli.terminal import (
     WHAT_BECAME,
     Board,
@@ -36,8 +40,8 @@ from mcp_tasks.cli.terminal import (
     problem_of,
     say,
 )
-from mcp_tasks.client import Followed, Follower, Hooks, LedgerEntry, Question, ServerAddress, result_texts, short_id
-from mcp_tasks.client.forms import chosen_word
+from mcp_tasks.client import LedgerEntry
+from mcp_tasks.client.ledger import short_id
 from mcp_tasks.model.json import JsonObject
 
 # ---- outcomes

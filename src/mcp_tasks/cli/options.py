@@ -17,10 +17,10 @@ from urllib.parse import urlsplit
 
 import click
 
-from mcp_tasks.client import OnAbandon, check_folder
-from mcp_tasks.client.known_servers import is_in_the_clear, read_headers, read_token, secrets_of
-from mcp_tasks.client.questions import Secrets
-from mcp_tasks.client.servers import Era
+from mcp_tasks.cli.known_servers import is_in_the_clear, read_headers, read_token, secrets_of
+from mcp_tasks.cli.questions import Secrets, check_folder
+from mcp_tasks.cli.servers import Era
+from mcp_tasks.client import OnAbandon
 from mcp_tasks.encryption import LEDGER_KEYS_VARIABLE
 from mcp_tasks.errors import InvalidDuration, InvalidOption
 from mcp_tasks.model.values import read_duration

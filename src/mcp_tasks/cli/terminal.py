@@ -33,11 +33,11 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from mcp_tasks import errors
+from mcp_tasks.cli.follow import COMPLETED_BADLY, Followed, TaskKey
 from mcp_tasks.cli.options import SECRETS
-from mcp_tasks.client import CallLost, Followed, LedgerEntry, Progress, short_id
+from mcp_tasks.client import CallLost, LedgerEntry, Progress
 from mcp_tasks.client.backend import ACCESS_REFUSED
-from mcp_tasks.client.follow import COMPLETED_BADLY, TaskKey
-from mcp_tasks.client.ledger import UNKNOWN, printable, printable_json
+from mcp_tasks.client.ledger import UNKNOWN, printable, printable_json, short_id
 from mcp_tasks.model.values import clock
 
 # ---- text

@@ -7,23 +7,19 @@ from typing import Any
 
 import pytest
 
-from mcp_tasks.client import (
-    AmbiguousAnswer,
-    BadValue,
+from mcp_tasks.cli.fields import describe_words, read_words
+from mcp_tasks.cli.questions import (
     Form,
-    NoOpenQuestion,
     Question,
     Secrets,
     answers_to,
     check_folder,
-    describe_words,
     questions_for,
     questions_of,
-    read_words,
     result_texts,
     save_files,
 )
-from mcp_tasks.errors import InvalidOption
+from mcp_tasks.errors import AmbiguousAnswer, BadValue, InvalidOption, NoOpenQuestion
 
 
 def question(**params: Any) -> Question:

@@ -12,8 +12,8 @@ from mcp.shared.message import SessionMessage
 from mcp_types import JSONRPCNotification, JSONRPCRequest
 
 from harness.rpc import error_response
+from mcp_tasks.cli.raw import HttpConnection, PipeConnection, Silence
 from mcp_tasks.client.backend import reply_to, request_message
-from mcp_tasks.client.raw import HttpConnection, PipeConnection, Silence
 from tests.unit.virtual_time import SIMULATED
 
 pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("anyio_backend", [SIMULATED])]

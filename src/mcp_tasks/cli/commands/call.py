@@ -18,6 +18,8 @@ from rich.text import Text
 from mcp_tasks.cli.commands.completion import task_ids, tool_names
 from mcp_tasks.cli.commands.tasks import wait_for
 from mcp_tasks.cli.connection import SERVER, Chosen, connect, name_of, takes_tasks
+from mcp_tasks.cli.fields import describe_words, fields_of
+from mcp_tasks.cli.follow import Followed, open_questions, still_asked
 from mcp_tasks.cli.forms import how_to_answer, read_arguments, read_known
 from mcp_tasks.cli.interactive import Attending, report, say_how_to_return
 from mcp_tasks.cli.options import (
@@ -32,6 +34,17 @@ from mcp_tasks.cli.options import (
     takes_waiting,
     taking,
 )
+from mcp_tasks.cli.questions import (
+    Question,
+    TaskSupport,
+    answers_to,
+    declares_tasks,
+    find_tool,
+    list_tools,
+    questions_for,
+    task_support,
+)
+from mcp_tasks.cli.servers import ServerAddress
 from mcp_tasks.cli.terminal import (
     Columns,
     Detached,
@@ -48,29 +61,9 @@ from mcp_tasks.cli.terminal import (
     say,
     stdout,
 )
-from mcp_tasks.client import (
-    Followed,
-    LedgerEntry,
-    Question,
-    QuestionUnseen,
-    ServerAddress,
-    TaskHandle,
-    TaskSupport,
-    WaitTimedOut,
-    answers_to,
-    describe_words,
-    fields_of,
-    find_tool,
-    list_tools,
-    open_questions,
-    questions_for,
-    short_id,
-    still_asked,
-    task_support,
-    user_ledger,
-)
-from mcp_tasks.client.questions import declares_tasks
-from mcp_tasks.errors import UsageError
+from mcp_tasks.client import LedgerEntry, TaskHandle, WaitTimedOut, user_ledger
+from mcp_tasks.client.ledger import short_id
+from mcp_tasks.errors import QuestionUnseen, UsageError
 
 
 @click.command()

@@ -18,7 +18,7 @@ from mcp_tasks.cli.terminal import Exit, one_line
 
 if TYPE_CHECKING:
     from mcp_tasks.cli.options import Access
-    from mcp_tasks.client.servers import ServerAddress
+    from mcp_tasks.cli.servers import ServerAddress
 
 _ZSH = "(( $+functions[compdef] )) || { autoload -Uz compinit && compinit }"
 """zsh completes nothing before this was done, and a new .zshrc does not do it."""
@@ -125,7 +125,7 @@ def _ledger_of(ctx: click.Context) -> Path:
 
 async def _ask(server: ServerAddress, access: Access) -> dict[str, str]:
     from mcp_tasks.cli.connection import connect
-    from mcp_tasks.client.questions import list_tools
+    from mcp_tasks.cli.questions import list_tools
 
     async with asyncio.timeout(LIMIT), connect(server, access) as client:
         tools = await list_tools(client)

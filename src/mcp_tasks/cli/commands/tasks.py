@@ -15,6 +15,7 @@ from rich.text import Text
 
 from mcp_tasks.cli.commands.completion import task_ids
 from mcp_tasks.cli.connection import Chosen, takes_server, takes_tasks
+from mcp_tasks.cli.follow import Followed
 from mcp_tasks.cli.forms import how_to_answer
 from mcp_tasks.cli.interactive import HOW_TO_SAVE, Attending, as_json, problem_in, report, with_files
 from mcp_tasks.cli.options import (
@@ -30,6 +31,8 @@ from mcp_tasks.cli.options import (
     takes_timeout,
     takes_waiting,
 )
+from mcp_tasks.cli.questions import result_texts
+from mcp_tasks.cli.servers import ServerAddress
 from mcp_tasks.cli.terminal import (
     Columns,
     Detached,
@@ -52,20 +55,8 @@ from mcp_tasks.cli.terminal import (
     status_of,
     stdout,
 )
-from mcp_tasks.client import (
-    Followed,
-    LedgerEntry,
-    ServerAddress,
-    TaskHandle,
-    TaskSnapshot,
-    TaskStatus,
-    WaitTimedOut,
-    result_texts,
-    short_id,
-    short_ids,
-    user_ledger,
-)
-from mcp_tasks.client.ledger import UNKNOWN
+from mcp_tasks.client import LedgerEntry, TaskHandle, TaskSnapshot, TaskStatus, WaitTimedOut, user_ledger
+from mcp_tasks.client.ledger import UNKNOWN, short_id, short_ids
 from mcp_tasks.errors import InvalidAddress, UnknownTask
 from mcp_tasks.model.values import ago, clock
 

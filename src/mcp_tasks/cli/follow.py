@@ -22,14 +22,8 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import INVALID_PARAMS, INVALID_REQUEST, ElicitRequestParams, ElicitResult, ErrorData
 from pydantic import BaseModel, ValidationError
 
-from mcp_tasks.client.answers import Budget
-from mcp_tasks.client.backend import is_transient
-from mcp_tasks.client.extension import resume_task, start_task
-from mcp_tasks.client.handle import OnAbandon, TaskHandle
-from mcp_tasks.client.ledger import UNKNOWN, Ledger, LedgerEntry, short_id
-from mcp_tasks.client.poller import CallLost
-from mcp_tasks.client.questions import Question, blocks_of, questions_of, save_files
-from mcp_tasks.client.servers import (
+from mcp_tasks.cli.questions import Question, blocks_of, questions_of, save_files
+from mcp_tasks.cli.servers import (
     Connector,
     Era,
     ServerAddress,
@@ -39,6 +33,12 @@ from mcp_tasks.client.servers import (
     connector,
     leaves,
 )
+from mcp_tasks.client.answers import Budget
+from mcp_tasks.client.backend import is_transient
+from mcp_tasks.client.extension import resume_task, start_task
+from mcp_tasks.client.handle import OnAbandon, TaskHandle
+from mcp_tasks.client.ledger import UNKNOWN, Ledger, LedgerEntry, short_id
+from mcp_tasks.client.poller import CallLost
 from mcp_tasks.errors import (
     Fate,
     InvalidAddress,

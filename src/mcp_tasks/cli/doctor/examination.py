@@ -16,11 +16,11 @@ from mcp.shared.inbound import mcp_param_headers, x_mcp_header_map
 from mcp_types import HEADER_MISMATCH, INVALID_PARAMS, METHOD_NOT_FOUND, MISSING_REQUIRED_CLIENT_CAPABILITY
 from mcp_types.version import LATEST_HANDSHAKE_VERSION, LATEST_MODERN_VERSION
 
-from mcp_tasks.client.questions import PAGE_LIMIT, unknown_tool
-from mcp_tasks.client.raw import ANSWER_TIMEOUT, LISTENING, RawConnection, Reply, Silence, connect_raw
-from mcp_tasks.client.servers import ServerAddress, leaves
-from mcp_tasks.doctor import report as shapes
-from mcp_tasks.doctor.report import CLIENT, Exam, Flaw, Report
+from mcp_tasks.cli.doctor import report as shapes
+from mcp_tasks.cli.doctor.report import CLIENT, Exam, Flaw, Report
+from mcp_tasks.cli.questions import PAGE_LIMIT, unknown_tool
+from mcp_tasks.cli.raw import ANSWER_TIMEOUT, LISTENING, RawConnection, Reply, Silence, connect_raw
+from mcp_tasks.cli.servers import ServerAddress, leaves
 from mcp_tasks.model.json import JsonObject, list_in, object_in
 from mcp_tasks.model.record import FINAL_STATUSES
 from mcp_tasks.protocol.shapes import EXTENSION_ID

@@ -21,7 +21,7 @@ from mcp_types import PaginatedRequestParams, Tool
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import ValidationError
 
-from mcp_tasks.client.forms import NO, YES, Field, as_text, chosen_word, field_lines, fields_of, keys_of, read_words
+from mcp_tasks.cli.fields import NO, YES, Field, as_text, chosen_word, field_lines, fields_of, keys_of, read_words
 from mcp_tasks.client.ledger import on_one_line, printable
 from mcp_tasks.errors import (
     AmbiguousAnswer,

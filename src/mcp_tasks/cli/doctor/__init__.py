@@ -4,7 +4,7 @@
 comes of it; `shapes` judges one task.
 """
 
-from mcp_tasks.doctor.examination import examine
-from mcp_tasks.doctor.report import Finding, Report, Verdict
+from mcp_tasks.cli.doctor.examination import examine
+from mcp_tasks.cli.doctor.report import Finding, Report, Verdict
 
 __all__ = ["Finding", "Report", "Verdict", "examine"]
