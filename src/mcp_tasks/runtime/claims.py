@@ -192,6 +192,7 @@ class Claims:
         self._calls: set[asyncio.Task[None]] = set()
         self._claiming: set[str] = set()
         self._asking: set[asyncio.Task[Any]] = set()
+        self.closed = False
         self._unconfirmed: BoundedDict[str, tuple[WriteId, float]] = BoundedDict(MAX_UNCONFIRMED)
         self._made: dict[str, tuple[TaskRecord, TaskRequest, ToolPolicy]] = {}
         self._crowded_out = CrowdedOut()
@@ -262,7 +263,7 @@ class Claims:
         request = request or await self._request_of(record)
         if request is None:
             return None
-        if not runtime.lease.is_valid:
+        if self.closed or not runtime.lease.is_valid:
             return None
         if not self._trials.may_start(record, policy):
             self._trials.turn_away(task_id)
@@ -374,7 +375,8 @@ class Claims:
             self._asking.discard(asking)
 
     async def give_up(self) -> None:
-        """Wait no longer for the answers to claims: the process stops."""
+        """Claim nothing more, and wait no longer for the answers to claims: the process stops."""
+        self.closed = True
         if given_up := set(self._asking):
             for task in given_up:
                 task.cancel()

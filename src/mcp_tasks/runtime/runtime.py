@@ -83,13 +83,14 @@ async def hand_over(runtime: TaskRuntime) -> None:
     The lease is kept meanwhile: a store that is slow may take longer than that to be told of every run.
     """
     try:
+        # First: a claim that succeeds from here on would begin a tool that nothing stops.
+        await runtime.claims.give_up()
         # Also those that end while the children of others do.
         runs = runtime.runs()
         await _end_children(runtime)
         for run in runs:
             await _interrupt(run)
         await runtime.engine.stop(runtime.settings.stop_timeout)
-        await runtime.claims.give_up()
         if runtime.claims.unconfirmed():
             await runtime.janitor.take_up()
         runtime.stop_keeping_lease()
@@ -262,7 +263,7 @@ class TaskRuntime:
             StoreError: The store cannot be used; the message says why.
         """
         await self.open()
-        self._open, self.draining_since = True, None
+        self._open, self.draining_since, self.claims.closed = True, None, False
         try:
             if self.runs_tools:
                 await self.lease.renew()

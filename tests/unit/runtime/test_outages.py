@@ -567,6 +567,34 @@ async def test_a_task_whose_claim_came_to_nothing_is_left_to_the_process_that_cl
         assert (record.worker, record.attempt, record.is_final) == ("another", 1, False)
 
 
+async def test_a_claim_that_succeeds_while_the_process_hands_over_its_runs_does_not_begin_the_tool() -> None:
+    store, entered = MeddledStore(), list[str]()
+
+    async def body(run: Run) -> Ending:
+        entered.append(run.record.id)
+        return await never_ending(run)
+
+    async def meddle(record: TaskRecord, **options: Any) -> None:
+        if record.id != second and record.worker is None:
+            await time_passes(2)
+        if record.id == second and record.worker is not None and not stopping.is_set():
+            raise StoreUnavailable("no answer", may_have_happened=True)
+
+    stopping, second = asyncio.Event(), ""
+    store.before["save"] = meddle
+    async with running(body, store=store, policy=RERUN, drain_timeout=timedelta(0)) as runtime:
+        first = await start(runtime)
+        second = (await create(runtime)).id
+        await runtime.engine.submit(second)
+        await time_passes(1)
+        stopping.set()
+    await time_passes(5)
+    assert entered == [first.id]
+    record = await store.get(second)
+    assert record is not None
+    assert record.worker is None
+
+
 # A failover to a replica that lags behind
 
 
