@@ -78,25 +78,14 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Literal
 
+from mcp_tasks._utils import short_id
+
 Fate = Literal["left", "cancelled", "not cancelled"]
 """What became of a task when its caller stopped waiting: it goes on, it was cancelled, or cancelling it failed."""
 
 
 DOCS = "https://mcp-tasks.github.io/mcp-tasks/latest/"
 """Where the documentation is, for messages and help: a page of it is `DOCS` and its file, like `cli.html`."""
-
-SHOWN_OF_AN_ID = 12
-"""Characters of a task's id that logs show: enough to find its lines, and far from enough to find the task."""
-
-
-def short_id(task_id: str) -> str:
-    """As much of a task's id as may be logged: whoever knows all of it may be able to see the task.
-
-    An id is what a server says it is, so what could not be printed is written in another way.
-    """
-    start = task_id[:SHOWN_OF_AN_ID]
-    shown = start if start.isascii() and start.isprintable() else ascii(start)[1:-1]
-    return shown if len(task_id) <= SHOWN_OF_AN_ID else f"{shown}…"
 
 
 class TasksError(Exception):

@@ -17,21 +17,17 @@ leaves the beginning of it.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import re
 import sys
 from types import TracebackType
-from typing import Any, Final, TypeAlias, TypeVar, cast
+from typing import Any, Final, TypeAlias, cast
 
-from mcp_tasks.errors import TasksError, short_id
+from mcp_tasks.errors import TasksError
 from mcp_tasks.model.json import legible
-
-__all__ = ["SECRETS", "get_logger", "quietly", "shielded", "short_id", "what"]
 
 SECRETS: Final = logging.getLogger("mcp_tasks.secrets")
 
-T = TypeVar("T")
 ExcInfo: TypeAlias = "tuple[type[BaseException], BaseException, TracebackType | None] | None"
 
 LONGEST_ARGUMENT: Final = 1_000
@@ -120,26 +116,6 @@ def what(exc: BaseException) -> str:
 def shows_secrets() -> bool:
     """Whether somebody has asked for it."""
     return SECRETS.level == logging.DEBUG
-
-
-async def shielded(future: asyncio.Future[T]) -> T:
-    """Wait for a future that goes on if the caller is cancelled.
-
-    For one that fails after that, `asyncio.shield` has the event loop log the exception with its message, from Python
-    3.14 on. Whoever began such work says what is to be said of its end.
-    """
-    try:
-        await asyncio.wait({future})
-    except asyncio.CancelledError:
-        future.add_done_callback(_seen)
-        raise
-    return future.result()
-
-
-def _seen(future: asyncio.Future[Any]) -> None:
-    """Nobody is left to be told, and the event loop need not be."""
-    if not future.cancelled():
-        future.exception()
 
 
 def _without_message(exc: BaseException, depth: int) -> BaseException:

@@ -17,7 +17,8 @@ from harness.processes import ROOT, python, run
 from harness.rpc import EVERYTHING, Tasking, accept
 from harness.server import QUICK, Desk, build
 from mcp_tasks import Tasks
-from mcp_tasks.errors import StoreUnavailable, short_id
+from mcp_tasks._utils import short_id
+from mcp_tasks.errors import StoreUnavailable
 from mcp_tasks.runtime.observers import Refusal, TaskAccess
 from mcp_tasks.stores.memory import MemoryStore
 from mcp_tasks.telemetry.audit import AuditLog

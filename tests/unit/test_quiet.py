@@ -18,6 +18,7 @@ import pytest
 
 import mcp_tasks
 from mcp_tasks import errors
+from mcp_tasks._utils import shielded, short_id
 from mcp_tasks.errors import (
     MissingExtra,
     RanTooLong,
@@ -30,9 +31,8 @@ from mcp_tasks.errors import (
     UnknownTask,
     VersionConflict,
     WaitTimedOut,
-    short_id,
 )
-from mcp_tasks.quiet import LONGEST_LINE, SECRETS, get_logger, quietly, shielded, what
+from mcp_tasks.quiet import LONGEST_LINE, SECRETS, get_logger, quietly, what
 
 PACKAGE = Path(mcp_tasks.__file__).parent
 SECRET = "hunter2"

@@ -15,6 +15,7 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import CallToolResult
 from pydantic import ValidationError
 
+from mcp_tasks._utils import short_id
 from mcp_tasks.client.answers import Answerer, Budget, Callbacks, Unanswered, Wake, first_of
 from mcp_tasks.client.backend import Mailbox, TaskPort, is_transient, is_unreadable, past_outage, plain_answers
 from mcp_tasks.client.ledger import TaskLedger
@@ -35,7 +36,7 @@ from mcp_tasks.model.json import JsonObject
 from mcp_tasks.model.record import Progress, TaskStatus
 from mcp_tasks.model.values import check_choice, seconds_of
 from mcp_tasks.protocol.shapes import TaskSnapshot
-from mcp_tasks.quiet import get_logger, short_id, what
+from mcp_tasks.quiet import get_logger, what
 
 # ---- order
 # Which of the states that come of a task is later than the one before: by its own time, as far as that can be.

@@ -14,11 +14,12 @@ from typing import Any, Final, Self, TypeAlias, cast
 from mcp.shared.exceptions import MCPError
 from mcp_types import CONNECTION_CLOSED
 
+from mcp_tasks._utils import short_id
 from mcp_tasks.errors import TasksError
 from mcp_tasks.model.limits import backoff
 from mcp_tasks.model.values import check_duration
 from mcp_tasks.protocol.shapes import TaskSnapshot
-from mcp_tasks.quiet import get_logger, short_id
+from mcp_tasks.quiet import get_logger
 
 DEFAULT_INTERVAL = 1.0
 """For a server that suggests no interval."""

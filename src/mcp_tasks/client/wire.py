@@ -48,8 +48,9 @@ from mcp_types import (
     RequestId,
 )
 
+from mcp_tasks._utils import short_id
 from mcp_tasks.client.backend import connection_closed, notification, reply_to, request_message, unreadable_answer
-from mcp_tasks.quiet import get_logger, quietly, short_id
+from mcp_tasks.quiet import get_logger, quietly
 
 logger: Final = get_logger(__name__)
 

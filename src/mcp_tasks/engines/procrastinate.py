@@ -31,13 +31,13 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg.sql import SQL, Identifier
 from psycopg_pool import AsyncConnectionPool
 
+from mcp_tasks._utils import shielded
 from mcp_tasks.engines.base import Abilities, Lane, Route, Serves
 from mcp_tasks.engines.local import DEFAULT_CONCURRENCY
 from mcp_tasks.engines.remote import Deliver, RemoteEngine
 from mcp_tasks.errors import StoreUnavailable, UsageError
 from mcp_tasks.model.limits import backoff
 from mcp_tasks.model.values import Statement, check_number, database_place
-from mcp_tasks.quiet import shielded
 
 __all__ = ["Pace", "ProcrastinateCarrier", "ProcrastinateEngine"]
 

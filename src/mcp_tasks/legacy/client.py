@@ -37,7 +37,7 @@ from mcp_types import (
     RequestId,
 )
 
-from mcp_tasks._utils import BoundedDict
+from mcp_tasks._utils import BoundedDict, shielded, short_id
 from mcp_tasks.errors import InvalidResponse, TasksError, UnknownTask, UsageError
 from mcp_tasks.failure import is_over_limit
 from mcp_tasks.legacy.shapes import (
@@ -58,7 +58,7 @@ from mcp_tasks.model.json import JsonObject
 from mcp_tasks.model.limits import backoff
 from mcp_tasks.model.record import Progress, TaskStatus
 from mcp_tasks.protocol.shapes import QUESTION_META_KEY, TaskSnapshot, milliseconds
-from mcp_tasks.quiet import get_logger, shielded, short_id, what
+from mcp_tasks.quiet import get_logger, what
 
 # ---- slots
 # Limits: on what a connection keeps open, and on what is kept of what a server says.

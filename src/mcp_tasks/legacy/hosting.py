@@ -37,7 +37,7 @@ from mcp_types import (
 from mcp_types.methods import parse_server_request
 from pydantic import ValidationError
 
-from mcp_tasks._utils import BoundedDict
+from mcp_tasks._utils import BoundedDict, shielded
 from mcp_tasks.encryption import Cipher
 from mcp_tasks.errors import InvalidOption, StoreError, StoreUnavailable, TasksError, UnknownTask
 from mcp_tasks.legacy.hosting_file import HostedFile
@@ -66,7 +66,7 @@ from mcp_tasks.model.machine import (
 from mcp_tasks.model.record import TaskRecord, TaskStatus
 from mcp_tasks.model.values import check_duration, check_number
 from mcp_tasks.protocol.shapes import QUESTION_META_KEY
-from mcp_tasks.quiet import get_logger, quietly, shielded
+from mcp_tasks.quiet import get_logger, quietly
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -288,23 +288,16 @@ class Relay:
 
     async def _follow(self, runtime: TaskRuntime, record: TaskRecord) -> TaskRecord | Exception | None:
         """The task once it has ended; None if it is gone. Nothing is raised: out of a group it would come wrapped."""
-        with runtime.hints.listen([record.id]) as hints:
-            while True:
-                try:
-                    seen = await runtime.store.get(record.id)
-                except TaskUnreadable as exc:
-                    return exc
-                except StoreError as exc:
-                    logger.debug("task %s… cannot be looked at now: %s", record.id[:12], exc)
-                else:
-                    if seen is None:
-                        return None
-                    self._questions.look(seen)
-                    if seen.is_final:
-                        return seen
-                # A hint may be lost; the store is the truth.
-                with anyio.move_on_after(runtime.settings.look_interval.total_seconds()):
-                    await anext(hints)
+
+        async def see(seen: TaskRecord) -> None:
+            self._questions.look(seen)
+
+        try:
+            return await runtime.follow(record.id, lambda seen: seen.is_final, see=see, patient=True)
+        except UnknownTask:
+            return None
+        except TaskUnreadable as exc:
+            return exc
 
 
 async def _until_left(exchange: Exchange, carrier: Carrier | None) -> None:
@@ -547,8 +540,8 @@ class Creation:
         """
         runtime = self._parts.runtime()
         try:
-            ended = await runtime.wait_until(record.id, _is_settled, ANNOUNCE_AFTER)
-        except StoreError as exc:
+            ended = await runtime.follow(record.id, _is_settled, timeout=ANNOUNCE_AFTER)
+        except (StoreError, UnknownTask) as exc:
             # The task is kept and may be running; to answer with an error now would have the client start it twice.
             logger.warning("task %s… is not waited for any longer: %s", record.id[:12], exc)
             return

@@ -274,7 +274,8 @@ async def until(
         left = deadline - anyio.current_time()
         if condition(record) or left <= 0:
             return record
-        await current.wait_until(record.id, condition, min(_LOOK_INTERVAL, timedelta(seconds=min(left, 60))))
+        timeout = min(_LOOK_INTERVAL, timedelta(seconds=min(left, 60)))
+        await current.follow(record.id, condition, timeout=timeout)
 
 
 async def send_input(

@@ -50,7 +50,7 @@ from typing import IO, Any, Final, TypeAlias, TypedDict, TypeVar, TypeVarTuple, 
 import anyio
 import anyio.to_thread
 
-from mcp_tasks.errors import short_id
+from mcp_tasks._utils import short_id
 from mcp_tasks.model.record import ChildProcess, TaskRecord
 from mcp_tasks.quiet import get_logger
 from mcp_tasks.runtime.lease import boot, is_gone, process_here, stat_of

@@ -14,7 +14,7 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from mcp_tasks._utils import BoundedDict
+from mcp_tasks._utils import BoundedDict, shielded
 from mcp_tasks.engines.base import ReservedSlot, ReservesSlots
 from mcp_tasks.errors import (
     KeyTaken,
@@ -28,7 +28,6 @@ from mcp_tasks.model.json import rough_size
 from mcp_tasks.model.limits import Limits, is_expired
 from mcp_tasks.model.machine import RunReleased, RunStarted
 from mcp_tasks.model.record import Actor, TaskRecord, TaskRequest
-from mcp_tasks.quiet import shielded
 from mcp_tasks.runtime.patience import until_available
 from mcp_tasks.runtime.policy import ToolPolicy
 from mcp_tasks.runtime.suspend import to_the_end

@@ -25,7 +25,7 @@ from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol, TypeAlias, get_args
 
-from mcp_tasks._utils import BoundedDict
+from mcp_tasks._utils import BoundedDict, short_id
 from mcp_tasks.errors import StoreError, TaskUnreadable
 from mcp_tasks.model.machine import (
     Event,
@@ -43,7 +43,7 @@ from mcp_tasks.model.machine import (
     TaskDeleted,
 )
 from mcp_tasks.model.record import Actor, TaskRecord, TaskRequest
-from mcp_tasks.quiet import get_logger, quietly, short_id, what
+from mcp_tasks.quiet import get_logger, quietly, what
 
 if TYPE_CHECKING:
     from mcp_tasks.runtime.run import Run

@@ -22,6 +22,7 @@ from weakref import proxy
 import anyio
 import anyio.lowlevel
 
+from mcp_tasks._utils import short_id
 from mcp_tasks.engines.base import Slot
 from mcp_tasks.errors import (
     ErrorTooLarge,
@@ -70,7 +71,7 @@ from mcp_tasks.model.record import (
     TaskStatus,
     WriteId,
 )
-from mcp_tasks.quiet import get_logger, quietly, short_id, what
+from mcp_tasks.quiet import get_logger, quietly, what
 from mcp_tasks.runtime.changes import Changes, LateWrites, Write, is_older
 from mcp_tasks.runtime.child_process import ProcessOptions, describe, end_orphans, kill_children, run_process
 from mcp_tasks.runtime.context import asking_now, current_run

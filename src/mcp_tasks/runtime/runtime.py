@@ -7,6 +7,7 @@ in the engine. This is what the rooms above call.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -14,8 +15,16 @@ from typing import Final
 
 import anyio
 
+from mcp_tasks._utils import short_id
 from mcp_tasks.engines.base import Engine, Slot
-from mcp_tasks.errors import AnswerRefused, StoreError, StoreUnavailable, VersionConflict
+from mcp_tasks.errors import (
+    AnswerRefused,
+    StoreError,
+    StoreUnavailable,
+    TaskUnreadable,
+    UnknownTask,
+    VersionConflict,
+)
 from mcp_tasks.model.json import JsonObject, JsonValue
 from mcp_tasks.model.limits import Limits
 from mcp_tasks.model.machine import InputAnswered, InputHosted, TaskAnnounced, TaskCancelled
@@ -47,6 +56,12 @@ logger: Final = get_logger(__name__)
 DRAIN_LOOK = 0.05
 """Seconds between two looks for runs that only wait, while the process stops."""
 
+
+FIRST_LOOK = 0.2
+"""Seconds that the store has for the first look at a task that is followed, also if there is no time left."""
+
+READ_AGAIN = 0.2
+"""Seconds until a followed task is read again after the store could not answer."""
 
 KILL_LIMIT = 1.0
 """Seconds that a shutdown waits for the kernel to end what was killed: only what cannot be interrupted takes longer."""
@@ -464,18 +479,55 @@ class TaskRuntime:
             # It will expire like any other.
             logger.debug("task %s… is not removed yet: %s", record.id[:12], exc)
 
-    async def wait_until(
-        self, task_id: str, condition: Callable[[TaskRecord], bool], timeout: timedelta
+    async def follow(
+        self,
+        task_id: str,
+        until: Callable[[TaskRecord], bool],
+        *,
+        timeout: timedelta | None = None,
+        see: Callable[[TaskRecord], Awaitable[None]] | None = None,
+        patient: bool = False,
     ) -> TaskRecord | None:
-        """The task once `condition` holds for it, or None if it does not within `timeout` (or the task is gone)."""
-        with self.hints.listen([task_id]) as hints, anyio.move_on_after(timeout.total_seconds()):
-            record = await self.store.get(task_id)
-            while record is not None and not condition(record):
-                with anyio.move_on_after(self.settings.look_interval.total_seconds()):
-                    # A hint may be lost; the store is the truth.
+        """The task once `until` holds for it; None if it does not within `timeout`.
+
+        It is read now, and again whenever it may have changed.
+
+        Args:
+            see: Called with each state that is read.
+            patient: Whether to ask the store again when it cannot answer.
+
+        Raises:
+            UnknownTask: The task is gone.
+            TaskUnreadable: Its row cannot be read.
+            StoreError: The store cannot answer, unless `patient`.
+        """
+        ends = math.inf if timeout is None else anyio.current_time() + timeout.total_seconds()
+        # Even without any time left, the first look has a moment.
+        first_look_ends = max(ends, anyio.current_time() + FIRST_LOOK)
+        with self.hints.listen([task_id]) as hints, anyio.CancelScope(deadline=first_look_ends) as scope:
+            while True:
+                pause = self.settings.look_interval.total_seconds()
+                try:
+                    record = await self.store.get(task_id)
+                except TaskUnreadable:
+                    raise
+                except StoreError as exc:
+                    if not patient:
+                        raise
+                    logger.debug("task %s cannot be read now: %s", short_id(task_id), exc)
+                    # Notifications do not arrive while the store is unavailable.
+                    pause = min(pause, READ_AGAIN)
+                else:
+                    if record is None:
+                        raise UnknownTask(task_id)
+                    if see is not None:
+                        await see(record)
+                    if until(record):
+                        return record
+                scope.deadline = ends
+                # A notification may be lost; the store is the truth.
+                with anyio.move_on_after(pause):
                     await anext(hints)
-                record = await self.store.get(task_id)
-            return record
         return None
 
     # Runs

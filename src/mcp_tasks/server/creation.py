@@ -47,6 +47,7 @@ from mcp_tasks.errors import (
     LimitExceeded,
     StoreError,
     StoreUnavailable,
+    UnknownTask,
     VersionConflict,
     WiringError,
 )
@@ -262,8 +263,8 @@ async def _wait(
 ) -> TaskRecord:
     """The task once the condition holds for it; as it was seen last, if that takes too long."""
     try:
-        return await runtime.wait_until(seen.id, condition, limit) or seen
-    except StoreError as exc:
+        return await runtime.follow(seen.id, condition, timeout=limit) or seen
+    except (StoreError, UnknownTask) as exc:
         # The task is kept and may be running; to answer with an error now would have the client start it twice.
         logger.warning("task %s… is not waited for any longer: %s", seen.id[:12], exc)
         return seen

@@ -19,16 +19,8 @@ from typing import Any, Final, TypeAlias
 
 import anyio
 
-from mcp_tasks.errors import (
-    SHOWN_OF_AN_ID,
-    KeySpent,
-    StoreUnavailable,
-    TaskExists,
-    TaskUnreadable,
-    UsageError,
-    VersionConflict,
-    short_id,
-)
+from mcp_tasks._utils import SHOWN_OF_AN_ID, short_id
+from mcp_tasks.errors import KeySpent, StoreUnavailable, TaskExists, TaskUnreadable, UsageError, VersionConflict
 from mcp_tasks.model.json import LARGE, is_large
 from mcp_tasks.model.record import OTHER_WRITES, JournalEntry, Outcome, TaskRecord, TaskRequest, TaskStatus
 from mcp_tasks.quiet import get_logger, quietly

@@ -23,6 +23,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
+from mcp_tasks._utils import short_id
 from mcp_tasks.errors import UntrustedFile, UsageError
 from mcp_tasks.files import open_private
 from mcp_tasks.model.json import valid_text
@@ -37,7 +38,7 @@ from mcp_tasks.model.machine import (
     TaskDeleted,
 )
 from mcp_tasks.model.record import Actor
-from mcp_tasks.quiet import get_logger, short_id
+from mcp_tasks.quiet import get_logger
 from mcp_tasks.runtime.observers import Refusal, TaskAccess, TaskChange, Verb, Wanted, Watcher
 
 # ---- audit file

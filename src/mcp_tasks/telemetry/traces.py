@@ -31,11 +31,10 @@ from opentelemetry.trace import (
 )
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from mcp_tasks._utils import BoundedDict
+from mcp_tasks._utils import BoundedDict, short_id
 from mcp_tasks.model.json import legible
 from mcp_tasks.model.machine import InputAnswered, InputRequested, InputWithdrawn
 from mcp_tasks.model.record import InputRequest, TaskRecord, TaskRequest, TaskStatus
-from mcp_tasks.quiet import short_id
 from mcp_tasks.runtime.observers import TaskChange, Wanted, Watcher
 from mcp_tasks.runtime.run import Run
 

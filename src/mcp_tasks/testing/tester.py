@@ -244,7 +244,7 @@ class TaskTester:
         return CallToolResult.model_validate({**body, **meta}, by_name=False)
 
     async def _until(self, task_id: str, condition: Callable[[TaskRecord], bool], what: str) -> TaskRecord:
-        record = await self.runtime.wait_until(task_id, lambda task: task.is_final or condition(task), LIMIT)
+        record = await self.runtime.follow(task_id, lambda task: task.is_final or condition(task), timeout=LIMIT)
         if record is None or not condition(record):
             now = await self.record(task_id)
             said = f": {now.status_message}" if now.status_message else ""
@@ -260,7 +260,7 @@ class TaskTester:
         with anyio.move_on_after(LIMIT.total_seconds()):
             quiet_since = anyio.current_time()
             while anyio.current_time() - quiet_since < UNANSWERED_FOR.total_seconds():
-                record = await self.runtime.wait_until(task_id, lambda task: task.is_final or _asks(task), LIMIT)
+                record = await self.runtime.follow(task_id, lambda task: task.is_final or _asks(task), timeout=LIMIT)
                 if record is None or record.is_final:
                     return
                 if record.inputs.outstanding != asked or task_id in self.runtime.at_work():

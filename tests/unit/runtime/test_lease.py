@@ -606,7 +606,7 @@ async def test_nothing_that_a_run_says_counts_once_its_task_is_anothers_or_has_e
         await settle()
         assert (one.has(task.id), given) == (False, [])
         finish.set()
-        ended = await other.wait_until(task.id, lambda record: record.is_final, timedelta(seconds=5))
+        ended = await other.follow(task.id, lambda record: record.is_final, timeout=timedelta(seconds=5))
         assert ended is not None
         ended = await finished(other, ended)
     assert (ended.result, ended.attempt) == ((None, 1) if has_ended else ({"value": "ok"}, 2))

@@ -138,7 +138,7 @@ ACTS: dict[str, Callable[[World, TaskRecord], Awaitable[Any]]] = {
     "list": lambda here, other: here.runtime.list(EVERYBODY),
     "outcome": lambda here, other: here.runtime.outcome(other.id),
     "cancel": lambda here, other: cancel(here.runtime, other),
-    "wait": lambda here, other: here.runtime.wait_until(other.id, lambda task: task.is_final, timedelta(minutes=1)),
+    "wait": lambda here, other: here.runtime.follow(other.id, lambda task: task.is_final, timeout=timedelta(minutes=1)),
 }
 
 

@@ -137,15 +137,16 @@ async def test_waiting_for_a_task_ends_with_its_condition_or_its_time_or_if_it_i
     store = MemoryStore()
     async with running(never_ending, store=store) as one, running(at_once, store=store, runs_tools=False) as other:
         task = await launch(one)
-        assert await one.wait_until(task.id, is_final, timedelta(milliseconds=10)) is None
-        waiting = asyncio.create_task(one.wait_until(task.id, is_final, HOUR))
+        assert await one.follow(task.id, is_final, timeout=timedelta(milliseconds=10)) is None
+        waiting = asyncio.create_task(one.follow(task.id, is_final, timeout=HOUR))
         await settle()
         await cancel(other, task)
         ended = await waiting
         assert ended is not None
         assert ended.status is TaskStatus.CANCELLED
-        assert await one.wait_until(task.id, is_final, HOUR) == ended
-        assert await one.wait_until("nobody", is_final, HOUR) is None
+        assert await one.follow(task.id, is_final, timeout=HOUR) == ended
+        with pytest.raises(UnknownTask):
+            await one.follow("nobody", is_final, timeout=HOUR)
 
 
 async def test_a_discarded_task_is_gone_and_discarding_it_twice_is_no_error() -> None:
@@ -166,7 +167,7 @@ async def test_a_process_that_runs_no_tools_answers_cancels_and_waits_for_those_
         answered, cancelled = [await until_asking(worker, await launch(worker)) for _ in range(2)]
         await answer(serving, answered, elicitation_1="yes")
         assert (await cancel(serving, cancelled)).status is TaskStatus.CANCELLED
-        ended = await serving.wait_until(answered.id, is_final, timedelta(seconds=5))
+        ended = await serving.follow(answered.id, is_final, timeout=timedelta(seconds=5))
         assert ended is not None
         assert (await finished(serving, ended)).result == {"value": "yes"}
 

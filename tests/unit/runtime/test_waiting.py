@@ -299,7 +299,7 @@ async def child(run: Run, runtime: TaskRuntime, name: str, **arguments: Any) -> 
     async def end() -> dict[str, Any]:
         record = None
         while record is None:
-            record = await runtime.wait_until(task_id, lambda task: task.is_final, timedelta(days=1))
+            record = await runtime.follow(task_id, lambda task: task.is_final, timeout=timedelta(days=1))
         return {"status": record.status.value}
 
     return lambda: run.children.wait(task_id, end)
