@@ -1,17 +1,15 @@
-"""Runs tools in this very process, a limited number at a time.
+"""Runs tools in this process, a limited number at a time.
 
-Ids wait in memory, in order. Losing them is harmless: the records are in the store as queued, and a sweep of any
-process submits them again. A process that is started without running tools keeps no ids at all, for the same reason.
+Ids wait in memory. Losing them is harmless: the records are in the store as queued, and a sweep of any process submits
+them again. A process that runs no tools keeps no ids at all, for the same reason.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
-from bisect import insort
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Set
-from dataclasses import dataclass, field
 from datetime import timedelta
 
 import anyio.to_thread
@@ -19,133 +17,66 @@ import anyio.to_thread
 from mcp_tasks.engines.base import ANYWHERE, EVERYTHING, Abilities, Execute, Lane, Route, Serves
 from mcp_tasks.model.values import check_number
 
-# ---- lanes
-# Ids in line for a slot: by priority, then in two lanes that take turns, in each of which owners take turns. Owners
-# who have their share of the slots are passed over while others are in line.
+DEFAULT_CONCURRENCY = 100
+"""Runs at a time. Most tools wait for something else to work; a CPU-bound one needs a smaller limit of its own."""
 
 
-class Lanes:
-    """Ids in line: the urgent first, new ones and those submitted again by turns. No id is in line twice."""
-
-    def __init__(self) -> None:
-        self._levels: dict[int, _Level] = {}
-        self._ids: set[str] = set()
-        self._counts: Counter[Lane] = Counter()
-        self.priorities: list[int] = []
-        """Those that have ids in line, the lowest first."""
-
-    def __len__(self) -> int:
-        return len(self._ids)
-
-    def count(self, lane: Lane) -> int:
-        """How many are in one lane."""
-        return self._counts[lane]
-
-    def put(self, task_id: str, lane: Lane, *, owner: str | None = None, priority: int = 0) -> None:
-        """Put an id at the end of the line of its owner, unless it is in line already."""
-        if task_id in self._ids:
-            return
-        self._ids.add(task_id)
-        self._counts[lane] += 1
-        if priority not in self._levels:
-            self._levels[priority] = _Level()
-            insort(self.priorities, priority)
-        self._levels[priority].lanes[lane].put(task_id, owner)
-
-    def take(self, passed_over: Set[str] = frozenset()) -> tuple[str, str | None]:
-        """Take the id whose turn it is, and whose it is: one of an owner that is not passed over, if there is any."""
-        found = self._find(passed_over) or self._find(frozenset())
-        if found is None:
-            raise IndexError("nobody is in line")
-        task_id, owner, lane = found
-        self._ids.remove(task_id)
-        self._counts[lane] -= 1
-        return task_id, owner
-
-    def _find(self, passed_over: Set[str]) -> tuple[str, str | None, Lane] | None:
-        for priority in reversed(self.priorities):
-            level = self._levels[priority]
-            found = level.take(passed_over)
-            if found is not None:
-                if level.is_empty:
-                    del self._levels[priority]
-                    self.priorities.remove(priority)
-                return found
-        return None
-
-    def clear(self) -> None:
-        """Forget every id."""
-        self._levels.clear()
-        self._ids.clear()
-        self._counts.clear()
-        self.priorities.clear()
-
-
-class _Owners:
-    """The ids of one lane, with owners that take turns: whoever had one goes to the end."""
+class Waitlist:
+    """Ids that wait for a slot, each once: by priority, then the lanes in turn, then the owners of a lane in turn."""
 
     def __init__(self) -> None:
-        # Not a dict: to find the first of one from which many were taken takes the longer the more there were.
-        self._lines: OrderedDict[str | None, deque[str]] = OrderedDict()
+        # The lane whose turn it is comes first, and so does the owner. OrderedDict, because finding the first key of a
+        # dict takes longer the more keys were removed before it.
+        self._levels: dict[int, OrderedDict[Lane, OrderedDict[str | None, deque[str]]]] = {}
+        self._ids: dict[Lane, set[str]] = {"new": set(), "again": set()}
 
     def __bool__(self) -> bool:
-        return bool(self._lines)
+        return bool(self._levels)
 
-    def put(self, task_id: str, owner: str | None) -> None:
-        self._lines.setdefault(owner, deque()).append(task_id)
+    def count(self, lane: Lane) -> int:
+        return len(self._ids[lane])
 
-    def take(self, passed_over: Set[str]) -> tuple[str, str | None] | None:
-        # As many steps as there are owners that have their share, at most, and one: these are few, by what a share is.
-        for owner in self._lines:
-            if owner not in passed_over:
-                line = self._lines.pop(owner)
-                task_id = line.popleft()
-                if line:
-                    self._lines[owner] = line
-                return task_id, owner
-        return None
+    def put(self, task_id: str, lane: Lane, *, owner: str | None = None, priority: int = 0) -> None:
+        """Put an id behind the others of its owner, unless it waits already."""
+        if any(task_id in ids for ids in self._ids.values()):
+            return
+        self._ids[lane].add(task_id)
+        level = self._levels.setdefault(priority, OrderedDict({"again": OrderedDict(), "new": OrderedDict()}))
+        level[lane].setdefault(owner, deque()).append(task_id)
 
+    def take(self, passed_over: Set[str]) -> tuple[str, str | None]:
+        """Take the next id, and its owner: one of an owner that is not passed over, if there is any."""
+        for skipped in (passed_over, frozenset[str]()):
+            for priority in sorted(self._levels, reverse=True):
+                for lane, owners in self._levels[priority].items():
+                    # Owners with their full share are few, by what a share is: this takes few steps.
+                    for owner in owners:
+                        if owner not in skipped:
+                            return self._pop(priority, lane, owner), owner
+        raise IndexError("no id waits")
 
-@dataclass(slots=True)
-class _Level:
-    """The ids of one priority."""
-
-    lanes: dict[Lane, _Owners] = field(default_factory=lambda: {"new": _Owners(), "again": _Owners()})
-    next_lane: Lane = "again"
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether nobody is in line."""
-        return not any(self.lanes.values())
-
-    def take(self, passed_over: Set[str]) -> tuple[str, str | None, Lane] | None:
-        """The id whose turn it is, its owner and its lane; None if all owners are passed over."""
-        for lane in (self.next_lane, _other(self.next_lane)):
-            taken = self.lanes[lane].take(passed_over)
-            if taken is not None:
-                self.next_lane = _other(lane)
-                return *taken, lane
-        return None
-
-
-def _other(lane: Lane) -> Lane:
-    return "new" if lane == "again" else "again"
-
-
-# ---- slots
-# Slots: the right to be at work, so many at a time.
+    def _pop(self, priority: int, lane: Lane, owner: str | None) -> str:
+        level = self._levels[priority]
+        ids = level[lane].pop(owner)
+        task_id = ids.popleft()
+        if ids:
+            level[lane][owner] = ids
+        level.move_to_end(lane)
+        if not any(level.values()):
+            del self._levels[priority]
+        self._ids[lane].remove(task_id)
+        return task_id
 
 
 class Slots:
-    """So many slots, and who waits for one.
+    """A number of slots, and the runs that wait to have theirs back.
 
     Args:
-        count: How many there are.
-        start_next: Starts the next task that has not begun, on a slot of these; False if none is in line.
-        share: The part of them that is one owner's share; None for all.
+        start_next: Starts the next waiting id on a slot that was taken for it; False if none waits.
+        share: The part of the slots that is one owner's share; None for all.
 
     Attributes:
-        sated: Owners who have their share, or more.
+        sated: Owners that have their share or more.
     """
 
     def __init__(self, count: int, start_next: Callable[[Slots], bool], share: float | None = None) -> None:
@@ -160,12 +91,11 @@ class Slots:
 
     @property
     def any_free(self) -> bool:
-        """Whether there is one that nobody has."""
         return self._free > 0
 
     @property
     def all_free(self) -> bool:
-        """Whether nothing is at work, or about to be."""
+        """Whether nothing runs, or is about to."""
         return self._free == self._count and not self._returning
 
     def acquire_now(self) -> bool:
@@ -190,44 +120,33 @@ class Slots:
                 self.release()
             raise
 
-    def held_by(self, owner: str | None) -> None:
-        """Take note that an owner's task has a slot. Those of nobody are of no owner."""
-        if owner is not None and self._share is not None:
-            self._held[owner] += 1
-            if self._held[owner] >= self._share:
-                self.sated.add(owner)
-
-    def let_go_by(self, owner: str | None) -> None:
-        """Take note that it has it no more."""
-        if owner is not None and self._share is not None:
-            self._held[owner] -= 1
-            if self._held[owner] < self._share:
-                self.sated.discard(owner)
-            if not self._held[owner]:
-                del self._held[owner]
+    def count_for(self, owner: str | None, by: int) -> None:
+        """Note that a task of the owner has a slot (1) or has it no more (-1)."""
+        if owner is None or self._share is None:
+            return
+        self._held[owner] += by
+        if self._held[owner] >= self._share:
+            self.sated.add(owner)
+        else:
+            self.sated.discard(owner)
+        if not self._held[owner]:
+            del self._held[owner]
 
     def release(self) -> None:
-        """Give a slot to whoever is next, or leave it free."""
+        """Give a slot to the next that waits, or leave it free."""
         self._free += 1
-        self.hand_out()
+        self.dispatch()
 
-    def hand_out(self) -> None:
-        """Give the free slots to those in line."""
+    def dispatch(self) -> None:
+        """Give the free slots to those that wait: returning runs and new ids in turn."""
         while self.acquire_now():
-            if not self._pass_on():
+            if self._returning_next and self._wake_next():
+                self._returning_next = False
+            elif self._start_next(self):
+                self._returning_next = True
+            elif not self._wake_next():
                 self._free += 1
                 return
-
-    def _pass_on(self) -> bool:
-        """Give a slot that was taken to the next in line; False if nobody is."""
-        # Whichever kind did not have the last one.
-        if self._returning_next and self._wake_next():
-            self._returning_next = False
-        elif self._start_next(self):
-            self._returning_next = True
-        else:
-            return self._wake_next()
-        return True
 
     def _wake_next(self) -> bool:
         while self._returning:
@@ -238,21 +157,27 @@ class Slots:
         return False
 
 
-class RunSlot:
-    """The slot of one run, which has it to begin with.
+class LocalSlot:
+    """A slot that was taken: reserved for a task that is being created, and then its run's.
 
     Args:
-        on_claimed: Called when the run says that the store knows who has the task.
-        owner: Whose task it is.
+        on_claimed: Called when the store knows who has the task.
     """
 
-    def __init__(self, slots: Slots, on_claimed: Callable[[], None] | None = None, owner: str | None = None) -> None:
+    def __init__(
+        self, engine: LocalEngine, slots: Slots, owner: str | None, on_claimed: Callable[[], None] | None = None
+    ) -> None:
+        self._engine = engine
         self._slots = slots
         self._owner = owner
-        slots.held_by(owner)
+        self._on_claimed = on_claimed
         self._acquired = True
         self._acquiring = asyncio.Lock()
-        self._on_claimed = on_claimed
+        slots.count_for(owner, 1)
+
+    def start(self, task_id: str) -> bool:
+        """Run the task now. False if nothing is started any more; the slot is then free again."""
+        return self._engine.begin(task_id, self)
 
     def claimed(self) -> None:
         """The store knows who has the task."""
@@ -263,21 +188,17 @@ class RunSlot:
         """Let another run have it."""
         if self._acquired:
             self._acquired = False
-            self._slots.let_go_by(self._owner)
+            self._slots.count_for(self._owner, -1)
             self._slots.release()
 
     async def acquire(self) -> None:
-        """Have it back."""
-        # Two branches of a tool may come back from their waits at once; they share one slot.
+        """Take it back."""
+        # Two branches of a tool may end their waits at once; they share one slot.
         async with self._acquiring:
             if not self._acquired:
                 await self._slots.acquire()
-                self._slots.held_by(self._owner)
+                self._slots.count_for(self._owner, 1)
                 self._acquired = True
-
-
-DEFAULT_CONCURRENCY = 100
-"""Runs at a time. Most tools wait for something else to work; a CPU-bound one wants its own, smaller limit."""
 
 
 class LocalEngine:
@@ -291,7 +212,7 @@ class LocalEngine:
         self._context = contextvars.copy_context()
         self._execute: Execute | None = None
         self._slots = Slots(concurrency, self._start_next)
-        self._lanes = Lanes()
+        self._waiting = Waitlist()
         self._running: dict[str, asyncio.Task[None]] = {}
         self._again: dict[str, tuple[str | None, int]] = {}
         self._in_line: set[asyncio.Timeout] = set()
@@ -302,37 +223,35 @@ class LocalEngine:
     @property
     def backlog(self) -> int:
         """How many ids of the lane `again` wait for a slot."""
-        return self._lanes.count("again")
+        return self._waiting.count("again")
 
     @property
     def has_room(self) -> bool:
-        """Whether a slot is free, and nobody in line for it."""
-        return self._execute is not None and not self._lanes and self._slots.any_free
+        """Whether a slot is free and no id waits for it."""
+        return self._execute is not None and not self._waiting and self._slots.any_free
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is in line, and whatever runs only waits."""
-        return self._slots.all_free and not self._lanes
+        """Whether no id waits, and all runs only wait."""
+        return self._slots.all_free and not self._waiting
 
     async def start(self, execute: Execute | None, serves: Serves = EVERYTHING) -> None:
-        """Begin to hand submitted ids to `execute`; None to run nothing here."""
-        # New slots: a run that an earlier life left behind gives its own back to that life.
+        """Begin to call `execute` for submitted ids; None to run nothing here."""
+        # New slots: a run that was left behind by an earlier start returns its slot there.
         self._slots = Slots(self.concurrency, self._start_next, serves.owner_share)
         self._running = {}
-        # Runs start in the context of the server's start, not of the request that happened to submit them: what
-        # only a live request has (its token, its trace) must not be there by luck the first time.
+        # Runs start in the context of the server's start, not of the request that happened to submit them: the token
+        # and the trace of a live request must not be visible by chance the first time.
         self._context = contextvars.copy_context()
         if execute is not None and self._execute is None:
-            # The SDK runs sync tools on anyio's shared threads. Adding as many as there can be runs keeps the
-            # original number for everyone else, so a hundred blocking tasks never delay a plain call.
+            # The SDK runs sync tools on anyio's shared threads. Adding one for each possible run keeps the original
+            # number for other work, so a hundred blocking tasks never delay a plain call.
             anyio.to_thread.current_default_thread_limiter().total_tokens += self.concurrency
         self._execute = execute
 
-    def reserve(self, owner: str | None = None) -> ReservedLocalSlot | None:
-        """A slot for a task that is about to be made, if one is free and nobody waits for it."""
-        if not self.has_room or not self._slots.acquire_now():
-            return None
-        return ReservedLocalSlot(self, self._slots, owner)
+    def reserve(self, owner: str | None = None) -> LocalSlot | None:
+        """A slot for a task that is about to be created, if one is free and no id waits for it."""
+        return LocalSlot(self, self._slots, owner) if self.has_room and self._slots.acquire_now() else None
 
     async def submit(
         self,
@@ -343,19 +262,16 @@ class LocalEngine:
         route: Route = ANYWHERE,
         delay: timedelta | None = None,
     ) -> None:
-        """Have the task run once there is a slot, and not before an earlier run of it has ended.
-
-        Where nothing is run, nothing is kept: the task is in the store, for a process that runs tools.
-        """
+        """Have the task run once there is a slot, and not before an earlier run of it has ended."""
         if self._execute is None:
             return
         if task_id in self._running:
-            # It is on its way out (it parks, say) and wanted back already. If it is not, there is nothing to be
-            # claimed when its turn comes, and that is all.
+            # It may be about to end (to suspend, for example) and wanted again already. If not, the second run finds
+            # nothing to claim.
             self._again[task_id] = owner, route.priority
         else:
-            self._lanes.put(task_id, lane, owner=owner, priority=route.priority)
-            self._slots.hand_out()
+            self._waiting.put(task_id, lane, owner=owner, priority=route.priority)
+            self._slots.dispatch()
 
     async def take(self, task_id: str, patience: float) -> bool:
         """Run a task whose id was carried here, if there is a slot for it within `patience` seconds.
@@ -371,11 +287,12 @@ class LocalEngine:
         if not await self._acquire(slots, patience):
             return False
         if task_id in self._running:
-            # Carried here twice, and the other one got its slot first. It looks at the store later than this one came.
+            # It was carried here twice, and the other one got its slot first. That run reads the store after this
+            # delivery arrived.
             slots.release()
             return True
         claimed = asyncio.Event()
-        if not self.begin(task_id, slots, claimed.set):
+        if not LocalSlot(self, slots, None, claimed.set).start(task_id):
             return False
         run, claiming = self._running[task_id], asyncio.create_task(claimed.wait())
         try:
@@ -385,7 +302,7 @@ class LocalEngine:
         return claimed.is_set()
 
     async def room(self) -> bool:
-        """Return when a slot is free for whoever comes next; False once nothing is started here any more."""
+        """Return when a slot is free; False once nothing is started here any more."""
         slots = self._slots
         if not await self._acquire(slots, None):
             return False
@@ -393,28 +310,28 @@ class LocalEngine:
         return True
 
     def close(self) -> None:
-        """Start nothing more. Who waits in line for a slot to start something is told so at once."""
+        """Start nothing more, and tell those that wait for a slot at once."""
         if self._execute is not None:
             self._execute = None
             anyio.to_thread.current_default_thread_limiter().total_tokens -= self.concurrency
-        self._lanes.clear()
+        self._waiting = Waitlist()
         self._again.clear()
         for patience in self._in_line:
             if not patience.expired():
                 patience.reschedule(0)
 
     async def drain(self, timeout: timedelta) -> None:
-        """Start nothing more, and give what runs up to `timeout` to end."""
+        """Start nothing more, and give runs up to `timeout` to end."""
         self.close()
         if self._running:
             await asyncio.wait(self._running.values(), timeout=timeout.total_seconds())
 
     async def stop(self, timeout: timedelta) -> None:
-        """Wait up to `timeout` for what was told to stop."""
+        """Wait up to `timeout` for runs that were told to stop."""
         await self.drain(timeout)
 
     async def _acquire(self, slots: Slots, patience: float | None) -> bool:
-        """Take a slot for what was carried here; False if there is none in time, or nothing is started any more."""
+        """Take a slot for a carried id; False if there is none in time, or nothing is started any more."""
         try:
             async with asyncio.timeout(patience) as limit:
                 self._in_line.add(limit)
@@ -429,33 +346,24 @@ class LocalEngine:
             return False
         return True
 
-    def begin(
-        self,
-        task_id: str,
-        slots: Slots,
-        on_claimed: Callable[[], None] | None = None,
-        owner: str | None = None,
-    ) -> bool:
-        """Start a run on a slot that was taken for it; False, and the slot is free again, if nothing is started."""
+    def begin(self, task_id: str, slot: LocalSlot) -> bool:
+        """Start a run on its slot; False, and the slot is free again, if nothing is started any more."""
         if self._execute is None:
-            slots.release()
+            slot.release()
             return False
         self._running[task_id] = asyncio.create_task(
-            self._run(task_id, self._execute, RunSlot(slots, on_claimed, owner)),
-            name=f"mcp-task-{task_id}",
-            context=self._context.copy(),
+            self._run(task_id, self._execute, slot), name=f"mcp-task-{task_id}", context=self._context.copy()
         )
         return True
 
     def _start_next(self, slots: Slots) -> bool:
-        """Start the next in line on a slot that was taken for it; False if there is none to start."""
-        # Slots of an earlier life come back from the runs it left behind, and start nothing in this one.
-        if slots is not self._slots or self._execute is None or not self._lanes:
+        # Runs that an earlier start left behind return their slots there, and start nothing now.
+        if slots is not self._slots or self._execute is None or not self._waiting:
             return False
-        task_id, owner = self._lanes.take(slots.sated)
-        return self.begin(task_id, slots, owner=owner)
+        task_id, owner = self._waiting.take(slots.sated)
+        return self.begin(task_id, LocalSlot(self, slots, owner))
 
-    async def _run(self, task_id: str, execute: Execute, slot: RunSlot) -> None:
+    async def _run(self, task_id: str, execute: Execute, slot: LocalSlot) -> None:
         running = self._running
         try:
             await execute(task_id, slot)
@@ -463,23 +371,6 @@ class LocalEngine:
             del running[task_id]
             if running is self._running and (wanted := self._again.pop(task_id, None)) is not None:
                 owner, priority = wanted
-                self._lanes.put(task_id, "again", owner=owner, priority=priority)
+                self._waiting.put(task_id, "again", owner=owner, priority=priority)
             slot.release()
-            self._slots.hand_out()
-
-
-class ReservedLocalSlot:
-    """A slot of a `LocalEngine` for a task that is being made."""
-
-    def __init__(self, engine: LocalEngine, slots: Slots, owner: str | None) -> None:
-        self._engine = engine
-        self._slots = slots
-        self._owner = owner
-
-    def start(self, task_id: str) -> bool:
-        """Run the task now. False if nothing is started any more; the slot is then free again."""
-        return self._engine.begin(task_id, self._slots, owner=self._owner)
-
-    def release(self) -> None:
-        """There is no such task after all."""
-        self._slots.release()
+            self._slots.dispatch()

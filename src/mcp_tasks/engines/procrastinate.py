@@ -1,9 +1,9 @@
 """Ids carried by Postgres, with procrastinate: a job is a row, which a worker fetches and deletes.
 
-The row can be written in the very transaction that writes the task (`ProcrastinateEngine.job`). Workers are woken by
-LISTEN and NOTIFY, and look for themselves once a second, which is also by how much a delay may be exceeded.
-procrastinate's own time-outs decide nothing: a job is done as soon as its task is claimed. What a worker had fetched
-and not claimed when it was killed is given to another once its heartbeat counts as lost.
+The row can be written in the transaction that writes the task (`ProcrastinateEngine.job`). Workers are woken by LISTEN
+and NOTIFY, and poll once a second, so a delay may be exceeded by as much. procrastinate's own time-outs decide nothing:
+a job is done as soon as its task is claimed. Jobs that a killed worker had fetched and not claimed go to another worker
+once the heartbeat counts as lost.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -41,21 +41,39 @@ from mcp_tasks.model.values import Statement, check_number, database_place
 
 __all__ = ["Pace", "ProcrastinateCarrier", "ProcrastinateEngine"]
 
-# ---- procrastinate schema
-# procrastinate's tables, in a schema of their own: made and brought up to date by whichever process comes first.
+RUN: Final = "mcp_tasks.run"
+UPKEEP: Final = "mcp_tasks.upkeep"
 
+NAME: Final = "mcp-tasks"
+"""The name of our workers."""
+
+HANDLERS = 20
+"""Ids that are being delivered at a time in one process: each waits for the store, not for the tool."""
+
+TRIES = 8
+"""How often an id that could not be taken is sent again. After that the sweeps find the task."""
+
+CONNECTIONS = 6
+"""Connections of one process to send with, and of one worker to take with."""
+
+PATIENCE = 5.0
+"""Seconds to wait for a connection."""
+
+
+# ---- schema
+# procrastinate's tables, in a schema of their own: created and brought up to date by the first process.
 
 SCHEMA: Final[LiteralString] = "mcp_tasks_jobs"
 
 _LOCK: Final = 0x6D63705F6A6F6273
-"""Whom processes that start at once wait for: a number that nobody else is likely to have chosen."""
+"""The lock of processes that start at once: a number that no other program is likely to use."""
 
 _TABLE: Final[LiteralString] = "mcp_tasks_migrations"
 _APPLIED: Final = Identifier(SCHEMA, _TABLE)
 
 
 async def prepare(connection: psycopg.AsyncConnection[Any]) -> None:
-    """Make the tables, or bring them up to date. Costs one look where there is nothing to do."""
+    """Create the tables, or bring them up to date. One query if there is nothing to do."""
     known = _migrations()
     if known.keys() <= await _applied(connection):
         return
@@ -65,35 +83,39 @@ async def prepare(connection: psycopg.AsyncConnection[Any]) -> None:
         missing = sorted(known.keys() - applied)
         if not missing:
             return
+        schema = Identifier(SCHEMA)
+        if not applied:
+            await connection.execute(SQL("CREATE SCHEMA IF NOT EXISTS {}").format(schema))
+        await connection.execute(SQL("SET LOCAL search_path TO {}").format(schema))
         if applied:
-            await _search_here(connection)
             for name in missing:
                 await connection.execute(known[name].read_bytes())
         else:
-            await _create(connection)
-        await _work_from_anywhere(connection)
+            await connection.execute(SchemaManager.get_schema())
+            await connection.execute(SQL("CREATE TABLE {} (name text PRIMARY KEY)").format(_APPLIED))
+        # A store in this database may write a job: its connections do not search for names in this schema.
+        await connection.execute(
+            f"ALTER FUNCTION {SCHEMA}.procrastinate_defer_jobs_v1({SCHEMA}.procrastinate_job_to_defer_v1[])"
+            f" SET search_path TO {SCHEMA}"
+        )
         note = SQL("INSERT INTO {} (name) SELECT unnest(%s::text[])").format(_APPLIED)
         await connection.execute(note, [missing])
 
 
 def _migrations() -> dict[str, Path]:
-    """What procrastinate has to bring older tables up to date, by name.
+    """procrastinate's migrations of older tables, by name.
 
-    Each release has migrations for before its code comes ("pre") and for after the older code has gone ("post"). The
-    newest "post" ones wait until there is a newer release: a fleet is rolled, and older workers are still at work.
+    Each release has migrations to run before its code ("pre") and after the older code has gone ("post"). The newest
+    "post" ones wait for a newer release: in a rolling update, older workers are still running.
     """
     files = {file.name: file for file in Path(SchemaManager.get_migrations_path()).glob("*.sql")}
-    newest = max(_release(name) for name in files)
-    return {name: file for name, file in files.items() if "_post_" not in name or _release(name) < newest}
-
-
-def _release(name: str) -> str:
-    return name.partition("_")[0]
+    newest = max(name.partition("_")[0] for name in files)
+    return {name: file for name, file in files.items() if "_post_" not in name or name.partition("_")[0] < newest}
 
 
 async def _applied(connection: psycopg.AsyncConnection[Any]) -> set[str]:
-    """Which migrations the tables have seen; none if there are no tables."""
-    # Not by `to_regclass`: having looked before it waited for another, it goes by what it saw then.
+    """The migrations that the tables have; none if there are no tables."""
+    # Not by `to_regclass`: having looked before it waited for another process, it would use its first result.
     look = "SELECT 1 FROM pg_catalog.pg_tables WHERE schemaname = %s AND tablename = %s"
     if await (await connection.execute(look, [SCHEMA, _TABLE])).fetchone() is None:
         return set()
@@ -101,40 +123,13 @@ async def _applied(connection: psycopg.AsyncConnection[Any]) -> set[str]:
     return {name for (name,) in rows}
 
 
-async def _create(connection: psycopg.AsyncConnection[Any]) -> None:
-    await connection.execute(SQL("CREATE SCHEMA IF NOT EXISTS {}").format(Identifier(SCHEMA)))
-    await _search_here(connection)
-    await connection.execute(SchemaManager.get_schema())
-    await connection.execute(SQL("CREATE TABLE {} (name text PRIMARY KEY)").format(_APPLIED))
-
-
-async def _search_here(connection: psycopg.AsyncConnection[Any]) -> None:
-    await connection.execute(SQL("SET LOCAL search_path TO {}").format(Identifier(SCHEMA)))
-
-
-async def _work_from_anywhere(connection: psycopg.AsyncConnection[Any]) -> None:
-    """Let a job be written by whoever keeps tasks in this database: its connections do not look for names here."""
-    await connection.execute(
-        f"ALTER FUNCTION {SCHEMA}.procrastinate_defer_jobs_v1({SCHEMA}.procrastinate_job_to_defer_v1[])"
-        f" SET search_path TO {SCHEMA}"
-    )
-
-
-# ---- procrastinate jobs
-# A task's id as a job of procrastinate: in which queue it stands, and how it is written.
-
-
-RUN: Final = "mcp_tasks.run"
-UPKEEP: Final = "mcp_tasks.upkeep"
-
-TRIES = 8
-"""How often an id is sent again that could not be taken. After that it is for the sweeps, which have more patience."""
+# ---- jobs
 
 _LARGEST: Final = 2**31 - 1
 """A priority is an integer of the database."""
 
-# The function is what procrastinate itself defers jobs with. Types are named because a row has no others to go by. A
-# delay is added to the clock of the database, which also decides when it is over: no machine's own clock takes part.
+# procrastinate's own function for jobs. Types are named because a row has no others. A delay is added to the clock of
+# the database, which also decides when it is over: no machine's own clock takes part.
 _DEFER: Final[LiteralString] = f"""
 SELECT {SCHEMA}.procrastinate_defer_jobs_v1(ARRAY[ROW(
     %(job_queue)s::varchar, %(job_name)s::varchar, %(job_priority)s::integer, NULL::text, NULL::text,
@@ -144,43 +139,16 @@ SELECT {SCHEMA}.procrastinate_defer_jobs_v1(ARRAY[ROW(
 
 
 def queue_of(namespace: str, queue: str, tool: str | None) -> str:
-    """The queue of a route. Names that people chose are cut short: a channel of Postgres has 63 bytes, of which
-    procrastinate takes 23."""
+    """procrastinate's queue for a route. Names are cut: a channel of Postgres has 63 bytes, of which procrastinate
+    takes 23."""
     whole = json.dumps([namespace, queue, tool]).encode()
     words = re.sub(r"[^A-Za-z0-9_]+", "-", queue if tool is None else f"{queue}-{tool}")
     return f"{words[:23]}.{hashlib.sha256(whole).hexdigest()[:16]}"
 
 
-def queues_of(serves: Serves) -> Sequence[str]:
-    """The queues that a worker takes from."""
-    return [queue_of(serves.namespace, queue, tool) for queue, tool in serves.routes()]
-
-
-def job_of(task_id: str, *, route: Route, namespace: str, delay: timedelta | None) -> dict[str, Any]:
-    """What has a worker of the route run the task, after a delay if there is one."""
-    return _job(queue_of(namespace, route.queue, route.tool), _priority(route), delay, task_id=task_id)
-
-
-def again(job: Job, tries: int, *, at_once: bool) -> dict[str, Any] | None:
-    """The job once more; None if it was tried often enough."""
-    if tries >= TRIES:
-        return None
-    pause = None if at_once else backoff(tries, base=timedelta(milliseconds=200), limit=timedelta(seconds=10))
-    return _job(job.queue, job.priority, pause, **{**job.task_kwargs, "tries": tries + 1})
-
-
-async def defer(connector: PsycopgConnector, job: dict[str, Any]) -> None:
-    """Write a job.
-
-    Raises:
-        ConnectorException: The database cannot be reached.
-    """
-    await connector.execute_query_async(_DEFER, **job)
-
-
-def written(task_id: str, *, route: Route, namespace: str, place: str) -> Statement:
-    """A job as a statement, for somebody else's transaction."""
-    return Statement(place=place, text=_DEFER, values=job_of(task_id, route=route, namespace=namespace, delay=None))
+def _job_of(task_id: str, route: Route, namespace: str, delay: timedelta | None) -> dict[str, Any]:
+    priority = max(-_LARGEST, min(route.priority, _LARGEST))
+    return _job(queue_of(namespace, route.queue, route.tool), priority, delay, task_id=task_id)
 
 
 def _job(queue: str, priority: int, delay: timedelta | None, **arguments: Any) -> dict[str, Any]:
@@ -193,17 +161,8 @@ def _job(queue: str, priority: int, delay: timedelta | None, **arguments: Any) -
     }
 
 
-def _priority(route: Route) -> int:
-    return max(-_LARGEST, min(route.priority, _LARGEST))
-
-
-# ---- procrastinate quiet
-# procrastinate and its pools, without what they say about themselves: our ids are no work of their own, and the tasks
-# they stand for are told of elsewhere.
-
-
-NAME: Final = "mcp-tasks"
-"""Of our workers."""
+# ---- procrastinate's logs
+# Ids are no work of their own, and their tasks are logged elsewhere: only unexpected errors pass.
 
 _LOGGERS: Final = ("app", "blueprints", "jobs", "manager", "periodic", "psycopg_connector", "tasks", "utils", "worker")
 
@@ -212,7 +171,7 @@ _is_ours: ContextVar[bool] = ContextVar("mcp_tasks_procrastinate", default=False
 
 @contextmanager
 def quiet() -> Generator[None]:
-    """In the block, and in whatever is started there, procrastinate is quiet."""
+    """In this block, and in everything that is started there, procrastinate is silent."""
     token = _is_ours.set(True)
     try:
         yield
@@ -221,10 +180,10 @@ def quiet() -> Generator[None]:
 
 
 class _Quiet(logging.Filter):
-    """Decides what is let through of what procrastinate logs."""
+    """Decides which log records of procrastinate and its pools pass."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether it is."""
+        """Whether this one does."""
         if not _is_ours.get():
             return True
         error = record.exc_info[1] if record.exc_info else None
@@ -238,22 +197,17 @@ for _name in ("psycopg.pool", *(f"procrastinate.{_part}" for _part in (*_LOGGERS
     logging.getLogger(_name).addFilter(_QUIET)
 
 
-# ---- procrastinate worker
-# A worker of procrastinate that hands ids to the slots of this process.
-
-
-HANDLERS = 20
-"""Ids that are being delivered at a time in one process: each waits for the store, not for the tool."""
+# ---- the worker
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pace:
-    """How often workers look, and when one counts as dead.
+    """How often workers poll, and when a worker counts as dead.
 
     Attributes:
-        poll: Between two looks for jobs that no notification told of: delayed ones, above all.
-        heartbeat: Between two signs of life of a worker.
-        dead: Without one for so long, a worker counts as dead, and another is given what it had fetched.
+        poll: Between two polls for jobs that had no notification: delayed ones, above all.
+        heartbeat: Between two heartbeats of a worker.
+        dead: Without a heartbeat for so long, a worker counts as dead, and its fetched jobs go to another.
     """
 
     poll: timedelta = timedelta(seconds=1)
@@ -262,7 +216,7 @@ class Pace:
 
 
 class Worker:
-    """Takes jobs from queues, as there is room, and hands their ids on."""
+    """Takes jobs from queues while there is room, and delivers their ids."""
 
     def __init__(self, connector: PsycopgConnector, deliver: Deliver, pace: Pace) -> None:
         self._pace = pace
@@ -270,16 +224,33 @@ class Worker:
         self._connector = connector
         self._manager = _RoomFirst(connector, deliver)
         self._leaving = False
-        self._app = _App(connector, self._manager)
+        self._app = App(connector=connector)
+        self._app.job_manager = self._manager
         self._app.task(name=RUN, pass_context=True)(self._run)
-        # Besides what it does, it keeps procrastinate watching its own listener and heartbeat, which it stops doing
-        # where nothing is periodic: https://github.com/procrastinate-org/procrastinate/issues/1597
+        # Without a periodic task, procrastinate stops watching its listener and its heartbeat:
+        # https://github.com/procrastinate-org/procrastinate/issues/1597
         upkeep = self._app.task(name=UPKEEP, queue=UPKEEP, queueing_lock=UPKEEP)(self._rescue)
         self._app.periodic(cron=f"* * * * * */{max(1, min(int(pace.dead.total_seconds()), 59))}")(upkeep)
 
     async def work(self, queues: Iterable[str]) -> None:
-        """Take jobs until cancelled; then let go of those that have not been taken."""
-        worker = asyncio.create_task(self._work([*queues, UPKEEP]), name="mcp-tasks-procrastinate")
+        """Take jobs until cancelled; then give back those that have not been taken."""
+        worker = asyncio.create_task(
+            self._app.run_worker_async(
+                queues=[*queues, UPKEEP],
+                name=NAME,
+                concurrency=HANDLERS,
+                delete_jobs="always",
+                # The server handles signals.
+                install_signal_handlers=False,
+                fetch_job_polling_interval=self._pace.poll.total_seconds(),
+                # Jobs are never aborted: a task is cancelled in the store.
+                abort_job_polling_interval=3600.0,
+                update_heartbeat_interval=self._pace.heartbeat.total_seconds(),
+                stalled_worker_timeout=self._pace.dead.total_seconds(),
+                shutdown_graceful_timeout=2.0,
+            ),
+            name="mcp-tasks-procrastinate",
+        )
         try:
             await shielded(worker)
         except asyncio.CancelledError:
@@ -289,56 +260,35 @@ class Worker:
             await asyncio.wait({worker})
             raise
 
-    async def _work(self, queues: Iterable[str]) -> None:
-        await self._app.run_worker_async(
-            queues=queues,
-            name=NAME,
-            concurrency=HANDLERS,
-            delete_jobs="always",
-            # Signals are the server's.
-            install_signal_handlers=False,
-            fetch_job_polling_interval=self._pace.poll.total_seconds(),
-            # Nobody asks for a job to be aborted: a task is cancelled in the store.
-            abort_job_polling_interval=3600.0,
-            update_heartbeat_interval=self._pace.heartbeat.total_seconds(),
-            stalled_worker_timeout=self._pace.dead.total_seconds(),
-            shutdown_graceful_timeout=2.0,
-        )
-
     async def _run(self, context: JobContext, task_id: str, tries: int = 0) -> None:
-        """One job: it is done when the task is claimed, or need not be."""
+        """One job. It is done when the task is claimed, or need not be; otherwise the id is sent again."""
+        has_arrived = False
         try:
             has_arrived = await self._deliver(task_id)
-        except asyncio.CancelledError:
-            # Its time to leave is over. The run may have begun; that it has is for others to find.
-            await self._send_again(context.job, tries)
-            raise
-        if not has_arrived:
-            await self._send_again(context.job, tries)
-
-    async def _send_again(self, job: Job, tries: int) -> None:
-        if (next_job := again(job, tries, at_once=self._leaving)) is not None:
-            await defer(self._connector, next_job)
+        finally:
+            # Also when the time to stop is over: the run may have begun, and the next worker will see that.
+            if not has_arrived and tries < TRIES:
+                base, limit = timedelta(milliseconds=200), timedelta(seconds=10)
+                pause = None if self._leaving else backoff(tries, base=base, limit=limit)
+                job = context.job
+                await _defer(self._connector, _job(job.queue, job.priority, pause, task_id=task_id, tries=tries + 1))
 
     async def _rescue(self, timestamp: int) -> None:
-        """Give to others what dead workers had fetched. A task that was claimed is found to be, and that is all."""
+        """Give the jobs of dead workers to others. The run of a task that was claimed finds that out."""
         dead = self._pace.dead.total_seconds()
-        # Whatever fails has its turn the next time: its worker has come back, say, or another one was quicker.
+        # After a failure it is tried the next time: the worker has come back, or another one was faster.
         with suppress(ConnectorException):
             await self._manager.prune_stalled_workers(dead)
             for job in await self._manager.get_stalled_jobs(seconds_since_heartbeat=dead):
                 with suppress(ConnectorException):
-                    await self._rescue_job(job)
-
-    async def _rescue_job(self, job: Job) -> None:
-        if job.task_name == RUN and job.attempts < TRIES:
-            await self._manager.retry_job(job)
-        else:
-            await self._manager.finish_job(job, status=Status.FAILED, delete_job=True)
+                    if job.task_name == RUN and job.attempts < TRIES:
+                        await self._manager.retry_job(job)
+                    else:
+                        await self._manager.finish_job(job, status=Status.FAILED, delete_job=True)
 
 
 class _RoomFirst(JobManager):
-    """Fetches a job only when there is a slot for it: what would only wait here is left to other workers."""
+    """Fetches a job only when there is a slot for it: otherwise it is left to other workers."""
 
     def __init__(self, connector: PsycopgConnector, deliver: Deliver) -> None:
         super().__init__(connector)
@@ -357,40 +307,26 @@ class _RoomFirst(JobManager):
         return await super().fetch_job(queues, worker_id) if has_room else None
 
     async def finish_job(self, job: Job, status: Status, delete_job: bool) -> None:
-        """Delete the job, if that can be done now. Otherwise it is found when this worker has ended."""
+        """Delete the job, if that is possible now. Otherwise it is found when this worker has ended."""
         try:
             await super().finish_job(job, status, delete_job)
         except ConnectorException:
-            # Once more: most likely the connection was lost, and others are there.
+            # Once more: most likely this connection was lost, and others work.
             with suppress(ConnectorException):
                 await super().finish_job(job, status, delete_job)
 
     def leave(self) -> None:
-        """Wait for room no longer."""
+        """Stop waiting for room."""
         if self._wait is not None and not self._wait.expired():
             self._wait.reschedule(0)
-
-
-class _App(App):
-    """An app whose jobs are managed by ours."""
-
-    def __init__(self, connector: PsycopgConnector, manager: JobManager) -> None:
-        super().__init__(connector=connector)
-        self.job_manager = manager
 
 
 Pool: TypeAlias = AsyncConnectionPool[psycopg.AsyncConnection[Any]]
 
 _SETTINGS: Final = {"search_path": SCHEMA, "plan_cache_mode": "force_custom_plan"}
-"""Of every connection, whatever the URL says of them."""
+"""The settings of every connection, whatever the URL says of them."""
 
 _SET: Final = "SELECT set_config(name, value, false) FROM unnest(%s::text[], %s::text[]) AS settings (name, value)"
-
-CONNECTIONS = 6
-"""Of one process to send with, and as many to take with."""
-
-PATIENCE = 5.0
-"""Seconds to wait for a connection."""
 
 
 class ProcrastinateCarrier:
@@ -400,7 +336,7 @@ class ProcrastinateCarrier:
         url: The database, `postgresql://…`. Jobs are kept there in a schema of their own, `mcp_tasks_jobs`.
         connections: How many connections a process has at most to send ids with, and a worker to take them with. A
             worker has one more, which listens.
-        pace: How often workers look.
+        pace: How often workers poll.
     """
 
     abilities: Abilities = Abilities(remote=True, delay=True, priority=True)
@@ -418,17 +354,17 @@ class ProcrastinateCarrier:
         return f"ProcrastinateCarrier({self.place!r})"
 
     async def open(self, namespace: str) -> None:
-        """Connect, and make the tables if they are not there.
+        """Connect, and create the tables if they are not there.
 
         Raises:
-            StoreUnavailable: The database cannot be reached, or does not let us make the tables.
+            StoreUnavailable: The database cannot be reached, or does not let us create the tables.
         """
         self._namespace = namespace
         if self._pool is not None:
             return
         pool = self._new_pool()
         try:
-            # By itself first: a pool tries again for long, and keeps to itself why it cannot connect.
+            # Without the pool first: a pool tries for long, and does not say why it cannot connect.
             async with await psycopg.AsyncConnection.connect(**self._parameters, autocommit=True) as connection:
                 await prepare(connection)
             with quiet():
@@ -441,19 +377,28 @@ class ProcrastinateCarrier:
             ) from exc
         except psycopg.Error as exc:
             await pool.close()
-            raise StoreUnavailable(f"the jobs in {self.place} cannot be reached: {exc}") from exc
+            raise self._unavailable(exc) from exc
         self._pool = pool
 
     async def send(self, task_id: str, *, route: Route, lane: Lane, delay: timedelta | None) -> None:
-        """Write the job. Those of both lanes stand in one line, so neither keeps the other from running.
+        """Write the job. Both lanes share one queue, so neither blocks the other.
 
         Raises:
             StoreUnavailable: The database cannot be reached.
         """
-        pool, job = self._opened(), job_of(task_id, route=route, namespace=self._namespace, delay=delay)
+        if (pool := self._pool) is None:
+            raise StoreUnavailable(f"the jobs in {self.place} cannot be reached: the engine is not started")
+        job = _job_of(task_id, route, self._namespace, delay)
         try:
             with quiet():
-                await _defer(pool, job)
+                connector = await _connector(pool)
+                try:
+                    await _defer(connector, job)
+                except ConnectorException:
+                    # After a restart of the database, old connections fail, and only a check of each finds them. An
+                    # id that is carried twice is harmless.
+                    await pool.check()
+                    await _defer(connector, job)
         except ConnectorException as exc:
             raise self._unavailable(exc) from exc
 
@@ -463,43 +408,36 @@ class ProcrastinateCarrier:
         Raises:
             StoreUnavailable: The database cannot be reached any more.
         """
+        queues = [queue_of(serves.namespace, queue, tool) for queue, tool in serves.routes()]
         with quiet():
-            await self._take(deliver, serves)
-
-    async def _take(self, deliver: Deliver, serves: Serves) -> None:
-        await self._look()
-        # That a job was fetched, or is done, need not survive a crash of the database: it is brought once more then,
-        # and its task found to be claimed. So nobody waits for the disk.
-        async with self._new_pool(synchronous_commit="off") as pool:
-            worker = Worker(await _connector(pool), deliver, self._pace)
             try:
-                await worker.work(queues_of(serves))
-            except ConnectorException as exc:
+                # First of all, because a pool tries for so long that the engine would count as taking.
+                await (await psycopg.AsyncConnection.connect(**self._parameters)).close()
+            except psycopg.Error as exc:
                 raise self._unavailable(exc) from exc
-
-    async def _look(self) -> None:
-        """See that the database is there.
-
-        If it is not, that is known at once: a pool goes on trying for so long that the engine would count as taking.
-        """
-        try:
-            await (await psycopg.AsyncConnection.connect(**self._parameters)).close()
-        except psycopg.Error as exc:
-            raise self._unavailable(exc) from exc
+            # That a job was fetched, or is done, need not survive a crash of the database: the job is then delivered
+            # once more, and its task is found claimed. So these commits do not wait for the disk.
+            async with self._new_pool(synchronous_commit="off") as pool:
+                worker = Worker(await _connector(pool), deliver, self._pace)
+                try:
+                    await worker.work(queues)
+                except ConnectorException as exc:
+                    raise self._unavailable(exc) from exc
 
     async def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         pool, self._pool = self._pool, None
         if pool is not None:
             await pool.close(timeout=PATIENCE)
 
     def _new_pool(self, **settings: str) -> Pool:
+        every = {**_SETTINGS, **settings}
+
         async def configure(connection: psycopg.AsyncConnection[Any]) -> None:
-            # One round trip for each statement, where a transaction would take three.
+            # One round trip for each statement; a transaction would take three.
             await connection.set_autocommit(True)
             # Not among the parameters of the connection: poolers refuse those or leave them out.
-            all_of_them = {**_SETTINGS, **settings}
-            await connection.execute(_SET, [list(all_of_them), list(all_of_them.values())])
+            await connection.execute(_SET, [list(every), list(every.values())])
 
         return AsyncConnectionPool(
             kwargs=self._parameters,
@@ -510,11 +448,6 @@ class ProcrastinateCarrier:
             open=False,
             name="mcp-tasks-jobs",
         )
-
-    def _opened(self) -> Pool:
-        if self._pool is None:
-            raise StoreUnavailable(f"the jobs in {self.place} cannot be reached: the engine is not started")
-        return self._pool
 
     def _unavailable(self, exc: ConnectorException | psycopg.Error) -> StoreUnavailable:
         return StoreUnavailable(f"the jobs in {self.place} cannot be reached: {exc.__cause__ or exc}")
@@ -528,7 +461,7 @@ class ProcrastinateEngine(RemoteEngine):
         concurrency: How many tools run in this process at a time; runs waiting for input don't count.
         connections: How many connections a process has at most to send ids with, and a worker to take them with. A
             worker has one more, which listens.
-        pace: How often workers look.
+        pace: How often workers poll.
     """
 
     def __init__(
@@ -548,15 +481,15 @@ class ProcrastinateEngine(RemoteEngine):
 
     def job(self, task_id: str, *, route: Route, namespace: str) -> Statement:
         """The job of a task, for the transaction that writes the task in the same database."""
-        return written(task_id, route=route, namespace=namespace, place=self._place)
+        return Statement(place=self._place, text=_DEFER, values=_job_of(task_id, route, namespace, None))
 
 
 def _parameters(url: str) -> dict[str, Any]:
-    """How to connect: as the URL says, and noticing when the other side is gone."""
+    """The connection's parameters: the URL's, and those that notice a dead connection."""
     try:
         asked = conninfo_to_dict(url)
     except psycopg.Error:
-        # What is wrong is not passed on: it may quote the password.
+        # The cause is not passed on: it may quote the password.
         raise UsageError(
             "the URL of the engine is not one of Postgres; write postgresql://USER@HOST/DATABASE"
         ) from None
@@ -571,15 +504,8 @@ def _parameters(url: str) -> dict[str, Any]:
     return {**defaults, **asked}
 
 
-async def _defer(pool: Pool, job: dict[str, Any]) -> None:
-    connector = await _connector(pool)
-    try:
-        await defer(connector, job)
-    except ConnectorException:
-        # The database was restarted, say: the connections of before are of no use, and are told from others only by
-        # asking each. An id that is carried twice is harmless.
-        await pool.check()
-        await defer(connector, job)
+async def _defer(connector: PsycopgConnector, job: dict[str, Any]) -> None:
+    await connector.execute_query_async(_DEFER, **job)
 
 
 async def _connector(pool: Pool) -> PsycopgConnector:

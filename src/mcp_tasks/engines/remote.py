@@ -1,10 +1,9 @@
-"""An engine whose ids are carried by another system: a database's queue, a stream, a broker.
+"""An engine whose ids another system carries: a database's queue, a stream, a broker.
 
-`RemoteEngine` is all that such engines have in common, `Carrier` the little that differs: one small file for each
-system. An id is carried to one of the workers, which waits for a free slot, starts the run, and says that the id has
-arrived as soon as the store knows who has the task. From then on the task's life is the lease's and the sweeps', and no
-time-out of the carrier decides anything: a run of hours is never carried again because it is long, and a worker that
-drains holds nothing that another would be given.
+`RemoteEngine` is the part that such engines share, `Carrier` the part that differs: one file for each system. An id is
+carried to one of the workers, which waits for a free slot, starts the run, and confirms the delivery as soon as the
+store knows who has the task. From then on lease and sweeps look after the task, and no time-out of the carrier decides
+anything: a long run is never delivered again, and a draining worker holds nothing that another would be given.
 """
 
 from __future__ import annotations
@@ -26,40 +25,39 @@ from mcp_tasks.quiet import get_logger, what
 logger: Final = get_logger(__name__)
 
 PATIENCE = 1.0
-"""Seconds that an id which has arrived waits for a slot here before it is sent on: another worker may have one."""
+"""Seconds that a delivered id waits for a slot here before it is sent on: another worker may have a free one."""
 
 SETTLED = 1.0
-"""Seconds that a carrier which failed must go on for before it counts as working again: one that cannot be reached
-fails sooner."""
+"""Seconds that a carrier must run after a failure before it counts as working: an unreachable one fails sooner."""
 
 SENDING = 1.0
-"""Seconds that whoever submits an id waits for it to be sent. It goes on after that."""
+"""Seconds that `submit` waits for an id to be sent. Sending continues after that."""
 
 LEAVING = 5.0
-"""Seconds that a carrier has to end its taking. What it has not sent on by then is for the sweeps to find."""
+"""Seconds that a carrier has to end its `take`. Sweeps find the ids that it has not sent on by then."""
 
 STEADY = 10.0
-"""Seconds of taking after which the next failure counts as the first."""
+"""Seconds of `take` after which the next failure counts as the first."""
 
 
 class Deliver(Protocol):
-    """Takes the ids that arrive in a worker. None of it raises."""
+    """Takes the ids that arrive in a worker. None of its methods raises."""
 
     async def __call__(self, task_id: str) -> bool:
         """Take an id that has arrived. True once it need not be carried any more; False if it is to be sent again after
-        a moment: there is no room for it here now, or the store could not be asked."""
+        a moment: there is no room for it here now, or the store is unavailable."""
         ...
 
     async def room(self) -> bool:
         """Return when there is room for one more; False once nothing is taken here any more.
 
-        A carrier that asks before it fetches leaves to others what would only wait here.
+        A carrier that waits for this before it fetches leaves ids to other workers instead of holding them here.
         """
         ...
 
 
 class Carrier(Protocol):
-    """What carries ids from process to process, at least once each. All of it may raise: the engine goes on."""
+    """Carries ids from process to process, at least once each. All methods may raise: the engine goes on."""
 
     abilities: Abilities
     """What it can do. `remote` is True."""
@@ -73,12 +71,12 @@ class Carrier(Protocol):
         ...
 
     async def take(self, deliver: Deliver, serves: Serves) -> None:
-        """Hand what arrives to `deliver`, several at a time, until cancelled; then end within a moment. What has not
-        been delivered by then stays for others."""
+        """Pass arriving ids to `deliver`, several at a time, until cancelled; then end within a moment. Ids that have
+        not been delivered by then stay for other workers."""
         ...
 
     async def close(self) -> None:
-        """Let go of everything. Safe twice, and before `open`."""
+        """Close everything. Safe twice, and before `open`."""
         ...
 
 
@@ -86,7 +84,7 @@ class RemoteEngine:
     """Runs tools in this process, at most `concurrency` at a time, as a carrier brings their ids.
 
     Args:
-        carrier: What carries ids between the processes.
+        carrier: Carries ids between the processes.
         concurrency: How many tools run in this process at a time; runs waiting for input don't count.
     """
 
@@ -110,17 +108,17 @@ class RemoteEngine:
 
     @property
     def backlog(self) -> int:
-        """Nothing waits here: ids wait where they are carried."""
+        """Always 0: ids wait in the carrier."""
         return 0
 
     @property
     def has_room(self) -> bool:
-        """Not for this process to say: an id may be carried to another."""
+        """Always False: an id may be carried to another process."""
         return False
 
     @property
     def is_taking(self) -> bool:
-        """Whether the carrier was last found to work. True until it has failed."""
+        """Whether the carrier works, as far as this process knows. True until it has failed."""
         return not self._has_failed or asyncio.get_running_loop().time() - self._taking_since > SETTLED
 
     async def start(self, execute: Execute | None, serves: Serves = EVERYTHING) -> None:
@@ -141,11 +139,11 @@ class RemoteEngine:
         route: Route = ANYWHERE,
         delay: timedelta | None = None,
     ) -> None:
-        """Have the id carried. If it cannot be now, a sweep submits it again.
+        """Have the id carried. If that fails, a sweep submits it again.
 
-        Nobody waits for long: the task is in the store, and whoever made it wants to know of it.
+        This does not wait for long: the task is in the store, and the caller waits for its id.
         """
-        # Not in the context of a tool that made the task: it is no part of it.
+        # Not in the context of a tool that created the task: sending is not part of the tool.
         sending = asyncio.create_task(
             self._send(task_id, route=route, lane=lane, delay=delay), context=self._context.copy()
         )
@@ -160,8 +158,8 @@ class RemoteEngine:
             logger.warning("task %s… could not be submitted now: %s", task_id[:12], what(exc))
 
     async def drain(self, timeout: timedelta) -> None:
-        """Take nothing more, and give what runs up to `timeout` to end."""
-        # First: what has arrived and waits for a slot is sent on to others while the carrier ends its taking.
+        """Take nothing more, and give runs up to `timeout` to end."""
+        # First: ids that wait for a slot are sent on to other workers while the carrier ends its `take`.
         self._local.close()
         clock = asyncio.get_running_loop().time
         until = clock() + timeout.total_seconds()
@@ -169,7 +167,7 @@ class RemoteEngine:
         await self._local.drain(timedelta(seconds=max(0.0, until - clock())))
 
     async def stop(self, timeout: timedelta) -> None:
-        """Wait up to `timeout` for what was told to stop, and let go of the carrier."""
+        """Wait up to `timeout` for runs that were told to stop, and close the carrier."""
         try:
             await self.drain(timeout)
             if self._sending:
@@ -196,29 +194,21 @@ class RemoteEngine:
                 self._has_failed, self._taking_since = True, inf
                 failures = 1 if clock() - began > STEADY else failures + 1
                 level = logging.WARNING if failures == 1 else logging.DEBUG
-                logger.log(level, "tasks are not taken for a moment: %s", what(exc))
+                logger.log(level, "this worker cannot take tasks from the engine, and will retry: %s", what(exc))
             await asyncio.sleep(
                 backoff(failures, base=timedelta(milliseconds=100), limit=timedelta(seconds=5)).total_seconds()
             )
 
 
 class _Arrivals:
-    """What a carrier hands ids to: the slots of this process."""
+    """Passes carried ids to the slots of this process."""
 
     def __init__(self, local: LocalEngine) -> None:
         self._local = local
+        self.room = local.room
 
     async def __call__(self, task_id: str) -> bool:
-        """Start the run of an id that has arrived, and wait until the store knows who has the task."""
         return await self._local.take(task_id, PATIENCE)
-
-    async def room(self) -> bool:
-        """Wait for a free slot."""
-        return await self._local.room()
-
-
-# ---- url
-# One URL decides who runs the tools: this process alone, or a fleet of workers that a database or a broker feeds.
 
 
 LOCAL: Final = "local"
@@ -227,11 +217,11 @@ _OF_ONE_MACHINE: Final = ("sqlite:", "memory:")
 
 
 def engine_beside(url: str, concurrency: int) -> Engine:
-    """The engine that goes with the URL of a store: the local one beside those of one machine.
+    """The engine that goes with the URL of a store: the local one beside stores of one machine.
 
     Raises:
         UsageError: The URL names no engine this release knows.
-        MissingExtra: What the engine needs is not installed.
+        MissingExtra: A package that the engine needs is not installed.
     """
     return engine_from_url(LOCAL if with_plain_scheme(url).startswith(_OF_ONE_MACHINE) else url, concurrency)
 
@@ -241,25 +231,17 @@ def engine_from_url(url: str, concurrency: int) -> Engine:
 
     Raises:
         UsageError: The URL names no engine this release knows.
-        MissingExtra: What the engine needs is not installed.
+        MissingExtra: A package that the engine needs is not installed.
     """
     url = with_plain_scheme(url)
     if url == LOCAL:
         return LocalEngine(concurrency)
     if url.startswith(POSTGRES):
-        return _procrastinate(url, concurrency)
+        with needing_extra("carrying tasks by Postgres", "postgres"):
+            from mcp_tasks.engines.procrastinate import ProcrastinateEngine
+        return ProcrastinateEngine(url, concurrency)
     if url.startswith(REDIS):
-        return RemoteEngine(_docket(url, concurrency), concurrency)
+        with needing_extra("carrying tasks by Redis", "redis"):
+            from mcp_tasks.engines.docket import BATCH, DocketCarrier
+        return RemoteEngine(DocketCarrier(url, batch=min(concurrency, BATCH)), concurrency)
     raise UsageError(f"{shown(url)} names no engine; use 'local', postgresql://…, redis://…, or pass an Engine object")
-
-
-def _procrastinate(url: str, concurrency: int) -> Engine:
-    with needing_extra("carrying tasks by Postgres", "postgres"):
-        from mcp_tasks.engines.procrastinate import ProcrastinateEngine
-    return ProcrastinateEngine(url, concurrency)
-
-
-def _docket(url: str, concurrency: int) -> Carrier:
-    with needing_extra("carrying tasks by Redis", "redis"):
-        from mcp_tasks.engines.docket import BATCH, DocketCarrier
-    return DocketCarrier(url, batch=min(concurrency, BATCH))

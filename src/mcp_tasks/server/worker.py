@@ -16,7 +16,8 @@ from typing import Any, Final, Literal, TypeAlias
 import anyio
 from mcp.server import MCPServer, Server
 
-from mcp_tasks.engines.base import Serves, Takes
+from mcp_tasks.engines.base import Serves
+from mcp_tasks.engines.remote import RemoteEngine
 from mcp_tasks.errors import Interrupted, MissingExtra, StoreError
 from mcp_tasks.model.machine import RunAskedOnCall, RunCompleted, RunFailed, RunParked, RunReleased, TaskCancelled
 from mcp_tasks.model.values import check_duration
@@ -152,7 +153,7 @@ class Worker:
             found.append("the lease of this process could not be renewed in time")
         if runtime.draining.is_on:
             found.append("draining, as an operator asked")
-        if isinstance(runtime.engine, Takes) and not runtime.engine.is_taking:
+        if isinstance(runtime.engine, RemoteEngine) and not runtime.engine.is_taking:
             found.append("the engine cannot be reached")
         try:
             async with asyncio.timeout(LOOK_LIMIT):

@@ -10,7 +10,6 @@ import pytest
 
 from harness.waiting import eventually
 from mcp_tasks.engines import Abilities, Deliver, Lane, RemoteEngine, Route, Serves, Slot
-from mcp_tasks.engines.base import Takes
 from mcp_tasks.testing._engine_work import LONG, NONE, WAIT, Work, at_work, settle
 
 pytestmark = pytest.mark.anyio
@@ -199,7 +198,6 @@ async def test_taking_goes_on_when_the_carrier_is_back_and_an_engine_says_whethe
     monkeypatch.setattr("mcp_tasks.engines.remote.SETTLED", 0.05)
     engine = RemoteEngine(hand)
     await engine.start(Work().execute)
-    assert isinstance(engine, Takes)
     assert engine.is_taking
     await engine.drain(NONE)
     hand.fails = False
