@@ -1,13 +1,17 @@
-"""Mutation testing: change the source in a small way, and see whether a test fails.
+"""Mutation testing: change the source in small ways, and see whether a test fails.
 
-    python -m tools.mutation map                              run the tests, and note which of them reach which line
-    python -m tools.mutation sample --seed 1 --count 200 FILE draw mutations of lines that tests reach
-    python -m tools.mutation run FILE                         run them here; writes FILE with the results
-    python -m tools.mutation compare BEFORE AFTER             which mutations only one of the two suites kills
+    python -m tools.mutation draw --seed 1 --seed 2 --count 200 [--also OTHER_TREE] FILE    choose the mutations
+    python -m tools.mutation plant FILE       write all of them into the source of this tree, switched off
+    python -m tools.mutation map [PYTEST ...] run the tests once, and note which of them reach which mutation
+    python -m tools.mutation run FILE         switch them on, one at a time; writes FILE.here with the results
+    python -m tools.mutation compare BEFORE AFTER
 
-To compare two test suites of one source, draw a sample once and run it in a checkout of each: `map` first, in both. A
-mutation is killed when a test fails within a minute. The tests that reach its line run fastest first. Tests that reach
-it in a process that they start run only if no other test reaches it.
+Use a worktree of its own, with a `.venv` of its own: `plant` changes the source there. To compare two suites, draw once and
+copy FILE to both trees. `--also` draws from functions that are the same in another tree, so the sources may differ.
+
+`plant` replaces an expression by `(new if _mutant(17) else old)`. `_mutant` notes that the running test reached number 17,
+also in processes that the test starts, and says whether 17 is switched on. The tests that reach a mutation run fastest
+first, as many as take a minute together when nothing is mutated. The mutation is killed if one fails within four minutes.
 """
 
 from __future__ import annotations
@@ -15,184 +19,115 @@ from __future__ import annotations
 import argparse
 import ast
 import copy
+import hashlib
+import importlib
 import json
 import os
 import random
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Generator, Iterator
-from dataclasses import asdict, dataclass
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
-import coverage
 import pytest
 
 SOURCE = Path("src/mcp_tasks")
-FOLDER = Path(".cache/mutation")
-DATA = FOLDER / "coverage"
-DURATIONS = FOLDER / "durations.json"
-CONFIG = FOLDER / "config.ini"
+FOLDER = Path(".cache/mutation").absolute()
 SECONDS = 60
-"""How long the tests of a mutation may take. What is alive then has survived."""
+"""How long the chosen tests of a mutation take together without it."""
 
-CONTEXT = "MCP_TASKS_MUTATION_TEST"
-"""The test that runs, for the processes that it starts."""
+LIMIT = 240
+"""How long they may take with it. It does not depend on how busy the machine is, as long as that is not four times as slow."""
 
+FIRST = 40
+"""So many of the tests run first: they kill most mutations, and collecting more takes seconds."""
 
-@dataclass(frozen=True)
-class Mutation:
-    """A piece of a file, and what comes in its place."""
+HEAVY = ("mcp.server", "mcp.client", "uvicorn", "hypothesis", "httpx2", "anyio", "psycopg_pool", "redis.asyncio", "xdist")
+"""Modules that the runs share. None of ours: a mutation may be in a function that runs while a module is imported."""
 
-    file: str
-    line: int
-    start: int
-    end: int
-    old: str
-    new: str
+HOOK = '''
+import builtins, mmap, os
+seen, state, on = set(), None, int(os.environ.get("MUTATION_ON", "-1"))
 
+def attach(path):
+    global state
+    with open(path, "r+b") as file:
+        state = mmap.mmap(file.fileno(), 16)
 
-# ---- Which tests reach which line
+def mutant(number):
+    if state is not None:
+        key = (state[:16], number)
+        if key not in seen:
+            seen.add(key)
+            with open(os.environ["MUTATION_REACHED"], "ab", 0) as file:
+                file.write(b"%s %d\\n" % key)
+    return number == on
 
-
-class _Recorder:
-    """Tells coverage which test runs, also in the processes that it starts, and keeps how long each took."""
-
-    def __init__(self) -> None:
-        self._took: dict[str, float] = {}
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
-        measured = coverage.Coverage.current()
-        if measured is not None:
-            measured.switch_context(item.nodeid)
-        os.environ[CONTEXT] = "process:" + item.nodeid
-        return (yield)
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self._took[report.nodeid] = self._took.get(report.nodeid, 0) + report.duration
-
-    def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        if not hasattr(session.config, "workerinput"):
-            DURATIONS.write_text(json.dumps(self._took), encoding="utf-8")
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """Record, where pytest runs with `-p tools.mutation`."""
-    config.pluginmanager.register(_Recorder())
-
-
-def record(tests: list[str]) -> int:
-    """Run the tests under coverage, and keep which of them reached which line."""
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    for old in FOLDER.glob("coverage*"):
-        old.unlink()
-    CONFIG.write_text(
-        f"[run]\nparallel = true\nsigterm = true\ndata_file = {DATA.absolute()}\n"
-        f"source = {SOURCE.absolute()}\ncontext = ${{{CONTEXT}-}}\n",
-        encoding="utf-8",
-    )
-    # Each Python process of this environment is measured while the hook is there, the workers of xdist included.
-    hook = next(Path(sys.prefix).glob("lib/*/site-packages")) / "mutation_map.pth"
-    hook.write_text("import coverage; coverage.process_startup()\n", encoding="utf-8")
-    try:
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-p",
-            "tools.mutation",
-            "-m",
-            "not interop",
-            "-n",
-            "3",
-            "--dist",
-            "loadfile",
-            *tests,
-        ]
-        subprocess.run(command, env=os.environ | {"COVERAGE_PROCESS_START": str(CONFIG.absolute())}, check=False)
-    finally:
-        hook.unlink()
-    return subprocess.run(
-        [sys.executable, "-m", "coverage", "combine", "-q", f"--rcfile={CONFIG}"], check=False
-    ).returncode
-
-
-class Reach:
-    """Which tests reach a line."""
-
-    def __init__(self) -> None:
-        self._data = coverage.CoverageData(str(DATA.absolute()))
-        self._data.read()
-        self._took: dict[str, float] = json.loads(DURATIONS.read_text(encoding="utf-8"))
-        self._files: dict[str, dict[int, list[str]]] = {}
-
-    def tests(self, file: str, line: int) -> list[str]:
-        """Those that reach it themselves, fastest first; if there are none, those whose processes do."""
-        if file not in self._files:
-            self._files[file] = self._data.contexts_by_lineno(str(Path(file).absolute()))
-        contexts = {part for context in self._files[file].get(line, ()) for part in context.split("|")} - {""}
-        near = {context for context in contexts if not context.startswith("process:")}
-        names = near or {context.removeprefix("process:") for context in contexts}
-        return sorted(names & self._took.keys(), key=lambda name: self._took[name])
+builtins._mutant = mutant
+if "MUTATION_STATE" in os.environ:
+    attach(os.environ["MUTATION_STATE"])
+'''
+"""Each Python process of the environment imports it. The state is the test that runs, shared by all processes that it started."""
 
 
 # ---- What may be mutated
 
 _SWAPS: dict[type[ast.AST], type[ast.AST]] = {
     ast.Eq: ast.NotEq,
-    ast.NotEq: ast.Eq,
     ast.Lt: ast.LtE,
-    ast.LtE: ast.Lt,
     ast.Gt: ast.GtE,
-    ast.GtE: ast.Gt,
     ast.Is: ast.IsNot,
-    ast.IsNot: ast.Is,
     ast.In: ast.NotIn,
-    ast.NotIn: ast.In,
     ast.And: ast.Or,
-    ast.Or: ast.And,
     ast.Add: ast.Sub,
-    ast.Sub: ast.Add,
     ast.Mult: ast.FloorDiv,
-    ast.FloorDiv: ast.Mult,
 }
+_SWAPS |= {new: old for old, new in _SWAPS.items()}
 _QUIET = ("log", "_log", "logger", "_logger", "warnings", "echo")
+_NOT_CODE = ("annotation", "returns", "decorator_list", "type_params", "pattern")
 
 
-def mutations(path: Path) -> Iterator[Mutation]:
-    """All mutations of the functions of a file."""
-    text = path.read_text(encoding="utf-8")
-    data = text.encode()
-    starts = [0]
-    for line in data.splitlines(keepends=True):
-        starts.append(starts[-1] + len(line))
-    for node in _nodes(ast.parse(text)):
-        for changed in _changes(node):
-            start = starts[node.lineno - 1] + node.col_offset
-            end = starts[(node.end_lineno or node.lineno) - 1] + (node.end_col_offset or 0)
-            new = ast.unparse(changed)
-            if isinstance(node, ast.expr):
-                new = f"({new})"
-            yield Mutation(path.as_posix(), node.lineno, start, end, data[start:end].decode(), new)
-
-
-def _nodes(tree: ast.AST, *, within: bool = False) -> Iterator[Any]:
-    """The nodes of function bodies, without type hints, decorators, docstrings, formatted texts and messages."""
-    for name, value in ast.iter_fields(tree):
-        if name in ("annotation", "returns", "decorator_list", "type_params"):
+def functions(tree: Path) -> dict[str, tuple[Path, str, ast.AST]]:
+    """The functions and methods of a tree by what they say; those that are there twice are left out."""
+    found: dict[str, list[tuple[Path, str, ast.AST]]] = {}
+    for path in sorted((tree / SOURCE).rglob("*.py")):
+        # The suites for stores and engines are tests themselves.
+        if "testing" in path.parts:
             continue
-        children = cast("list[Any]", value) if isinstance(value, list) else [value]
-        for node in children:
-            if not isinstance(node, ast.AST) or _is_quiet(node):
-                continue
-            inside = within or (name == "body" and isinstance(tree, ast.FunctionDef | ast.AsyncFunctionDef))
-            if inside:
-                yield node
-            yield from _nodes(node, within=inside)
+        for name, function in _functions(ast.parse(path.read_text(encoding="utf-8"))):
+            said = f"{name} {ast.dump(function)}"
+            found.setdefault(hashlib.sha256(said.encode()).hexdigest(), []).append((path, name, function))
+    return {key: places[0] for key, places in found.items() if len(places) == 1}
+
+
+def _functions(within: ast.AST, outer: str = "") -> Iterator[tuple[str, ast.AST]]:
+    for node in ast.iter_child_nodes(within):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield outer + node.name, node
+        elif isinstance(node, ast.ClassDef):
+            yield from _functions(node, f"{outer}{node.name}.")
+
+
+def mutations(function: Any) -> list[tuple[Any, ast.AST]]:
+    """The nodes of a function, each with what may come in its place; in the same order for the same code."""
+    return [(node, changed) for part in function.body for node in _nodes(part) for changed in _changes(node)]
+
+
+def _nodes(node: ast.AST) -> Iterator[ast.AST]:
+    """The nodes below one, without type hints, docstrings, formatted texts, messages and patterns."""
+    if _is_quiet(node):
+        return
+    yield node
+    for name, value in ast.iter_fields(node):
+        if name not in _NOT_CODE:
+            for child in cast("list[Any]", value) if isinstance(value, list) else [value]:
+                if isinstance(child, ast.AST):
+                    yield from _nodes(child)
 
 
 def _is_quiet(node: ast.AST) -> bool:
@@ -238,128 +173,259 @@ def _changes(node: ast.AST) -> Iterator[ast.AST]:
             pass
 
 
-# ---- Sample, run, compare
+# ---- Draw and plant
 
 
-def sample(seed: int, count: int, into: Path) -> None:
-    """Draw mutations of lines that tests reach, over all packages."""
-    reach = Reach()
-    # The suites for stores and engines, in modules of `testing` with a "_", are tests themselves.
-    paths = [path for path in sorted(SOURCE.rglob("*.py")) if not path.match("testing/_*.py")]
-    every = [mutation for path in paths for mutation in mutations(path)]
-    random.Random(seed).shuffle(every)
-    drawn: list[Mutation] = []
-    for mutation in every:
-        if len(drawn) == count:
-            break
-        if reach.tests(mutation.file, mutation.line):
-            drawn.append(mutation)
-    into.write_text(json.dumps([asdict(mutation) for mutation in drawn], indent=1), encoding="utf-8")
-    print(f"{len(drawn)} of {len(every)} mutations")
+def draw(seeds: list[int], count: int, also: Path | None, into: Path) -> None:
+    """Choose mutations that do not overlap, for each seed as many."""
+    here = functions(Path())
+    shared = sorted(here.keys() & functions(also).keys() if also else here)
+    every = [(key, number) for key in shared for number in range(len(mutations(here[key][2])))]
+    drawn: list[dict[str, Any]] = []
+    taken: dict[Path, list[tuple[Any, Any]]] = {}
+    for seed in seeds:
+        random.Random(seed).shuffle(every)
+        left = count
+        for key, number in every:
+            path, name, function = here[key]
+            node, changed = mutations(function)[number]
+            place = (node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset)
+            if left and all(place[1] <= start or end <= place[0] for start, end in taken.setdefault(path, [])):
+                left -= 1
+                taken[path].append(place)
+                drawn.append(
+                    {"seed": seed, "function": key, "place": number, "file": path.as_posix(), "line": node.lineno}
+                    | {"name": name, "old": ast.unparse(node), "new": ast.unparse(changed)}
+                )
+    into.write_text(json.dumps(drawn, indent=1), encoding="utf-8")
+    print(f"{len(drawn)} of {len(every)} mutations, in functions that say {len(shared)} of {len(here)}")
 
 
-def run(file: Path) -> None:
-    """Run the tests of each mutation, and write down what became of it. Goes on where it was stopped."""
-    reach = Reach()
+def plant(file: Path) -> None:
+    """Write the mutations of a file into the source, and the hook into the environment."""
+    here = functions(Path())
+    edits: dict[Path, list[tuple[int, int, str]]] = {}
+    for number, entry in enumerate(json.loads(file.read_text(encoding="utf-8"))):
+        path, _, function = here[entry["function"]]
+        data = path.read_bytes()
+        starts = [0]
+        for line in data.splitlines(keepends=True):
+            starts.append(starts[-1] + len(line))
+        node, changed = mutations(function)[entry["place"]]
+        start = starts[node.lineno - 1] + node.col_offset
+        end = starts[node.end_lineno - 1] + node.end_col_offset
+        old, new = data[start:end].decode(), ast.unparse(changed)
+        match node:
+            case ast.Return():
+                text = f"return (None if _mutant({number}) else ({old.removeprefix('return').strip()}))"
+            case ast.Expr():
+                text = f"None if _mutant({number}) else ({old})"
+            case ast.stmt():
+                text = f"if _mutant({number}): {new}\n{' ' * node.col_offset}else: {old}"
+            case _:
+                text = f"(({new}) if _mutant({number}) else ({old}))"
+        edits.setdefault(path, []).append((start, end, text))
+    for path, places in edits.items():
+        data = path.read_bytes()
+        for start, end, text in sorted(places, reverse=True):
+            data = data[:start] + text.encode() + data[end:]
+        path.write_bytes(data)
+        compile(data, path, "exec")
+    site = next(Path(sys.prefix).glob("lib/*/site-packages"))
+    (site / "mutation_hook.py").write_text(HOOK, encoding="utf-8")
+    (site / "mutation_hook.pth").write_text("import mutation_hook\n", encoding="utf-8")
+
+
+# ---- Which tests reach which mutation
+
+
+class _Recorder:
+    """Tells all processes which test runs, and keeps how long each took."""
+
+    def __init__(self) -> None:
+        FOLDER.mkdir(parents=True, exist_ok=True)
+        self._state = FOLDER / f"state.{os.getpid()}"
+        self._state.write_bytes(b"-" * 16)
+        os.environ["MUTATION_STATE"] = str(self._state)
+        os.environ["MUTATION_REACHED"] = str(FOLDER / "reached.txt")
+        importlib.import_module("mutation_hook").attach(self._state)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+        with self._state.open("r+b") as file:
+            file.write(_short(item.nodeid))
+        return (yield)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if "PYTEST_XDIST_WORKER" not in os.environ:
+            with (FOLDER / "durations.txt").open("a", encoding="utf-8") as file:
+                file.write(json.dumps([report.nodeid, report.duration, report.outcome]) + "\n")
+
+
+def _short(test: str) -> bytes:
+    return hashlib.sha256(test.encode()).hexdigest()[:16].encode()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Record, where pytest runs with `-p tools.mutation`."""
+    config.pluginmanager.register(_Recorder())
+
+
+def reach() -> dict[int, list[tuple[str, float]]]:
+    """The tests that pass and reach a mutation, with their durations, fastest first."""
+    took: dict[str, float] = {}
+    failed: set[str] = set()
+    for line in (FOLDER / "durations.txt").read_text(encoding="utf-8").splitlines():
+        test, seconds, outcome = json.loads(line)
+        took[test] = took.get(test, 0) + seconds
+        if outcome != "passed":
+            failed.add(test)
+    names = {_short(test).decode(): test for test in took}
+    found: dict[int, set[str]] = {}
+    for line in (FOLDER / "reached.txt").read_text(encoding="utf-8").splitlines():
+        key, _, number = line.partition(" ")
+        if key in names and names[key] not in failed:
+            found.setdefault(int(number), set()).add(names[key])
+    return {
+        number: sorted(((test, took[test]) for test in tests), key=lambda pair: pair[1])
+        for number, tests in found.items()
+    }
+
+
+# ---- Run and compare
+
+
+def run(file: Path, most: int, numbers: list[int]) -> int:
+    """Run the next mutations that have no result yet; tells whether there are more."""
     entries: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))
-    for number, entry in enumerate(entries, 1):
-        if "killed" in entry:
-            continue
-        mutation = Mutation(**{name: entry[name] for name in Mutation.__annotations__})
+    reached = reach()
+    for module in HEAVY:
+        with suppress(ImportError):
+            importlib.import_module(module)
+    results = file.with_suffix(".here")
+    done: dict[str, Any] = {}
+    if results.exists():
+        done = {key: value for line in results.read_text("utf-8").splitlines() for key, value in json.loads(line).items()}
+    left = [number for number in numbers or range(len(entries)) if str(number) not in done]
+    for number in left[:most]:
         began = time.monotonic()
-        entry["killed"] = _killed(mutation, reach.tests(mutation.file, mutation.line))
-        entry["seconds"] = round(time.monotonic() - began, 1)
-        file.write_text(json.dumps(entries, indent=1), encoding="utf-8")
-        print(f"{number}/{len(entries)} {'killed' if entry['killed'] else 'ALIVE '} {_shown(entry)}", flush=True)
-    print(f"{sum(bool(entry['killed']) for entry in entries)} of {len(entries)} killed")
+        killed = _killed(number, reached.get(number, []))
+        result = {"killed": killed, "seconds": round(time.monotonic() - began, 1), "tests": len(reached.get(number, []))}
+        with results.open("a", encoding="utf-8") as into:
+            into.write(json.dumps({number: result}) + "\n")
+        print(number, "killed" if killed else "ALIVE ", _shown(entries[number]), result, flush=True)
+    return int(len(left) > most)
 
 
 def _shown(entry: dict[str, Any]) -> str:
-    return f"{entry['file']}:{entry['line']} {entry['old']!r} -> {entry['new']!r}"
+    return f"{entry['file']}:{entry['line']} {entry['name']}: {entry['old']!r} -> {entry['new']!r}"
 
 
-def _killed(mutation: Mutation, tests: list[str]) -> str | None:
-    """What killed it."""
-    path = Path(mutation.file)
-    original = path.read_bytes()
-    if original[mutation.start : mutation.end].decode() != mutation.old:
-        raise SystemExit(f"{path}:{mutation.line} is not what the sample was drawn from")
-    if not tests:
-        return None
-    listed = FOLDER / "tests.txt"
+def _killed(number: int, tests: list[tuple[str, float]]) -> str | None:
+    """The test that killed it."""
+    chosen: list[str] = []
+    total = 0.0
+    for test, seconds in tests:
+        total += seconds
+        if total > SECONDS and chosen:
+            break
+        chosen.append(test)
+    ends = time.monotonic() + LIMIT
+    for part in (chosen[:FIRST], chosen[FIRST:]):
+        if part and (killed := _run(number, part, ends)):
+            return killed
+    return None
+
+
+def _run(number: int, tests: list[str], ends: float) -> str | None:
+    with tempfile.TemporaryDirectory() as folder:
+        said = Path(folder) / "said.txt"
+        if not (child := os.fork()):
+            _be_pytest(number, tests, Path(folder), said)
+        code = None
+        while code is None and time.monotonic() < ends:
+            time.sleep(0.05)
+            pid, status = os.waitpid(child, os.WNOHANG)
+            code = os.waitstatus_to_exitcode(status) if pid else None
+        with suppress(ProcessLookupError):
+            os.killpg(child, signal.SIGKILL)
+        if code is None:
+            os.waitpid(child, 0)
+        if not code:
+            return None
+        lines = said.read_text("utf-8", "replace").splitlines()
+        return next((line for line in lines if line.startswith(("FAILED", "ERROR"))), f"exit code {code}")
+
+
+def _be_pytest(number: int, tests: list[str], folder: Path, said: Path) -> None:
+    os.setsid()
+    os.environ["MUTATION_ON"] = str(number)
+    os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = str(folder / "examples")
+    hook = importlib.import_module("mutation_hook")
+    hook.on = number  # type: ignore[attr-defined]
+    listed = folder / "tests.txt"
     listed.write_text("\n".join(tests), encoding="utf-8")
+    code = 70
     try:
-        path.write_bytes(original[: mutation.start] + mutation.new.encode() + original[mutation.end :])
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-x",
-            "-q",
-            "--no-header",
-            "--tb=no",
-            "-p",
-            "no:cacheprovider",
-            f"@{listed}",
-        ]
-        with subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-        ) as process:
-            try:
-                said, _ = process.communicate(timeout=SECONDS)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                return None
+        with said.open("wb") as file:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+        code = pytest.main(["-x", "-q", "--no-header", "--tb=no", "-p", "no:cacheprovider", f"@{listed}"])
+        sys.stdout.flush()
     finally:
-        path.write_bytes(original)
-    if process.returncode == 0:
-        return None
-    return next(
-        (line for line in said.splitlines() if line.startswith(("FAILED", "ERROR"))), f"exit code {process.returncode}"
-    )
+        os._exit(int(code))
 
 
-def compare(before: Path, after: Path) -> int:
-    """Name each mutation that only one of two suites killed."""
-    old, new = (json.loads(path.read_text(encoding="utf-8")) for path in (before, after))
-    lost = 0
-    for one, two in zip(old, new, strict=True):
-        if bool(one["killed"]) != bool(two["killed"]):
-            lost += bool(one["killed"])
-            which = "before" if one["killed"] else "after"
-            print(f"only {which}: {_shown(one)} ({one['killed'] or two['killed']})")
-    print(
-        *(
-            f"{name} {sum(bool(entry['killed']) for entry in entries)}/{len(entries)}"
-            for name, entries in (("before", old), ("after", new))
-        )
+def compare(file: Path, before: Path, after: Path) -> None:
+    """Count what each suite killed, and name each mutation that only one of the two killed."""
+    entries = json.loads(file.read_text(encoding="utf-8"))
+    old, new = (
+        {int(key): value for line in path.read_text("utf-8").splitlines() for key, value in json.loads(line).items()}
+        for path in (before, after)
     )
-    return min(lost, 1)
+    both = sorted(old.keys() & new.keys())
+    for seed in sorted({entry["seed"] for entry in entries}):
+        mine = [number for number in both if entries[number]["seed"] == seed]
+        kills = [sum(bool(results[number]["killed"]) for number in mine) for results in (old, new)]
+        print(f"seed {seed}: {len(mine)} mutations, killed before {kills[0]}, after {kills[1]}")
+    for number in both:
+        one, two = old[number]["killed"], new[number]["killed"]
+        if bool(one) != bool(two):
+            print(f"only {'before' if one else 'after'}: {number} {_shown(entries[number])}\n    {one or two}")
 
 
 def main() -> None:
     """Run the command of the arguments."""
     parser = argparse.ArgumentParser(prog="python -m tools.mutation", description=(__doc__ or "").partition("\n")[0])
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("map", help="note which tests reach which line").add_argument("tests", nargs="*")
-    drawing = commands.add_parser("sample", help="draw mutations")
-    drawing.add_argument("--seed", type=int, required=True)
+    drawing = commands.add_parser("draw", help="choose mutations")
+    drawing.add_argument("--seed", type=int, action="append", required=True)
     drawing.add_argument("--count", type=int, default=200)
+    drawing.add_argument("--also", type=Path)
     drawing.add_argument("file", type=Path)
-    commands.add_parser("run", help="run a sample").add_argument("file", type=Path)
-    comparing = commands.add_parser("compare", help="compare two runs of one sample")
-    comparing.add_argument("before", type=Path)
-    comparing.add_argument("after", type=Path)
-    said = parser.parse_args()
+    commands.add_parser("plant", help="write them into the source").add_argument("file", type=Path)
+    commands.add_parser("map", help="note which tests reach which of them").add_argument("pytest", nargs="*")
+    running = commands.add_parser("run", help="switch them on, one at a time")
+    running.add_argument("--most", type=int, default=10**6, help="how many before it ends")
+    running.add_argument("--only", type=int, nargs="*", default=[])
+    running.add_argument("file", type=Path)
+    comparing = commands.add_parser("compare", help="compare the results of two trees")
+    for name in ("file", "before", "after"):
+        comparing.add_argument(name, type=Path)
+    said, more = parser.parse_known_args()
     match said.command:
+        case "draw":
+            draw(said.seed, said.count, said.also, said.file)
+        case "plant":
+            plant(said.file)
         case "map":
-            sys.exit(record(said.tests))
-        case "sample":
-            sample(said.seed, said.count, said.file)
+            tests = [*said.pytest, *more] or ["-n", "3", "--dist", "loadfile", "-m", "not interop"]
+            command = [sys.executable, "-m", "pytest", "-q", "-p", "tools.mutation", *tests]
+            sys.exit(subprocess.run(command, check=False).returncode)
         case "run":
-            run(said.file)
+            sys.exit(run(said.file, said.most, said.only))
         case _:
-            sys.exit(compare(said.before, said.after))
+            compare(said.file, said.before, said.after)
 
 
 if __name__ == "__main__":
