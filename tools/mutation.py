@@ -6,12 +6,13 @@
     python -m tools.mutation run FILE         switch them on, one at a time; writes FILE.here with the results
     python -m tools.mutation compare BEFORE AFTER
 
-Use a worktree of its own, with a `.venv` of its own: `plant` changes the source there. To compare two suites, draw once and
-copy FILE to both trees. `--also` draws from functions that are the same in another tree, so the sources may differ.
+Use a worktree of its own, with a `.venv` of its own: `plant` changes the source there. To compare two suites, draw once
+and copy FILE to both trees. `--also` draws from functions that are the same in another tree, so the sources may differ.
 
-`plant` replaces an expression by `(new if _mutant(17) else old)`. `_mutant` notes that the running test reached number 17,
-also in processes that the test starts, and says whether 17 is switched on. The tests that reach a mutation run fastest
-first, as many as take a minute together when nothing is mutated. The mutation is killed if one fails within four minutes.
+`plant` replaces an expression by `(new if _mutant(17) else old)`. `_mutant` notes that the running test reached number
+17, also in processes that the test starts, and says whether 17 is switched on. The tests that reach a mutation run
+fastest first, as many as take a minute together when nothing is mutated. The mutation is killed if one fails within
+four minutes.
 """
 
 from __future__ import annotations
@@ -42,15 +43,25 @@ SECONDS = 60
 """How long the chosen tests of a mutation take together without it."""
 
 LIMIT = 240
-"""How long they may take with it. It does not depend on how busy the machine is, as long as that is not four times as slow."""
+"""How long they may take with it: on a machine that is up to four times as busy, the same tests run."""
 
 FIRST = 40
 """So many of the tests run first: they kill most mutations, and collecting more takes seconds."""
 
-HEAVY = ("mcp.server", "mcp.client", "uvicorn", "hypothesis", "httpx2", "anyio", "psycopg_pool", "redis.asyncio", "xdist")
+HEAVY = (
+    "mcp.server",
+    "mcp.client",
+    "uvicorn",
+    "hypothesis",
+    "httpx2",
+    "anyio",
+    "psycopg_pool",
+    "redis.asyncio",
+    "xdist",
+)
 """Modules that the runs share. None of ours: a mutation may be in a function that runs while a module is imported."""
 
-HOOK = '''
+HOOK = """
 import builtins, mmap, os
 seen, state, on = set(), None, int(os.environ.get("MUTATION_ON", "-1"))
 
@@ -71,8 +82,8 @@ def mutant(number):
 builtins._mutant = mutant
 if "MUTATION_STATE" in os.environ:
     attach(os.environ["MUTATION_STATE"])
-'''
-"""Each Python process of the environment imports it. The state is the test that runs, shared by all processes that it started."""
+"""
+"""Each Python process of the environment imports it. The state is the test that runs, shared by all its processes."""
 
 
 # ---- What may be mutated
@@ -87,7 +98,7 @@ _SWAPS: dict[type[ast.AST], type[ast.AST]] = {
     ast.Add: ast.Sub,
     ast.Mult: ast.FloorDiv,
 }
-_SWAPS |= {new: old for old, new in _SWAPS.items()}
+_SWAPS.update({new: old for old, new in _SWAPS.items()})
 _QUIET = ("log", "_log", "logger", "_logger", "warnings", "echo")
 _NOT_CODE = ("annotation", "returns", "decorator_list", "type_params", "pattern")
 
@@ -211,19 +222,10 @@ def plant(file: Path) -> None:
         starts = [0]
         for line in data.splitlines(keepends=True):
             starts.append(starts[-1] + len(line))
-        node, changed = mutations(function)[entry["place"]]
+        node, changed = mutations(function)[int(entry["place"])]
         start = starts[node.lineno - 1] + node.col_offset
         end = starts[node.end_lineno - 1] + node.end_col_offset
-        old, new = data[start:end].decode(), ast.unparse(changed)
-        match node:
-            case ast.Return():
-                text = f"return (None if _mutant({number}) else ({old.removeprefix('return').strip()}))"
-            case ast.Expr():
-                text = f"None if _mutant({number}) else ({old})"
-            case ast.stmt():
-                text = f"if _mutant({number}): {new}\n{' ' * node.col_offset}else: {old}"
-            case _:
-                text = f"(({new}) if _mutant({number}) else ({old}))"
+        text = _switched(number, node, data[start:end].decode(), ast.unparse(changed))
         edits.setdefault(path, []).append((start, end, text))
     for path, places in edits.items():
         data = path.read_bytes()
@@ -234,6 +236,18 @@ def plant(file: Path) -> None:
     site = next(Path(sys.prefix).glob("lib/*/site-packages"))
     (site / "mutation_hook.py").write_text(HOOK, encoding="utf-8")
     (site / "mutation_hook.pth").write_text("import mutation_hook\n", encoding="utf-8")
+
+
+def _switched(number: int, node: Any, old: str, new: str) -> str:
+    match node:
+        case ast.Return():
+            return f"return (None if _mutant({number}) else ({old.removeprefix('return').strip()}))"
+        case ast.Expr():
+            return f"None if _mutant({number}) else ({old})"
+        case ast.stmt():
+            return f"if _mutant({number}): {new}\n{' ' * node.col_offset}else: {old}"
+        case _:
+            return f"(({new}) if _mutant({number}) else ({old}))"
 
 
 # ---- Which tests reach which mutation
@@ -305,12 +319,18 @@ def run(file: Path, most: int, numbers: list[int]) -> int:
     results = file.with_suffix(".here")
     done: dict[str, Any] = {}
     if results.exists():
-        done = {key: value for line in results.read_text("utf-8").splitlines() for key, value in json.loads(line).items()}
+        done = {
+            key: value for line in results.read_text("utf-8").splitlines() for key, value in json.loads(line).items()
+        }
     left = [number for number in numbers or range(len(entries)) if str(number) not in done]
     for number in left[:most]:
         began = time.monotonic()
         killed = _killed(number, reached.get(number, []))
-        result = {"killed": killed, "seconds": round(time.monotonic() - began, 1), "tests": len(reached.get(number, []))}
+        result = {
+            "killed": killed,
+            "seconds": round(time.monotonic() - began, 1),
+            "tests": len(reached.get(number, [])),
+        }
         with results.open("a", encoding="utf-8") as into:
             into.write(json.dumps({number: result}) + "\n")
         print(number, "killed" if killed else "ALIVE ", _shown(entries[number]), result, flush=True)

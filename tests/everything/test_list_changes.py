@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -12,6 +12,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 from mcp import Client
+from mcp.server import MCPServer
 from mcp.server.subscriptions import (
     InMemorySubscriptionBus,
     PromptsListChanged,
@@ -29,87 +30,74 @@ from mcp_tasks import Tasks
 from mcp_tasks.client import TaskHandle, TasksClient, start_task
 from mcp_tasks.errors import InvalidDuration
 from mcp_tasks.server import ListChanges
-from tests.everything.connecting import ERAS, Host, Visit, target, visiting
-from tests.everything.server import build
-from tests.everything.site import WINDOW
+from tests.everything.serving import ERAS, Host, Visit, build, visiting
+from tests.unit.virtual_time import simulated, time_passes
 
 pytestmark = pytest.mark.anyio
 
 TOOLS, PROMPTS = "notifications/tools/list_changed", "notifications/prompts/list_changed"
-SHORT = timedelta(milliseconds=20)
+SHORT, WINDOW = timedelta(milliseconds=20), timedelta(milliseconds=200)
 
 
 async def _until_told(host: Host, method: str, count: int = 1) -> None:
     await eventually(lambda: host.told.count(method) >= count)
 
 
-async def _grow_and_shrink(visit: Visit, heard: int) -> None:
-    """Change the list often, twice; each time is heard of once, so after the second there are two more."""
-    await visit.client.call_tool("more_tools", {"count": 50})
-    await _until_told(visit.host, TOOLS, heard + 1)
-    assert len((await visit.client.list_tools()).tools) > 50
-    await visit.client.call_tool("fewer_tools", {"count": 50})
-    await _until_told(visit.host, TOOLS, heard + 2)
-    assert visit.host.told.count(TOOLS) == heard + 2
-
-
-@pytest.fixture
-async def visit(request: pytest.FixtureRequest, site: str) -> AsyncGenerator[Visit]:
-    """A client in one of the eras that hears of changes: the older one by itself, the newer one because it listens."""
-    way, era = request.param
-    options = ["--changes"] if way == "stdio" else []
+@asynccontextmanager
+async def _listening(where: Any, era: str) -> AsyncGenerator[Visit]:
+    """A client that hears of changes: the older one by itself, the newer one because it listens."""
     async with AsyncExitStack() as stack:
-        where = target(site, "tasks", way, options)
-        connected = await stack.enter_async_context(visiting(where, ERAS[era], extensions=[TasksClient()]))
-        await _listen(stack, connected, era)
-        yield connected
+        visit = await stack.enter_async_context(visiting(where, era, extensions=[TasksClient()]))
+        if era == "newer":
+            listening = visit.client.listen(tools_list_changed=True, prompts_list_changed=True)
+            await stack.enter_async_context(listening)
+        yield visit
 
 
-async def _listen(stack: AsyncExitStack, visit: Visit, era: str) -> None:
-    if era == "newer":
-        listening = visit.client.listen(tools_list_changed=True, prompts_list_changed=True)
-        await stack.enter_async_context(listening)
-
-    async def hears() -> bool:
-        # The stream on which a server speaks by itself is opened after the handshake, in the background.
-        await visit.client.call_tool("more_tools", {"count": 1})
-        await visit.client.call_tool("fewer_tools", {"count": 1})
-        return TOOLS in visit.host.told
-
-    await eventually(hears)
-    # All of it was told of when the next change is.
-    heard = visit.host.told.count(PROMPTS)
-    await visit.client.call_tool("more_tools", {"count": 1})
-    await _until_told(visit.host, PROMPTS, heard + 1)
-    await visit.client.call_tool("fewer_tools", {"count": 1})
-    await anyio.sleep(3 * WINDOW.total_seconds())  # sleep: after three windows nothing is left to be told
-    visit.host.told.clear()
+def _changing() -> MCPServer[Any]:
+    return build(Tasks("memory://", settings=QUICK), ListChanges(window=WINDOW))
 
 
-@pytest.mark.parametrize("visit", [(way, era) for way in ("stdio", "changes") for era in ERAS], indirect=True, ids=str)
-async def test_fifty_changes_in_one_go_are_told_of_once(visit: Visit) -> None:
-    await _grow_and_shrink(visit, 0)
-    assert visit.host.told.count(PROMPTS) == 1
-    await _grow_and_shrink(visit, 2)
+@simulated
+@pytest.mark.parametrize("era", ERAS)
+async def test_fifty_changes_in_one_go_are_told_of_once(era: str) -> None:
+    async with _listening(_changing(), era) as visit:
+        for times in (1, 2):
+            for tool in ("more_tools", "fewer_tools"):
+                await visit.client.call_tool(tool, {"count": 50})
+                names = {listed.name for listed in (await visit.client.list_tools()).tools}
+                assert ("fresh-49" in names) == (tool == "more_tools")
+                await time_passes(3 * WINDOW.total_seconds())
+            assert [visit.host.told.count(method) for method in (TOOLS, PROMPTS)] == [2 * times, times]
 
 
-async def test_a_change_by_a_task_reaches_every_session_and_listener(site: str) -> None:
-    async with AsyncExitStack() as stack:
-        visits: list[Visit] = []
-        for era in ("older", "older", "newer"):
-            where = target(site, "tasks", "changes")
-            visits.append(await stack.enter_async_context(visiting(where, ERAS[era], extensions=[TasksClient()])))
-            await _listen(stack, visits[-1], era)
-        for visit in visits:
-            visit.host.told.clear()
-        *_, newer = visits
+@simulated
+async def test_a_change_by_a_task_reaches_every_session_and_listener() -> None:
+    server = _changing()
+    async with (
+        _listening(server, "older") as one,
+        _listening(server, "older") as two,
+        _listening(server, "newer") as newer,
+    ):
         for count, tool in ((1, "more_tools"), (2, "fewer_tools")):
             handle = await start_task(newer.client, tool, {"count": 5})
             assert isinstance(handle, TaskHandle)
             await handle.result()
-            for visit in visits:
-                await _until_told(visit.host, TOOLS, count)
-        assert [visit.host.told.count(TOOLS) for visit in visits] == [2, 2, 2]
+            await time_passes(3 * WINDOW.total_seconds())
+            assert [visit.host.told.count(TOOLS) for visit in (one, two, newer)] == [count] * 3
+
+
+@pytest.mark.parametrize("era", ERAS)
+async def test_changes_are_told_of_over_http(era: str) -> None:
+    async with serving(_changing()) as wire, _listening(wire.url, era) as visit:
+
+        async def hears() -> bool:
+            # The stream on which a server speaks by itself is opened after the handshake, in the background.
+            await visit.client.call_tool("more_tools", {"count": 1})
+            await visit.client.call_tool("fewer_tools", {"count": 1})
+            return {TOOLS, PROMPTS} <= {*visit.host.told}
+
+        await eventually(hears)
 
 
 class Counting(InMemorySubscriptionBus):
@@ -128,21 +116,21 @@ class Counting(InMemorySubscriptionBus):
         return leave
 
 
-async def test_an_older_client_is_told_in_the_handshake_whether_it_will_hear_of_changes(site: str) -> None:
+async def test_an_older_client_is_told_in_the_handshake_whether_it_will_hear_of_changes() -> None:
     async def promised(where: Any) -> list[bool | None]:
-        async with visiting(where, ERAS["older"]) as visit:
+        async with visiting(where, "older") as visit:
             offers = visit.client.server_capabilities
             return [has and has.list_changed for has in (offers.tools, offers.prompts, offers.resources)]
 
-    assert await promised(target(site, "tasks", "changes")) == [True] * 3
-    assert not any(await promised(target(site, "tasks", "stateful")))
+    assert await promised(_changing()) == [True] * 3
+    assert not any(await promised(build(Tasks("memory://", settings=QUICK))))
     # Without sessions nothing is promised, and nothing is waited for.
     bus = Counting()
     async with serving(
         build(Tasks("memory://", settings=QUICK), ListChanges(bus, window=SHORT)), stateless=True
     ) as wire:
         assert not any(await promised(wire.url))
-        async with visiting(wire.url, ERAS["older"]) as visit:
+        async with visiting(wire.url, "older") as visit:
             await visit.client.call_tool("more_tools", {"count": 2})
             assert bus.listening == 0
 

@@ -17,14 +17,13 @@ from mcp_types import METHOD_NOT_FOUND, PromptReference, ResourceTemplateReferen
 from pydantic import BaseModel
 
 from harness.rpc import LEGACY, MODERN
-from tests.everything.connecting import ERAS, Visit, target, visiting
+from tests.everything.serving import ERAS, WAYS, Visit, visiting_kind
 
 pytestmark = pytest.mark.anyio
 
 NOTE = ResourceTemplateReference(uri="memo://{day}/note")
 
-TRANSPORTS = ("stdio", "stateful", "json", "stateless-json", "old")
-WAYS = [(way, era, "tasks") for way in TRANSPORTS for era in ERAS] + [
+PAIRS = [(way, era, "tasks") for way in ("memory", *WAYS) for era in ERAS] + [
     (way, era, "inline") for way in ("stateful", "stateless-json") for era in ERAS
 ]
 COMPANIONS = ["task_status", "task_cancel"]
@@ -58,14 +57,11 @@ async def _outcome(ask: Callable[[Visit], Awaitable[Any]], visit: Visit) -> Any:
     return answer.model_dump(by_alias=True, mode="json") if isinstance(answer, BaseModel) else answer
 
 
-@pytest.fixture(scope="module", params=WAYS, ids="-".join)
-async def pair(request: pytest.FixtureRequest, site: str) -> AsyncGenerator[Pair]:
+@pytest.fixture(scope="module", params=PAIRS, ids="-".join)
+async def pair(request: pytest.FixtureRequest) -> AsyncGenerator[Pair]:
     """Clients of both servers over one of the transports, in one of the eras."""
     way, era, kind = request.param
-    async with (
-        visiting(target(site, kind, way), ERAS[era]) as tasks,
-        visiting(target(site, "plain", way), ERAS[era]) as plain,
-    ):
+    async with visiting_kind(kind, way, era) as tasks, visiting_kind("plain", way, era) as plain:
         yield Pair(tasks, plain, era == "newer", kind == "inline", streams=not way.endswith("json"))
 
 
