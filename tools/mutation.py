@@ -216,15 +216,17 @@ def plant(file: Path) -> None:
     """Write the mutations of a file into the source, and the hook into the environment."""
     here = functions(Path())
     edits: dict[Path, list[tuple[int, int, str]]] = {}
-    for number, entry in enumerate(json.loads(file.read_text(encoding="utf-8"))):
+    entries: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))
+    for number, entry in enumerate(entries):
         path, _, function = here[entry["function"]]
         data = path.read_bytes()
         starts = [0]
         for line in data.splitlines(keepends=True):
             starts.append(starts[-1] + len(line))
+        node: Any
         node, changed = mutations(function)[int(entry["place"])]
-        start = starts[node.lineno - 1] + node.col_offset
-        end = starts[node.end_lineno - 1] + node.end_col_offset
+        start = starts[int(node.lineno) - 1] + int(node.col_offset)
+        end = starts[int(node.end_lineno) - 1] + int(node.end_col_offset)
         text = _switched(number, node, data[start:end].decode(), ast.unparse(changed))
         edits.setdefault(path, []).append((start, end, text))
     for path, places in edits.items():

@@ -93,9 +93,6 @@ class Fleet:
     def workers(self) -> list[Member]:
         return [member for member in self.members if member.role == "worker"]
 
-    def member(self, process: str) -> Member:
-        return next(member for member in self.members if member.process == process)
-
     def replica(self, *options: str, turns: Sequence[str] = ()) -> Member:
         number = len(self.replicas)
         return self._add(Member("replica", f"replica-{number}", free_port(), ["--url", self.url, *options], turns))

@@ -204,21 +204,6 @@ def add_chaos_tools(tools: Tools) -> None:
     tools.add(once, recover="fail")
 
 
-def add_pool_tools(tools: Tools, *, rare: bool) -> None:
-    """Tools that are not run everywhere."""
-
-    async def drawn(job: str) -> str:
-        async with tools.noted(job):
-            return tools.process
-
-    async def special(job: str) -> str:
-        return await drawn(job)
-
-    tools.add(drawn, recover="rerun", queue="gpu")
-    if rare:
-        tools.add(special, recover="rerun")
-
-
 async def _work(seconds: float, ctx: Context) -> None:
     loop = asyncio.get_running_loop()
     ends, number = loop.time() + seconds, 0
@@ -243,16 +228,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--serves-only", action="store_true")
     parser.add_argument("--concurrency", type=int, default=20)
     parser.add_argument("--lease", type=float, default=LEASE.total_seconds())
-    parser.add_argument("--queues", default="")
     parser.add_argument("--sweep", type=float, default=SWEEP.total_seconds())
-    parser.add_argument("--look", type=float, default=1.0)
-    parser.add_argument("--pools", choices=("", "all", "without-rare"), default="")
     options = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True)
     logging.getLogger("httpx2").setLevel(logging.WARNING)
     server, tasks = build(options)
     if options.role == "worker":
-        asyncio.run(tasks.work(server, queues=options.queues.split(",") if options.queues else None))
+        asyncio.run(tasks.work(server))
     else:
         asyncio.run(_serve(server, options))
 
@@ -263,7 +245,7 @@ def build(options: argparse.Namespace) -> tuple[MCPServer, Tasks]:
     settings = Settings(
         lease_duration=timedelta(seconds=options.lease),
         sweep_interval=timedelta(seconds=options.sweep),
-        look_interval=timedelta(seconds=options.look),
+        look_interval=timedelta(seconds=1),
         drain_timeout=timedelta(seconds=1),
         stop_timeout=timedelta(seconds=1),
         progress_interval=timedelta(milliseconds=50),
@@ -279,8 +261,6 @@ def build(options: argparse.Namespace) -> tuple[MCPServer, Tasks]:
     server: MCPServer = MCPServer("fleet", **tasks.wiring())
     tools = Tools(server, tasks, Notes(options.folder), options.name)
     add_chaos_tools(tools)
-    if options.pools:
-        add_pool_tools(tools, rare=options.pools == "all")
     return server, tasks
 
 

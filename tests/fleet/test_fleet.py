@@ -1,12 +1,8 @@
-"""A fleet of several processes: any replica will do, each worker gets what it may have, tasks outlive their workers."""
+"""A fleet of several processes: tasks outlive workers that die or are cut off, and nothing is run twice."""
 
 from __future__ import annotations
 
-import asyncio
-import itertools
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import cast, get_args
 
@@ -15,11 +11,10 @@ import pytest
 from harness.backends import Backend, BackendName
 from harness.forking import can_be_apart
 from harness.proxy import proxy_to
-from harness.rpc import EVERYTHING, Tasking, accept
-from mcp_tasks.stores.url import store_from_url
+from harness.rpc import EVERYTHING, Tasking
 from tests.fleet.chaos import Chaos
-from tests.fleet.fleet import Fleet, door, fleet
-from tests.fleet.server import LEASE, LIMIT, SWEEP, Note, Notes
+from tests.fleet.fleet import door, fleet
+from tests.fleet.server import LEASE, SWEEP, Notes
 from tests.fleet.takeover import TASKS, bounds, started, taken_over
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
@@ -37,90 +32,6 @@ def database(request: pytest.FixtureRequest, shared_backend: Callable[[BackendNa
 def url(database: Backend) -> str:
     """A database that is empty, for one test."""
     return database.fresh()
-
-
-_number = itertools.count()
-
-
-def new_job(name: str) -> str:
-    return f"{name}-{next(_number)}"
-
-
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """A fleet that all tests of the file share."""
-
-    site: Fleet
-    notes: Notes
-    doors: Sequence[Tasking]
-
-    def ran(self, job: str) -> Note:
-        [note] = self.notes.of(job, "start")
-        return note
-
-
-@pytest.fixture(scope="module")
-async def standing(database: Backend, tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Standing]:
-    """Two replicas that only serve, two workers of which one lacks a tool, and one for the queue `gpu`.
-
-    Looks at the store are so rare that only hints make anything quick.
-    """
-    folder = tmp_path_factory.mktemp("fleet")
-    options = ("--look", "600", "--lease", "15")
-    async with AsyncExitStack() as stack:
-        standing = fleet(database.fresh(), folder, *options, "--pools", "all")
-        site, _ = await stack.enter_async_context(standing)
-        site.worker("--pools", "without-rare", "--queues", "default")
-        site.worker("--queues", "default")
-        site.worker("--queues", "gpu")
-        ports = [replica.port for replica in site.replicas]
-        doors = [await stack.enter_async_context(door(port, capabilities=EVERYTHING)) for port in ports]
-        yield Standing(site, Notes(folder), doors)
-
-
-async def test_any_replica_creates_reads_answers_and_cancels_any_task_at_once(standing: Standing) -> None:
-    one, other = standing.doors
-    task = await one.create("asking", job=(job := new_job("asking")))
-    assert (await other.get(task))["status"] in ("working", "input_required")
-    [key] = (await other.until(task, "input_required"))["inputRequests"]
-    await one.update(task, **{key: accept(word="yes")})
-    assert f"{job}: yes" in str((await other.until(task, "completed"))["result"])
-    endless = await other.create("endless", job=(job := new_job("endless")))
-    started = await standing.notes.run_of(job)
-    await one.cancel(endless)
-    assert (await standing.notes.run_of(job, 1, "stopped")).process == started.process
-    assert [(await client.get(endless))["status"] for client in (other, one)] == ["cancelled"] * 2
-
-
-async def test_an_answer_wakes_a_parked_task_where_there_is_room(standing: Standing) -> None:
-    client = standing.doors[0]
-    task = await client.create("asking", job=(job := new_job("asking")))
-    first = await standing.notes.run_of(job)
-    await standing.notes.run_of(job, 1, "stopped")
-    member = standing.site.member(first.process)
-    async with asyncio.TaskGroup() as group:
-        # The process that asked can do nothing now; to the others it is alive.
-        pausing = group.create_task(standing.site.pause(member, LIMIT))
-        [key] = (await client.until(task, "input_required"))["inputRequests"]
-        await client.update(task, **{key: accept(word="yes")})
-        await client.until(task, "completed")
-        pausing.cancel()
-    assert (await standing.notes.run_of(job, 2)).process != first.process
-
-
-async def test_a_task_goes_to_a_worker_that_serves_its_queue_and_has_its_tool(standing: Standing) -> None:
-    lacks, has, pool = standing.site.workers
-    for number in range(10):
-        client = standing.doors[number % 2]
-        drawn, special = new_job("drawn"), new_job("special")
-        for task in (await client.create("drawn", job=drawn), await client.create("special", job=special)):
-            await client.until(task, "completed")
-        assert standing.ran(drawn).process == pool.process
-        assert standing.ran(special).process == has.process
-    assert "special" not in standing.site.log(lacks)
-
-
-# What becomes of tasks when a worker dies, is stopped or cut off
 
 
 CUT_OFF = 4
@@ -141,39 +52,6 @@ async def test_twenty_tasks_of_a_killed_worker_are_taken_over_within_the_lease_a
     assert len(found) == TASKS
     assert earliest <= found[0]
     assert found[-1] <= latest + SLACK
-
-
-async def test_a_worker_that_was_stopped_for_longer_than_its_lease_writes_over_nothing(
-    url: str, tmp_path: Path
-) -> None:
-    notes = Notes(tmp_path)
-    async with (
-        fleet(url, tmp_path, replicas=1) as (site, balancer),
-        door(balancer.port, capabilities=EVERYTHING) as client,
-    ):
-        first = site.worker()
-        steps = await client.create("stepping", job="steps", steps=3, seconds=0.8)
-        once = await client.create("once", job="once", seconds=1.5)
-        await notes.run_of("steps", 1)
-        await notes.run_of("once", 1)
-        pausing = asyncio.create_task(site.pause(first, 600.0))
-        await asyncio.sleep(0)
-        site.worker()
-        ended = {task: await client.until(task, "completed", "failed") for task in (steps, once)}
-        assert (ended[steps]["status"], ended[once]["status"]) == ("completed", "failed")
-        assert (await notes.run_of("steps", 2)).process != first.process
-        pausing.cancel()
-        # It goes on, and is a worker like any other.
-        await _is_back(client, notes, first.process)
-        await asyncio.sleep(2.0)  # sleep: longer than anything takes that it had begun
-        for task, end in ended.items():
-            assert _same(await client.get(task), end)
-        store = store_from_url(site.url)
-        await store.open()
-        recorded = [entry.key for entry in await store.journal(steps) if entry.kind == "step"]
-        await store.close()
-        assert recorded == ["step-0", "step-1", "step-2"]
-        assert len(notes.of("once", "start")) == 1
 
 
 async def test_what_workers_that_are_cut_off_run_ends_before_others_begin_and_they_come_back(
@@ -229,9 +107,3 @@ async def _is_back(client: Tasking, notes: Notes, process: str) -> None:
         if (await notes.run_of(job, 1)).process == process:
             return
         number += 1
-
-
-def _same(task: dict[str, object], other: dict[str, object]) -> bool:
-    """Whether the two are one answer, but for what moves by itself."""
-    moving = ("_meta", "ttlMs", "pollIntervalMs")
-    return {**task, **dict.fromkeys(moving)} == {**other, **dict.fromkeys(moving)}
