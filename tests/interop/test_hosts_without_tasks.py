@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from mcp_tasks.fallback.service import widened
+from mcp_tasks.fallback.messages import widened
 from tests.fallback.schemas import HANDLE, SHAPES
 
 from .conftest import Begun

@@ -1,8 +1,8 @@
-"""The companion tools: what a model calls to get the result of a tool that was still running.
+"""The companion tools, with which a model gets the result of a tool that was still running.
 
-They are not registered with the server. `listing` shows them to callers that may need them, and calls of them come here
-before the server sees them. Whatever is wrong with a call is a tool error in words: a model reads it and tries again,
-where a JSON-RPC error would end its turn.
+They are not registered with the server: `service` adds them to `tools/list` for callers that may need them, and gets
+their calls before the server does. Errors in a call are tool errors: a model reads them and tries again, where a
+JSON-RPC error would end its turn.
 """
 
 from __future__ import annotations
@@ -13,10 +13,8 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeAlias, cast
 
-from mcp.server import ServerRequestContext
 from mcp_types.version import LATEST_HANDSHAKE_VERSION
 
 from mcp_tasks.errors import (
@@ -51,35 +49,21 @@ from mcp_tasks.protocol.methods import TasksProtocol, actor_of
 from mcp_tasks.protocol.owners import Caller
 from mcp_tasks.protocol.shapes import timestamp
 from mcp_tasks.runtime import TaskRuntime
+from mcp_tasks.server.sdk import RequestContext
 from mcp_tasks.stores.base import InSession, OwnedBy
 
-# ---- companion tools
-# The companion tools as `tools/list` shows them: what they are called, and what a model is told of them.
+# ---- definitions
 
 
 DEFAULT_WAIT: Final = 25.0
 LONGEST_WAIT: Final = 300.0
-"""Seconds that a model may have `task_status` wait. More is taken for this; a host that gives up sooner is answered
-sooner."""
+"""Seconds that `task_status` waits at most. A host that gives up sooner is answered sooner."""
 
 _PREFIX: Final = re.compile(r"[A-Za-z0-9_.-]{0,64}")
 
 
-def check_prefix(prefix: object) -> None:
-    """Refuse what cannot be the beginning of a tool's name.
-
-    Raises:
-        InvalidOption: It is not a string, has other characters than those of tools' names, or is too long.
-    """
-    if not isinstance(prefix, str) or _PREFIX.fullmatch(prefix) is None:
-        raise InvalidOption(
-            'companion_prefix must be at most 64 letters, digits, and the characters _ . -, as in "render_": '
-            f"got {prefix!r}"
-        )
-
-
 def names_with(prefix: str, *, may_answer: bool) -> CompanionNames:
-    """What the companion tools are called with that prefix."""
+    """The names of the companion tools with that prefix."""
     return CompanionNames(
         status=f"{prefix}task_status",
         cancel=f"{prefix}task_cancel",
@@ -88,11 +72,7 @@ def names_with(prefix: str, *, may_answer: bool) -> CompanionNames:
 
 
 def definitions(names: CompanionNames, *, lists: bool = True) -> list[dict[str, Any]]:
-    """The tools of those names, as `tools/list` has them.
-
-    Args:
-        lists: Whether it can be told which tasks are the caller's own.
-    """
+    """The tools, as `tools/list` has them; with `lists`, the caller can be shown its own tasks."""
     tools = [_status(names, lists=lists), _cancel(names)]
     return tools if names.answer is None else [*tools, _answer(names.answer, names)]
 
@@ -109,7 +89,7 @@ _LEFT_OUT: Final = " Leave it out to list your tasks."
 
 def _status(names: CompanionNames, *, lists: bool) -> dict[str, Any]:
     lost, left_out = (_LOST, _LEFT_OUT) if lists else ("", "")
-    # No output schema: what comes back is the result of whichever tool the task is of.
+    # No output schema: it returns the result of the task's own tool.
     return _tool(
         names.status,
         "Result of a running tool",
@@ -167,8 +147,7 @@ def _answer(name: str, names: CompanionNames) -> dict[str, Any]:
             },
         },
         required=["task_id", "action"],
-        # The tool goes on by the answer, to do whatever it asked for leave to do; and equal answers may be to two
-        # questions.
+        # With the answer the tool goes on to do what it asked about; and the same answer may be given to two questions.
         annotations={"readOnlyHint": False, "destructiveHint": True, "idempotentHint": False, "openWorldHint": True},
     )
 
@@ -189,35 +168,34 @@ def _tool(
 
 
 # ---- arguments
-# The arguments of a companion tool, as models send them: nearly right.
 
 
 ACTIONS: Final = ("accept", "decline", "cancel")
 
 _AROUND: Final = " \t\r\n\"'`"
-"""What models put around an id, and no id of ours has."""
+"""Characters that models put around an id, and that no id contains."""
 
 
 _OTHER_SPELLING: Final = "taskId"
-"""How the structured content of a handle spells `task_id`."""
+"""The spelling of `task_id` in the structured content of a handle."""
 
 
 class BadArguments(Exception):
-    """A call cannot be answered; the text says why, in whole sentences for a model."""
+    """A call cannot be answered. The text says why, in whole sentences for a model."""
 
 
-class Given:
-    """What a call of a companion tool was given, read leniently: what can mean only one thing is taken for that.
+class Arguments:
+    """The arguments of a companion tool, which models send nearly right: read leniently where the meaning is clear.
 
-    Every method raises `BadArguments` for what cannot be taken for anything.
+    Every method raises `BadArguments` if it is not.
     """
 
     def __init__(self, arguments: JsonObject) -> None:
         self._arguments = arguments
 
     def check_names(self, taken: Sequence[str]) -> None:
-        """Refuse arguments that are none of those that the tool takes."""
-        # Hosts add some for themselves, such as `__tool_use_purpose`.
+        """Refuse arguments that the tool does not take."""
+        # Hosts add some of their own, such as `__tool_use_purpose`.
         others = [
             name for name in self._arguments if name not in (*taken, _OTHER_SPELLING) and not name.startswith("_")
         ]
@@ -228,14 +206,13 @@ class Given:
         raise BadArguments(said if has_id else f'{said} The id of the task goes into "task_id".')
 
     def task_id(self) -> str | None:
-        """The id of a task; None if there is none."""
         given = self._arguments.get("task_id", self._arguments.get(_OTHER_SPELLING))
         if given is not None and not isinstance(given, str):
             raise BadArguments(f"The task_id must be a string, and is {as_json(given, 80)}.")
         return (given or "").strip(_AROUND) or None
 
     def seconds(self) -> float:
-        """How long to wait: the usual if it is not said, and for what is out of range the nearest that is not."""
+        """How long to wait, limited to the range that is allowed."""
         given = self._arguments.get("wait_seconds")
         if given is None:
             return DEFAULT_WAIT
@@ -245,7 +222,7 @@ class Given:
         return float(min(max(seconds, 0), LONGEST_WAIT))
 
     def question(self) -> str | None:
-        """The key of the question that is answered; None if it is not said."""
+        """The key of the question that is answered, if it is given."""
         given = self._arguments.get("question")
         if given is not None and not isinstance(given, str):
             raise BadArguments(f"The question must be named by a string, and is {as_json(given, 80)}.")
@@ -274,7 +251,7 @@ class Given:
 
 
 def _number(given: Any) -> float | int | None:
-    """The number that is given, also as text; None if it is none."""
+    """The number, which may be given as text; None if it is not one."""
     if isinstance(given, str):
         with suppress(ValueError):
             given = float(given)
@@ -284,25 +261,22 @@ def _number(given: Any) -> float | int | None:
     return None if isinstance(given, float) and math.isnan(given) else given
 
 
-# ---- standing in
-# A model answers a question in place of a person, where the author allows it.
+# ---- answering
+# A model answers a question for the user, if the author allows it.
 
 
 async def answer_for_person(
     runtime: TaskRuntime, record: TaskRecord, answer: JsonObject, question: str | None, names: CompanionNames
 ) -> dict[str, Any]:
-    """Write the answer down, and say what to do next.
-
-    Args:
-        question: The key of the question; None if it is not said.
+    """Write the answer down, and say what to do next. `question` is the key that was given, if any.
 
     Raises:
-        BadArguments: It is not an answer to an open question of the task. The question stays open.
+        BadArguments: It is not an answer to an open question of the task.
     """
-    key = key_of(record, question, names)
+    key = _key_of(record, question, names)
 
     def check(task: TaskRecord) -> None:
-        # Each time before it is written: the person, or a second call, may be first.
+        # Again before each write: the user, or a second call, may be first.
         if not task.inputs.answerable([key], runtime.now()):
             raise BadArguments(f"The question has been answered or withdrawn meanwhile. {_next(task, names)}")
         check_answers(task, {key: answer}, runtime.limits)
@@ -317,15 +291,7 @@ async def answer_for_person(
     return text_result([said, f"Task: {after.id}"], facts(after))
 
 
-def key_of(record: TaskRecord, named: str | None, names: CompanionNames) -> str:
-    """Which open question is answered, by its key.
-
-    Args:
-        named: What the caller says, if anything.
-
-    Raises:
-        BadArguments: It is not said, and there are several; or there is no such question.
-    """
+def _key_of(record: TaskRecord, named: str | None, names: CompanionNames) -> str:
     open_forms = {key: request for key, request in record.inputs.outstanding.items() if is_form(request)}
     if named is not None and named in open_forms:
         return named
@@ -336,7 +302,7 @@ def key_of(record: TaskRecord, named: str | None, names: CompanionNames) -> str:
         [(key, only)] = open_forms.items()
         if named is None:
             return key
-        # Its key is not shown: a model was never told it, and need not be.
+        # Without its key, which the model was never told.
         raise BadArguments(
             f"There is no such question. The tool asks one thing: {_message(only)} To answer that, leave the question "
             "out."
@@ -353,72 +319,57 @@ def _next(record: TaskRecord, names: CompanionNames) -> str:
     return f"To get the result, call the tool {tool_name(names.status)} with {with_id(record)}."
 
 
-# ---- mine
-# A caller's own tasks, found without an id: for a host that lost the answer which had it.
+# ---- own tasks
+# A caller's own tasks, found without an id: for a host that lost the answer with the id.
 
 
 STDIO_SESSION: Final = "stdio"
-"""The session of tasks that were made over a pipe by callers without tasks."""
+"""The session of tasks that callers without tasks make over a pipe."""
 
 MOST_TASKS: Final = 20
-"""Tasks that are listed: a model looks for the one it lost, which is among the last."""
+"""Tasks that are listed: the one that a model has lost is among the last."""
 
 PAGE_SIZE: Final = 100
-"""Tasks that are read in each status, the newest first. Some of them may not be shown."""
+"""Tasks that are read in each status, newest first. Some of them may not be shown."""
 
 _UNFINISHED: Final = (TaskStatus.WORKING, TaskStatus.INPUT_REQUIRED)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Mine:
-    """Whose tasks are a caller's own."""
-
-    owner: str | None
-    whose: OwnedBy | InSession
-
-
 def session_of(caller: Caller) -> str | None:
-    """The session that a caller's tasks are made in; None over HTTP, whose sessions end, or are not there at all."""
+    """The session that a caller's tasks are made in; None over HTTP, whose sessions end, or do not exist."""
     return None if caller.headers else STDIO_SESSION
 
 
-def mine(caller: Caller, owner: str | None) -> Mine | None:
-    """What can be told of whose tasks are the caller's own; None if nothing can."""
+def own_scope(caller: Caller, owner: str | None) -> OwnedBy | InSession | None:
+    """The filter for the caller's own tasks; None if they cannot be told from those of others."""
     if owner is not None:
-        return Mine(owner=owner, whose=OwnedBy(owner))
+        return OwnedBy(owner)
     session = session_of(caller)
-    return None if session is None else Mine(owner=None, whose=InSession(session))
+    return None if session is None else InSession(session)
 
 
-async def my_tasks(runtime: TaskRuntime, whose: Mine) -> Sequence[TaskRecord]:
-    """The caller's tasks: those that have not ended first, and the newest of each first. No more than some."""
-    found = await _newest(runtime, whose, _UNFINISHED)
+async def list_own_tasks(runtime: TaskRuntime, scope: OwnedBy | InSession, owner: str | None) -> Sequence[TaskRecord]:
+    """At most `MOST_TASKS` of the caller's tasks: unfinished ones first, newest first."""
+
+    async def newest(statuses: Iterable[TaskStatus]) -> dict[str, TaskRecord]:
+        # By id: the status of a task may change between two reads.
+        found: dict[str, TaskRecord] = {}
+        for status in statuses:
+            page = await runtime.list(scope, status=status, limit=PAGE_SIZE, newest_first=True)
+            # The caller knows of no task that is not announced. One of a prompt or a resource has no tool's result.
+            own = [each for each in page.records if each.announced and each.owner == owner]
+            found |= {each.id: each for each in [each for each in own if each.method == "tools/call"][:MOST_TASKS]}
+        return dict(sorted(found.items(), key=lambda item: (item[1].created_at, item[0]), reverse=True))
+
+    found = await newest(_UNFINISHED)
     if len(found) < MOST_TASKS:
-        ended = await _newest(runtime, whose, sorted(FINAL_STATUSES))
-        # One that ended between the two looks is in both.
-        over = {record.id for record in ended}
-        found = [*(record for record in found if record.id not in over), *ended]
-    return found[:MOST_TASKS]
-
-
-async def _newest(runtime: TaskRuntime, whose: Mine, statuses: Sequence[TaskStatus]) -> list[TaskRecord]:
-    # Each once, as it was seen last: a task may get another status between two looks.
-    found = {record.id: record for status in statuses for record in await _last(runtime, whose, status)}
-    return sorted(found.values(), key=lambda record: (record.created_at, record.id), reverse=True)
-
-
-async def _last(runtime: TaskRuntime, whose: Mine, status: TaskStatus) -> Sequence[TaskRecord]:
-    page = await runtime.list(whose.whose, status=status, limit=PAGE_SIZE, newest_first=True)
-    return [record for record in page.records if _is_shown(record, whose)][:MOST_TASKS]
-
-
-def _is_shown(record: TaskRecord, whose: Mine) -> bool:
-    # Of a task that is not announced nobody has been told yet. One of a prompt or a resource has no tool's result.
-    return record.announced and record.owner == whose.owner and record.method == "tools/call"
+        ended = await newest(sorted(FINAL_STATUSES))
+        found = {task_id: each for task_id, each in found.items() if task_id not in ended} | ended
+    return list(found.values())[:MOST_TASKS]
 
 
 def list_result(records: Sequence[TaskRecord], names: CompanionNames) -> dict[str, Any]:
-    """The tasks of a caller, as a model reads them."""
+    """The list of a caller's tasks, as a result for a model."""
     if not records:
         said = "You have no tasks here: none was started, or those that were have ended and expired."
         return text_result([said], {"tasks": []})
@@ -443,37 +394,31 @@ def _facts(record: TaskRecord) -> dict[str, Any]:
     return {**facts(record), "tool": line(record.name, LONGEST_NAME), "createdAt": timestamp(record.created_at)}
 
 
-RequestContext: TypeAlias = ServerRequestContext[Any, Any]
-
 WaitFor: TypeAlias = Callable[[TaskRecord, RequestContext, Caller, float, float], Awaitable[dict[str, Any]]]
-"""Waits for a task on an open call, for so many seconds or as long as the caller can, and gives the answer to the call:
-the tool's own result, the handle again, or a question. Last, when the call came, on the monotonic clock."""
+"""Waits for a task on an open call, at most so many seconds, and returns the answer to the call. The last argument is
+when the call came, on the monotonic clock."""
 
 
 class ToolWays(Protocol):
-    """How calls of a server's tools are answered whose callers speak no tasks."""
+    """The options of a server's tools for calls of clients without tasks."""
 
     async def of(self, tool: str) -> Fallback | None:
-        """How those of one tool are; None if they are plain calls, or there is no such tool."""
+        """The options of one tool; None if its calls stay plain calls, or there is no such tool."""
         ...
 
     async def all(self) -> Sequence[Fallback]:
-        """How those of every tool are that may become tasks; of tools that are treated alike, once is enough."""
+        """The options of every tool whose calls may become tasks."""
         ...
 
 
 class Companions:
-    """Shows and answers the companion tools of one server.
+    """The companion tools of one server.
 
     Args:
-        ways: How calls of its tools are answered.
-        wait_for: Waits on the call of `task_status`.
-        hosts: What is known of hosts, by `clientInfo.name`.
-        shown: Who has them.
-        prefix: What their names begin with, where a server has tools of the same names.
+        prefix: The start of their names, if the server has tools of the same names.
 
     Raises:
-        InvalidOption: The prefix cannot be the beginning of a tool's name.
+        InvalidOption: The prefix cannot be the start of a tool's name.
     """
 
     def __init__(
@@ -487,7 +432,11 @@ class Companions:
         shown: ShownTo = "auto",
         prefix: str = "",
     ) -> None:
-        check_prefix(prefix)
+        if not isinstance(prefix, str) or _PREFIX.fullmatch(prefix) is None:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidOption(
+                'companion_prefix must be at most 64 letters, digits, and the characters _ . -, as in "render_": '
+                f"got {prefix!r}"
+            )
         self.shown: ShownTo = shown
         self._hosts = hosts
         self._runtime = runtime
@@ -497,52 +446,41 @@ class Companions:
         self._prefix = prefix
         names = names_with(prefix, may_answer=True)
         self._answers = {names.status: self._status, names.cancel: self._cancel, names.answer: self._answer}
-        self._taken = {tool["name"]: list(tool["inputSchema"]["properties"]) for tool in definitions(names, lists=True)}
-
-    # What is there
+        self._taken = {tool["name"]: list(tool["inputSchema"]["properties"]) for tool in definitions(names)}
 
     def names_for(self, ways: Fallback, caller: Caller | None) -> CompanionNames | None:
-        """What the caller of a tool whose calls are answered so is told to call; None if it is shown nothing to call.
-
-        Args:
-            caller: None for one that has called a companion.
-        """
+        """The companion tools that a call's caller is told of, if it has any; None for the caller of a companion."""
         is_there = self.shown == "always" or (self.shown == "auto" and may_hand_over(ways))
         if not is_there or not (caller is None or self.is_shown_to(caller)):
             return None
         return names_with(self._prefix, may_answer=ways.model_may_answer)
 
     def is_shown_to(self, caller: Caller) -> bool:
-        """Whether a caller is shown those that there are."""
+        """Whether a caller sees the companion tools."""
         if self.shown != "auto":
             return self.shown == "always"
         if self._protocol.speaks(caller.protocol_version):
             return not self._protocol.takes_tasks(caller)
         host = host_of(caller.client_info, self._hosts, over_stdio=not caller.headers)
-        # A host that asks for tasks can do so in one version only.
+        # A host can ask for tasks in one version only.
         return host is None or not host.asks_for_tasks or caller.protocol_version != LATEST_HANDSHAKE_VERSION
 
     def is_companion(self, name: str) -> bool:
-        """Whether a tool of this name may be one of them: a look-up, because it is asked on every call."""
+        """Whether this may be the name of one. Only a look-up, because every call asks."""
         return self.shown != "never" and name in self._answers
 
     async def tools(self, caller: Caller) -> list[dict[str, Any]]:
-        """Those that a caller is shown, as `tools/list` has them."""
+        """The companion tools that a caller sees, as `tools/list` has them."""
         if not self.is_shown_to(caller):
             return []
         names = await self._present(self._protocol.speaks(caller.protocol_version))
-        return [] if names is None else definitions(names, lists=self._can_list(caller))
-
-    def _can_list(self, caller: Caller) -> bool:
-        # For who is only shown the tools: a caller without an owner is refused when it calls one.
-        return self._protocol.has_owner(caller) or session_of(caller) is not None
+        if names is None:
+            return []
+        # A caller that needs an owner and has none is refused when it calls one.
+        return definitions(names, lists=self._protocol.has_owner(caller) or session_of(caller) is not None)
 
     async def check_names(self, tools: Iterable[str]) -> None:
-        """Refuse a server that has tools of the same names itself. To be called when it starts.
-
-        Raises:
-            UsageError: It has, and the message says what to set.
-        """
+        """Refuse tools of the server that have the same names, with `UsageError`."""
         names = await self._present()
         if names is not None and (taken := sorted(names.all() & set(tools))):
             raise UsageError(
@@ -552,23 +490,20 @@ class Companions:
             )
 
     async def _present(self, is_modern: bool | None = None) -> CompanionNames | None:
-        """What they are called; None where no tool can need them."""
+        """Their names; None if no tool needs them."""
         needing = [ways for ways in await self._ways.all() if may_hand_over(ways, is_modern=is_modern)]
         if self.shown == "never" or (self.shown == "auto" and not needing):
             return None
         return names_with(self._prefix, may_answer=any(ways.model_may_answer for ways in needing))
 
-    # Calls
-
     async def answer(
         self, name: str, arguments: JsonObject, ctx: RequestContext, caller: Caller
     ) -> dict[str, Any] | None:
-        """The answer to a call of one of them; None if this server has no companion of that name, and the call is not
-        for us."""
+        """The answer to a call of a companion tool; None if there is none of that name."""
         names = await self._present()
         if names is None or name not in names.all():
             return None
-        given = Given(arguments)
+        given = Arguments(arguments)
         try:
             await self._protocol.limiting.request(self._protocol.owner(caller))
             given.check_names(self._taken[name])
@@ -588,23 +523,28 @@ class Companions:
             done = "The change may have been made all the same." if exc.may_have_happened else "Nothing was changed."
             return problem(f"The server cannot look at its tasks now. {done} Call {tool_name(name)} again later.")
 
-    async def _status(self, given: Given, names: CompanionNames, ctx: RequestContext, caller: Caller) -> dict[str, Any]:
+    async def _status(
+        self, given: Arguments, names: CompanionNames, ctx: RequestContext, caller: Caller
+    ) -> dict[str, Any]:
         since, seconds = time.monotonic(), given.seconds()
         if given.task_id() is not None:
             record = await self._find(given, caller)
             self._protocol.saw(record, "companion")
             return await self._wait_for(record, ctx, caller, seconds, since)
-        whose = self._mine(caller)
-        if whose is None:
+        owner = self._protocol.owner(caller)
+        scope = own_scope(caller, owner)
+        if scope is None:
             raise BadArguments(
                 "A task_id is needed: on this connection nobody can tell which tasks are yours. It is in the answer "
                 "that said that the tool is still running."
             )
-        listed = await my_tasks(self._runtime(), whose)
-        self._protocol.saw_list(whose.owner, "companion", len(listed))
+        listed = await list_own_tasks(self._runtime(), scope, owner)
+        self._protocol.saw_list(owner, "companion", len(listed))
         return list_result(listed, names)
 
-    async def _cancel(self, given: Given, names: CompanionNames, ctx: RequestContext, caller: Caller) -> dict[str, Any]:
+    async def _cancel(
+        self, given: Arguments, names: CompanionNames, ctx: RequestContext, caller: Caller
+    ) -> dict[str, Any]:
         await self._protocol.limiting.cancel(self._protocol.owner(caller), caller.connection)
         before = await self._find(given, caller)
         after = await self._runtime().cancel(before, f"Cancelled with {names.cancel}", actor=actor_of(before))
@@ -617,7 +557,9 @@ class Companions:
         done = "Its work had not begun." if after.attempt == 0 else "What it had done by then is not undone."
         return text_result([f"The tool {tool} is cancelled, and has no result. {done}", task], facts(after))
 
-    async def _answer(self, given: Given, names: CompanionNames, ctx: RequestContext, caller: Caller) -> dict[str, Any]:
+    async def _answer(
+        self, given: Arguments, names: CompanionNames, ctx: RequestContext, caller: Caller
+    ) -> dict[str, Any]:
         record = await self._find(given, caller)
         ways = await self._ways.of(record.name)
         if ways is None or not ways.model_may_answer:
@@ -629,7 +571,7 @@ class Companions:
         await self._protocol.count_answers(record.owner, answer)
         return await answer_for_person(self._runtime(), record, answer, given.question(), names)
 
-    async def _find(self, given: Given, caller: Caller) -> TaskRecord:
+    async def _find(self, given: Arguments, caller: Caller) -> TaskRecord:
         task_id = given.task_id()
         if task_id is None:
             raise BadArguments("A task_id is needed: the id in the answer that said that the tool is still running.")
@@ -637,33 +579,29 @@ class Companions:
         try:
             record = await self._runtime().get(task_id, owner=owner)
             if record.method != "tools/call":
-                # Of a prompt or a resource: it has no tool's result to give.
+                # A task of a prompt or a resource has no tool's result.
                 raise UnknownTask(task_id)
         except UnknownTask:
             await self._protocol.limiting.unknown(owner, caller.connection)
             raise
         return record
 
-    def _mine(self, caller: Caller) -> Mine | None:
-        return mine(caller, self._protocol.owner(caller))
-
-    def _unknown(self, given: Given, names: CompanionNames, caller: Caller) -> str:
+    def _unknown(self, given: Arguments, names: CompanionNames, caller: Caller) -> str:
         said = (
             f"There is no task {tool_name(given.task_id() or '')} of yours here: the id is wrong, or the task ended "
             "long ago and has expired. Use the id exactly as it was in the answer that said that the tool is still "
             "running."
         )
-        if self._mine(caller) is None:
+        if own_scope(caller, self._protocol.owner(caller)) is None:
             return said
         return f"{said} To list your tasks, call the tool {tool_name(names.status)} without a task_id."
 
 
 def may_hand_over(ways: Fallback, *, is_modern: bool | None = None) -> bool:
-    """Whether a call that is answered so may end with word that the tool is still running: one of the newest wire, of
-    an older one, or (None) of any."""
+    """Whether a call may be answered with a handle: one of 2026-07-28, of an older version, or (None) of any."""
     return ways.handle and ((ways.modern or ways.older) if is_modern is None else answers_for(ways, is_modern))
 
 
 def answers_for(ways: Fallback, is_modern: bool) -> bool:
-    """Whether calls of the newest wire, or of the older ones, are answered so, and are not plain calls."""
+    """Whether calls of 2026-07-28, or of older versions, are answered by a task."""
     return ways.modern if is_modern else ways.older

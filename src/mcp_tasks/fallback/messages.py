@@ -1,8 +1,8 @@
-"""What a model reads of a task that it has to come back for, and of one that ended without a result.
+"""Texts for models: a tool is still running, or ended without a result.
 
-Models misread what leaves room: they call the tool again, or take a first answer for the result. So each text says what
-is not the case, what not to do, and what to do, in that order. It names every tool that it speaks of, and shows the
-arguments as they are to be sent. Whatever a tool or a person wrote comes after that, quoted and shortened.
+Models misread texts that leave room: they call the tool again, or take a first answer for the result. So each text says
+first that this is not the result, then what not to do, then what to do. It names every tool that it mentions, and shows
+the arguments to send. Text of a tool or a user comes after that, quoted and shortened.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Final, cast
 
 from mcp_tasks.errors import LimitExceeded
@@ -18,43 +19,38 @@ from mcp_tasks.model.json import JsonObject, list_in, object_in, valid_text
 from mcp_tasks.model.record import InputRequest, TaskRecord, TaskStatus
 from mcp_tasks.protocol.shapes import status_message
 
-# ---- phrases
-# Pieces of text for models: one line each, and short, whatever a tool or a person put into them.
-
-
 LONGEST_TEXT: Final = 500
-"""Characters of a message or a question: enough for a paragraph, and little beside what a model reads in one turn."""
+"""Characters of a message or a question: enough for a paragraph."""
 
 LONGEST_NAME: Final = 128
-"""Characters of a name, as the specification bounds those of tools."""
+"""Characters of a name, as the specification limits names of tools."""
 
 LONGEST_FIELD: Final = 240
-"""Characters of what is said of one field of a form."""
+"""Characters of the description of one form field."""
 
 MOST_FIELDS: Final = 12
-"""Fields of a form that are described; what is wrong with the others is said when they are missing."""
+"""Form fields that are described; errors name the others when they are missing."""
 
 
 def line(text: str, longest: int = LONGEST_TEXT) -> str:
-    """The text on one line, and shortened: no message can pass for a line of ours."""
-    # Sliced before it is split, so that a huge text costs no more than a long one.
+    """The text on one line, and shortened, so that it cannot look like a line of ours."""
+    # Sliced before it is split: a huge text costs no more than a long one.
     flat = " ".join(valid_text(text[: 4 * longest]).split())
     return flat if len(flat) <= longest and len(text) <= 4 * longest else flat[: longest - 1] + "…"
 
 
 def sentence(text: str) -> str:
-    """The line with an end, so that another sentence can follow."""
+    """The line, ended as a sentence."""
     said = line(text)
     return said if said.endswith((".", "!", "?", "…")) else f"{said}."
 
 
 def quoted(text: str, longest: int = LONGEST_TEXT) -> str:
-    """The line in quotation marks, which nothing in it can end."""
+    """The line in quotation marks, which it cannot end itself."""
     return json.dumps(line(text, longest), ensure_ascii=False)
 
 
 def tool_name(name: str) -> str:
-    """A tool as a text names it."""
     return quoted(name, LONGEST_NAME)
 
 
@@ -68,7 +64,7 @@ _encoder: Final = json.JSONEncoder(ensure_ascii=False, default=_plain)
 def as_json(value: Any, longest: int = LONGEST_FIELD) -> str:
     """A value as JSON on one line."""
     text = ""
-    # Part by part, up to where it is cut: a caller's may have a million values, or be nested as deeply.
+    # Part by part, up to where it is cut: a caller's value may have a million parts, or be nested as deeply.
     for part in _encoder.iterencode(value):
         text += part
         if len(text) > 2 * longest:
@@ -77,12 +73,12 @@ def as_json(value: Any, longest: int = LONGEST_FIELD) -> str:
 
 
 def is_form(request: InputRequest) -> bool:
-    """Whether a question is one that a form answers, and so one that can be answered in words."""
+    """Whether a question is answered by a form, and so can be answered in text."""
     return request.method == "elicitation/create" and request.params.get("mode", "form") == "form"
 
 
 def question_line(request: InputRequest) -> str:
-    """What is asked, in one line."""
+    """The question in one line."""
     message = request.params.get("message")
     if request.method != "elicitation/create":
         return f"It waits for this client itself to answer a {line(request.method, LONGEST_NAME)} request."
@@ -104,32 +100,27 @@ def field_lines(request: InputRequest) -> list[str]:
 
 
 MOST_QUESTIONS: Final = 3
-"""Open questions that are quoted; a tool seldom has more than one."""
+"""Open questions that are quoted."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompanionNames:
-    """What the companion tools are called here.
-
-    Attributes:
-        answer: None where a model may not answer for a person.
-    """
+    """The names of the companion tools. `answer` is None if models may not answer questions."""
 
     status: str
     cancel: str
     answer: str | None = None
 
     def all(self) -> frozenset[str]:
-        """All that are there."""
         return frozenset({self.status, self.cancel} | ({self.answer} if self.answer is not None else set()))
 
 
 def handle_result(record: TaskRecord, companions: CompanionNames | None, *, joins: bool = False) -> dict[str, Any]:
-    """The ordinary result that says that a tool is still running.
+    """The handle: an ordinary result that says that a tool is still running.
 
     Args:
-        companions: None where the caller has none.
-        joins: Whether the same call again would be given the same task.
+        companions: The companion tools that the caller has, if any.
+        joins: Whether a repeated call gets the same task.
     """
     tool = tool_name(record.name)
     again = "it would not be any quicker" if joins else "that would start the same work a second time"
@@ -145,35 +136,31 @@ def handle_result(record: TaskRecord, companions: CompanionNames | None, *, join
 
 
 def failed_result(record: TaskRecord, error: JsonObject | None = None) -> dict[str, Any]:
-    """The result of a call whose tool ended without one: it failed, was stopped, or was cancelled.
-
-    Args:
-        error: The JSON-RPC error of a failed task.
-    """
+    """The result of a call whose tool failed with this error, was stopped or was cancelled."""
     if record.status is TaskStatus.CANCELLED:
         return _ended(record, f"was cancelled, and has no result. {_said(record)}", _CANCELLED)
     said = (error or {}).get("message")
     message = sentence(said) if isinstance(said, str) and said else _said(record)
     advice = _ADVICE.get(_reason(error))
     if advice is None:
-        # The tool's own error: it knows best what to say.
+        # The tool's own error.
         return _ended(record, f"failed: {message}", None, message)
     return _ended(record, f"was stopped before it had finished, and has no result. {message}", advice, message)
 
 
 def text_result(lines: Sequence[str], structured: JsonObject) -> dict[str, Any]:
-    """An ordinary result: lines for a model, and the same for a program."""
+    """A result: lines for a model, and the same for a program."""
     text = valid_text("\n".join(lines))
     return {"content": [{"type": "text", "text": text}], "structuredContent": dict(structured), "isError": False}
 
 
 def problem(text: str) -> dict[str, Any]:
-    """A tool error: what is wrong with a call, in words that say what to do."""
+    """A tool error, whose text says what to do."""
     return {"content": [{"type": "text", "text": valid_text(text)}], "isError": True}
 
 
 def beyond_limit(tool: str, exc: LimitExceeded) -> dict[str, Any]:
-    """A tool error: the call was refused before anything was done, because it is more than its caller may take."""
+    """A tool error: the call was refused by a limit before anything was done."""
     named = tool_name(tool)
     if exc.retry_after is None:
         advice = f"The same call will be refused again: call {named} with less."
@@ -184,7 +171,7 @@ def beyond_limit(tool: str, exc: LimitExceeded) -> dict[str, Any]:
 
 
 def facts(record: TaskRecord, message: str | None = None) -> dict[str, Any]:
-    """What a program reads of a task: the structured content of a handle."""
+    """The structured content of a handle."""
     return {
         "taskId": record.id,
         "status": record.status.value,
@@ -193,7 +180,7 @@ def facts(record: TaskRecord, message: str | None = None) -> dict[str, Any]:
 
 
 def with_id(record: TaskRecord) -> str:
-    """The arguments of a companion tool that takes nothing but the id."""
+    """The arguments of a companion tool that takes only the id."""
     return as_json({"task_id": record.id}, 1_000)
 
 
@@ -214,10 +201,10 @@ _ADVICE: Final[dict[str, str]] = {
     "journal": f"{_IN_PART} {_CHECK}",
     "replay": f"{_IN_PART} This is a mistake in the tool. {_CHECK}",
 }
-"""What to do, by the reason that the error of a stopped task gives."""
+"""What to do, by the `reason` in the error of a stopped task."""
 
 STOPPED: Final = frozenset(_ADVICE)
-"""The reasons for which the work of a tool is stopped, as errors give them."""
+"""The `reason`s of errors for which a tool was stopped."""
 
 
 _UNSAID: Final = {
@@ -227,7 +214,7 @@ _UNSAID: Final = {
     TaskStatus.FAILED: "ended without a result",
     TaskStatus.CANCELLED: "ended without a result",
 }
-"""What is said of a task that says nothing of itself."""
+"""The status message of a task that has none."""
 
 
 def _ended(record: TaskRecord, how: str, advice: str | None, message: str | None = None) -> dict[str, Any]:
@@ -299,3 +286,77 @@ def _message(record: TaskRecord) -> str:
 
 def _said(record: TaskRecord) -> str:
     return sentence(record.status_message or "No reason was given")
+
+
+# ---- schema
+# The output schema of a tool, widened so that it allows the handle as well.
+
+
+HANDLE_SCHEMA: Final[JsonObject] = MappingProxyType(
+    {
+        "type": "object",
+        "title": "StillRunning",
+        "description": "The tool has not finished: this is not its result. The text says how to get that.",
+        "properties": {
+            "taskId": {"type": "string", "description": "The id of the running task."},
+            "status": {"type": "string", "description": "Where the task stands."},
+            "statusMessage": {"type": "string", "description": "The same, for people."},
+        },
+        "required": ["taskId", "status", "statusMessage"],
+    }
+)
+"""The structured content of a call that is answered before its tool has finished."""
+
+_OWN: Final = "#/anyOf/0"
+"""The place of the tool's own schema in the wider one."""
+
+_REFERENCES: Final = ("$ref", "$dynamicRef")
+
+_DATA: Final = frozenset({"const", "enum", "default", "example", "examples"})
+"""Keywords whose values are data, in which `$ref` has no meaning."""
+
+_BY_NAME: Final = frozenset(
+    {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"}
+)
+"""Keywords whose values hold schemas by name; a property can be called `default`."""
+
+
+def widened(schema: JsonObject) -> dict[str, Any]:
+    """A schema that allows what this one does, and the handle as well. The given one is not changed."""
+    own = _moved(schema)
+    wider: dict[str, Any] = {}
+    if (dialect := own.pop("$schema", None)) is not None:
+        # Only the root of a document may say which JSON Schema it is written in.
+        wider["$schema"] = dialect
+    if own.get("type") == "object":
+        # Before 2026-07-28 the root of every output schema says so, and clients insist on it.
+        wider["type"] = "object"
+    return {**wider, "anyOf": [own, _moved(HANDLE_SCHEMA)]}
+
+
+def _moved(schema: JsonObject) -> dict[str, Any]:
+    """A copy of the schema whose local references point to its new place."""
+    own_id = schema.get("$id")
+    if isinstance(own_id, str) and not own_id.startswith("#"):
+        # A document of its own: its references start at its own root.
+        return dict(schema)
+    return {name: _keyword(name, value) for name, value in schema.items()}
+
+
+def _keyword(name: str, value: Any) -> Any:
+    if name in _DATA:
+        return value
+    if name in _REFERENCES and isinstance(value, str):
+        # The root, or a path from it. `#name` is an anchor, which needs no path.
+        return f"{_OWN}{value[1:]}" if value == "#" or value.startswith("#/") else value
+    if name in _BY_NAME and isinstance(value, Mapping):
+        return {key: _subschema(item) for key, item in cast("JsonObject", value).items()}
+    return _subschema(value)
+
+
+def _subschema(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return _moved(cast("JsonObject", value))
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_subschema(item) for item in cast("Sequence[Any]", value)]
+    return value

@@ -1,4 +1,4 @@
-"""What an author says of calls whose caller speaks no tasks."""
+"""The author's options for calls of clients without tasks, and how long known hosts wait for a call."""
 
 from __future__ import annotations
 
@@ -12,38 +12,39 @@ from mcp_tasks.model.json import JsonObject
 from mcp_tasks.model.values import check_choice, check_duration, check_flag, check_instance, check_mapping, check_number
 
 ShownTo: TypeAlias = Literal["auto", "always", "never"]
-"""Who is shown the companion tools: callers that may need them, everybody, nobody."""
+"""Which clients see the companion tools: those that may need them, all, or none."""
 
 WhenCallerLeaves: TypeAlias = Literal["continue", "cancel"]
-"""What becomes of the work when its caller goes away while the call is open."""
+"""What happens to the work when its caller disconnects while the call is open."""
 
 MOST_LEGS: Final = 9
-"""Clients of the SDKs take ten answers that tell them to come back, and raise at the eleventh. One is for a retry."""
+"""Clients of the SDKs accept ten answers that ask them to come back, and raise at the eleventh. One is for a retry."""
 
 LONGEST: Final = timedelta(days=30)
-"""The longest that a call may be taken up again: as long as a key is kept that it was sealed with."""
+"""The longest time after which a call can be resumed: as long as the key is kept that sealed its state."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fallback:
-    """How a call is answered whose caller speaks no tasks, for one tool or for all.
+    """How calls of clients without tasks are answered, for one tool or for all.
 
     Attributes:
-        modern: Whether clients of 2026-07-28 that do not declare tasks are answered so; if not, a plain call.
-        older: Whether clients of the older versions are, where they do not ask for a task; if not, a plain call.
-        wait: How long a call waits for the tool before it answers something else; a client of 2026-07-28 comes back for
-            as many waits as it has `legs`. A host that is known to give up sooner is answered sooner.
-        legs: How often a client of 2026-07-28 is told to come back in one call. Questions count; with 0,
-            those of the tool are asked by `task_status`.
-        handle: Whether the call answers that the tool is still running when the waits are over. If not, it goes on
-            waiting, and the caller may give up.
-        heartbeat: The longest time between two progress notifications, where the caller has asked for progress.
-        when_caller_leaves: What becomes of the work when the caller goes away while the call is open.
-        model_may_answer: Whether a model may answer for a person, with the companion tool `task_answer`. Then what the
-            tool asks stays open where the caller cannot be asked; otherwise the tool is told that it cannot ask. Over
-            stateless HTTP of older versions, where nobody knows what a client can do, it stays open in any case.
-        answer_within: How long a call may be taken up again, and a question stay open if the tool has no `max_wait`.
-            At most 30 days. A question with a `timeout` stays open, and can be answered, for that long instead.
+        modern: Whether this applies to clients of 2026-07-28 that do not declare tasks; if not, they get a plain call.
+        older: Whether it applies to clients of older versions that do not ask for a task; if not, a plain call.
+        wait: How long a request waits for the tool before it is answered in another way. A client of 2026-07-28 comes
+            back up to `legs` times and waits as long each time. Hosts known to give up sooner are answered sooner.
+        legs: How often a client of 2026-07-28 is asked to come back in one call. Questions count as well; with 0, the
+            tool's questions are asked by `task_status`.
+        handle: Whether the call is answered that the tool is still running when the time to wait is over. If not, it
+            goes on waiting, and the caller may give up.
+        heartbeat: The longest time between two progress notifications, if the caller asked for progress.
+        when_caller_leaves: What happens to the work when the caller disconnects while the call is open.
+        model_may_answer: Whether a model may answer questions for the user, with the companion tool `task_answer`.
+            Then questions stay open when the client cannot be asked; otherwise the tool is told that it cannot ask.
+            Over stateless HTTP of older versions, where a client's capabilities are unknown, they stay open in any
+            case.
+        answer_within: How long a call can be resumed, and a question stays open if the tool has no `max_wait`. At most
+            30 days. A question with a `timeout` stays open for that long instead.
     """
 
     modern: bool = True
@@ -68,18 +69,14 @@ class Fallback:
 
 
 Ways: TypeAlias = Fallback | Literal["auto", "inline"]
-"""What can be said of a tool: how, as usual, or that its calls stay plain calls."""
+"""The option of a tool: options of its own, those of the server, or plain calls."""
 
 USUAL: Final = Fallback()
 INLINE: Final = Fallback(modern=False, older=False)
 
 
 def check_ways(ways: object) -> None:
-    """Refuse what is none of the three.
-
-    Raises:
-        InvalidOption: It is not.
-    """
+    """Refuse a value of `fallback=` that is not valid, with `InvalidOption`."""
     if not isinstance(ways, Fallback) and ways not in ("auto", "inline"):
         raise InvalidOption(
             f"fallback must be 'auto', 'inline' or a Fallback, got {ways!r}: write "
@@ -88,35 +85,35 @@ def check_ways(ways: object) -> None:
 
 
 def chosen_ways(ways: Ways | None, usual: Fallback) -> Fallback:
-    """What was said of a tool, or else of all."""
+    """The options that a tool has, given those of its server."""
     if isinstance(ways, Fallback):
         return ways
     return INLINE if ways == "inline" else usual
 
 
 # ---- hosts
-# What is known of hosts, by the name that they give themselves: how long they wait for a call.
+# Known hosts by their `clientInfo.name`, and how long they wait for a call.
 
 
 SHARE: Final = 5 / 6
-"""How much of a host's limit is used: 50 of 60 seconds. The rest is for the way there and back."""
+"""How much of a host's limit is used: 50 of 60 seconds. The rest is for the network."""
 
 ANY_ENDING: Final = "*"
-"""What a name in the table ends with if it stands for all names that begin so."""
+"""At the end of a name in the table: it matches all names that begin so."""
 
 VIA: Final = " (via "
-"""What a bridge such as mcp-remote puts behind the name of the host that it works for, with its own name after it."""
+"""A bridge such as mcp-remote adds this and its own name to the name of the host."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Host:
-    """How a host treats a call of a tool.
+    """How long a host waits for a call of a tool.
 
     Attributes:
-        limit: When it gives up on the whole call, whatever happens meanwhile; None for one that waits.
-        progress_extends: Whether progress on the call starts the limit anew.
+        limit: When it gives up on a call; None if it waits without limit.
+        progress_extends: Whether progress notifications restart the limit.
         asks_for_tasks: Whether it asks for tasks of 2025-11-25, and so needs no companion tools there.
-        stdio: What holds instead where it starts the server itself and talks to it over stdio; None for the same.
+        stdio: The values for a server that it starts itself over stdio; None if they are the same.
     """
 
     limit: timedelta | None = None
@@ -133,7 +130,7 @@ class Host:
             check_instance("stdio", self.stdio, Host)
 
     def answer_within(self, *, has_progress: bool) -> timedelta | None:
-        """How long after its beginning a call must be answered at the latest; None for no limit."""
+        """The time by which a call must be answered; None for no limit."""
         return None if self.limit is None or (self.progress_extends and has_progress) else self.limit * SHARE
 
 
@@ -142,13 +139,13 @@ def _gives_up_after(seconds: float, *, progress_extends: bool = False, stdio: Ho
 
 
 ANY_HOST: Final = "*"
-"""The name under which a table says what is assumed of hosts that are not in it."""
+"""The entry of a table for all hosts that are not in it."""
 
 UNKNOWN_HOST: Final = _gives_up_after(60)
-"""A host that nobody knows is taken for one of the many that give up after a minute."""
+"""Many hosts give up after a minute, so an unknown host is expected to."""
 
 HOSTS: Final[Mapping[str, Host]] = {
-    # What the SDKs' clients call themselves where nobody gives them another name.
+    # Default names of the SDKs' clients.
     "mcp": Host(),  # Python
     "rmcp": Host(),  # Rust
     "Java SDK MCP Client": _gives_up_after(20),
@@ -192,120 +189,41 @@ HOSTS: Final[Mapping[str, Host]] = {
     "inspector-*": _gives_up_after(60),
     "mcp-tasks-cli": Host(asks_for_tasks=True),
 }
-"""Hosts that are known, by `clientInfo.name`; a name that ends with `*` stands for all that begin so. They are listed
-with their sources in docs/hosts.md#the-hosts-that-are-known."""
+"""Known hosts by `clientInfo.name`; a name that ends with `*` matches all that begin so. Sources are listed in
+docs/hosts.md#the-hosts-that-are-known."""
 
 
 def check_hosts(hosts: object) -> None:
-    """Refuse what is not a mapping of names to hosts.
-
-    Raises:
-        InvalidOption: It is not, or a host could never have one of the names.
-    """
+    """Refuse a value of `hosts=` that is not valid, or has a name that no host can have, with `InvalidOption`."""
     check_mapping("hosts", hosts)
     for name, host in cast("Mapping[str, Any]", hosts).items():
         if not isinstance(host, Host):
             raise InvalidOption(
                 f"hosts[{name!r}] must be a Host, got {host!r}: write Host(limit=timedelta(seconds=...))"
             )
-        _check_name(name)
-
-
-def _check_name(name: str) -> None:
-    """Refuse a name that no host is ever found by."""
-    if not name:
-        raise InvalidOption(
-            f"hosts[{name!r}]: a host's name cannot be empty; {ANY_HOST!r} is for all that are not known"
-        )
-    if ANY_ENDING in name[:-1]:
-        raise InvalidOption(
-            f"hosts[{name!r}]: {ANY_ENDING!r} can only stand at the end of a name, for all names that begin so"
-        )
-    if VIA in name:
-        raise InvalidOption(
-            f"hosts[{name!r}]: behind a bridge the host is known by its own name; write {name.partition(VIA)[0]!r}"
-        )
+        if not name:
+            raise InvalidOption(
+                f"hosts[{name!r}]: a host's name cannot be empty; {ANY_HOST!r} is for all that are not known"
+            )
+        if ANY_ENDING in name[:-1]:
+            raise InvalidOption(
+                f"hosts[{name!r}]: {ANY_ENDING!r} can only stand at the end of a name, for all names that begin so"
+            )
+        if VIA in name:
+            raise InvalidOption(
+                f"hosts[{name!r}]: behind a bridge the host is known by its own name; write {name.partition(VIA)[0]!r}"
+            )
 
 
 def host_of(client_info: JsonObject | None, hosts: Mapping[str, Host], *, over_stdio: bool = False) -> Host | None:
-    """The host that says this of itself; None for one that is not known."""
-    name = None if client_info is None else client_info.get("name")
-    host = _named(name.partition(VIA)[0], hosts) if isinstance(name, str) else None
+    """The host that a client says it is; None if it is not known."""
+    said = None if client_info is None else client_info.get("name")
+    if not isinstance(said, str):
+        return None
+    name = said.partition(VIA)[0]
+    host = None if name.endswith(ANY_ENDING) else hosts.get(name)
+    if host is None:
+        patterns = (key for key in hosts if key.endswith(ANY_ENDING) and name.startswith(key.removesuffix(ANY_ENDING)))
+        longest = max(patterns, key=len, default=None)
+        host = None if longest is None else hosts[longest]
     return host.stdio if host is not None and over_stdio and host.stdio is not None else host
-
-
-def _named(name: str, hosts: Mapping[str, Host]) -> Host | None:
-    """The entry of the name itself, or else of its longest beginning."""
-    if name in hosts and not name.endswith(ANY_ENDING):
-        return hosts[name]
-    begins = (key for key in hosts if key.endswith(ANY_ENDING) and name.startswith(key.removesuffix(ANY_ENDING)))
-    longest = max(begins, key=len, default=None)
-    return None if longest is None else hosts[longest]
-
-
-# ---- patience
-# How long a call may wait for its tool, and whether its caller can be told to come back: rules, and no clock.
-
-
-LAST_STRETCH: Final = 1.2
-"""How much longer than usual a wait may be that nothing comes after: a short one more is not worth a request."""
-
-
-@dataclass(frozen=True, slots=True)
-class Patience:
-    """What one request of a call may do.
-
-    Attributes:
-        limit: How long it may wait; None for as long as the tool takes.
-        comes_back: Whether its caller can be told to come back when the wait is over.
-        asks: Whether its caller can be told to come back with answers.
-    """
-
-    limit: timedelta | None
-    comes_back: bool = False
-    asks: bool = False
-
-
-def patience_of_call(ways: Fallback, host: Host | None, unknown: Host, *, has_progress: bool) -> Patience:
-    """For a call that is one request.
-
-    Args:
-        host: What is known of the caller's host; None for nothing.
-        unknown: What is assumed of such a host.
-        has_progress: Whether the caller is sent progress.
-    """
-    if host is not None:
-        return Patience(host.answer_within(has_progress=has_progress))
-    assumed = unknown.answer_within(has_progress=has_progress)
-    return Patience(ways.wait if assumed is None else min(ways.wait, assumed))
-
-
-def patience_of_leg(ways: Fallback, host: Host, *, legs: int, elapsed: timedelta, has_progress: bool) -> Patience:
-    """For a request of a call that may take several.
-
-    Args:
-        legs: How often the caller has been told to come back.
-        elapsed: How much of the host's limit for the whole call has gone by.
-    """
-    has_legs = legs < ways.legs
-    within = host.answer_within(has_progress=has_progress)
-    if within is None:
-        return Patience(ways.wait, comes_back=has_legs, asks=has_legs)
-    remaining = max(within - elapsed, timedelta(0))
-    if remaining <= ways.wait * LAST_STRETCH:
-        return Patience(remaining, asks=has_legs)
-    return Patience(ways.wait, comes_back=has_legs, asks=has_legs)
-
-
-def patience_of_status(
-    wanted: timedelta, host: Host, *, elapsed: timedelta, asks: bool, has_progress: bool
-) -> Patience:
-    """For a request whose caller says how long it waits, and is answered then.
-
-    Args:
-        elapsed: How much of the host's limit for the whole call has gone by.
-        asks: Whether the caller can be told to come back with answers.
-    """
-    within = host.answer_within(has_progress=has_progress)
-    limit = wanted if within is None else min(wanted, max(within - elapsed, timedelta(0)))
-    return Patience(limit, asks=asks)

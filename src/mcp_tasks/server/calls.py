@@ -17,7 +17,7 @@ from mcp_types import CallToolRequestParams, CallToolResult, TextContent
 from mcp_tasks.errors import LimitExceeded, TasksError
 from mcp_tasks.fallback.options import Host, ShownTo
 from mcp_tasks.fallback.request_state import comes_back
-from mcp_tasks.fallback.service import FallbackRoom, ToolCall
+from mcp_tasks.fallback.service import FallbackService, ToolCall
 from mcp_tasks.legacy.server import LegacyEra
 from mcp_tasks.model.limits import Limits
 from mcp_tasks.model.record import TaskRecord, TaskRequest
@@ -63,7 +63,7 @@ class Calls:
         protocol: TasksProtocol,
         adapter: SdkAdapter,
         runtime: Callable[[], TaskRuntime],
-        fallback: FallbackRoom,
+        fallback: FallbackService,
         augment: Augment | None,
     ) -> None:
         self._catalogue = catalogue
@@ -323,7 +323,7 @@ class Doors:
         eras = older_eras(parts)
         tools = CalledTools(catalogue, augments=augment is not None)
         self.adapter: SdkAdapter = SdkAdapter(protocol, lifecycle.stopping, eras)
-        self.fallback: FallbackRoom = FallbackRoom(
+        self.fallback: FallbackService = FallbackService(
             parts,
             open_calls=lifecycle.open_calls,
             ways=tools,

@@ -36,9 +36,8 @@ from mcp_tasks.errors import (
     TooOld,
     WaitedTooLong,
 )
-from mcp_tasks.fallback.messages import CompanionNames, failed_result, handle_result
+from mcp_tasks.fallback.messages import CompanionNames, failed_result, handle_result, widened
 from mcp_tasks.fallback.progress import ALIVE, ProgressValues, Report
-from mcp_tasks.fallback.service import widened
 from mcp_tasks.model import InputRequest, TaskRecord, TaskStatus
 from mcp_tasks.model.record import InputBook, Progress
 from mcp_tasks.protocol.errors import describe
