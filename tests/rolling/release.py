@@ -82,7 +82,7 @@ class Release:
 
     async def show(self, task: str) -> dict[str, Any]:
         record = await self.runtime.get(task, owner=None)
-        outcome = await self.runtime.outcome(task)
+        outcome = await self.runtime.store.outcome(task)
         return {
             "status": record.status,
             "open": sorted(record.inputs.outstanding),

@@ -269,7 +269,7 @@ class Process:
 
 
 _EXPECTED_ERRORS = (
-    "hints are not followed",
+    "change notifications are unavailable",
     "went back in time",
     "was lost with its process",
     "ended with an unexpected exception",

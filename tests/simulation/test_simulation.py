@@ -15,7 +15,7 @@ import pytest
 
 from harness.processes import python, run
 from harness.thoroughness import TIMES, examples
-from mcp_tasks.runtime.dispatch import Lookout
+from mcp_tasks.runtime.dispatch import ChangeListener
 from tests.properties.tools.tree import Step
 from tests.simulation.clockwork import Clockwork, SimulatedLoop, burial
 from tests.simulation.plans import Happening, MachinePlan, Mishap, TaskPlan, calm, plan_for
@@ -143,8 +143,8 @@ def test_the_place_of_a_cancelled_task_is_free_before_its_run_hears_of_it() -> N
 
 
 def test_a_run_that_never_hears_of_its_cancellation_is_found() -> None:
-    async def look(_: Lookout) -> None:
+    async def look(_: ChangeListener) -> None:
         """See nothing."""
 
-    with burial(), patch.object(Lookout, "look", look):
+    with burial(), patch.object(ChangeListener, "look", look):
         assert _world_of_one_place(20.0, 0.0).live() == ("limit exceeded", "2 tasks of ann are at work")

@@ -255,7 +255,7 @@ async def until_final(runtime: TaskRuntime, task: TaskRecord, limit: float = LIM
 
 
 async def finished(runtime: TaskRuntime, record: TaskRecord) -> Finished:
-    outcome = await runtime.outcome(record.id)
+    outcome = await runtime.store.outcome(record.id)
     body = None if outcome is None else cast("dict[str, Any]", decode_json(outcome.body))
     return Finished(
         **{field.name: getattr(record, field.name) for field in fields(TaskRecord)},

@@ -266,7 +266,7 @@ async def outcome_of(runtime: TaskRuntime, record: TaskRecord) -> Outcome | None
     """
     if record.status not in _WITH_OUTCOME:
         return None
-    outcome = await runtime.outcome(record.id)
+    outcome = await runtime.store.outcome(record.id)
     if outcome is None:
         raise UnknownTask(record.id)
     return outcome

@@ -253,7 +253,7 @@ class TasksProtocol:
         text, now = texts.find(task_id, owner), runtime.now()
         if text is not None:
             with refusing():
-                if await runtime.reading.is_current(text.record, owner=owner, now=now):
+                if await runtime.is_current(text.record, owner=owner, now=now):
                     tell_look(runtime, text.record, "tasks/get")
                     return text.at(now)
         record, answer = await self._look(caller, dialect, task_id, owner)
@@ -319,7 +319,7 @@ class TasksProtocol:
         with refusing():
             try:
                 async with self.limiting.unread.turn(owner):
-                    record, *read = await runtime.reading.get_with_outcome(task_id, owner=owner)
+                    record, *read = await runtime.get_with_outcome(task_id, owner=owner)
                     _check_method(record, dialect)
                     outcome = hold(owner, read if read[0] is not None else [await outcome_of(runtime, record)])
             except UnknownTask:

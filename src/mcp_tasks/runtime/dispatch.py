@@ -1,12 +1,11 @@
-"""What is in the hands of the engine, and what waits in the store until it may be.
+"""What the engine is given to run, and the notifications of other processes that lead to it.
 
-An engine that carries ids to other processes is first come, first served: whatever is handed to it stands in line, and
-one owner's ten thousand tasks would stand before another's one. So only a share of each owner's tasks, and of a tool's
-that has a limit, is handed out. The rest stays queued in the store, which knows whose turn it is, and is handed out as
-what was handed out before is claimed. Every process does so for all of its namespace; the store lets each task be
-handed out by one of them.
+An engine that carries ids to other processes is first come, first served: one owner's ten thousand tasks would stand
+before another's one. So only a share of each owner's tasks, and of those of a tool with a limit, is dispatched. The
+rest stays queued in the store, which knows whose turn it is, and is dispatched as earlier tasks are claimed. Every
+process does so for all of its namespace; the store lets one of them dispatch each task.
 
-An engine that runs tools in this very process has its own line, and owners take turns in it.
+An engine of this process has its own line, in which owners take turns.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Final
 import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
+from mcp_tasks._utils import short_id
 from mcp_tasks.engines.base import Lane, Route, Serves, WritesJobs
 from mcp_tasks.errors import StoreError, StoreUnavailable, TaskUnreadable
 from mcp_tasks.model.limits import backoff
@@ -37,29 +37,26 @@ if TYPE_CHECKING:
 logger: Final = get_logger(__name__)
 
 BATCH = 100
-"""Tasks that are handed out at a time."""
+"""Tasks that are dispatched at a time."""
 
 PAUSE = 0.02
-"""Seconds between two looks at what can be handed out, however often there is reason for one."""
+"""Seconds between two dispatches, however often there is reason for one."""
 
 LOOK_AGAIN = 0.25
-"""Seconds between two looks for the reason that something was claimed, if the last one found nothing."""
+"""Seconds between two dispatches because a task was claimed, if the last one found nothing."""
 
 TRY_AGAIN = timedelta(seconds=1)
-"""When a woken task is tried again of which too many were at work."""
+"""When a resumed task is tried again whose concurrency limit was reached."""
 
 LONGEST_DELAY = timedelta(days=1)
-"""How long an engine is had to wait with a task. Every question has a time at which its task gives up, days ahead, and
-is answered before that as a rule: what carries ids would fill up with some that nobody needs. Sweeps find the rest."""
+"""How long an engine is asked to delay a task. Every question has a time at which its task gives up, days ahead, and is
+usually answered before that: the engine would fill up with jobs that are not needed. Sweeps find the rest."""
 
 TOOLS = "tools/call"
 
 
 class Dispatch:
-    """Hands tasks to the engine, for one runtime."""
-
-    is_behind: bool = False
-    """It goes on by itself, as soon as there is room."""
+    """Submits tasks to the engine, for one runtime."""
 
     def __init__(self, runtime: TaskRuntime) -> None:
         self._runtime = runtime
@@ -71,53 +68,39 @@ class Dispatch:
         self._later: asyncio.TimerHandle | None = None
         self._tools: Mapping[str, ToolPolicy] = {}
 
-    # Where a task goes
-
-    async def learn_tools(self) -> Mapping[str, ToolPolicy]:
-        """The tools that this process knows by name, and how each is treated."""
-        self._tools = await self._runtime.tools()
-        return self._tools
-
-    def route(self, task: TaskRecord | Ready) -> Route:
-        """Which workers the task may go to: those that have its tool, if it is one that can be announced."""
-        tool = task.name if task.method == TOOLS and task.name in self._tools else None
-        return Route(queue=task.queue, tool=tool, priority=task.priority)
-
-    async def served(self, tools: Mapping[str, ToolPolicy]) -> Serves:
-        """What this process takes from an engine: tasks of its queues, and of the tools that it has."""
+    async def served(self) -> Serves:
+        """What this process takes from an engine: tasks of its queues, and of the tools that it has by now."""
+        runtime, tools = self._runtime, await self._runtime.tools()
+        self._tools = tools
         homes = {name: policy.queue for name, policy in tools.items()}
-        queues: set[str] = set(self._runtime.queues or (DEFAULT_QUEUE, *homes.values()))
-        if self._runtime.queues is None and self._is_remote:
-            # Those in which something waits, too: a tool may have had another queue when a task of it was made.
-            queues.update(await self._runtime.store.backlog(self._runtime.namespace, self._runtime.now()))
+        queues: set[str] = set(runtime.queues or (DEFAULT_QUEUE, *homes.values()))
+        if runtime.queues is None and self._is_remote:
+            # And those in which a task waits: its tool may have had another queue when it was created.
+            queues.update(await runtime.store.backlog(runtime.namespace, runtime.now()))
         return Serves(
-            namespace=self._runtime.namespace,
+            namespace=runtime.namespace,
             queues=sorted(queues),
             tools=sorted(tools),
             homes=homes,
-            owner_share=self._runtime.limits.owner_share,
+            owner_share=runtime.limits.owner_share,
         )
 
     def limits(self, policy: ToolPolicy) -> WorkLimits | None:
-        """How many tasks may be at work for one more of this tool to be claimed; None if any number may."""
+        """The concurrency limits for a claim of this tool; None if there are none."""
         owner = self._runtime.settings.max_at_work_per_owner
         if policy.max_at_work is None and owner is None:
             return None
         return WorkLimits(tool=policy.max_at_work, owner=owner)
 
-    def _goes_on_under_limits(self, record: TaskRecord) -> bool:
-        policy = self._tools.get(record.name) if record.method == TOOLS else None
-        return record.started_at is not None and policy is not None and self.limits(policy) is not None
-
     # New tasks
 
     def handing(self, record: TaskRecord) -> Handing | None:
-        """How a new task is handed out with its creation; None for an engine that is handed every task."""
+        """How a new task is dispatched when it is created; None for an engine that is given every task."""
         if not self._is_remote:
             return None
         job = None
         if self._jobs is not None:
-            job = self._jobs.job(record.id, route=self.route(record), namespace=self._runtime.namespace)
+            job = self._jobs.job(record.id, route=self._route(record), namespace=self._runtime.namespace)
         return Handing(share=self._share(), job=job)
 
     async def created(self, record: TaskRecord, handing: Handing | None) -> None:
@@ -130,22 +113,24 @@ class Dispatch:
     # Tasks that are queued again
 
     async def again(self, record: TaskRecord) -> None:
-        """Have a task run again that nobody has.
+        """Have a queued task run again, here or elsewhere, when there is room.
 
-        A run that goes on under a limit does not wait to be handed out: that counts it like a new one. Its claim gives
+        A run that goes on under a limit does not wait to be dispatched, which counts it like a new one. Its claim gives
         it the next place instead.
         """
-        if self._is_remote and record.wake_at is None and not self._goes_on_under_limits(record):
-            self.look()
-        else:
-            await self._submit(record, "again")
+        if self._is_remote and record.wake_at is None:
+            policy = self._tools.get(record.name) if record.method == TOOLS else None
+            if record.started_at is None or policy is None or self.limits(policy) is None:
+                self.look()
+                return
+        await self.submit(record)
 
     async def submit(self, record: TaskRecord) -> None:
-        """Have the engine run a task that it may have been handed before, and lost."""
+        """Have the engine run a task that it may have been given before, and lost."""
         await self._submit(record, "again")
 
     async def resubmit(self, task_id: str) -> None:
-        """Have a task run that may be queued: this process has only its id. Whatever is wrong with it, a sweep says."""
+        """Have a task run that may be queued. If that fails, a sweep says why."""
         store = self._runtime.store
         try:
             record = await store.get(task_id)
@@ -154,10 +139,10 @@ class Dispatch:
                     await store.hand_back(task_id)
                 await self.again(record)
         except StoreError as exc:
-            logger.debug("task %s… could not be submitted again: %s", task_id[:12], exc)
+            logger.debug("task %s could not be submitted again: %s", short_id(task_id), exc)
 
     async def after(self, record: TaskRecord) -> None:
-        """Have a parked task run when its time comes, if the engine can wait for it; sweeps find it in any case."""
+        """Have a suspended task run when its time comes, if the engine can wait; sweeps find it in any case."""
         if not self._runtime.engine.abilities.delay or record.wake_at is None or record.worker is not None:
             return
         delay = max(record.wake_at - self._runtime.now(), timedelta(0))
@@ -165,7 +150,7 @@ class Dispatch:
             await self._submit(record, "again", delay=delay)
 
     async def refused(self, record: TaskRecord) -> None:
-        """A claim found as many at work as may be: the task waits in the store until one of them has ended."""
+        """A claim found that a concurrency limit is reached: the task waits in the store until a run has ended."""
         if not self._is_remote:
             return
         if record.wake_at is None:
@@ -173,14 +158,14 @@ class Dispatch:
         else:
             await self._submit(record, "again", delay=TRY_AGAIN)
 
-    # Handing out
+    # Dispatching
 
     def look(self) -> None:
-        """Something was queued, or there is room for something: hand out what can be."""
+        """A task was queued, or there is room for one: dispatch soon."""
         self._reason.set()
 
     def claimed(self) -> None:
-        """A task was claimed: another of its owner may be handed out, if any waits."""
+        """A task was claimed: another of its owner may be dispatched, if one waits."""
         now = self._runtime.monotonic()
         if not self._is_remote or self._later is not None:
             return
@@ -190,40 +175,20 @@ class Dispatch:
             wait = max(self._looked_at + LOOK_AGAIN - now, 0)
             self._later = asyncio.get_running_loop().call_later(wait, self.look)
 
-    def ended(self, policy: ToolPolicy) -> None:
-        """A run has ended, or waits: where there is a limit, there is room for another now."""
-        if self.limits(policy) is not None:
-            self.look()
-
-    async def keep_handing_out(self) -> None:
-        """Hand out for as long as this process serves."""
+    async def keep_dispatching(self) -> None:
+        """Dispatch for as long as this process serves."""
         while True:
             await self._reason.wait()
             self._reason.clear()
             try:
-                await self.hand_out()
+                await self._dispatch()
             except StoreUnavailable as exc:
-                logger.debug("queued tasks could not be handed out: %s", exc)
+                logger.debug("queued tasks could not be dispatched: %s", exc)
             except StoreError as exc:
-                logger.warning("queued tasks could not be handed out: %s", exc)
+                logger.warning("queued tasks could not be dispatched: %s", exc)
             except Exception:
-                logger.error("queued tasks could not be handed out", exc_info=quietly())
+                logger.error("queued tasks could not be dispatched", exc_info=quietly())
             await asyncio.sleep(PAUSE)
-
-    async def hand_out(self) -> None:
-        """Hand out all that can be now.
-
-        Raises:
-            StoreError: The store could not be asked.
-        """
-        self._later = None
-        while self._is_remote:
-            self._looked_at = self._runtime.monotonic()
-            ready = await self._runtime.store.hand_out(self._runtime.namespace, self._share(), limit=BATCH)
-            if not ready:
-                return
-            self._found_at = self._runtime.monotonic()
-            await asyncio.gather(*(self._submit(task, "new") for task in ready))
 
     async def next(self) -> Sequence[Ready]:
         """The tasks whose turn it is, for an engine of this process: fair among owners, and within the limits.
@@ -236,12 +201,15 @@ class Dispatch:
             runtime.namespace, self._share(), queues=runtime.queues, mark=False, limit=BATCH
         )
 
-    async def sweep(self) -> None:
-        """Look for what other processes left in the store."""
-        self.look()
-
-    async def catch_up(self) -> None:
-        """There is nothing to catch up with."""
+    async def _dispatch(self) -> None:
+        self._later = None
+        while self._is_remote:
+            self._looked_at = self._runtime.monotonic()
+            ready = await self._runtime.store.hand_out(self._runtime.namespace, self._share(), limit=BATCH)
+            if not ready:
+                return
+            self._found_at = self._runtime.monotonic()
+            await asyncio.gather(*(self._submit(task, "new") for task in ready))
 
     def _share(self) -> Share:
         settings = self._runtime.settings
@@ -251,12 +219,16 @@ class Dispatch:
             owner_at_work=settings.max_at_work_per_owner,
         )
 
+    def _route(self, task: TaskRecord | Ready) -> Route:
+        """The workers that the task may go to: those that have its tool, if it is one that can be announced."""
+        tool = task.name if task.method == TOOLS and task.name in self._tools else None
+        return Route(queue=task.queue, tool=tool, priority=task.priority)
+
     async def _submit(self, task: TaskRecord | Ready, lane: Lane, *, delay: timedelta | None = None) -> None:
-        await self._runtime.engine.submit(task.id, lane=lane, owner=task.owner, route=self.route(task), delay=delay)
+        await self._runtime.engine.submit(task.id, lane=lane, owner=task.owner, route=self._route(task), delay=delay)
 
 
-# ---- lookout
-# What other processes wrote, on its way to the runs and listeners of this one, and to its engine if a task is queued.
+# ---- change listener
 
 
 MAX_UNSEEN = 100
@@ -266,26 +238,28 @@ AT_ONCE = 10
 """Runs that are compared with their rows at a time."""
 
 
-class Lookout:
-    """Watches the store for one runtime."""
+class ChangeListener:
+    """Tells runs and listeners of this process, and its engine, of changes that other processes make."""
 
     def __init__(self, runtime: TaskRuntime) -> None:
         self._runtime = runtime
         self._seen: dict[str, int] = {}
 
-    async def keep_following_hints(self) -> None:
-        """Follow hints for as long as this process serves."""
+    async def keep_listening(self) -> None:
+        """Follow notifications for as long as this process serves."""
         failures = 0
         while True:
             try:
-                await self._follow_hints()
+                await self._listen()
                 failures = 0
             except Exception as exc:
                 failures += 1
-                # Once with all there is to see; it may fail for as long as the server lives.
+                # Once with the traceback; it may fail for as long as the server lives.
                 level = logging.ERROR if failures == 1 else logging.DEBUG
                 shown = quietly() if failures == 1 else None
-                logger.log(level, "hints are not followed for a moment: %s", what(exc), exc_info=shown)
+                logger.log(
+                    level, "change notifications are unavailable, polling instead: %s", what(exc), exc_info=shown
+                )
             await anyio.sleep(backoff(failures, base=timedelta(seconds=1), limit=timedelta(seconds=30)).total_seconds())
 
     async def keep_looking(self) -> None:
@@ -306,7 +280,7 @@ class Lookout:
                 logger.error("the runs of this process could not be compared with the store", exc_info=quietly())
 
     async def look(self) -> None:
-        """Tell the runs and the listeners of this process what they were not told.
+        """Tell the runs and the listeners of this process of changes whose notification was lost.
 
         Raises:
             StoreError: The store could not be read.
@@ -327,69 +301,67 @@ class Lookout:
                 hints.put(Hint(task_id, versions[task_id]))
         self._seen = versions
 
-    async def _follow_hints(self) -> None:
+    async def _listen(self) -> None:
         unseen, to_look_at = anyio.create_memory_object_stream[str](MAX_UNSEEN)
         with unseen, to_look_at:
-            # Apart: however slow the store is, hints reach the runs of this process.
-            starting = asyncio.create_task(self._start_queued(to_look_at), name="mcp-tasks-queued")
-            hearing = asyncio.create_task(self._hear_unheard(unseen), name="mcp-tasks-unheard")
+            # Apart: however slow the store is, notifications reach the runs of this process.
+            beside = [
+                asyncio.create_task(self._start_queued(to_look_at), name="mcp-tasks-queued"),
+                asyncio.create_task(self._hear_unheard(unseen), name="mcp-tasks-unheard"),
+            ]
             try:
                 async with self._runtime.store.notifier().listen(origin=self._runtime) as hints:
                     async for hint in hints:
                         await self._hear(hint, unseen)
             finally:
-                starting.cancel()
-                hearing.cancel()
+                for task in beside:
+                    task.cancel()
 
     async def _hear_unheard(self, unseen: MemoryObjectSendStream[str]) -> None:
-        """Hear of what others wrote while this process was about to write something else, and did not."""
+        """Follow what others wrote while a write of this process was under way, which failed."""
         async for hint in self._runtime.changes.unheard:
             try:
                 await self._hear(hint, unseen)
             except Exception as exc:
                 # A look at the store finds it.
-                logger.debug("could not hear of a change of task %s…: %s", hint.task_id[:12], what(exc))
+                logger.debug("a change of task %s was missed: %s", short_id(hint.task_id), what(exc))
 
     async def _hear(self, hint: Hint, unseen: MemoryObjectSendStream[str]) -> None:
-        if self._runtime.changes.wrote(hint):
+        runtime = self._runtime
+        if runtime.changes.wrote(hint):
             # Runs and listeners of this process were told then, or are about to be.
             return
-        self._runtime.hints.put(hint)
-        run = self._runtime.run_of(hint.task_id)
+        runtime.hints.put(hint)
+        run = runtime.run_of(hint.task_id)
         if run is None:
-            self._consider(hint, unseen)
+            # Another process may have queued it.
+            if self._could_start(hint.task_id):
+                with contextlib.suppress(anyio.WouldBlock):
+                    unseen.send_nowait(hint.task_id)
         elif hint.version > run.record.version:
             # Also while it writes: what it writes may be on disk already, and this has come after it.
             await self._refresh(run)
 
-    def _consider(self, hint: Hint, unseen: MemoryObjectSendStream[str]) -> None:
-        """Have a task looked at that another process may have queued, if it could be started here."""
-        if self._could_start(hint.task_id):
-            with contextlib.suppress(anyio.WouldBlock):
-                unseen.send_nowait(hint.task_id)
-
     def _could_start(self, task_id: str) -> bool:
         runtime = self._runtime
-        # Whoever has room may look at it: the store decides who has it. An engine that carries ids never says that it
-        # has room; it has been handed this one.
+        # The store decides who has it. An engine that carries ids never says that it has room; it has been given this
+        # one.
         return runtime.runs_tools and runtime.engine.has_room and not runtime.has(task_id)
 
     async def _start_queued(self, unseen: MemoryObjectReceiveStream[str]) -> None:
         """Start tasks that other processes queued, for as long as there is room."""
-        async for task_id in unseen:
-            if self._could_start(task_id):
-                await self._start_if_queued(task_id)
-
-    async def _start_if_queued(self, task_id: str) -> None:
         runtime = self._runtime
-        try:
-            record = await runtime.store.get(task_id)
-            # Asked again: were it to wait in line here, another process might have started it sooner.
-            if record is not None and self._is_queued(record) and self._could_start(task_id):
-                await runtime.submit(record)
-        except Exception as exc:
-            # A sweep finds the task, and says what is wrong with it.
-            logger.debug("could not look at task %s…: %s", task_id[:12], what(exc))
+        async for task_id in unseen:
+            if not self._could_start(task_id):
+                continue
+            try:
+                record = await runtime.store.get(task_id)
+                # Asked again: were it to wait in line here, another process might have started it sooner.
+                if record is not None and self._is_queued(record) and self._could_start(task_id):
+                    await runtime.submit(record)
+            except Exception as exc:
+                # A sweep finds the task, and says what is wrong with it.
+                logger.debug("could not look at task %s: %s", short_id(task_id), what(exc))
 
     async def _refresh(self, run: Run) -> None:
         task_id, known = run.record.id, run.record
@@ -401,14 +373,14 @@ class Lookout:
         except TaskUnreadable:
             record = None
         except StoreError as exc:
-            logger.warning("could not look at task %s…: %s", task_id[:12], exc)
+            logger.warning("could not look at task %s: %s", short_id(task_id), exc)
             return
         if record is None:
             run.stop()
             return
         run.reconcile(record)
         if self._is_queued(record) and not self._runtime.engine.abilities.remote:
-            # The run has parked and is on its way out, and what it waited for has come already.
+            # The run was suspended and is on its way out, and what it waited for has come already.
             await self._runtime.submit(record)
 
     def _is_queued(self, record: TaskRecord) -> bool:

@@ -1,12 +1,13 @@
-"""Who is alive: this process's own lease, and what it sees of the others.
+"""Which workers are alive: this process's own lease, and its view of the others.
 
-Times of two machines are never compared. A heartbeat is a number that grows; whoever watches it measures on a clock of
-its own for how long it has not, and counts only time in which it was itself awake and looking. So a clock that is set,
-a laptop that sleeps and a virtual machine that is resumed end nothing.
+Times of two machines are never compared. A heartbeat is a number that grows; the observer measures on its own clock for
+how long it has not, and counts only time in which it was itself awake and looking. So a clock that is set, a laptop
+that sleeps and a virtual machine that is resumed end nothing.
 
-The other side of it: a process that cannot renew in time must expect that its tasks are given to others, so it stops
-its runs before that. It measures on a clock that goes on while the machine sleeps, and after a long gap it looks at the
-store before it does anything else."""
+A process that cannot renew its lease in time must expect that its tasks are given to others, so it stops its runs
+before that. It measures on a clock that goes on while the machine sleeps, and after a long gap it looks at the store
+before it does anything else.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +25,12 @@ from dataclasses import dataclass
 from datetime import timedelta
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import Any, Final, cast
 
+from mcp_tasks._utils import BackgroundTasks
 from mcp_tasks.errors import StoreError
 from mcp_tasks.quiet import get_logger, quietly
 from mcp_tasks.stores.base import Store
-
-if TYPE_CHECKING:
-    from mcp_tasks.runtime.runtime import TaskRuntime
 
 # ---- worker name
 # Who this process is, and whether another one that wrote its name into the store is still there.
@@ -229,7 +228,7 @@ class Lease:
         self._hurries_until = 0.0
         self._making_sure = asyncio.Lock()
         self._context = contextvars.copy_context()
-        self._under_way: set[asyncio.Task[None]] = set()
+        self._under_way = BackgroundTasks()
         self._timer: asyncio.TimerHandle | None = None
         self._asking_late: asyncio.Task[None] | None = None
         self._is_kept = False
@@ -370,16 +369,7 @@ class Lease:
 
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         # Not in the context of a tool that makes sure: it is no part of it.
-        task = asyncio.get_running_loop().create_task(work, context=self._context.copy())
-        self._under_way.add(task)
-        task.add_done_callback(self._ended)
-        return task
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._under_way.discard(task)
-        if not task.cancelled():
-            # Looked at, so that asyncio does not report what nobody waits for any more.
-            task.exception()
+        return self._under_way.start(work, context=self._context.copy())
 
     @property
     def _time_left(self) -> float:
@@ -445,10 +435,6 @@ class Watch:
         self._heartbeats: dict[str, int] = {}
         self._silent: dict[str, float] = {}
 
-    def now(self) -> float:
-        """The time on the clock of the watch."""
-        return self._clock()
-
     def dead(self, heartbeats: dict[str, int], *, asked: float) -> list[str]:
         """Those of the workers that are dead, given their heartbeats, which the store was `asked` for then and has
         given just now."""
@@ -474,14 +460,14 @@ class Watch:
 
 
 # ---- draining
-# Which workers an operator wants to take nothing more, as a note in the store, and the worker that finds itself there.
+# The workers that an operator wants to drain, as a note in the store.
 
 
 NOTE: Final = "draining workers"
 
 
 async def draining_workers(store: Store, namespace: str) -> Mapping[str, str]:
-    """The workers that are to drain, and who said so.
+    """The workers that are to drain, with the operator who asked for it.
 
     Raises:
         StoreError: The note cannot be read.
@@ -492,7 +478,7 @@ async def draining_workers(store: Store, namespace: str) -> Mapping[str, str]:
 async def set_draining(
     store: Store, namespace: str, *, add: Mapping[str, str] | None = None, remove: Collection[str] = ()
 ) -> None:
-    """Have workers drain, named with who says so, or not any more. Those that are gone are forgotten with it.
+    """Add workers, each with the operator who asks, or remove them. Workers that are gone are removed as well.
 
     Raises:
         StoreError: The note cannot be read or written.
@@ -507,62 +493,9 @@ async def set_draining(
 
 
 def _read(note: bytes | None) -> dict[str, str]:
-    # A release that says more of a worker than who said so is not to stop this one from reading its name.
+    # A later release may write more about a worker than a name.
     with suppress(ValueError):
         value: Any = json.loads(note or b"{}")
         if isinstance(value, dict):
             return {worker: str(by) for worker, by in cast("dict[str, Any]", value).items()}
     return {}
-
-
-class Draining:
-    """Whether this process is to take nothing more, as it was last seen."""
-
-    def __init__(self, runtime: TaskRuntime) -> None:
-        self._runtime = runtime
-        self._pause = runtime.settings.lease_duration.total_seconds() / HEARTBEATS_PER_LEASE
-        self.is_on: bool = False
-
-    async def keep_looking(self) -> None:
-        """Look, and do as it says, for as long as this process runs tools."""
-        while True:
-            await asyncio.sleep(self._pause)
-            try:
-                await self.look()
-            except StoreError as exc:
-                logger.debug("whether this worker is to drain could not be looked up: %s", exc)
-            except Exception:
-                logger.error("whether this worker is to drain could not be looked up", exc_info=quietly())
-
-    async def look(self) -> None:
-        """Look once, and do as it says.
-
-        Raises:
-            StoreError: The note cannot be read.
-        """
-        runtime = self._runtime
-        by = (await draining_workers(runtime.store, runtime.namespace)).get(runtime.worker)
-        if by is not None:
-            await self._drain(by)
-        elif self.is_on:
-            await self._go_on()
-
-    async def _drain(self, by: str) -> None:
-        if not self.is_on:
-            self.is_on = True
-            logger.warning(
-                "this worker drains, as %s asked: it takes nothing more (tasks at work: %d)",
-                by,
-                len(self._runtime.runs()),
-            )
-            await self._runtime.engine.drain(timedelta(0))
-        # What only waits, and may be started elsewhere, need not wait here.
-        await self._runtime.parking.park_all()
-
-    async def _go_on(self) -> None:
-        runtime = self._runtime
-        logger.warning("this worker takes tasks again")
-        self.is_on = False
-        tools = await runtime.dispatch.learn_tools()
-        await runtime.engine.start(runtime.execute, await runtime.dispatch.served(tools))
-        await runtime.janitor.start_waiting()

@@ -296,7 +296,7 @@ async def _instead_of_task(
     """
     if ended.status is not TaskStatus.CANCELLED and not in_grace:
         return None
-    outcome = await runtime.outcome(ended.id)
+    outcome = await runtime.store.outcome(ended.id)
     if outcome is None:
         # Cancelled from outside, and not by asking.
         return None

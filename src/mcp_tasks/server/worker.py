@@ -151,7 +151,7 @@ class Worker:
         found: list[str] = []
         if not runtime.lease.is_valid:
             found.append("the lease of this process could not be renewed in time")
-        if runtime.draining.is_on:
+        if runtime.is_draining:
             found.append("draining, as an operator asked")
         if isinstance(runtime.engine, RemoteEngine) and not runtime.engine.is_taking:
             found.append("the engine cannot be reached")

@@ -234,7 +234,7 @@ class TaskTester:
         """
         await self._check_answered(task_id)
         record = await self.finish(task_id)
-        outcome = await self.runtime.outcome(task_id)
+        outcome = await self.runtime.store.outcome(task_id)
         if record.status is TaskStatus.CANCELLED or outcome is None:
             raise TaskWasCancelled(task_id, record.status_message)
         body = decode_json(outcome.body)

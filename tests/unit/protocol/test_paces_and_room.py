@@ -277,10 +277,10 @@ async def test_a_task_that_is_too_old_fails_whether_it_runs_or_waits() -> None:
         old = [await runtime.launch(LaunchSpec(request=CALL)) for _ in range(2)]
         clock.advance(timedelta(days=29))
         young = await runtime.launch(LaunchSpec(request=CALL))
-        await runtime.janitor.ageing.look()
+        await runtime.janitor.end_old()
         assert not (await runtime.get(old[0].id, owner=None)).is_final
         clock.advance(timedelta(days=1))
-        await runtime.janitor.ageing.look()
+        await runtime.janitor.end_old()
         for task in old:
             record = await runtime.get(task.id, owner=None)
             assert (record.status, "30 days" in (record.status_message or "")) == (TaskStatus.FAILED, True)

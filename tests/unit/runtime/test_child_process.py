@@ -495,7 +495,7 @@ async def test_what_a_dead_worker_started_is_killed_whatever_became_of_its_task(
 ENDINGS: dict[str, Callable[[TaskRuntime, TaskRecord], Awaitable[object]]] = {
     "by a client": lambda runtime, record: runtime.cancel(record, "enough", actor=CLIENT),
     "by an operator": lambda runtime, record: by_an_operator(runtime, record),
-    "by its age": lambda runtime, record: runtime.janitor.ageing.look(),
+    "by its age": lambda runtime, record: runtime.janitor.end_old(),
     "by a claim": lambda runtime, record: runtime.engine.submit(record.id),
 }
 

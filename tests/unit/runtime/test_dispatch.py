@@ -271,7 +271,7 @@ async def test_tasks_that_nobody_handed_out_are_found_by_a_process_that_starts(f
     ("failure", "said"),
     [
         (StoreUnavailable("the disk is full"), "the disk is full"),
-        (RuntimeError("a defect"), "queued tasks could not be handed out"),
+        (RuntimeError("a defect"), "queued tasks could not be dispatched"),
     ],
     ids=repr,
 )
@@ -560,12 +560,12 @@ async def test_a_change_that_cannot_be_looked_at_now_is_found_by_a_later_look(
             await store.notifier().publish(change)
         elif how == "as it was passed over":
             runtime.changes.unheard.put(change)
-        said = ("could not be compared with the store", "could not hear of a change", "could not look at task")
+        said = ("could not be compared with the store", "was missed", "could not look at task")
         await eventually(lambda: any(line in caplog.text for line in said))
         store.before.clear()
         await store.delete(task.id, expected=task.version, now=runtime.now())
         if how != "by a look":
-            await runtime.lookout.look()
+            await runtime.listener.look()
         await eventually(lambda: not runtime.runs())
 
 
@@ -579,7 +579,7 @@ async def test_a_task_that_another_queued_and_that_cannot_be_looked_at_is_found_
         await settle()
         store.refuse(failure, "get", "hand_out")
         task = await launch(front)
-        await eventually(lambda: "could not look at task" in caplog.text or "could not hear of" in caplog.text)
+        await eventually(lambda: "could not look at task" in caplog.text or "was missed" in caplog.text)
         store.before.clear()
         await runtime.janitor.sweep()
         assert (await until_final(runtime, task)).status is TaskStatus.COMPLETED
@@ -601,7 +601,7 @@ async def test_hints_that_end_are_listened_to_again(caplog: pytest.LogCaptureFix
     store.notifier = lambda: notifier
     async with running(at_once, store=store):
         await eventually(lambda: notifier.listeners == 2)
-    assert "hints are not followed" not in caplog.text, "that was no failure"
+    assert "change notifications are unavailable" not in caplog.text, "that was no failure"
 
 
 async def _no_hints() -> AsyncGenerator[Hint]:
@@ -621,7 +621,7 @@ async def test_what_a_run_writes_while_the_store_is_being_asked_is_no_news() -> 
     store = MeddledStore()
     async with one_run(store, reporting) as (runtime, _):
         store.after["versions"] = hold
-        looking = asyncio.create_task(runtime.lookout.look())
+        looking = asyncio.create_task(runtime.listener.look())
         await hold.came.wait()
         reports.set()
         await reported.wait()
@@ -640,12 +640,12 @@ async def test_a_run_and_whoever_listens_learn_of_a_change_although_every_hint_i
         task = await launch(one)
         await settle()
         with one.hints.listen([task.id]) as hints:
-            await one.lookout.look()
+            await one.listener.look()
             seen = await anext(hints)
-            await one.lookout.look()
+            await one.listener.look()
             assert hints.pop() is None, "what did not change is no news"
             cancelled = await cancel(other, await as_of_now(other, task))
-            await one.lookout.look()
+            await one.listener.look()
             assert (await anext(hints)).version == cancelled.version > seen.version
         await happens(stopped)
 

@@ -136,7 +136,7 @@ ACTS: dict[str, Callable[[World, TaskRecord], Awaitable[Any]]] = {
     "get": lambda here, other: here.runtime.get(other.id, owner=None),
     "find": lambda here, other: here.runtime.find(other.id),
     "list": lambda here, other: here.runtime.list(EVERYBODY),
-    "outcome": lambda here, other: here.runtime.outcome(other.id),
+    "outcome": lambda here, other: here.runtime.store.outcome(other.id),
     "cancel": lambda here, other: cancel(here.runtime, other),
     "wait": lambda here, other: here.runtime.follow(other.id, lambda task: task.is_final, timeout=timedelta(minutes=1)),
 }
@@ -544,7 +544,7 @@ async def test_a_task_whose_creation_was_not_answered_runs_once_the_store_is_bac
             await start(runtime, task_id="task")
         assert lost.value.may_have_happened
         await time_passes(OUTAGE)
-        await (runtime.janitor.take_up() if lease_lost else runtime.janitor.sweep())
+        await (runtime.janitor.recovery.take_up() if lease_lost else runtime.janitor.sweep())
         task = await until_final(runtime, await runtime.find("task"))
         assert (task.status, store.lost) == (TaskStatus.COMPLETED, 1)
 
@@ -643,7 +643,7 @@ async def test_a_run_writes_again_what_a_failover_lost(lost: str) -> None:
         may_ask.set()
         asked = await until_asking(runtime, task)
         store.go_back(before_question if lost == "question" else before_claim)
-        await runtime.lookout.look()
+        await runtime.listener.look()
         again = await until_asking(runtime, task)
         assert again.inputs.outstanding == asked.inputs.outstanding
         assert again.version > asked.version
@@ -688,7 +688,7 @@ async def test_an_answer_that_a_failover_lost_is_asked_for_again_and_does_not_ti
             run.reconcile(task.but(version=task.version + 1))
         store.go_back(before)
         await time_passes(1)
-        await runtime.lookout.look()
+        await runtime.listener.look()
         await until_asking(runtime, task)
         await answer(runtime, task, elicitation_1="yes")
         assert (await until_final(runtime, task)).result == {"value": "yes"}
@@ -708,7 +708,7 @@ async def test_a_run_notices_a_lost_write_though_another_has_written_as_often() 
         asked = await until_asking(runtime, record)
         store.go_back(before)
         await store.save(record.but(version=asked.version).written(new_write_id()), expected=record.version)
-        await runtime.lookout.look()
+        await runtime.listener.look()
         await answer(runtime, await until_asking(runtime, record), elicitation_1="yes")
         assert (await until_final(runtime, record)).result == {"value": "yes"}
 
@@ -720,7 +720,7 @@ async def test_an_answer_that_came_after_the_failover_is_kept() -> None:
         store.go_back(before)
         answered = await take_answer(store, task, "elicitation-1", "yes")
         assert answered.version == run.record.version
-        await runtime.lookout.look()
+        await runtime.listener.look()
         assert (await until_final(runtime, task)).result == {"value": "yes"}
 
 
@@ -769,7 +769,7 @@ async def test_a_store_that_goes_back_further_than_a_run_remembers_has_it_end_or
         (run,) = runtime.runs()
         await run.recording.record()
         store.go_back(start)
-        await runtime.lookout.look()
+        await runtime.listener.look()
         done = await until_final(runtime, task)
         assert error_type(done) == (None if policy is RERUN else "Interrupted")
         assert (await journal(runtime, task))["step", "first"] == (policy is RERUN)
@@ -837,7 +837,7 @@ async def test_of_two_answers_one_is_lost_and_the_other_takes_its_place(more: in
         for _ in range(more):
             again = record.but(version=record.version + 1).written(new_write_id())
             record = await store.save(again, expected=record.version)
-        await runtime.lookout.look()
+        await runtime.listener.look()
         assert (await until_final(runtime, task)).result == {"value": {"first": 1, "second": 2}}
         kept = await journal(runtime, task)
         assert (kept["answer", "elicitation-1"], kept["answer", "elicitation-2"]) == (is_seen, 1)
@@ -875,7 +875,7 @@ async def test_what_others_wrote_after_a_failover_is_kept_when_a_lost_answer_is_
         # That the task was announced is lost as well.
         meanwhile = task.but(version=task.version + 1, announced=False, pause="resuming")
         await store.save(meanwhile.written(new_write_id()), expected=task.version)
-        await runtime.lookout.look()
+        await runtime.listener.look()
         record = await as_of_now(runtime, task)
         assert (record.announced, record.pause) == (True, "resuming")
         assert record.inputs.outstanding.keys() == {"elicitation-2"}

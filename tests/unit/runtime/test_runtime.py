@@ -27,10 +27,10 @@ from mcp_tasks.errors import (
 from mcp_tasks.model import TaskRecord, TaskStatus
 from mcp_tasks.model.limits import Limits
 from mcp_tasks.runtime import AskedOnCall, Ending, Run
-from mcp_tasks.runtime.changes import MAX_ID_LENGTH
 from mcp_tasks.runtime.launch import new_task_id
 from mcp_tasks.runtime.operator import Operator
 from mcp_tasks.runtime.questions import ANNOUNCED_WITHIN
+from mcp_tasks.runtime.runtime import MAX_ID_LENGTH
 from mcp_tasks.runtime.store_clock import EVERY, SAMPLES, StoreClock
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.stores.base import EVERYBODY, UNOWNED, OwnedBy
@@ -99,7 +99,7 @@ async def test_an_id_that_names_nothing_is_unknown(task_id: str) -> None:
         with pytest.raises(UnknownTask):
             await runtime.get(task_id, owner=None)
         with pytest.raises(UnknownTask):
-            await runtime.reading.get_with_outcome(task_id, owner=None)
+            await runtime.get_with_outcome(task_id, owner=None)
 
 
 async def test_a_task_runs_to_its_result_and_is_kept_for_longer_than_any_calendar(tmp_path: Path) -> None:
@@ -115,9 +115,9 @@ async def test_a_task_and_how_it_ended_come_in_one_look_of_its_owner(caplog: pyt
         task = await create(runtime, owner="ann")
         await runtime.engine.submit(task.id)
         await until_final(runtime, task)
-        look = partial(runtime.reading.get_with_outcome, task.id)
+        look = partial(runtime.get_with_outcome, task.id)
         record, outcome = await look(owner="ann")
-        assert (record.status, outcome) == (TaskStatus.COMPLETED, await runtime.outcome(task.id))
+        assert (record.status, outcome) == (TaskStatus.COMPLETED, await runtime.store.outcome(task.id))
         for owner in ("bob", None):
             with pytest.raises(UnknownTask):
                 await look(owner=owner)
@@ -125,7 +125,7 @@ async def test_a_task_and_how_it_ended_come_in_one_look_of_its_owner(caplog: pyt
         store.damaged = {"outcome"}
         assert await look(owner="ann") == (record, None)
         with pytest.raises(TaskUnreadable, match="its outcome is damaged"):
-            await runtime.outcome(task.id)
+            await runtime.store.outcome(task.id)
         store.damaged = {"row"}
         for _ in range(2):
             with pytest.raises(TaskUnreadable):
@@ -210,7 +210,7 @@ async def test_a_tool_asks_on_the_call_while_its_task_is_not_announced() -> None
         launched = await start(runtime, announced=False)
         task = await until_final(runtime, launched)
         assert (task.status, task.announced) == (TaskStatus.CANCELLED, False)
-        outcome = await runtime.outcome(task.id)
+        outcome = await runtime.store.outcome(task.id)
         assert outcome is not None
         assert json.loads(outcome.body) == QUESTION
         late = await runtime.announce(launched)
@@ -237,7 +237,7 @@ async def test_of_the_call_and_the_tool_the_first_to_write_wins() -> None:
         task = await until_asking(runtime, await start(runtime, announced=False))
         assert task.announced
         assert await runtime.announce(task) == task, "once is enough"
-        assert await runtime.outcome(task.id) is None
+        assert await runtime.store.outcome(task.id) is None
 
 
 async def test_a_tool_whose_task_was_cancelled_does_not_go_on_after_asking_on_the_call() -> None:
@@ -256,7 +256,7 @@ async def test_a_tool_whose_task_was_cancelled_does_not_go_on_after_asking_on_th
         await cancel(runtime, task)
         asking.set()
         await settle()
-        assert await runtime.outcome(task.id) is None
+        assert await runtime.store.outcome(task.id) is None
         assert not went_on
 
 

@@ -225,12 +225,12 @@ async def test_a_task_that_is_too_old_is_ended_whatever_goes_wrong_with_another(
         clock.advance(MONTH)
         store.go_away("save")
         with pytest.raises(StoreUnavailable):
-            await runtime.janitor.ageing.look()
+            await runtime.janitor.end_old()
         store.refuse(failure, "save", when=lambda record, _: record.id == bad.id)
-        await runtime.janitor.ageing.look()
+        await runtime.janitor.end_old()
         assert [(await as_of_now(runtime, task)).is_final for task in (bad, old)] == [False, True]
         store.before.clear()
-        await runtime.janitor.ageing.look()
+        await runtime.janitor.end_old()
         assert [(await as_of_now(runtime, task)).status for task in (bad, old)] == [TaskStatus.FAILED] * 2
     assert ("too odd" in caplog.text) is is_said
 
@@ -252,7 +252,7 @@ async def test_of_what_is_more_than_one_sweep_does_the_rest_is_done_before_the_n
             await runtime.changes.change(await create(runtime, retention=HOUR), *asleep, actor=ANOTHER)
         for _ in range(sweeps.SLICE + 5):
             await claimed_by(runtime, runtime.worker)
-        await runtime.janitor.take_up()
+        await runtime.janitor.recovery.take_up()
         clock.advance(HOUR)
         await time_passes(90)
         records = (await runtime.list(EVERYBODY, limit=4 * count)).records
