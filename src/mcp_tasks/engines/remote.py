@@ -15,6 +15,7 @@ from datetime import timedelta
 from math import inf
 from typing import Final, Protocol
 
+from mcp_tasks._utils import BackgroundTasks, short_id
 from mcp_tasks.engines.base import ANYWHERE, EVERYTHING, Abilities, Engine, Execute, Lane, Route, Serves
 from mcp_tasks.engines.local import DEFAULT_CONCURRENCY, LocalEngine
 from mcp_tasks.errors import UsageError
@@ -94,7 +95,7 @@ class RemoteEngine:
         self._local = LocalEngine(concurrency)
         self._taking: asyncio.Task[None] | None = None
         self._context = contextvars.copy_context()
-        self._sending: set[asyncio.Task[None]] = set()
+        self._sending = BackgroundTasks()
         self._has_failed = False
         self._taking_since = inf
 
@@ -144,18 +145,16 @@ class RemoteEngine:
         This does not wait for long: the task is in the store, and the caller waits for its id.
         """
         # Not in the context of a tool that created the task: sending is not part of the tool.
-        sending = asyncio.create_task(
+        sending = self._sending.start(
             self._send(task_id, route=route, lane=lane, delay=delay), context=self._context.copy()
         )
-        self._sending.add(sending)
-        sending.add_done_callback(self._sending.discard)
         await asyncio.wait({sending}, timeout=SENDING)
 
     async def _send(self, task_id: str, *, route: Route, lane: Lane, delay: timedelta | None) -> None:
         try:
             await self.carrier.send(task_id, route=route, lane=lane, delay=delay)
         except Exception as exc:
-            logger.warning("task %s… could not be submitted now: %s", task_id[:12], what(exc))
+            logger.warning("task %s could not be submitted now: %s", short_id(task_id), what(exc))
 
     async def drain(self, timeout: timedelta) -> None:
         """Take nothing more, and give runs up to `timeout` to end."""
@@ -171,7 +170,7 @@ class RemoteEngine:
         try:
             await self.drain(timeout)
             if self._sending:
-                await asyncio.wait(self._sending, timeout=SENDING)
+                await asyncio.wait([*self._sending], timeout=SENDING)
         finally:
             await self.carrier.close()
 

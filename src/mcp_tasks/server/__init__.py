@@ -7,13 +7,14 @@ if TYPE_CHECKING:
     from mcp_tasks.fallback.options import HOSTS, Fallback, Host, ShownTo, Ways
     from mcp_tasks.protocol.owners import Caller, Identity
     from mcp_tasks.server.fast_path.requests import Counts, Handover
-    from mcp_tasks.server.lifecycle import Lifespan, Waiting, Wiring, waiting_in
+    from mcp_tasks.server.lifecycle import Lifespan, Wiring
     from mcp_tasks.server.list_changes import ChangesWiring, ListChanges
     from mcp_tasks.server.local import LocalSnapshot, LocalTask, TaskPage
     from mcp_tasks.server.options import Recover, TaskMode, TaskOptions, ToolOptions
     from mcp_tasks.server.tasks import Tasks
     from mcp_tasks.server.tool_runner import Accepted, Elicited, elicit
     from mcp_tasks.server.worker import Worker
+    from mcp_tasks.telemetry.metrics import Waiting, waiting_in
 
 __all__ = [
     "HOSTS",
@@ -67,12 +68,12 @@ _HOMES = {
     "TaskPage": "mcp_tasks.server.local",
     "Tasks": "mcp_tasks.server.tasks",
     "ToolOptions": "mcp_tasks.server.options",
-    "Waiting": "mcp_tasks.server.lifecycle",
+    "Waiting": "mcp_tasks.telemetry.metrics",
     "Ways": "mcp_tasks.fallback.options",
     "Wiring": "mcp_tasks.server.lifecycle",
     "Worker": "mcp_tasks.server.worker",
     "elicit": "mcp_tasks.server.tool_runner",
-    "waiting_in": "mcp_tasks.server.lifecycle",
+    "waiting_in": "mcp_tasks.telemetry.metrics",
 }
 
 

@@ -13,7 +13,7 @@ import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Generator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import partial
 from os import PathLike
 from types import FrameType
@@ -37,9 +37,7 @@ from mcp_tasks.server.options import Parts
 from mcp_tasks.server.tool_host import MCPServerHost, ToolHost
 from mcp_tasks.server.tool_runner import OpenCalls, ToolBody
 from mcp_tasks.stores import Store
-from mcp_tasks.stores.base import Backlog
 from mcp_tasks.stores.url import default_store
-from mcp_tasks.telemetry.metrics import Queued
 from mcp_tasks.telemetry.telemetry import Telemetry
 
 # ---- stopping
@@ -334,52 +332,6 @@ def half_wired(given: str, missing: str) -> WiringError:
     )
 
 
-# ---- backlog
-# How much waits in each queue, and for how long it has: the numbers by which a fleet of workers is made larger.
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Waiting:
-    """What waits in one queue.
-
-    Attributes:
-        ready: How many tasks could run and nobody has.
-        age: For how long the one has waited that has waited longest. Zero if none waits.
-    """
-
-    ready: int = 0
-    age: timedelta = timedelta(0)
-
-
-async def backlog_of(runtime: TaskRuntime) -> Mapping[str, Waiting]:
-    """What waits in each queue of a runtime's server, wherever it is to be run.
-
-    Raises:
-        StoreError: The store cannot be read now.
-    """
-    known = {policy.queue for policy in (await runtime.tools()).values()}
-    return await waiting_in(runtime.store, runtime.namespace, runtime.now(), known=known | (runtime.queues or set()))
-
-
-async def waiting_in(
-    store: Store, namespace: str, now: datetime, *, known: Collection[str] = ()
-) -> Mapping[str, Waiting]:
-    """What waits in each queue of a server, by name: those that are known, and any other that has something waiting.
-
-    Raises:
-        StoreError: The store cannot be read now.
-    """
-    backlog = await store.backlog(namespace, now)
-    return {queue: _waiting(backlog.get(queue), now) for queue in sorted({*known, *backlog})}
-
-
-def _waiting(found: Backlog | None, now: datetime) -> Waiting:
-    if found is None:
-        return Waiting()
-    age = timedelta(0) if found.since is None else max(now - found.since, timedelta(0))
-    return Waiting(ready=found.ready, age=age)
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setup:
     """What the runtime of a server is made of.
@@ -420,9 +372,7 @@ class Lifecycle:
         self.check_start: Callable[[], Awaitable[None]] | None = None
         self.open_calls: OpenCalls = OpenCalls()
         self.counts: Counts = Counts()
-        self.telemetry: Telemetry = Telemetry(
-            setup.audit, backlog=_queued, served=lambda: self.counts, knows=catalogue.marks.knows
-        )
+        self.telemetry: Telemetry = Telemetry(setup.audit, served=lambda: self.counts, knows=catalogue.marks.knows)
         self.setup: Setup = setup
         self.requires_owner: bool = setup.require_owner is True
         self._catalogue = catalogue
@@ -673,11 +623,6 @@ class Lifecycle:
     def _turn(self) -> asyncio.Lock:
         """Starting and stopping wait for each other. A lock belongs to one event loop, a `Tasks` object may not."""
         return self._turns.setdefault(asyncio.get_running_loop(), asyncio.Lock())
-
-
-async def _queued(runtime: TaskRuntime) -> Mapping[str, Queued]:
-    waiting = await backlog_of(runtime)
-    return {queue: Queued(found.ready, found.age.total_seconds()) for queue, found in waiting.items()}
 
 
 def _require_asyncio() -> None:

@@ -23,9 +23,10 @@ from mcp_tasks.model.machine import RunAskedOnCall, RunCompleted, RunFailed, Run
 from mcp_tasks.model.values import check_duration
 from mcp_tasks.runtime import Settings, TaskRuntime
 from mcp_tasks.runtime.observers import Choosy, Observed, TaskChange
-from mcp_tasks.server.lifecycle import AnyServer, Lifecycle, Orders, Setup, Waiting, backlog_of
+from mcp_tasks.server.lifecycle import AnyServer, Lifecycle, Orders, Setup
 from mcp_tasks.server.options import chosen_queues
 from mcp_tasks.stores import Store
+from mcp_tasks.telemetry.metrics import Waiting, backlog_of
 from mcp_tasks.telemetry.telemetry import Metrics
 
 # ---- tally

@@ -1,8 +1,9 @@
-"""What happens to tasks, as entries of the audit log: an observer like any other, in a thread of its own.
+"""The audit log: who did what to which task, one JSON object for each entry, without the content of any task.
 
-Looks at tasks are many, and a caller can have as many refusals as it likes: the first look of a principal at a task is
-written at once, and those of the minute after it as one entry with their number. So are its refusals for one reason,
-whichever tasks they are about. What could not be told to this observer is an entry, too.
+An observer of the runtime writes it, in a thread of its own. Reads are many, and a caller can have as many refusals as
+it likes: the first read of a task by a principal is written at once, and those of the minute after it as one entry with
+their number. So are its refusals for one reason, whichever tasks they are about. Changes that this observer could not
+be told of are an entry, too.
 """
 
 from __future__ import annotations
@@ -41,24 +42,20 @@ from mcp_tasks.model.record import Actor
 from mcp_tasks.quiet import get_logger
 from mcp_tasks.runtime.observers import Refusal, TaskAccess, TaskChange, Verb, Wanted, Watcher
 
-# ---- audit file
-# The file of the audit log: only added to, only its owner's, opened again when it was moved away (logrotate).
-
-
 audit_file_logger: Final = get_logger(__name__)
 
 WARN_EVERY: Final = 60.0
-"""Seconds between two words in the log of a file that cannot be written."""
+"""Seconds between two log lines about a file that cannot be written."""
 
 _FLAGS: Final = os.O_WRONLY | os.O_APPEND | os.O_CREAT
 
 
 class AuditFile:
-    """Appends lines to a file.
+    """Appends lines to a file that only its owner can read. It is opened again when it was moved away (logrotate).
 
     Raises:
         UsageError: It cannot be opened.
-        UntrustedFile: Somebody else may have put it there, or could write it.
+        UntrustedFile: Another user may have created it, or could write it.
     """
 
     def __init__(self, path: str | PathLike[str]) -> None:
@@ -69,7 +66,7 @@ class AuditFile:
         self._is_half = False
         self._warned = -inf
         try:
-            # Only to see that it can be: it is opened for good by the first entry.
+            # Only a check: the first entry opens it for good.
             os.close(open_private(self._path, _FLAGS))
         except OSError as exc:
             raise UsageError(f"the audit log {str(self._path)!r} cannot be written: {exc.strerror or exc}") from exc
@@ -79,24 +76,32 @@ class AuditFile:
         with self._lock:
             try:
                 file = self._current()
-                self._say_lost(file)
-                _write(file, line)
+                self._write_lost(file)
+                self._write(file, line)
             except (OSError, UntrustedFile) as exc:
                 self._lost += 1
-                self._is_half = self._is_half or isinstance(exc, _HalfLine)
-                self._warn(exc)
+                now = time.monotonic()
+                if now >= self._warned + WARN_EVERY:
+                    self._warned = now
+                    audit_file_logger.error(
+                        "the audit log %s cannot be written: %s. %d entries are lost so far; the file will say how "
+                        "many",
+                        self._path,
+                        exc,
+                        self._lost,
+                    )
 
     def close(self) -> None:
-        """See that all is on the disk, and let go of the file."""
+        """Bring everything to the disk, and close the file."""
         with self._lock:
-            if self._lost:
-                # The last chance to say so, whether or not the file could be opened the last time.
-                with suppress(OSError, UntrustedFile):
-                    self._say_lost(self._current())
+            # The last chance, whether or not the file could be opened before.
+            with suppress(OSError, UntrustedFile):
+                if self._lost:
+                    self._write_lost(self._current())
             file, self._file = self._file, None
             if file is not None:
                 try:
-                    # Not every file can: a pipe or a terminal cannot.
+                    # A pipe or a terminal cannot be synced.
                     with suppress(OSError):
                         os.fsync(file)
                 finally:
@@ -104,16 +109,25 @@ class AuditFile:
             if self._lost:
                 audit_file_logger.error("%d entries of the audit log %s were lost", self._lost, self._path)
 
-    def _say_lost(self, file: int) -> None:
-        """Write down how many entries are missing here, if any are."""
+    def _write_lost(self, file: int) -> None:
+        """Write how many entries are missing here, if any are."""
         if not self._lost:
             return
-        # What the disk was too full for may have left half a line.
+        # A full disk may have left half a line.
         if self._is_half:
-            _write(file, "")
-            self._is_half = False
-        _write(file, _word_of_lost(self._lost))
+            self._write(file, "")
+        reason = f"entries lost: {self._lost} (could not be written)"
+        said = {"time": _timestamp(datetime.now(UTC)), "event": "lost", "count": self._lost, "reason": reason}
+        self._write(file, json.dumps(said, separators=(",", ":")))
         self._lost = 0
+
+    def _write(self, file: int, line: str) -> None:
+        data = line.encode("utf-8", "backslashreplace") + b"\n"
+        written = os.write(file, data)
+        if written != len(data):
+            self._is_half = True
+            raise OSError(f"only {written} of {len(data)} bytes could be written")
+        self._is_half = False
 
     def _current(self) -> int:
         """The file that is at the path now."""
@@ -126,43 +140,11 @@ class AuditFile:
         self._file = open_private(self._path, _FLAGS)
         return self._file
 
-    def _warn(self, why: Exception) -> None:
-        now = time.monotonic()
-        if now >= self._warned + WARN_EVERY:
-            self._warned = now
-            audit_file_logger.error(
-                "the audit log %s cannot be written: %s. %d entries are lost so far; the file will say how many",
-                self._path,
-                why,
-                self._lost,
-            )
-
-
-class _HalfLine(OSError):
-    """The disk was full in the middle of an entry."""
-
-
-def _write(file: int, line: str) -> None:
-    data = line.encode("utf-8", "backslashreplace") + b"\n"
-    written = os.write(file, data)
-    if written != len(data):
-        raise _HalfLine(f"only {written} of {len(data)} bytes could be written")
-
-
-def _word_of_lost(count: int) -> str:
-    time_ = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
-    said = {"time": time_, "event": "lost", "count": count, "reason": f"entries lost: {count} (could not be written)"}
-    return json.dumps(said, separators=(",", ":"))
-
-
-# ---- audit log
-# The audit log: who did what to which task, one JSON object an entry, and never what a task is about.
-
 
 logger: Final = logging.getLogger("mcp_tasks.audit")
 
 LONGEST_TEXT: Final = 1_000
-"""Characters of any text in an entry: some of it is what a caller says."""
+"""Characters of any text in an entry: callers choose some of it."""
 
 AuditEvent: TypeAlias = Literal[
     "created",
@@ -179,17 +161,17 @@ AuditEvent: TypeAlias = Literal[
     "refused",
     "suspicious",
     "lost",
-    # What operators do, beside what anybody does.
+    # By operators alone:
     "shown",
     "rerun",
     "drained",
     "reencrypted",
 ]
-"""What an entry is about."""
+"""The subject of an entry."""
 
 
 def digest_of(task_id: str) -> str:
-    """What stands for a task's id in the audit log: the first 128 bits of its SHA-256."""
+    """The digest of a task's id in the audit log: the first 128 bits of its SHA-256."""
     return sha256(task_id.encode(errors="surrogatepass")).hexdigest()[:32]
 
 
@@ -198,18 +180,15 @@ class AuditEntry:
     """One entry.
 
     Attributes:
-        event: What happened.
         actor: Who did it; the name of a client is its principal.
-        owner: Whose task it is. Not written where the owner did it.
+        owner: The owner of the task. Not written if the owner did it.
         task_id: The task, if it is about one. Only its short form and its digest are written.
-        tool: Its tool.
-        method: How it was asked for.
-        outcome: What came of it, where that is not the event itself.
+        method: The method of the request.
+        outcome: The outcome, if the event does not say it.
         reason: Why it was refused, failed or suspected, in a word.
-        count: How many times, of what is written down once for many.
-        about: The task that this one is a repetition of, written like `task_id`.
-        worker: The worker that it is about, if it is about one.
-        at: When.
+        count: How many times, for an entry that stands for several.
+        about: The task that this one repeats, written like `task_id`.
+        worker: The worker, if it is about one.
     """
 
     event: AuditEvent
@@ -226,7 +205,7 @@ class AuditEntry:
     at: datetime | None = None
 
     def to_json(self, server: str) -> dict[str, Any]:
-        """The entry as it is written; what there is nothing to say of is left out."""
+        """The entry as it is written, without empty fields."""
         said: dict[str, Any] = {
             "time": _timestamp(self.at or datetime.now(UTC)),
             "event": self.event,
@@ -251,11 +230,11 @@ class AuditLog:
 
     Args:
         path: A file to append them to. The logger gets them if it has a handler or a level of its own.
-        server: Whose tasks they are about: the namespace.
+        server: The server whose tasks they are about: the namespace.
 
     Raises:
         UsageError: The file cannot be written.
-        UntrustedFile: Somebody else may have put it there, or could write it.
+        UntrustedFile: Another user may have created it, or could write it.
     """
 
     def __init__(self, path: str | PathLike[str] | None = None, *, server: str = "") -> None:
@@ -272,16 +251,19 @@ class AuditLog:
         if self._file is None and not to_logger:
             return
         said = entry.to_json(self._server)
-        line = _line(said)
+        line = json.dumps(said, separators=(",", ":"), ensure_ascii=False)
+        if not line.isprintable():
+            # All in ASCII: a terminal, or a reader of lines, would obey some of these characters.
+            line = json.dumps(said, separators=(",", ":"))
         if self._file is not None:
             self._file.append(line)
         if to_logger:
-            # Whatever the level is of all other logs.
+            # Whatever the level of all other logs is.
             told = logger.makeRecord(logger.name, logging.INFO, __file__, 0, "%s", (line,), None, extra={"audit": said})
             logger.handle(told)
 
     def close(self) -> None:
-        """See that all is on the disk, and let go of the file. An entry after this opens it again."""
+        """Bring everything to the disk, and close the file. A later entry opens it again."""
         if self._file is not None:
             self._file.close()
 
@@ -290,16 +272,8 @@ def _is_logged() -> bool:
     return bool(logger.handlers) if logger.level == logging.NOTSET else logger.isEnabledFor(logging.INFO)
 
 
-def _line(said: dict[str, Any]) -> str:
-    """As it would be read; all in ASCII if there is anything in it that a terminal or a reader of lines would obey."""
-    line = json.dumps(said, separators=(",", ":"), ensure_ascii=False)
-    return line if line.isprintable() else json.dumps(said, separators=(",", ":"))
-
-
 def _named(name: str, task_id: str | None) -> dict[str, str]:
-    if task_id is None:
-        return {}
-    return {name: short_id(task_id), f"{name}Digest": digest_of(task_id)}
+    return {} if task_id is None else {name: short_id(task_id), f"{name}Digest": digest_of(task_id)}
 
 
 def _bounded(value: Any) -> Any:
@@ -311,10 +285,10 @@ def _timestamp(at: datetime) -> str:
 
 
 TOGETHER_FOR: Final = 60.0
-"""Seconds for which looks of one principal at one task, and its refusals for one reason, are written as one entry."""
+"""Seconds for which reads of one task by one principal, and its refusals for one reason, are one entry."""
 
 MOST_TOGETHER: Final = 10_000
-"""Of these, those that are counted at a time. Beyond it, the oldest is written before its time."""
+"""How many of these are counted at a time. Beyond it, the oldest is written early."""
 
 _SELF: Final = Actor("worker")
 
@@ -334,41 +308,24 @@ _CHANGES: frozenset[type[Wanted]] = frozenset(
 _READS: Final[dict[Verb, AuditEvent]] = {"read": "read", "list": "listed", "listen": "listened"}
 
 
-class _Later:
-    """Looks or refusals that came after the first of their kind."""
-
-    __slots__ = ("count", "last", "since")
-
-    def __init__(self, since: float) -> None:
-        self.since = since
-        self.last: TaskAccess | None = None
-        self.count = 0
-
-    def add(self, access: TaskAccess) -> None:
-        if self.last is not None and self.last.task_id != access.task_id:
-            # Of several tasks: a count of them all names none.
-            access = access._replace(task_id=None)
-        self.last = access
-        self.count += access.times
-
-
 class Audit(Watcher):
     """Writes the audit log of one runtime."""
 
     def __init__(self, log: AuditLog, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._log = log
         self._clock = clock
-        self._later: OrderedDict[tuple[str | None, ...], _Later] = OrderedDict()
+        # By kind, oldest first: when the first of the kind was written, and the sum of those after it.
+        self._later: OrderedDict[tuple[str | None, ...], tuple[float, TaskAccess | None]] = OrderedDict()
 
     def __repr__(self) -> str:
         return "the audit log"
 
     def wanted(self) -> Collection[type[Wanted]]:
-        """Nothing, as long as nobody reads it."""
+        """Everything that is logged, if the log is read."""
         return _CHANGES | {TaskAccess, Refusal} if self._log.is_read() else ()
 
     def __call__(self, change: TaskChange) -> None:
-        """Write down a change."""
+        """Write a change."""
         task = change.task
         event, reason = _event_of(change)
         self._log.write(
@@ -387,48 +344,47 @@ class Audit(Watcher):
         )
 
     def access(self, access: TaskAccess) -> None:
-        """Write down a look at a task, or a refusal."""
+        """Write a read of a task, or a refusal."""
         self.tick()
-        key = _kind_of(access)
-        later = self._later.get(key)
-        if later is not None:
-            later.add(access)
+        if access.refused is None:
+            kind = (access.owner, access.task_id, access.method)
+        else:
+            # Whatever the task: a caller can name any number of them.
+            kind = (access.owner, None, access.method, access.verb, access.refused.value, access.detail)
+        if kind in self._later:
+            since, sum_ = self._later[kind]
+            if sum_ is not None:
+                # A count of several tasks names none.
+                task_id = access.task_id if access.task_id == sum_.task_id else None
+                access = access._replace(task_id=task_id, times=sum_.times + access.times)
+            self._later[kind] = since, access
             return
         self._log.write(_entry(access))
         if len(self._later) >= MOST_TOGETHER:
             self._write_oldest()
-        self._later[key] = _Later(self._clock())
+        self._later[kind] = self._clock(), None
 
     def lost(self, count: int) -> None:
-        """Write down that something cannot be."""
+        """Write that entries are missing."""
         entry = AuditEntry(event="lost", actor=_SELF, count=count, reason=f"entries lost: {count} (too many at once)")
         self._log.write(entry)
 
     def tick(self) -> None:
-        """Write down the looks and refusals whose minute is over."""
+        """Write the counts whose minute is over."""
         now = self._clock()
-        while self._later:
-            if now < next(iter(self._later.values())).since + TOGETHER_FOR:
-                return
+        while self._later and now >= next(iter(self._later.values()))[0] + TOGETHER_FOR:
             self._write_oldest()
 
     def close(self) -> None:
-        """Write down what has only been counted so far."""
+        """Write all counts."""
         while self._later:
             self._write_oldest()
         self._log.close()
 
     def _write_oldest(self) -> None:
-        _, later = self._later.popitem(last=False)
-        if later.last is not None:
-            self._log.write(_entry(later.last._replace(times=later.count)))
-
-
-def _kind_of(access: TaskAccess) -> tuple[str | None, ...]:
-    """What is one entry for a minute. Refusals do not go by the task: a caller names as many as it likes."""
-    if access.refused is None:
-        return access.owner, access.task_id, access.method
-    return access.owner, None, access.method, access.verb, access.refused.value, access.detail
+        _, (_, sum_) = self._later.popitem(last=False)
+        if sum_ is not None:
+            self._log.write(_entry(sum_))
 
 
 def _entry(access: TaskAccess) -> AuditEntry:
@@ -452,7 +408,7 @@ def _entry(access: TaskAccess) -> AuditEntry:
 
 
 def _event_of(change: TaskChange) -> tuple[AuditEvent, str | None]:
-    """What a change is called here, and why it came about."""
+    """The event of a change, and its reason."""
     match change.event:
         case TaskCreated():
             return "created", None
@@ -469,10 +425,8 @@ def _event_of(change: TaskChange) -> tuple[AuditEvent, str | None]:
         case RunAskedOnCall():
             return "completed", "asked on the call"
         case TaskDeleted():
-            return ("expired", None) if change.actor.kind == "sweep" else ("deleted", _why_deleted(change))
+            if change.actor.kind == "sweep":
+                return "expired", None
+            return "deleted", None if change.task.announced else "answered on the call"
         case _:
-            raise ValueError(f"{change.event!r} is nothing that the audit log tells of")
-
-
-def _why_deleted(change: TaskChange) -> str | None:
-    return None if change.task.announced else "answered on the call"
+            raise ValueError(f"the audit log has no entry for {change.event!r}")

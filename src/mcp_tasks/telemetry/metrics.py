@@ -1,4 +1,4 @@
-"""Counts what happens to tasks, and notices callers who do what honest ones do not: an observer of the runtime."""
+"""Metrics of tasks, and suspicious callers: both observe the runtime."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from collections.abc import Awaitable, Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from inspect import getmembers, iscoroutinefunction
-from time import perf_counter
-from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias, cast
+from typing import Any, Final, Literal, Protocol, TypeAlias, cast
 
 from mcp_tasks.errors import StoreCorrupt, StoreError, StoreUnavailable
 from mcp_tasks.model.json import legible
-from mcp_tasks.model.limits import LIMITS, Limits
+from mcp_tasks.model.limits import LIMITS
 from mcp_tasks.model.machine import (
     InputAnswered,
     InputRequested,
@@ -37,233 +36,134 @@ from mcp_tasks.runtime.observers import Refusal, TaskAccess, TaskChange, Wanted,
 from mcp_tasks.stores.base import EVERYBODY, Store
 from mcp_tasks.telemetry.audit import AuditEntry, AuditLog
 
+logger: Final = get_logger(__name__)
+
 # ---- contract
 # The metrics: their names, units and labels, which dashboards and alerts rely on. docs/telemetry.md has this table.
 
-
 Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
+Labels: TypeAlias = tuple[str, ...]
 
-_UNITS: Final = {"s": "_seconds"}
 
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class Metric:
-    """One metric. There is one object of each, and it is looked up by that.
+    """One metric. There is one object of each, which is its key.
 
     Attributes:
         name: Its name in OpenTelemetry.
         unit: Its unit, as OpenTelemetry writes it (UCUM).
-        about: What it says.
+        about: Its description.
         buckets: Of a histogram, the upper bounds.
-        is_shared: Whether it is of the whole fleet, and each process says the same: take the `max`, not the `sum`.
+        is_shared: Whether it is of the whole fleet, and each process reports the same: take the `max`, not the `sum`.
     """
 
     name: str
     kind: Kind
     unit: str
     about: str
-    labels: tuple[str, ...] = ()
+    labels: Labels = ()
     buckets: tuple[float, ...] = ()
     is_shared: bool = False
 
     @property
     def prometheus(self) -> str:
         """Its name in Prometheus."""
-        name = self.name.replace(".", "_") + _UNITS.get(self.unit, "")
+        name = self.name.replace(".", "_") + ("_seconds" if self.unit == "s" else "")
         return f"{name}_total" if self.kind == "counter" else name
+
+
+METRICS: Final[list[Metric]] = []
+
+
+def _counter(name: str, unit: str, about: str, *labels: str) -> Metric:
+    METRICS.append(Metric(f"mcp_tasks.{name}", "counter", unit, about, labels))
+    return METRICS[-1]
+
+
+def _gauge(name: str, unit: str, about: str, *labels: str, is_shared: bool = False) -> Metric:
+    METRICS.append(Metric(f"mcp_tasks.{name}", "gauge", unit, about, labels, is_shared=is_shared))
+    return METRICS[-1]
+
+
+def _histogram(name: str, about: str, buckets: tuple[float, ...], *labels: str) -> Metric:
+    METRICS.append(Metric(f"mcp_tasks.{name}", "histogram", "s", about, labels, buckets))
+    return METRICS[-1]
 
 
 _LONG: Final = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 1800.0, 3600.0, 21600.0, 86400.0)
 _SHORT: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 5.0)
 
-CREATED: Final = Metric(
-    name="mcp_tasks.created", kind="counter", unit="{task}", labels=("tool",), about="Tasks that were made."
+CREATED: Final = _counter("created", "{task}", "Tasks that were made.", "tool")
+ENDED: Final = _counter(
+    "ended",
+    "{task}",
+    "Tasks that ended, and how: completed, tool_error (a result that says isError), failed, cancelled.",
+    "tool",
+    "status",
 )
-ENDED: Final = Metric(
-    name="mcp_tasks.ended",
-    kind="counter",
-    unit="{task}",
-    labels=("tool", "status"),
-    about="Tasks that ended, and how: completed, tool_error (a result that says isError), failed, cancelled.",
+DELETED: Final = _counter("deleted", "{task}", "Tasks that were forgotten: expired, or deleted before.", "why")
+OPEN: Final = _gauge("open", "{task}", "Tasks that have not ended.", is_shared=True)
+RUNNING: Final = _gauge("running", "{task}", "Tools that are at work in this process.")
+QUEUE_READY: Final = _gauge("queue.ready", "{task}", "Tasks that could run and nobody has.", "queue", is_shared=True)
+QUEUE_AGE: Final = _gauge(
+    "queue.oldest_age", "s", "For how long the task has waited that has waited longest.", "queue", is_shared=True
 )
-DELETED: Final = Metric(
-    name="mcp_tasks.deleted",
-    kind="counter",
-    unit="{task}",
-    labels=("why",),
-    about="Tasks that were forgotten: expired, or deleted before.",
+WAIT: Final = _histogram("wait", "How long a task waited for its first run.", _LONG, "tool")
+RUN: Final = _histogram(
+    "run",
+    "How long a run took, and how it ended: as a task ends, or parked, released, lost, asked.",
+    _LONG,
+    "tool",
+    "end",
 )
-OPEN: Final = Metric(
-    name="mcp_tasks.open", kind="gauge", unit="{task}", about="Tasks that have not ended.", is_shared=True
+LOST_RUNS: Final = _counter(
+    "runs.lost", "{run}", "Runs whose process died, or was silent for so long that it lost its lease.", "tool"
 )
-RUNNING: Final = Metric(
-    name="mcp_tasks.running", kind="gauge", unit="{task}", about="Tools that are at work in this process."
+LEASE: Final = _gauge(
+    "lease.valid", "1", "1 while the lease of this process holds, 0 when it could not be renewed in time."
 )
-QUEUE_READY: Final = Metric(
-    name="mcp_tasks.queue.ready",
-    kind="gauge",
-    unit="{task}",
-    labels=("queue",),
-    about="Tasks that could run and nobody has.",
-    is_shared=True,
+QUESTIONS: Final = _counter(
+    "questions", "{question}", "Questions to clients: asked, answered, withdrawn.", "tool", "what"
 )
-QUEUE_AGE: Final = Metric(
-    name="mcp_tasks.queue.oldest_age",
-    kind="gauge",
-    unit="s",
-    labels=("queue",),
-    about="For how long the task has waited that has waited longest.",
-    is_shared=True,
+STORE: Final = _histogram("store", "How long the store took for one request of this process.", _SHORT, "verb")
+STORE_FAILURES: Final = _counter(
+    "store.failures", "{request}", "Requests to the store that failed because it was away or broken.", "verb"
 )
-WAIT: Final = Metric(
-    name="mcp_tasks.wait",
-    kind="histogram",
-    unit="s",
-    labels=("tool",),
-    buckets=_LONG,
-    about="How long a task waited for its first run.",
+READS: Final = _counter(
+    "reads", "{request}", "Looks at tasks that were answered: polls, listings, streams, companions.", "method"
 )
-RUN: Final = Metric(
-    name="mcp_tasks.run",
-    kind="histogram",
-    unit="s",
-    labels=("tool", "end"),
-    buckets=_LONG,
-    about="How long a run took, and how it ended: as a task ends, or parked, released, lost, asked.",
+REFUSED: Final = _counter("refused", "{request}", "Requests that were refused, and why.", "method", "reason")
+LIMITED: Final = _counter(
+    "limited", "{request}", "Requests that were refused because of a limit, by the attribute of Limits.", "limit"
 )
-LOST_RUNS: Final = Metric(
-    name="mcp_tasks.runs.lost",
-    kind="counter",
-    unit="{run}",
-    labels=("tool",),
-    about="Runs whose process died, or was silent for so long that it lost its lease.",
+LIMIT: Final = _gauge(
+    "limit", "1", "What the limits are set to, in their own unit: bytes, seconds, tasks, times a second.", "limit"
 )
-LEASE: Final = Metric(
-    name="mcp_tasks.lease.valid",
-    kind="gauge",
-    unit="1",
-    about="1 while the lease of this process holds, 0 when it could not be renewed in time.",
+SHORT_WAY: Final = _counter(
+    "short_way.answered", "{request}", "Requests that were answered before the SDK saw them.", "method"
 )
-QUESTIONS: Final = Metric(
-    name="mcp_tasks.questions",
-    kind="counter",
-    unit="{question}",
-    labels=("tool", "what"),
-    about="Questions to clients: asked, answered, withdrawn.",
+HANDED_OVER: Final = _counter(
+    "short_way.handed_over", "{request}", "Requests that were left to the SDK, and why.", "reason"
 )
-STORE: Final = Metric(
-    name="mcp_tasks.store",
-    kind="histogram",
-    unit="s",
-    labels=("verb",),
-    buckets=_SHORT,
-    about="How long the store took for one request of this process.",
+LISTENERS: Final = _gauge("listeners", "{stream}", "Streams of subscriptions/listen that the short way serves.")
+SUSPICIOUS: Final = _counter(
+    "suspicious",
+    "{minute}",
+    "Minutes in which a caller went over a threshold: failed_lookups, excessive_polling, limit_hits.",
+    "pattern",
 )
-STORE_FAILURES: Final = Metric(
-    name="mcp_tasks.store.failures",
-    kind="counter",
-    unit="{request}",
-    labels=("verb",),
-    about="Requests to the store that failed because it was away or broken.",
-)
-READS: Final = Metric(
-    name="mcp_tasks.reads",
-    kind="counter",
-    unit="{request}",
-    labels=("method",),
-    about="Looks at tasks that were answered: polls, listings, streams, companions.",
-)
-REFUSED: Final = Metric(
-    name="mcp_tasks.refused",
-    kind="counter",
-    unit="{request}",
-    labels=("method", "reason"),
-    about="Requests that were refused, and why.",
-)
-LIMITED: Final = Metric(
-    name="mcp_tasks.limited",
-    kind="counter",
-    unit="{request}",
-    labels=("limit",),
-    about="Requests that were refused because of a limit, by the attribute of Limits.",
-)
-LIMIT: Final = Metric(
-    name="mcp_tasks.limit",
-    kind="gauge",
-    unit="1",
-    labels=("limit",),
-    about="What the limits are set to, in their own unit: bytes, seconds, tasks, times a second.",
-)
-SHORT_WAY: Final = Metric(
-    name="mcp_tasks.short_way.answered",
-    kind="counter",
-    unit="{request}",
-    labels=("method",),
-    about="Requests that were answered before the SDK saw them.",
-)
-HANDED_OVER: Final = Metric(
-    name="mcp_tasks.short_way.handed_over",
-    kind="counter",
-    unit="{request}",
-    labels=("reason",),
-    about="Requests that were left to the SDK, and why.",
-)
-LISTENERS: Final = Metric(
-    name="mcp_tasks.listeners",
-    kind="gauge",
-    unit="{stream}",
-    about="Streams of subscriptions/listen that the short way serves.",
-)
-SUSPICIOUS: Final = Metric(
-    name="mcp_tasks.suspicious",
-    kind="counter",
-    unit="{minute}",
-    labels=("pattern",),
-    about="Minutes in which a caller went over a threshold: failed_lookups, excessive_polling, limit_hits.",
-)
-UNOBSERVED: Final = Metric(
-    name="mcp_tasks.unobserved",
-    kind="counter",
-    unit="{event}",
-    about="What observers (the audit log, these metrics, the author's own) were not told, because they were too slow.",
-)
-
-METRICS: Final = (
-    CREATED,
-    ENDED,
-    DELETED,
-    OPEN,
-    RUNNING,
-    QUEUE_READY,
-    QUEUE_AGE,
-    WAIT,
-    RUN,
-    LOST_RUNS,
-    LEASE,
-    QUESTIONS,
-    STORE,
-    STORE_FAILURES,
-    READS,
-    REFUSED,
-    LIMITED,
-    LIMIT,
-    SHORT_WAY,
-    HANDED_OVER,
-    LISTENERS,
-    SUSPICIOUS,
-    UNOBSERVED,
+UNOBSERVED: Final = _counter(
+    "unobserved",
+    "{event}",
+    "What observers (the audit log, these metrics, the author's own) were not told, because they were too slow.",
 )
 
 
 # ---- numbers
-# What is counted in this process, in plain numbers: whoever exports metrics reads them from here.
-
-
-Labels: TypeAlias = tuple[str, ...]
 
 MOST_SERIES: Final = 500
-"""Combinations of labels that one metric has. What is beyond it is counted under `other`: a server may add tools as it
-runs, and a metric must not grow with what is called."""
+"""Combinations of labels that one metric has; the rest is counted under `other`. A server may add tools as it runs, and
+callers may invent names."""
 
 OTHER: Final = "other"
 
@@ -279,7 +179,6 @@ class Distribution:
         self.total: float = 0.0
 
     def add(self, value: float) -> None:
-        """Take note of one value."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
 
@@ -288,33 +187,31 @@ class Numbers:
     """The counters and distributions of one `Tasks` object, for as long as the process lives.
 
     Attributes:
-        on_value: Called with every value of a distribution as well, if it is set: from the thread that has the value.
+        on_value: Called with every value of a distribution, if it is set, in the thread that has the value.
     """
 
     def __init__(self) -> None:
         self.on_value: Callable[[Metric, Labels, float], None] | None = None
-        self._counts: dict[Metric, dict[Labels, float]] = {each: {} for each in METRICS if each.kind == "counter"}
-        self._spread: dict[Metric, dict[Labels, Distribution]] = {
-            each: {} for each in METRICS if each.kind == "histogram"
-        }
+        self._counts: dict[Metric, dict[Labels, float]] = {metric: {} for metric in METRICS}
+        self._spread: dict[Metric, dict[Labels, Distribution]] = {metric: {} for metric in METRICS}
 
     def add(self, metric: Metric, *labels: str, by: float = 1) -> None:
-        """Count."""
+        """Increase a counter."""
         series = self._counts[metric]
         if labels not in series and len(series) >= MOST_SERIES:
             labels = (OTHER,) * len(labels)
         series[labels] = series.get(labels, 0) + by
 
     def expect(self, metric: Metric, *labels: str) -> None:
-        """Have a counter stand at 0. One that begins with its first event looks to Prometheus as if nothing had
-        happened: `increase` and `rate` know only what changed between two looks."""
+        """Begin a counter at 0: Prometheus does not see the first event of a counter that begins with it, because
+        `increase` and `rate` compare two samples."""
         series = self._counts[metric]
-        # What is only expected leaves room for what happens.
+        # Expected series may use half of the limit, so that there is room for events.
         if len(series) < MOST_SERIES // 2:
             series.setdefault(labels, 0)
 
     def observe(self, metric: Metric, value: float, *labels: str) -> None:
-        """Take note of a value."""
+        """Add a value to a distribution."""
         series = self._spread[metric]
         spread = series.get(labels)
         if spread is None:
@@ -326,8 +223,8 @@ class Numbers:
             self.on_value(metric, labels, value)
 
     def counts(self, metric: Metric) -> Mapping[Labels, float]:
-        """A counter as of now; nothing for what is not one."""
-        return dict(self._counts.get(metric, {}))
+        """A counter as of now."""
+        return dict(self._counts[metric])
 
     def distributions(self, metric: Metric) -> Mapping[Labels, Distribution]:
         """A distribution as of now."""
@@ -335,29 +232,56 @@ class Numbers:
 
 
 # ---- gauges
-# What is so at this moment: in this process, and in the store for the whole fleet. Looked at when somebody asks.
-
-
-logger: Final = get_logger(__name__)
 
 LOOK_LIMIT: Final = 3.0
-"""Seconds that the store may take."""
+"""Seconds that the store may take to answer."""
 
 KEPT_FOR: Final = 1.0
-"""Seconds for which an answer of the store is given again: however many ask, it is asked once."""
+"""Seconds for which an answer of the store is reused, however many readers ask."""
 
 Values: TypeAlias = Mapping[Metric, Mapping[Labels, float]]
 
 
-class Queued(NamedTuple):
-    """What waits in one queue."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Waiting:
+    """The tasks that wait in one queue.
 
-    ready: int
-    oldest_age: float
+    Attributes:
+        ready: How many tasks could run now and have no worker.
+        age: How long the oldest of them has waited. Zero if none waits.
+    """
+
+    ready: int = 0
+    age: timedelta = timedelta(0)
+
+
+async def backlog_of(runtime: TaskRuntime) -> Mapping[str, Waiting]:
+    """The backlog of each queue of a runtime's server, whichever process runs the queue.
+
+    Raises:
+        StoreError: The store cannot be read now.
+    """
+    known = {policy.queue for policy in (await runtime.tools()).values()}
+    return await waiting_in(runtime.store, runtime.namespace, runtime.now(), known=known | (runtime.queues or set()))
+
+
+async def waiting_in(
+    store: Store, namespace: str, now: datetime, *, known: Collection[str] = ()
+) -> Mapping[str, Waiting]:
+    """The backlog of each queue of a server, by name: of known queues, and of any other that has a waiting task.
+
+    Raises:
+        StoreError: The store cannot be read now.
+    """
+    found: dict[str, Waiting] = dict.fromkeys(known, Waiting())
+    for queue, backlog in (await store.backlog(namespace, now)).items():
+        age = timedelta(0) if backlog.since is None else max(now - backlog.since, timedelta(0))
+        found[queue] = Waiting(ready=backlog.ready, age=age)
+    return dict(sorted(found.items()))
 
 
 class Served(Protocol):
-    """What the short way has counted."""
+    """The counts of the fast path."""
 
     listeners: int
 
@@ -373,21 +297,14 @@ class Served(Protocol):
 
 
 class Gauges:
-    """What is to be seen of one `Tasks` object.
-
-    Args:
-        backlog: What waits in each queue.
-        served: What the short way has counted.
+    """The present state of one `Tasks` object: in this process, and in the store for the whole fleet.
 
     Attributes:
         runtime: The one that is running now.
     """
 
-    def __init__(
-        self, backlog: Callable[[TaskRuntime], Awaitable[Mapping[str, Queued]]], served: Callable[[], Served]
-    ) -> None:
+    def __init__(self, served: Callable[[], Served]) -> None:
         self.runtime: TaskRuntime | None = None
-        self._backlog = backlog
         self._served = served
         self._shared: Values = {}
         self._looked_at = float("-inf")
@@ -396,35 +313,36 @@ class Gauges:
     def leave(self) -> None:
         """The runtime has stopped."""
         if self.runtime is not None:
-            # It is a count for the life of the process, and the next runtime begins with none.
+            # The count is for the life of the process, and the next runtime begins at 0.
             self._lost_before += self.runtime.observers.lost
         self.runtime, self._shared, self._looked_at = None, {}, float("-inf")
 
-    def here(self) -> Values:
-        """What can be seen without waiting for anything."""
-        served = self._served()
+    def values(self) -> Values:
+        """The state of this process now, and of the store when it was read last."""
+        served, runtime = self._served(), self.runtime
+        lost = self._lost_before + (0 if runtime is None else runtime.observers.lost)
         found: dict[Metric, Mapping[Labels, float]] = {
             SHORT_WAY: {(method,): count for method, count in dict(served.answered).items()},
             HANDED_OVER: {(str(reason),): count for reason, count in dict(served.handed_over).items()},
             LISTENERS: {(): served.listeners},
-            UNOBSERVED: {(): self._lost_before},
+            UNOBSERVED: {(): lost},
+            **self._shared,
         }
-        runtime = self.runtime
         if runtime is not None:
-            found[UNOBSERVED] = {(): self._lost_before + runtime.observers.lost}
+            limits = {name: getattr(runtime.limits, name) for name in LIMITS}
             found[RUNNING] = {(): len(runtime.at_work())}
-            found[LIMIT] = _limits(runtime.limits)
+            found[LIMIT] = {
+                (name,): value.total_seconds() if isinstance(value, timedelta) else float(value)
+                for name, value in limits.items()
+                if value is not None
+            }
             if runtime.runs_tools:
                 found[LEASE] = {(): int(runtime.lease.is_valid)}
         return found
 
-    def shared(self) -> Values:
-        """What the store said last."""
-        return self._shared
-
     async def look(self) -> None:
-        """Ask the store, if that was not done just now. What it does not answer is not told: a number that is old looks
-        like one that is true."""
+        """Read the store, unless that was done just now. Without an answer there is no value: an old number looks like
+        a true one."""
         now = asyncio.get_running_loop().time()
         runtime = self.runtime
         if runtime is None or now < self._looked_at + KEPT_FOR:
@@ -432,39 +350,29 @@ class Gauges:
         self._looked_at = now
         try:
             async with asyncio.timeout(LOOK_LIMIT):
-                queues = await self._backlog(runtime)
+                queues = await backlog_of(runtime)
                 usage = await runtime.store.usage(runtime.namespace, EVERYBODY)
         except (TimeoutError, StoreError) as exc:
-            logger.debug("the store could not be asked what waits: %s", what(exc))
+            logger.debug("could not read the queues for the metrics: %s", what(exc))
             self._shared = {}
             return
         self._shared = {
             QUEUE_READY: {(queue,): found.ready for queue, found in queues.items()},
-            QUEUE_AGE: {(queue,): found.oldest_age for queue, found in queues.items()},
+            QUEUE_AGE: {(queue,): found.age.total_seconds() for queue, found in queues.items()},
             OPEN: {(): usage.open_tasks},
         }
 
 
-def _limits(limits: Limits) -> Mapping[Labels, float]:
-    values = {name: getattr(limits, name) for name in LIMITS}
-    return {
-        (name,): value.total_seconds() if isinstance(value, timedelta) else float(value)
-        for name, value in values.items()
-        if value is not None
-    }
-
-
 # ---- timed store
-# A store whose every verb is timed: around whichever store it is, and only where somebody reads the times.
 
 
 def timed(store: Store, numbers: Numbers) -> Store:
-    """The same store, timed."""
+    """The same store, with every verb timed."""
     return cast(Store, _TimedStore(store, numbers))
 
 
 class _TimedStore:
-    # Not a class with the verbs of `Store`: a store may have more of them, and who uses it asks for those by name.
+    # Not a subclass of `Store`: a store may have more verbs, and callers look for those by name.
 
     def __init__(self, store: Store, numbers: Numbers) -> None:
         self._store = store
@@ -485,42 +393,39 @@ class _TimedStore:
 
 def _timed(call: Callable[..., Awaitable[Any]], verb: str, numbers: Numbers) -> Callable[..., Awaitable[Any]]:
     async def timed_call(*args: Any, **kwargs: Any) -> Any:
-        since = perf_counter()
+        since = time.perf_counter()
         try:
             return await call(*args, **kwargs)
         except (StoreUnavailable, StoreCorrupt):
             numbers.add(STORE_FAILURES, verb)
             raise
         finally:
-            numbers.observe(STORE, perf_counter() - since, verb)
+            numbers.observe(STORE, time.perf_counter() - since, verb)
 
     return timed_call
 
 
 # ---- suspicion
-# Callers who do what honest ones do not: told once a minute and pattern, with the principal.
-
 
 Pattern: TypeAlias = Literal["failed_lookups", "excessive_polling", "limit_hits"]
 
 MINUTE: Final = 60.0
 
 THRESHOLDS: Final[dict[Pattern, int]] = {
-    # A client that comes back for tasks that have expired asks for each once. Nobody guesses an id of 160 bits, but who
-    # tries is to be known, and so is who tries ids that leaked.
+    # A client that returns for expired tasks asks once for each. An id of 160 bits cannot be guessed, but attempts to
+    # guess ids, or to use leaked ones, must be visible.
     "failed_lookups": 30,
-    # Of one task. The shortest interval that clients are told is 0.2 s: twice as often as that, for a whole minute.
+    # Of one task. The shortest interval that clients are given is 0.2 s: this is twice that rate, for a whole minute.
     "excessive_polling": 600,
     "limit_hits": 60,
 }
-"""How many in a minute are suspicious, of one principal; of callers without one, of all together."""
+"""How many in a minute are suspicious, of one principal; callers without one count together."""
 
 MOST_CALLERS: Final = 10_000
-"""Callers (for polling: callers and tasks) that are counted at a time, for each pattern. Beyond it, those that come new
-are not."""
+"""Callers (for polling: pairs of caller and task) that are counted at a time for each pattern; later ones are not."""
 
 _WORDS: Final[dict[Pattern, str]] = {
-    "failed_lookups": "asked for tasks that are not there, or not theirs",
+    "failed_lookups": "asked for tasks that do not exist or are not theirs",
     "excessive_polling": "asked for the same task",
     "limit_hits": "were over a limit",
 }
@@ -528,45 +433,39 @@ _LONGEST_NAME: Final = 200
 
 
 class Suspicion:
-    """Watches the callers of one runtime."""
+    """Reports suspicious callers of one runtime, once for each minute and pattern, with the principal."""
 
     def __init__(self, numbers: Numbers, audit: AuditLog, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._numbers = numbers
         self._audit = audit
         self._clock = clock
         self._since = clock()
-        # Each has a bound of its own: who polls many tasks must not hide who guesses ids.
+        # Each pattern has a bound of its own: a caller that polls many tasks must not hide one that guesses ids.
         self._counts: dict[Pattern, dict[Hashable, int]] = {pattern: {} for pattern in THRESHOLDS}
         for pattern in THRESHOLDS:
             numbers.expect(SUSPICIOUS, pattern)
 
     def consider(self, access: TaskAccess) -> None:
-        """See whether the caller has done this too often by now."""
+        """Count an access, and report the caller if this was one too many."""
         now = self._clock()
         if now >= self._since + MINUTE:
             self._since = now
             self._counts = {pattern: {} for pattern in THRESHOLDS}
-        match access.refused:
-            case None:
-                if access.verb == "read" and access.method != "local":
-                    self._count("excessive_polling", (access.owner, access.task_id), access)
-            case Refusal.UNKNOWN:
-                self._count("failed_lookups", access.owner, access)
-            case Refusal.LIMIT:
-                self._count("limit_hits", access.owner, access)
-            case _:
-                pass
+        if access.refused is None and access.verb == "read" and access.method != "local":
+            self._count("excessive_polling", (access.owner, access.task_id), access)
+        elif access.refused is Refusal.UNKNOWN:
+            self._count("failed_lookups", access.owner, access)
+        elif access.refused is Refusal.LIMIT:
+            self._count("limit_hits", access.owner, access)
 
-    def _count(self, pattern: Pattern, who: Hashable, access: TaskAccess) -> None:
+    def _count(self, pattern: Pattern, key: Hashable, access: TaskAccess) -> None:
         counts = self._counts[pattern]
-        before = counts.get(who, 0)
+        before = counts.get(key, 0)
         if before == 0 and len(counts) >= MOST_CALLERS:
             return
-        count = counts[who] = before + access.times
-        if before < THRESHOLDS[pattern] <= count:
-            self._tell(pattern, access)
-
-    def _tell(self, pattern: Pattern, access: TaskAccess) -> None:
+        count = counts[key] = before + access.times
+        if not before < THRESHOLDS[pattern] <= count:
+            return
         self._numbers.add(SUSPICIOUS, pattern)
         name = "callers without a name" if access.owner is None else repr(access.owner[:_LONGEST_NAME])
         logger.warning(
@@ -584,6 +483,8 @@ class Suspicion:
             )
         )
 
+
+# ---- the observer
 
 _CHANGES: frozenset[type[Wanted]] = frozenset(
     {
@@ -626,24 +527,17 @@ class Meter(Watcher):
     """Counts for one runtime.
 
     Args:
-        is_counted: Whether somebody reads the numbers.
-        watches_looks: Whether looks at tasks are watched, and not only refusals.
-        knows: Whether the server has a tool of that name. Others are counted as `other`: their names are the callers'.
+        is_counted: Whether the numbers are exported.
+        knows: Whether the server has a tool of that name. Others count as `other`: callers chose their names.
     """
 
     def __init__(
-        self,
-        numbers: Numbers,
-        suspicion: Suspicion,
-        *,
-        is_counted: Callable[[], bool],
-        watches_looks: Callable[[], bool],
-        knows: Callable[[str], bool],
+        self, numbers: Numbers, audit: AuditLog, *, is_counted: Callable[[], bool], knows: Callable[[str], bool]
     ) -> None:
         self._numbers = numbers
-        self._suspicion = suspicion
+        self._audit = audit
+        self._suspicion = Suspicion(numbers, audit)
         self._is_counted = is_counted
-        self._watches_looks = watches_looks
         self._knows = knows
         for limit in LIMITS:
             numbers.expect(LIMITED, limit)
@@ -656,13 +550,13 @@ class Meter(Watcher):
         return "the metrics of tasks"
 
     def wanted(self) -> Collection[type[Wanted]]:
-        """Refusals in any case; everything else only if somebody reads it."""
-        looks: set[type[Wanted]] = {TaskAccess} if self._watches_looks() else set()
-        changes = _CHANGES if self._is_counted() else frozenset[type[Wanted]]()
-        return changes | looks | {Refusal}
+        """Refusals in any case; reads if the metrics or the audit log need them; changes if the metrics do."""
+        if self._is_counted():
+            return {*_CHANGES, TaskAccess, Refusal}
+        return {TaskAccess, Refusal} if self._audit.is_read() else {Refusal}
 
     def access(self, access: TaskAccess) -> None:
-        """Count a look, or a refusal."""
+        """Count a read, or a refusal."""
         method = access.method if access.method in _METHODS else OTHER
         if access.refused is None:
             self._numbers.add(READS, method, by=access.times)
@@ -674,32 +568,27 @@ class Meter(Watcher):
 
     def __call__(self, change: TaskChange) -> None:
         """Count a change."""
-        tool = self._label(change.task)
+        numbers, task, tool = self._numbers, change.task, self._label(change.task)
         match change.event:
             case TaskCreated():
-                self._numbers.add(CREATED, tool)
+                numbers.add(CREATED, tool)
                 for end in _ENDS:
-                    self._numbers.expect(ENDED, tool, end)
+                    numbers.expect(ENDED, tool, end)
             case RunStarted():
-                self._started(change, tool)
+                if task.attempt == 1 and task.started_at is not None:
+                    numbers.observe(WAIT, _seconds(task.created_at, task.started_at), tool)
             case TaskDeleted():
-                self._numbers.add(DELETED, "expired" if change.actor.kind == "sweep" else "deleted")
+                numbers.add(DELETED, "expired" if change.actor.kind == "sweep" else "deleted")
             case InputRequested(requests=requests):
-                self._numbers.add(QUESTIONS, tool, "asked", by=len(requests))
+                numbers.add(QUESTIONS, tool, "asked", by=len(requests))
             case InputAnswered():
-                self._numbers.add(QUESTIONS, tool, "answered", by=_closed(change))
+                numbers.add(QUESTIONS, tool, "answered", by=_closed(change))
             case InputWithdrawn():
-                self._numbers.add(QUESTIONS, tool, "withdrawn", by=_closed(change))
+                numbers.add(QUESTIONS, tool, "withdrawn", by=_closed(change))
             case _:
-                self._ended(change, tool)
+                self._run_ended(change, tool)
 
-    def _started(self, change: TaskChange, tool: str) -> None:
-        task = change.task
-        if task.attempt == 1 and task.started_at is not None:
-            self._numbers.observe(WAIT, _seconds(task.created_at, task.started_at), tool)
-
-    def _ended(self, change: TaskChange, tool: str) -> None:
-        """A run has ended, and perhaps the task with it."""
+    def _run_ended(self, change: TaskChange, tool: str) -> None:
         before, end = change.before, _end_of(change)
         if isinstance(change.event, RunLost):
             self._numbers.add(LOST_RUNS, tool)
@@ -710,7 +599,7 @@ class Meter(Watcher):
             self._numbers.add(ENDED, tool, end)
 
     def _label(self, task: TaskRecord) -> str:
-        """The tool of a task, as a label. Prompts and resources are one each: a resource may have any URI."""
+        # All prompts have one label and all resources another: a resource may have any URI.
         if task.method != "tools/call":
             return task.method
         return legible(task.name) if self._knows(task.name) else OTHER

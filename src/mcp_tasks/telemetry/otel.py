@@ -1,5 +1,4 @@
-"""The metrics through OpenTelemetry: counters and gauges are read when they are exported, distributions told as they
-come."""
+"""The metrics through OpenTelemetry: exports read counters and gauges, and histograms get each value at once."""
 
 from __future__ import annotations
 
@@ -9,46 +8,39 @@ from weakref import WeakMethod
 
 from opentelemetry.metrics import CallbackOptions, Histogram, Observation, get_meter
 
-from mcp_tasks.telemetry.metrics import METRICS, Labels, Metric, Numbers, Values
+from mcp_tasks.telemetry.metrics import METRICS, Gauges, Labels, Metric, Numbers
 
 SERVER: Final = "server"
 """The attribute that tells servers of one process apart."""
 
 
 class Instruments:
-    """The instruments of one `Tasks` object. Made once: OpenTelemetry has no way to let go of them.
+    """The instruments of one `Tasks` object. Made once: OpenTelemetry cannot remove them."""
 
-    Args:
-        values: What is not in the numbers.
-        server: The namespace of the tasks.
-    """
-
-    def __init__(self, numbers: Numbers, values: Callable[[], Values], server: str) -> None:
+    def __init__(self, numbers: Numbers, gauges: Gauges, server: str) -> None:
         self._numbers = numbers
-        self._values = values
+        self._gauges = gauges
         self._server = server
         self._histograms: dict[Metric, Histogram] = {}
         meter = get_meter("mcp-tasks")
         for metric in METRICS:
-            # Not a method of this object: the provider keeps what it is given for the life of the process.
+            if metric.kind == "histogram":
+                self._histograms[metric] = meter.create_histogram(
+                    metric.name,
+                    unit=metric.unit,
+                    description=metric.about,
+                    explicit_bucket_boundaries_advisory=metric.buckets,
+                )
+                continue
+            # Not a method of this object: the provider keeps its callbacks for the life of the process.
             read = _reading(WeakMethod(self.observations), metric)
-            match metric.kind:
-                case "counter":
-                    meter.create_observable_counter(metric.name, [read], unit=metric.unit, description=metric.about)
-                case "gauge":
-                    meter.create_observable_gauge(metric.name, [read], unit=metric.unit, description=metric.about)
-                case "histogram":
-                    self._histograms[metric] = meter.create_histogram(
-                        metric.name,
-                        unit=metric.unit,
-                        description=metric.about,
-                        explicit_bucket_boundaries_advisory=metric.buckets,
-                    )
+            create = meter.create_observable_counter if metric.kind == "counter" else meter.create_observable_gauge
+            create(metric.name, [read], unit=metric.unit, description=metric.about)
         numbers.on_value = self._record
 
     def observations(self, metric: Metric) -> list[Observation]:
         """A counter or a gauge as of now."""
-        found = self._values().get(metric) or self._numbers.counts(metric)
+        found = self._gauges.values().get(metric) or self._numbers.counts(metric)
         return [Observation(value, self._attributes(metric, labels)) for labels, value in found.items()]
 
     def _record(self, metric: Metric, labels: Labels, value: float) -> None:

@@ -1,10 +1,10 @@
-"""All of it for one `Tasks` object: made with it, begun with each runtime, read for as long as the process lives."""
+"""All telemetry of one `Tasks` object: it observes each of its runtimes, and keeps counting between them."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from os import PathLike
 from typing import Any, Final
 
@@ -14,22 +14,11 @@ from mcp_tasks.model.values import needing_extra
 from mcp_tasks.runtime import Observer, TaskRuntime
 from mcp_tasks.stores.base import Store
 from mcp_tasks.telemetry.audit import Audit, AuditLog
-from mcp_tasks.telemetry.metrics import (
-    LOST_RUNS,
-    Gauges,
-    Meter,
-    Metric,
-    Numbers,
-    Queued,
-    Served,
-    Suspicion,
-    Values,
-    timed,
-)
+from mcp_tasks.telemetry.metrics import LOST_RUNS, Gauges, Meter, Metric, Numbers, Served, timed
 from mcp_tasks.telemetry.traces import QuestionSpans, Traces, is_metered
 
 LOOK_EVERY: Final = 10.0
-"""Seconds between two looks at the store for OpenTelemetry, which cannot wait for one when it exports."""
+"""Seconds between two reads of the store for OpenTelemetry, which cannot wait for one when it exports."""
 
 _TEXT: Final = b"text/plain; version=0.0.4; charset=utf-8"
 
@@ -39,21 +28,20 @@ class Metrics:
 
         server.custom_route("/metrics", methods=["GET"])(tasks.metrics.endpoint)
 
-    Names, units and labels are in docs/telemetry.md. Nothing of callers or of what tasks are about is in them.
+    Names, units and labels are in docs/telemetry.md. Nothing in them is about callers or the content of tasks.
     """
 
     def __init__(self, numbers: Numbers, gauges: Gauges) -> None:
         with needing_extra("the page of metrics", "prometheus"):
-            from mcp_tasks.telemetry.prometheus import TasksCollector, exposition
+            from mcp_tasks.telemetry.prometheus import exposition
         self._numbers = numbers
         self._gauges = gauges
-        self._collector = TasksCollector
         self._exposition = exposition
 
     async def text(self, *, without: Collection[Metric] = ()) -> str:
-        """The page, as Prometheus reads it; without what somebody else tells on the same page."""
+        """The page, as Prometheus reads it, without metrics that the same page gets from elsewhere."""
         await self._gauges.look()
-        return self._exposition(self._collector(self._numbers, self._values, without)).decode()
+        return self._exposition(self._numbers, self._gauges.values(), without)
 
     async def endpoint(self, request: Any) -> Any:
         """The answer to a request, for `server.custom_route`."""
@@ -69,28 +57,23 @@ class Metrics:
         await send({"type": "http.response.start", "status": 200 if found else 405, "headers": headers})
         await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
 
-    def _values(self) -> Values:
-        return {**self._gauges.here(), **self._gauges.shared()}
-
 
 class Telemetry:
-    """What observes the tasks of one `Tasks` object.
+    """Observes the tasks of one `Tasks` object.
 
     Args:
         audit: The file of the audit log, if there is one.
-        backlog: What waits in each queue of a runtime.
-        served: What the short way has counted.
+        served: The counts of the fast path.
         knows: Whether the server has a tool of that name.
 
     Raises:
-        InvalidOption: What is given as the file is no path.
+        InvalidOption: The file is no path.
     """
 
     def __init__(
         self,
         audit: str | PathLike[str] | None,
         *,
-        backlog: Callable[[TaskRuntime], Awaitable[Mapping[str, Queued]]],
         served: Callable[[], Served],
         knows: Callable[[str], bool],
     ) -> None:
@@ -100,14 +83,14 @@ class Telemetry:
         self._audit_path = audit
         self._knows = knows
         self._numbers = Numbers()
-        self._gauges = Gauges(backlog, served)
+        self._gauges = Gauges(served)
         self._metrics: Metrics | None = None
         self._looking: asyncio.Task[None] | None = None
         self._instruments: object | None = None
 
     @property
     def metrics(self) -> Metrics:
-        """The metrics for Prometheus. They are counted from the first time that this is asked for.
+        """The metrics for Prometheus. They are counted from the first use of this property.
 
         Raises:
             MissingExtra: `prometheus_client` is not installed.
@@ -117,36 +100,30 @@ class Telemetry:
         return self._metrics
 
     def observers(self, namespace: str) -> Sequence[Observer]:
-        """Those that watch a new runtime."""
+        """The observers of a new runtime."""
         log = AuditLog(self._audit_path, server=namespace)
-        meter = Meter(
-            self._numbers,
-            Suspicion(self._numbers, log),
-            is_counted=self._is_counted,
-            watches_looks=lambda: self._is_counted() or log.is_read(),
-            knows=self._knows,
-        )
+        meter = Meter(self._numbers, log, is_counted=self._is_counted, knows=self._knows)
         return [Audit(log), meter, QuestionSpans()]
 
     def timed(self, store: Store) -> Store:
-        """The store, timed if somebody reads the times."""
+        """The store, timed if the times are exported."""
         return timed(store, self._numbers) if self._is_counted() else store
 
     def begin(self, runtime: TaskRuntime, tools: Collection[str] = ()) -> None:
         """A runtime has started, for these tools."""
         for tool in tools:
-            # Whoever notices that a run was lost may never have seen the tool at work.
+            # The process that notices a lost run may never have run the tool itself.
             self._numbers.expect(LOST_RUNS, legible(tool))
         self._gauges.runtime = runtime
         if is_metered():
             if self._instruments is None:
                 from mcp_tasks.telemetry.otel import Instruments
 
-                self._instruments = Instruments(self._numbers, self._values, runtime.namespace)
+                self._instruments = Instruments(self._numbers, self._gauges, runtime.namespace)
             self._looking = asyncio.create_task(self._keep_looking(), name="mcp-tasks-metrics")
 
     def end(self) -> None:
-        """It has stopped."""
+        """The runtime has stopped."""
         if self._looking is not None:
             self._looking.cancel()
             self._looking = None
@@ -154,9 +131,6 @@ class Telemetry:
 
     def _is_counted(self) -> bool:
         return self._metrics is not None or is_metered()
-
-    def _values(self) -> Values:
-        return {**self._gauges.here(), **self._gauges.shared()}
 
     async def _keep_looking(self) -> None:
         while True:

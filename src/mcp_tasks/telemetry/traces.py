@@ -1,12 +1,12 @@
-"""One trace for each task: the call that made it, every run in whatever process, and the questions of the task.
+"""One trace for each task: the call that created it, its runs in all processes, and its questions.
 
-The record keeps the context of the creating call as W3C text, and whoever runs the task goes on with it. Polls and
-other requests about a task are in traces of their clients' own; their spans have a link to it.
+The record keeps the context of the creating call as W3C text, and every run continues that trace. Polls and other
+requests about a task are in traces of their clients' own; their spans have a link to it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Mapping
+from collections.abc import Callable, Collection, Generator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import datetime
 from math import inf
@@ -34,21 +34,17 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from mcp_tasks._utils import BoundedDict, short_id
 from mcp_tasks.model.json import legible
 from mcp_tasks.model.machine import InputAnswered, InputRequested, InputWithdrawn
-from mcp_tasks.model.record import InputRequest, TaskRecord, TaskRequest, TaskStatus
+from mcp_tasks.model.record import TaskRecord, TaskRequest, TaskStatus
 from mcp_tasks.runtime.observers import TaskChange, Wanted, Watcher
 from mcp_tasks.runtime.run import Run
 
-# ---- provider
-# Whether anybody collects spans or metrics in this process, asked on every request and so found out as cheaply.
-
-
 LOOK_AGAIN: Final = 1.0
-"""Seconds after which it is asked again whether a provider was set, while there is none. OpenTelemetry looks into the
-environment of the process each time that it is asked, which takes longer than much of what a poll takes."""
+"""Seconds between two checks for a provider, while there is none. OpenTelemetry reads the environment of the process at
+each check, which takes longer than much of a poll, and every request asks."""
 
 
 class Collected:
-    """Whether somebody collects. A provider is set once in the life of a process, so that yes is for good."""
+    """Whether a provider collects. It is set once in the life of a process, so yes is for good."""
 
     __slots__ = ("_again_at", "_is_set", "_look")
 
@@ -58,34 +54,26 @@ class Collected:
         self._again_at = -inf
 
     def __call__(self) -> bool:
-        """Whether somebody does, as of a second ago at most."""
-        if self._is_set:
-            return True
-        now = monotonic()
-        if now < self._again_at:
-            return False
-        self._again_at = now + LOOK_AGAIN
-        self._is_set = self._look()
+        """Whether there is one, as of a second ago at most."""
+        if not self._is_set and (now := monotonic()) >= self._again_at:
+            self._again_at = now + LOOK_AGAIN
+            self._is_set = self._look()
         return self._is_set
-
-
-def _has_tracer() -> bool:
-    return not isinstance(get_tracer_provider(), ProxyTracerProvider | NoOpTracerProvider)
 
 
 def _has_meter() -> bool:
     provider = get_meter_provider()
-    # The API's own stand-in has no public name. It comes from the API, and whatever collects does not.
+    # The API's own placeholder has no public name. It is in the API's module, and a real provider is not.
     return not isinstance(provider, NoOpMeterProvider) and not type(provider).__module__.startswith(
         "opentelemetry.metrics"
     )
 
 
-is_traced: Final = Collected(_has_tracer)
-"""Whether somebody collects spans in this process."""
+is_traced: Final = Collected(lambda: not isinstance(get_tracer_provider(), ProxyTracerProvider | NoOpTracerProvider))
+"""Whether spans are collected in this process."""
 
 is_metered: Final = Collected(_has_meter)
-"""Whether somebody collects metrics in this process through OpenTelemetry."""
+"""Whether metrics are collected in this process through OpenTelemetry."""
 
 
 TRACEPARENT: Final = "traceparent"
@@ -105,7 +93,7 @@ RUN_SPAN: Final = "tasks.run"
 QUESTION_SPAN: Final = "tasks.question"
 
 MOST_QUESTIONS: Final = 10_000
-"""Open questions whose beginning is remembered. Of others, only the end is known here."""
+"""Open questions whose start is remembered. The span of another begins with its answer."""
 
 _W3C: Final = TraceContextTextMapPropagator()
 _NOTHING: Final[AbstractContextManager[None]] = nullcontext()
@@ -117,43 +105,52 @@ class Traces:
     """Makes the traces of one runtime."""
 
     def trace_of(self, request: TaskRequest) -> str | None:
-        """The context of the call: of the span that is current, or what the client says it is in."""
+        """The context of the call: of the current span, or the one that the client sent."""
+        sent = context_of(request.meta.get(TRACEPARENT))
         if is_traced():
             context = get_current_span().get_span_context()
-            return _text_of(context if context.is_valid else _beginning(request))
-        sent = request.meta.get(TRACEPARENT)
-        context = None if not isinstance(sent, str) else context_of(sent)
-        return None if context is None else _text_of(context)
+            if not context.is_valid:
+                # The task is created outside of any span, usually by the server's own code. Without a span of its own
+                # each run would be in a trace of its own.
+                attributes = {TOOL: legible(request.name), METHOD: request.method}
+                span = _tracer.start_span(CREATE_SPAN, context=_in_trace_of(sent), attributes=attributes)
+                span.end()
+                context = span.get_span_context()
+        elif sent is None:
+            return None
+        else:
+            context = sent
+        return f"00-{context.trace_id:032x}-{context.span_id:016x}-{int(context.trace_flags):02x}"
 
     def around(self, run: Run) -> AbstractContextManager[None]:
-        """A span of the run, in the trace of its task, and current while its tool is at work."""
+        """A span of the run, in the trace of its task, and current while its tool runs."""
         return _run_span(run) if is_traced() else _NOTHING
 
     def touched(self, record: TaskRecord) -> None:
-        """Say on the span of a request which task it is about, and in which trace that is."""
+        """Note on the span of a request which task it is about, and in which trace that is."""
         if not is_traced():
             return
         span = get_current_span()
         if span.is_recording():
             span.set_attribute(TASK, short_id(record.id))
-            creation = None if record.trace is None else context_of(record.trace)
+            creation = context_of(record.trace)
             if creation is not None and creation.trace_id != span.get_span_context().trace_id:
                 span.add_link(creation)
 
 
 class QuestionSpans(Watcher):
-    """A span for each question, from asking to the answer, made by the process that took the answer. Where another
-    process asked, and the question was parked in between, it begins with the answer."""
+    """A span for each question, from asking to the answer, made by the process that took the answer. If another process
+    asked, and the run was suspended in between, the span begins with the answer."""
 
     def __init__(self) -> None:
         self._asked: BoundedDict[tuple[str, str], datetime] = BoundedDict(MOST_QUESTIONS)
 
     def wanted(self) -> Collection[type[Wanted]]:
-        """Questions, if somebody collects spans."""
+        """Questions, if spans are collected."""
         return (InputRequested, InputAnswered, InputWithdrawn) if is_traced() else ()
 
     def __call__(self, change: TaskChange) -> None:
-        """Take note that something was asked, answered or withdrawn."""
+        """Note that something was asked, answered or withdrawn."""
         match change.event:
             case InputRequested(requests=requests):
                 for key in requests:
@@ -166,45 +163,29 @@ class QuestionSpans(Watcher):
                 pass
 
     def _end(self, change: TaskChange, keys: Collection[str], how: str) -> None:
-        open_before = _open_in(change.before)
-        still_open = _open_in(change.after)
+        task = change.task
         for key in sorted(keys):
-            if key not in open_before or key in still_open:
+            question = None if change.before is None else change.before.inputs.outstanding.get(key)
+            if question is None or (change.after is not None and key in change.after.inputs.outstanding):
                 continue
-            since = self._asked.pop((change.task.id, key), change.at)
+            since = self._asked.pop((task.id, key), change.at)
             span = _tracer.start_span(
                 QUESTION_SPAN,
-                context=_within(change.task),
+                context=_in_trace_of(context_of(task.trace)),
                 start_time=_nanoseconds(since),
-                attributes={
-                    **_attributes(change.task),
-                    QUESTION: open_before[key].method,
-                    QUESTION_END: how,
-                },
+                attributes={**_attributes(task), QUESTION: question.method, QUESTION_END: how},
             )
             span.end(_nanoseconds(change.at))
-
-
-def _beginning(request: TaskRequest) -> SpanContext:
-    """The beginning of a trace for a task that is made outside of any: by code of the server's own, as a rule. Without
-    it each run would be in a trace of its own."""
-    sent = request.meta.get(TRACEPARENT)
-    parent = context_of(sent) if isinstance(sent, str) else None
-    span = _tracer.start_span(
-        CREATE_SPAN, context=_in_trace_of(parent), attributes={TOOL: legible(request.name), METHOD: request.method}
-    )
-    span.end()
-    return span.get_span_context()
 
 
 @contextmanager
 def _run_span(run: Run) -> Generator[None]:
     record = run.record
-    creation = None if record.trace is None else context_of(record.trace)
+    creation = context_of(record.trace)
     span = _tracer.start_span(
         RUN_SPAN,
-        # A trace of its own for a task whose call was in none: never a child of whatever happens to be current here.
-        context=_within(record),
+        # A trace of its own for a task whose call was in none: never a child of the span that happens to be current.
+        context=_in_trace_of(creation),
         kind=SpanKind.CONSUMER,
         attributes={**_attributes(record), ATTEMPT: run.attempt, WORKER: record.worker or ""},
         links=() if creation is None else (Link(creation),),
@@ -216,10 +197,6 @@ def _run_span(run: Run) -> Generator[None]:
             span.set_status(StatusCode.ERROR)
 
 
-def _open_in(record: TaskRecord | None) -> Mapping[str, InputRequest]:
-    return {} if record is None else record.inputs.outstanding
-
-
 def _end_of(run: Run) -> str:
     record = run.record
     if record.is_final:
@@ -227,10 +204,6 @@ def _end_of(run: Run) -> str:
     if record.worker is None and record.attempt == run.attempt:
         return "parked" if record.wake_at is not None or record.inputs.outstanding else "released"
     return "lost"
-
-
-def _within(record: TaskRecord) -> Context:
-    return _in_trace_of(None if record.trace is None else context_of(record.trace))
 
 
 def _in_trace_of(parent: SpanContext | None) -> Context:
@@ -241,14 +214,12 @@ def _attributes(record: TaskRecord) -> dict[str, str]:
     return {TASK: short_id(record.id), TOOL: legible(record.name), METHOD: record.method}
 
 
-def context_of(traceparent: str) -> SpanContext | None:
-    """What a `traceparent` says, as far as it is one."""
+def context_of(traceparent: object) -> SpanContext | None:
+    """The context that a `traceparent` stands for; None if it is not a valid one."""
+    if not isinstance(traceparent, str):
+        return None
     context = get_current_span(_W3C.extract({TRACEPARENT: traceparent}, Context())).get_span_context()
     return context if context.is_valid else None
-
-
-def _text_of(context: SpanContext) -> str:
-    return f"00-{context.trace_id:032x}-{context.span_id:016x}-{int(context.trace_flags):02x}"
 
 
 def _nanoseconds(at: datetime) -> int:
