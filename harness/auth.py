@@ -1,7 +1,5 @@
 """Servers that let nobody in without a token, and the tokens."""
 
-from __future__ import annotations
-
 from typing import Any, Final, TypedDict
 
 from mcp.server import MCPServer

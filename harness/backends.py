@@ -3,8 +3,6 @@
 `harness.fixtures` has those that all tests of a process share; who restarts or damages one has their own (`backend`).
 """
 
-from __future__ import annotations
-
 import itertools
 import signal
 from collections.abc import Generator, Iterator

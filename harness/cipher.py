@@ -1,7 +1,5 @@
 """A cipher as an author would write one: AES-GCM, with what the data is bound to as associated data."""
 
-from __future__ import annotations
-
 from os import urandom
 
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM

@@ -4,8 +4,6 @@ Binaries come from PyPI with the dev extra; those of the system are the second c
 `NoDatabase` says so, and skips a test.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Fixtures of pytest: databases that all tests of one process share. Each test makes a place of its own in them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Generator
 from functools import cache
 

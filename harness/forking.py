@@ -4,8 +4,6 @@ Importing the SDK takes a second and a half of a core, which is most of what a s
 process of its own all the same: its own id, files, environment and end.
 """
 
-from __future__ import annotations
-
 import atexit
 import ctypes
 import fcntl

@@ -4,8 +4,6 @@ python -m harness.furnished stdio [--lowlevel] [--store URL]
 python -m harness.furnished http --fd N [--json] [--lowlevel] [--store URL]
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 from collections.abc import Generator, Sequence

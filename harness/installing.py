@@ -1,7 +1,5 @@
 """What others have made, installed on first use into folders under `.cache` of the checkout; and where Node is."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil

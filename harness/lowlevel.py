@@ -1,7 +1,5 @@
 """A server on the SDK's low-level `Server`, with tasks attached."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager

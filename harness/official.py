@@ -1,7 +1,5 @@
 """The SDK's own client as a wire. It refuses a task as the result of a call, unless an extension claims it."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Literal

@@ -4,8 +4,6 @@ Every message that comes is checked against the official schema. What is no answ
 order and with the stream it came on, so that a test can say which stream it belongs on.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from abc import ABC, abstractmethod

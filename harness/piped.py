@@ -5,8 +5,6 @@
 It imports next to nothing: to start quickly is all that it is for. If it is killed, so is the other process.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import socket

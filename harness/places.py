@@ -4,8 +4,6 @@ A store in a file waits for the disk at each commit, which is most of what its t
 and see what the wait was for. Whoever wants them on a disk all the same says where, with TMPDIR.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile

@@ -1,7 +1,5 @@
 """Ports of this machine: one that is free, one that is open already, and whether somebody listens on one."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Generator
 from contextlib import contextmanager

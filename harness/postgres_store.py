@@ -1,7 +1,5 @@
 """A Postgres store that is empty, quickly: the tables are made once and emptied for each test."""
 
-from __future__ import annotations
-
 import asyncio
 
 import psycopg

@@ -5,8 +5,6 @@ last, the first process that is started takes over SIGTERM, unless somebody has 
 does, so that blocks are left in order.
 """
 
-from __future__ import annotations
-
 import asyncio
 import atexit
 import os

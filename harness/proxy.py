@@ -19,8 +19,6 @@ Postgres it is the answer to the end of the transaction that is lost. One reques
 expected, as our stores do it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import re
 import struct

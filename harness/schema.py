@@ -1,7 +1,5 @@
 """The official JSON schemas, as a check on everything a server under test answers."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from functools import cache

@@ -3,8 +3,6 @@
 Tools that wait do so for the `Desk`, so that a test decides when they go on.
 """
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import dataclass, field
 from datetime import timedelta

@@ -3,8 +3,6 @@
 `harness.http` serves in this process.
 """
 
-from __future__ import annotations
-
 import asyncio
 import signal
 import socket

@@ -3,8 +3,6 @@
 A failure is shown with the seed of its batch; the same command with that number as `--seed` finds it at once.
 """
 
-from __future__ import annotations
-
 import argparse
 import random
 import time

@@ -1,7 +1,5 @@
 """A server process on the other end of two pipes, and a client that sends it raw lines."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable, Mapping

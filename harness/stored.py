@@ -1,7 +1,5 @@
 """A store while it is open, and what it has, for tests that look behind the wire."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime

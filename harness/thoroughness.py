@@ -1,7 +1,5 @@
 """How long tests with random input look for what is wrong."""
 
-from __future__ import annotations
-
 import os
 
 from hypothesis import settings

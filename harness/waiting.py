@@ -1,7 +1,5 @@
 """Waiting for what nobody tells of: files, other processes, the insides of a server."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar, cast

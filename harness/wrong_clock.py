@@ -3,8 +3,6 @@
 The monotonic clocks go on as they are, as on a machine whose clock was set wrong.
 """
 
-from __future__ import annotations
-
 import datetime as module
 import time
 from typing import Any

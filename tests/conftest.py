@@ -1,7 +1,5 @@
 """What all tests here have in common."""
 
-from __future__ import annotations
-
 import logging
 import signal
 from types import TracebackType

@@ -1,7 +1,5 @@
 """The harness keeps its own rules: what does not come up says why, and nothing that was started is left behind."""
 
-from __future__ import annotations
-
 import signal
 import sys
 

@@ -1,7 +1,5 @@
 """Engines as the tests make them, here and in other processes."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 from examples.celery_engine import CeleryCarrier, celery_engine

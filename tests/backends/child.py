@@ -3,8 +3,6 @@
 It prints `ready` once it runs, and does not go on before it gets a line on its standard input.
 """
 
-from __future__ import annotations
-
 import os
 import resource
 import sys

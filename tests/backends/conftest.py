@@ -1,7 +1,5 @@
 """Databases that the tests of this folder share; each test has an empty place of its own in them."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A store's place as somebody else gets at it: the parts of a task as they lie in a file, in tables, and in Redis."""
 
-from __future__ import annotations
-
 import sqlite3
 from collections.abc import Generator
 from contextlib import closing, contextmanager

@@ -4,8 +4,6 @@ In a file these are the steps of SQLite's virtual machine, in Postgres the pages
 measured twice: with few tasks, and with thousands that have ended, or belong to another server.
 """
 
-from __future__ import annotations
-
 import asyncio
 import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator
@@ -38,8 +36,6 @@ from mcp_tasks.stores.base import (
 from mcp_tasks.testing import make_record, make_request
 from mcp_tasks.testing.clock import NOON
 from tests.backends.places import Place, PostgresPlace, SqlitePlace
-
-pytestmark = pytest.mark.anyio
 
 REQUEST = make_request()
 SHARE = Share(owner=20, tools={"render": 99}, owner_at_work=99)

@@ -1,7 +1,5 @@
 """Engines that carry ids through Redis and Postgres: the shipped suite, servers that fail, what each does besides."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import logging
@@ -46,8 +44,6 @@ from tests.backends import carriers
 from tests.backends.carriers import QUICK, SOON, TOLD, docket
 from tests.backends.places import RedisPlace
 from tests.unit.running import RERUN, ok, running, until_final
-
-pytestmark = pytest.mark.anyio
 
 
 class _OnADatabase(EngineSuite):

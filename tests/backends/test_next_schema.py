@@ -1,7 +1,5 @@
 """What the next release will do to a store of this one, with a made-up script that only adds, or changes something."""
 
-from __future__ import annotations
-
 import sqlite3
 from collections.abc import AsyncIterator, Generator
 from contextlib import contextmanager
@@ -24,8 +22,6 @@ from mcp_tasks.stores.sqlite import SqliteStore
 from mcp_tasks.stores.sqlite import schema as sqlite_schema
 from mcp_tasks.testing import make_record, make_request
 from tests.backends.places import Place, PostgresPlace, SqlitePlace
-
-pytestmark = pytest.mark.anyio
 
 REQUEST = make_request()
 ADDS = "-- compatible from: 1\n"

@@ -2,8 +2,6 @@
 and that tools at work wait for it and end as usual.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import signal
@@ -49,8 +47,6 @@ from mcp_tasks.stores.redis import connection as redis_driver
 from mcp_tasks.stores.sqlite import SqliteStore
 from mcp_tasks.testing import make_record, make_request
 from tests.unit.running import ONCE, answer, create, ok, question, running, until_asking, until_final
-
-pytestmark = pytest.mark.anyio
 
 REQUEST = make_request()
 STEP = JournalEntry(kind="step", key="s", value=1)

@@ -1,7 +1,5 @@
 """What is kept of tasks, as it lies on the disk: encrypted, large, read together, gone with its task, and damaged."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging
@@ -33,9 +31,6 @@ from mcp_tasks.stores.sqlite import SqliteStore
 from mcp_tasks.testing import make_record, make_request
 from mcp_tasks.testing.clock import NOON
 from tests.backends.places import Place, PostgresPlace, RedisPlace, SqlitePlace
-
-pytestmark = pytest.mark.anyio
-
 
 SECRET = "the secret of the task"
 SECRET_REQUEST = make_request(arguments={"a": SECRET}, input_responses={"q": SECRET}, request_state=SECRET)

@@ -1,7 +1,5 @@
 """The Postgres store and its database: tables, processes, URLs, jobs, and what to do when something is wrong."""
 
-from __future__ import annotations
-
 import asyncio
 
 import psycopg
@@ -18,8 +16,6 @@ from mcp_tasks.stores.postgres.database import migrations
 from mcp_tasks.stores.url import store_from_url
 from mcp_tasks.testing import make_record, make_request
 from tests.backends.places import PostgresPlace
-
-pytestmark = pytest.mark.anyio
 
 REQUEST = make_request()
 

@@ -1,7 +1,5 @@
 """The Redis store: its keys, what expires, how often it asks, what is counted; and servers as they are set up."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
@@ -27,8 +25,6 @@ from mcp_tasks.stores.redis.store import KEYS_AT_ONCE, LOOKS
 from mcp_tasks.testing import make_record, make_request
 from mcp_tasks.testing.clock import NOON
 from tests.backends.places import RedisPlace
-
-pytestmark = pytest.mark.anyio
 
 REQUEST = make_request()
 STEP = JournalEntry(kind="step", key="done", value={"value": 1})

@@ -30,8 +30,6 @@ from mcp_tasks.testing.clock import NOON
 from tests.backends.child import printed_by
 from tests.backends.places import SqlitePlace
 
-pytestmark = pytest.mark.anyio
-
 REQUEST = make_request()
 LARGE = 1_000_000_000
 """Bytes that SQLite takes in one value."""

@@ -1,7 +1,5 @@
 """The shipped suites on each durable store and each engine, as somebody else's would be tested."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
@@ -21,8 +19,6 @@ from mcp_tasks.testing import make_record, make_request
 from mcp_tasks.testing.store_suite import NoteTests, PartTests, RecordTests, StoreSuite
 from tests.backends.child import CREATES, printed_by
 from tests.backends.places import Place, PostgresPlace, RedisPlace, SqlitePlace
-
-pytestmark = pytest.mark.anyio
 
 
 class _InAFile:

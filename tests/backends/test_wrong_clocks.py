@@ -1,7 +1,5 @@
 """A server and a worker whose clocks are a day off, beside a server whose clock is right."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -22,7 +20,7 @@ from mcp_tasks.stores import Store
 from mcp_tasks.stores.url import store_from_url
 from tests.trust.keyed import KEY, LONG_KEY
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 LIMIT = 30.0
 """Seconds for what must happen; only a failing test waits so long."""

@@ -7,8 +7,6 @@ Roles: `first` serves and runs tools, `server` only serves, `worker` only runs t
 
 # ruff: noqa: E402 - the clock has to be wrong before anything looks at it
 
-from __future__ import annotations
-
 import sys
 from datetime import timedelta
 

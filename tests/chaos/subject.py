@@ -5,8 +5,6 @@ when one job may go on (`JOB.GATE`), or all may (`open`). With a file `die` that
 end`, the process dies when it next makes a task, or has ended one.
 """
 
-from __future__ import annotations
-
 import argparse
 import time
 from collections.abc import Awaitable, Callable

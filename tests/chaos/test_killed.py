@@ -3,8 +3,6 @@
 One server of each kind has a task at each stage when it goes. Then it is started again, or another one takes over.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import signal
@@ -45,7 +43,7 @@ from mcp_tasks.stores.url import store_from_url
 from mcp_tasks.testing import make_record
 from tests.chaos.subject import NAME, Name
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 
 WHO, SURE = "What is your name?", "Are you sure?"

@@ -5,8 +5,6 @@
 Without a port it speaks over its pipes.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Sequence

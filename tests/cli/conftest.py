@@ -1,7 +1,5 @@
 """Servers for all tests here, and a command line with a ledger of its own for each."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Generator
 from http.server import BaseHTTPRequestHandler, HTTPServer

@@ -4,8 +4,6 @@
 the program ends, or raises.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextvars
 import sys

@@ -3,8 +3,6 @@
 Tools that wait do so for files, so that a test in another process decides when they go on.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from dataclasses import replace

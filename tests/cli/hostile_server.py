@@ -3,8 +3,6 @@
 The standard library alone, so that it starts at once. The URL is what its schemas refer to.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """The command line and its servers as processes."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import tempfile

@@ -1,7 +1,5 @@
 """The command line on a pseudo-terminal: what a person sees, and what a person types."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import pty

@@ -1,7 +1,5 @@
 """`call` and `wait` without a terminal: results, arguments, exit codes, detaching; in both versions."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

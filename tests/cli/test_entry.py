@@ -1,7 +1,5 @@
 """The command as it is installed: its entry point, help, output and completion; `doctor`, `key` and `encrypt`."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

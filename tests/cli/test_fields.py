@@ -1,7 +1,5 @@
 """What is typed, and what it becomes; and the lines for logs and pipes."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -156,7 +154,6 @@ def test_words_that_are_no_arguments_are_refused(words: list[str], json_text: st
         read_arguments({"properties": {"a": {"type": "integer"}}}, words, json_text)
 
 
-@pytest.mark.anyio
 async def test_lines_for_a_pipe_are_not_too_many_and_the_last_word_is_never_left_unsaid(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

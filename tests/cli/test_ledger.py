@@ -1,7 +1,5 @@
 """The ledger's commands, tasks by the beginning of their ids, and what becomes of results."""
 
-from __future__ import annotations
-
 import base64
 import json
 from contextlib import closing

@@ -1,7 +1,5 @@
 """MODULE:SERVER: every way to get it wrong is answered in words, and nothing is started."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from textwrap import dedent

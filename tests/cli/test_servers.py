@@ -1,7 +1,5 @@
 """Servers by name: calls, tasks that are come back to, and what a file may not do."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from pathlib import Path

@@ -1,7 +1,5 @@
 """An operator's commands on a store, beside real workers that run its tasks."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -16,8 +14,6 @@ from harness.rpc import Tasking, text_of
 from harness.waiting import eventually
 from tests.cli.running import LIMIT, Cli, Done
 from tests.cli.working import WorkerProcess, is_there, serving_only, working
-
-pytestmark = pytest.mark.anyio
 
 BRISK = "tests.cli.farm:make_brisk()"
 

@@ -1,7 +1,5 @@
 """What a person sees and does: the bar, the forms, the menu after Ctrl-C, the table, outages, narrow windows."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Servers that mean no good, and output that goes anywhere: no terminal obeys, nothing leaks, results are printed."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import sqlite3

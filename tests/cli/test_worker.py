@@ -1,7 +1,5 @@
 """`mcp-tasks worker`: runs what others serve, hands back in order what it cannot finish, and says how it fares."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator, Mapping
 from http import HTTPStatus
@@ -17,8 +15,6 @@ from mcp_tasks.cli.commands import worker as health_http
 from mcp_tasks.cli.commands.worker import Answer, Page, Recent, serving
 from tests.cli.running import Cli
 from tests.cli.working import SPEC, is_there, serving_only, working
-
-pytestmark = pytest.mark.anyio
 
 
 async def test_a_worker_runs_what_another_process_serves_and_stops_when_told_to(cli: Cli, url: str) -> None:

@@ -1,7 +1,5 @@
 """No child process of a tool outlives the process that runs the tool, however that one comes to its end."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,8 +15,6 @@ from harness.rpc import Tasking
 from tests.cli.deaf_farm import build
 from tests.cli.running import LIMIT, Cli
 from tests.cli.working import in_time, is_there, serving_only, working
-
-pytestmark = pytest.mark.anyio
 
 SPEC = "tests.cli.deaf_farm:make()"
 PATIENT = "tests.cli.deaf_farm:make_patient()"

@@ -1,7 +1,5 @@
 """A furnished server behind HTTP, one that says what a test wants it to say, and a ledger."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator, Generator
 from pathlib import Path
 

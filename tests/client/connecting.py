@@ -1,7 +1,5 @@
 """Clients for tests, the people behind them, and what they get."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from datetime import timedelta

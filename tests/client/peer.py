@@ -1,7 +1,5 @@
 """Servers that say exactly what a test wants, over HTTP and in memory, for clients that must stand anything."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence

@@ -9,8 +9,6 @@ LOG whenever its person is asked, and another when the person answers. With --th
 questions with that message.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json

@@ -1,7 +1,5 @@
 """A network between a client and a server, which can be cut."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """One ledger, several servers and users: whose task is whose, and who is given a recorded answer."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import AsyncGenerator
 from pathlib import Path
@@ -20,8 +18,6 @@ from mcp_tasks.client import Ledger, TasksClient, pending_tasks, reconnecting_ht
 from mcp_tasks.errors import UnknownTask, UsageError
 from tests.client.connecting import begin, connect, text
 from tests.client.peer import ACK, TASK_ID, UNKNOWN_TASK, Peer, asking, completed, serving_peer, task
-
-pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """Calls stay what they were, over every transport; and `TaskHandle` for who wants to see the task behind one."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import sys
@@ -46,8 +44,6 @@ from mcp_tasks.stores import MemoryStore
 from tests.client.connecting import ANSWER, SHORT, Person, accepted, begin, connect, seen, text
 from tests.client.peer import ACK, OUT_OF_ORDER, TASK_ID, Answer, MemoryPeer, Peer, connected, task
 from tests.unit.virtual_time import simulated
-
-pytestmark = pytest.mark.anyio
 
 WAYS = ["http-sse", "http-json", "http-reconnecting", "stdio", "memory"]
 

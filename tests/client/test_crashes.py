@@ -1,7 +1,5 @@
 """Servers and clients of both eras that are killed in the middle: the other side gets what it waits for."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncGenerator
@@ -25,8 +23,6 @@ from tests.client.peer import ACK, TASK_ID, Answer, Peer, asking, completed
 from tests.client.processes import client_process, lines_of, logged, server_process
 
 Mode: TypeAlias = Literal["auto", "legacy"]
-
-pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture

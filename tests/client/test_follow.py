@@ -1,7 +1,5 @@
 """Calls and tasks that are followed to their ends, by somebody who is told and can be asked, and how they stand."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 from collections.abc import AsyncGenerator, Callable, Mapping
@@ -38,8 +36,6 @@ from tests.client.peer import (
     task,
 )
 from tests.unit.virtual_time import simulated
-
-pytestmark = pytest.mark.anyio
 
 NOWHERE = "http://127.0.0.1:9/mcp"
 ANN = {"action": "accept", "content": {"name": "Ann"}}

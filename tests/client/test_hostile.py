@@ -1,7 +1,5 @@
 """Servers that break the rules: a client may fail, and must not hang, spin, or take anything for a result."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
@@ -53,8 +51,6 @@ from tests.client.peer import (
     task,
 )
 from tests.unit.virtual_time import simulated
-
-pytestmark = pytest.mark.anyio
 
 
 async def wait(url: str, *, patience: Patience = SHORT, **options: Any) -> str:

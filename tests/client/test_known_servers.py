@@ -1,7 +1,5 @@
 """Servers by name: what is in the place of variables, what is kept, credentials, and why one cannot be used."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os
@@ -292,7 +290,6 @@ def no_gzip() -> httpx2.Response:
 BASIC = {"www-authenticate": "Basic realm=x"}
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize(
     ("answer", "what", "hint", "reason"),
     [

@@ -1,7 +1,5 @@
 """The ledger in which a client remembers its tasks: what it keeps and gives, also after damage and crashes."""
 
-from __future__ import annotations
-
 import json
 import os
 import sqlite3
@@ -36,8 +34,6 @@ from mcp_tasks.protocol.shapes import parse_task
 from mcp_tasks.stores.sqlite import SqliteStore
 from tests.client.connecting import begin, connect
 from tests.client.peer import TASK_ID, Peer, completed, task, working
-
-pytestmark = pytest.mark.anyio
 
 SERVER = "peer"
 

@@ -1,8 +1,6 @@
 """Tasks of a 2025-11-25 server through the same client, handles and ledger as those of newer ones, and over every way
 to a server: what each can carry, and what it says of what it cannot."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from datetime import timedelta
@@ -49,8 +47,6 @@ from mcp_tasks.client import (
 from mcp_tasks.errors import InvalidDuration, UsageError
 from tests.client import connecting
 from tests.client.connecting import ANSWER, Person, begin, seen, text
-
-pytestmark = pytest.mark.anyio
 
 connect = partial(connecting.connect, mode="legacy")
 

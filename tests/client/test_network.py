@@ -1,7 +1,5 @@
 """Connections that are refused, dropped and cut, under `reconnecting_http`, and calls whose answers are lost."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging
@@ -51,8 +49,6 @@ from tests.client.peer import (
 from tests.client.relay import Relay, relaying
 from tests.trust.keyed import KEY, LONG_KEY, REPEATED, Scene, build
 from tests.unit.virtual_time import simulated
-
-pytestmark = pytest.mark.anyio
 
 
 async def cut(relay: Relay, refusals: int) -> None:

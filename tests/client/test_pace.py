@@ -1,7 +1,5 @@
 """When a client looks at a task, and how long it waits, against scripted servers and on simulated time."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
 from contextlib import aclosing, asynccontextmanager
@@ -43,8 +41,6 @@ from tests.client.peer import (
     working,
 )
 from tests.unit.virtual_time import SIMULATED, VirtualTimeLoop
-
-pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,5 @@
 """Notifications instead of polls: streams that many tasks share, and who may say what became of a task."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import weakref
@@ -42,8 +40,6 @@ from tests.client.peer import (
     working,
 )
 from tests.unit.virtual_time import simulated
-
-pytestmark = pytest.mark.anyio
 
 
 def listen_ids(peer: Script) -> list[list[str]]:

@@ -1,7 +1,5 @@
 """Questions of a task, put to the client's own callbacks: each once, a few at a time, whatever happens in between."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping
 from functools import partial
@@ -57,8 +55,6 @@ from tests.client.peer import (
     connected,
     task,
 )
-
-pytestmark = pytest.mark.anyio
 
 UNFIT = Refusal(INVALID_PARAMS, "The answer to 'a' does not fit: $: 'name' is a required property", status=400)
 

@@ -6,8 +6,6 @@ Which scenario it is stands in the environment, where the suite puts it. The two
 the extension, and in nothing else: what the suite finds in the plain one must not get worse with them.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import os

@@ -9,8 +9,6 @@ that never heard of the extension, in either era, meets nothing but marked tools
 Tools, prompts and resources have the names, the arguments and the behaviour that the suite documents for them.
 """
 
-from __future__ import annotations
-
 import argparse
 import base64
 import json

@@ -14,8 +14,6 @@ Exit code 0 means: no failure outside `expected_failures.json`, no entry in it t
 and nothing that passes on the plain SDK's server or client fails on the same one with tasks.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import re

@@ -1,7 +1,5 @@
 """The official conformance suite as tests; `python -m tests.conformance.harness` shows the same as tables."""
 
-from __future__ import annotations
-
 import pytest
 
 from .harness import (

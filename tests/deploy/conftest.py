@@ -1,7 +1,5 @@
 """Recipes need processes that can be stopped by signals."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The recipes of docs/deploy.md as they stand there: the files in a folder, the commands on a port of their own."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

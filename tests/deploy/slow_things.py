@@ -3,8 +3,6 @@
 It runs in the folder of a recipe, beside the files of the page. Its server is the page's own.
 """
 
-from __future__ import annotations
-
 import os
 from importlib import import_module
 from pathlib import Path

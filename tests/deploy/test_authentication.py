@@ -1,7 +1,5 @@
 """The example with authentication: real tokens, two users, and a task that one of them cannot see."""
 
-from __future__ import annotations
-
 import json
 import os
 import runpy
@@ -22,8 +20,6 @@ from harness.rpc import request
 from mcp_tasks.client import TaskHandle, TasksClient, reconnecting_http, resume_task
 from mcp_tasks.errors import UnknownTask
 from tests.deploy.recipes import answers, started
-
-pytestmark = pytest.mark.anyio
 
 EXAMPLE = ROOT / "examples" / "authentication.py"
 METADATA = "/.well-known/oauth-protected-resource/mcp"

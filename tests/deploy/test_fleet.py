@@ -1,7 +1,5 @@
 """A fleet by the files in `deploy/`: the files themselves, and servers and workers on a Postgres behind nginx."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import shlex
@@ -31,9 +29,6 @@ from mcp_tasks import Settings
 from mcp_tasks.cli.commands.worker import DRAIN
 from tests.deploy.recipes import LIMIT, answers, connected, started
 from tests.push.listening import listening
-
-pytestmark = pytest.mark.anyio
-
 
 DEPLOY = ROOT / "deploy"
 COMPOSE = DEPLOY / "compose" / "compose.yaml"

@@ -1,7 +1,5 @@
 """The recipes of docs/deploy.md: one process, mounted apps, browsers, the old transport, reloads, several workers."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import signal
@@ -22,8 +20,6 @@ from mcp_tasks.client import TasksClient, resume_task, with_tasks
 from tests.deploy.recipes import LIMIT, Site, connected, site, started, wire
 from tests.interop.install import Environment, install_python
 from tests.push.listening import listening
-
-pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture

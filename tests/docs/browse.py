@@ -3,8 +3,6 @@
 Not a test: it takes a minute, and a browser from the npm registry, which the tests with other implementations install.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import tempfile

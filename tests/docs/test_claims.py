@@ -1,7 +1,5 @@
 """What the pages say in tables, between their code blocks and of the examples, as real processes."""
 
-from __future__ import annotations
-
 import ast
 import re
 import shlex
@@ -28,8 +26,6 @@ from mcp_tasks import Fallback, Host, Tasks
 from mcp_tasks.client import TaskHandle, TasksClient, reconnecting_http
 from mcp_tasks.server import ToolOptions
 from tests.deploy.recipes import LIMIT, answers, connected, started
-
-pytestmark = pytest.mark.anyio
 
 DOCS = ROOT / "docs"
 SAID_BY_THE_SDK = {

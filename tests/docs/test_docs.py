@@ -1,7 +1,5 @@
 """The docs are kept true: their code runs, generated parts are current, links lead somewhere."""
 
-from __future__ import annotations
-
 import difflib
 import json
 import re
@@ -64,7 +62,6 @@ def test_the_test_on_the_testing_page_passes_under_pytest_as_it_stands_there(tmp
     assert "skipped" not in done.stdout
 
 
-@pytest.mark.anyio
 async def test_the_sync_tool_on_the_tools_page_asks_steps_and_sleeps_from_its_thread() -> None:
     names = _names_of(ROOT / "docs" / "tools.md")
     built: list[str] = []
@@ -90,7 +87,6 @@ async def test_the_sync_tool_on_the_tools_page_asks_steps_and_sleeps_from_its_th
         assert (await tester.result(ignored)).structured_content == {"result": "nobody answered in two days"}
 
 
-@pytest.mark.anyio
 async def test_a_host_can_start_the_server_of_the_first_page_as_it_is_told_to_there(tmp_path: Path) -> None:
     page = ROOT / "docs" / "get-started.md"
     server, _, as_host_starts_it, *_ = _blocks_of(page)

@@ -1,7 +1,5 @@
 """The blocks of code on the pages and in docstrings, and what each kind of them is held to."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re

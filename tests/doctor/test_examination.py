@@ -1,7 +1,5 @@
 """An examination finds the faults of servers, and says them."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import sqlite3
@@ -25,9 +23,6 @@ from mcp_tasks.errors import ServerHasFaults, UnknownTool
 from mcp_tasks.model.json import JsonObject, object_in
 from mcp_tasks.protocol.shapes import EXTENSION_ID
 from tests.unit.virtual_time import SIMULATED
-
-pytestmark = pytest.mark.anyio
-
 
 NOW = "2026-07-28T12:00:00Z"
 TASK: JsonObject = {

@@ -1,7 +1,5 @@
 """The furnished server with tasks and without, and the SDK's own client of it in both eras."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Clients of both eras hear of changes to a list once, however many there were."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -32,8 +30,6 @@ from mcp_tasks.errors import InvalidDuration
 from mcp_tasks.server import ListChanges
 from tests.everything.serving import ERAS, Host, Visit, build, visiting
 from tests.unit.virtual_time import simulated, time_passes
-
-pytestmark = pytest.mark.anyio
 
 TOOLS, PROMPTS = "notifications/tools/list_changed", "notifications/prompts/list_changed"
 SHORT, WINDOW = timedelta(milliseconds=20), timedelta(milliseconds=200)

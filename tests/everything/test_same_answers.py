@@ -5,8 +5,6 @@ The client is the SDK's own and speaks no tasks; every tool may be a task. By de
 (`fallback="inline"`, `companions="never"`) nothing differs.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -18,8 +16,6 @@ from pydantic import BaseModel
 
 from harness.rpc import LEGACY, MODERN
 from tests.everything.serving import ERAS, WAYS, Visit, visiting_kind
-
-pytestmark = pytest.mark.anyio
 
 NOTE = ResourceTemplateReference(uri="memo://{day}/note")
 

@@ -1,7 +1,5 @@
 """Simulated time by all clocks."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 

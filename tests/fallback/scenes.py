@@ -1,7 +1,5 @@
 """The ways to the server of these tests: clients, calls that take several requests, stores with moods, processes."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Generator, Mapping

@@ -1,7 +1,5 @@
 """Output schemas of many shapes, each with results that fit it and results that do not."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

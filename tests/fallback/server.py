@@ -5,8 +5,6 @@
 Without a file descriptor it serves its pipes. A tool that waits does so for the test; see `Jobs`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys

@@ -1,7 +1,5 @@
 """Questions of a task on the open call of an older client: each asked once, answered also when the call is over."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
@@ -23,8 +21,6 @@ from mcp_tasks import Fallback
 from tests.fallback.scenes import MODULE, Person, chat, handle, place, text
 from tests.fallback.server import Jobs, Served, build
 from tests.unit.virtual_time import simulated, time_passes
-
-pytestmark = pytest.mark.anyio
 
 ELICIT = "elicitation/create"
 CANCELLED = "notifications/cancelled"

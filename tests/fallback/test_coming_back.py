@@ -1,7 +1,5 @@
 """Calls that come back: twice, with answers, to another process, after a kill, to another version, to a store away."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
@@ -20,8 +18,6 @@ from harness.server import QUICK
 from mcp_tasks import Fallback, Host
 from tests.fallback.scenes import Call, MoodyStore, asking, handle, legs, older, place
 from tests.fallback.server import SHORT, Jobs, build
-
-pytestmark = pytest.mark.anyio
 
 
 @dataclass

@@ -1,7 +1,5 @@
 """The companion tools: what `tools/list` shows to whom, and what a model gets that calls them."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Mapping
@@ -30,7 +28,7 @@ from mcp_tasks.stores.base import Page
 from tests.fallback.scenes import MODES, MoodyStore, chat, facts, handle, text
 from tests.fallback.server import Served, build
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.timeout(60)
 
 either_mode = pytest.mark.parametrize("mode", MODES)
 WAYS = Fallback(wait=timedelta(milliseconds=50), legs=1)

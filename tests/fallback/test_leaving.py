@@ -1,7 +1,5 @@
 """Callers that leave before they are answered, that want the same, and servers that stop while they wait."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncGenerator
@@ -18,8 +16,6 @@ from harness.rpc import NOTHING, TASKS, Tasking, request, text_of
 from harness.stdio import StdioWire, stdio_process
 from tests.fallback.scenes import MODULE, Call, Place, handle, legs, older, place
 from tests.fallback.server import FileJobs, Jobs, Served, build
-
-pytestmark = pytest.mark.anyio
 
 
 @dataclass

@@ -1,7 +1,5 @@
 """As in a plain call: what a caller hears while its call is open, what the tool sees, and calls that make no task."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from dataclasses import dataclass, field
@@ -40,8 +38,6 @@ from mcp_tasks import Fallback, current_task
 from tests.conformance.everything_server import MemoryEvents
 from tests.fallback.scenes import MODES, Call, asking, chat, place
 from tests.fallback.server import Served, build
-
-pytestmark = pytest.mark.anyio
 
 SHORT = Fallback(wait=timedelta(seconds=0.5))
 """Long enough for a tool to have begun, on a busy machine too."""

@@ -4,8 +4,6 @@ Each client runs its rows at once, and several clients do: the rows mostly wait.
 default is in `test_patience`.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -78,7 +76,6 @@ KINDS = {
 
 # --- clients --------------------------------------------------------------------------------------------------------
 
-pytestmark = pytest.mark.anyio
 
 _jobs = count(1)
 

@@ -3,8 +3,6 @@
 What is private here is the table of hosts, which a page shows.
 """
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections.abc import AsyncGenerator
@@ -30,8 +28,6 @@ from tests.fallback.scenes import Call, chat, handle, text, without_sockets
 from tests.fallback.server import Served, build
 from tests.unit import virtual_time
 from tests.unit.virtual_time import time_passes
-
-pytestmark = pytest.mark.anyio
 
 NO_WORKER = "Waiting for a worker: none is running"
 

@@ -4,8 +4,6 @@ States are seen as clients see them, and keys by what they open and by the note 
 needs a private name: nobody waits five minutes for a process to look for a new key.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import json
@@ -29,8 +27,6 @@ from mcp_tasks.testing import FakeClock
 from tests.fallback.scenes import ASKABLE, Call, MoodyStore, handle, without_sockets
 from tests.fallback.server import Served, build
 from tests.unit.running import Seconds, make_runtime
-
-pytestmark = pytest.mark.anyio
 
 AT_ONCE = Fallback(wait=timedelta(0))
 NOTE = "request-state-keys"

@@ -7,8 +7,6 @@ killed and stopped and the database is restarted. When that is over, everything 
 every client saw is compared with what the tools wrote down and with what is stored.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json

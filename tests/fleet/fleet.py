@@ -1,7 +1,5 @@
 """The processes of a fleet, what can happen to them, a balancer before them, and their clients."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import signal

@@ -6,8 +6,6 @@ python -m tests.fleet.server worker --url URL --folder FOLDER --name NAME
 Its tools write down what they do, beside all stores: a line for each thing that happened, in one file.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json

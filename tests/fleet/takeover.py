@@ -4,8 +4,6 @@ A worker with twenty running tasks is killed, once beside the others, where its 
 another machine, where only its lease tells.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import sys

@@ -1,7 +1,5 @@
 """A fleet of several processes: tasks outlive workers that die or are cut off, and nothing is run twice."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import cast, get_args
@@ -17,7 +15,7 @@ from tests.fleet.fleet import door, fleet
 from tests.fleet.server import LEASE, SWEEP, Notes
 from tests.fleet.takeover import TASKS, bounds, started, taken_over
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 
 BACKENDS = ("postgres", "redis")

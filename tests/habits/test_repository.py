@@ -3,8 +3,6 @@
 What is not covered says why, and no test waits by the clock without a reason.
 """
 
-from __future__ import annotations
-
 import ast
 import os
 import re

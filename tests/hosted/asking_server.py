@@ -4,8 +4,6 @@ python -m tests.hosted.asking_server stdio [--store URL]
 python -m tests.hosted.asking_server http PORT [--stateless] [--json] [--store URL]
 """
 
-from __future__ import annotations
-
 import sys
 from datetime import timedelta
 from typing import Any

@@ -1,7 +1,5 @@
 """The program that has the client."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.hosted.raw_server import Host

@@ -1,8 +1,6 @@
 """Clients that host tasks: the person behind one, servers of ours in processes of their own, and one of 2025-11-25 that
 says what a test wants it to say."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager

@@ -1,8 +1,6 @@
 """Tools of our server that ask as a task of our client, each in a process of its own or nearly so, in a plain call or
 in a task of the server: the person is asked once, whoever dies in between."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -27,8 +25,6 @@ from tests.client.connecting import begin, connect, text
 from tests.client.peer import old_task
 from tests.hosted.asking_server import build
 from tests.hosted.raw_server import RELATED, Host, hosted, http_server, over_stdio
-
-pytestmark = pytest.mark.anyio
 
 
 @asynccontextmanager

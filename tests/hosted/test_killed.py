@@ -1,7 +1,5 @@
 """Clients that are killed while they host: what was accepted is there again, and is answered once."""
 
-from __future__ import annotations
-
 import json
 import sqlite3
 from contextlib import closing
@@ -18,8 +16,6 @@ from mcp_tasks.legacy.hosting_file import HostedFile
 from mcp_tasks.protocol.shapes import QUESTION_META_KEY
 from tests.client.processes import client_process, lines_of, logged
 from tests.hosted.raw_server import RELATED, Host, Refused, connected, http_server
-
-pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture

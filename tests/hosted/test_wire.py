@@ -1,7 +1,5 @@
 """Hosted tasks on the wire: what 2025-11-25 asks of a client that receives them, from any server."""
 
-from __future__ import annotations
-
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -17,8 +15,6 @@ from mcp_tasks.client import Hosting, TasksClient, with_tasks
 from mcp_tasks.errors import InvalidOption, UsageError
 from mcp_tasks.legacy.hosting import MAX_OPEN, MAX_UNREAD
 from tests.hosted.raw_server import ELICIT, RELATED, SAMPLE, Host, RawServer, Refused, connected
-
-pytestmark = pytest.mark.anyio
 
 
 @pytest.mark.requirement("hosted/declares")

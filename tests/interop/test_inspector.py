@@ -126,7 +126,6 @@ def test_questions(mcpdo: Mcpdo) -> None:
     assert respond(mcpdo.call("test_tool_with_task"), "name:=Ada").text == "Hello, Ada!"
 
 
-@pytest.mark.anyio
 async def test_cancel(mcpdo: Mcpdo) -> None:
     task_id = await _started(mcpdo.server, "park", seconds=30)
     assert mcpdo.status(task_id) == "working"
@@ -142,7 +141,6 @@ def test_unknown_task(mcpdo: Mcpdo) -> None:
     assert "Task not found" in reply.error["message"]
 
 
-@pytest.mark.anyio
 async def test_an_older_client_resumes_after_a_restart_and_is_asked_again(mcpdo: Mcpdo) -> None:
     if mcpdo.era == MODERN:
         return

@@ -126,7 +126,6 @@ async def connected(peer: Peer, person: Person | None = None, **options: Any) ->
         yield client
 
 
-@pytest.mark.anyio
 async def test_a_call_waits_for_its_task(peer: Peer) -> None:
     async with connected(peer) as client:
         assert text(await client.call_tool("greet", {"name": "Ada"})) == "Hello, Ada!"
@@ -135,7 +134,6 @@ async def test_a_call_waits_for_its_task(peer: Peer) -> None:
     assert not result.is_error
 
 
-@pytest.mark.anyio
 async def test_states_on_the_way_to_the_result(peer: Peer) -> None:
     async with connected(peer) as client:
         handle = await begin(client, "slow_compute", seconds=3, label="watch")
@@ -148,7 +146,6 @@ async def test_states_on_the_way_to_the_result(peer: Peer) -> None:
     assert text(result) == "watch: done after 3 s"
 
 
-@pytest.mark.anyio
 async def test_a_tool_that_fails(peer: Peer) -> None:
     """The Python SDK 1.x keeps what was raised as `statusMessage`; the others keep the result of a failed task."""
     async with connected(peer) as client:
@@ -168,7 +165,6 @@ async def test_a_tool_that_fails(peer: Peer) -> None:
             assert (await handle.status()).status is TaskStatus.FAILED
 
 
-@pytest.mark.anyio
 async def test_questions(peer: Peer) -> None:
     person = Person()
     async with connected(peer, person) as client:
@@ -182,7 +178,6 @@ async def test_questions(peer: Peer) -> None:
     assert person.asked[:3] == [f"Delete {filename}?" for filename in ("a.txt", "keep.txt", "handle.txt")]
 
 
-@pytest.mark.anyio
 async def test_cancel(peer: Peer) -> None:
     async with connected(peer) as client:
         handle = await begin(client, "park", seconds=PARKED)
@@ -198,7 +193,6 @@ async def test_cancel(peer: Peer) -> None:
             await handle.result(PATIENCE)
 
 
-@pytest.mark.anyio
 async def test_resume_and_unknown_task(peer: Peer, tmp_path: Path) -> None:
     ledger = tmp_path / "ledger.db"
     async with connected(peer, ledger=ledger) as client:
@@ -217,7 +211,6 @@ async def test_resume_and_unknown_task(peer: Peer, tmp_path: Path) -> None:
         assert task_id in [handle.id for handle in pending_tasks(other)]
 
 
-@pytest.mark.anyio
 @with_peers(*OLDER)
 async def test_list(peer: Peer) -> None:
     """Twelve, which are two pages of the TypeScript SDK's."""
@@ -228,7 +221,6 @@ async def test_list(peer: Peer) -> None:
     assert len(listed) == len(set(listed))
 
 
-@pytest.mark.anyio
 @with_peers((FASTMCP, "http"))
 async def test_leaving_right_after_a_short_task(peer: Peer) -> None:
     """A server without push refuses `subscriptions/listen`; that is no concern of a client that has left by then."""
@@ -241,7 +233,6 @@ async def test_leaving_right_after_a_short_task(peer: Peer) -> None:
         await asyncio.gather(*(visit() for _ in range(4)))
 
 
-@pytest.mark.anyio
 async def test_a_restart_of_an_older_typescript_server_in_the_middle(installs: Begun) -> None:
     """Who waits for a task is told when its server comes back without it, and does not wait for ever."""
     needs, driver = SERVERS[TYPESCRIPT]
@@ -306,7 +297,6 @@ def test_the_command_line_comes_back_to_a_task_that_is_not_known_any_more(tmp_pa
 # Tasks of the client, with the Python SDK 1.x at the other end: the server that asks, or the client that hosts
 
 
-@pytest.mark.anyio
 async def test_an_older_server_asks_our_client_for_tasks(installs: Begun) -> None:
     host = Host()
     host.ready.set()
@@ -326,7 +316,6 @@ async def test_an_older_server_asks_our_client_for_tasks(installs: Begun) -> Non
     assert host.asked == ["Approve?", "sample"]
 
 
-@pytest.mark.anyio
 async def test_our_server_asks_an_older_client_for_tasks(installs: Begun) -> None:
     server = [sys.executable, "-m", "tests.hosted.asking_server", "stdio"]
     client = [installs["python_sdk"], DRIVERS / "older_hosting_client.py", *server]

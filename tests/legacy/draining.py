@@ -3,8 +3,6 @@
 WAY is how it answers: `stream`, `json`, or `resumable`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import signal
 import sys

@@ -1,7 +1,5 @@
 """A client of the tasks of 2025-11-25 over a plain session, for tests that need no streams as `harness.older` has."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, Final, Protocol
 

@@ -1,7 +1,5 @@
 """Tasks of 2025-11-25 where the tool runs in another process, on streams that are resumed, and on other transports."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import json
@@ -46,8 +44,6 @@ from mcp_tasks.stores.memory import MemoryStore
 from tests.conformance.everything_server import MemoryEvents
 from tests.spec.furnished import furnished
 from tests.unit.running import MeddledStore
-
-pytestmark = pytest.mark.anyio
 
 ELICIT, STATUS = "elicitation/create", "notifications/tasks/status"
 ADA = accept(name="Ada")

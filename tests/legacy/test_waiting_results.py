@@ -1,7 +1,5 @@
 """`tasks/result` of 2025-11-25 waits for as long as its connection lives, whatever else ends."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -18,7 +16,7 @@ from harness.waiting import eventually
 
 RESULT_INTERRUPTED = -32802
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 
 @asynccontextmanager

@@ -1,7 +1,5 @@
 """A running server, for code in its own process."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator
 
 import pytest

@@ -1,7 +1,5 @@
 """A server with a little of everything that can be a task, for code in its own process."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager

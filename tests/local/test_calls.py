@@ -1,7 +1,5 @@
 """Calls in the server's own process are synchronous until the caller asks for a task; and modes of whole servers."""
 
-from __future__ import annotations
-
 import logging
 import re
 from typing import Any
@@ -18,8 +16,6 @@ from mcp_tasks import Tasks
 from mcp_tasks.client import TaskHandle, TasksClient, start_task
 from mcp_tasks.errors import InvalidOption, UsageError, WiringError
 from tests.local.serving import FULL, LIMIT, QUICK, Office, new_office
-
-pytestmark = pytest.mark.anyio
 
 
 @pytest.mark.requirement("local/synchronous")

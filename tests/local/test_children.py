@@ -27,8 +27,6 @@ from mcp_tasks.testing import TaskTester
 from mcp_tasks.testing.clock import NOON
 from tests.local.serving import LIMIT, QUICK, Confirmed, Office
 
-pytestmark = pytest.mark.anyio
-
 
 class Family:
     """A server with a parent, and children that are counted."""

@@ -1,7 +1,5 @@
 """A task as code in the server's own process sees it: fetch, wait, result, cancel, and lists of tasks."""
 
-from __future__ import annotations
-
 import asyncio
 from datetime import timedelta
 from typing import Any
@@ -29,8 +27,6 @@ from mcp_tasks.model.record import Progress, TaskRequest, TaskStatus
 from mcp_tasks.server import TaskPage
 from mcp_tasks.stores import MemoryStore
 from tests.local.serving import FULL, LIMIT, Office, open_office, until
-
-pytestmark = pytest.mark.anyio
 
 
 @pytest.mark.requirement("local/as-a-task", "local/result-related-task")

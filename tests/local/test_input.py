@@ -1,7 +1,5 @@
 """Answering a task from the server's own process, and with `tasks/sendInput` where that is enabled (document 004)."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -21,8 +19,6 @@ from mcp_tasks.model.record import TaskStatus
 from mcp_tasks.protocol.shapes import LIMIT_EXCEEDED
 from mcp_tasks.testing import TaskTester
 from tests.local.serving import LIMIT, Confirmed, Office, new_office, open_office, until
-
-pytestmark = pytest.mark.anyio
 
 Send: TypeAlias = Callable[..., Awaitable[dict[str, Any]]]
 

@@ -1,7 +1,5 @@
 """Prompts, resources and resource templates as tasks: in the server's own process, and on the 2025-11-25 wire."""
 
-from __future__ import annotations
-
 import base64
 import logging
 from collections.abc import Mapping
@@ -42,8 +40,6 @@ from mcp_tasks.client import TaskFailed, TasksClient, resume_task
 from mcp_tasks.errors import InvalidMark, InvalidOption, UnknownTask, UsageError
 from mcp_tasks.model.record import Progress, TaskStatus
 from tests.local.serving import LIMIT, QUICK, Office, new_office
-
-pytestmark = pytest.mark.anyio
 
 
 @pytest.mark.requirement("local/prompt-task", "local/resource-task")

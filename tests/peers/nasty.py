@@ -4,8 +4,6 @@ A message is written as text by hand, because much of what a peer can write no v
 twice in an object, NaN, half a character, ten thousand brackets.
 """
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Spoilt messages of both eras for as long as one likes: `make soak SECONDS=600`, `SEED=` to repeat a run."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 

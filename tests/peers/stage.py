@@ -1,7 +1,5 @@
 """A server under fire: in this process, with a task in every state, and a judge of what it answers."""
 
-from __future__ import annotations
-
 import json
 import logging
 import random

@@ -3,8 +3,6 @@
 `python -m tests.peers.soak` goes on for as long as one likes.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import random
@@ -36,7 +34,7 @@ from tests.peers.stage import (
 )
 from tests.short.raw import Answer
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.timeout(400)
 
 
 @pytest.mark.requirement("errors/clearly-invalid")

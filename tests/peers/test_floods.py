@@ -1,7 +1,5 @@
 """Bad peers at the door of a real process: others are served meanwhile, and what it costs is bounded."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import secrets
@@ -23,7 +21,7 @@ from harness.waiting import eventually
 from mcp_tasks.protocol.shapes import PROGRESS_META_KEY
 from tests.push.raw import allow_open_files
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 MIB = 2**20
 GROWTH = 24 * MIB

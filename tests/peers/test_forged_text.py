@@ -1,7 +1,5 @@
 """What peers invent: names that forge no log line and fill neither logs nor metrics, and odd tasks."""
 
-from __future__ import annotations
-
 import io
 import logging
 import re
@@ -20,8 +18,6 @@ from mcp_tasks import Tasks
 from mcp_tasks.errors import InvalidResponse
 from mcp_tasks.legacy.shapes import read_task
 from tests.legacy.tasking import over_http
-
-pytestmark = pytest.mark.anyio
 
 FORGED: Final = "\nCRITICAL root: the disk was erased"
 CLEAR: Final = "\x1b[2J\x1b[31m"

@@ -1,7 +1,5 @@
 """Servers that never stop: the client stays bounded, and says that something is wrong."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import zlib
@@ -25,8 +23,6 @@ from mcp_tasks.client.http import MAX_EVENT
 from mcp_tasks.errors import TasksError
 from tests.client.connecting import SHORT
 from tests.client.peer import TASK_ID, task
-
-pytestmark = pytest.mark.anyio
 
 Body = Callable[[Mapping[str, Any]], AsyncIterator[bytes]]
 """What comes after the head of an answer to a request, piece by piece."""

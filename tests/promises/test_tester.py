@@ -1,7 +1,5 @@
 """`TaskTester` ends whatever the test did, and says what is wrong."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import AsyncGenerator
 from datetime import timedelta
@@ -20,8 +18,6 @@ from mcp_tasks.testing import TaskTester
 from tests.promises.test_waiting import Yes
 
 Server: TypeAlias = MCPServer[dict[str, object]]
-
-pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """Tools that do several things at once while they wait for a person or a timer."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time
@@ -23,8 +21,6 @@ from mcp_tasks.errors import UsageError
 from mcp_tasks.model.record import NOBODY
 from mcp_tasks.server.options import Recover, ToolOptions
 from mcp_tasks.testing import TaskTester
-
-pytestmark = pytest.mark.anyio
 
 AT_ONCE = timedelta(0)
 """Leaves memory as soon as it only waits."""

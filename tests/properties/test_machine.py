@@ -1,7 +1,5 @@
 """Laws of the machine: whatever happens to a task, in whatever order, by whatever clock."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields

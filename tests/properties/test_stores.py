@@ -1,7 +1,5 @@
 """Each store against the reference store, under random sequences and interleavings."""
 
-from __future__ import annotations
-
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path

@@ -3,8 +3,6 @@
 The world is that of `tests/simulation`, with a tool or two in it, so that a failure can be made small.
 """
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Generator, Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A furnished server behind HTTP, and a client that declares everything."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator
 
 import pytest

@@ -1,7 +1,5 @@
 """Listen streams read by hand: every frame is looked at, and none is skipped unseen."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any

@@ -7,8 +7,6 @@ The first is a server that is served while its tasks run already. The second pri
 while it is open, and when its client has left: a process has one tracer provider for good.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys

@@ -1,7 +1,5 @@
 """For tests with many connections."""
 
-from __future__ import annotations
-
 import resource
 
 

@@ -3,8 +3,6 @@
 Nobody can tell the two ways apart.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncGenerator
@@ -32,8 +30,6 @@ from mcp_tasks.stores.memory import MemoryStore
 from mcp_tasks.testing.clock import FakeClock
 from tests.push.asgi import Peer, app_of, at
 from tests.push.listening import listen, listening
-
-pytestmark = pytest.mark.anyio
 
 METHOD = "subscriptions/listen"
 LINES = 'Grüße\r\n\u2028\u2029\x85\x0b\x0c\x1c\U0001f600 \\ "'

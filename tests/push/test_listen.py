@@ -1,8 +1,6 @@
 """What comes on a stream that names tasks, over every transport, and what refuses or ends one; the wire's own rules are
 in `tests/spec`."""
 
-from __future__ import annotations
-
 import json
 import signal
 from collections.abc import AsyncGenerator, Sequence
@@ -42,8 +40,6 @@ from mcp_tasks.model import TaskRecord
 from mcp_tasks.server.fast_path.requests import Handover
 from mcp_tasks.stores.memory import MemoryStore
 from tests.push.listening import SUBSCRIPTION, TASKS, TOOLS_CHANGED, Stream, as_pushed, listen, listening, timeless
-
-pytestmark = pytest.mark.anyio
 
 
 async def test_finished_tasks_are_told_with_their_outcome_in_the_order_asked(client: Tasking, wire: HttpWire) -> None:

@@ -3,8 +3,6 @@
 It is made by small edits of a copy, each of which must apply: a build that silently is this release shows nothing.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 from pathlib import Path

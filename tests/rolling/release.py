@@ -6,8 +6,6 @@ It begins when a line comes on its standard input, and says its format. Each fur
 `{"do": VERB, ...}`, and is answered with one line.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys

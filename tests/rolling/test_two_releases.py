@@ -3,8 +3,6 @@
 The next one has one more field in each record and request, and one more column (`next_release.py`).
 """
 
-from __future__ import annotations
-
 import json
 import sqlite3
 import subprocess

@@ -1,7 +1,5 @@
 """The same request both ways, and whether anybody could tell which way it went."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 No socket is between: no HTTP server puts right what a test has put wrong.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ Most of them are good in most ways. What is wrong in every way is refused at the
 looks behind it.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import random

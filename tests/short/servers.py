@@ -3,8 +3,6 @@
 Tasks in every state come in pairs: one for each way, equal but for their ids.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace

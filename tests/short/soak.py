@@ -1,7 +1,5 @@
 """Random requests both ways, for as long as one likes: `make soak SECONDS=600`, `SEED=` to repeat a run."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import random

@@ -1,7 +1,5 @@
 """What is not answered the short way goes the other: as it came, and for a reason that is counted."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import logging
@@ -31,8 +29,6 @@ from tests.short.raw import Answer, Sent, exchange
 from tests.short.requests import CAPABILITIES_KEY, GOOD, Flaw, Step
 from tests.short.servers import STAND_IN, Setup, Twins, twins
 from tests.unit.running import MeddledStore
-
-pytestmark = pytest.mark.anyio
 
 _numbers = count()
 

@@ -1,7 +1,5 @@
 """What the short way remembers is bounded, and never older than the store; the event loop writes no large result."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import tracemalloc
@@ -165,7 +163,6 @@ async def _way(store: SqliteStore, clock: FakeClock, *, short: bool) -> AsyncGen
         yield Way(tasks, server, app)
 
 
-@pytest.mark.anyio
 async def test_a_poll_of_an_unchanged_task_reads_no_more_than_its_version(polled: Polled) -> None:
     first = await polled.state()
     reads = polled.store.reads
@@ -173,7 +170,6 @@ async def test_a_poll_of_an_unchanged_task_reads_no_more_than_its_version(polled
     assert polled.store.reads == reads
 
 
-@pytest.mark.anyio
 async def test_what_another_process_changed_is_told_at_the_next_poll(polled: Polled) -> None:
     assert (await polled.state())["status"] == "working"
     await polled.change(progress=Progress(progress=1, total=2), worker="elsewhere")
@@ -191,7 +187,6 @@ async def test_what_another_process_changed_is_told_at_the_next_poll(polled: Pol
     assert (await polled.poll()).status == 400
 
 
-@pytest.mark.anyio
 async def test_what_depends_on_the_time_goes_with_it(polled: Polled) -> None:
     told: list[tuple[int, int]] = []
     reads = -1
@@ -206,7 +201,6 @@ async def test_what_depends_on_the_time_goes_with_it(polled: Polled) -> None:
     assert len({interval for _, interval in told}) > 1
 
 
-@pytest.mark.anyio
 async def test_a_task_that_expires_between_two_polls_is_gone(polled: Polled) -> None:
     outcome = Outcome(body=b"{}")
     await polled.change(outcome, status=TaskStatus.COMPLETED, finished_at=polled.clock())
@@ -217,7 +211,6 @@ async def test_a_task_that_expires_between_two_polls_is_gone(polled: Polled) -> 
     assert (await polled.poll()).status == 400
 
 
-@pytest.mark.anyio
 @pytest.mark.usefixtures("traced_memory")
 async def test_a_flood_of_different_headers_and_envelopes_takes_no_more_memory_than_its_bound(polled: Polled) -> None:
     async def flood(first: int, last: int) -> None:
@@ -243,7 +236,6 @@ KEPT = b'{"content" : [],  "structuredContent" : %b  }' % json.dumps(VALUE).enco
 """A result as nobody would write it: whoever reads and writes it again writes something else."""
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("way", ["JSON", "streams", "streams that are kept", "middleware"])
 async def test_a_large_result_is_not_written_by_the_event_loop_whatever_a_request_looks_like(way: str) -> None:
     seen: list[Any] = []

@@ -3,8 +3,6 @@
 Both ways over one store, on a clock that stands still until both have answered. `make soak` looks for longer.
 """
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 
@@ -15,7 +13,7 @@ from tests.short.comparing import SETUPS, Tally, compare
 from tests.short.requests import FLAWS, GOOD, HARMLESS, any_step
 from tests.short.servers import Setup, twins
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(400 * TIMES)]
+pytestmark = pytest.mark.timeout(400 * TIMES)
 
 
 @pytest.mark.parametrize("number", range(len(SETUPS)))

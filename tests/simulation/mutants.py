@@ -8,8 +8,6 @@ world: in what a process sends to the store, in what it is told, or in how a run
 possible, `breaks` names the rule that the source patch breaks.
 """
 
-from __future__ import annotations
-
 import argparse
 import gc
 import random

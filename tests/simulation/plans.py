@@ -3,8 +3,6 @@
 Each world has a few kinds of faults only, so that one kind does not hide another.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

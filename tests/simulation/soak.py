@@ -3,8 +3,6 @@
 A world that is not as it must be is shown with its seed. `--seed N --trace` tells its story.
 """
 
-from __future__ import annotations
-
 import argparse
 import gc
 import os

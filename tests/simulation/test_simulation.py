@@ -3,8 +3,6 @@
 `make soak` looks for longer.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import io

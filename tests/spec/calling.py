@@ -1,7 +1,5 @@
 """A client of either protocol version, for what both say of a task."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """A furnished server behind HTTP for every test here, and raw clients of both protocol versions."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator
 
 import pytest

@@ -3,8 +3,6 @@
 python -m tests.spec.furnished stdio
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from datetime import UTC, date, datetime

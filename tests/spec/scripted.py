@@ -1,7 +1,5 @@
 """A server of 2025-11-25 that says exactly what a test wants it to say, and checks all that a client sends."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping

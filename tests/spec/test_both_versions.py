@@ -1,7 +1,5 @@
 """What both protocol versions say of a task, each in its own words."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 from collections.abc import AsyncGenerator
@@ -27,8 +25,6 @@ from mcp_tasks.testing.clock import FakeClock
 from tests.spec.calling import Caller, calling, in_both_eras
 from tests.spec.furnished import ENDINGS, furnished
 from tests.unit.running import MeddledStore
-
-pytestmark = pytest.mark.anyio
 
 FAILURES = (StoreUnavailable("secret-host:5432 refused"), StoreCorrupt("secret row"), RuntimeError("secret defect"))
 

@@ -1,7 +1,5 @@
 """Who gets a task on 2026-07-28 and who may use it: declarations, eras, routing headers, statuses and tokens."""
 
-from __future__ import annotations
-
 import base64
 import json
 from collections.abc import Mapping
@@ -34,8 +32,6 @@ from harness.stored import all_tasks
 from mcp_tasks import Tasks
 from mcp_tasks.stores.memory import MemoryStore
 from tests.spec.calling import calling, in_both_eras
-
-pytestmark = pytest.mark.anyio
 
 METHODS = ("tasks/get", "tasks/update", "tasks/cancel")
 

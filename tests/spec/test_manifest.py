@@ -1,7 +1,5 @@
 """The requirements and the tests, read against each other; the marks are read from the source of all tests."""
 
-from __future__ import annotations
-
 import ast
 import tomllib
 from pathlib import Path

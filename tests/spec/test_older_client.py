@@ -1,7 +1,5 @@
 """Our client on 2025-11-25: as the requestor of tasks, and as the receiver of them."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import AsyncGenerator
@@ -39,8 +37,6 @@ from mcp_tasks.runtime import TaskChange
 from tests.client.connecting import Person, text
 from tests.spec.furnished import furnished
 from tests.spec.scripted import FORM, TASK_ID, Params, Push, Refused, Scripted, question, result, serving_script, task
-
-pytestmark = pytest.mark.anyio
 
 
 @asynccontextmanager

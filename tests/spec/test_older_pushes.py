@@ -1,7 +1,5 @@
 """What a session of 2025-11-25 is told without asking: that a status changed, how far the work is, what a tool says."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
@@ -20,8 +18,6 @@ from mcp_tasks.client import TasksClient
 from mcp_tasks.legacy.sessions import pause_between
 from tests.client.connecting import text
 from tests.spec.furnished import furnished
-
-pytestmark = pytest.mark.anyio
 
 STATUS, PROGRESS, MESSAGE = "notifications/tasks/status", "notifications/progress", "notifications/message"
 UPDATED, COMPLETE = "notifications/resources/updated", "notifications/elicitation/complete"

@@ -1,7 +1,5 @@
 """A task of 2025-11-25 that asks: with which status, on which stream, how often, and what becomes of the answer."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -15,8 +13,6 @@ from harness.rpc import EVERYTHING, INVALID_PARAMS, INVALID_REQUEST, PATIENCE, T
 from harness.server import QUICK, Desk
 from mcp_tasks import Tasks
 from tests.spec.furnished import furnished
-
-pytestmark = pytest.mark.anyio
 
 ADA, WRONG = accept(name="Ada"), accept(name=7)
 MODEL: dict[str, Any] = {"role": "assistant", "content": {"type": "text", "text": "42"}, "model": "m"}

@@ -1,7 +1,5 @@
 """Tasks of 2025-11-25: what is promised, answered and listed, and what `tasks/result` gives."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import json
@@ -39,8 +37,6 @@ from mcp_tasks.stores.memory import MemoryStore
 from mcp_tasks.testing import FakeClock
 from tests.spec.calling import Caller
 from tests.spec.furnished import furnished
-
-pytestmark = pytest.mark.anyio
 
 DECLARED: dict[str, Any] = {"list": {}, "cancel": {}, "requests": {"tools": {"call": {}}}}
 TASK_FIELDS = {"taskId", "status", "createdAt", "lastUpdatedAt", "ttl", "pollInterval"}

@@ -1,7 +1,5 @@
 """A task of 2026-07-28: announced, looked at, answered, cancelled, and told of."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re
@@ -38,8 +36,6 @@ from mcp_tasks import Tasks
 from mcp_tasks.stores.memory import MemoryStore
 from mcp_tasks.testing.clock import FakeClock
 from tests.unit.running import Held, MeddledStore
-
-pytestmark = pytest.mark.anyio
 
 TIMESTAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
 ALWAYS = {"resultType", "taskId", "status", "createdAt", "lastUpdatedAt", "ttlMs", "pollIntervalMs", "_meta"}

@@ -5,8 +5,6 @@
 Tools that end, ask, wait, fail to be there any more, run into limits, and look at tasks of others for their caller.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json

@@ -1,7 +1,5 @@
 """A server that counts what its tools do, and callers of it that give their calls idempotency keys."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, Mapping, Sequence

@@ -3,8 +3,6 @@
 The same without encryption finds every one of them in the database, so the search can find something.
 """
 
-from __future__ import annotations
-
 import logging
 from contextlib import closing
 from pathlib import Path
@@ -23,8 +21,6 @@ from mcp_tasks import Tasks, current_task
 from mcp_tasks.client import Ledger, TaskFailed
 from mcp_tasks.encryption import Keyring, new_key
 from tests.client.connecting import begin, connect
-
-pytestmark = pytest.mark.anyio
 
 MARK = "SECRET"
 """What every secret begins with."""

@@ -1,7 +1,5 @@
 """The audit log: who did what to which task, over real HTTP, on both ways in and in both eras."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os
@@ -27,8 +25,6 @@ from mcp_tasks.model.record import Actor
 from mcp_tasks.runtime.observers import Refusal, TaskAccess
 from mcp_tasks.telemetry.audit import TOGETHER_FOR, Audit, AuditEntry, AuditLog, digest_of
 from tests.trust.watched import entries, events, guarded, until_scraped, user
-
-pytestmark = pytest.mark.anyio
 
 SECRET = "hunter2-in-the-arguments"
 

@@ -1,7 +1,5 @@
 """Encryption that is turned on, keys that change, and stores and ledgers that are opened with the wrong one or none."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging
@@ -35,8 +33,6 @@ from mcp_tasks.stores.url import store_from_url
 from mcp_tasks.testing import make_record, make_request
 from mcp_tasks.testing.clock import NOON
 from tests.trust import keyed
-
-pytestmark = pytest.mark.anyio
 
 SECRET = "the-secret-of-the-task"
 REQUEST = make_request(arguments={"a": SECRET + "x" * 5_000})

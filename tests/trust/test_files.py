@@ -1,7 +1,5 @@
 """Files that somebody else may have put there, or can write: not taken as a store or a ledger."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import sqlite3

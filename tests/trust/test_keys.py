@@ -1,7 +1,5 @@
 """Idempotent creation: a call made again under the same key comes to the same task, by every door."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
 from datetime import timedelta
@@ -17,8 +15,6 @@ from mcp_tasks.errors import StoreUnavailable
 from mcp_tasks.model import TaskRecord, TaskRequest, TaskStatus
 from mcp_tasks.stores import MemoryStore
 from tests.trust.keyed import DOORS, KEY, LONG_KEY, build, opened, told
-
-pytestmark = pytest.mark.anyio
 
 BOTH_ORDERS = ({"a": 1, "b": 2}, {"b": 2, "a": 1})
 

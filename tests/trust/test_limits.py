@@ -4,8 +4,6 @@ refused with an error that names it, and leaves nothing behind.
 Rules of paces and of counting, without a wire: `tests/unit/protocol/test_paces_and_room.py`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -35,8 +33,6 @@ from mcp_tasks.stores.base import EVERYBODY, UNOWNED, OwnedBy
 from mcp_tasks.stores.memory import MemoryStore
 from tests.legacy.tasking import OldTasks, over_http
 from tests.trust.guarded import NAMELESS, build, call, check_refused, guarded, limited, settled
-
-pytestmark = pytest.mark.anyio
 
 UNPACED: Final[dict[str, Any]] = {"owner_creates": None, "owner_requests": None}
 """For a test of another limit: it may be as quick as it likes."""

@@ -4,8 +4,6 @@ For each way to a server the same is asked about tasks of every kind: one's own,
 that never was; and by somebody who has no name. Whole answers are compared, with the ids blanked.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any, Final
@@ -25,8 +23,6 @@ from harness.rpc import (
 )
 from harness.stdio import StdioWire, stdio_process
 from tests.trust.guarded import by_header, guarded, planted
-
-pytestmark = pytest.mark.anyio
 
 UNKNOWN: Final = "task_" + "A" * 27
 KINDS: Final = ("small", "large", "ask", "gated", "gone")

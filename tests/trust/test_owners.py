@@ -1,8 +1,6 @@
 """Whose a task or a session is: who is refused where everybody needs a name, what code in the process has to say, and
 what a rule of the author's own can go by."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping
@@ -35,8 +33,6 @@ from mcp_tasks.protocol.owners import MOST_NAMED, RULE_FAILED
 from mcp_tasks.protocol.shapes import LIMIT_EXCEEDED
 from mcp_tasks.server import Caller, LocalTask
 from tests.trust.guarded import build, by_header, guarded, new_tasks, planted
-
-pytestmark = pytest.mark.anyio
 
 UNKNOWN = "task_" + "A" * 27
 

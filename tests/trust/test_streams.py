@@ -3,8 +3,6 @@
 Clients that ask and do not read: what is kept for them is bounded, and they are given up.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket
@@ -29,8 +27,6 @@ from mcp_tasks.protocol.shapes import LIMIT_EXCEEDED
 from tests.client.connecting import begin, connect
 from tests.conformance.everything_server import MemoryEvents
 from tests.trust.guarded import MIB, build, guarded, new_tasks
-
-pytestmark = pytest.mark.anyio
 
 
 def soon() -> int:

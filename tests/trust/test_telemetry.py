@@ -1,7 +1,5 @@
 """Metrics: what a real server tells Prometheus, the contract that it keeps, and patterns that are suspicious."""
 
-from __future__ import annotations
-
 import json
 import logging
 import re
@@ -35,8 +33,6 @@ from mcp_tasks.telemetry.metrics import (
 )
 from tests.trust.traced import TRACE
 from tests.trust.watched import guarded, until_scraped, user
-
-pytestmark = pytest.mark.anyio
 
 
 @pytest.mark.requirement("older/monitoring")

@@ -4,8 +4,6 @@ A process of its own, because a process has one tracer provider for good. With `
 name that its caller invented; otherwise those of a task that asks.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import tempfile

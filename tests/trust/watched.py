@@ -1,7 +1,5 @@
 """A server whose tasks are watched, with users, over real HTTP; and what its audit log says."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager

@@ -4,8 +4,6 @@ The broker hands an id out and forgets it, so what dies with its process is lost
 does; whatever a task needs beyond it comes from the store.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 from collections import Counter

@@ -1,7 +1,5 @@
 """Tasks whose runs other processes have, or had."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import timedelta
 

@@ -1,7 +1,5 @@
 """Real processes of this machine, and the names that they would have given themselves as workers."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Generator

@@ -1,7 +1,5 @@
 """A `TaskRuntime` over the memory store, with small bodies in place of tools, and the faults to try it with."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import math

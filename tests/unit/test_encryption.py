@@ -1,7 +1,5 @@
 """A ring of keys: what it decrypts, what it says when it cannot, and where its keys come from."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

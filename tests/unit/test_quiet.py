@@ -1,7 +1,5 @@
 """Errors, and what goes into a log: where something was raised, and nothing that anybody said."""
 
-from __future__ import annotations
-
 import ast
 import asyncio
 import gc
@@ -203,7 +201,6 @@ async def _fails_when(may_fail: asyncio.Event) -> None:
     raise ValueError("a secret")
 
 
-@pytest.mark.anyio
 async def test_work_that_fails_after_its_caller_has_left_is_not_told_to_the_event_loop() -> None:
     told: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))

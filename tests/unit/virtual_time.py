@@ -3,8 +3,6 @@
 What it runs must not wait for threads, processes or sockets, which take time of another kind.
 """
 
-from __future__ import annotations
-
 import asyncio
 import selectors
 from typing import Any, Final

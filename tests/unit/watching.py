@@ -1,7 +1,5 @@
 """Those who are told of what happens: a watcher, a tracing and threads that keep what they are told."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext

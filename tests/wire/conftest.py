@@ -1,7 +1,5 @@
 """Server processes that the tests of this folder share."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Generator
 from contextlib import ExitStack
 from functools import cache

@@ -1,7 +1,5 @@
 """What tests of this folder make their servers with, and what they ask first."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from mcp.server import MCPServer

@@ -26,8 +26,6 @@ from harness.stored import all_tasks
 from mcp_tasks import Limits, Tasks
 from mcp_tasks.stores.memory import MemoryStore
 
-pytestmark = pytest.mark.anyio
-
 
 class Scene(BaseModel):
     title: str

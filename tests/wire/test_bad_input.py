@@ -1,7 +1,5 @@
 """Whatever comes in or goes wrong, the caller is told why, and the server goes on serving."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import AsyncGenerator
 from datetime import timedelta
@@ -47,8 +45,6 @@ from mcp_tasks.errors import (
 )
 from tests.unit.running import MeddledStore
 from tests.wire.conftest import HttpProcesses
-
-pytestmark = pytest.mark.anyio
 
 MODERN_HEADERS = [("mcp-protocol-version", "2026-07-28"), ("mcp-method", "tasks/get")]
 LIMIT_EXCEEDED = -32010
@@ -285,7 +281,6 @@ ERRORS: list[tuple[Exception, int, Any, str, str]] = [
 ]
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("short_way", [True, False], ids=["the short way", "the SDK's"])
 async def test_an_error_says_why_in_words_and_for_programs_and_not_where_tasks_are_kept(
     tmp_path: Path, short_way: bool

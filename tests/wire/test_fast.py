@@ -3,8 +3,6 @@
 python -m tests.wire.test_fast PORT DB
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import sys
@@ -38,7 +36,6 @@ async def _served_by(url: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="there is no uvloop for Windows")
-@pytest.mark.anyio
 async def test_with_the_extra_tasks_are_served_on_uvloop_and_httptools(tmp_path: Path) -> None:
     assert (FAST / "uvloop").is_dir(), f"{FAST} is made by `make setup`"
     expected = {

@@ -1,7 +1,5 @@
 """Which calls become tasks: which tool a mark belongs to, what the author chose, and whose the tasks are."""
 
-from __future__ import annotations
-
 import functools
 import gc
 import logging
@@ -36,8 +34,6 @@ from mcp_tasks.server import Caller
 from mcp_tasks.stores.memory import MemoryStore
 from mcp_tasks.testing import TaskTester
 from tests.wire.servers import kind_of, new_tasks, server_of, where
-
-pytestmark = pytest.mark.anyio
 
 
 async def test_a_mark_belongs_to_its_tool_whatever_that_is_called_and_its_function_is_wrapped_in() -> None:

@@ -1,7 +1,5 @@
 """Whatever an author writes that cannot be meant is refused where it is written, in words that say what to write."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import fields
@@ -125,7 +123,6 @@ def test_what_is_not_a_store_is_refused_with_what_it_lacks() -> None:
         Tasks(MemoryStore)  # pyright: ignore[reportArgumentType]
 
 
-@pytest.mark.anyio
 async def test_a_store_that_cannot_be_opened_stops_the_server_with_the_reason(tmp_path: Path) -> None:
     (tmp_path / "tasks.db").write_text("this is no database, but it is longer than a header of one would be" * 50)
     with pytest.raises(TasksError, match=r"tasks\.db"):
@@ -250,7 +247,6 @@ async def _own_lifespan(server: MCPServer[int]) -> AsyncGenerator[int]:
     yield 1
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("around", [(), (_own_lifespan,)], ids=["ours", "around the author's"])
 async def test_the_lifespan_without_the_extension_is_refused_at_the_start(around: Any) -> None:
     server: MCPServer[Any] = MCPServer("half", lifespan=new_tasks().wiring(*around)["lifespan"])
@@ -259,7 +255,6 @@ async def test_the_lifespan_without_the_extension_is_refused_at_the_start(around
             pass
 
 
-@pytest.mark.anyio
 async def test_a_lifespan_in_place_of_that_of_the_wiring_is_told_to_whoever_runs_the_server(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -296,7 +291,6 @@ def test_what_cannot_be_wired_is_refused_where_it_is_given() -> None:
         tasks.attach(Server("toolless"))
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("name", ["second", "first"])
 async def test_one_tasks_object_cannot_serve_two_servers_at_a_time(name: str) -> None:
     tasks = new_tasks()

@@ -1,7 +1,5 @@
 """Progress of a task, as people read it and as programs do."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from collections.abc import AsyncGenerator
@@ -21,8 +19,6 @@ from harness.server import QUICK, Desk, Name, build
 from harness.waiting import eventually
 from mcp_tasks import Settings, Tasks
 from mcp_tasks.testing.clock import FakeClock
-
-pytestmark = pytest.mark.anyio
 
 KEY = "mcp-tasks/progress"
 

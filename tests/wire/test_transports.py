@@ -1,7 +1,5 @@
 """The same life of a task over every transport, on both of the SDK's servers, in processes of their own."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -16,8 +14,6 @@ from harness.server import QUICK, build
 from harness.stdio import stdio_process
 from mcp_tasks import Tasks
 from tests.wire.conftest import HttpProcesses
-
-pytestmark = pytest.mark.anyio
 
 HTTP_WAYS = {
     "http-sse": (),

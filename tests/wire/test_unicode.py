@@ -1,7 +1,5 @@
 """Text that is not valid Unicode, as file names may hold it, breaks no answer and no stream."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys
@@ -36,8 +34,6 @@ from mcp_tasks.stores import MemoryStore
 from mcp_tasks.testing import make_record, make_request
 from mcp_tasks.testing.clock import NOON
 from tests.push.listening import listening
-
-pytestmark = pytest.mark.anyio
 
 NAME = os.fsdecode(b"caf\xe9.txt")
 READABLE = "caf\ufffd.txt"

@@ -1,7 +1,5 @@
 """A server with tasks: what it is wired with, clients of it in one process, and tools that run in another."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 import sys
@@ -35,8 +33,6 @@ from mcp_tasks.errors import InvalidOption, UsageError, WiringError
 from mcp_tasks.model.machine import TaskCancelled, TaskCreated
 from mcp_tasks.runtime import TaskChange
 from tests.wire.servers import new_tasks
-
-pytestmark = pytest.mark.anyio
 
 
 class Other(Extension):

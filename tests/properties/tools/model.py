@@ -2,8 +2,6 @@
 
 A value or an error names where in the tree it comes from, so that one that came from elsewhere is noticed."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, cast
 

@@ -1,7 +1,5 @@
 """What is asked and answered, for a person: questions, forms, words, results and what is not to be shown."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

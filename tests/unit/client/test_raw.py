@@ -1,7 +1,5 @@
 """What came back for a raw request is told exactly, and so is that nothing did."""
 
-from __future__ import annotations
-
 import io
 import json
 
@@ -16,7 +14,7 @@ from mcp_tasks.cli.raw import HttpConnection, PipeConnection, Silence
 from mcp_tasks.client.backend import reply_to, request_message
 from tests.unit.virtual_time import SIMULATED
 
-pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("anyio_backend", [SIMULATED])]
+pytestmark = [pytest.mark.parametrize("anyio_backend", [SIMULATED])]
 
 ASKED: JSONRPCRequest = request_message(1, "tasks/get", {"taskId": "a"})
 

@@ -1,7 +1,5 @@
 """Engines: in which order, how many at a time, and how they end."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
@@ -16,8 +14,6 @@ from mcp_tasks.engines import Engine, Lane, LocalEngine, Route
 from mcp_tasks.errors import InvalidOption
 from mcp_tasks.testing._engine_work import LONG, NONE, SHORT, Work, at_work, settle
 from mcp_tasks.testing.engine_suite import EngineSuite
-
-pytestmark = pytest.mark.anyio
 
 
 class Local(Work):

@@ -1,7 +1,5 @@
 """What a remote engine does with ids that arrive: at the door, while it drains, and in a second life."""
 
-from __future__ import annotations
-
 import asyncio
 from datetime import timedelta
 
@@ -11,8 +9,6 @@ import pytest
 from harness.waiting import eventually
 from mcp_tasks.engines import Abilities, Deliver, Lane, RemoteEngine, Route, Serves, Slot
 from mcp_tasks.testing._engine_work import LONG, NONE, WAIT, Work, at_work, settle
-
-pytestmark = pytest.mark.anyio
 
 
 class Hand:

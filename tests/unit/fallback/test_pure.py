@@ -3,8 +3,6 @@
 These are pure functions, tried here with what no server would say on a good day.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 import itertools

@@ -1,7 +1,5 @@
 """What a session of 2025-11-25 keeps, and how a task is followed that its client hosts."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import weakref
@@ -23,8 +21,6 @@ from mcp_tasks.model.record import TaskStatus
 from mcp_tasks.server.tool_runner import OpenCalls
 from mcp_tasks.testing import make_record
 from tests.spec.scripted import TASK_ID, task
-
-pytestmark = pytest.mark.anyio
 
 
 async def test_a_task_that_is_made_while_its_session_ends_is_not_kept_with_it() -> None:

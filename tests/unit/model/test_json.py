@@ -1,7 +1,5 @@
 """JSON as bytes, at once and in pieces: the same bytes, values and refusals; text that every parser reads; sizes."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Mapping

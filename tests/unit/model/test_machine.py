@@ -1,7 +1,5 @@
 """The table by example: each thing that can happen to a task, once; when to poll, how long a task is kept."""
 
-from __future__ import annotations
-
 from datetime import datetime, timedelta
 
 import pytest

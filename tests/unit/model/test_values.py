@@ -1,7 +1,5 @@
 """The checks of values that authors give, durations and URLs: what fits passes, and what does not is told by name."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from datetime import timedelta

@@ -3,8 +3,6 @@
 Over HTTP: `tests/trust/test_limits.py`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import json
@@ -34,8 +32,6 @@ from mcp_tasks.stores.base import EVERYBODY, Owners, Usage
 from mcp_tasks.testing import FakeClock
 from tests.unit.running import SECOND, Seconds, never_ending, running
 from tests.unit.watching import Threads
-
-pytestmark = pytest.mark.anyio
 
 CALL = TaskRequest(method="tools/call", name="tool", arguments={}, protocol_version="2026-07-28")
 

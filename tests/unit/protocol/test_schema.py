@@ -1,7 +1,5 @@
 """Values against schemas, and answers against their questions: what is enforced, and how much work it may be."""
 
-from __future__ import annotations
-
 import json
 import logging
 import re
@@ -276,7 +274,6 @@ async def _asking(run: Run) -> Ending:
         return ok(str(exc))
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("what", ["cannot be stored", "is not stored yet", "came to nothing"])
 async def test_an_answer_that_cannot_be_written_reaches_its_tool_all_the_same(
     what: str, caplog: pytest.LogCaptureFixture

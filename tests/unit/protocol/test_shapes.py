@@ -1,7 +1,5 @@
 """Tasks on the wire as a client reads them. What a server writes: tests/spec."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta

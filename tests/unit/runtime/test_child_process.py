@@ -1,7 +1,5 @@
 """Child processes of a tool: real ones, with children of their own, and those that outlive their worker."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -3,8 +3,6 @@
 The engine carries ids to other processes, repeats them, and loses them.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
@@ -63,8 +61,6 @@ from tests.unit.running import (
     until_final,
     until_parked,
 )
-
-pytestmark = pytest.mark.anyio
 
 SLOTS = 2
 

@@ -59,8 +59,6 @@ from tests.unit.running import (
 )
 from tests.unit.virtual_time import SIMULATED, block, time_passes
 
-pytestmark = pytest.mark.anyio
-
 USUAL = Settings()
 LEASE = USUAL.lease_duration.total_seconds()
 TIMES = LeaseTimes.of(USUAL.lease_duration, HOUR)

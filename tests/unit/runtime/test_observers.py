@@ -1,7 +1,5 @@
 """Observers and the log: told of everything that happens to tasks, and unable to break or delay one."""
 
-from __future__ import annotations
-
 import logging
 import re
 import threading
@@ -72,8 +70,6 @@ from tests.unit.running import (
     until_final,
     until_parked,
 )
-
-pytestmark = pytest.mark.anyio
 
 
 class Seen:

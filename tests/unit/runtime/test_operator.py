@@ -1,7 +1,5 @@
 """An operator at the store: which tasks are found, and what may be done to them."""
 
-from __future__ import annotations
-
 import sqlite3
 from collections.abc import AsyncIterator, Sequence
 from contextlib import closing
@@ -23,8 +21,6 @@ from mcp_tasks.stores.sqlite import SqliteStore
 from tests.unit.losing import as_of_now
 from tests.unit.running import HOUR, MeddledStore, at_once, launch, loop_time, running, until_final
 from tests.unit.virtual_time import simulated, time_passes
-
-pytestmark = pytest.mark.anyio
 
 NOW = datetime(2026, 7, 28, 12, tzinfo=UTC)
 

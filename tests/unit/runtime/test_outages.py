@@ -3,8 +3,6 @@
 Simulated time.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -60,7 +58,7 @@ from tests.unit.running import (
 )
 from tests.unit.virtual_time import simulated, time_passes
 
-pytestmark = [pytest.mark.anyio, simulated]
+pytestmark = simulated
 
 AWAY = 30.0
 

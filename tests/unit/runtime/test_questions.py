@@ -1,7 +1,5 @@
 """Questions of a run: put, answered, refused, waited for, and asked again after the run left memory."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
@@ -47,8 +45,6 @@ from tests.unit.running import (
     until_final,
     until_parked,
 )
-
-pytestmark = pytest.mark.anyio
 
 
 async def ask_two_together(run: Run) -> Ending:

@@ -1,7 +1,5 @@
 """Who runs a task: taking over from dead processes, claims, and tasks that take their process down."""
 
-from __future__ import annotations
-
 import logging
 import os
 import signal
@@ -65,8 +63,6 @@ from tests.unit.running import (
     until_final,
 )
 from tests.unit.virtual_time import simulated, time_passes
-
-pytestmark = pytest.mark.anyio
 
 SILENCE = timedelta(seconds=LeaseTimes.of(QUIET.lease_duration, HOUR).takeover)
 """For how long a heartbeat stays the same before tasks are taken over."""

@@ -48,8 +48,6 @@ from tests.unit.running import (
 )
 from tests.unit.virtual_time import SIMULATED, time_passes
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.fixture(scope="module")
 def anyio_backend() -> tuple[str, dict[str, object]]:

@@ -1,7 +1,5 @@
 """One run: how it ends, how it is stopped, how long it may take, and what is stored of what it says."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import sys
@@ -48,8 +46,6 @@ from tests.unit.running import (
     until_final,
 )
 from tests.unit.virtual_time import simulated, time_passes
-
-pytestmark = pytest.mark.anyio
 
 CUT = "x" * (LONGEST_MESSAGE - len("…".encode())) + "…"
 """A long message, as it is kept."""

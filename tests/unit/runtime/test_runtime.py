@@ -1,7 +1,5 @@
 """`TaskRuntime`: making tasks, whose they are and what is seen of them, and how a process begins and ends."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging
@@ -73,8 +71,6 @@ from tests.unit.running import (
     until_final,
 )
 from tests.unit.virtual_time import simulated, time_passes
-
-pytestmark = pytest.mark.anyio
 
 
 def is_final(record: TaskRecord) -> bool:

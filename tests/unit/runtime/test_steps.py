@@ -1,7 +1,5 @@
 """Steps: done once in the life of a task, and ended in every later run as they ended in the first."""
 
-from __future__ import annotations
-
 import asyncio
 import importlib
 import inspect
@@ -52,8 +50,6 @@ from tests.unit.running import (
     until_final,
 )
 from tests.unit.virtual_time import simulated
-
-pytestmark = pytest.mark.anyio
 
 
 async def test_a_step_is_done_once_in_the_life_of_a_task() -> None:

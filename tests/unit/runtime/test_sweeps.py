@@ -1,7 +1,5 @@
 """Sweeps: what has expired or is too old, what waits in the queue, and tasks that no worker takes."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
@@ -56,8 +54,6 @@ from tests.unit.running import (
     until_parked,
 )
 from tests.unit.virtual_time import SIMULATED, time_passes
-
-pytestmark = pytest.mark.anyio
 
 MONTH = timedelta(days=30)
 TOOLS = {"again": Tool(at_once, RERUN), "once": Tool(at_once, ONCE)}

@@ -2,8 +2,6 @@
 count against limits. It takes all of that again to go on. Sleeps are slept over restarts. Simulated time.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -52,9 +50,6 @@ from tests.unit.running import (
     until_parked,
 )
 from tests.unit.virtual_time import SIMULATED, time_passes
-
-pytestmark = pytest.mark.anyio
-
 
 LONG = 120.0
 

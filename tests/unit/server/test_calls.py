@@ -1,7 +1,5 @@
 """What a call that becomes a task is answered with, and what becomes of the task, seen over the wire."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
@@ -41,8 +39,6 @@ from mcp_tasks.stores import Store
 from mcp_tasks.stores.sqlite import SqliteStore
 from tests.push.listening import listening
 from tests.unit.running import MeddledStore
-
-pytestmark = pytest.mark.anyio
 
 NAME = "answering"
 HOUR = timedelta(hours=1)

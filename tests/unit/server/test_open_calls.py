@@ -1,7 +1,5 @@
 """What a tool in a task sends to a call that is still open for it, and what it knows of the call."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 from datetime import UTC, datetime, timedelta
@@ -21,8 +19,6 @@ from mcp_tasks import Fallback, Tasks, current_task
 from mcp_tasks.errors import UnknownTask
 from mcp_tasks.server.local import LocalTask
 from tests.unit.virtual_time import SIMULATED, simulated, time_passes
-
-pytestmark = pytest.mark.anyio
 
 HOUR = timedelta(hours=1)
 

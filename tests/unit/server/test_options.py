@@ -1,7 +1,5 @@
 """What an author says of tools, and what it means for their runs. Mistakes: `tests/wire/test_mistakes.py`."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 from typing import Any
 
@@ -30,7 +28,6 @@ RECOVERS: list[tuple[dict[str, Any], ToolAnnotations | None, bool]] = [
 ]
 
 
-@pytest.mark.anyio
 async def test_a_tool_runs_again_after_a_crash_if_its_author_says_so_or_else_its_annotations() -> None:
     tasks = Tasks("memory://")
     server = MCPServer("crashing", **tasks.wiring())

@@ -1,7 +1,5 @@
 """What a tool returns or raises in a task: kept as a plain call would have sent it, or told as what went wrong."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -33,8 +31,6 @@ from mcp_tasks.client import TaskHandle, TasksClient
 from mcp_tasks.errors import StepError, StoreUnavailable
 from mcp_tasks.model import TaskRequest
 from mcp_tasks.server.tool_runner import ClientCache
-
-pytestmark = pytest.mark.anyio
 
 
 async def ada(context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult:

@@ -1,7 +1,5 @@
 """Noticing signals, whoever handles them besides."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Generator
@@ -47,7 +45,6 @@ async def told(stopping: Stopping) -> bool:
     return stopping.event.is_set()
 
 
-@pytest.mark.anyio
 async def test_it_goes_before_the_handler_that_is_there_and_is_gone_afterwards(first: Handler) -> None:
     stopping = Stopping()
     stopping.watch()
@@ -63,7 +60,6 @@ async def test_it_goes_before_the_handler_that_is_there_and_is_gone_afterwards(f
     assert signal.getsignal(TERM) is first
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("seen", [True, False], ids=["after it was seen", "however busy the loop is"])
 async def test_a_second_signal_is_handed_on_at_once(first: Handler, seen: bool) -> None:
     stopping = Stopping()
@@ -76,7 +72,6 @@ async def test_a_second_signal_is_handed_on_at_once(first: Handler, seen: bool) 
     stopping.unwatch()
 
 
-@pytest.mark.anyio
 async def test_what_has_not_been_handed_on_is_when_the_watching_ends_even_if_that_ends_the_process() -> None:
     def leave(number: int, frame: Any) -> None:
         raise SystemExit(3)
@@ -99,7 +94,6 @@ def test_a_signal_after_the_end_of_its_loop_is_handed_on_at_once(first: Handler)
     assert first.told == 1
 
 
-@pytest.mark.anyio
 async def test_it_goes_before_one_that_is_put_there_later_as_well(first: Handler) -> None:
     stopping, later = Stopping(), Handler()
     stopping.watch()
@@ -114,7 +108,6 @@ async def test_it_goes_before_one_that_is_put_there_later_as_well(first: Handler
     assert signal.getsignal(TERM) is first
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("seen", [True, False], ids=["watched", "put there last"])
 async def test_a_handler_of_others_that_stays_is_left_there(seen: bool) -> None:
     stopping, later = Stopping(), Handler()

@@ -1,7 +1,5 @@
 """Listen streams at an ASGI app whose web server a test plays; the events that they are made of."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """What is kept of a task as bytes."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -398,7 +396,6 @@ def test_columns_say_when_a_task_expires_and_when_it_can_run() -> None:
     assert ready(record) == to_micros(datetime.min.replace(tzinfo=UTC))
 
 
-@pytest.mark.anyio
 async def test_a_conflict_that_cannot_be_looked_at_may_be_with_an_earlier_attempt() -> None:
     class Away(MemoryStore):
         async def get(self, task_id: str) -> TaskRecord | None:

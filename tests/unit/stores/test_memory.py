@@ -1,7 +1,5 @@
 """The reference store passes the suite that it is the oracle of."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 

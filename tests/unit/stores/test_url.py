@@ -1,7 +1,5 @@
 """One URL, or nothing at all, decides where tasks are kept."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
