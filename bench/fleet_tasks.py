@@ -19,7 +19,7 @@ from harness.processes import python, running
 from mcp_tasks.engines.local import DEFAULT_CONCURRENCY
 from mcp_tasks.engines.remote import engine_from_url
 from mcp_tasks.model.record import TaskRequest, TaskStatus
-from mcp_tasks.runtime import Ending, Run, Settings, Success, TaskRuntime, ToolPolicy
+from mcp_tasks.runtime import Ending, Run, Settings, Success, TaskOptions, TaskRuntime
 from mcp_tasks.runtime.launch import LaunchSpec
 from mcp_tasks.stores.base import EVERYBODY
 from mcp_tasks.stores.url import store_from_url
@@ -30,15 +30,15 @@ REQUEST = TaskRequest(name="noop", arguments={})
 
 def runtime(url: str, *, runs_tools: bool) -> TaskRuntime:
     """A runtime whose one tool does nothing."""
-    policy = ToolPolicy(rerun=True)
+    policy = TaskOptions(recover="rerun")
 
     async def body(run: Run) -> Ending:
         return Success({})
 
-    async def policy_of(method: str, name: str) -> ToolPolicy:
+    async def policy_of(method: str, name: str) -> TaskOptions:
         return policy
 
-    async def tools() -> dict[str, ToolPolicy]:
+    async def tools() -> dict[str, TaskOptions]:
         return {"noop": policy}
 
     return TaskRuntime(

@@ -80,6 +80,7 @@ AREAS: Mapping[str, str] = {
     "server.tool_runner": "tools",
     "server.tool_host": "tools",
     "server.creation": "tools",
+    "server.catalog": "tools",
     "server.questions": "tools",
     "server.sdk": "adapters",
     "server.fast_path": "adapters",

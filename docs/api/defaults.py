@@ -10,18 +10,15 @@ from docs.api.source import definition
 
 @cache
 def option_defaults() -> dict[str, str]:
-    """What holds for an option of a tool that nobody says anything of. A `TypedDict` has no way to tell.
-
-    `TaskOptions` has the defaults. None there means in turn what the runtime's `ToolPolicy` has, and a `ttl` that
-    nobody gives is `DEFAULT_TTL`. The queue has a name elsewhere, too.
-    """
-    usual = _defaults_in("mcp_tasks.server", "TaskOptions")
-    policy = _defaults_in("mcp_tasks.runtime.policy", "ToolPolicy")
-    chosen = {name: policy.get(name, default) if default == "None" else default for name, default in usual.items()}
+    """The defaults of the options of a tool, as `TaskOptions` has them. `in_thread` is none."""
+    usual = _defaults_in("mcp_tasks.model.options", "TaskOptions")
+    del usual["in_thread"]
     return {
-        **chosen,
-        "ttl": _value_of("mcp_tasks.server.options", "DEFAULT_TTL"),
+        **usual,
+        "ttl": _value_of("mcp_tasks.model.options", "DEFAULT_TTL"),
         "queue": _value_of("mcp_tasks.model.record", "DEFAULT_QUEUE"),
+        # What holds for all tools.
+        "fallback": "None",
     }
 
 

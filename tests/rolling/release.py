@@ -16,7 +16,7 @@ from mcp_tasks.engines import LocalEngine
 from mcp_tasks.model import InputRequest, TaskRecord, TaskRequest
 from mcp_tasks.model.json import decode_json
 from mcp_tasks.model.record import Actor
-from mcp_tasks.runtime import Ending, Run, Settings, Success, TaskRuntime, ToolPolicy, current_task
+from mcp_tasks.runtime import Ending, Run, Settings, Success, TaskOptions, TaskRuntime, current_task
 from mcp_tasks.runtime.launch import new_task_id
 from mcp_tasks.stores.codec import FORMAT
 from mcp_tasks.stores.url import store_from_url
@@ -27,7 +27,7 @@ QUICK = Settings(
     drain_timeout=timedelta(0),
     lease_duration=timedelta(seconds=5),
 )
-POLICY = ToolPolicy(rerun=True, park_after=timedelta(0))
+POLICY = TaskOptions(recover="rerun", park_after=timedelta(0))
 CLIENT = Actor("client")
 
 
@@ -94,7 +94,7 @@ class Release:
     async def _body(self, run: Run) -> Ending:
         return await BODIES[run.request.name](run)
 
-    async def _policy(self, method: str, name: str) -> ToolPolicy | None:
+    async def _policy(self, method: str, name: str) -> TaskOptions | None:
         return POLICY if name in self.serves else None
 
 

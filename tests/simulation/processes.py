@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from mcp_tasks.engines import LocalEngine
 from mcp_tasks.engines.remote import RemoteEngine
 from mcp_tasks.errors import StoreError
-from mcp_tasks.runtime import Ending, Run, Settings, TaskRuntime, ToolPolicy
+from mcp_tasks.runtime import Ending, Run, Settings, TaskOptions, TaskRuntime
 from tests.simulation.clockwork import SimulatedLoop
 from tests.simulation.engine import SimulatedCarrier
 from tests.simulation.plans import MachinePlan
@@ -296,10 +296,10 @@ def _runtime_of(process: Process) -> TaskRuntime:
     async def body(run: Run) -> Ending:
         return await run_tool(process, run)
 
-    async def policy(method: str, tool: str) -> ToolPolicy:
+    async def policy(method: str, tool: str) -> TaskOptions:
         return policies_of(world)[tool]
 
-    async def tools() -> Mapping[str, ToolPolicy]:
+    async def tools() -> Mapping[str, TaskOptions]:
         return policies_of(world)
 
     return _Runtime(
@@ -334,18 +334,18 @@ def settings_of(world: World) -> Settings:
     )
 
 
-def policies_of(world: World) -> Mapping[str, ToolPolicy]:
+def policies_of(world: World) -> Mapping[str, TaskOptions]:
     if world.policies is None:
         plan = world.plan
-        again = ToolPolicy(rerun=True, park_after=timedelta(seconds=plan.park_after), max_lost_runs=1_000)
-        once = ToolPolicy()
+        again = TaskOptions(recover="rerun", park_after=timedelta(seconds=plan.park_after), max_lost_runs=1_000)
+        once = TaskOptions()
         world.policies = {
             "again": again,
             "once": once,
-            "again_limited": ToolPolicy(
-                rerun=True, park_after=again.park_after, max_lost_runs=1_000, max_at_work=plan.per_tool
+            "again_limited": TaskOptions(
+                recover="rerun", park_after=again.park_after, max_lost_runs=1_000, max_at_work=plan.per_tool
             ),
-            "once_limited": ToolPolicy(max_at_work=plan.per_tool),
+            "once_limited": TaskOptions(max_at_work=plan.per_tool),
         }
     return world.policies
 

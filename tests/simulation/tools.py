@@ -15,11 +15,12 @@ import anyio
 
 from mcp_tasks.errors import QuestionTimedOut, TasksError, UnknownTask
 from mcp_tasks.model import InputRequest, TaskRequest
+from mcp_tasks.model.options import TaskOptions
 from mcp_tasks.model.record import Progress
 from mcp_tasks.runtime import Ending, Failure, Run, Success
 from mcp_tasks.runtime.questions import Asking
 from mcp_tasks.server.local import LocalStart, LocalTask
-from mcp_tasks.server.options import UNSET, TaskOptions
+from mcp_tasks.server.options import UNSET
 from tests.properties.tools.model import at
 from tests.properties.tools.tree import (
     GIVES_UP_AFTER,
@@ -212,7 +213,7 @@ class TreeRun:
         # As `tasks.start` does it in a tool.
         request, ttl = request_of(node.tool, plan), timedelta(seconds=node.ttl)
         start = LocalStart(request=request, options=TaskOptions(), ttl=ttl, owner=UNSET, session=UNSET, key=None)
-        task_id = await run.children.start(start.identity, lambda key: start.launch(runtime, TaskOptions(), key, run))
+        task_id = await run.children.start(start.identity, lambda key: start.launch(runtime, key, run))
         if not node.waits:
             return f"started {path}"
         try:

@@ -22,7 +22,7 @@ from unittest.mock import patch
 from mcp_tasks.errors import KeySpent, StoreUnavailable, TasksError, UnknownTask
 from mcp_tasks.model import TaskRecord
 from mcp_tasks.model.record import NOBODY
-from mcp_tasks.runtime import TaskRuntime, ToolPolicy
+from mcp_tasks.runtime import TaskOptions, TaskRuntime
 from mcp_tasks.runtime.launch import LaunchSpec
 from mcp_tasks.runtime.store_clock import StoreClock
 from tests.properties.tools.tree import Child
@@ -145,7 +145,7 @@ class World:
         self.faults: Counter[str] = Counter()
         self.processes: list[Process] = []
         self.graveyard: list[Process] = []
-        self.policies: dict[str, ToolPolicy] | None = None
+        self.policies: dict[str, TaskOptions] | None = None
         self.is_healthy = False
         self.oracle = Oracle(self)
         self.weather = Weather(self)

@@ -20,7 +20,7 @@ from mcp_tasks.model import InputRequest, JournalEntry, TaskRecord, TaskRequest,
 from mcp_tasks.model.json import decode_json
 from mcp_tasks.model.limits import Limits
 from mcp_tasks.model.record import Actor, Outcome
-from mcp_tasks.runtime import Body, Ending, Observer, Run, Settings, Success, TaskRuntime, ToolPolicy
+from mcp_tasks.runtime import Body, Ending, Observer, Run, Settings, Success, TaskOptions, TaskRuntime
 from mcp_tasks.runtime.launch import LaunchSpec, new_task_id
 from mcp_tasks.runtime.lease import uptime
 from mcp_tasks.stores import MemoryStore, Store
@@ -34,9 +34,9 @@ HOUR, SECOND = timedelta(hours=1), timedelta(seconds=1)
 CLIENT = Actor("client")
 REQUEST = TaskRequest(name="tool", arguments={})
 
-ONCE = ToolPolicy(rerun=False)
-RERUN = ToolPolicy(rerun=True)
-PARKS = ToolPolicy(rerun=True, park_after=timedelta(0))
+ONCE = TaskOptions()
+RERUN = TaskOptions(recover="rerun")
+PARKS = TaskOptions(recover="rerun", park_after=timedelta(0))
 """Its runs leave memory as soon as they wait."""
 
 # Nothing happens by itself: tests sweep when they want it. No test waits for a drain that it did not ask for.
@@ -71,7 +71,7 @@ class Tool:
     """A body and how its runs are treated."""
 
     body: Body
-    policy: ToolPolicy = ONCE
+    policy: TaskOptions = ONCE
 
 
 def ok(value: Any = "ok") -> Success:
@@ -137,7 +137,7 @@ def make_runtime(
     monotonic: Callable[[], float] = time.monotonic,
     uptime: Callable[[], float] = uptime,
     namespace: str = "",
-    policy: ToolPolicy = ONCE,
+    policy: TaskOptions = ONCE,
     runs_tools: bool = True,
     queues: Collection[str] | None = None,
     observers: Sequence[Observer] = (),
@@ -151,10 +151,10 @@ def make_runtime(
     async def body(run: Run) -> Ending:
         return await known[run.request.name].body(run)
 
-    async def policy_of(method: str, name: str) -> ToolPolicy | None:
+    async def policy_of(method: str, name: str) -> TaskOptions | None:
         return known[name].policy if name in known else None
 
-    async def tools_of() -> Mapping[str, ToolPolicy]:
+    async def tools_of() -> Mapping[str, TaskOptions]:
         return {name: tool.policy for name, tool in known.items()}
 
     return TaskRuntime(

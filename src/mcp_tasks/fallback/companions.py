@@ -13,7 +13,7 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Final, Protocol, TypeAlias, cast
+from typing import Any, Final, TypeAlias, cast
 
 from mcp_types.version import LATEST_HANDSHAKE_VERSION
 
@@ -40,8 +40,9 @@ from mcp_tasks.fallback.messages import (
     tool_name,
     with_id,
 )
-from mcp_tasks.fallback.options import Fallback, Host, ShownTo, host_of
+from mcp_tasks.fallback.options import Host, ShownTo, host_of
 from mcp_tasks.model.json import JsonObject
+from mcp_tasks.model.options import Fallback
 from mcp_tasks.model.record import FINAL_STATUSES, InputRequest, TaskRecord, TaskStatus
 from mcp_tasks.protocol.answers import check_answers
 from mcp_tasks.protocol.errors import RpcError
@@ -49,6 +50,7 @@ from mcp_tasks.protocol.methods import TasksProtocol, actor_of
 from mcp_tasks.protocol.owners import Caller
 from mcp_tasks.protocol.shapes import timestamp
 from mcp_tasks.runtime import TaskRuntime
+from mcp_tasks.server.catalog import Catalogue
 from mcp_tasks.server.sdk import RequestContext
 from mcp_tasks.stores.base import InSession, OwnedBy
 
@@ -399,18 +401,6 @@ WaitFor: TypeAlias = Callable[[TaskRecord, RequestContext, Caller, float, float]
 when the call came, on the monotonic clock."""
 
 
-class ToolWays(Protocol):
-    """The options of a server's tools for calls of clients without tasks."""
-
-    async def of(self, tool: str) -> Fallback | None:
-        """The options of one tool; None if its calls stay plain calls, or there is no such tool."""
-        ...
-
-    async def all(self) -> Sequence[Fallback]:
-        """The options of every tool whose calls may become tasks."""
-        ...
-
-
 class Companions:
     """The companion tools of one server.
 
@@ -425,7 +415,7 @@ class Companions:
         self,
         runtime: Callable[[], TaskRuntime],
         protocol: TasksProtocol,
-        ways: ToolWays,
+        catalogue: Catalogue,
         wait_for: WaitFor,
         *,
         hosts: Mapping[str, Host],
@@ -441,7 +431,7 @@ class Companions:
         self._hosts = hosts
         self._runtime = runtime
         self._protocol = protocol
-        self._ways = ways
+        self._catalogue = catalogue
         self._wait_for = wait_for
         self._prefix = prefix
         names = names_with(prefix, may_answer=True)
@@ -491,7 +481,7 @@ class Companions:
 
     async def _present(self, is_modern: bool | None = None) -> CompanionNames | None:
         """Their names; None if no tool needs them."""
-        needing = [ways for ways in await self._ways.all() if may_hand_over(ways, is_modern=is_modern)]
+        needing = [ways for ways in await self._catalogue.fallbacks() if may_hand_over(ways, is_modern=is_modern)]
         if self.shown == "never" or (self.shown == "auto" and not needing):
             return None
         return names_with(self._prefix, may_answer=any(ways.model_may_answer for ways in needing))
@@ -561,7 +551,7 @@ class Companions:
         self, given: Arguments, names: CompanionNames, ctx: RequestContext, caller: Caller
     ) -> dict[str, Any]:
         record = await self._find(given, caller)
-        ways = await self._ways.of(record.name)
+        ways = await self._catalogue.fallback(record.name)
         if ways is None or not ways.model_may_answer:
             raise BadArguments(
                 f"What the tool {tool_name(record.name)} asks is for the user alone, and you may not answer it. Tell "

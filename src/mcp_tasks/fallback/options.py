@@ -5,91 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Final, Literal, TypeAlias, cast, get_args
+from typing import Any, Final, Literal, TypeAlias, cast
 
 from mcp_tasks.errors import InvalidOption
 from mcp_tasks.model.json import JsonObject
-from mcp_tasks.model.values import check_choice, check_duration, check_flag, check_instance, check_mapping, check_number
+from mcp_tasks.model.values import check_duration, check_flag, check_instance, check_mapping
 
 ShownTo: TypeAlias = Literal["auto", "always", "never"]
 """Which clients see the companion tools: those that may need them, all, or none."""
-
-WhenCallerLeaves: TypeAlias = Literal["continue", "cancel"]
-"""What happens to the work when its caller disconnects while the call is open."""
-
-MOST_LEGS: Final = 9
-"""Clients of the SDKs accept ten answers that ask them to come back, and raise at the eleventh. One is for a retry."""
-
-LONGEST: Final = timedelta(days=30)
-"""The longest time after which a call can be resumed: as long as the key is kept that sealed its state."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Fallback:
-    """How calls of clients without tasks are answered, for one tool or for all.
-
-    Attributes:
-        modern: Whether this applies to clients of 2026-07-28 that do not declare tasks; if not, they get a plain call.
-        older: Whether it applies to clients of older versions that do not ask for a task; if not, a plain call.
-        wait: How long a request waits for the tool before it is answered in another way. A client of 2026-07-28 comes
-            back up to `legs` times and waits as long each time. Hosts known to give up sooner are answered sooner.
-        legs: How often a client of 2026-07-28 is asked to come back in one call. Questions count as well; with 0, the
-            tool's questions are asked by `task_status`.
-        handle: Whether the call is answered that the tool is still running when the time to wait is over. If not, it
-            goes on waiting, and the caller may give up.
-        heartbeat: The longest time between two progress notifications, if the caller asked for progress.
-        when_caller_leaves: What happens to the work when the caller disconnects while the call is open.
-        model_may_answer: Whether a model may answer questions for the user, with the companion tool `task_answer`.
-            Then questions stay open when the client cannot be asked; otherwise the tool is told that it cannot ask.
-            Over stateless HTTP of older versions, where a client's capabilities are unknown, they stay open in any
-            case.
-        answer_within: How long a call can be resumed, and a question stays open if the tool has no `max_wait`. At most
-            30 days. A question with a `timeout` stays open for that long instead.
-    """
-
-    modern: bool = True
-    older: bool = True
-    wait: timedelta = timedelta(seconds=25)
-    legs: int = 8
-    handle: bool = True
-    heartbeat: timedelta = timedelta(seconds=10)
-    when_caller_leaves: WhenCallerLeaves = "continue"
-    model_may_answer: bool = False
-    answer_within: timedelta = timedelta(hours=1)
-
-    def __post_init__(self) -> None:
-        for name in ("modern", "older", "handle", "model_may_answer"):
-            check_flag(name, getattr(self, name))
-        for name in ("wait", "heartbeat", "answer_within"):
-            check_duration(name, getattr(self, name), zero=name == "wait", longest=LONGEST)
-        check_number("legs", self.legs, 0)
-        if self.legs > MOST_LEGS:
-            raise InvalidOption(f"legs must be at most {MOST_LEGS}, got {self.legs}: clients give up after ten")
-        check_choice("when_caller_leaves", self.when_caller_leaves, get_args(WhenCallerLeaves))
-
-
-Ways: TypeAlias = Fallback | Literal["auto", "inline"]
-"""The option of a tool: options of its own, those of the server, or plain calls."""
-
-USUAL: Final = Fallback()
-INLINE: Final = Fallback(modern=False, older=False)
-
-
-def check_ways(ways: object) -> None:
-    """Refuse a value of `fallback=` that is not valid, with `InvalidOption`."""
-    if not isinstance(ways, Fallback) and ways not in ("auto", "inline"):
-        raise InvalidOption(
-            f"fallback must be 'auto', 'inline' or a Fallback, got {ways!r}: write "
-            "fallback=Fallback(wait=timedelta(seconds=20)), or 'inline' for plain calls"
-        )
-
-
-def chosen_ways(ways: Ways | None, usual: Fallback) -> Fallback:
-    """The options that a tool has, given those of its server."""
-    if isinstance(ways, Fallback):
-        return ways
-    return INLINE if ways == "inline" else usual
-
 
 # ---- hosts
 # Known hosts by their `clientInfo.name`, and how long they wait for a call.

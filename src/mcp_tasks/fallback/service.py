@@ -16,11 +16,12 @@ from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSI
 
 from mcp_tasks._utils import BackgroundTasks
 from mcp_tasks.errors import LimitExceeded, StoreError, TasksError, TaskUnreadable, UnknownTask
-from mcp_tasks.fallback.companions import Companions, ToolWays, answers_for, session_of
+from mcp_tasks.fallback.companions import Companions, answers_for, session_of
 from mcp_tasks.fallback.messages import beyond_limit, widened
-from mcp_tasks.fallback.options import ANY_HOST, HOSTS, UNKNOWN_HOST, Fallback, Host, ShownTo
+from mcp_tasks.fallback.options import ANY_HOST, HOSTS, UNKNOWN_HOST, Host, ShownTo
 from mcp_tasks.fallback.request_state import RequestStates, StateKeys, put_around_boundary, refused_state
 from mcp_tasks.fallback.waiting import CallStream, ResumedAnswers, WaitingRequest, ask_plainly
+from mcp_tasks.model.options import Fallback
 from mcp_tasks.model.record import TaskRecord, TaskRequest
 from mcp_tasks.protocol.errors import RpcError, refusing
 from mcp_tasks.protocol.limits import Limiting
@@ -29,6 +30,7 @@ from mcp_tasks.protocol.owners import Caller, CallKey
 from mcp_tasks.quiet import get_logger, what
 from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.runtime.launch import LaunchSpec, new_task_id
+from mcp_tasks.server.catalog import Catalogue
 from mcp_tasks.server.creation import CallAnswer, Question, answer_call
 from mcp_tasks.server.questions import ClientQuestions
 from mcp_tasks.server.sdk import EraParts, RequestContext, caller_of
@@ -79,7 +81,7 @@ class FallbackService:
 
     Args:
         open_calls: Where runs find the calls that wait for them.
-        ways: The options of the server's tools.
+        catalogue: The tools of the server.
         hosts: The author's table of hosts, which adds to ours and replaces its entries.
         shown: Which clients see the companion tools.
         prefix: The start of the companion tools' names.
@@ -94,7 +96,7 @@ class FallbackService:
         parts: EraParts,
         *,
         open_calls: OpenCalls,
-        ways: ToolWays,
+        catalogue: Catalogue,
         hosts: Mapping[str, Host],
         shown: ShownTo,
         prefix: str,
@@ -120,10 +122,10 @@ class FallbackService:
             self._keys, owner=parts.protocol.owner, now=lambda: parts.runtime().now()
         )
         self.companions: Companions = Companions(
-            parts.runtime, parts.protocol, ways, self._wait_for, hosts=self.hosts, shown=shown, prefix=prefix
+            parts.runtime, parts.protocol, catalogue, self._wait_for, hosts=self.hosts, shown=shown, prefix=prefix
         )
         self._protocol = parts.protocol
-        self._ways = ways
+        self._catalogue = catalogue
         self._has_warned = False
         self._hidden: set[str] = set()
         self._watched: set[str] = set()
@@ -140,7 +142,7 @@ class FallbackService:
         """
         await self.companions.check_names(tools)
         may_warn = self.companions.shown == "never" and not self._has_warned
-        if may_warn and any(ways.model_may_answer for ways in await self._ways.all()):
+        if may_warn and any(ways.model_may_answer for ways in await self._catalogue.fallbacks()):
             self._has_warned = True
             logger.warning(
                 'model_may_answer=True has no effect with Tasks(companions="never"): a model answers with a companion '
@@ -275,7 +277,7 @@ class FallbackService:
             UnknownTask: The task is gone.
             LimitExceeded: Too many requests of its owner wait.
         """
-        ways = await self._ways.of(record.name) or Fallback()
+        ways = await self._catalogue.fallback(record.name) or Fallback()
         waiting = WaitingRequest(self, ctx, caller, ways, at_most=timedelta(seconds=seconds), since=since)
         with self.limiting.waiting(record.owner):
             return await waiting.resume(record)
@@ -357,7 +359,7 @@ class FallbackService:
             tools = [*tools, *companions]
         shown = result if tools is listed else {**result, "tools": tools}
         may_vary = is_modern and (tools is not listed or result.get("cacheScope") == "public")
-        if may_vary and any(answers_for(ways, True) for ways in await self._ways.all()):
+        if may_vary and any(answers_for(ways, True) for ways in await self._catalogue.fallbacks()):
             # Otherwise a cache may give one caller the list that was made for another.
             return {**shown, "cacheScope": "private"}
         return shown
@@ -370,7 +372,7 @@ class FallbackService:
         wider: dict[int, dict[str, Any]] = {}
         for place, tool in enumerate(listed):
             schema = tool.get("outputSchema")
-            ways = await self._ways.of(tool["name"]) if isinstance(schema, Mapping) else None
+            ways = await self._catalogue.fallback(tool["name"]) if isinstance(schema, Mapping) else None
             if ways is not None and answers_for(ways, is_modern):
                 wider[place] = {**tool, "outputSchema": widened(cast("Mapping[str, Any]", schema))}
         return [wider.get(place, tool) for place, tool in enumerate(listed)] if wider else listed

@@ -23,11 +23,12 @@ from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 from mcp_tasks._utils import BackgroundTasks
 from mcp_tasks.errors import AnswerRefused, LimitExceeded, StoreError, StoreUnavailable, TaskUnreadable, UnknownTask
 from mcp_tasks.fallback.messages import LONGEST_NAME, STOPPED, failed_result, handle_result, line
-from mcp_tasks.fallback.options import Fallback, Host, host_of
+from mcp_tasks.fallback.options import Host, host_of
 from mcp_tasks.fallback.progress import ProgressRelay
 from mcp_tasks.fallback.request_state import CallState, RoundTrip, current_trip
 from mcp_tasks.model.json import JsonObject, object_in, valid_json
 from mcp_tasks.model.limits import backoff
+from mcp_tasks.model.options import Fallback
 from mcp_tasks.model.record import InputRequest, TaskRecord, TaskStatus
 from mcp_tasks.protocol.answers import answers_to, misfits, take_answer
 from mcp_tasks.protocol.dialect import decoded, outcome_to_send

@@ -61,11 +61,11 @@ from mcp_tasks.protocol.owners import take_key
 from mcp_tasks.quiet import get_logger
 from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.runtime.launch import LaunchSpec, new_task_id
+from mcp_tasks.server.catalog import Served
 from mcp_tasks.server.creation import ANNOUNCE_AFTER
 from mcp_tasks.server.sdk import (
     EraParts,
     Exchange,
-    Offer,
     RequestContext,
     caller_of,
     exchange_of,
@@ -355,7 +355,7 @@ def parse_cursor(params: JsonObject) -> str | None:
     return cursor
 
 
-def parse_retention(task: Any, offer: Offer) -> timedelta | None:
+def parse_retention(task: Any, offer: Served) -> timedelta | None:
     """How long the task of a call is kept after its end, by its `params.task` and what the author allows.
 
     `ttl` is what the caller asks for: left out, as long as the author keeps such tasks; null, as long as is allowed.
@@ -453,7 +453,8 @@ class Creation:
                 # Before anything is done with its arguments, which are the caller's, and may be many.
                 with refusing():
                     await self._parts.protocol.limiting.create(owner, request, connection=caller.connection)
-                problem = offer.problem_with(arguments)
+                # Parameters that are asked for are not there yet, and nobody can say what is wrong with them.
+                problem = None if offer.resolves else offer.problem_with(arguments)
                 if problem is not None:
                     raise RpcError(INVALID_PARAMS, f"{kind} {name!r} does not take these arguments: {problem}")
                 record = await self._launch(ctx, offer, request, owner, task)
@@ -477,7 +478,7 @@ class Creation:
             raise RpcError(METHOD_NOT_FOUND, f"{kind} {name!r} can only be called as a task: add params.task")
 
     async def _launch(
-        self, ctx: RequestContext, offer: Offer, request: TaskRequest, owner: str | None, task: Any
+        self, ctx: RequestContext, offer: Served, request: TaskRequest, owner: str | None, task: Any
     ) -> TaskRecord:
         session = self._sessions.of(ctx)
         task_id = new_task_id()
@@ -500,7 +501,7 @@ class Creation:
     async def _launched(
         self,
         request: TaskRequest,
-        offer: Offer,
+        offer: Served,
         owner: str | None,
         task: Any,
         *,
@@ -515,7 +516,7 @@ class Creation:
                     request=asked,
                     owner=owner,
                     retention=parse_retention(task, offer),
-                    poll_interval=offer.poll_interval,
+                    poll_interval=offer.options.poll_interval,
                     session=None if session is None else session.id,
                     key=None if own is None else own.key,
                     fingerprint=None if own is None else own.fingerprint,
@@ -526,7 +527,7 @@ class Creation:
                 await self._refuse(record, offer, keep=own is not None)
         return record
 
-    async def _refuse(self, record: TaskRecord, offer: Offer, *, keep: bool) -> None:
+    async def _refuse(self, record: TaskRecord, offer: Served, *, keep: bool) -> None:
         """Refuse a call whose arguments do not fit the tool's schema, once the SDK has refused them as well.
 
         A tool may take more than its schema says ("7" for a number), so only the attempt tells. A tool that was entered
@@ -546,7 +547,7 @@ class Creation:
             logger.warning("task %s… is not waited for any longer: %s", record.id[:12], exc)
             return
         told = None if ended is None or not ended.is_error else ended.status_message
-        if ended is not None and told is not None and offer.is_refusal(told):
+        if ended is not None and told is not None and offer.is_refusal(record.name, told):
             if not keep:
                 await runtime.discard(ended)
             raise RpcError(INVALID_PARAMS, told)

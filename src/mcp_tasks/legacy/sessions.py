@@ -58,7 +58,8 @@ from mcp_tasks.protocol.owners import Caller
 from mcp_tasks.protocol.shapes import progress_meta, status_message
 from mcp_tasks.quiet import get_logger, quietly, what
 from mcp_tasks.runtime import TaskRuntime
-from mcp_tasks.server.sdk import EraParts, Exchange, Offer, RequestContext, authenticated, http_session_of, is_pipe
+from mcp_tasks.server.catalog import Served
+from mcp_tasks.server.sdk import EraParts, Exchange, RequestContext, authenticated, http_session_of, is_pipe
 from mcp_tasks.server.tool_runner import PATIENCE, OpenCalls, StreamLost, in_older_words
 from mcp_tasks.stores.base import Hint, Inbox
 
@@ -85,12 +86,12 @@ def render_detailed(record: TaskRecord, now: datetime) -> dict[str, Any]:
     return task
 
 
-def render_created(record: TaskRecord, offer: Offer, now: datetime) -> dict[str, Any]:
+def render_created(record: TaskRecord, offer: Served, now: datetime) -> dict[str, Any]:
     """`CreateTaskResult`. 2025-11-25: tasks MUST begin as `working`, also one that has got further by now."""
     task = {**render_task(record, now), "status": TaskStatus.WORKING.value}
     created: dict[str, Any] = {"task": task}
-    if offer.immediate_response is not None:
-        created["_meta"] = {IMMEDIATE_RESPONSE: valid_text(offer.immediate_response)}
+    if offer.options.immediate_response is not None:
+        created["_meta"] = {IMMEDIATE_RESPONSE: valid_text(offer.options.immediate_response)}
     return created
 
 

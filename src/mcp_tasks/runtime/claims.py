@@ -34,9 +34,9 @@ from mcp_tasks.errors import (
 )
 from mcp_tasks.model.limits import backoff
 from mcp_tasks.model.machine import RunResumeRequested, RunStarted, RunStartedOver, TrialPassed
+from mcp_tasks.model.options import TaskOptions
 from mcp_tasks.model.record import Actor, JournalEntry, TaskRecord, TaskRequest, Trial, WriteId
 from mcp_tasks.quiet import get_logger
-from mcp_tasks.runtime.policy import ToolPolicy
 from mcp_tasks.runtime.replay import Replay, this_task, version_entry
 from mcp_tasks.runtime.run import Run, failed
 from mcp_tasks.runtime.suspend import Lines, Place
@@ -102,11 +102,11 @@ class Claims:
         self._background = BackgroundTasks()
         self._asking: set[asyncio.Task[Any]] = set()
         self._unconfirmed: BoundedDict[str, tuple[WriteId, float]] = BoundedDict(MAX_UNCONFIRMED)
-        self._made: dict[str, tuple[TaskRecord, TaskRequest, ToolPolicy]] = {}
+        self._made: dict[str, tuple[TaskRecord, TaskRequest, TaskOptions]] = {}
         self._crowded_out: dict[str, None] = {}
         self._lines = Lines()
 
-    def add_made(self, record: TaskRecord, request: TaskRequest, policy: ToolPolicy) -> None:
+    def add_made(self, record: TaskRecord, request: TaskRequest, policy: TaskOptions) -> None:
         """A task was created as claimed, and is about to be run."""
         self._made[record.id] = record, request, policy
 
@@ -208,7 +208,7 @@ class Claims:
         record: TaskRecord,
         request: TaskRequest,
         slot: Slot,
-        policy: ToolPolicy,
+        policy: TaskOptions,
         replay: Replay,
         change: JournalEntry | None,
     ) -> Run | None:
@@ -282,7 +282,7 @@ class Claims:
             self._asking.discard(asking)
             self.claiming.discard(task_id)
 
-    def _run(self, record: TaskRecord, request: TaskRequest, slot: Slot, policy: ToolPolicy, replay: Replay) -> Run:
+    def _run(self, record: TaskRecord, request: TaskRequest, slot: Slot, policy: TaskOptions, replay: Replay) -> Run:
         limits, made_room = self._runtime.dispatch.limits(policy), partial(self._runtime.made_room, policy)
         return Run(
             record,
@@ -312,7 +312,7 @@ class Claims:
             await self._end(record, RequestUnreadable(record.name))
             return None
 
-    async def _policy_of(self, record: TaskRecord) -> ToolPolicy | None:
+    async def _policy_of(self, record: TaskRecord) -> TaskOptions | None:
         """How the tool is treated; None if the task cannot be run here now."""
         runtime = self._runtime
         try:
@@ -347,7 +347,7 @@ class Claims:
 
     # Trials
 
-    def _begin_trial(self, record: TaskRecord, policy: ToolPolicy) -> Trial | None:
+    def _begin_trial(self, record: TaskRecord, policy: TaskOptions) -> Trial | None:
         """How the run that is about to be claimed is watched."""
         if not is_suspect(record, policy):
             return None
@@ -383,12 +383,12 @@ class Claims:
             self._background.start(self._runtime.dispatch.resubmit(task_id))
 
 
-def is_suspect(record: TaskRecord, policy: ToolPolicy) -> bool:
+def is_suspect(record: TaskRecord, policy: TaskOptions) -> bool:
     """Whether the task was lost so often that one more loss may be its end."""
     return record.lost >= _suspect_from(policy)
 
 
-def is_guilty(record: TaskRecord, policy: ToolPolicy) -> bool:
+def is_guilty(record: TaskRecord, policy: TaskOptions) -> bool:
     """Whether a task that has just been lost is what killed its process, as far as can be told."""
     times = record.lost + 1
     if times >= policy.max_lost_runs * NEVER_MORE_THAN:
@@ -396,10 +396,10 @@ def is_guilty(record: TaskRecord, policy: ToolPolicy) -> bool:
     return times >= policy.max_lost_runs and (record.trial == "alone" or policy.max_lost_runs == 1)
 
 
-def tried_again_at(record: TaskRecord, policy: ToolPolicy, now: datetime) -> datetime | None:
+def tried_again_at(record: TaskRecord, policy: TaskOptions, now: datetime) -> datetime | None:
     """When a lost task is started again; None for at once. The one that was on trial goes before other suspects."""
     return now + LET_OTHERS_FIRST if is_suspect(record, policy) and record.trial is None else None
 
 
-def _suspect_from(policy: ToolPolicy) -> int:
+def _suspect_from(policy: TaskOptions) -> int:
     return max(policy.max_lost_runs - 1, 1)

@@ -24,10 +24,10 @@ from mcp_tasks._utils import short_id
 from mcp_tasks.engines.base import Lane, Route, Serves, WritesJobs
 from mcp_tasks.errors import StoreError, StoreUnavailable, TaskUnreadable
 from mcp_tasks.model.limits import backoff
+from mcp_tasks.model.options import TaskOptions
 from mcp_tasks.model.record import DEFAULT_QUEUE, TaskRecord
 from mcp_tasks.quiet import get_logger, quietly, what
 from mcp_tasks.runtime.changes import is_older
-from mcp_tasks.runtime.policy import ToolPolicy
 from mcp_tasks.runtime.run import Run
 from mcp_tasks.stores.base import Handing, Hint, Ready, Share, WorkLimits
 
@@ -66,7 +66,7 @@ class Dispatch:
         self._looked_at = -LOOK_AGAIN
         self._found_at = -LOOK_AGAIN
         self._later: asyncio.TimerHandle | None = None
-        self._tools: Mapping[str, ToolPolicy] = {}
+        self._tools: Mapping[str, TaskOptions] = {}
 
     async def served(self) -> Serves:
         """What this process takes from an engine: tasks of its queues, and of the tools that it has by now."""
@@ -85,7 +85,7 @@ class Dispatch:
             owner_share=runtime.limits.owner_share,
         )
 
-    def limits(self, policy: ToolPolicy) -> WorkLimits | None:
+    def limits(self, policy: TaskOptions) -> WorkLimits | None:
         """The concurrency limits for a claim of this tool; None if there are none."""
         owner = self._runtime.settings.max_at_work_per_owner
         if policy.max_at_work is None and owner is None:

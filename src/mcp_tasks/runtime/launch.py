@@ -17,8 +17,8 @@ from typing import Final, TypeAlias
 from mcp_tasks._utils import BoundedDict, shielded
 from mcp_tasks.errors import LimitExceeded, StoreCorrupt, StoreError, StoreUnavailable
 from mcp_tasks.model.limits import Limits
+from mcp_tasks.model.options import TaskOptions
 from mcp_tasks.model.record import TaskRequest
-from mcp_tasks.runtime.policy import ToolPolicy
 from mcp_tasks.stores.base import EVERYBODY, UNOWNED, OwnedBy, Owners, Store, Usage
 
 
@@ -44,7 +44,7 @@ class LaunchSpec:
     """
 
     request: TaskRequest
-    policy: ToolPolicy | None = None
+    policy: TaskOptions | None = None
     owner: str | None = None
     retention: timedelta | None = None
     poll_interval: timedelta | None = None

@@ -1,50 +1,12 @@
-"""What the author decides: per tool, and for the whole runtime."""
+"""What the author decides for the whole runtime. For one tool: `model.options`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Final, Literal, TypeAlias
+from typing import Final
 
-from mcp_tasks.model.record import DEFAULT_QUEUE
 from mcp_tasks.model.values import check_duration, check_number
-
-OnOtherVersion: TypeAlias = Literal["continue", "restart", "fail"]
-"""What becomes of a parked or interrupted task that was begun with another version of its tool: it goes on from what
-was recorded, starts over as if nothing had been, or fails and says so."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ToolPolicy:
-    """How runs of one tool are treated.
-
-    Attributes:
-        rerun: Whether the tool may be started again after its process went away.
-        max_runtime: How long one run may take, waits for people and timers not counted; None for no limit.
-        park_after: How long a run that may be started again stays in memory while it waits. After that it is parked,
-            and started again when what it waits for has come.
-        max_wait: How long a question that has no timeout may stay unanswered before the task fails; None for no limit.
-        max_lost_runs: How many runs in a row may die with their process before the task fails.
-        queue: Which pool of workers runs the tool.
-        priority: Among the tasks of a queue those of a higher number are started first.
-        max_at_work: How many runs of the tool may be at work at a time, over all processes; None for any number.
-        version: Which version of the tool this is, by its author's count.
-        on_other_version: What becomes of a task that was begun with another version of the tool.
-        in_thread: Whether the tool is a sync function, which runs on a thread.
-    """
-
-    rerun: bool = False
-    max_runtime: timedelta | None = None
-    park_after: timedelta = timedelta(seconds=30)
-    max_wait: timedelta | None = None
-    max_lost_runs: int = 3
-    queue: str = DEFAULT_QUEUE
-    priority: int = 0
-    max_at_work: int | None = None
-    version: str | None = None
-    on_other_version: OnOtherVersion = "continue"
-    in_thread: bool = False
-
 
 DEFAULT_DRAIN: Final = timedelta(seconds=5)
 """How long a shutdown waits for running tools, unless the author or the operator says otherwise."""

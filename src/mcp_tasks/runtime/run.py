@@ -60,6 +60,7 @@ from mcp_tasks.model.machine import (
     RunReleased,
     StepRecorded,
 )
+from mcp_tasks.model.options import TaskOptions
 from mcp_tasks.model.record import (
     Actor,
     InputRequest,
@@ -78,7 +79,7 @@ from mcp_tasks.runtime.context import asking_now, current_run
 from mcp_tasks.runtime.launch import Quota
 from mcp_tasks.runtime.lease import Lease
 from mcp_tasks.runtime.patience import pause_after, until_available
-from mcp_tasks.runtime.policy import Settings, ToolPolicy
+from mcp_tasks.runtime.policy import Settings
 from mcp_tasks.runtime.questions import Asking, Questions
 from mcp_tasks.runtime.replay import GIVEN_UP, Branches, Deliveries, Place, Replay, ResultId, done_entry, steps_at_work
 from mcp_tasks.runtime.steps import Children, Retry, Steps
@@ -734,7 +735,7 @@ class Run:
         request: TaskRequest,
         host: Host,
         slot: Slot,
-        policy: ToolPolicy,
+        policy: TaskOptions,
         replay: Replay,
         place: Callable[[Run], PlaceUnderLimits] | None = None,
     ) -> None:

@@ -33,6 +33,7 @@ from mcp_tasks.errors import (
 from mcp_tasks.model.json import JsonObject, JsonValue, rough_size
 from mcp_tasks.model.limits import Limits, is_expired
 from mcp_tasks.model.machine import InputAnswered, InputHosted, RunReleased, RunStarted, TaskAnnounced, TaskCancelled
+from mcp_tasks.model.options import TaskOptions
 from mcp_tasks.model.record import Actor, JournalEntry, Outcome, TaskRecord, TaskRequest, TaskStatus
 from mcp_tasks.quiet import get_logger, quietly
 from mcp_tasks.runtime import run as progress
@@ -53,7 +54,7 @@ from mcp_tasks.runtime.lease import (
 )
 from mcp_tasks.runtime.observers import Narration, Observer, Observers, Tracing, Troubles
 from mcp_tasks.runtime.patience import patient, until_available
-from mcp_tasks.runtime.policy import Settings, ToolPolicy
+from mcp_tasks.runtime.policy import Settings
 from mcp_tasks.runtime.run import Body, Run
 from mcp_tasks.runtime.store_clock import StoreClock
 from mcp_tasks.runtime.suspend import Alarms, Parking, State, WaitingRoom, to_the_end
@@ -79,7 +80,7 @@ KILL_LIMIT = 1.0
 """Seconds that a shutdown waits for the kernel to end child processes that were killed."""
 
 
-async def _no_tools() -> Mapping[str, ToolPolicy]:
+async def _no_tools() -> Mapping[str, TaskOptions]:
     return {}
 
 
@@ -117,7 +118,7 @@ class TaskRuntime:
         store: Store,
         engine: Engine,
         body: Body,
-        policy: Callable[[str, str], Awaitable[ToolPolicy | None]],
+        policy: Callable[[str, str], Awaitable[TaskOptions | None]],
         describe: Callable[[Exception], JsonObject],
         clock: Callable[[], datetime] | None = None,
         namespace: str = "",
@@ -126,7 +127,7 @@ class TaskRuntime:
         requires_owner: bool = False,
         runs_tools: bool = True,
         queues: Collection[str] | None = None,
-        tools: Callable[[], Awaitable[Mapping[str, ToolPolicy]]] = _no_tools,
+        tools: Callable[[], Awaitable[Mapping[str, TaskOptions]]] = _no_tools,
         observers: Sequence[Observer] = (),
         tracing: Tracing | None = None,
         new_id: Callable[[], str] = new_task_id,
@@ -417,8 +418,8 @@ class TaskRuntime:
         if policy is None:
             # If it cannot be looked up, the task is queued. The process that claims it says what is wrong.
             with suppress(Exception):
-                policy = await self.policy(request.method, request.name) or ToolPolicy()
-        treated, slot = policy or ToolPolicy(), None
+                policy = await self.policy(request.method, request.name) or TaskOptions()
+        treated, slot = policy or TaskOptions(), None
         trace = None if self.tracing is None else self.tracing.trace_of(request)
         # Without a lease nothing is claimed; another process may start what is only queued. Where there is a
         # concurrency limit, a claim of its own keeps it.
@@ -459,7 +460,7 @@ class TaskRuntime:
         slot: ReservedSlot,
         record: TaskRecord,
         request: TaskRequest,
-        policy: ToolPolicy,
+        policy: TaskOptions,
         create: partial[CoroutineType[Any, Any, TaskRecord]],
     ) -> TaskRecord:
         started = RunStarted(worker=self.worker, tool_version=policy.version)
@@ -761,7 +762,7 @@ class TaskRuntime:
         except Exception as exc:
             self.troubles.note(task_id, exc)
 
-    def made_room(self, policy: ToolPolicy) -> None:
+    def made_room(self, policy: TaskOptions) -> None:
         """A run of the tool has ended, or waits: where there is a limit, there is room for another now."""
         self.claims.made_room()
         if self.dispatch.limits(policy) is not None:

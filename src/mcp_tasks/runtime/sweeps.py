@@ -35,12 +35,12 @@ from mcp_tasks.errors import (
     VersionConflict,
 )
 from mcp_tasks.model.machine import RunLost, RunReleased, RunStarted, WorkerMissed
+from mcp_tasks.model.options import TaskOptions
 from mcp_tasks.model.record import FINAL_STATUSES, Actor, TaskRecord, TaskStatus
 from mcp_tasks.quiet import get_logger, quietly
 from mcp_tasks.runtime.child_process import end_children_of, end_orphans
 from mcp_tasks.runtime.claims import is_guilty, tried_again_at
 from mcp_tasks.runtime.lease import Watch, is_gone
-from mcp_tasks.runtime.policy import ToolPolicy
 from mcp_tasks.runtime.run import failed
 from mcp_tasks.stores.base import EVERYBODY, IdPage
 
@@ -478,7 +478,7 @@ class Recovery:
         except Exception as exc:
             # In the end, it cannot be known whether the tool may run again, so it does not.
             is_over = runtime.troubles.note(record.id, exc) >= TROUBLES_BEFORE_THE_END
-            policy = ToolPolicy(rerun=False) if is_over else None
+            policy = TaskOptions() if is_over else None
         else:
             if policy is None:
                 runtime.troubles.note_missing_tool(record.name)

@@ -4,13 +4,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mcp_tasks.fallback.options import HOSTS, Fallback, Host, ShownTo, Ways
+    from mcp_tasks.fallback.options import HOSTS, Host, ShownTo
+    from mcp_tasks.model.options import Fallback, Recover, TaskMode, TaskOptions, Ways
     from mcp_tasks.protocol.owners import Caller, Identity
     from mcp_tasks.server.fast_path.requests import Counts, Handover
     from mcp_tasks.server.lifecycle import Lifespan, Wiring
     from mcp_tasks.server.list_changes import ChangesWiring, ListChanges
     from mcp_tasks.server.local import LocalSnapshot, LocalTask, TaskPage
-    from mcp_tasks.server.options import Recover, TaskMode, TaskOptions, ToolOptions
+    from mcp_tasks.server.options import ToolOptions
     from mcp_tasks.server.tasks import Tasks
     from mcp_tasks.server.tool_runner import Accepted, Elicited, elicit
     from mcp_tasks.server.worker import Worker
@@ -53,7 +54,7 @@ _HOMES = {
     "ChangesWiring": "mcp_tasks.server.list_changes",
     "Counts": "mcp_tasks.server.fast_path.requests",
     "Elicited": "mcp_tasks.server.tool_runner",
-    "Fallback": "mcp_tasks.fallback.options",
+    "Fallback": "mcp_tasks.model.options",
     "Handover": "mcp_tasks.server.fast_path.requests",
     "Host": "mcp_tasks.fallback.options",
     "Identity": "mcp_tasks.protocol.owners",
@@ -61,15 +62,15 @@ _HOMES = {
     "ListChanges": "mcp_tasks.server.list_changes",
     "LocalSnapshot": "mcp_tasks.server.local",
     "LocalTask": "mcp_tasks.server.local",
-    "Recover": "mcp_tasks.server.options",
+    "Recover": "mcp_tasks.model.options",
     "ShownTo": "mcp_tasks.fallback.options",
-    "TaskMode": "mcp_tasks.server.options",
-    "TaskOptions": "mcp_tasks.server.options",
+    "TaskMode": "mcp_tasks.model.options",
+    "TaskOptions": "mcp_tasks.model.options",
     "TaskPage": "mcp_tasks.server.local",
     "Tasks": "mcp_tasks.server.tasks",
     "ToolOptions": "mcp_tasks.server.options",
     "Waiting": "mcp_tasks.telemetry.metrics",
-    "Ways": "mcp_tasks.fallback.options",
+    "Ways": "mcp_tasks.model.options",
     "Wiring": "mcp_tasks.server.lifecycle",
     "Worker": "mcp_tasks.server.worker",
     "elicit": "mcp_tasks.server.tool_runner",

@@ -31,18 +31,15 @@ from mcp_tasks.protocol.owners import Caller, Owners, check_first, take_key
 from mcp_tasks.quiet import get_logger
 from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.runtime.launch import LaunchSpec
-from mcp_tasks.server.catalog import CalledTools, Catalogue, Mark, ServedOffers, ServedTool
+from mcp_tasks.server.catalog import ArgumentsRefused, Catalogue, Served, is_more_than_small
 from mcp_tasks.server.creation import (
     ANNOUNCE_AFTER,
-    ArgumentsRefused,
     CallAnswer,
     answer_call,
-    is_more_than_small,
     settle_parameters,
 )
 from mcp_tasks.server.fast_path.app import Launch, ShortWay
 from mcp_tasks.server.lifecycle import Lifecycle
-from mcp_tasks.server.options import TaskOptions
 from mcp_tasks.server.sdk import Era, EraParts, SdkAdapter, caller_of, request_meta, task_request
 from mcp_tasks.server.slow_clients import Readers
 from mcp_tasks.server.tool_runner import to_mcp_error
@@ -82,34 +79,33 @@ class Calls:
         # First, because a tool that is not marked pays for this on every call.
         if self.is_plain(params.name) and not comes_back():
             return await _plain_call(ctx, call_next)
-        mark = await self._mark_for(params)
+        tool = await self._tool_for(params)
         if comes_back():
             # Its task is there, whatever the tool is marked with by now and the client declares this time.
-            mark = mark or Mark(name=params.name, options=TaskOptions())
-            return await self._resume(mark, params, ctx, caller_of(ctx))
-        if mark is None:
+            return await self._resume(tool or Served(options=self._catalogue.usual), params, ctx, caller_of(ctx))
+        if tool is None:
             return await _plain_call(ctx, call_next)
         caller = caller_of(ctx)
         takes_tasks = self._protocol.takes_tasks(caller)
-        if not takes_tasks and mark.options.mode == "required":
+        if not takes_tasks and tool.options.mode == "required":
             raise to_mcp_error(self._protocol.cannot_take(caller, params.name))
-        if not takes_tasks and not self._is_waited_for(mark, ctx):
-            return _refusal(mark.problem_with(params.arguments or {}), params.name) or await _plain_call(ctx, call_next)
+        if not takes_tasks and not self._is_waited_for(tool, ctx):
+            return _refusal(tool.problem_with(params.arguments or {}), params.name) or await _plain_call(ctx, call_next)
         try:
             # Before anything is done with its arguments, which are the caller's, and may be many.
             request, owner = task_request(params, ctx, caller), self._protocol.owner(caller)
             await self._protocol.limiting.create(owner, request, connection=caller.connection)
-            problem = mark.problem_with(request.arguments)
+            problem = tool.problem_with(request.arguments)
             if problem is not None:
                 # The plain call's answer, at once, and no task.
                 return _refusal(problem, params.name) or await call_next(ctx)
-            settle = partial(settle_parameters, partial(call_next, ctx), params.name) if mark.resolves else None
+            settle = partial(settle_parameters, partial(call_next, ctx), params.name) if tool.resolves else None
             if not takes_tasks:
-                return await self._without_tasks(mark, request, owner, ctx, caller, settle)
+                return await self._without_tasks(tool, request, owner, ctx, caller, settle)
             settled = None if settle is None else await settle()
             if settled is not None:
                 return settled
-            answer = await self._launch(mark, owner, request, self._grace(mark, request.arguments))
+            answer = await self._launch(tool, owner, request, self._grace(tool, request.arguments))
             return await self._adapter.answer(caller, answer)
         except (RpcError, TasksError) as exc:
             if isinstance(exc, LimitExceeded) and not takes_tasks:
@@ -126,105 +122,106 @@ class Calls:
         if self._augment is not None or self._fallback.is_companion(request.name):
             return None
         tool = self._catalogue.known_tool(request.name)
-        mark = None if tool is None else _that_makes_tasks(tool)
-        if mark is None or not self._protocol.takes_tasks(caller):
+        tool = tool if tool is not None and tool.support != "forbidden" else None
+        if tool is None or not self._protocol.takes_tasks(caller):
             return None
-        if mark.resolves or mark.asks_first or mark.options.join_running or is_more_than_small(request.arguments):
+        if tool.resolves or tool.asks_first or tool.options.join_running or is_more_than_small(request.arguments):
             # What is not small is looked at once its caller may have a task, and that counts once.
             return None
-        if not mark.takes(request.arguments) or self._grace(mark, request.arguments):
+        if not tool.takes(request.arguments) or self._grace(tool, request.arguments):
             return None
-        return partial(self._make_task, mark, caller, request)
+        return partial(self._make_task, tool, caller, request)
 
-    def can_become_task(self, mark: Mark | None) -> bool:
-        """Whether any call of a tool with this mark can become a task."""
-        return self._augment is not None if mark is None else mark.options.mode != "forbidden"
+    def can_become_task(self, tool: Served) -> bool:
+        """Whether any call of a tool can become a task."""
+        return tool.support != "forbidden" if tool.is_marked else self._augment is not None
 
-    async def _make_task(self, mark: Mark, caller: Caller, request: TaskRequest) -> TaskRecord:
+    async def _make_task(self, tool: Served, caller: Caller, request: TaskRequest) -> TaskRecord:
         owner = self._protocol.owner(caller)
         await self._protocol.limiting.create(owner, request, connection=caller.connection)
-        answer = await self._launch(mark, owner, request, None)
+        answer = await self._launch(tool, owner, request, None)
         if not isinstance(answer, TaskRecord):
             raise TypeError(f"a call that is answered with its task at once came to {type(answer).__name__}")
         return answer
 
-    async def _launch(self, mark: Mark, owner: str | None, request: TaskRequest, grace: timedelta | None) -> CallAnswer:
-        options = mark.options
-        request, key = take_key(request, owner, asks_first=mark.asks_first)
+    async def _launch(
+        self, tool: Served, owner: str | None, request: TaskRequest, grace: timedelta | None
+    ) -> CallAnswer:
+        options = tool.options
+        request, key = take_key(request, owner, asks_first=tool.asks_first)
         return await answer_call(
             self._runtime(),
             LaunchSpec(
                 request=request,
                 owner=owner,
-                retention=self._catalogue.retention(options),
+                retention=tool.retention,
                 poll_interval=options.poll_interval,
             ),
-            asks_first=mark.asks_first,
+            asks_first=tool.asks_first,
             grace=grace,
-            joined=_joined_under(mark, request.name, request.arguments),
+            joined=_joined_under(tool, request.name, request.arguments),
             key=key,
         )
 
-    def _grace(self, mark: Mark, arguments: Mapping[str, Any]) -> timedelta | None:
-        grace = mark.options.grace_before_task(self._catalogue.usual)
-        if mark.may_refuse(arguments):
+    def _grace(self, tool: Served, arguments: Mapping[str, Any]) -> timedelta | None:
+        grace = tool.options.grace
+        if tool.may_refuse(arguments):
             # It shows as soon as the tool begins; then the refusal is the answer, and no task is left.
             return max(grace or ANNOUNCE_AFTER, ANNOUNCE_AFTER)
         return grace
 
     async def _resume(
-        self, mark: Mark, params: CallToolRequestParams, ctx: RequestContext, caller: Caller
+        self, tool: Served, params: CallToolRequestParams, ctx: RequestContext, caller: Caller
     ) -> HandlerResult:
         try:
             # As whoever asks about a task: it may bring answers, and come back as often as it likes.
             owner = await self._protocol.admit(caller, turns_of(_brought(ctx)))
-            return await self._without_tasks(mark, task_request(params, ctx, caller), owner, ctx, caller)
+            return await self._without_tasks(tool, task_request(params, ctx, caller), owner, ctx, caller)
         except (RpcError, TasksError) as exc:
             self._protocol.refused(caller, ctx.method, exc)
             raise to_mcp_error(exc) from exc
 
     async def _without_tasks(
         self,
-        mark: Mark,
+        tool: Served,
         request: TaskRequest,
         owner: str | None,
         ctx: RequestContext,
         caller: Caller,
         settle: Settle | None = None,
     ) -> HandlerResult:
-        request, key = take_key(request, owner, asks_first=mark.asks_first)
+        request, key = take_key(request, owner, asks_first=tool.asks_first)
         call = ToolCall(
             ctx=ctx,
             caller=caller,
             request=request,
-            ways=mark.options.ways(self._catalogue.usual),
+            ways=tool.options.fallback,
             owner=owner,
-            retention=self._catalogue.retention(mark.options),
-            poll_interval=mark.options.poll_interval,
+            retention=tool.retention,
+            poll_interval=tool.options.poll_interval,
             settle=settle,
-            asks_first=mark.asks_first,
-            joined=_joined_under(mark, request.name, request.arguments),
+            asks_first=tool.asks_first,
+            joined=_joined_under(tool, request.name, request.arguments),
             key=key,
-            max_wait=mark.options.max_wait or self._catalogue.usual.max_wait,
+            max_wait=tool.options.max_wait,
         )
         return await self._fallback.answer(call)
 
-    def _is_waited_for(self, mark: Mark, ctx: RequestContext) -> bool:
+    def _is_waited_for(self, tool: Served, ctx: RequestContext) -> bool:
         """Whether a call of a caller without tasks is more than a plain call."""
-        ways = mark.options.ways(self._catalogue.usual)
+        ways = tool.options.fallback
         return ways.modern if self._protocol.speaks(ctx.protocol_version) else ways.older
 
-    async def _mark_for(self, params: CallToolRequestParams) -> Mark | None:
-        """What makes this call a task, or None for one that stays a plain call."""
+    async def _tool_for(self, params: CallToolRequestParams) -> Served | None:
+        """The tool of a call that becomes a task; None for a call that stays a plain one."""
         tool = await self._catalogue.tool(params.name)
-        if tool is None:
+        if tool is None or tool.options.mode == "forbidden":
             return None
-        if tool.mark is None:
-            agreed = self._augment is not None and self._augment(params)
-            return Mark(name=params.name, options=TaskOptions(), schema=tool.schema) if agreed else None
-        if tool.mark.options.mode == "optional" and self._augment is not None and not self._augment(params):
+        if not tool.is_marked:
+            return tool if self._augment is not None and self._augment(params) else None
+        if tool.options.mode == "optional" and self._augment is not None and not self._augment(params):
             return None
-        return _that_makes_tasks(tool)
+        return tool
 
 
 async def _plain_call(ctx: RequestContext, call_next: CallNext) -> HandlerResult:
@@ -250,14 +247,9 @@ def _refusal(problem: Exception | None, name: str) -> CallToolResult | None:
     return CallToolResult(content=[TextContent(type="text", text=text)], is_error=True)
 
 
-def _that_makes_tasks(tool: ServedTool) -> Mark | None:
-    """The mark of a tool, if it has one and it does not forbid tasks."""
-    return None if tool.mark is None or tool.mark.options.mode == "forbidden" else tool.mark
-
-
-def _joined_under(mark: Mark, name: str, arguments: Mapping[str, Any]) -> str | None:
+def _joined_under(tool: Served, name: str, arguments: Mapping[str, Any]) -> str | None:
     """What makes the call the same as another one of its owner, for a tool that is to be started once for both."""
-    if not mark.options.join_running:
+    if not tool.options.join_running:
         return None
     told = json.dumps([name, arguments], sort_keys=True)
     return f"call:{sha256(told.encode()).hexdigest()}"
@@ -314,19 +306,18 @@ class Doors:
         parts = EraParts(
             runtime=lifecycle.runtime,
             protocol=protocol,
-            offers=ServedOffers(catalogue, limits.ttl),
+            offers=catalogue,
             stopping=lifecycle.stopping,
             exiting=lifecycle.exiting,
             open_calls=lifecycle.open_calls,
             send_input=send_input,
         )
         eras = older_eras(parts)
-        tools = CalledTools(catalogue, augments=augment is not None)
         self.adapter: SdkAdapter = SdkAdapter(protocol, lifecycle.stopping, eras)
         self.fallback: FallbackService = FallbackService(
             parts,
             open_calls=lifecycle.open_calls,
-            ways=tools,
+            catalogue=catalogue,
             hosts=hosts,
             shown=companions,
             prefix=companion_prefix,
@@ -339,7 +330,7 @@ class Doors:
         lifecycle.counts = self.short_way.counts
         self._harmless: frozenset[str] = frozenset()
         lifecycle.middleware = self.adapter.middleware
-        lifecycle.check_start = lambda: self.fallback.prepare(tools.names())
+        lifecycle.check_start = lambda: self.fallback.prepare(catalogue.names())
         # The last to be put before the SDK's app is the first to see a request.
         lifecycle.on_start = [
             *(era.start for era in eras),

@@ -372,7 +372,7 @@ class Lifecycle:
         self.check_start: Callable[[], Awaitable[None]] | None = None
         self.open_calls: OpenCalls = OpenCalls()
         self.counts: Counts = Counts()
-        self.telemetry: Telemetry = Telemetry(setup.audit, served=lambda: self.counts, knows=catalogue.marks.knows)
+        self.telemetry: Telemetry = Telemetry(setup.audit, served=lambda: self.counts, knows=catalogue.knows)
         self.setup: Setup = setup
         self.requires_owner: bool = setup.require_owner is True
         self._catalogue = catalogue
@@ -527,14 +527,14 @@ class Lifecycle:
             store=store,
             engine=engine,
             body=ToolBody(host, lifespan_state, self.open_calls),
-            policy=self._catalogue.policy,
+            policy=self._catalogue.options,
             describe=describe,
             clock=clock,
             namespace=namespace,
             settings=self.setup.settings,
             runs_tools=self.setup.runs_tools,
             queues=self.setup.queues,
-            tools=self._catalogue.policies,
+            tools=self._catalogue.marked_tools,
             observers=[*self.telemetry.observers(namespace), *self.setup.observers],
             tracing=self.telemetry.traces,
             limits=self.setup.limits,
@@ -582,7 +582,7 @@ class Lifecycle:
         self._body = ToolBody(host, self._state, self.open_calls)
         runtime = await self._new_runtime(server_name, host)
         await runtime.start()
-        self.telemetry.begin(runtime, self._catalogue.marks.names())
+        self.telemetry.begin(runtime, self._catalogue.names())
         logger.info("tasks of %r are kept in %s, and run by %s", server_name, runtime.store, runtime.engine)
         return runtime
 

@@ -32,6 +32,7 @@ from mcp_tasks.errors import (
 from mcp_tasks.failure import task_failed
 from mcp_tasks.model.json import JsonObject
 from mcp_tasks.model.limits import expires_at, poll_interval
+from mcp_tasks.model.options import TaskOptions
 from mcp_tasks.model.record import Actor, InputRequest, Progress, TaskRecord, TaskRequest, TaskStatus
 from mcp_tasks.model.values import check_choice, check_duration, check_mapping, check_number, check_text, seconds_of
 from mcp_tasks.protocol.answers import ASKED_WITHIN, Action, send_input, status_of, until
@@ -42,9 +43,9 @@ from mcp_tasks.runtime import Run, TaskRuntime
 from mcp_tasks.runtime.context import current_run, current_runtime
 from mcp_tasks.runtime.launch import LaunchSpec
 from mcp_tasks.server.calls import Doors
-from mcp_tasks.server.catalog import KINDS, Catalogue, Kind
+from mcp_tasks.server.catalog import KINDS, Catalogue, Kind, Served
 from mcp_tasks.server.lifecycle import Lifecycle
-from mcp_tasks.server.options import UNSET, TaskOptions, Unset
+from mcp_tasks.server.options import UNSET, Unset
 from mcp_tasks.server.tool_runner import ToolBody, body_at_work, to_mcp_error
 from mcp_tasks.stores.base import EVERYBODY, ChildrenOf, InSession, Whose, owned_by
 
@@ -428,7 +429,7 @@ class LocalStart:
             raise ValueNotStorable(f"the arguments of {self.request.name!r} are not JSON: {exc}") from exc
         return f"{self.request.method} {self.request.name} {arguments}"
 
-    async def launch(self, runtime: TaskRuntime, usual: TaskOptions, key: str | None, run: Run | None = None) -> str:
+    async def launch(self, runtime: TaskRuntime, key: str | None, run: Run | None = None) -> str:
         """The id of the new task, or of the one that stands or stood under the key."""
         parent = None if run is None else run.record
         owner = self._owner(runtime, run)
@@ -438,7 +439,7 @@ class LocalStart:
                 LaunchSpec(
                     request=self.request,
                     owner=owner,
-                    retention=self.options.retention(usual) if isinstance(self.ttl, Unset) else self.ttl,
+                    retention=self.options.ttl if isinstance(self.ttl, Unset) else self.ttl,
                     poll_interval=self.options.poll_interval,
                     key=key,
                     session=session,
@@ -567,10 +568,8 @@ class LocalCalls:
         """
         request = request_for("tools/call", name, arguments)
         runtime = self._runtime()
-        await self.check_call(name, request.arguments)
-        tool = await self._catalogue.tool(name)
-        options = TaskOptions() if tool is None or tool.mark is None else tool.mark.options
-        start = LocalStart(request=request, options=options, ttl=ttl, owner=owner, session=session, key=key)
+        tool = await self.check_call(name, request.arguments)
+        start = LocalStart(request=request, options=tool.options, ttl=ttl, owner=owner, session=session, key=key)
         return await self._start(runtime, start)
 
     async def start_prompt(
@@ -678,8 +677,8 @@ class LocalCalls:
             if cursor is None:
                 return
 
-    async def check_call(self, name: str, arguments: Mapping[str, Any]) -> None:
-        """Refuse a call that cannot become a task.
+    async def check_call(self, name: str, arguments: Mapping[str, Any]) -> Served:
+        """The tool of a call that can become a task.
 
         Raises:
             UsageError: There is no such tool, it is not marked, or it does not take these arguments.
@@ -687,11 +686,12 @@ class LocalCalls:
         tool = await self._catalogue.tool(name)
         if tool is None:
             raise UsageError(f"the server has no tool {name!r}")
-        if not self._doors.calls.can_become_task(tool.mark):
-            raise UsageError(f"tool {name!r} never becomes a task: {_why_not(tool.mark and tool.mark.options)}")
-        problem = None if tool.mark is None or tool.mark.resolves else tool.mark.problem_with(arguments)
+        if not self._doors.calls.can_become_task(tool):
+            raise UsageError(f"tool {name!r} never becomes a task: {_why_not(tool)}")
+        problem = None if tool.resolves else tool.problem_with(arguments)
         if problem is not None:
             raise UsageError(f"tool {name!r} does not take these arguments: {problem}") from problem
+        return tool
 
     def _runtime(self) -> TaskRuntime:
         """The runtime of the task that the calling code is part of, or else the server's."""
@@ -712,15 +712,15 @@ class LocalCalls:
         """
         self._runtime()
         what = f"{'prompt' if request.method == 'prompts/get' else 'resource'} {request.name!r}"
-        read = await self._catalogue.read(request.method, request.name)
+        read = await self._catalogue.find(request.method, request.name)
         if read is None:
             raise UsageError(f"the server has no {what}")
         problem = read.problem_with(request.arguments)
         if problem is not None:
             raise UsageError(f"{what} does not take these arguments: {problem}")
-        if as_task and (read.options is None or read.options.mode == "forbidden"):
-            raise UsageError(f"{what} never becomes a task: {_why_not(read.options)}")
-        return read.options or TaskOptions()
+        if as_task and read.support == "forbidden":
+            raise UsageError(f"{what} never becomes a task: {_why_not(read)}")
+        return read.options
 
     def _whose(self, owner: str | Unset | None, *, everybody: bool) -> str | Unset | None:
         """Whose a task has to be; unset for anybody's."""
@@ -744,13 +744,13 @@ class LocalCalls:
         run = current_run.get()
         if run is None:
             key = None if start.key is None else f"local/{start.key}"
-            task_id = await start.launch(runtime, self._catalogue.usual, key)
+            task_id = await start.launch(runtime, key)
         else:
             task_id = await run.children.start(
-                start.identity, lambda key: start.launch(runtime, self._catalogue.usual, key, run), key=start.key
+                start.identity, lambda key: start.launch(runtime, key, run), key=start.key
             )
         return LocalTask(self._runtime, task_id, start.owner_in(run))
 
 
-def _why_not(options: TaskOptions | None) -> str:
-    return "it is not marked with @tasks.task()" if options is None else 'its mode is "forbidden"'
+def _why_not(served: Served) -> str:
+    return 'its mode is "forbidden"' if served.is_marked else "it is not marked with @tasks.task()"

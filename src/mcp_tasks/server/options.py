@@ -1,52 +1,31 @@
-"""What an author says of one tool (`@tasks.task(...)`, `tasks.mark(...)`), or of all of them."""
+"""The options that an author gives: for one tool (`@tasks.task(...)`), and for the store and the engine."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from difflib import get_close_matches
-from typing import Final, Literal, TypeAlias, TypedDict, get_args
-
-from mcp_types import ToolAnnotations
+from typing import Any, Final, TypedDict
 
 from mcp_tasks.encryption import Cipher, keyring_from_environment
 from mcp_tasks.engines import Engine
 from mcp_tasks.engines.local import DEFAULT_CONCURRENCY
 from mcp_tasks.engines.remote import LOCAL, engine_beside, engine_from_url
 from mcp_tasks.errors import InvalidDuration, InvalidOption, MissingExtra, UsageError
-from mcp_tasks.fallback.options import USUAL, Fallback, Ways, check_ways, chosen_ways
-from mcp_tasks.model.record import DEFAULT_QUEUE
-from mcp_tasks.model.values import (
-    check_choice,
-    check_duration,
-    check_flag,
-    check_function,
-    check_number,
-    check_queue,
-    check_text,
+from mcp_tasks.model.options import (
+    DEFAULT_TTL,
+    OnOtherVersion,
+    Recover,
+    TaskMode,
+    TaskOptions,
+    Ways,
+    fallback_from,
 )
-from mcp_tasks.runtime import Observer, ToolPolicy
-from mcp_tasks.runtime.policy import OnOtherVersion
+from mcp_tasks.model.values import check_duration, check_function, check_number, check_queue
+from mcp_tasks.runtime import Observer
 from mcp_tasks.stores import MemoryStore, Store
 from mcp_tasks.stores.url import store_from_url, url_from_environment
-
-TaskMode: TypeAlias = Literal["forbidden", "optional", "required"]
-"""Whether calls of a tool become tasks: never; for all clients, in the way that each can follow; only for clients that
-speak tasks, while others are refused."""
-
-Recover: TypeAlias = Literal["rerun", "fail"]
-"""What happens to a task whose process died: the tool is started again, or the task ends as interrupted."""
-
-DEFAULT_TTL: Final = timedelta(days=1)
-"""How long a finished task is kept: long enough to come back for it tomorrow, short enough not to pile up."""
-
-LONGEST_POLL_INTERVAL: Final = timedelta(days=1)
-"""Beyond it no task would be polled while anybody still waits, and clients count milliseconds in 32 bits."""
-
-
-MOST_URGENT: Final = 1_000
-"""The highest priority, and below zero the lowest: every backend can keep them."""
 
 
 class Unset:
@@ -125,136 +104,57 @@ class ToolOptions(TypedDict, total=False):
     is started a second time. Plain calls are never joined."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TaskOptions:
-    """How calls of one tool become tasks: `ToolOptions` with their defaults, checked."""
-
-    mode: TaskMode = "optional"
-    ttl: timedelta | Unset | None = UNSET
-    recover: Recover | None = None
-    max_runtime: timedelta | None = None
-    poll_interval: timedelta | None = None
-    grace: timedelta | None = None
-    park_after: timedelta | None = None
-    max_wait: timedelta | None = None
-    max_lost_runs: int | None = None
-    asks_first: bool | None = None
-    immediate_response: str | None = None
-    fallback: Ways | None = None
-    join_running: bool = False
-    queue: str = DEFAULT_QUEUE
-    priority: int = 0
-    max_at_work: int | None = None
-    version: str | None = None
-    on_other_version: OnOtherVersion = "continue"
-
-    def __post_init__(self) -> None:
-        check_choice("mode", self.mode, ("forbidden", "optional", "required"))
-        if self.recover is not None:
-            check_choice("recover", self.recover, ("rerun", "fail"))
-        if self.max_lost_runs is not None:
-            check_number("max_lost_runs", self.max_lost_runs, 1)
-        if self.asks_first is not None:
-            check_flag("asks_first", self.asks_first)
-        if self.immediate_response is not None:
-            check_text("immediate_response", self.immediate_response)
-        if self.fallback is not None:
-            check_ways(self.fallback)
-        check_flag("join_running", self.join_running)
-        check_queue("queue", self.queue)
-        check_number("priority", self.priority, -MOST_URGENT, MOST_URGENT)
-        if self.max_at_work is not None:
-            check_number("max_at_work", self.max_at_work, 1)
-        if self.version is not None:
-            check_text("version", self.version)
-        check_choice("on_other_version", self.on_other_version, get_args(OnOtherVersion))
-        for name in ("ttl", "max_runtime", "poll_interval", "grace", "park_after", "max_wait"):
-            value: object = getattr(self, name)
-            if value is not None and not isinstance(value, Unset):
-                longest = LONGEST_POLL_INTERVAL if name == "poll_interval" else timedelta.max
-                check_duration(name, value, zero=name in ("grace", "park_after"), longest=longest)
-
-    def may_rerun(self, annotations: ToolAnnotations | None) -> bool:
-        """Whether the tool may run again, given what it says of itself."""
-        return self.recover == "rerun" or (self.recover is None and _is_repeatable(annotations))
-
-    def policy(self, annotations: ToolAnnotations | None, usual: TaskOptions | None = None) -> ToolPolicy:
-        """How runs of the tool are treated, given what it says of itself and what holds for all tools."""
-        default = ToolPolicy()
-        for_all = usual or TaskOptions()
-        return ToolPolicy(
-            rerun=self.may_rerun(annotations),
-            max_runtime=self.max_runtime,
-            park_after=default.park_after if self.park_after is None else self.park_after,
-            max_wait=for_all.max_wait if self.max_wait is None else self.max_wait,
-            max_lost_runs=self.max_lost_runs or for_all.max_lost_runs or default.max_lost_runs,
-            queue=self.queue,
-            priority=self.priority,
-            max_at_work=self.max_at_work,
-            version=self.version,
-            on_other_version=self.on_other_version,
-        )
-
-    def retention(self, usual: TaskOptions) -> timedelta | None:
-        """How long a task is kept after it ended; None for as long as the store lives."""
-        kept = usual.ttl if isinstance(self.ttl, Unset) else self.ttl
-        return DEFAULT_TTL if isinstance(kept, Unset) else kept
-
-    def ways(self, usual: TaskOptions) -> Fallback:
-        """How a call is answered whose caller speaks no tasks."""
-        return chosen_ways(self.fallback, chosen_ways(usual.fallback, USUAL))
-
-    def grace_before_task(self, usual: TaskOptions) -> timedelta | None:
-        """How long a call waits for the tool before it answers with a task."""
-        return usual.grace if self.grace is None else self.grace
+_OF_ALL_TOOLS: Final = frozenset({"grace", "park_after", "max_wait", "max_lost_runs"})
+"""Options for which None stands for what holds for all tools."""
 
 
-def options_from(where: str, options: ToolOptions, *, also: Sequence[str] = ()) -> TaskOptions:
-    """What was said of a tool, as the keywords of `where`, which may take others as well.
+def options_from(where: str, options: ToolOptions, usual: TaskOptions, *, also: Sequence[str] = ()) -> TaskOptions:
+    """The options of a tool, from the keywords of `where`, which may take others as well.
+
+    Args:
+        usual: The options of tools of which nothing is said.
 
     Raises:
         InvalidOption: There is no such option, or it has a value that it cannot have.
     """
-    known = [*also, *(field.name for field in fields(TaskOptions))]
+    known = [*also, *ToolOptions.__annotations__]
     for name in options:
         if name not in known:
             close = get_close_matches(name, known, n=1)
             hint = f"; did you mean {close[0]!r}?" if close else "."
             raise InvalidOption(f"{where} has no option {name!r}{hint} It has {', '.join(known)}")
-    return TaskOptions(**options)
+    given: dict[str, Any] = {
+        name: value for name, value in options.items() if name not in _OF_ALL_TOOLS or value is not None
+    }
+    if "fallback" in given:
+        given["fallback"] = fallback_from("auto" if given["fallback"] is None else given["fallback"], usual.fallback)
+    return replace(usual, **given)
 
 
-def chosen_ttl(ms: int | Unset | None, ttl: timedelta | Unset | None) -> timedelta | Unset | None:
+def default_ttl_from(ms: int | Unset | None, ttl: timedelta | Unset | None) -> timedelta | None:
     """The default `ttl`, which document 001 gives in milliseconds.
 
     Raises:
         UsageError: It is given twice.
         InvalidDuration: It is not a duration.
     """
-    if not isinstance(ms, Unset) and not isinstance(ttl, Unset):
+    if isinstance(ms, Unset):
+        if ttl is not None and not isinstance(ttl, Unset):
+            check_duration("default_ttl", ttl)
+        return DEFAULT_TTL if isinstance(ttl, Unset) else ttl
+    if not isinstance(ttl, Unset):
         raise UsageError("give default_ttl or default_ttl_ms, not both")
-    chosen = ttl if isinstance(ms, Unset) else None if ms is None else _from_milliseconds(ms)
-    if chosen is not None and not isinstance(chosen, Unset):
-        check_duration("default_ttl", chosen)
-    return chosen
-
-
-def _from_milliseconds(ms: object) -> timedelta:
+    if ms is None:
+        return None
     try:
-        if isinstance(ms, int) and not isinstance(ms, bool):
-            kept = timedelta(milliseconds=ms)
-            if kept > timedelta(0):
-                return kept
+        if isinstance(ms, int) and not isinstance(ms, bool) and ms > 0:  # pyright: ignore[reportUnnecessaryIsInstance]
+            return timedelta(milliseconds=ms)
     except OverflowError:
         pass
     raise InvalidDuration(
         f"default_ttl_ms must be a positive whole number of milliseconds, got {ms!r}: write "
         "default_ttl=timedelta(days=1), or None to keep tasks for as long as the store lives"
     )
-
-
-def _is_repeatable(annotations: ToolAnnotations | None) -> bool:
-    return annotations is not None and bool(annotations.read_only_hint or annotations.idempotent_hint)
 
 
 # ---- choice

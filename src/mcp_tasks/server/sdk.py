@@ -7,8 +7,7 @@ import secrets
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
-from typing import Any, Final, Literal, Protocol, TypeAlias, cast
+from typing import Any, Final, Protocol, TypeAlias, cast
 
 import anyio
 from anyio.abc import TaskGroup
@@ -48,6 +47,7 @@ from mcp_tasks.protocol.owners import Caller, Identity
 from mcp_tasks.protocol.shapes import EXTENSION_ID, IDEMPOTENCY_CAPABILITY, AnyParams
 from mcp_tasks.quiet import get_logger
 from mcp_tasks.runtime import TaskRuntime
+from mcp_tasks.server.catalog import Catalogue
 from mcp_tasks.server.creation import CallAnswer, InlineResult, Question
 from mcp_tasks.server.tool_runner import OpenCalls, to_mcp_error
 
@@ -186,47 +186,6 @@ class PlainNotification(BaseModel):
 # An era of the protocol that is older than the extension, as the SDK's door sees it: the seam it is passed in at.
 
 
-Support: TypeAlias = Literal["forbidden", "optional", "required"]
-"""Whether a call of something may, must or must not be a task."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Offer:
-    """What the author said of one tool, prompt or resource, as far as a call that asks for a task needs it.
-
-    Attributes:
-        support: Whether the call may be a task.
-        retention: How long a task is kept after its end unless the call says otherwise; None for good.
-        max_retention: The longest that a call may ask for; None for no limit.
-        poll_interval: The interval to suggest to clients, if the author fixed one.
-        immediate_response: What a host may tell its model at once, in place of the result.
-        problem_with: Why arguments will be refused, as far as can be known before the call; None if they will not.
-        may_refuse: Whether arguments may be refused that `problem_with` lets pass, when the call begins.
-        is_refusal: Whether the text of a failure says that they were, so that the tool was never entered.
-    """
-
-    support: Support
-    retention: timedelta | None = None
-    max_retention: timedelta | None = None
-    poll_interval: timedelta | None = None
-    immediate_response: str | None = None
-    problem_with: Callable[[Mapping[str, Any]], str | None] = lambda _: None
-    may_refuse: Callable[[Mapping[str, Any]], bool] = lambda _: False
-    is_refusal: Callable[[str], bool] = lambda _: False
-
-
-class Offers(Protocol):
-    """What of a server may be called as a task."""
-
-    def methods(self) -> frozenset[str]:
-        """The methods whose calls may be tasks: `tools/call`, and `prompts/get` and `resources/read` where offered."""
-        ...
-
-    async def find(self, method: str, name: str) -> Offer | None:
-        """The offer for the tool or prompt of that name, or the resource of that URI; None if there is none."""
-        ...
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EraParts:
     """What an era is given of the server that it serves.
@@ -241,7 +200,7 @@ class EraParts:
 
     runtime: Callable[[], TaskRuntime]
     protocol: TasksProtocol
-    offers: Offers
+    offers: Catalogue
     stopping: Callable[[], Awaitable[object]]
     exiting: Callable[[], Awaitable[object]]
     open_calls: OpenCalls

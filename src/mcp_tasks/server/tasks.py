@@ -25,8 +25,9 @@ from mcp_types import CallToolRequestParams
 from mcp_tasks.encryption import Cipher
 from mcp_tasks.engines import Engine
 from mcp_tasks.errors import InvalidMark, WiringError
-from mcp_tasks.fallback.options import Host, ShownTo, Ways, check_hosts, check_ways
+from mcp_tasks.fallback.options import Host, ShownTo, check_hosts
 from mcp_tasks.model.limits import Limits
+from mcp_tasks.model.options import Fallback, TaskMode, TaskOptions, Ways, fallback_from
 from mcp_tasks.model.values import (
     check_choice,
     check_duration,
@@ -58,14 +59,12 @@ from mcp_tasks.server.lifecycle import (
 from mcp_tasks.server.local import LocalCalls
 from mcp_tasks.server.options import (
     UNSET,
-    TaskMode,
-    TaskOptions,
     ToolOptions,
     Unset,
     chosen_observers,
     chosen_parts,
     chosen_queues,
-    chosen_ttl,
+    default_ttl_from,
     options_from,
 )
 from mcp_tasks.server.tool_host import LowLevelHost, MCPServerHost
@@ -112,14 +111,15 @@ class Marking:
         if name is not None:
             check_text("name", name)
         check_choice("kind", kind, get_args(Kind))
-        chosen = options_from("@tasks.task", options, also=["name", "kind"])
+        chosen = options_from("@tasks.task", options, self._catalogue.usual, also=["name", "kind"])
 
         def mark(function: FunctionT) -> FunctionT:
             if kind != "tool":
-                self._catalogue.reads.add(kind, name or function.__name__, chosen)
+                self._catalogue.add(kind, Mark(name=name or function.__name__, options=chosen))
                 return function
             resolves = resolves_parameters(function)
-            self._catalogue.marks.add(
+            self._catalogue.add(
+                "tool",
                 Mark(
                     name=name or function.__name__,
                     is_named=name is not None,
@@ -127,7 +127,7 @@ class Marking:
                     function=function,
                     resolves=resolves,
                     declares_asking=asks_by_returning(function),
-                )
+                ),
             )
             return cast(FunctionT, stop_at_body(function)) if resolves else function
 
@@ -143,11 +143,8 @@ class Marking:
         """
         check_text("the name that tasks.mark takes", name)
         check_choice("kind", kind, get_args(Kind))
-        chosen = options_from("tasks.mark", options, also=["kind"])
-        if kind == "tool":
-            self._catalogue.marks.set(name, chosen)
-        else:
-            self._catalogue.reads.set(kind, name, chosen)
+        chosen = options_from("tasks.mark", options, self._catalogue.usual, also=["kind"])
+        self._catalogue.set(kind, name, chosen)
 
 
 RequestContext: TypeAlias = ServerRequestContext[Any, Any]
@@ -275,20 +272,22 @@ class Tasks(Marking, LocalCalls, Working, Extension):
             check_flag("require_owner", require_owner)
         check_flag("short_way", short_way)
         check_number("max_listeners", max_listeners, 0)
-        ttl = chosen_ttl(default_ttl_ms, default_ttl)
+        ttl = default_ttl_from(default_ttl_ms, default_ttl)
         if max_ttl is not None:
             check_duration("max_ttl", max_ttl)
         check_choice("companions", companions, get_args(ShownTo))
         check_hosts({} if hosts is None else hosts)
-        check_ways(fallback)
         usual = TaskOptions(
             ttl=ttl,
             grace=grace,
             max_wait=max_wait,
             max_lost_runs=max_lost_runs,
-            fallback=fallback,
+            fallback=fallback_from(fallback, Fallback()),
         )
-        self._catalogue = Catalogue(usual, default_mode, max_ttl)
+        chosen_limits = limits or Limits()
+        self._catalogue = Catalogue(
+            usual, default_mode, max_ttl=max_ttl, longest=chosen_limits.ttl, augments=augment is not None
+        )
         local_owner = None if require_owner else local_user()
         setup = Setup(
             parts=chosen_parts(store, engine, concurrency, cipher),
@@ -299,7 +298,7 @@ class Tasks(Marking, LocalCalls, Working, Extension):
             runs_tools=runs_tools,
             queues=chosen_queues(queues),
             observers=chosen_observers(observers),
-            limits=limits or Limits(),
+            limits=chosen_limits,
             require_owner=require_owner,
             local_owner=local_owner,
             audit=audit,
@@ -315,7 +314,7 @@ class Tasks(Marking, LocalCalls, Working, Extension):
             ),
             require_name_header=require_name_header,
             send_input=send_input,
-            limits=limits or Limits(),
+            limits=chosen_limits,
             augment=augment,
             hosts=hosts or {},
             companions=companions,

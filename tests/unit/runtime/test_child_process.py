@@ -29,8 +29,8 @@ from mcp_tasks.runtime import (
     Ending,
     Run,
     TaskContext,
+    TaskOptions,
     TaskRuntime,
-    ToolPolicy,
     child_process,
     current_task,
 )
@@ -234,7 +234,7 @@ async def test_a_run_that_ends_takes_its_processes_and_their_children_with_it(
 ) -> None:
     # Of a run whose task is another's they are killed at once.
     monkeypatch.setattr(child_process, "TERMINATE_GRACE", 3_600 if how in ("lost", "without lease") else 0.2)
-    policy = ToolPolicy(rerun=True, max_runtime=timedelta(seconds=1.5) if how == "too long" else None)
+    policy = TaskOptions(recover="rerun", max_runtime=timedelta(seconds=1.5) if how == "too long" else None)
     store = MeddledStore()
     options: dict[str, Any] = {"lease_duration": SECOND} if how == "without lease" else {}
     async with running(runs(*family(tmp_path, deaf), sync=sync), store=store, policy=policy, **options) as runtime:
@@ -509,7 +509,7 @@ async def by_an_operator(runtime: TaskRuntime, record: TaskRecord) -> None:
 async def test_the_children_of_a_lost_run_are_killed_when_its_task_is_ended_from_outside(
     end: str, is_claimed: bool
 ) -> None:
-    newer = ToolPolicy(rerun=True, version="2", on_other_version="fail")
+    newer = TaskOptions(recover="rerun", version="2", on_other_version="fail")
     with leading() as leader:
         async with running({"render": Tool(at_once, newer)}, limits=Limits(task_age=DAY)) as runtime:
             old = runtime.now() - DAY

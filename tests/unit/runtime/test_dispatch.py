@@ -21,7 +21,7 @@ from mcp_tasks.engines import Engine, RemoteEngine, Route, Serves
 from mcp_tasks.errors import InvalidOption, StoreUnavailable, TaskUnreadable
 from mcp_tasks.model import Progress, TaskRecord, TaskRequest, TaskStatus
 from mcp_tasks.model.values import Statement
-from mcp_tasks.runtime import Body, Ending, Run, Settings, TaskRuntime, ToolPolicy, changes, dispatch
+from mcp_tasks.runtime import Body, Ending, Run, Settings, TaskOptions, TaskRuntime, changes, dispatch
 from mcp_tasks.runtime.sweeps import IDLE_FOR_LONG
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.stores.base import Handing, Hint, LocalNotifier, Ready
@@ -133,7 +133,7 @@ async def test_only_a_share_of_one_owners_tasks_is_handed_out_and_one_of_another
 
 @pytest.mark.parametrize("remote", [True, False], ids=["remote", "local"])
 async def test_no_more_runs_of_a_tool_are_at_work_than_its_limit_over_all_processes(fleet: Fleet, remote: bool) -> None:
-    tools = {"tool": Tool(fleet.body), "gpu": Tool(fleet.limited, ToolPolicy(max_at_work=1))}
+    tools = {"tool": Tool(fleet.body), "gpu": Tool(fleet.limited, TaskOptions(max_at_work=1))}
 
     def process() -> AbstractAsyncContextManager[TaskRuntime]:
         if remote:
@@ -153,7 +153,7 @@ async def test_a_suspended_run_that_goes_on_comes_before_tasks_that_have_not_beg
         await asks(run)
         return await fleet.body(run)
 
-    tools = {"asks": Tool(asks_first, PARKS), "works": Tool(fleet.body, ToolPolicy(priority=9))}
+    tools = {"asks": Tool(asks_first, PARKS), "works": Tool(fleet.body, TaskOptions(priority=9))}
     async with fleet.worker(tools, concurrency=10, max_at_work_per_owner=1) as runtime:
         first = await start(runtime, "asks")
         await until_parked(runtime, first, "elicitation-1")
@@ -170,7 +170,7 @@ async def test_a_suspended_run_that_goes_on_comes_before_tasks_that_have_not_beg
 # Queues and tools
 @pytest.mark.parametrize("by", ["queue", "tool"])
 async def test_a_task_goes_to_a_worker_that_serves_its_queue_and_has_its_tool(fleet: Fleet, by: str) -> None:
-    tools = {"tool": Tool(fleet.body), "other": Tool(fleet.body, ToolPolicy(queue="gpu") if by == "queue" else ONCE)}
+    tools = {"tool": Tool(fleet.body), "other": Tool(fleet.body, TaskOptions(queue="gpu") if by == "queue" else ONCE)}
     lacks = fleet.worker(tools, queues=["default"]) if by == "queue" else fleet.worker({"tool": tools["tool"]})
     has = fleet.worker(tools, queues=["gpu"]) if by == "queue" else fleet.worker(tools)
     fleet.gate.set()
@@ -186,7 +186,7 @@ async def test_a_task_goes_to_a_worker_that_serves_its_queue_and_has_its_tool(fl
 
 
 async def test_higher_priorities_are_started_first(fleet: Fleet) -> None:
-    tools = {"tool": Tool(fleet.body), "urgent": Tool(fleet.body, ToolPolicy(priority=5))}
+    tools = {"tool": Tool(fleet.body), "urgent": Tool(fleet.body, TaskOptions(priority=5))}
     fleet.gate.set()
     async with fleet.front(tools, max_handed_out=3) as server:
         tasks = [await start(server) for _ in range(10)]

@@ -26,7 +26,7 @@ from harness.thoroughness import examples
 from mcp_tasks.errors import StoreUnavailable
 from mcp_tasks.model import JournalEntry, RunStarted, TaskRecord, TaskStatus
 from mcp_tasks.model.machine import RunLost
-from mcp_tasks.runtime import Body, Ending, Run, Settings, TaskRuntime, ToolPolicy, current_task
+from mcp_tasks.runtime import Body, Ending, Run, Settings, TaskOptions, TaskRuntime, current_task
 from mcp_tasks.runtime.lease import HEARTBEATS_PER_LEASE, LeaseTimes, Watch, uptime
 from mcp_tasks.runtime.steps import Retry
 from mcp_tasks.stores import MemoryStore
@@ -212,7 +212,7 @@ class Machine:
 
 
 def process(
-    body: Body, store: MemoryStore, policy: ToolPolicy = RERUN, machine: Machine | None = None
+    body: Body, store: MemoryStore, policy: TaskOptions = RERUN, machine: Machine | None = None
 ) -> AbstractAsyncContextManager[TaskRuntime]:
     return running(
         body,

@@ -36,7 +36,7 @@ from mcp_tasks.runtime import (
     Run,
     Success,
     TaskChange,
-    ToolPolicy,
+    TaskOptions,
     current_task,
 )
 from mcp_tasks.runtime import observers as watching
@@ -408,7 +408,7 @@ async def test_each_thing_that_an_operator_wants_to_know_has_its_line(
         return Success({"content": [], "isError": True})
 
     store, lost = MemoryStore(), {"again": Tool(never_ending, RERUN), "once": Tool(never_ending, ONCE)}
-    limited = Tool(never_ending, ToolPolicy(max_runtime=timedelta(milliseconds=10)))
+    limited = Tool(never_ending, TaskOptions(max_runtime=timedelta(milliseconds=10)))
     tools = {"asks": Tool(asks, PARKS), "on_call": Tool(on_call), "wrong": Tool(wrong), "endless": limited, **lost}
     async with running(tools, store=store) as one:
         await cancel(one, await until_parked(one, await launch(one, "asks")))

@@ -19,7 +19,7 @@ from mcp_tasks.errors import StoreUnavailable, UnknownTask
 from mcp_tasks.model import JournalEntry, RunStarted, TaskRecord, TaskRequest, TaskStatus, apply
 from mcp_tasks.model.limits import Limits
 from mcp_tasks.model.machine import InputAnswered, StepRecorded
-from mcp_tasks.runtime import Body, Ending, Run, TaskRuntime, ToolPolicy, current_task
+from mcp_tasks.runtime import Body, Ending, Run, TaskOptions, TaskRuntime, current_task
 from mcp_tasks.runtime.changes import is_older
 from mcp_tasks.runtime.context import current_run
 from mcp_tasks.runtime.launch import LaunchSpec
@@ -258,7 +258,7 @@ async def test_a_process_that_stops_does_not_wait_until_a_run_would_write_again(
 
 
 async def test_the_verdict_over_a_run_is_written_after_an_outage_though_the_run_is_over() -> None:
-    policy = ToolPolicy(max_runtime=timedelta(seconds=5))
+    policy = TaskOptions(max_runtime=timedelta(seconds=5))
     store, entered = MeddledStore(), asyncio.Event()
 
     async def too_long(run: Run) -> Ending:
@@ -487,7 +487,7 @@ async def attempt(run: Run) -> Ending:
 
 
 @pytest.mark.parametrize("policy", [ONCE, RERUN])
-async def test_a_claim_whose_answer_was_lost_runs_the_tool_once(policy: ToolPolicy) -> None:
+async def test_a_claim_whose_answer_was_lost_runs_the_tool_once(policy: TaskOptions) -> None:
     store = LossyStore(lambda record: record.worker is not None)
     async with running(attempt, store=store, policy=policy) as runtime:
         task = await launch(runtime)
@@ -523,7 +523,7 @@ async def test_a_claim_that_arrives_after_a_limit_refused_its_repeat_is_released
             raise StoreUnavailable("no answer", may_have_happened=True)
 
     store.before["save"] = delay
-    async with running(body, store=store, policy=ToolPolicy(max_at_work=1)) as runtime:
+    async with running(body, store=store, policy=TaskOptions(max_at_work=1)) as runtime:
         for task_id in ("first", "second"):
             task = await start(runtime, task_id=task_id)
         await time_passes(2)
@@ -748,7 +748,7 @@ async def test_after_a_failover_two_runs_of_one_number_are_told_apart() -> None:
 
 @pytest.mark.parametrize("policy", [ONCE, RERUN])
 async def test_a_store_that_goes_back_further_than_a_run_remembers_has_it_end_or_begin_again(
-    policy: ToolPolicy,
+    policy: TaskOptions,
 ) -> None:
     store, clock, go_on = RewindingStore(), Seconds(), anyio.Event()
 

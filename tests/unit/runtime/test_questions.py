@@ -15,7 +15,7 @@ from harness.waiting import eventually
 from mcp_tasks.errors import AnswerRefused, QuestionTimedOut, QuestionTooLarge, StoreUnavailable, ValueNotStorable
 from mcp_tasks.model import JournalEntry, TaskRecord, TaskStatus
 from mcp_tasks.model.json import encode_json
-from mcp_tasks.runtime import Ending, Run, TaskRuntime, ToolPolicy, current_task
+from mcp_tasks.runtime import Ending, Run, TaskOptions, TaskRuntime, current_task
 from mcp_tasks.runtime.launch import LaunchSpec
 from mcp_tasks.runtime.questions import LARGEST_QUESTION, Asking
 from mcp_tasks.stores import MemoryStore
@@ -377,7 +377,7 @@ async def test_a_question_that_times_out_is_not_parked_again_while_its_answer_is
 )
 @pytest.mark.parametrize("policy", [PARKS, ONCE], ids=["parks", "once"])
 async def test_the_smaller_limit_of_tool_and_call_ends_a_wait(
-    of_tool: int | None, of_call: int | str | None, limit: int | None, policy: ToolPolicy
+    of_tool: int | None, of_call: int | str | None, limit: int | None, policy: TaskOptions
 ) -> None:
     def duration(number: int | str | None) -> timedelta | None:
         # A limit longer than time itself is none.
@@ -424,7 +424,7 @@ async def test_no_entry_of_the_journal_is_read_twice_by_a_run(park_after: timede
         read.append(len(entries))
 
     store.after["journal"] = count
-    async with running(body, store=store, policy=ToolPolicy(rerun=True, park_after=park_after)) as runtime:
+    async with running(body, store=store, policy=TaskOptions(recover="rerun", park_after=park_after)) as runtime:
         task = await launch(runtime)
         for number in range(1, asked + 1):
             key = f"elicitation-{number}"
@@ -453,7 +453,7 @@ async def ask_until_it_works(run: Run) -> Ending:
 
 
 @pytest.mark.parametrize(("policy", "attempts"), [(RERUN, 1), (PARKS, 3)], ids=["in memory", "parked"])
-async def test_an_error_reaches_the_tool_in_every_run(policy: ToolPolicy, attempts: int) -> None:
+async def test_an_error_reaches_the_tool_in_every_run(policy: TaskOptions, attempts: int) -> None:
     reached = until_parked if policy is PARKS else until_putting
     async with running(ask_until_it_works, policy=policy) as runtime:
         task = await reached(runtime, await launch(runtime), "elicitation-1")

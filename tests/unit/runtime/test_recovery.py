@@ -20,7 +20,7 @@ from mcp_tasks.errors import TaskUnreadable
 from mcp_tasks.model import JournalEntry, RunStarted, TaskRecord, TaskStatus
 from mcp_tasks.model.machine import InputRequested, RunReleased, StepRecorded
 from mcp_tasks.model.record import Trial
-from mcp_tasks.runtime import Ending, Run, TaskRuntime, ToolPolicy, current_task
+from mcp_tasks.runtime import Ending, Run, TaskOptions, TaskRuntime, current_task
 from mcp_tasks.runtime.claims import TRIES_TO_LOOK_UP
 from mcp_tasks.runtime.lease import LeaseTimes, new_worker_name
 from mcp_tasks.runtime.sweeps import LONGEST_PAUSE, ORPHANS_EVERY, PER_SWEEP, TROUBLES_BEFORE_THE_END
@@ -302,7 +302,7 @@ async def test_what_a_worker_claims_that_is_back_just_as_it_is_forgotten_is_not_
 @pytest.mark.parametrize("announced", [True, False])
 async def test_a_task_of_our_own_that_nothing_runs_is_given_up_some_time_and_not_as_lost(announced: bool) -> None:
     options: dict[str, Any] = {"sweep_interval": SECOND, "monotonic": loop_time, "uptime": loop_time}
-    async with running(at_once, policy=ToolPolicy(rerun=True, max_lost_runs=1), **options) as runtime:
+    async with running(at_once, policy=TaskOptions(recover="rerun", max_lost_runs=1), **options) as runtime:
         task = await claimed_by(runtime, runtime.worker, announced=announced)
         await time_passes(ORPHANS_EVERY + 0.5)
         assert (await as_of_now(runtime, task)).worker == runtime.worker, "it may be just beginning or ending"
@@ -447,7 +447,7 @@ async def test_tasks_of_a_tool_that_this_process_lacks_wait_for_one_that_has_it(
 # Trouble with one of many
 
 
-async def broken(method: str, name: str) -> ToolPolicy | None:
+async def broken(method: str, name: str) -> TaskOptions | None:
     if name == "good":
         return RERUN
     raise RuntimeError("the tool cannot be looked up")
@@ -521,7 +521,7 @@ async def test_a_row_that_cannot_be_read_is_one_bad_task_and_is_spoken_of_once(
 
 # Losing runs
 
-SUSPECT = ToolPolicy(rerun=True, max_lost_runs=2)
+SUSPECT = TaskOptions(recover="rerun", max_lost_runs=2)
 """One lost run makes a suspect of a task."""
 
 
@@ -650,7 +650,7 @@ async def test_a_trial_goes_on_if_its_end_cannot_be_written(caplog: pytest.LogCa
 
 async def test_a_task_beyond_a_limit_is_not_tried_again_before_a_run_has_ended() -> None:
     store, gate = MeddledStore(), anyio.Event()
-    async with running(opened_by(gate), store=store, policy=ToolPolicy(max_at_work=1)) as runtime:
+    async with running(opened_by(gate), store=store, policy=TaskOptions(max_at_work=1)) as runtime:
         first, second = await started(runtime), await launch(runtime)
         await settle()
         looks = store.calls["get"]

@@ -17,8 +17,8 @@ import pytest
 
 from mcp_tasks.model import InputRequest, Progress, TaskRecord, TaskStatus
 from mcp_tasks.model.machine import RunStartedOver
-from mcp_tasks.runtime import Body, Ending, Run, TaskChange, TaskRuntime, ToolPolicy, current_task
-from mcp_tasks.runtime.policy import OnOtherVersion
+from mcp_tasks.model.options import OnOtherVersion
+from mcp_tasks.runtime import Body, Ending, Run, TaskChange, TaskOptions, TaskRuntime, current_task
 from mcp_tasks.runtime.questions import Asking
 from mcp_tasks.runtime.replay import PATIENCE
 from mcp_tasks.stores import MemoryStore
@@ -322,7 +322,7 @@ async def test_whatever_kind_of_branches_a_tool_has_it_learns_of_things_in_the_s
 # Another version of the tool
 
 
-def policy(version: str | None, on_other: OnOtherVersion = "continue") -> ToolPolicy:
+def policy(version: str | None, on_other: OnOtherVersion = "continue") -> TaskOptions:
     return replace(PARKS, version=version, on_other_version=on_other)
 
 

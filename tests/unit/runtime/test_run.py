@@ -17,7 +17,7 @@ from mcp_tasks.errors import Interrupted, InvalidOption, StoreUnavailable, Value
 from mcp_tasks.model import Progress, TaskRecord, TaskStatus
 from mcp_tasks.model.json import LARGE, LONGEST_MESSAGE
 from mcp_tasks.model.limits import Limits
-from mcp_tasks.runtime import AskedOnCall, Body, Ending, Failure, Run, Success, ToolPolicy, current_task
+from mcp_tasks.runtime import AskedOnCall, Body, Ending, Failure, Run, Success, TaskOptions, current_task
 from mcp_tasks.runtime.run import AT_ONCE, LONGEST
 from tests.unit.losing import as_of_now
 from tests.unit.running import (
@@ -50,7 +50,7 @@ from tests.unit.virtual_time import simulated, time_passes
 CUT = "x" * (LONGEST_MESSAGE - len("…".encode())) + "…"
 """A long message, as it is kept."""
 
-QUICKLY = ToolPolicy(max_runtime=timedelta(milliseconds=50))
+QUICKLY = TaskOptions(max_runtime=timedelta(milliseconds=50))
 
 
 def returning(ending: Ending) -> Body:
@@ -264,7 +264,7 @@ async def test_an_async_body_that_runs_too_long_is_stopped_and_the_task_says_so(
 
 
 @pytest.mark.parametrize("policy", [ONCE, QUICKLY], ids=["cancelled", "too long"])
-async def test_the_thread_of_a_sync_body_is_told_to_stop_and_what_it_returns_is_no_result(policy: ToolPolicy) -> None:
+async def test_the_thread_of_a_sync_body_is_told_to_stop_and_what_it_returns_is_no_result(policy: TaskOptions) -> None:
     begun, told = threading.Event(), threading.Event()
     store = MeddledStore()
     # The store is away when the limit is reached, and back when the thread has returned.

@@ -267,7 +267,7 @@ async def test_a_question_that_nobody_can_answer_ends_its_task() -> None:
 @simulated
 @pytest.mark.parametrize("rerun", [True, False], ids=["parked", "in memory"])
 async def test_a_task_that_is_announced_once_it_asks_waits_for_its_answer(rerun: bool) -> None:
-    async with running(asks, policy=replace(PARKS, rerun=rerun)) as runtime:
+    async with running(asks, policy=replace(PARKS, recover="rerun" if rerun else "fail")) as runtime:
         task = await start(runtime, announced=False)
         await until_asking(runtime, task)
         await settle()

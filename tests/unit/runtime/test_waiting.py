@@ -15,7 +15,7 @@ import pytest
 
 from mcp_tasks.errors import QuestionTimedOut, UsageError
 from mcp_tasks.model import TaskRecord, TaskRequest, TaskStatus
-from mcp_tasks.runtime import Body, Ending, Run, TaskRuntime, ToolPolicy, current_task
+from mcp_tasks.runtime import Body, Ending, Run, TaskOptions, TaskRuntime, current_task
 from mcp_tasks.runtime.launch import LaunchSpec
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.stores.base import EVERYBODY
@@ -54,7 +54,7 @@ from tests.unit.virtual_time import SIMULATED, time_passes
 LONG = 120.0
 
 
-ONE = ToolPolicy(max_at_work=1)
+ONE = TaskOptions(max_at_work=1)
 
 
 def simulated_clock() -> datetime:
@@ -107,7 +107,9 @@ async def test_a_run_leaves_memory_when_it_has_only_waited_for_as_long_as_its_to
         await tool(run)
         return ok()
 
-    async with running(body, policy=ToolPolicy(rerun=True, park_after=timedelta(seconds=after)), clock=None) as runtime:
+    async with running(
+        body, policy=TaskOptions(recover="rerun", park_after=timedelta(seconds=after)), clock=None
+    ) as runtime:
         task = await started(runtime)
         await time_passes(max(0, after - 1))
         assert runtime.has(task.id) or not after
@@ -206,7 +208,7 @@ async def test_a_step_does_not_begin_in_a_run_that_is_stopped_while_it_stands_in
 
         return ok(await asyncio.gather(asks(run), later()))
 
-    tools = {"steps": Tool(body, ToolPolicy(rerun=rerun)), "hog": Tool(never_ending)}
+    tools = {"steps": Tool(body, TaskOptions(recover="rerun" if rerun else "fail")), "hog": Tool(never_ending)}
     async with running(tools, concurrency=1) as runtime:
         task = await until_asking(runtime, await launch(runtime, "steps"))
         hog = await started(runtime, "hog")
@@ -234,7 +236,7 @@ async def test_time_at_rest_does_not_count_for_the_limit_however_long_and_how_of
         await time_passes(seconds)
         return ok()
 
-    policy = ToolPolicy(max_runtime=timedelta(minutes=1))
+    policy = TaskOptions(max_runtime=timedelta(minutes=1))
     async with running(body, policy=policy, clock=simulated_clock) as runtime:
         ended = await until_final(runtime, await launch(runtime), limit=100_000)
         assert error_type(ended) == ("RanTooLong" if is_over else None)
@@ -242,7 +244,7 @@ async def test_time_at_rest_does_not_count_for_the_limit_however_long_and_how_of
 
 
 async def test_neither_a_person_nor_the_line_for_a_slot_or_a_place_counts_for_the_limit() -> None:
-    line, policy = Line(), ToolPolicy(max_runtime=timedelta(seconds=5))
+    line, policy = Line(), TaskOptions(max_runtime=timedelta(seconds=5))
     tools = {"asks": Tool(asks, policy), "sleeps": Tool(line.sleeps, policy), "works": Tool(line.works)}
     for limits in ({"concurrency": 1}, {"max_at_work_per_owner": 1}):
         line.gate = anyio.Event()
@@ -321,7 +323,7 @@ class Family:
             await wait()
         return ok()
 
-    def tools(self, policy: ToolPolicy) -> dict[str, Tool]:
+    def tools(self, policy: TaskOptions) -> dict[str, Tool]:
         return {name: Tool(getattr(self, name), policy) for name in ("child", "gathers", "nested")}
 
 
@@ -330,7 +332,7 @@ class Family:
 @pytest.mark.parametrize("tool", ["gathers", "nested"])
 async def test_parents_of_one_owner_make_room_for_their_children(tool: str, rerun: bool, slots: int) -> None:
     family, store = Family(), Counting()
-    policy = ToolPolicy(rerun=rerun, max_at_work=2)
+    policy = TaskOptions(recover="rerun" if rerun else "fail", max_at_work=2)
     options = {"store": store, "concurrency": slots, "max_at_work_per_owner": 2, **SWEEPS}
     async with running(family.tools(policy), **options) as runtime:
         family.runtime = runtime
@@ -358,12 +360,12 @@ class Line:
         await self.gate.wait()
         return ok()
 
-    def tools(self, policy: ToolPolicy) -> dict[str, Tool]:
+    def tools(self, policy: TaskOptions) -> dict[str, Tool]:
         return {"sleeps": Tool(self.sleeps, policy), "works": Tool(self.works, policy)}
 
 
 @pytest.mark.parametrize("policy", [ONCE, RERUN, PARKS], ids=["may not run again", "may run again", "suspended"])
-async def test_a_run_that_goes_on_comes_before_runs_that_have_not_begun(policy: ToolPolicy) -> None:
+async def test_a_run_that_goes_on_comes_before_runs_that_have_not_begun(policy: TaskOptions) -> None:
     line, store = Line(), Counting()
     async with running(line.tools(policy), store=store, max_at_work_per_owner=1, **SWEEPS) as runtime:
         sleeper = await start(runtime, "sleeps")
@@ -412,7 +414,7 @@ async def test_a_short_wait_and_one_without_limits_cost_no_writes(limit: int | N
 
 
 @asynccontextmanager
-async def in_line(line: Line, store: MemoryStore, policy: ToolPolicy) -> AsyncGenerator[tuple[Any, ...]]:
+async def in_line(line: Line, store: MemoryStore, policy: TaskOptions) -> AsyncGenerator[tuple[Any, ...]]:
     """A process in which one run waits for its place, and another has it."""
     async with running(line.tools(policy), store=store, max_at_work_per_owner=1, **SWEEPS) as runtime:
         sleeper = await start(runtime, "sleeps")
@@ -438,7 +440,7 @@ async def test_a_task_is_cancelled_while_its_run_waits_for_a_place() -> None:
 @pytest.mark.parametrize("how", ["stops", "dies waiting", "dies resuming"])
 @pytest.mark.parametrize("rerun", [False, True])
 async def test_a_process_that_stops_or_dies_leaves_no_place_taken(rerun: bool, how: str) -> None:
-    line, store, policy = Line(), Counting(), ToolPolicy(rerun=rerun)
+    line, store, policy = Line(), Counting(), TaskOptions(recover="rerun" if rerun else "fail")
     async with in_line(line, store, policy) as (runtime, sleeper, works):
         if how != "dies waiting":
             await time_passes(20)
@@ -495,7 +497,7 @@ async def test_a_run_that_keeps_its_slot_while_it_waits_gives_up_its_place_all_t
 
 # Sleeps: set once in the life of a task, and slept over restarts
 
-HELD = ToolPolicy(rerun=True, park_after=HOUR)
+HELD = TaskOptions(recover="rerun", park_after=HOUR)
 
 
 async def sleep_an_hour(run: Run) -> Ending:
@@ -541,7 +543,7 @@ async def test_a_sleep_in_memory_goes_by_the_clock(clock_moves: timedelta) -> No
 
 @pytest.mark.parametrize("policy", [PARKS, HELD], ids=["parked", "held"])
 @pytest.mark.parametrize("dies", [True, False], ids=["process dies", "process stops"])
-async def test_a_sleep_goes_on_in_the_next_process_and_is_not_begun_again(policy: ToolPolicy, dies: bool) -> None:
+async def test_a_sleep_goes_on_in_the_next_process_and_is_not_begun_again(policy: TaskOptions, dies: bool) -> None:
     clock, store = FakeClock(), MemoryStore()
     async with running(sleep_an_hour, policy=policy, clock=clock, store=store) as runtime:
         task = await until_asleep(runtime, await launch(runtime))

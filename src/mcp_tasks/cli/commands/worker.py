@@ -30,10 +30,10 @@ from mcp_tasks.cli.terminal import Exit, Problem, clean, print_json, say, stdout
 from mcp_tasks.encryption import keyring_from_environment
 from mcp_tasks.engines import LocalEngine
 from mcp_tasks.errors import StoreError, UsageError, WiringError
+from mcp_tasks.model.options import TaskOptions
 from mcp_tasks.quiet import get_logger
 from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.runtime.child_process import kill_children
-from mcp_tasks.runtime.policy import ToolPolicy
 from mcp_tasks.server import Waiting, Worker, waiting_in
 from mcp_tasks.server.tasks import Tasks
 from mcp_tasks.stores import MemoryStore, Store
@@ -67,9 +67,9 @@ class Plan:
     queues: Sequence[str] | None
     concurrency: int | None
     drain: float
-    tools: Mapping[str, ToolPolicy]
+    tools: Mapping[str, TaskOptions]
 
-    def is_served(self, policy: ToolPolicy) -> bool:
+    def is_served(self, policy: TaskOptions) -> bool:
         """Whether tools of this policy are run here."""
         return self.queues is None or policy.queue in self.queues
 
