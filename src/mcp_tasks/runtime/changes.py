@@ -224,11 +224,7 @@ class Changes:
     async def restore(
         self, record: TaskRecord, *, known: int, expected: int, entries: Sequence[JournalEntry]
     ) -> TaskRecord:
-        """Write a task as its run knows it, from version `known`, to a store that went back in time.
-
-        Raises:
-            VersionConflict: The task is no longer at the version `expected`.
-        """
+        """Write a task as its run knows it, from version `known`, to a store that went back in time."""
         logger.error(
             "the task store went back in time: task %s was at version %d, and is at %d. Its run writes again what was "
             "lost. See the table of failovers in docs/scale.md",
@@ -241,22 +237,12 @@ class Changes:
         return saved
 
     async def reload(self, task_id: str) -> TaskRecord:
-        """The task as it is now.
-
-        Raises:
-            UnknownTask: The task is gone.
-        """
         record = await self._store.get(task_id)
         if record is None:
             raise UnknownTask(task_id)
         return record
 
     async def delete(self, task_id: str, *, expected: int, actor: Actor) -> None:
-        """Delete a task that is still at version `expected`.
-
-        Raises:
-            VersionConflict: It is not, or is gone.
-        """
         record = None
         if self._observers.want(TaskDeleted):
             try:
@@ -342,12 +328,10 @@ def is_older(stored: TaskRecord, known: TaskRecord) -> bool:
 
 
 def _writer_of(record: TaskRecord) -> str | None:
-    """The writer of the current (or last) run."""
     return next((each.writer for each in record.writes if each.number), None)
 
 
 def _apply(record: TaskRecord, events: Sequence[Event], now: datetime) -> list[TaskRecord]:
-    """The record, and what each of the events makes of it."""
     history = [record]
     for event in events:
         history.append(apply(history[-1], event, now))
@@ -381,7 +365,6 @@ class Write:
         record: TaskRecord,
         restore: Callable[[TaskRecord], Awaitable[TaskRecord]] | None = None,
     ) -> TaskRecord:
-        """Make the change; `restore` as in `Changes.change`."""
         return await changes.change(
             record,
             *self.events,
@@ -413,11 +396,7 @@ class LateWrites:
         self._waiting.pop(write, None)
 
     async def flush(self) -> None:
-        """Make all writes now, in their order.
-
-        Raises:
-            StoreError: The store does not take them yet. The rest is kept for the next time.
-        """
+        """Make all writes now, in their order."""
         async with self._flushing:
             while self._waiting:
                 write, record = next(iter(self._waiting.items()))

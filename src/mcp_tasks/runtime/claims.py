@@ -304,7 +304,6 @@ class Claims:
         return await self._runtime.store.get(task_id), None
 
     async def _request_of(self, record: TaskRecord) -> TaskRequest | None:
-        """The request; None if the task has ended because it cannot be read, or is gone."""
         try:
             return await self._runtime.store.request(record.id)
         except TaskUnreadable as exc:
@@ -337,7 +336,6 @@ class Claims:
             return None
 
     async def _end(self, record: TaskRecord, why: RunStopped) -> None:
-        """End a queued task that cannot be started."""
         started = RunStarted(worker=self._runtime.worker, tool_version=record.tool_version)
         event, outcome = failed(record.attempt + 1, self._runtime.describe(why), why.reason)
         try:
@@ -357,7 +355,6 @@ class Claims:
         return trial
 
     def _end_trial(self) -> None:
-        """The next suspect may begin."""
         self._on_trial = None
         called = list(self._turned_away)
         self._turned_away.clear()

@@ -104,7 +104,6 @@ class Dispatch:
         return Handing(share=self._share(), job=job)
 
     async def created(self, record: TaskRecord, handing: Handing | None) -> None:
-        """Have a new task run, unless it has to wait in the store."""
         if handing is None or (handing.handed and not handing.carried):
             await self._submit(record, "new")
         elif not handing.handed:
@@ -176,7 +175,6 @@ class Dispatch:
             self._later = asyncio.get_running_loop().call_later(wait, self.look)
 
     async def keep_dispatching(self) -> None:
-        """Dispatch for as long as this process serves."""
         while True:
             await self._reason.wait()
             self._reason.clear()
@@ -191,11 +189,7 @@ class Dispatch:
             await asyncio.sleep(PAUSE)
 
     async def next(self) -> Sequence[Ready]:
-        """The tasks whose turn it is, for an engine of this process: fair among owners, and within the limits.
-
-        Raises:
-            StoreError: The store could not be asked.
-        """
+        """The tasks whose turn it is, for an engine of this process: fair among owners, and within the limits."""
         runtime = self._runtime
         return await runtime.store.hand_out(
             runtime.namespace, self._share(), queues=runtime.queues, mark=False, limit=BATCH
@@ -246,7 +240,6 @@ class ChangeListener:
         self._seen: dict[str, int] = {}
 
     async def keep_listening(self) -> None:
-        """Follow notifications for as long as this process serves."""
         failures = 0
         while True:
             try:
@@ -263,7 +256,6 @@ class ChangeListener:
             await anyio.sleep(backoff(failures, base=timedelta(seconds=1), limit=timedelta(seconds=30)).total_seconds())
 
     async def keep_looking(self) -> None:
-        """Compare with the store for as long as this process serves."""
         failures = 0
         while True:
             await anyio.sleep(self._runtime.settings.look_interval.total_seconds())
@@ -280,11 +272,7 @@ class ChangeListener:
                 logger.error("the runs of this process could not be compared with the store", exc_info=quietly())
 
     async def look(self) -> None:
-        """Tell the runs and the listeners of this process of changes whose notification was lost.
-
-        Raises:
-            StoreError: The store could not be read.
-        """
+        """Tell the runs and the listeners of this process of changes whose notification was lost."""
         known, hints = {run: run.record.version for run in self._runtime.runs()}, self._runtime.hints
         versions = await self._runtime.store.versions({run.record.id for run in known} | set(hints.listened()))
         # A version that was written here while the store was being asked is no news.

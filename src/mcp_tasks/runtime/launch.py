@@ -147,11 +147,7 @@ class Quota:
 
     @asynccontextmanager
     async def room_for(self, owner: str | None, tool: str, size: int) -> AsyncGenerator[None]:
-        """Reserve room for an outcome while it is written.
-
-        Raises:
-            LimitExceeded: There is none.
-        """
+        """Reserve room for an outcome while it is written."""
         most = self._most_bytes(owner)
         if size <= ALWAYS_KEPT or most is None:
             yield
@@ -167,7 +163,6 @@ class Quota:
             account.being_written -= size
 
     def grew(self, owner: str | None, size: int) -> None:
-        """Count bytes that this process has written for an owner."""
         account = self._owners.get(owner)
         if account is not None:
             account.written += size
@@ -286,12 +281,7 @@ class _Account:
         self.written: int = 0
 
     async def require(self, check: Check) -> None:
-        """See that there is room for one more task.
-
-        Raises:
-            LimitExceeded: There is none.
-            StoreError: The store cannot tell.
-        """
+        """See that there is room for one more task."""
         age = self._clock() - self._asked_at
         if self.known is not None and age < self._fresh:
             if age >= self._fresh / 2:
@@ -307,10 +297,6 @@ class _Account:
         An answer of the store may count bytes that are on their way, which then count twice. A call can be made again;
         an outcome that is refused is lost. So it is refused only for what the store has, and otherwise waits until the
         rest has arrived.
-
-        Raises:
-            LimitExceeded: There is none.
-            StoreError: The store cannot tell.
         """
         refused, age = self._refused(check), self._clock() - self._asked_at
         is_fresh = self.known is not None and age < self._fresh
@@ -328,7 +314,6 @@ class _Account:
                 await shielded(self._begin_look())
 
     async def _look_for_room(self, check: Check) -> None:
-        """Ask the store, unless it was asked a moment ago."""
         if self.known is None or self._clock() - self._asked_at >= A_MOMENT or self._refused(check) is None:
             # Shielded: others may wait for the same answer.
             await shielded(self._begin_look())
@@ -379,8 +364,6 @@ _SIZE: Final = 32
 
 
 class HiddenKeys:
-    """Hides the keys of the tasks of one server."""
-
     def __init__(self, store: Store, namespace: str, *, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._store = store
         self._namespace = namespace

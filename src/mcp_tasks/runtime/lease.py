@@ -37,7 +37,6 @@ from mcp_tasks.stores.base import Store
 
 
 def new_worker_name() -> str:
-    """A name for this process, unique to this call."""
     return "/".join((boot(), str(os.getpid()), _start_time(os.getpid()) or "?", secrets.token_hex(4)))
 
 
@@ -236,11 +235,6 @@ class Lease:
         """Whether this process may claim tasks and run them."""
 
     async def renew(self) -> None:
-        """Renew it now.
-
-        Raises:
-            StoreError: The store did not take it.
-        """
         began = self._clock()
         lapsed = self.is_valid and self._time_left <= 0
         if lapsed:
@@ -352,9 +346,6 @@ class Lease:
     async def _in_time(self, work: Coroutine[Any, Any, None], limit: float) -> None:
         """Do the work, or give up on it when its time is over, without waiting for it to notice: a driver whose network
         is cut may take long for that.
-
-        Raises:
-            TimeoutError: It was not done in time.
         """
         task = self._start(work)
         try:
@@ -380,7 +371,6 @@ class Lease:
         return self._renewed + limit - self._clock()
 
     def _check(self) -> None:
-        """Stop the runs if the lease could not be renewed in time."""
         if self.is_valid and self._time_left <= 0:
             self.is_valid = False
             logger.error("the lease of this process could not be renewed in time; its runs are stopped")
@@ -467,22 +457,14 @@ NOTE: Final = "draining workers"
 
 
 async def draining_workers(store: Store, namespace: str) -> Mapping[str, str]:
-    """The workers that are to drain, with the operator who asked for it.
-
-    Raises:
-        StoreError: The note cannot be read.
-    """
+    """The workers that are to drain, with the operator who asked for it."""
     return _read(await store.note(namespace, NOTE))
 
 
 async def set_draining(
     store: Store, namespace: str, *, add: Mapping[str, str] | None = None, remove: Collection[str] = ()
 ) -> None:
-    """Add workers, each with the operator who asks, or remove them. Workers that are gone are removed as well.
-
-    Raises:
-        StoreError: The note cannot be read or written.
-    """
+    """Add workers, each with the operator who asks, or remove them. Workers that are gone are removed as well."""
     while True:
         before = await store.note(namespace, NOTE)
         there = await store.workers(namespace)

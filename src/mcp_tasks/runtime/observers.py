@@ -1,12 +1,11 @@
-"""Who is told of everything that happens to tasks, and how: without ever breaking or delaying one.
+"""Observers are told of everything that happens to tasks, and can neither break nor delay one.
 
-Each observer is called in a thread of its own, one change after the other. What happens is handed over in batches, so
-that a change costs the event loop next to nothing. What waits for an observer has a bound: one that cannot keep up
-loses changes, and the log says how many. One that raises is named in the log once, and goes on being called. None of
-them is held up by another.
+Each observer is called in a thread of its own, with one change after the other. Changes are handed over in batches, so
+that one costs the event loop next to nothing. The number of changes that may wait for an observer is limited: one that
+is too slow loses changes, and the log says how many. The first exception of each is logged, and it goes on being
+called. No observer delays another.
 
-Changes are for everybody. Looks at tasks and refusals (`observers.py`) are for watchers of our own, which are also told
-when something could not be told.
+Changes are for every observer. Accesses to tasks and refused requests are for a `Watcher`, an observer of our own.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import asyncio
 import logging
 import queue
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
@@ -23,7 +21,7 @@ from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol, TypeAlias, get_args
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol, TypeAlias, cast, get_args
 
 from mcp_tasks._utils import BoundedDict, short_id
 from mcp_tasks.errors import StoreError, TaskUnreadable
@@ -48,8 +46,10 @@ from mcp_tasks.quiet import get_logger, quietly, what
 if TYPE_CHECKING:
     from mcp_tasks.runtime.run import Run
 
+logger: Final = get_logger(__name__)
+
 # ---- accesses
-# Looks at tasks, and requests about them that were refused: what changes nothing, and yet has to be known of.
+# Requests that look at tasks, and requests that were refused.
 
 
 Verb: TypeAlias = Literal["create", "read", "list", "listen", "answer", "cancel"]
@@ -57,38 +57,37 @@ Verb: TypeAlias = Literal["create", "read", "list", "listen", "answer", "cancel"
 
 
 class Refusal(StrEnum):
-    """Why a request was refused, in one word. These are labels of metrics, so there are as many as there are here."""
+    """Why a request was refused, in one word: the labels of a metric."""
 
     UNKNOWN = "unknown"
-    """There is no such task for this caller: the id was never one, is not one any more, or is another's. One word for
-    all three, as there is one answer."""
+    """There is no such task for this caller: the id never existed, is expired, or is another's. One word for all three,
+    as there is one answer."""
 
     LIMIT = "limit"
     KEY = "key"
     OWNER = "owner_required"
     UNDECLARED = "undeclared"
-    """The client did not declare that it takes tasks, or its era has none."""
+    """The client did not declare tasks, or its protocol version has none."""
 
     MALFORMED = "malformed"
     ANSWER = "answer"
     """An answer that does not fit its question."""
 
     FAILED = "failed"
-    """Not the caller's fault: the store was away, or something is broken here."""
+    """Not the caller's fault: the store was unavailable, or there is an error on this side."""
 
 
 class TaskAccess(NamedTuple):
-    """Somebody looked at a task, or was refused.
+    """A request that looked at a task, or was refused.
 
     Attributes:
-        verb: What was asked for,
-        method: and how: a method of the wire, `companion` for a companion tool, `local` for code of the server's own.
+        method: A method of the wire, `companion` for a companion tool, `local` for code of the server's own.
         owner: The principal behind the request; None if it has none.
         at: When, in the store's time: seconds since 1970.
-        task_id: The task, if it is about one. What a caller names that is refused may be anything.
+        task_id: The task, if it is about one. Of a refused request it may be any text.
         tool: The tool of that task, if the caller may know of it.
         refused: Why it was refused; None if it was not.
-        detail: Of a limit, which one it is; of a key, what is wrong with it.
+        detail: Of a limit, its name; of a key, what is wrong with it.
         times: How many there were of these.
     """
 
@@ -103,22 +102,23 @@ class TaskAccess(NamedTuple):
     times: int = 1
 
 
-logger: Final = get_logger(__name__)
+# ---- observers
+
 
 Observed: TypeAlias = Event | TaskCreated | TaskDeleted
-"""What an observer is told of."""
+"""The events that an observer is told of."""
 
 Wanted: TypeAlias = Observed | TaskAccess | Refusal
-"""What an observer of our own can ask to be told of: changes, looks at tasks (`TaskAccess`), those that were refused
-(`Refusal`). Refusals are few, so that they can be watched where looks are too many."""
+"""What a watcher can ask for: events, accesses to tasks (`TaskAccess`), refused requests (`Refusal`). Refused requests
+are few, so that they can be watched where accesses are too many."""
 
 EVERYTHING: frozenset[type[Wanted]] = frozenset(get_args(Observed))
 
 MAX_WAITING = 10_000
-"""Changes that may wait for the observers. Beyond it, new ones are dropped."""
+"""Changes that may wait for an observer. Beyond it, new ones are dropped."""
 
 WARN_EVERY = 10.0
-"""Seconds between two warnings of one observer that cannot keep up."""
+"""Seconds between two warnings of one observer that is too slow."""
 
 TOGETHER_FOR = 0.02
 """Seconds for which changes are collected before they are handed over: waking a thread costs more than a change."""
@@ -156,54 +156,34 @@ Observer: TypeAlias = Callable[[TaskChange], None]
 """A plain function that is called with every change of a task, in a thread of its own."""
 
 
-class Choosy(ABC):
-    """An observer of our own that does not want to be told of everything. It must be quick to say what it wants: it is
-    asked on the event loop."""
+class Watcher:
+    """An observer of our own, which chooses what it is told of. It is called in the observer's thread, except for
+    `wanted`, which is called on the event loop and must be quick."""
 
-    @abstractmethod
     def __call__(self, change: TaskChange, /) -> None:
         """Take note of a change."""
+        raise NotImplementedError
 
-    @abstractmethod
     def wanted(self) -> Collection[type[Wanted]]:
-        """What it wants to be told of, as of now. Asked at the start and every few seconds, not with every change."""
-
-
-class Watcher(Choosy):
-    """An observer of our own that may want more than changes. All of it is called in the observer's thread."""
+        """What it wants to be told of, as of now. Called at the start and every few seconds, not with every change."""
+        raise NotImplementedError
 
     def access(self, access: TaskAccess, /) -> None:
-        """Take note of a look at a task (if it wants `TaskAccess`), or of one that was refused (`Refusal`)."""
+        """Take note of an access (if it wants `TaskAccess`), or of a refused request (`Refusal`)."""
 
     def lost(self, count: int, /) -> None:
-        """Take note that so many things happened before this which it cannot be told of: it was too slow."""
+        """Take note that it was too slow, and is not told of so many things before this."""
 
     def tick(self) -> None:
-        """Do what is to be done every few seconds."""
+        """Do the work of every few seconds."""
 
     def close(self) -> None:
         """Finish: it is told nothing more."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Lost:
-    count: int
-
-
-class _Tick:
-    """That some seconds are over."""
-
-
-_TICK: Final = _Tick()
-
-_Told: TypeAlias = TaskChange | TaskAccess | _Lost | _Tick
-
-
 class Observers:
-    """Everybody who observes the tasks of one runtime."""
-
     def __init__(self, observers: Sequence[Observer], *, max_waiting: int = MAX_WAITING) -> None:
-        self._tellers = tuple(_Teller(observer, max_waiting) for observer in observers)
+        self._queues = tuple(_Queue(observer, max_waiting) for observer in observers)
         self._wanted: frozenset[type[Wanted]] = frozenset()
         self._batch: list[TaskChange | TaskAccess] = []
         self.ask()
@@ -211,50 +191,46 @@ class Observers:
     @property
     def lost(self) -> int:
         """How many things were not told to one observer or another, because it was too slow."""
-        return sum(teller.lost for teller in self._tellers)
+        return sum(each.lost for each in self._queues)
 
     def ask(self) -> None:
         """Ask the observers again what they want to be told of. Every few seconds."""
-        for teller in self._tellers:
-            teller.ask()
-        self._wanted = frozenset[type[Wanted]]().union(*(teller.wanted for teller in self._tellers))
+        for each in self._queues:
+            each.ask()
+        self._wanted = frozenset[type[Wanted]]().union(*(each.wanted for each in self._queues))
 
     def want(self, event: type[Wanted]) -> bool:
-        """Whether anybody wants to be told of such an event."""
         return event in self._wanted
 
     def note(self, access: TaskAccess) -> None:
-        """Tell those who want it of a look at a task, or of a refusal, soon. Call from the event loop's thread."""
-        if _kind_of(access) in self._wanted:
-            self._add(access)
+        """Tell them soon of an access or a refused request. Call from the event loop's thread."""
+        self._add(access)
 
     def tell(self, change: TaskChange) -> None:
-        """Tell them of a change, soon. Call from the event loop's thread."""
-        if type(change.event) in self._wanted:
-            self._add(change)
-
-    def _add(self, told: TaskChange | TaskAccess) -> None:
-        self._batch.append(told)
-        if len(self._batch) == 1:
-            asyncio.get_running_loop().call_later(TOGETHER_FOR, self._hand_over)
+        """Tell them soon of a change. Call from the event loop's thread."""
+        self._add(change)
 
     async def stop(self, timeout: timedelta) -> None:
-        """Tell them what is left, for up to `timeout`."""
         self._hand_over()
-        # What comes later is not told: nobody would end the threads for it.
+        # What comes later is not told: nothing would end the threads for it.
         self._wanted = frozenset()
-        await asyncio.gather(*(teller.finish(timeout) for teller in self._tellers))
+        await asyncio.gather(*(each.finish(timeout) for each in self._queues))
 
     def abandon(self) -> None:
-        """Tell them nothing more."""
         self._batch, self._wanted = [], frozenset()
-        for teller in self._tellers:
-            teller.forget()
+        for each in self._queues:
+            each.abandon()
+
+    def _add(self, told: TaskChange | TaskAccess) -> None:
+        if _kind_of(told) in self._wanted:
+            self._batch.append(told)
+            if len(self._batch) == 1:
+                asyncio.get_running_loop().call_later(TOGETHER_FOR, self._hand_over)
 
     def _hand_over(self) -> None:
         batch, self._batch = self._batch, []
-        for teller in self._tellers:
-            teller.put([told for told in batch if _kind_of(told) in teller.wanted])
+        for each in self._queues:
+            each.put([told for told in batch if _kind_of(told) in each.wanted])
 
 
 def _kind_of(told: TaskChange | TaskAccess) -> type[Wanted]:
@@ -263,13 +239,14 @@ def _kind_of(told: TaskChange | TaskAccess) -> type[Wanted]:
     return type(told.event)
 
 
-class _Teller:
-    """Tells one observer, in a thread that is there once there is something to tell."""
+class _Queue:
+    """Tells one observer, in a thread that is started once there is something to tell."""
 
     def __init__(self, observer: Observer, max_waiting: int) -> None:
         self.wanted: frozenset[type[Wanted]] = frozenset()
         self.lost: int = 0
         self._observer = observer
+        self._watcher = observer if isinstance(observer, Watcher) else None
         self._max_waiting = max_waiting
         self._thread: _Thread | None = None
         self._dropped = 0
@@ -277,14 +254,11 @@ class _Teller:
         self._warned = -inf
 
     def ask(self) -> None:
-        """Ask the observer what it wants to be told of."""
-        observer = self._observer
-        self.wanted = frozenset(observer.wanted()) if isinstance(observer, Choosy) else EVERYTHING
-        if self._thread is not None and isinstance(observer, Watcher):
-            self._thread.put([*self._those_lost(), _TICK])
+        self.wanted = EVERYTHING if self._watcher is None else frozenset(self._watcher.wanted())
+        if self._thread is not None and self._watcher is not None:
+            self._thread.put([*self._those_lost(), self._watcher.tick])
 
     def put(self, told: Sequence[TaskChange | TaskAccess]) -> None:
-        """Have it told of these, or of as many as may wait."""
         if not told:
             return
         if self._thread is None:
@@ -297,24 +271,29 @@ class _Teller:
         self._untold += dropped
         self.lost += dropped
         self._warn_of_dropped(every=WARN_EVERY)
-        self._thread.put([*before, *told[:room]])
+        self._thread.put([*before, *map(self._call, told[:room])])
 
-    def _those_lost(self) -> list[_Told]:
-        untold, self._untold = self._untold, 0
-        return [_Lost(untold)] if untold else []
-
-    def forget(self) -> None:
-        """Tell it nothing more."""
+    def abandon(self) -> None:
+        """Tell it nothing more, as if the process had died."""
         if self._thread is not None:
-            self._thread.forget()
+            self._thread.abandon()
 
     async def finish(self, timeout: timedelta) -> None:
-        """Tell it what is left, for up to `timeout`."""
         self._warn_of_dropped(every=0)
         thread, self._thread = self._thread, None
         if thread is not None:
             thread.put(self._those_lost())
             await thread.finish(timeout)
+
+    def _call(self, told: TaskChange | TaskAccess) -> Callable[[], None]:
+        if isinstance(told, TaskChange):
+            return partial(self._observer, told)
+        # Only a watcher can want one.
+        return partial(cast("Watcher", self._watcher).access, told)
+
+    def _those_lost(self) -> list[Callable[[], None]]:
+        untold, self._untold = self._untold, 0
+        return [partial(self._watcher.lost, untold)] if untold and self._watcher is not None else []
 
     def _warn_of_dropped(self, *, every: float) -> None:
         now = asyncio.get_running_loop().time()
@@ -324,14 +303,12 @@ class _Teller:
 
 
 class _Thread:
-    """The thread in which an observer is called."""
-
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
-        self._batches: queue.SimpleQueue[Sequence[_Told] | None] = queue.SimpleQueue()
+        self._batches: queue.SimpleQueue[Sequence[Callable[[], None]] | None] = queue.SimpleQueue()
         self._put = 0
-        self._told = 0
-        self._forgotten = False
+        self._done = 0
+        self._skips = False
         self._abandoned = False
         self._failed = False
         self._loop = asyncio.get_running_loop()
@@ -341,26 +318,24 @@ class _Thread:
 
     @property
     def waiting(self) -> int:
-        """How many changes the observer has not been told of yet. Each number is written by one thread only."""
-        return self._put - self._told
+        """How many calls wait. Each number is written by one thread only."""
+        return self._put - self._done
 
-    def put(self, batch: Sequence[_Told]) -> None:
+    def put(self, batch: Sequence[Callable[[], None]]) -> None:
         self._put += len(batch)
         self._batches.put(batch)
 
-    def forget(self) -> None:
-        """End without telling what is left, as if the process had died."""
-        self._forgotten = self._abandoned = True
+    def abandon(self) -> None:
+        self._skips = self._abandoned = True
         self._batches.put(None)
 
     async def finish(self, timeout: timedelta) -> None:
-        """End once everything is told, or when that takes too long."""
         self._batches.put(None)
         try:
             async with asyncio.timeout(timeout.total_seconds()):
                 await self._ended.wait()
         except TimeoutError:
-            self._forgotten = True
+            self._skips = True
             logger.warning(
                 "%r was not told of all changes of tasks: it did not end within %g s",
                 self._observer,
@@ -370,38 +345,25 @@ class _Thread:
     def _work(self) -> None:
         untold = 0
         while (batch := self._batches.get()) is not None:
-            for told in batch:
-                if self._forgotten:
+            for call in batch:
+                if self._skips:
                     untold += 1
                 else:
-                    self._call(told)
-                self._told += 1
+                    self._guarded(call)
+                self._done += 1
         if isinstance(self._observer, Watcher) and not self._abandoned:
             if untold:
                 self._guarded(partial(self._observer.lost, untold))
             self._guarded(self._observer.close)
-        # The event loop may be closed by now; then nobody waits any more.
+        # The event loop may be closed by now; then nothing waits any more.
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._ended.set)
-
-    def _call(self, told: _Told) -> None:
-        observer = self._observer
-        if type(told) is TaskChange:
-            self._guarded(partial(observer, told))
-        elif isinstance(observer, Watcher):
-            match told:
-                case TaskAccess():
-                    self._guarded(partial(observer.access, told))
-                case _Lost(count):
-                    self._guarded(partial(observer.lost, count))
-                case _:
-                    self._guarded(observer.tick)
 
     def _guarded(self, call: Callable[[], None]) -> None:
         try:
             call()
         except BaseException:
-            # Whatever it is: the next change is another one.
+            # In any case: the next change is another one.
             if not self._failed:
                 self._failed = True
                 logger.error(
@@ -413,7 +375,7 @@ class _Thread:
 
 
 # ---- narration
-# What an operator wants to know of each task, one line each in the log at INFO; its deletion at DEBUG.
+# The lifecycle of each task in the log: one line for each event at INFO; its deletion at DEBUG.
 
 
 _AT_INFO: frozenset[type[Observed]] = frozenset(
@@ -434,23 +396,20 @@ _AT_INFO: frozenset[type[Observed]] = frozenset(
 _AT_DEBUG: frozenset[type[Observed]] = frozenset({TaskDeleted})
 
 
-class Narration(Choosy):
-    """Writes the life of each task into the log."""
-
+class Narration(Watcher):
     def wanted(self) -> Collection[type[Observed]]:
-        """Nothing, as long as nobody reads such lines."""
+        """Nothing, while such lines are not logged."""
         if logger.isEnabledFor(logging.DEBUG):
             return _AT_INFO | _AT_DEBUG
         return _AT_INFO if logger.isEnabledFor(logging.INFO) else ()
 
     def __call__(self, change: TaskChange) -> None:
-        """Write the line of one change."""
         level = logging.DEBUG if type(change.event) in _AT_DEBUG else logging.INFO
         if isinstance(change.event, RunFailed) and change.event.reason is not None:
-            # Not the tool failed, but what the server promised it.
+            # The server failed, and not the tool.
             level = logging.WARNING
         task = change.task
-        logger.log(level, "task %s… (%s) %s", task.id[:12], task.name, _what_happened(change, task))
+        logger.log(level, "task %s (%s) %s", short_id(task.id), task.name, _what_happened(change, task))
 
 
 def _what_happened(change: TaskChange, task: TaskRecord) -> str:
@@ -488,19 +447,17 @@ def _age(task: TaskRecord) -> str:
 
 
 # ---- tracing
-# The seam at which traces are made, which this room knows nothing of.
 
 
 class Tracing(Protocol):
-    """Makes one trace of all that is done for a task. Each of these is on the path of a request, and must be quick."""
+    """Makes one trace of everything that is done for a task. Its methods are on the path of a request, so they must be
+    quick."""
 
     def trace_of(self, request: TaskRequest) -> str | None:
-        """What a new task keeps of the trace that its call is in (`TaskRecord.trace`); None if it is in none."""
+        """The trace context of the current call, which the new task keeps (`TaskRecord.trace`); None without one."""
         ...
 
-    def around(self, run: Run) -> AbstractContextManager[None]:
-        """What a run is at work in."""
-        ...
+    def around(self, run: Run) -> AbstractContextManager[None]: ...
 
     def touched(self, record: TaskRecord) -> None:
         """A request about the task is being answered."""
@@ -508,29 +465,26 @@ class Tracing(Protocol):
 
 
 # ---- troubles
-# What goes wrong with one task, said once, while everything else goes on.
+# Errors with one task, logged once, while everything else goes on.
 
 
 MAX_TROUBLES = 10_000
-"""Tasks of which is remembered that they gave trouble."""
+"""Tasks whose errors are remembered."""
 
 
 class Troubles:
-    """The tasks and tools that one process has had trouble with."""
-
     def __init__(self) -> None:
         self._tasks: BoundedDict[str, int] = BoundedDict(MAX_TROUBLES)
         self._missing_tools: set[str] = set()
 
     def note(self, task_id: str, exc: Exception) -> int:
-        """Log what is wrong with a task, once; how often it was so by now."""
+        """Log an error with a task, once; how often there was one by now."""
         known = self._tasks.get(task_id, 0)
         self._tasks[task_id] = known + 1
         if known == 0:
             said = exc.why if isinstance(exc, TaskUnreadable) else what(exc)
             shown = None if isinstance(exc, StoreError) else quietly(exc)
-            task = short_id(task_id)
-            logger.error("task %s is left as it is, and the others go on: %s", task, said, exc_info=shown)
+            logger.error("task %s is left as it is, and the others go on: %s", short_id(task_id), said, exc_info=shown)
         return known + 1
 
     def note_missing_tool(self, tool: str) -> None:

@@ -1,8 +1,7 @@
-"""What an operator does at the store itself, with no server in between: look, cancel, run again, delete, drain.
+"""What an operator does directly at the store, without a server: look, cancel, run again, delete, drain.
 
-An operator is not a process that runs tools: nothing is swept, claimed or upgraded from here. What is done to a task
-goes through the machine and by compare-and-swap, as everything does, so that the processes that run it hear of it and
-observers see who did it.
+An operator is not a process that runs tools: nothing is swept, claimed or upgraded from here. Changes of a task go
+through the machine and by compare-and-swap, so that the processes that run it and observers learn of them.
 """
 
 from __future__ import annotations
@@ -26,12 +25,8 @@ from mcp_tasks.runtime.observers import Observer, Observers
 from mcp_tasks.runtime.store_clock import StoreClock
 from mcp_tasks.stores.base import EVERYBODY, UNOWNED, InSession, OwnedBy, Page, Store, Whose
 
-# ---- filtering
-# Tasks for an operator, by what they are: as much by the indexes of the store as can be, the rest by looking at them.
-
-
 MOST_LOOKED_AT: Final = 10_000
-"""Tasks that one page is chosen from: where few fit, it is short."""
+"""Tasks that are looked at for one page: where few fit, it is short."""
 
 LOOKED_AT_ONCE: Final = 200
 
@@ -83,101 +78,16 @@ class Wanted:
         return EVERYBODY
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Found:
-    """Some of the tasks that were asked for, and how to come to the next ones (None when there are no more)."""
-
-    records: Sequence[TaskRecord]
-    cursor: str | None
-
-
-async def listed(
-    store: Store, namespaces: Sequence[str], wanted: Wanted, *, now: datetime, cursor: str | None, limit: int
-) -> Found:
-    """Tasks of these namespaces, one after the other in their order, each in the order of creation.
-
-    Raises:
-        ValueError: The cursor is not one of ours.
-    """
-    listing = _Listing(store, wanted, now)
-    records: list[TaskRecord] = []
-    start, within = ("", None) if cursor is None else _read_cursor(cursor)
-    looks = MOST_LOOKED_AT // LOOKED_AT_ONCE
-    for namespace in sorted(name for name in namespaces if name >= start):
-        place = within if namespace == start else None
-        while True:
-            if looks <= 0 or len(records) >= limit:
-                return Found(records=records, cursor=_cursor(namespace, place))
-            looks -= 1
-            page = await listing.page(namespace, place, limit - len(records))
-            records += [record for record in page.records if wanted.fits(record)]
-            place = page.cursor
-            if place is None or listing.is_past(page):
-                break
-    return Found(records=records, cursor=None)
-
-
-class _Listing:
-    """The pages that a store has, as far as its indexes go by what is wanted."""
-
-    def __init__(self, store: Store, wanted: Wanted, now: datetime) -> None:
-        self._store = store
-        self._wanted = wanted
-        self._now = now
-
-    async def page(self, namespace: str, cursor: str | None, most: int) -> Page:
-        """The next page; of those on it, at most so many fit."""
-        page = await self._page(namespace, cursor, LOOKED_AT_ONCE)
-        fits = [place for place, record in enumerate(page.records, 1) if self._wanted.fits(record)]
-        # The next page has to begin behind the last that is shown, and only the store can say where that is.
-        return page if len(fits) <= most else await self._page(namespace, cursor, fits[most - 1])
-
-    def is_past(self, page: Page) -> bool:
-        """Whether all that comes behind a page is too young."""
-        before, records = self._wanted.before, page.records
-        return before is not None and bool(records) and records[-1].created_at >= before
-
-    async def _page(self, namespace: str, cursor: str | None, limit: int) -> Page:
-        store, wanted = self._store, self._wanted
-        if wanted.worker is None:
-            return await store.list(
-                namespace, wanted.whose, now=self._now, status=wanted.status, cursor=cursor, limit=limit
-            )
-        ids = await store.claimed(wanted.worker, cursor=cursor, limit=limit)
-        records: list[TaskRecord] = []
-        for task_id in ids.ids:
-            with suppress(TaskUnreadable):
-                record = await store.get(task_id)
-                if record is not None and record.namespace == namespace:
-                    records.append(record)
-        return Page(records=records, cursor=ids.cursor)
-
-
-def _cursor(namespace: str, within: str | None) -> str:
-    return urlsafe_b64encode(json.dumps([namespace, within]).encode()).decode().rstrip("=")
-
-
-def _read_cursor(cursor: str) -> tuple[str, str | None]:
-    try:
-        value: Any = json.loads(urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
-        namespace, within = cast("list[Any]", value)
-    except (ValueError, TypeError) as exc:
-        raise ValueError("it is not a cursor of this listing") from exc
-    if not isinstance(namespace, str) or not isinstance(within, str | None):
-        raise ValueError("it is not a cursor of this listing")
-    return namespace, within
-
-
 TELLING: Final = timedelta(seconds=5)
-"""For how long observers may take to write down what was done."""
+"""How long observers may take to write down what was done."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Dossier:
-    """All that is kept of one task.
+    """Everything that is stored of one task.
 
     Attributes:
-        unreadable: What of it cannot be read, and why.
+        unreadable: The parts that cannot be read, and why.
     """
 
     record: TaskRecord
@@ -194,7 +104,7 @@ class WorkerSeen:
     Attributes:
         beats: How often it has beaten; 0 for one that has signed off, and still has tasks.
         claimed: How many tasks it has; at most as many as are counted.
-        draining: Who said that it is to drain; None if nobody did.
+        draining: The operator who wants it to drain; None if there is none.
         is_gone: Whether its process is known to have ended: only for one of this machine.
     """
 
@@ -211,11 +121,10 @@ MOST_CLAIMED: Final = 1_000
 
 
 class Operator:
-    """Somebody at the store.
+    """Acts on the tasks of a store, as an operator.
 
     Args:
-        name: Under which what is done is written down.
-        observers: Told of every change that is made here, as those of a server are of theirs.
+        name: The name of the operator, for observers.
         clock: The time of tasks, in place of the store's. For tests.
     """
 
@@ -235,7 +144,7 @@ class Operator:
         self.now: Callable[[], datetime] = clock or store_clock.now
         self._new_id = new_id
         self._observers = Observers(observers)
-        self._changes = Changes(store, clock=self.now, observers=self._observers, saw=lambda _: None, origin=self)
+        self._changes = Changes(store, clock=self.now, observers=self._observers, origin=self)
 
     @asynccontextmanager
     async def opened(self) -> AsyncGenerator[Operator]:
@@ -261,23 +170,53 @@ class Operator:
 
     # Looking
 
-    async def namespaces(self) -> Sequence[str]:
-        """Whose tasks are in the store."""
-        return await self.store.namespaces()
-
     async def list(
         self, namespaces: Sequence[str], wanted: Wanted, *, cursor: str | None = None, limit: int = 100
-    ) -> Found:
+    ) -> Page:
         """Tasks of these namespaces, one after the other, each in the order of creation. A short page need not be the
         last: only so many tasks are looked at for one.
 
         Raises:
             ValueError: The cursor is not one of ours.
         """
-        return await listed(self.store, namespaces, wanted, now=self.now(), cursor=cursor, limit=limit)
+        records: list[TaskRecord] = []
+        start, within = ("", None) if cursor is None else _read_cursor(cursor)
+        looks = MOST_LOOKED_AT // LOOKED_AT_ONCE
+        for namespace in sorted(name for name in namespaces if name >= start):
+            place = within if namespace == start else None
+            while True:
+                if looks <= 0 or len(records) >= limit:
+                    return Page(records=records, cursor=_cursor(namespace, place))
+                looks -= 1
+                page = await self._page(namespace, wanted, place, LOOKED_AT_ONCE)
+                fits = [number for number, record in enumerate(page.records, 1) if wanted.fits(record)]
+                if len(fits) > limit - len(records):
+                    # The next page begins behind the last task that is shown, and only the store has that cursor.
+                    page = await self._page(namespace, wanted, place, fits[limit - len(records) - 1])
+                records += [record for record in page.records if wanted.fits(record)]
+                place = page.cursor
+                is_past = wanted.before is not None and page.records and page.records[-1].created_at >= wanted.before
+                if place is None or is_past:
+                    break
+        return Page(records=records, cursor=None)
+
+    async def _page(self, namespace: str, wanted: Wanted, cursor: str | None, limit: int) -> Page:
+        store = self.store
+        if wanted.worker is None:
+            return await store.list(
+                namespace, wanted.whose, now=self.now(), status=wanted.status, cursor=cursor, limit=limit
+            )
+        ids = await store.claimed(wanted.worker, cursor=cursor, limit=limit)
+        records: list[TaskRecord] = []
+        for task_id in ids.ids:
+            with suppress(TaskUnreadable):
+                record = await store.get(task_id)
+                if record is not None and record.namespace == namespace:
+                    records.append(record)
+        return Page(records=records, cursor=ids.cursor)
 
     async def find(self, task_id: str) -> TaskRecord:
-        """The task as it is now, whoever owns it, expired or not.
+        """The task as it is now, of any owner, expired or not.
 
         Raises:
             UnknownTask: There is no such task.
@@ -286,7 +225,7 @@ class Operator:
         return await self._changes.reload(task_id)
 
     async def look(self, task_id: str) -> Dossier:
-        """All that is kept of a task. What cannot be read of it is said, and the rest is there.
+        """Everything that is stored of a task, and which parts cannot be read.
 
         Raises:
             UnknownTask: There is no such task.
@@ -332,9 +271,9 @@ class Operator:
         return await self._changes.change(record, TaskCancelled(reason=reason), actor=self.actor)
 
     async def run_again(self, record: TaskRecord) -> TaskRecord:
-        """A new task that asks for the same as one that has ended, for the same owner, queued for whoever runs it.
+        """A new task that asks for the same as one that has ended, for the same owner, queued for any worker.
 
-        While it has not ended, whoever has the same task run again is given this one.
+        While it has not ended, running the same task again returns this one.
 
         Raises:
             UsageError: The task has not ended.
@@ -346,17 +285,8 @@ class Operator:
         request = await self.store.request(record.id)
         if request is None:
             raise UnknownTask(record.id)
-        new = self._again(record)
-        created = await self._changes.create(
-            new, request, actor=self.actor, key=f"mcp-tasks/rerun/{record.id}", key_until_end=True
-        )
-        if created.rerun_of != record.id:
-            raise UsageError(f"{created.id} stands under the key for running {record.id} again, and is another task")
-        return created
-
-    def _again(self, record: TaskRecord) -> TaskRecord:
         now = self.now()
-        return TaskRecord(
+        new = TaskRecord(
             id=self._new_id(),
             owner=record.owner,
             name=record.name,
@@ -371,9 +301,15 @@ class Operator:
             priority=record.priority,
             rerun_of=record.id,
         )
+        created = await self._changes.create(
+            new, request, actor=self.actor, key=f"mcp-tasks/rerun/{record.id}", key_until_end=True
+        )
+        if created.rerun_of != record.id:
+            raise UsageError(f"{created.id} stands under the key for running {record.id} again, and is another task")
+        return created
 
     async def delete(self, record: TaskRecord) -> None:
-        """Forget a task that has ended, with all that is kept of it.
+        """Delete a task that has ended, with all that is kept of it.
 
         Raises:
             UsageError: It has not ended.
@@ -388,7 +324,7 @@ class Operator:
                 record = await self.find(record.id)
 
     async def delete_unreadable(self, task_id: str) -> None:
-        """Forget a task whose row cannot be read: nobody can run it, and nobody can say how it stands.
+        """Delete a task whose row cannot be read, so that it can neither be run nor shown.
 
         Raises:
             UnknownTask: It is gone already.
@@ -408,7 +344,7 @@ class Operator:
 
 
 async def check_there(store: Store) -> None:
-    """See that there is a store that can be opened without making or upgrading it.
+    """Check that there is a store that can be opened without creating or upgrading it.
 
     Raises:
         UsageError: There is none there, or it is one of an older release.
@@ -422,3 +358,18 @@ async def check_there(store: Store) -> None:
             f"{store!r} is of an older release. A server or worker of this release upgrades it when it starts; until "
             "then, use the release that wrote it"
         )
+
+
+def _cursor(namespace: str, within: str | None) -> str:
+    return urlsafe_b64encode(json.dumps([namespace, within]).encode()).decode().rstrip("=")
+
+
+def _read_cursor(cursor: str) -> tuple[str, str | None]:
+    try:
+        value: Any = json.loads(urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
+        namespace, within = cast("list[Any]", value)
+    except (ValueError, TypeError) as exc:
+        raise ValueError("it is not a cursor of this listing") from exc
+    if not isinstance(namespace, str) or not isinstance(within, str | None):
+        raise ValueError("it is not a cursor of this listing")
+    return namespace, within

@@ -1,19 +1,19 @@
-"""Outages of the store: a tool waits for the store, and everything else is told `StoreUnavailable`.
+"""Outages of the store: a tool waits for the store, and all other callers are told `StoreUnavailable`.
 
 An outage must never be the outcome of a tool. So a call of the store that is made inside a tool, from `tasks.start`,
 a handle or a listing, is repeated until the store answers. It ends earlier only if the run does: the tool is cancelled
-or timed out, or the process loses its lease and stops its runs. Code outside of tools decides by itself what to do.
+or timed out, or the process loses its lease and stops its runs. Code outside of tools decides by itself.
 
-The runtime wraps its store here once, so that no caller has to remember it. One verb is left out: a `create` that is
-repeated must not be cancelled halfway, so `Launching` repeats it attempt by attempt.
+The runtime wraps its store here once. One verb is left out: a `create` that is repeated must not be cancelled halfway,
+so `TaskRuntime.launch` repeats it attempt by attempt.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from inspect import getmembers_static, iscoroutinefunction
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
@@ -38,8 +38,7 @@ overloaded, may take some requests and refuse others."""
 MOST_KINDS: Final = 100
 """Kinds of failures that are remembered."""
 
-NOT_REPEATED: Final = frozenset({"create"})
-AS_THEY_ARE: Final = frozenset({"open", "close"})
+_AS_THEY_ARE: Final = frozenset({"open", "close"})
 
 
 def pause_after(failures: int) -> float:
@@ -76,21 +75,23 @@ async def until_available(work: Callable[[], Awaitable[T]], run: Run | None = No
 
 
 def patient(store: Store) -> Store:
-    """The same store, which tools wait for."""
+    """The same store, for which tools wait."""
     return cast(Store, _PatientStore(store))
 
 
 class _PatientStore:
-    # Not a class with the verbs of `Store`: a store may have more of them, and its users ask for those by name.
+    # Not a class with the verbs of `Store`: a store may have more of them, and its users call those by name.
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._outages = _OutageLog()
-        # A store may hand its verbs on to another, by `__getattr__`: so not only those that are seen in it.
+        # Of each kind of failure: the verbs that failed, and since when one of them works again. A store that is
+        # unavailable fails every call of every task, and each kind is logged once.
+        self._outages: BoundedDict[str, tuple[set[str], float | None]] = BoundedDict(MOST_KINDS)
+        # A store may forward its verbs to another, by `__getattr__`: so not only those that are defined in it.
         verbs = {name for kind in (Store, store) for name, _ in getmembers_static(kind, iscoroutinefunction)}
         for name in verbs:
-            if not name.startswith("_") and name not in AS_THEY_ARE:
-                setattr(self, name, self._patient(name, getattr(store, name)))
+            if not name.startswith("_") and name not in _AS_THEY_ARE:
+                setattr(self, name, partial(self._call, name, getattr(store, name)))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
@@ -98,50 +99,32 @@ class _PatientStore:
     def __repr__(self) -> str:
         return repr(self._store)
 
-    def __str__(self) -> str:
-        return str(self._store)
+    async def _call(self, verb: str, call: Callable[..., Awaitable[Any]], /, *args: Any, **kwargs: Any) -> Any:
+        run = current_run.get()
+        if run is not None and verb != "create" and run.life.in_body:
+            return await until_available(lambda: self._once(verb, call(*args, **kwargs)), run)
+        return await self._once(verb, call(*args, **kwargs))
 
-    def _patient(self, verb: str, call: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-        async def once(*args: Any, **kwargs: Any) -> Any:
-            try:
-                answer = await call(*args, **kwargs)
-            except StoreUnavailable as exc:
-                self._outages.failed(verb, exc)
-                raise
-            self._outages.succeeded(verb)
-            return answer
+    async def _once(self, verb: str, call: Awaitable[Any]) -> Any:
+        try:
+            answer = await call
+        except StoreUnavailable as exc:
+            self._note_failure(verb, exc)
+            raise
+        if self._outages:
+            self._note_success(verb)
+        return answer
 
-        async def repeated(*args: Any, **kwargs: Any) -> Any:
-            return await until_available(lambda: once(*args, **kwargs))
-
-        return once if verb in NOT_REPEATED else repeated
-
-
-@dataclass(slots=True)
-class _Outage:
-    verbs: set[str]
-    better_since: float | None = None
-
-
-class _OutageLog:
-    """Logs each kind of failure once per outage: a store that is away fails every call of every task."""
-
-    def __init__(self) -> None:
-        self._outages: BoundedDict[str, _Outage] = BoundedDict(MOST_KINDS)
-
-    def failed(self, verb: str, exc: StoreUnavailable) -> None:
-        """Log the failure, unless it is known and has not been over for a while."""
-        said = str(exc)
+    def _note_failure(self, verb: str, exc: StoreUnavailable) -> None:
+        said, now = str(exc), asyncio.get_running_loop().time()
         # The driver's own words are in parentheses, and differ from call to call.
         kind = said.partition(" (")[0]
-        known, now = self._outages.get(kind), asyncio.get_running_loop().time()
-        if known is None or (known.better_since is not None and now - known.better_since >= SETTLED):
+        verbs, better_since = self._outages.get(kind, (set[str](), -SETTLED))
+        if better_since is not None and now - better_since >= SETTLED:
             logger.warning("the task store does not take requests; tools wait for it: %s", said)
-        verbs = set[str]() if known is None else known.verbs
-        self._outages[kind] = _Outage({*verbs, verb})
+        self._outages[kind] = {*verbs, verb}, None
 
-    def succeeded(self, verb: str) -> None:
-        """Note that a verb that failed works again."""
-        for outage in self._outages.values():
-            if verb in outage.verbs and outage.better_since is None:
-                outage.better_since = asyncio.get_running_loop().time()
+    def _note_success(self, verb: str) -> None:
+        for kind, (verbs, better_since) in [*self._outages.items()]:
+            if verb in verbs and better_since is None:
+                self._outages[kind] = verbs, asyncio.get_running_loop().time()

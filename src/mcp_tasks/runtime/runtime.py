@@ -207,11 +207,7 @@ class TaskRuntime:
                 raise
 
     async def start(self) -> None:
-        """Open the store, begin to run tools, and pick up what an earlier process left.
-
-        Raises:
-            StoreError: The store cannot be used; the message says why.
-        """
+        """Open the store, begin to run tools, and pick up what an earlier process left."""
         await self.open()
         self._open, self.draining_since, self.claims.closed = True, None, False
         try:
@@ -330,7 +326,6 @@ class TaskRuntime:
                 run.stop()
 
     async def _childless(self, limit: float) -> None:
-        """Return when no child process is left, or after so many seconds."""
         loop = asyncio.get_running_loop()
         until = loop.time() + limit
         while has_children(self) and loop.time() < until:  # noqa: ASYNC110 - nothing tells when the last has ended
@@ -347,7 +342,6 @@ class TaskRuntime:
         self._services = []
 
     async def _keep_looking_for_drain(self) -> None:
-        """Look whether an operator wants this worker to drain, for as long as it runs tools."""
         pause = self.settings.lease_duration.total_seconds() / HEARTBEATS_PER_LEASE
         while True:
             await asyncio.sleep(pause)
@@ -504,7 +498,6 @@ class TaskRuntime:
         return created
 
     async def _standing(self, key: str, spec: LaunchSpec) -> TaskRecord | None:
-        """The task under a key; None if there is none."""
         task_id = await self.store.id_under(key, namespace=self.namespace, owner=spec.owner)
         found = None if task_id is None else await self.store.get(task_id)
         if found is None or is_expired(found, self.now()) or (spec.key_until_end and found.is_final):
@@ -550,10 +543,6 @@ class TaskRuntime:
     async def get_with_outcome(self, task_id: str, *, owner: str | None) -> tuple[TaskRecord, Outcome | None]:
         """The task as it is now, for its owner, and its outcome where the store has that at hand. Where it does not,
         the store has to be asked for it.
-
-        Raises:
-            UnknownTask: There is no such task for this owner.
-            TaskUnreadable: There is, and its row cannot be read.
         """
         if len(task_id) > MAX_ID_LENGTH:
             raise UnknownTask(task_id)
@@ -565,11 +554,7 @@ class TaskRuntime:
         return self._visible(task_id, record, owner, self.now()), outcome
 
     async def is_current(self, record: TaskRecord, *, owner: str | None, now: datetime) -> bool:
-        """Whether a task that was read before is unchanged. Only its version is read.
-
-        Raises:
-            UnknownTask: There is no such task for this owner any more.
-        """
+        """Whether a task that was read before is unchanged. Only its version is read."""
         version = (await self.store.versions((record.id,))).get(record.id)
         if version is not None and version != record.version:
             return False
@@ -592,9 +577,6 @@ class TaskRuntime:
     ) -> Page:
         """Tasks of this server in the order of creation, or the newest first. A short page is the last, unless it took
         very long.
-
-        Raises:
-            ValueError: The cursor is not one of ours.
         """
         return await full_page(
             self.store,
@@ -734,7 +716,6 @@ class TaskRuntime:
     # Runs
 
     def serves(self, queue: str) -> bool:
-        """Whether this process runs tasks of the queue."""
         return self.queues is None or queue in self.queues
 
     async def execute(self, task_id: str, slot: Slot) -> None:
@@ -769,11 +750,9 @@ class TaskRuntime:
             self.dispatch.look()
 
     def runs(self) -> Sequence[Run]:
-        """The runs of this process as of now."""
         return [*self._runs.values()]
 
     def run_of(self, task_id: str) -> Run | None:
-        """The run of a task, if it is in this process."""
         return self._runs.get(task_id)
 
     def has(self, task_id: str) -> bool:

@@ -150,7 +150,6 @@ class Idleness:
         self.was_crowded, self._crowded = self._crowded, False
 
     def _see(self, task_id: str, version: int, now: float) -> _Sighting | None:
-        """What is known of the task; None if no more can be remembered."""
         sighting = self.waiting.get(task_id) or self._submitted.get(task_id)
         if sighting is None or sighting.version != version:
             self._submitted.pop(task_id, None)
@@ -174,8 +173,6 @@ class Idleness:
 
 
 class QueueSweep:
-    """Submits tasks that wait, for one runtime."""
-
     def __init__(self, runtime: TaskRuntime) -> None:
         self._runtime = runtime
         self._engine = runtime.engine
@@ -273,7 +270,6 @@ class _Listing:
         self.has_more = submitted > 0 and self._cursor is not None and not self.idleness.was_crowded
 
     async def _submit_these(self, task_ids: Sequence[str], patience: timedelta) -> int:
-        """Submit those of these tasks that have been idle for `patience`; how many."""
         runtime = self._runtime
         versions = await runtime.store.versions(task_ids) if task_ids else {}
         submitted = 0
@@ -306,8 +302,6 @@ TROUBLES_BEFORE_THE_END = 5
 
 
 class Recovery:
-    """Recovers lost tasks, for one runtime."""
-
     def __init__(self, runtime: TaskRuntime) -> None:
         self._runtime = runtime
         self._actor = Actor("sweep", runtime.worker)
@@ -423,7 +417,6 @@ class Recovery:
                 return claimed
 
     async def _recover_own(self, task_id: str) -> None:
-        """Release one task of this process, or end it."""
         record = await self._claimed_by(self._runtime.worker, task_id)
         # It may have been claimed again here since it was asked for.
         if record is not None and not self._runtime.has(task_id):
@@ -558,7 +551,6 @@ class Janitor:
                 await act()
 
     async def start_waiting(self) -> None:
-        """Submit what waits in the store."""
         self._runtime.dispatch.look()
         await self.queue.sweep()
 
@@ -569,7 +561,6 @@ class Janitor:
             await sweep()
 
     async def keep_sweeping(self) -> None:
-        """Sweep for as long as this process serves."""
         sweeps = 0
         while True:
             await self._catch_up(anyio.current_time() + self._runtime.sweep_interval.total_seconds())
@@ -610,7 +601,6 @@ class Janitor:
             logger.error("a sweep failed", exc_info=quietly())
 
     async def _expire(self) -> None:
-        """Delete expired tasks."""
         self._has_more_expired = False
         removed = 0
         while removed < PER_SWEEP:

@@ -22,7 +22,7 @@ from mcp_tasks.errors import Interrupted, MissingExtra, StoreError
 from mcp_tasks.model.machine import RunAskedOnCall, RunCompleted, RunFailed, RunParked, RunReleased, TaskCancelled
 from mcp_tasks.model.values import check_duration
 from mcp_tasks.runtime import Settings, TaskRuntime
-from mcp_tasks.runtime.observers import Choosy, Observed, TaskChange
+from mcp_tasks.runtime.observers import Observed, TaskChange, Watcher
 from mcp_tasks.server.lifecycle import AnyServer, Lifecycle, Orders, Setup
 from mcp_tasks.server.options import chosen_queues
 from mcp_tasks.stores import Store
@@ -38,7 +38,7 @@ _WANTED: frozenset[type[Observed]] = frozenset(
 )
 
 
-class Tally(Choosy):
+class Tally(Watcher):
     """Counts them, as an observer.
 
     Attributes:

@@ -98,7 +98,7 @@ async def test_tasks_are_found_by_what_they_are(operator: Operator, wanted: Want
     )
     assert await listed(operator, wanted) == found.split()
     await fill(operator, record("elsewhere", namespace="other", worker="w1", attempt=1))
-    assert await operator.namespaces() == ["farm", "other"]
+    assert await operator.store.namespaces() == ["farm", "other"]
     everywhere = [*found.split(), *(["elsewhere"] if wanted in (Wanted(), Wanted(worker="w1")) else [])]
     assert await listed(operator, wanted, ["farm", "other"]) == everywhere
 
