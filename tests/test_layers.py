@@ -96,7 +96,7 @@ AREAS: Mapping[str, str] = {
 }
 """Modules that are a part of their own inside of a package."""
 
-PASSED_IN_BY: Mapping[str, str] = {"legacy.server": "server.calls", "legacy.client": "client.eras"}
+PASSED_IN_BY: Mapping[str, str] = {"legacy.server": "server.calls", "legacy.client": "client.transport"}
 """The sides of the older era, and the one module that imports each: without those lines the room can be deleted."""
 
 STDLIB_ONLY = frozenset({"errors", "model"})

@@ -18,9 +18,9 @@ import pytest
 
 from harness.processes import PIPE, kill, start
 from harness.rpc import PATIENCE
-from mcp_tasks.cli.terminal import problem_of
+from mcp_tasks.cli.terminal import json_text, problem_of
 from mcp_tasks.client import Ledger, user_ledger
-from mcp_tasks.client.ledger import UNKNOWN, on_one_line, printable, printable_json, user_ledger_path
+from mcp_tasks.client.ledger import UNKNOWN, on_one_line, printable, user_ledger_path
 from mcp_tasks.encryption import LEDGER_KEYS_VARIABLE, Keyring, new_key
 from mcp_tasks.errors import (
     AmbiguousTask,
@@ -224,9 +224,9 @@ def test_text_of_a_server_moves_no_cursor_and_its_json_stays_the_same_value() ->
     assert on_one_line("a\r\nb\u2028c") == "a bc"
     values: list[object] = [{"a": "\x1b[2J\u202e\u2028"}, ["\u00e9\U0001f600", "\ud800"], "plain"]
     for value in values:
-        assert json.loads(printable_json(value)) == value
-        assert printable(printable_json(value)) == printable_json(value)
-    assert printable_json(["\u00e9", "\u6f22"], indent=1) == '[\n "\u00e9",\n "\u6f22"\n]'
+        assert json.loads(json_text(value)) == value
+        assert printable(json_text(value)) == json_text(value)
+    assert json_text(["\u00e9", "\u6f22"], indent=1) == '[\n "\u00e9",\n "\u6f22"\n]'
 
 
 # Damage
@@ -392,22 +392,6 @@ def test_the_users_ledger_is_encrypted_by_the_environment(
 # The file knows what it is, and so does a task store's: neither is ever taken for the other
 
 
-FIRST_FORMAT = """
-CREATE TABLE tasks (
-    task_id TEXT NOT NULL, server TEXT NOT NULL, tool TEXT NOT NULL, started TEXT NOT NULL,
-    status TEXT NOT NULL, message TEXT, result TEXT, error TEXT, finished TEXT,
-    PRIMARY KEY (server, task_id)
-);
-CREATE TABLE answers (
-    server TEXT NOT NULL, task_id TEXT NOT NULL, key TEXT NOT NULL, answer TEXT NOT NULL,
-    sent INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (server, task_id, key)
-);
-INSERT INTO tasks (task_id, server, tool, started, status)
-    VALUES ('t1', 'render-farm', 'render', '2026-08-01T10:00:00+00:00', 'working');
-INSERT INTO answers (server, task_id, key, answer) VALUES ('render-farm', 't1', 'pin', '{"pin": 1234}');
-"""
-
-
 def make(path: Path, script: str) -> None:
     with closing(sqlite3.connect(path)) as db:
         db.executescript(script)
@@ -424,33 +408,24 @@ async def open_store(path: Path) -> None:
     await store.close()
 
 
-SECOND_FORMAT = """
-CREATE TABLE tasks (
-    server TEXT NOT NULL, identity TEXT NOT NULL, task_id TEXT NOT NULL, attributed INTEGER NOT NULL,
-    tool TEXT NOT NULL, started TEXT NOT NULL, status TEXT NOT NULL, message TEXT, result TEXT, error TEXT,
-    finished TEXT, PRIMARY KEY (server, identity, task_id, attributed)
-);
-CREATE TABLE answers (
-    server TEXT NOT NULL, identity TEXT NOT NULL, task_id TEXT NOT NULL, key TEXT NOT NULL, question TEXT,
-    answer TEXT NOT NULL, sent INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (server, identity, task_id, key)
-);
-INSERT INTO tasks (task_id, server, identity, attributed, tool, started, status)
-    VALUES ('t1', 'http://a/mcp', '', 1, 'render', '2026-08-01T10:00:00+00:00', 'working');
-PRAGMA application_id = 1296257100;
-PRAGMA user_version = 1;
-"""
+def test_a_later_format_upgrades_a_file_of_the_first_one(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with closing(Ledger(path)) as ledger:
+        ledger.add("t1", server="http://a/mcp", tool="render")
+    upgrade = ["ALTER TABLE tasks ADD COLUMN later TEXT", "UPDATE tasks SET tool = 'upgraded'"]
+    monkeypatch.setattr("mcp_tasks.client.ledger_file.UPGRADES", [upgrade])
+    for _ in range(2):
+        with closing(Ledger(path)) as ledger:
+            assert [(entry.task_id, entry.tool) for entry in ledger.entries()] == [("t1", "upgraded")]
+    assert pragmas(path)[1] == 2
+    monkeypatch.undo()
+    with pytest.raises(StoreCorrupt, match="newer release"):
+        Ledger(path)
 
 
-THIRD_FORMAT = SECOND_FORMAT.replace("finished TEXT, PRIMARY", "finished TEXT, arguments TEXT, PRIMARY").replace(
-    "user_version = 1", "user_version = 2"
-)
-
-
-@pytest.mark.parametrize("script", [SECOND_FORMAT, THIRD_FORMAT])
-def test_a_file_of_a_format_before_keeps_its_tasks_and_takes_what_they_do_not_have(path: Path, script: str) -> None:
-    make(path, script)
+def test_a_task_is_kept_with_how_the_user_named_its_server(path: Path) -> None:
     with closing(Ledger(path, keep_results=True)) as ledger:
         assert not ledger.was_called("http://a/mcp")
+        ledger.add("t1", server="http://a/mcp", tool="render")
         ledger.called("http://a/mcp", name="farm")
         ledger.add("t2", server="http://a/mcp", tool="render", arguments={"scene": "forest"})
         ledger.called("http://a/mcp")
@@ -463,7 +438,6 @@ def test_a_file_of_a_format_before_keeps_its_tasks_and_takes_what_they_do_not_ha
             ("t4", None, None),
         ]
         assert ledger.was_called("http://a/mcp")
-    assert pragmas(path)[1] == 3
 
 
 def test_neither_is_a_task_store_a_ledger_nor_a_ledger_a_task_store(path: Path) -> None:
@@ -474,7 +448,7 @@ def test_neither_is_a_task_store_a_ledger_nor_a_ledger_a_task_store(path: Path) 
     assert path.read_bytes() == before
     path.unlink()
     Ledger(path).close()
-    assert pragmas(path) == (int.from_bytes(b"MCPL", "big"), 3)
+    assert pragmas(path) == (int.from_bytes(b"MCPL", "big"), 1)
     before = path.read_bytes()
     with pytest.raises(StoreCorrupt):
         anyio.run(open_store, path)
@@ -485,7 +459,6 @@ def test_neither_is_a_task_store_a_ledger_nor_a_ledger_a_task_store(path: Path) 
     ("script", "says"),
     [
         ("CREATE TABLE songs (name TEXT)", "another application"),
-        (FIRST_FORMAT + "CREATE TABLE songs (name TEXT);", "another application"),
         ("PRAGMA application_id = 7; CREATE TABLE tasks (name TEXT)", "another application"),
         (f"PRAGMA application_id = {int.from_bytes(b'MCPL', 'big')}; PRAGMA user_version = 99", "newer release"),
     ],
@@ -496,19 +469,3 @@ def test_what_is_no_ledger_of_this_release_is_left_as_it_is(path: Path, script: 
     with pytest.raises(StoreCorrupt, match=says):
         Ledger(path)
     assert path.read_bytes() == before
-
-
-def test_tasks_of_the_first_format_stay_listed_and_its_answers_go(path: Path) -> None:
-    make(path, FIRST_FORMAT)
-    book = Ledger(path)
-    [entry] = book.entries()
-    assert (entry.task_id, entry.server, entry.tool, entry.attributed) == ("t1", "render-farm", "render", False)
-    assert book.answers("render-farm", "t1") == {}
-    book.add("t1", server="render-farm", tool="another")
-    assert len(book.entries()) == 2, "a server that is called so today is another one"
-    book.close()
-    assert b"1234" not in path.read_bytes()
-    book = Ledger(path)
-    book.forget("t1", server="render-farm")
-    assert book.entries() == []
-    book.close()

@@ -26,7 +26,7 @@ from harness.stored import all_tasks
 from harness.waiting import eventually
 from mcp_tasks import Limits, Tasks
 from mcp_tasks.client import TaskHandle, TasksClient, start_task
-from mcp_tasks.client.backend import get_task, is_transient, retry_after
+from mcp_tasks.client.backend import ModernTask, is_transient, retry_after
 from mcp_tasks.model.limits import KIB
 from mcp_tasks.protocol.shapes import IDEMPOTENCY_KEY, LIMIT_EXCEEDED
 from mcp_tasks.stores.base import EVERYBODY, UNOWNED, OwnedBy
@@ -346,7 +346,7 @@ async def test_a_single_user_meets_no_limit_with_the_defaults(auth: bool) -> Non
     async with Client(server, extensions=[TasksClient()]) as client:
         started = [cast(TaskHandle, await start_task(client, "echo")).id for _ in range(150)]
         for number in range(400):
-            assert (await get_task(client.session, started[number % 150])).id == started[number % 150]
+            assert (await ModernTask(client.session, started[number % 150]).get()).id == started[number % 150]
 
 
 # Callers without a name
@@ -483,7 +483,7 @@ async def test_a_client_that_asks_too_often_is_put_off_and_gets_its_answers() ->
             assert isinstance(task, TaskHandle)
             # Twenty at once: five are answered, five a little later, and ten are told to come back.
             with anyio.fail_after(60):
-                seen = await asyncio.gather(*(get_task(client.session, task.id) for _ in range(20)))
+                seen = await asyncio.gather(*(ModernTask(client.session, task.id).get() for _ in range(20)))
             assert {each.id for each in seen} == {task.id}
             server.gate.set()
             assert not (await task.result(timeout=60)).is_error

@@ -33,12 +33,12 @@ from mcp_tasks.cli.servers import (
     connector,
     leaves,
 )
+from mcp_tasks.client import CallLost
 from mcp_tasks.client.answers import Budget
 from mcp_tasks.client.backend import is_transient
 from mcp_tasks.client.extension import resume_task, start_task
 from mcp_tasks.client.handle import OnAbandon, TaskHandle
 from mcp_tasks.client.ledger import UNKNOWN, Ledger, LedgerEntry, short_id
-from mcp_tasks.client.poller import CallLost
 from mcp_tasks.errors import (
     Fate,
     InvalidAddress,

@@ -23,8 +23,7 @@ from typing import Any, Final, cast
 from urllib.parse import parse_qsl, urlsplit
 
 from mcp_tasks.cli.questions import is_loopback
-from mcp_tasks.cli.servers import ServerAddress, looks_like_address
-from mcp_tasks.client.transport import expand, has_variables, http_address, names_in
+from mcp_tasks.cli.servers import ServerAddress, expand, has_variables, http_address, looks_like_address, names_in
 from mcp_tasks.errors import InvalidOption, InvalidServerFile, UnknownServer, UntrustedFile
 from mcp_tasks.files import LARGEST_SECRET, alone, make_private_folder, read_trusted, write_private
 from mcp_tasks.model.json import JsonObject

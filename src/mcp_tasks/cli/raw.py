@@ -22,7 +22,8 @@ from mcp_types import JSONRPCRequest
 from pydantic import ValidationError
 
 from mcp_tasks.cli.servers import ServerAddress, check_url, stdio_parameters, why_unreachable
-from mcp_tasks.client.backend import messages_in, notification
+from mcp_tasks.client.http import messages_in
+from mcp_tasks.client.wire import notification
 from mcp_tasks.model.json import JsonObject, object_in
 
 ANSWER_TIMEOUT: Final = 10.0

@@ -39,9 +39,50 @@ from mcp_tasks.client.extension import TasksClient
 from mcp_tasks.client.http import reconnecting_http
 from mcp_tasks.client.ledger import Ledger, LedgerEntry
 from mcp_tasks.client.poller import Patience
-from mcp_tasks.client.transport import ServerTransport, http_address, stdio_transport
+from mcp_tasks.client.transport import ServerTransport, stdio_transport
+from mcp_tasks.client.transport import http_address as without_variables
 from mcp_tasks.errors import CredentialsForOne, InvalidAddress, ServerUnreachable, TasksError, UnreachableReason
 from mcp_tasks.protocol.schema import is_tame
+
+_REFERENCE: Final = re.compile(r"\$\{([^}]*)\}")
+
+
+def expand(text: str, values: Mapping[str, str]) -> str:
+    """The text with values in the place of its variables.
+
+    A default stands in for what is not set, and for what is empty, as in a shell.
+
+    Raises:
+        KeyError: A variable is not set and has no default; it has the name.
+    """
+
+    def value(found: re.Match[str]) -> str:
+        name, has_default, default = found[1].partition(":-")
+        name = name.removeprefix("env:")
+        if has_default:
+            return values.get(name) or default
+        return values[name]
+
+    return _REFERENCE.sub(value, text)
+
+
+def has_variables(text: str) -> bool:
+    """Whether there is a variable in a text."""
+    return _REFERENCE.search(text) is not None
+
+
+def names_in(text: str) -> list[str]:
+    """The variables that a text refers to."""
+    return [name.partition(":-")[0].removeprefix("env:") for name in _REFERENCE.findall(text)]
+
+
+def http_address(url: str) -> str:
+    """A URL as the ledger has it, without credentials. The name of a variable in place of the host is kept as it is."""
+    address, names = without_variables(url), names_in(url.partition("://")[2].partition("/")[0])
+    for name in names:
+        address = address.replace(f"${{{name.lower()}}}", f"${{{name}}}")
+    return address
+
 
 _PLACED = re.compile(r"cd (?P<folder>.+?) && (?P<command>.+)", re.DOTALL)
 
@@ -92,12 +133,10 @@ class ServerAddress:
         Raises:
             InvalidAddress: The ledger does not say how to reach it.
         """
-        if entry.attributed and (re.match(r"https?://", entry.server) or _PLACED.fullmatch(entry.server)):
+        if re.match(r"https?://", entry.server) or _PLACED.fullmatch(entry.server):
             return cls.parse(entry.server)
         why = "is known to the ledger by the name its program gave it"
-        if not entry.attributed:
-            why = "was recorded by the first release, which did not keep the addresses of servers"
-        elif entry.server.startswith("with "):
+        if entry.server.startswith("with "):
             why = "is started by its program with environment variables that the ledger does not keep"
         raise InvalidAddress(
             f"the server of {entry.task_id} {why}: {entry.server!r}",

@@ -7,8 +7,10 @@ never markup and never control codes.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
+import re
 import shlex
 import signal
 import sys
@@ -37,7 +39,7 @@ from mcp_tasks.cli.follow import COMPLETED_BADLY, Followed, TaskKey
 from mcp_tasks.cli.options import SECRETS
 from mcp_tasks.client import CallLost, LedgerEntry, Progress
 from mcp_tasks.client.backend import ACCESS_REFUSED
-from mcp_tasks.client.ledger import UNKNOWN, printable, printable_json, short_id
+from mcp_tasks.client.ledger import UNKNOWN, is_dropped, printable, short_id
 from mcp_tasks.model.values import clock
 
 # ---- text
@@ -66,7 +68,17 @@ def command_line(name: str, *words: str, options: str = "") -> str:
 def json_text(value: Any, *, indent: int | None = None) -> str:
     """A JSON value to be printed: what a terminal would obey is escaped in it, and the value is the same, but for
     secrets of this process."""
-    return printable_json(SECRETS.hidden_in_json(value), indent=indent)
+    text = json.dumps(SECRETS.hidden_in_json(value), indent=indent, ensure_ascii=False)
+    return text if text.isascii() else _UNPRINTED.sub(_escaped, text)
+
+
+# `json.dumps` escapes the controls below the space by itself.
+_UNPRINTED: Final = re.compile(r"[^ -~\n]")
+
+
+def _escaped(found: re.Match[str]) -> str:
+    char = found[0]
+    return json.dumps(char)[1:-1] if is_dropped(char) else char
 
 
 T = TypeVar("T")

@@ -1,7 +1,7 @@
-"""Answers what a task asks, through the client's own elicitation, sampling and roots callbacks, once each.
+"""Answers the questions of a task through the client's elicitation, sampling and roots callbacks, once each.
 
-A question comes with every look at the task until it is answered; here it is put to its callback the first time
-only. With a ledger that holds over restarts: a recorded answer is sent again instead of being asked for again.
+A question comes with every look at the task until it is answered; it goes to its callback the first time only. With a
+ledger that holds over restarts: a recorded answer is sent again, and the person is not asked again.
 """
 
 from __future__ import annotations
@@ -16,28 +16,63 @@ import anyio
 from mcp.shared.exceptions import MCPError
 from mcp_types import INTERNAL_ERROR, ErrorData
 
-from mcp_tasks._utils import BoundedDict
-from mcp_tasks.client.backend import TaskPort, check_answer, is_transient
+from mcp_tasks._utils import BoundedDict, short_id
+from mcp_tasks.client.backend import TaskBackend, check_answer, is_transient, logger
 from mcp_tasks.client.ledger import TaskLedger
-from mcp_tasks.client.poller import Patience, Poller, TaskLife
+from mcp_tasks.client.poller import Patience, Poller
 from mcp_tasks.errors import InvalidResponse, UnknownTask
 from mcp_tasks.model.json import JsonObject
 from mcp_tasks.model.values import check_number
 from mcp_tasks.protocol.shapes import TaskSnapshot
 
-# ---- callbacks
-# How much a server may have a client's callbacks do: it is a stranger, and they ask a person or a model.
-
-
 AT_ONCE: Final = 4
 PER_TASK: Final = 100
 
 MAX_KNOWN: Final = 10_000
-"""Tasks whose callbacks are counted. The one that was asked about longest ago is forgotten first."""
+"""Tasks whose questions are counted; the least recently asked is forgotten first."""
+
+_KINDS: Final[Mapping[str, str]] = {
+    "elicitation/create": "elicitation",
+    "sampling/createMessage": "sampling",
+    "roots/list": "roots",
+}
+
+
+class TaskLog:
+    """Log lines about one task, on the logger `mcp_tasks.client`: without its id, and without content."""
+
+    def __init__(self, task_id: str, tool: str) -> None:
+        self._task = f"{short_id(task_id)} of {tool!r}" if tool else short_id(task_id)
+        self._is_away = False
+        self._has_ended = False
+
+    def info(self, text: str, *values: object) -> None:
+        logger.info(f"task %s {text}", self._task, *values)
+
+    def warning(self, text: str, exc: BaseException | None = None) -> None:
+        """Log a warning; of an exception only its code or type."""
+        why = f"error {exc.code}" if isinstance(exc, MCPError) else type(exc).__name__
+        logger.warning(f"task %s {text}%s", self._task, "" if exc is None else f": {why}")
+
+    def out_of_reach(self, exc: Exception) -> None:
+        """Say once per outage that looks fail."""
+        if not self._is_away:
+            self._is_away = True
+            self.warning("cannot be looked at, trying again", exc)
+
+    def reached(self) -> None:
+        if self._is_away:
+            self._is_away = False
+            self.info("can be looked at again")
+
+    def seen(self, snapshot: TaskSnapshot) -> None:
+        if snapshot.is_final and not self._has_ended:
+            self._has_ended = True
+            self.info("is %s", snapshot.status.value)
 
 
 class Callbacks:
-    """The callbacks of one `TasksClient`, for elicitation, sampling and roots.
+    """The callbacks of one `TasksClient`. Bounds how much a server may have them do: they ask a person or a model.
 
     Attributes:
         at_once: How many work at a time, for all tasks together. Others wait for their turn.
@@ -54,18 +89,18 @@ class Callbacks:
         self._asked: BoundedDict[str, int] = BoundedDict(MAX_KNOWN)
 
     def wait_for_turn(self) -> AbstractAsyncContextManager[None]:
-        """Waits for one callback's turn, and has it while it is entered."""
+        """Holds one callback's turn while it is entered."""
         return self._turns.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self.at_once))
 
     def admit(self, task_id: str) -> bool:
-        """Count one question more of a task; whether it may ask it."""
+        """Count one more question of a task; returns whether the task may ask it."""
         asked = self._asked.get(task_id, 0) + 1
         self._asked[task_id] = asked
         return asked <= self.per_task
 
 
 class Unanswered(Exception):
-    """A question got no answer; the cause says why at length, the message in short."""
+    """A question got no answer. The message says why in short, the cause at length."""
 
     def __init__(self, key: str, why: str) -> None:
         self.key = key
@@ -73,77 +108,93 @@ class Unanswered(Exception):
 
 
 class Answerer:
-    """Answers the questions of one task.
+    """Answers the questions of one task during one wait.
 
     Args:
-        busy_changed: Called with True when a callback begins to work on an answer and none did before, with False
-            when the last one is done: between the two the wait is somebody else's.
-        answered: Called with the key of a question when the server has its answer, and with what went wrong if it could
-            not be given.
+        answered: Called with the key of a question when the server has its answer.
+
+    Attributes:
+        failed: Set when a question could not be answered; `check` raises the reason.
     """
 
     def __init__(
         self,
-        port: TaskPort,
+        backend: TaskBackend,
         task_id: str,
         *,
         ledger: TaskLedger,
-        life: TaskLife,
+        log: TaskLog,
         callbacks: Callbacks,
-        patience: Patience | None = None,
-        busy_changed: Callable[[bool], None],
-        answered: Callable[[str, Unanswered | None], None],
+        patience: Patience | None,
+        budget: Budget,
+        answered: Callable[[str], None],
     ) -> None:
-        self._port = port
+        self.failed: asyncio.Event = asyncio.Event()
+        self._backend = backend
         self._task_id = task_id
-        self._life = life
+        self._log = log
         self._callbacks = callbacks
         self._ledger = ledger
         self._patience = patience
-        self._busy_changed = busy_changed
+        self._budget = budget
         self._answered = answered
+        self._failure: Unanswered | None = None
         self._seen: set[str] = set()
         self._working: dict[asyncio.Task[None], str] = {}
         self._closed = False
 
     def look(self, snapshot: TaskSnapshot) -> None:
-        """Begin to answer what is asked for the first time."""
+        """Begin to answer the questions that are new."""
         for key, request in snapshot.input_requests.items():
             if key in self._seen:
                 continue
             self._seen.add(key)
             if not self._callbacks.admit(self._task_id):
                 most = self._callbacks.per_task
-                self._answered(
-                    key, Unanswered(key, f"a task may ask at most {most} questions (max_callbacks_per_task)")
-                )
+                self._fail(Unanswered(key, f"a task may ask at most {most} questions (max_callbacks_per_task)"))
                 return
             if not self._working:
-                self._busy_changed(True)
+                # Until the last callback is done, the wait is for a person or a model.
+                self._budget.pause(True)
             work = asyncio.create_task(self._answer(key, request))
             self._working[work] = key
             work.add_done_callback(self._done)
 
+    def check(self) -> None:
+        """Raise the first failure, if there is one."""
+        if self._failure is not None:
+            raise self._failure
+
     def close(self) -> None:
-        """Stop asking: the task has ended, or nobody waits for it."""
+        """Stop asking: the task has ended, or the wait has."""
         self._closed = True
         for work in self._working:
             work.cancel()
 
+    def _fail(self, failure: Unanswered) -> None:
+        self._failure = self._failure or failure
+        self.failed.set()
+
     def _done(self, work: asyncio.Task[None]) -> None:
         key = self._working.pop(work)
         if not self._working:
-            self._busy_changed(False)
+            self._budget.pause(False)
         if work.cancelled():
-            # By itself, if not by us: a callback may cancel the task it runs in. Nobody would ever answer then.
+            # A callback may cancel the asyncio task it runs in; without this the question would stay open for ever.
             if not self._closed:
-                self._answered(key, Unanswered(key, "the callback that answers it was cancelled"))
+                self._fail(Unanswered(key, "the callback that answers it was cancelled"))
             return
         exc = work.exception()
-        unanswered = _unanswered(key, exc) if isinstance(exc, Exception) else None
-        if unanswered is not None:
-            self._life.unanswered(unanswered)
-        self._answered(key, unanswered)
+        if not isinstance(exc, Exception):
+            self._answered(key)
+            return
+        failure = exc
+        if not isinstance(failure, Unanswered):
+            # The ledger did not take it, most likely; an answer that is not on disk is not sent.
+            failure = Unanswered(key, f"the answer was not sent: {exc}")
+            failure.__cause__ = exc
+        self._log.warning("asks, and got no answer", failure.__cause__ or failure)
+        self._fail(failure)
 
     async def _answer(self, key: str, request: JsonObject) -> None:
         answer = self._ledger.recorded_answer(key, request)
@@ -157,40 +208,40 @@ class Answerer:
         except (MCPError, OSError) as exc:
             raise Unanswered(key, f"the answer could not be delivered: {exc}") from exc
         self._ledger.answer_sent(key)
-        self._life.answered()
+        self._log.info("has its answer")
 
     async def _ask(self, key: str, request: JsonObject) -> Mapping[str, Any] | None:
         """The callback's answer; None if it failed, and the server was told so in the question's response."""
         async with self._callbacks.wait_for_turn():
-            self._life.asked(request)
+            # A server may send anything in place of a request.
+            method = request.get("method") if isinstance(request, Mapping) else None
+            self._log.info("asks (%s)", _KINDS.get(str(method), "unknown"))
             try:
-                answer = await self._port.ask(key, request)
+                answer = await self._backend.ask(key, request)
                 check_answer({key: answer})
             except Exception as exc:
-                if await self._refused(key, exc):
+                if await self._refuse(key, exc):
+                    self._log.warning("asks, and is answered with an error", exc)
                     return None
                 raise Unanswered(key, _why(exc)) from exc
             return answer
 
-    async def _refused(self, key: str, exc: Exception) -> bool:
+    async def _refuse(self, key: str, exc: Exception) -> bool:
         error = exc.error if isinstance(exc, MCPError) else ErrorData(code=INTERNAL_ERROR, message=_why(exc))
         try:
-            refused = await self._port.refuse(key, error)
+            return await self._backend.refuse(key, error)
         except MCPError:
             # The connection has ended; the failure of the callback says that as well, or says more.
             return False
-        if refused:
-            self._life.refused(exc)
-        return refused
 
     async def _deliver(self, key: str, answer: Mapping[str, Any]) -> None:
         retries = Poller(self._patience)
         while True:
             try:
-                await self._port.answer({key: answer})
+                await self._backend.answer({key: answer})
                 return
             except UnknownTask:
-                # The wait's own look says so, to whoever waits.
+                # The wait's own look reports it.
                 return
             except (MCPError, OSError) as exc:
                 now = anyio.current_time()
@@ -202,15 +253,6 @@ class Answerer:
                 await anyio.sleep(retries.next_look - now)
 
 
-def _unanswered(key: str, exc: Exception) -> Unanswered:
-    if isinstance(exc, Unanswered):
-        return exc
-    # The ledger did not take it, most likely; an answer that is not on disk is not sent.
-    failure = Unanswered(key, f"the answer was not sent: {exc}")
-    failure.__cause__ = exc
-    return failure
-
-
 def _why(exc: Exception) -> str:
     if isinstance(exc, InvalidResponse):
         return str(exc)
@@ -219,34 +261,12 @@ def _why(exc: Exception) -> str:
     return f"the callback that answers it failed: {exc!r}"
 
 
-# ---- waiting
-# What a wait for a task is made of: what wakes it, and how long it may take.
-
-
-class Wake:
-    """Ends a wait for a task when a question of the task could not be answered."""
-
-    def __init__(self) -> None:
-        self.event: asyncio.Event = asyncio.Event()
-        self._failure: Unanswered | None = None
-
-    def fail(self, failure: Unanswered) -> None:
-        """A question could not be answered."""
-        self._failure = self._failure or failure
-        self.event.set()
-
-    def check(self) -> None:
-        """Raise the failure, if there is one."""
-        if self._failure is not None:
-            raise self._failure
-
-
 class Budget:
-    """A time limit that is paused while somebody works on an answer.
+    """A time limit that is paused while a callback works on an answer.
 
     Args:
         seconds: How long; None for no limit.
-        move: Told when the time is up, by the event loop's clock, whenever that changes; None for never.
+        move: Called with the new deadline, by the event loop's clock, whenever it changes; None for no deadline.
     """
 
     def __init__(self, seconds: float | None, move: Callable[[float | None], None]) -> None:
@@ -281,14 +301,3 @@ class Budget:
             self._pauses -= 1
             if not self._pauses:
                 self.pause(False)
-
-
-async def first_of(*events: asyncio.Event, until: float) -> None:
-    """Wait for the first of these, until a time of the event loop's clock at most."""
-    loop = asyncio.get_running_loop()
-    waits = [asyncio.ensure_future(event.wait()) for event in events]
-    try:
-        await asyncio.wait(waits, timeout=max(until - loop.time(), 0), return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for wait in waits:
-            wait.cancel()

@@ -1,7 +1,8 @@
-"""One task of a server as its handle drives it: the seam between handles and the eras of the protocol.
+"""One task of a server as its handle drives it (`TaskBackend`), and the tasks methods of 2026-07-28 (`ModernTask`).
 
-A handle knows how to wait, what a ledger keeps and who answers questions. What is said to the server for that is the
-port's: `client.modern` for 2026-07-28, and whatever `client.eras` passes in for older versions.
+A handle knows how to wait, what a ledger keeps and who answers questions. The backend sends requests to the server.
+`legacy.client` has the backend for tasks of 2025-11-25. Also here: which errors are worth another try, push by listen
+streams, and calls that are repeated under an idempotency key.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ import logging
 import math
 import random
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import timedelta
-from typing import Any, ClassVar, Final, Literal, Protocol, TypeAlias, TypeVar, cast
+from typing import Any, ClassVar, Final, Literal, Protocol, Self, TypeAlias, TypeVar
 from weakref import ref
 
 import anyio
@@ -31,13 +32,7 @@ from mcp_types import (
     REQUEST_TIMEOUT,
     ErrorData,
     InputRequest,
-    JSONRPCError,
-    JSONRPCMessage,
-    JSONRPCNotification,
-    JSONRPCRequest,
-    JSONRPCResponse,
     Request,
-    RequestId,
     Result,
     SubscriptionFilter,
     SubscriptionsListenRequest,
@@ -45,9 +40,8 @@ from mcp_types import (
 )
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
-from pydantic_core import from_json
 
-from mcp_tasks.client.poller import CallLost, Patience, Poller, call_repeated
+from mcp_tasks.client.poller import Patience, Poller
 from mcp_tasks.errors import CallNotKept, InvalidOption, InvalidResponse, TasksError, UnknownTask, UsageError
 from mcp_tasks.failure import is_over_limit
 from mcp_tasks.model.json import JsonObject, object_in
@@ -68,67 +62,73 @@ from mcp_tasks.protocol.shapes import (
 )
 from mcp_tasks.quiet import get_logger, what
 
-# ---- mailbox
-# What a wait for a task is told between its looks.
+T = TypeVar("T")
+
+_log: Final = get_logger(__name__)
+
+logger: Final = get_logger("mcp_tasks.client")
+"""Tells the user what happens to calls and tasks."""
+
+Finish: TypeAlias = Callable[[TaskSnapshot, str], Awaitable[JsonObject]]
+"""Waits for the task that a call became: takes the new task and the tool's name, returns the tool's result."""
 
 
 class Mailbox:
-    """The newest state that was pushed for one task, or became known here."""
+    """States of one task that were pushed, or became known on this side, for a wait between its looks."""
 
     def __init__(self) -> None:
         self.live: bool = False
         self.hinted: bool = False
         self.is_over: bool = False
         self.changed: asyncio.Event = asyncio.Event()
-        self._snapshot: TaskSnapshot | None = None
+        self._pushed: TaskSnapshot | None = None
         self._shown: TaskSnapshot | None = None
 
     def put(self, snapshot: TaskSnapshot) -> None:
-        """Keep a state that is not older than the one we have; notifications may overtake each other."""
+        """Keep a pushed state unless it is older than the one here; notifications may overtake each other."""
         self.live = True
-        known = self._snapshot
+        known = self._pushed
         if known is None or snapshot.is_final or (not known.is_final and known.updated_at <= snapshot.updated_at):
-            self._snapshot = snapshot
+            self._pushed = snapshot
         self.changed.set()
 
     def show(self, snapshot: TaskSnapshot) -> None:
-        """Keep what became known of the task beside its state: progress, a question. It says nothing of the pace."""
+        """Keep progress or a question that became known beside the task's state. It does not move the next look."""
         self._shown = snapshot
         self.changed.set()
 
     def hint(self) -> None:
-        """Something may have happened to the task, says somebody who may not know."""
+        """Something may have happened to the task; the sender cannot be sure."""
         self.hinted = True
         self.changed.set()
 
     def over(self) -> None:
-        """The task has ended, says its server; a look tells how."""
+        """The server says that the task has ended; a look tells how."""
         self.is_over = True
         self.changed.set()
 
-    def take(self) -> TaskSnapshot | None:
-        """What was pushed since the last time."""
-        self.changed.clear()
-        self.hinted = self.is_over = False
-        snapshot, self._snapshot = self._snapshot, None
-        return snapshot
-
-    def take_shown(self) -> TaskSnapshot | None:
-        """What became known here since the last time."""
-        snapshot, self._shown = self._shown, None
-        return snapshot
-
     def end(self) -> None:
-        """The stream ended."""
+        """The listen stream ended."""
         self.live = False
         self.changed.set()
 
+    def take(self) -> TaskSnapshot | None:
+        """The state that was pushed since the last time."""
+        self.changed.clear()
+        self.hinted = self.is_over = False
+        snapshot, self._pushed = self._pushed, None
+        return snapshot
 
-class TaskPort(Protocol):
-    """One task of a server, over one connection.
+    def take_shown(self) -> TaskSnapshot | None:
+        snapshot, self._shown = self._shown, None
+        return snapshot
+
+
+class TaskBackend(Protocol):
+    """One task of a server, over one connection. There is one for each protocol version.
 
     Attributes:
-        immediate_response: What a server of 2025-11-25 gave the model to read while the task runs.
+        immediate_response: Text of a 2025-11-25 server for the model to read while the task runs.
     """
 
     immediate_response: str | None
@@ -138,21 +138,21 @@ class TaskPort(Protocol):
 
         Raises:
             UnknownTask: The server does not know the task (any more).
-            InvalidResponse: The server answered with something that is not a valid task.
+            InvalidResponse: The response is not a valid task.
             MCPError: The server, or the connection to it, failed.
         """
         ...
 
     async def state(self) -> TaskSnapshot:
-        """As `get`, but a task that has ended may come without its outcome, if that cannot be had now."""
+        """Like `get`, but a task that has ended may come without its outcome if that is not available now."""
         ...
 
     async def answer(self, responses: Mapping[str, Any]) -> None:
-        """Give the server answers to questions of the task, by their keys.
+        """Send answers to questions of the task, by their keys.
 
         Raises:
             UnknownTask: The server does not know the task (any more).
-            UsageError: The task asks nothing of the kind, or not over this connection.
+            UsageError: The task did not ask this over this connection.
             MCPError: The server refuses an answer.
         """
         ...
@@ -167,11 +167,7 @@ class TaskPort(Protocol):
         ...
 
     async def refuse(self, key: str, error: ErrorData) -> bool:
-        """Answer a question with an error, where the protocol version allows that. Whether it does.
-
-        Raises:
-            MCPError: The connection has ended.
-        """
+        """Answer a question with an error; False if the protocol version does not allow that."""
         ...
 
     async def cancel(self) -> None:
@@ -184,299 +180,59 @@ class TaskPort(Protocol):
         ...
 
     def join(self, box: Mailbox, *, questions: bool) -> AbstractAsyncContextManager[None]:
-        """While this is entered, whatever becomes known of the task is put into the box.
+        """Put whatever becomes known of the task into the box while this is entered.
 
         Args:
-            questions: Whether somebody is there to answer. Questions of an older server go to one who fetches them,
-                and some send each only once.
+            questions: Whether the caller will answer. A 2025-11-25 server sends its questions to a client that fetches
+                them, and some servers send each only once.
         """
         ...
 
 
-Finish: TypeAlias = Callable[[TaskSnapshot, str], Awaitable[JsonObject]]
-"""Sees a task that a call became to its end: the task as it was made, the tool's name, and the tool's result."""
-
-
-class OlderTasks(Protocol):
-    """Tasks of an era that the SDK's session does not know, over one connection.
-
-    Attributes:
-        finish: Sees the tasks to their ends that the session's own calls become; without it, they become none.
-    """
-
-    finish: Finish | None
-
-    @property
-    def is_offered(self) -> bool:
-        """Whether the server speaks this era, and takes calls of tools as tasks."""
-        ...
-
-    @property
-    def is_spoken(self) -> bool:
-        """Whether the server speaks this era, and has tasks at all."""
-        ...
-
-    def outgoing(self, message: JSONRPCMessage) -> JSONRPCMessage | None:
-        """As a handler of the wire."""
-        ...
-
-    def incoming(self, message: JSONRPCMessage) -> JSONRPCMessage | None:
-        """As a handler of the wire."""
-        ...
-
-    async def start(
-        self,
-        tool: str,
-        arguments: Mapping[str, Any] | None,
-        *,
-        ttl: timedelta | None,
-        timeout: float | None,
-        meta: Mapping[str, Any] | None = None,
-    ) -> TaskSnapshot | JsonObject | None:
-        """Call a tool as a task: the task, the result if the server answered inline, None if the tool takes no tasks.
-
-        Args:
-            timeout: Seconds for the server to answer, which is not to end the task.
-
-        Raises:
-            MCPError: The call failed.
-        """
-        ...
-
-    def task(self, task_id: str) -> TaskPort:
-        """The task of that id. Nothing is sent."""
-        ...
-
-    def tasks(self) -> AsyncIterator[TaskSnapshot]:
-        """The tasks that the server lists, without their outcomes.
-
-        Raises:
-            UsageError: The server does not list tasks.
-        """
-        ...
-
-
-# ---- messages
-# JSON-RPC messages as a `Wire` sends and delivers them.
+# ---- errors
+# What the errors of requests mean to a client that waits.
 
 
 CONNECTION_OVER: Final = "Connection closed"
-"""What the SDK says of a connection that is gone for good, a stdio server that ended for one. A request over HTTP that
-was cut off has the same code and says something else."""
+"""The SDK's message for a connection that has ended for good. A request over HTTP that was cut off has the same code
+and another message."""
 
 CUT_OFF: Final = "the server went away"
-"""What a transport of ours says of an answer whose end did not come."""
+"""In the message of an error that our transport makes of an incomplete response."""
 
 ACCESS_REFUSED: Final = -32098
-"""The code of the error that a transport of ours makes of a server that refuses our credentials."""
+"""The code of the error that our transport makes of a server that refuses our credentials."""
 
 SENT_DATA_KEY: Final = "mcp-tasks/sent"
-"""In the data of an error that a transport of ours made in place of an answer: whether the request may have reached the
-server."""
+"""In the data of an error that our transport makes: whether the request may have reached the server."""
 
+TRANSIENT_CODES = frozenset({CONNECTION_CLOSED, REQUEST_TIMEOUT, INTERNAL_ERROR, PARSE_ERROR})
+"""Errors after which the same request may succeed: the server restarts, is slow, or its store is busy; the SDK reports
+an incomplete response as one that cannot be parsed."""
 
-def request_message(request_id: RequestId, method: str, params: Mapping[str, Any] | None) -> JSONRPCRequest:
-    """A request."""
-    # Params are left out, not null: JSON-RPC has no null there.
-    if params is None:
-        return JSONRPCRequest(jsonrpc="2.0", id=request_id, method=method)
-    return JSONRPCRequest(jsonrpc="2.0", id=request_id, method=method, params=dict(params))
+SHORTEST_PAUSE: Final = 0.05
+"""Seconds before a refused request is sent again, whatever the server says."""
 
-
-def notification(method: str, params: Mapping[str, Any] | None) -> JSONRPCNotification:
-    """A notification."""
-    if params is None:
-        return JSONRPCNotification(jsonrpc="2.0", method=method)
-    return JSONRPCNotification(jsonrpc="2.0", method=method, params=dict(params))
-
-
-def reply_to(request_id: RequestId, outcome: Mapping[str, Any] | ErrorData) -> JSONRPCResponse | JSONRPCError:
-    """The answer to a request."""
-    if isinstance(outcome, ErrorData):
-        return JSONRPCError(jsonrpc="2.0", id=request_id, error=outcome)
-    return JSONRPCResponse(jsonrpc="2.0", id=request_id, result=dict(outcome))
-
-
-async def messages_in(response: httpx2.Response) -> AsyncGenerator[JsonObject]:
-    """The messages in an answer over HTTP, as they come: it is one, or a stream of events. What is no JSON object is
-    passed over."""
-    if not response.headers.get("content-type", "").startswith("text/event-stream"):
-        if (message := _strict(await response.aread())) is not None:
-            yield message
-        return
-    async for event in httpx2.EventSource(response):
-        if (message := _strict(event.data)) is not None:
-            yield message
-
-
-def unreadable_answer(exc: Exception) -> JSONRPCError | None:
-    """The error in place of an answer that cannot be read, if it still says to which request: whoever made that would
-    wait for ever. None for anything else that a transport could not read."""
-    if not isinstance(exc, ValidationError):
-        return None
-    for error in exc.errors(include_url=False, include_context=False):
-        message = _lenient(error["input"])
-        if isinstance(request_id := message.get("id"), str | int) and message.keys() & {"result", "error"}:
-            why = f"The answer is no JSON-RPC message: {error['msg']}"
-            answer = ErrorData(code=PARSE_ERROR, message=why, data={SENT_DATA_KEY: True})
-            return JSONRPCError(jsonrpc="2.0", id=request_id, error=answer)
-    return None
-
-
-def _strict(text: str | bytes) -> JsonObject | None:
-    """The JSON object in a text, if it is one as the standard has it."""
-    try:
-        return object_in(from_json(text, allow_inf_nan=False))
-    except ValueError:
-        return None
-
-
-def _lenient(given: Any) -> JsonObject:
-    """A message as far as it is one: Python reads texts that are no Unicode."""
-    try:
-        return object_in(json.loads(given) if isinstance(given, str | bytes) else given) or {}
-    except (ValueError, RecursionError):
-        return {}
+LONGEST_PAUSE: Final = 60.0
+"""Total seconds for which a server may put a request off before the caller is told."""
 
 
 def connection_closed() -> MCPError:
-    """What a request fails with whose connection has ended."""
-    # In the SDK's own words: whoever waits is told by them that trying again is no use.
+    """The error of a request whose connection has ended."""
+    # In the SDK's own words, by which waits know that another try is useless.
     return MCPError(code=CONNECTION_CLOSED, message=CONNECTION_OVER)
 
 
-# ---- requests
-# The tasks methods as the SDK's session sends them, and what their errors mean to a wait.
+def _is_over(exc: MCPError) -> bool:
+    return exc.code == CONNECTION_CLOSED and exc.message == CONNECTION_OVER
 
 
-TRANSIENT_CODES = frozenset({CONNECTION_CLOSED, REQUEST_TIMEOUT, INTERNAL_ERROR, PARSE_ERROR})
-"""Errors after which the same request may well succeed: the server restarts, is slow, or its store is busy; the SDK
-reports an answer that was cut off as one that cannot be parsed."""
-
-T = TypeVar("T")
-
-SHORTEST_PAUSE: Final = 0.05
-"""Seconds before a request that was refused is sent again, whatever the server says."""
-
-LONGEST_PAUSE: Final = 60.0
-"""Seconds that a request may be put off in all by a server that says when to come back, before who waits is told."""
-
-
-class AnyResult(Result):
-    """A result as it came; what is in it is looked at here."""
-
-    model_config: ClassVar[ConfigDict] = ConfigDict(extra="allow")
-
-
-class CreatedTask(Result):
-    """A task in place of a tool's result, as far as a call needs it."""
-
-    model_config: ClassVar[ConfigDict] = ConfigDict(extra="allow")
-
-    result_type: Literal["task"] = "task"
-    task_id: str = Field(alias="taskId")
-    status: str
-
-
-class _TaskRequest(Request[Any, str]):
-    # SEP-2663, "Routing Headers": the client MUST set Mcp-Name to the task's id.
-    name_param: ClassVar[str | None] = "taskId"
-
-
-class _GetTask(_TaskRequest):
-    method: str = "tasks/get"
-    params: GetTaskParams
-
-
-class _UpdateTask(_TaskRequest):
-    method: str = "tasks/update"
-    params: UpdateTaskParams
-
-
-class _CancelTask(_TaskRequest):
-    method: str = "tasks/cancel"
-    params: CancelTaskParams
-
-
-async def get_task(session: ClientSession, task_id: str) -> TaskSnapshot:
-    """Look at a task.
-
-    Raises:
-        UnknownTask: The server does not know the task (any more).
-        InvalidResponse: The server answered with something that is not a valid task.
-        MCPError: The server, or the connection to it, failed.
-    """
-    result = await _send(session, task_id, _GetTask(params=GetTaskParams(taskId=task_id)))
-    snapshot = parse_task(result)
-    if snapshot.id != task_id:
-        raise InvalidResponse(f"asked for task {task_id}, and the server answered with task {snapshot.id}")
-    return snapshot
-
-
-async def update_task(session: ClientSession, task_id: str, responses: Mapping[str, Any]) -> None:
-    """Answer questions of a task.
-
-    Raises:
-        UnknownTask: The server does not know the task (any more).
-        MCPError: The server refuses an answer.
-    """
-    params = UpdateTaskParams(taskId=task_id, inputResponses=dict(responses))
-    try:
-        await _send_in_time(session, _UpdateTask(params=params))
-    except MCPError as exc:
-        if exc.code == INVALID_PARAMS:
-            # The same code for a task that is not there and an answer that does not fit: a look tells them apart.
-            await get_task(session, task_id)
-        raise
-
-
-def check_answer(responses: Mapping[str, Any]) -> None:
-    """Check that answers can be sent at all, before anything is recorded or sent.
-
-    Raises:
-        UsageError: They cannot; the SDK would close the connection over them.
-    """
-    what = f"the answer to {', '.join(map(repr, responses))}"
-    try:
-        json.dumps(dict(responses), ensure_ascii=False).encode()
-    except UnicodeEncodeError as exc:
-        raise UsageError(f"{what} contains text that is not valid Unicode") from exc
-    except (TypeError, ValueError) as exc:
-        raise UsageError(f"{what} cannot be written as JSON: {exc}") from exc
-
-
-def plain_answers(responses: Mapping[str, Any]) -> dict[str, Any]:
-    """Answers as they are recorded and sent: models of the SDK, such as `ElicitResult`, become what they stand for.
-
-    Raises:
-        UsageError: One cannot be sent.
-    """
-    plain = {key: _plain(response) for key, response in responses.items()}
-    check_answer(plain)
-    return plain
-
-
-def _plain(response: Any) -> Any:
-    if isinstance(response, BaseModel):
-        return response.model_dump(by_alias=True, mode="json", exclude_none=True)
-    return response
-
-
-async def cancel_task(session: ClientSession, task_id: str) -> None:
-    """Ask for a task to be cancelled."""
-    await _send(session, task_id, _CancelTask(params=CancelTaskParams(taskId=task_id)))
-
-
-async def listen_to_tasks(session: ClientSession, task_ids: Sequence[str]) -> None:
-    """Keep a stream open on which the server tells of these tasks. Returns when the server ends it."""
-    wanted = SubscriptionFilter.model_validate({"taskIds": list(task_ids)}, by_name=False)
-    request = SubscriptionsListenRequest(params=SubscriptionsListenRequestParams(notifications=wanted))
-    # The answer comes when the stream ends, which may be never.
-    await session.send_request(request, AnyResult, request_read_timeout_seconds=float("inf"))
+def _data(exc: Exception) -> JsonObject:
+    return (object_in(exc.error.data) or {}) if isinstance(exc, MCPError) else {}
 
 
 def is_transient(exc: Exception) -> bool:
-    """Whether the same request may succeed later, without anybody fixing anything."""
+    """Whether the same request may succeed later by itself."""
     if isinstance(exc, MCPError):
         if retry_after(exc) is not None:
             return True
@@ -485,29 +241,25 @@ def is_transient(exc: Exception) -> bool:
 
 
 def is_unreadable(exc: Exception) -> bool:
-    """Whether an answer came that is no JSON-RPC, and was not cut off: a transport of ours says where it was."""
+    """Whether a complete response came that is not JSON-RPC; our transport marks the incomplete ones."""
     return isinstance(exc, MCPError) and exc.code == PARSE_ERROR and CUT_OFF not in exc.message
 
 
 def retry_after(exc: MCPError) -> float | None:
-    """Seconds after which a server wants to be asked again that was asked for too much; None if it does not say so."""
-    data: Any = exc.data
-    if exc.code != LIMIT_EXCEEDED or not isinstance(data, Mapping):
-        return None
-    wanted: Any = cast("Mapping[str, Any]", data).get("retryAfterMs")
+    """Seconds after which a rate limit lets the client ask again; None for any other error."""
+    wanted: Any = _data(exc).get("retryAfterMs") if exc.code == LIMIT_EXCEEDED else None
     is_number = isinstance(wanted, int | float) and not isinstance(wanted, bool) and math.isfinite(wanted)
     return max(float(wanted), 0.0) / 1000 if is_number else None
 
 
 def store_reason(exc: Exception) -> str | None:
-    """What a server says of its store that gave no answer, in one word; None if the error is another one."""
-    data: Any = exc.data if isinstance(exc, MCPError) and exc.code == INTERNAL_ERROR else None
-    reason: Any = cast("Mapping[str, Any]", data).get("reason") if isinstance(data, Mapping) else None
+    """The reason that a server gives when its task store does not respond; None for any other error."""
+    reason = _data(exc).get("reason") if isinstance(exc, MCPError) and exc.code == INTERNAL_ERROR else None
     return reason if reason in (UNAVAILABLE, MAY_HAVE_HAPPENED) else None
 
 
 async def past_outage(send: Callable[[], Awaitable[T]], patience: Patience | None) -> T:
-    """Send a request that may be carried out twice, and again while the server's store gives no answer.
+    """Send a request that may be carried out twice, and repeat it while the server's store does not respond.
 
     Raises:
         MCPError: The server refuses for another reason, or its store is away for longer than the patience.
@@ -524,7 +276,7 @@ async def past_outage(send: Callable[[], Awaitable[T]], patience: Patience | Non
 
 
 async def in_time(send: Callable[[], Awaitable[T]], longest: float = LONGEST_PAUSE) -> T:
-    """Send a request, and again when the server says that it may be: nothing was done until then.
+    """Send a request, and repeat it when a rate limit says that it may be sent again: it was not carried out before.
 
     Args:
         longest: Seconds that it may be put off in all.
@@ -546,35 +298,15 @@ async def in_time(send: Callable[[], Awaitable[T]], longest: float = LONGEST_PAU
         await anyio.sleep(pause)
 
 
-async def _send_in_time(session: ClientSession, request: _TaskRequest) -> AnyResult:
-    return await in_time(lambda: session.send_request(request, AnyResult))
-
-
-async def _send(session: ClientSession, task_id: str, request: _TaskRequest) -> dict[str, Any]:
-    try:
-        result = await _send_in_time(session, request)
-    except MCPError as exc:
-        if exc.code == INVALID_PARAMS:
-            raise UnknownTask(task_id, f"Task {task_id} not found") from exc
-        raise
-    except ValidationError as exc:
-        raise InvalidResponse(
-            f"the server answered {request.method} with something that is not a valid result"
-        ) from exc
-    return result.model_dump(by_alias=True, mode="json")
-
-
 # ---- push
 # Notifications instead of polls, where a server sends them.
 
 
-logger: Final = get_logger(__name__)
-
 GATHER = 0.02
-"""Seconds a stream waits for more tasks to share it; far below any poll interval."""
+"""Seconds that a stream waits for more tasks to share it; far below any poll interval."""
 
 MAX_IDS_PER_STREAM = 100
-"""What servers of ours take, unless their author says otherwise."""
+"""The default limit of servers made with this package."""
 
 CLOSING = 1.0
 """Seconds to wait at most for a stream to close."""
@@ -584,7 +316,7 @@ class PushHub:
     """The listen streams of one session."""
 
     def __init__(self, session: ClientSession) -> None:
-        # Weakly: whoever keeps hubs by their sessions must not keep the sessions alive by that.
+        # Weakly: hubs are kept by their sessions, and must not keep the sessions alive.
         self._session = ref(session)
         self._offered = session.protocol_version in MODERN_PROTOCOL_VERSIONS
         self._boxes: dict[str, set[Mailbox]] = {}
@@ -595,7 +327,7 @@ class PushHub:
 
     @asynccontextmanager
     async def join(self, task_id: str, box: Mailbox) -> AsyncGenerator[None]:
-        """Put the states of a task into a mailbox, for as long as this is entered."""
+        """Put the states of a task into a mailbox while this is entered."""
         boxes = self._boxes.setdefault(task_id, set())
         boxes.add(box)
         if self._offered and len(boxes) == 1:
@@ -612,54 +344,44 @@ class PushHub:
                 await self._close_idle_streams()
 
     def awaits(self, params: Mapping[str, Any]) -> bool:
-        """Whether somebody waits for the task of a notification."""
+        """Whether a wait is under way for the task of a notification."""
         return str(params.get("taskId")) in self._boxes
 
     def deliver(self, params: Mapping[str, Any]) -> None:
-        """Hand a notification to whoever waits for its task."""
-        boxes = self._boxes.get(str(params.get("taskId")))
-        if not boxes:
-            return
+        """Hand a notification to the waits for its task."""
         try:
             snapshot = parse_task(params)
         except InvalidResponse as exc:
-            # Once at that level: a server may send as many as it likes.
-            logger.log(
-                logging.DEBUG if self._has_warned else logging.WARNING, "ignored a notification: %s", type(exc).__name__
-            )
+            # Warn once: a server may send as many as it likes.
+            level = logging.DEBUG if self._has_warned else logging.WARNING
+            _log.log(level, "ignored a notification: %s", type(exc).__name__)
             self._has_warned = True
             return
-        for box in boxes:
+        for box in self._boxes.get(str(params.get("taskId")), ()):
             box.put(snapshot)
 
     def hint(self, params: Mapping[str, Any]) -> None:
-        """A notification that may be of another server: no more than a reason to look at the task here."""
+        """A notification that may be another server's is only a reason to look at the task here."""
         for box in self._boxes.get(str(params.get("taskId")), ()):
             box.hint()
 
     async def _open_streams(self) -> None:
         while self._unheard and self._offered:
             await anyio.sleep(GATHER)
-            new = sorted(self._unheard)[:MAX_IDS_PER_STREAM]
-            if new:
-                self._unheard.difference_update(new)
-                self._open(self._with_smaller_streams(set(new)))
-
-    def _with_smaller_streams(self, ids: set[str]) -> frozenset[str]:
-        """These tasks, and those of streams that the new one takes over."""
-        for stream, of_stream in sorted(self._streams.items(), key=lambda item: len(item[1])):
-            wanted = {task_id for task_id in of_stream if task_id in self._boxes}
-            if len(wanted) <= len(ids) and len(wanted) + len(ids) <= MAX_IDS_PER_STREAM:
-                ids |= wanted
-                stream.cancel()
-        return frozenset(ids)
-
-    def _open(self, ids: frozenset[str]) -> None:
-        session = self._session()
-        if session is not None:
-            stream = asyncio.create_task(self._keep_stream(session, ids))
-            self._streams[stream] = ids
-            stream.add_done_callback(self._streams.pop)
+            ids = set(sorted(self._unheard)[:MAX_IDS_PER_STREAM])
+            self._unheard -= ids
+            session = self._session()
+            if not ids or session is None:
+                continue
+            # The new stream takes over the tasks of smaller ones.
+            for stream, of_stream in sorted(self._streams.items(), key=lambda item: len(item[1])):
+                wanted = {task_id for task_id in of_stream if task_id in self._boxes}
+                if len(wanted) <= len(ids) and len(wanted) + len(ids) <= MAX_IDS_PER_STREAM:
+                    ids |= wanted
+                    stream.cancel()
+            opened = asyncio.create_task(self._keep_stream(session, ids))
+            self._streams[opened] = frozenset(ids)
+            opened.add_done_callback(self._streams.pop)
 
     async def _keep_stream(self, session: ClientSession, ids: Iterable[str]) -> None:
         failures = 0
@@ -672,17 +394,20 @@ class PushHub:
             await anyio.sleep(pause.total_seconds())
 
     async def _stream_once(self, session: ClientSession, ids: list[str]) -> bool:
-        """One stream from its beginning to its end; whether anything came on it."""
+        """Run one stream to its end; returns whether anything came on it."""
+        wanted = SubscriptionFilter.model_validate({"taskIds": ids}, by_name=False)
+        request = SubscriptionsListenRequest(params=SubscriptionsListenRequestParams(notifications=wanted))
         try:
-            await listen_to_tasks(session, ids)
+            # The response comes when the stream ends, which may be never.
+            await session.send_request(request, _AnyResult, request_read_timeout_seconds=float("inf"))
         except MCPError as exc:
-            # As many streams as may be: there may be room for one later.
+            # A rate limit means too many streams: there may be room for one later.
             if exc.code not in TRANSIENT_CODES and retry_after(exc) is None:
-                # Not served, or not to us: this session polls.
-                logger.debug("the server does not push: %s", what(exc))
+                # Not served, or not to this client: this session polls.
+                _log.debug("the server does not push: %s", what(exc))
                 self._offered = False
         except Exception as exc:
-            logger.debug("a listen stream ended: %s", what(exc))
+            _log.debug("a listen stream ended: %s", what(exc))
         boxes = [box for task_id in ids for box in self._boxes.get(task_id, ())]
         lasted = any(box.live for box in boxes)
         for box in boxes:
@@ -694,7 +419,7 @@ class PushHub:
         for stream in idle:
             stream.cancel()
         if idle:
-            # Until they are closed: an answer that arrives while a client leaves is an error of the SDK's transport.
+            # Until they are closed: a response that arrives while a client leaves is an error of the SDK's transport.
             with anyio.CancelScope(shield=True):
                 await asyncio.wait(idle, timeout=CLOSING)
 
@@ -703,11 +428,28 @@ class PushHub:
 # Tasks of 2026-07-28, through the SDK's own session.
 
 
+class _AnyResult(Result):
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="allow")
+
+
+class CreatedTask(_AnyResult):
+    """A task in place of a tool's result, as far as a call needs it."""
+
+    result_type: Literal["task"] = "task"
+    task_id: str = Field(alias="taskId")
+    status: str
+
+
+class _TaskRequest(Request[Any, str]):
+    # SEP-2663, "Routing Headers": the client MUST set Mcp-Name to the task's id.
+    name_param: ClassVar[str | None] = "taskId"
+
+
 _requests: TypeAdapter[InputRequest] = TypeAdapter(InputRequest)
 
 
 class ModernTask:
-    """One task of a server, as `TaskPort` has it."""
+    """One task of a server, as a `TaskBackend`."""
 
     immediate_response: str | None = None
 
@@ -717,43 +459,50 @@ class ModernTask:
         self._hub = hub
 
     async def get(self) -> TaskSnapshot:
-        """`tasks/get`."""
-        return await get_task(self._session, self._id)
+        snapshot = parse_task(await self._send("tasks/get", GetTaskParams(taskId=self._id)))
+        if snapshot.id != self._id:
+            raise InvalidResponse(f"asked for task {self._id}, and the server answered with task {snapshot.id}")
+        return snapshot
 
     async def state(self) -> TaskSnapshot:
-        """The same: here the outcome is in the state."""
+        # In this version the outcome is in the state.
         return await self.get()
 
     async def answer(self, responses: Mapping[str, Any]) -> None:
-        """`tasks/update`."""
-        await update_task(self._session, self._id, responses)
+        request = _TaskRequest(
+            method="tasks/update", params=UpdateTaskParams(taskId=self._id, inputResponses=dict(responses))
+        )
+        try:
+            await in_time(lambda: self._session.send_request(request, _AnyResult))
+        except MCPError as exc:
+            if exc.code == INVALID_PARAMS:
+                # The same code for an unknown task and an answer that does not fit: a look tells them apart.
+                await self.get()
+            raise
 
     async def cancel(self) -> None:
-        """`tasks/cancel`."""
-        await cancel_task(self._session, self._id)
+        await self._send("tasks/cancel", CancelTaskParams(taskId=self._id))
 
     async def ask(self, key: str, request: JsonObject) -> dict[str, Any]:
-        """Put a question to the session's callbacks."""
         try:
-            # The SDK's models have their methods as defaults; a question without one says nothing about what it is.
+            # The SDK's models have their methods as defaults; a question without a method does not say what it is.
             typed = _requests.validate_python({"method": None, **request}, by_name=False)
         except (ValidationError, TypeError) as exc:
             raise InvalidResponse("the question is not a valid input request") from exc
-        context = ClientRequestContext(
-            session=self._session, request_id=key, meta=typed.params.meta if typed.params else None
-        )
+        meta = typed.params.meta if typed.params else None
+        context = ClientRequestContext(session=self._session, request_id=key, meta=meta)
         response = await self._session.dispatch_input_request(context, typed)
         if isinstance(response, ErrorData):
             raise MCPError.from_error_data(response)
         return response.model_dump(by_alias=True, mode="json", exclude_none=True)
 
     async def refuse(self, key: str, error: ErrorData) -> bool:
-        """Never: an input response of 2026-07-28 is a result."""
+        # An input response of 2026-07-28 is always a result.
         return False
 
     @asynccontextmanager
     async def join(self, box: Mailbox, *, questions: bool) -> AsyncGenerator[None]:
-        """Listen for changes, where the server pushes. Its questions come with every look, whoever looks."""
+        """Listen for changes, where the server pushes. Questions come with every look, whoever looks."""
         del questions
         if self._hub is None:
             yield
@@ -761,20 +510,105 @@ class ModernTask:
         async with self._hub.join(self._id, box):
             yield
 
+    async def _send(self, method: str, params: BaseModel) -> dict[str, Any]:
+        request = _TaskRequest(method=method, params=params)
+        try:
+            result = await in_time(lambda: self._session.send_request(request, _AnyResult))
+        except MCPError as exc:
+            if exc.code == INVALID_PARAMS:
+                raise UnknownTask(self._id, f"Task {self._id} not found") from exc
+            raise
+        except ValidationError as exc:
+            raise InvalidResponse(f"the server answered {method} with something that is not a valid result") from exc
+        return result.model_dump(by_alias=True, mode="json")
+
+
+def check_answer(responses: Mapping[str, Any]) -> None:
+    """Check that answers can be sent at all, before anything is recorded or sent.
+
+    Raises:
+        UsageError: They cannot; the SDK would close the connection over them.
+    """
+    what = f"the answer to {', '.join(map(repr, responses))}"
+    try:
+        json.dumps(dict(responses), ensure_ascii=False).encode()
+    except UnicodeEncodeError as exc:
+        raise UsageError(f"{what} contains text that is not valid Unicode") from exc
+    except (TypeError, ValueError) as exc:
+        raise UsageError(f"{what} cannot be written as JSON: {exc}") from exc
+
+
+def plain_answers(responses: Mapping[str, Any]) -> dict[str, Any]:
+    """Answers as they are recorded and sent: models of the SDK, such as `ElicitResult`, become dictionaries.
+
+    Raises:
+        UsageError: One cannot be sent.
+    """
+    plain = {
+        key: response.model_dump(by_alias=True, mode="json", exclude_none=True)
+        if isinstance(response, BaseModel)
+        else response
+        for key, response in responses.items()
+    }
+    check_answer(plain)
+    return plain
+
 
 # ---- repeating
-# Calls that are made once, also where the answer to one is lost.
+# Calls that are made once, also where the response to one is lost.
 
 
 MOST_REPEATS: Final = 5
-"""With the pauses of `Patience` in between, that is some seconds; a server that restarts takes no longer."""
+"""With the pauses of `Patience` in between these are some seconds; a server that restarts takes no longer."""
 
 _CUT_OFF: Final = {CONNECTION_CLOSED: "SSE stream ", PARSE_ERROR: "Failed to parse "}
-"""How the SDK's words begin for an answer that was cut off. A server has the same codes for other things."""
+"""How the SDK's messages begin for an incomplete response. Servers use the same codes for other errors."""
 
 
-Send: TypeAlias = Callable[[dict[str, Any] | None], Awaitable[T]]
-"""Makes the call, with this `_meta`."""
+class CallLost(TasksError, MCPError):
+    """A call got no answer. Code that handles the `MCPError` of a plain call handles this one too.
+
+    Attributes:
+        tool: Which tool was called.
+        may_have_run: Whether the call may have been made. If not, it was never sent.
+        idempotency_key: The key that it was made under. Where the server honours it, another call under the same one
+            comes to the same task. It is not in the text, as it may be all that keeps others from that task.
+        error: The JSON-RPC error that the SDK made of it; `code`, `message` and `data` are its parts.
+    """
+
+    tool: str = ""
+    may_have_run: bool = True
+    idempotency_key: str | None = None
+    _how_to_go_on: str = ""
+
+    # No constructor of its own: the SDK builds errors by the parameters of its class, and so does unpickling.
+
+    @classmethod
+    def of(cls, exc: Exception, *, tool: str, key: str | None, may_have_run: bool, is_honoured: bool) -> Self:
+        """The exception for a call that failed with this one."""
+        code, data = (exc.code, exc.error.data) if isinstance(exc, MCPError) else (CONNECTION_CLOSED, None)
+        lost = cls(code, exc.message if isinstance(exc, MCPError) else str(exc) or type(exc).__name__, data)
+        lost.tool, lost.idempotency_key, lost.may_have_run = tool, key, may_have_run
+        if not may_have_run:
+            how = "It was never sent, so it was not made: call again when the server can be reached."
+        elif is_honoured and key is not None:
+            how = (
+                "It may have been made. Make it again with idempotency_key=exc.idempotency_key: if it was, that gives "
+                "its task, and nothing runs twice."
+            )
+        else:
+            how = (
+                "It may have been made, and this server does not say that it honours idempotency keys: find out before "
+                "you make it again."
+            )
+        lost._how_to_go_on = how
+        return lost
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.code, self.message, self.error.data), self.__dict__
+
+    def __str__(self) -> str:
+        return f"the call of {self.tool!r} got no answer: {self.message.rstrip('.')}. {self._how_to_go_on}"
 
 
 def honours_keys(session: ClientSession) -> bool:
@@ -785,23 +619,31 @@ def honours_keys(session: ClientSession) -> bool:
 
 
 def check_key(key: object) -> None:
-    """Refuse what no server takes for an idempotency key.
+    """Check an idempotency key; None means a new one.
 
     Raises:
-        InvalidOption: It is not one; None is, and means a new one.
+        InvalidOption: No server takes it.
     """
     if key is not None and not (isinstance(key, str) and 0 < len(key) <= LONGEST_KEY):
         raise InvalidOption(f"idempotency_key must be a string of 1 to {LONGEST_KEY} characters, or None")
 
 
-async def make_once(send: Send[T], *, tool: str, key: str | None, is_honoured: bool, patience: Patience | None) -> T:
-    """Make a call, and make it again where its answer was lost and that is safe.
+async def make_once(
+    send: Callable[[dict[str, Any] | None], Awaitable[T]],
+    *,
+    tool: str,
+    key: str | None,
+    is_honoured: bool,
+    patience: Patience | None,
+) -> T:
+    """Make a call, and make it again where its response was lost and that is safe.
 
     Args:
+        send: Makes the call, with this `_meta`.
         key: The caller's own idempotency key; by default a new one, for a server that honours it.
 
     Raises:
-        CallLost: There is no answer. It says whether the call may have been made.
+        CallLost: There is no response. It says whether the call may have been made.
         MCPError: The server refuses the call; or its store cannot be used for too long, and the call was not made.
     """
     key = key or (secrets.token_urlsafe(16) if is_honoured else None)
@@ -809,75 +651,52 @@ async def make_once(send: Send[T], *, tool: str, key: str | None, is_honoured: b
     lost: CallLost | None = None
     failure: Exception | None = None
     for repeats in itertools.count():
+        meta = None if key is None else {IDEMPOTENCY_KEY: key, **({REPEATED_META_KEY: True} if repeats else {})}
         try:
-            return await send(_meta(key, repeated=repeats > 0))
+            return await send(meta)
         except (MCPError, httpx2.TransportError) as exc:
-            if failure is not None and _is_not_kept(exc):
+            reason = _data(exc).get("reason")
+            if failure is not None and reason == CallNotKept.reason:
                 raise failure from exc
             if _is_lost(exc):
                 may_have_run = _was_sent(exc) or (lost is not None and lost.may_have_run)
                 lost = CallLost.of(exc, tool=tool, key=key, may_have_run=may_have_run, is_honoured=is_honoured)
-            elif not (store_reason(exc) == UNAVAILABLE or (lost is not None and _may_come_later(exc))):
+            # A repeat that a limit refuses says nothing of the first call.
+            elif not (store_reason(exc) == UNAVAILABLE or (lost is not None and reason == "limit")):
                 raise
-            # A server that does not make a call for now says nothing of an earlier one whose answer was lost.
+            # A server that does not make a call for now says nothing of an earlier one whose response was lost.
             failure = lost or exc
-            is_safe = is_honoured and key is not None and _may_come_back(exc)
+            is_safe = is_honoured and key is not None and not _is_at_an_end(exc)
             if not (is_safe and repeats < MOST_REPEATS and pauses.failed(anyio.current_time())):
                 if failure is exc:
                     raise
                 raise failure from exc
-        call_repeated(tool, failure)
+        cause = failure.__cause__ or failure
+        why = f"error {cause.code}" if isinstance(cause, MCPError) else type(cause).__name__
+        logger.warning("the call of %r got no answer or was refused for now (%s): making it again", tool, why)
         await anyio.sleep(max(0.0, pauses.next_look - anyio.current_time()))
     raise AssertionError("unreachable: the count never ends")
 
 
-def _meta(key: str | None, *, repeated: bool) -> dict[str, Any] | None:
-    if key is None:
-        return None
-    return {IDEMPOTENCY_KEY: key, REPEATED_META_KEY: True} if repeated else {IDEMPOTENCY_KEY: key}
-
-
 def _is_lost(exc: Exception) -> bool:
-    """Whether nobody answered, as far as can be told."""
+    """Whether the server did not respond, as far as can be told."""
     if not isinstance(exc, MCPError):
         return True
     if isinstance(exc, TasksError) or is_over_limit(exc):
         return False
-    if store_reason(exc) == MAY_HAVE_HAPPENED:
+    if store_reason(exc) == MAY_HAVE_HAPPENED or exc.code == REQUEST_TIMEOUT or _is_over(exc):
         return True
-    if exc.code == REQUEST_TIMEOUT or _sent(exc) is not None or _is_over(exc):
+    if SENT_DATA_KEY in _data(exc):
         return True
     return exc.code in _CUT_OFF and exc.message.startswith(_CUT_OFF[exc.code])
 
 
-def _may_come_back(exc: Exception) -> bool:
-    """Whether the connection is there for another try, and the caller has the time for it."""
-    return not (isinstance(exc, MCPError) and (exc.code == REQUEST_TIMEOUT or _is_over(exc)))
-
-
-def _is_over(exc: MCPError) -> bool:
-    return exc.code == CONNECTION_CLOSED and exc.message == CONNECTION_OVER
+def _is_at_an_end(exc: Exception) -> bool:
+    """Whether the connection has ended, or the caller's time is up."""
+    return isinstance(exc, MCPError) and (exc.code == REQUEST_TIMEOUT or _is_over(exc))
 
 
 def _was_sent(exc: Exception) -> bool:
     if isinstance(exc, MCPError):
-        return _sent(exc) is not False
+        return _data(exc).get(SENT_DATA_KEY) is not False
     return not isinstance(exc, httpx2.ConnectError | httpx2.ConnectTimeout)
-
-
-def _sent(exc: MCPError) -> object:
-    """What our own transport says of a request that got no answer; None if it says nothing."""
-    return _data(exc).get(SENT_DATA_KEY)
-
-
-def _may_come_later(exc: Exception) -> bool:
-    """Whether the server refuses a repeat for now, because of a limit: that says nothing of the first call."""
-    return isinstance(exc, MCPError) and _data(exc).get("reason") == "limit"
-
-
-def _is_not_kept(exc: Exception) -> bool:
-    return isinstance(exc, MCPError) and _data(exc).get("reason") == CallNotKept.reason
-
-
-def _data(exc: MCPError) -> JsonObject:
-    return object_in(exc.error.data) or {}

@@ -30,85 +30,48 @@ from mcp_tasks.client.backend import (
     LONGEST_PAUSE,
     CreatedTask,
     ModernTask,
-    OlderTasks,
     PushHub,
-    TaskPort,
+    TaskBackend,
     check_key,
     honours_keys,
     in_time,
     make_once,
 )
-from mcp_tasks.client.eras import HostedTasks, Hosting, has_older_tasks, host_over
-from mcp_tasks.client.handle import OnAbandon, OnProgress, TaskHandle, check_on_abandon, check_on_progress, tool_result
+from mcp_tasks.client.handle import OnAbandon, OnProgress, TaskHandle, check_wait_options, tool_result
 from mcp_tasks.client.ledger import Ledger, TaskLedger
 from mcp_tasks.client.poller import Patience
-from mcp_tasks.client.transport import INTRODUCTION, TASK_NOTIFICATION, ServerTransport, transport_in
+from mcp_tasks.client.transport import (
+    INTRODUCTION,
+    TASK_NOTIFICATION,
+    HostedTasks,
+    Hosting,
+    LegacyTasks,
+    ServerTransport,
+    has_legacy_tasks,
+    transport_in,
+)
 from mcp_tasks.encryption import Cipher
 from mcp_tasks.errors import InvalidOption, InvalidResponse, UsageError
 from mcp_tasks.model.json import JsonObject
 from mcp_tasks.model.values import check_duration, check_flag, check_instance, check_text, seconds_of
 from mcp_tasks.protocol.shapes import EXTENSION_ID, TaskSnapshot, parse_task
 
-# ---- tool name
-# What one call wants of the task that it may become, on its way through the SDK and back.
+NO_ADDRESS: Final = (
+    "the ledger keeps tasks by the address of their server, and the address of this server is not known: connect with "
+    "Client(reconnecting_http(url), ...) or Client(stdio_transport(parameters), ...), or give it as "
+    "TasksClient(ledger=..., server='https://...')"
+)
 
+_NO_HOST = (
+    "this TasksClient hosts tasks, and the transport of this client does not know of it: connect with "
+    "Client(tasks.host(transport), extensions=[tasks]), where transport is one of ours"
+)
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CallOptions:
-    """How one call treats the task that it may become. None means as the `TasksClient` was made.
-
-    Attributes:
-        arguments: What the tool is called with, for the ledger: a claim is not told.
-    """
-
-    timeout: timedelta | float | None = None
-    on_progress: OnProgress | None = None
-    on_abandon: OnAbandon | None = None
-    want_handle: bool = False
-    ttl: timedelta | None = None
-    idempotency_key: str | None = None
-    arguments: Mapping[str, Any] | None = None
-
-    def __post_init__(self) -> None:
-        # Here, because here nothing has been sent yet.
-        seconds_of(self.timeout)
-        check_on_abandon(self.on_abandon)
-        check_on_progress(self.on_progress)
-        check_key(self.idempotency_key)
-        if self.ttl is not None:
-            check_duration("ttl", self.ttl, zero=True)
-
-
-class ToolName(str):
-    """A tool's name that carries the options of the one call it is given to.
-
-    Anything kept beside the call (a context variable, the running asyncio task) would be found by calls that are made
-    inside its callbacks as well.
-    """
-
-    options: CallOptions
-
-    def __new__(cls, name: str, options: CallOptions) -> Self:
-        tool = super().__new__(cls, name)
-        tool.options = options
-        return tool
-
-
-def options_of(name: str) -> CallOptions:
-    """The options that ride on a tool's name; the defaults for a plain name."""
-    return name.options if isinstance(name, ToolName) else CallOptions()
-
-
-class HandleWanted(Exception):
-    """The call became a task, and its caller wants the handle."""
-
-    def __init__(self, handle: TaskHandle) -> None:
-        self.handle = handle
-        super().__init__(f"the caller of {handle!r} wants the handle")
-
-
-# ---- connected
-# What the verbs of `TasksClient` need of a client: the SDK's own, or one that others have built on the SDK's session.
+_NO_WIRE = (
+    "this server speaks {version}, whose tasks the SDK's own transports cannot carry: connect with "
+    "Client(reconnecting_http(url), ...), Client(stdio_transport(parameters), ...) or, for any other transport, "
+    "Client(with_tasks(transport), ...), all from mcp_tasks.client"
+)
 
 
 @runtime_checkable
@@ -135,18 +98,8 @@ class _RawCalls(Protocol):
 
 
 def extensions_of(client: ConnectedClient) -> Sequence[ClientExtension] | None:
-    """The extensions that a client was given; None if it does not say."""
+    """The extensions that a client was given; None if it does not show them."""
     return client.extensions or () if isinstance(client, Client) else None
-
-
-def timeout_of(client: ConnectedClient) -> float | None:
-    """How many seconds a client waits for the answer to a request; None for no limit, or one that is not shown."""
-    return client.read_timeout_seconds if isinstance(client, Client) else None
-
-
-def takes_meta(client: ConnectedClient) -> bool:
-    """Whether a call of the client can be given a `_meta`."""
-    return isinstance(client, Client)
 
 
 def transport_of(client: ConnectedClient) -> ServerTransport | None:
@@ -155,27 +108,55 @@ def transport_of(client: ConnectedClient) -> ServerTransport | None:
     return server if isinstance(server, ServerTransport) else None
 
 
-async def call_over(
-    client: ConnectedClient,
-    tool: ToolName,
-    arguments: dict[str, Any] | None,
-    timeout: float | None = None,
-    progress: ProgressFnT | None = None,
-    meta: Mapping[str, Any] | None = None,
-) -> CallToolResult:
-    """Call a tool in the client's own way, questions before the task included.
+# ---- options of a call
 
-    Args:
-        meta: What goes into the `_meta` of the call, where the client takes some.
 
-    Raises:
-        UsageError: It is no client that is known here.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CallOptions:
+    """How one call treats the task that it may become. None means as the `TasksClient` was made.
+
+    Attributes:
+        arguments: What the tool is called with, for the ledger: the SDK does not tell a claim.
     """
-    if isinstance(client, Client):
-        return await client.call_tool(tool, arguments, timeout, progress, meta=cast("RequestParamsMeta | None", meta))
-    if isinstance(client, _RawCalls):
-        return await client.call_tool_mcp(tool, arguments or {}, progress_handler=progress, timeout=timeout)
-    raise UsageError(f"tools can be called by the SDK's Client and by FastMCP's, not by {type(client).__name__}")
+
+    timeout: timedelta | float | None = None
+    on_progress: OnProgress | None = None
+    on_abandon: OnAbandon | None = None
+    want_handle: bool = False
+    ttl: timedelta | None = None
+    idempotency_key: str | None = None
+    arguments: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        # Here, because here nothing has been sent yet.
+        seconds_of(self.timeout)
+        check_wait_options(self.on_abandon, self.on_progress)
+        check_key(self.idempotency_key)
+        if self.ttl is not None:
+            check_duration("ttl", self.ttl, zero=True)
+
+
+class ToolName(str):
+    """A tool's name that carries the options of the one call it is given to.
+
+    Options that are kept beside the call (in a context variable, or by the running asyncio task) would also apply to
+    calls that are made inside its callbacks.
+    """
+
+    options: CallOptions
+
+    def __new__(cls, name: str, options: CallOptions) -> Self:
+        tool = super().__new__(cls, name)
+        tool.options = options
+        return tool
+
+
+class HandleWanted(Exception):
+    """The call became a task, and its caller wants the handle."""
+
+    def __init__(self, handle: TaskHandle) -> None:
+        self.handle = handle
+        super().__init__(f"the caller of {handle!r} wants the handle")
 
 
 # ---- links
@@ -190,7 +171,7 @@ class Link:
 
     @property
     def is_proven(self) -> bool:
-        """Whether the session is known, be it gone by now."""
+        """Whether the session is known, even if it is gone by now."""
         return self._session is not None
 
     @property
@@ -199,12 +180,12 @@ class Link:
         return None if self._session is None else self._session()
 
     def prove(self, session: ClientSession) -> None:
-        """What comes through this link comes on this session: the client's only one, or its newest."""
+        """Messages that come through this link come on this session: the client's only one, or its newest."""
         self._session = ref(session)
 
 
 class Connection:
-    """What is known of one session."""
+    """The push hub and the transport of one session, as far as they are known."""
 
     def __init__(self, hub: PushHub | None) -> None:
         self.hub = hub
@@ -212,13 +193,14 @@ class Connection:
 
 
 class Switchboard:
-    """Hands what is pushed to the sessions it came on."""
+    """Delivers notifications to the sessions they came on."""
 
     def __init__(self, *, push: bool) -> None:
         self._push = push
-        self._sessions_change = False
         self._links: WeakSet[Link] = WeakSet()
         self._connections: WeakKeyDictionary[ClientSession, Connection] = WeakKeyDictionary()
+        self.sessions_change: bool = False
+        """Whether a client may be entered again, with another session."""
 
     def begin(self) -> Link:
         """The link of another client."""
@@ -226,17 +208,13 @@ class Switchboard:
         self._links.add(link)
         return link
 
-    def expect_new_sessions(self) -> None:
-        """Among the clients is one that may be entered again."""
-        self._sessions_change = True
-
     @property
     def is_used(self) -> bool:
-        """Whether there is a client that has the extension."""
+        """Whether a client has the extension."""
         return bool(self._links)
 
     def connection(self, session: ClientSession, transport: ServerTransport | None = None) -> Connection:
-        """What is known of a session; `transport` adds to it."""
+        """The connection of a session; `transport` is added to it if it was not known."""
         if session not in self._connections:
             self._connections[session] = Connection(PushHub(session) if self._push else None)
         connection = self._connections[session]
@@ -244,26 +222,24 @@ class Switchboard:
         return connection
 
     def deliver(self, link: Link, params: Mapping[str, Any]) -> None:
-        """Hand on a notification that came through a link."""
+        """Deliver a notification that came through a link."""
         self._try_to_prove(link, transport_in(params.get("_meta")))
         connection = None if link.session is None else self._connections.get(link.session)
         if connection is not None and connection.hub is not None and connection.hub.awaits(params):
             connection.hub.deliver(params)
-            return
-        if link.is_proven and not self._sessions_change:
-            return
-        for _, connection in self._unproven():
-            if connection.hub is not None:
-                connection.hub.hint(params)
+        elif not link.is_proven or self.sessions_change:
+            for _, other in self._unproven():
+                if other.hub is not None:
+                    other.hub.hint(params)
 
     def _try_to_prove(self, link: Link, transport: ServerTransport | None) -> None:
         if link.is_proven:
             return
         unproven = self._unproven()
         over_it = [session for session, known in unproven if transport is not None and known.transport is transport]
-        # With no other client left whose session is unknown, a session of an unknown client is this one's.
+        # If no other client's session is unknown, a session that belongs to no link is this one's.
         others = [other for other in self._links if other is not link]
-        is_last = not others if self._sessions_change else all(other.is_proven for other in others)
+        is_last = not others if self.sessions_change else all(other.is_proven for other in others)
         candidates = over_it or ([session for session, _ in unproven] if is_last else [])
         if len(candidates) == 1:
             link.prove(candidates[0])
@@ -274,187 +250,7 @@ class Switchboard:
         return [(session, known) for session, known in self._connections.items() if session not in taken]
 
 
-# ---- handles
-# The handles that one `TasksClient` gives out: each over the connection of its task, with what the ledger needs.
-
-
-NO_ADDRESS: Final = (
-    "the ledger keeps tasks by the address of their server, and the address of this server is not known: connect with "
-    "Client(reconnecting_http(url), ...) or Client(stdio_transport(parameters), ...), or give it as "
-    "TasksClient(ledger=..., server='https://...')"
-)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Handles:
-    """Makes them. Its attributes are what the author said, and hold for all."""
-
-    switchboard: Switchboard
-    ledger: Ledger | None
-    server: str | None
-    identity: str
-    patience: Patience | None
-    on_abandon: OnAbandon
-    callbacks: Callbacks
-
-    def over_session(
-        self,
-        session: ClientSession,
-        task_id: str,
-        *,
-        tool: str = "",
-        transport: ServerTransport | None = None,
-        created: TaskSnapshot | None = None,
-    ) -> TaskHandle:
-        """The handle of a task that the SDK's session can speak of.
-
-        Raises:
-            UsageError: There is a ledger, and the server's address is not known.
-        """
-        connection = self.switchboard.connection(session, transport)
-        server = "" if self.ledger is None else self.address(session, transport)
-        port = ModernTask(session, task_id, hub=connection.hub)
-        return self.over(port, task_id, tool=tool, server=server, created=created)
-
-    def over(
-        self, port: TaskPort, task_id: str, *, tool: str, server: str, created: TaskSnapshot | None = None
-    ) -> TaskHandle:
-        """The handle of a task of any era; `created` is the task as the server made it, if it was made just now."""
-        return TaskHandle(
-            port,
-            task_id,
-            tool=tool,
-            ledger=TaskLedger(self.ledger, task_id, server=server, identity=self.identity),
-            patience=self.patience,
-            on_abandon=self.on_abandon,
-            callbacks=self.callbacks,
-            created=created,
-        )
-
-    def of_client(
-        self,
-        older: OlderTasks | None,
-        client: ConnectedClient,
-        task_id: str,
-        tool: str,
-        created: TaskSnapshot | None = None,
-    ) -> TaskHandle:
-        """The handle of a task of a client's server, whose tasks may be of an older era.
-
-        Raises:
-            UsageError: There is a ledger, and the server's address is not known.
-        """
-        transport = transport_of(client)
-        if older is None:
-            return self.over_session(client.session, task_id, tool=tool, transport=transport, created=created)
-        server = "" if self.ledger is None else self.address(client.session, transport)
-        return self.over(older.task(task_id), task_id, tool=tool, server=server, created=created)
-
-    def resumed(self, older: OlderTasks | None, client: ConnectedClient, task_id: str, tool: str) -> TaskHandle:
-        """The same for one that somebody comes back to."""
-        handle = self.of_client(older, client, task_id, tool)
-        handle.life.resumed()
-        return handle
-
-    def address(self, session: ClientSession, transport: ServerTransport | None) -> str:
-        """The address by which the ledger knows the server of this session.
-
-        Raises:
-            UsageError: It is not known.
-        """
-        if self.server is not None:
-            return self.server
-        known = self.switchboard.connection(session, transport).transport
-        if known is None or not known.address:
-            raise UsageError(NO_ADDRESS)
-        return known.address
-
-
-def new(handle: TaskHandle, arguments: Mapping[str, Any] | None = None) -> TaskHandle:
-    """The handle of a task that a call with these arguments has just become."""
-    handle.life.created()
-    handle.remember(arguments)
-    return handle
-
-
-# ---- starting
-# Calling a tool, up to the task that the call becomes: in the way of the server's era, and made once.
-
-
-async def start_call(
-    handles: Handles,
-    client: ConnectedClient,
-    older: OlderTasks | None,
-    tool: ToolName,
-    arguments: dict[str, Any] | None,
-    timeout: float | None = None,
-    progress: ProgressFnT | None = None,
-) -> TaskHandle | CallToolResult:
-    """The handle of the task that a call becomes, or the result if the server answers inline.
-
-    Args:
-        older: The tasks of an older era, if that is what the server has.
-        tool: The tool's name, with the options of the call.
-        timeout: Seconds for the server to answer; None for as long as the client waits otherwise.
-
-    Raises:
-        CallLost: The call got no answer.
-        MCPError: The call failed.
-    """
-
-    async def send(meta: dict[str, Any] | None) -> TaskHandle | CallToolResult:
-        if older is not None:
-            started = await _start_older(handles, client, older, tool, arguments, timeout, meta)
-            if started is not None:
-                return started
-        try:
-            return await call_over(client, tool, arguments, timeout, progress, meta)
-        except HandleWanted as signal:
-            return signal.handle
-
-    async def send_in_time(meta: dict[str, Any] | None) -> TaskHandle | CallToolResult:
-        # Who gives a call some seconds has no more of them for waiting until it may be made.
-        longest = LONGEST_PAUSE if timeout is None else min(timeout, LONGEST_PAUSE)
-        return await in_time(lambda: send(meta), longest)
-
-    return await make_once(
-        send_in_time,
-        tool=str(tool),
-        key=tool.options.idempotency_key,
-        is_honoured=takes_meta(client) and honours_keys(client.session),
-        patience=handles.patience,
-    )
-
-
-async def _start_older(
-    handles: Handles,
-    client: ConnectedClient,
-    older: OlderTasks,
-    tool: ToolName,
-    arguments: dict[str, Any] | None,
-    timeout: float | None,
-    meta: dict[str, Any] | None,
-) -> TaskHandle | CallToolResult | None:
-    """The same in an older era; None if the tool is not offered as a task."""
-    timeout = timeout_of(client) if timeout is None else timeout
-    started = await older.start(str(tool), arguments, ttl=tool.options.ttl, timeout=timeout, meta=meta)
-    if started is None:
-        return None
-    if not isinstance(started, TaskSnapshot):
-        return tool_result(started, f"the call of {str(tool)!r}")
-    return new(handles.of_client(older, client, started.id, str(tool), started), arguments)
-
-
-_NO_HOST = (
-    "this TasksClient hosts tasks, and the transport of this client does not know of it: connect with "
-    "Client(tasks.host(transport), extensions=[tasks]), where transport is one of ours"
-)
-
-_NO_WIRE = (
-    "this server speaks {version}, whose tasks the SDK's own transports cannot carry: connect with "
-    "Client(reconnecting_http(url), ...), Client(stdio_transport(parameters), ...) or, for any other transport, "
-    "Client(with_tasks(transport), ...), all from mcp_tasks.client"
-)
+# ---- the extension
 
 
 class TasksClient(ClientExtension):
@@ -499,8 +295,7 @@ class TasksClient(ClientExtension):
         max_callbacks_per_task: int = PER_TASK,
         hosting: Hosting | None = None,
     ) -> None:
-        check_on_abandon(on_abandon)
-        check_on_progress(on_progress)
+        check_wait_options(on_abandon, on_progress)
         check_flag("push", push)
         if patience is not None:
             check_instance("patience", patience, Patience)
@@ -520,21 +315,13 @@ class TasksClient(ClientExtension):
         self.identity: str = identity
         self._server = server
         self._push = push
+        self._on_abandon: OnAbandon = on_abandon
         self._on_progress = on_progress
         self._patience = patience
         self._switchboard = Switchboard(push=push)
-        callbacks = Callbacks(max_callbacks, max_callbacks_per_task)
-        self._handles = Handles(
-            switchboard=self._switchboard,
-            ledger=self.ledger,
-            server=server,
-            identity=identity,
-            patience=patience,
-            on_abandon=on_abandon,
-            callbacks=callbacks,
-        )
+        self._callbacks = Callbacks(max_callbacks, max_callbacks_per_task)
         self._begun: Link | None = None
-        self._hosted = None if hosting is None else HostedTasks(hosting, turns=callbacks.wait_for_turn)
+        self._hosted = None if hosting is None else HostedTasks(hosting, turns=self._callbacks.wait_for_turn)
         self._hosts_over: WeakSet[ServerTransport] = WeakSet()
 
     def host(self, transport: ServerTransport) -> ServerTransport:
@@ -547,7 +334,7 @@ class TasksClient(ClientExtension):
             raise UsageError("this TasksClient hosts no tasks; make it with TasksClient(hosting=Hosting(...))")
         if self._hosted.hosting.ledger is not None and not (self._server or transport.address):
             raise UsageError(NO_ADDRESS)
-        host_over(transport, self._hosted, server=self._server, identity=self.identity)
+        transport.host(self._hosted, server=self._server, identity=self.identity)
         self._hosts_over.add(transport)
         return transport
 
@@ -573,8 +360,11 @@ class TasksClient(ClientExtension):
         introduced = NotificationBinding(method=INTRODUCTION, params_type=_AnyParams, handler=self._introduced)
         if not self._push:
             return [introduced]
-        handler = partial(self._deliver, link)
-        return [introduced, NotificationBinding(method=TASK_NOTIFICATION, params_type=_AnyParams, handler=handler)]
+
+        async def deliver(params: _AnyParams) -> None:
+            self._switchboard.deliver(link, params.model_extra or {})
+
+        return [introduced, NotificationBinding(method=TASK_NOTIFICATION, params_type=_AnyParams, handler=deliver)]
 
     async def call(
         self,
@@ -616,7 +406,7 @@ class TasksClient(ClientExtension):
             idempotency_key=idempotency_key,
             arguments=arguments,
         )
-        started = await start_call(self._handles, client, self._check(client), ToolName(name, options), arguments)
+        started = await self._start(client, ToolName(name, options), arguments)
         if isinstance(started, CallToolResult):
             return started
         result = await self._finish(started, options)
@@ -641,9 +431,9 @@ class TasksClient(ClientExtension):
             read_timeout_seconds: That of `client.call_tool`, for a server that answers inline.
             progress_callback: That of `client.call_tool`, for a server that answers inline.
             ttl: How long to keep the task, for servers of 2025-11-25; newer ones decide that themselves.
-            idempotency_key: The call made again under the same key, by whoever you are to the server, comes to the
-                same task, if the server honours keys (`honours_keys`). By default each call has a key of its own there,
-                and is made again by itself, under that key, if its answer is lost with the connection.
+            idempotency_key: The call made again under the same key, by the same caller, comes to the same task, if the
+                server honours keys (`honours_keys`). By default each call has a key of its own there, and is made
+                again by itself, under that key, if its answer is lost with the connection.
 
         Raises:
             InvalidOption: An argument has a value that it cannot have. Nothing was sent.
@@ -653,8 +443,7 @@ class TasksClient(ClientExtension):
             MCPError: The call failed.
         """
         options = CallOptions(want_handle=True, ttl=ttl, idempotency_key=idempotency_key, arguments=arguments)
-        older, tool = self._check(client), ToolName(name, options)
-        return await start_call(self._handles, client, older, tool, arguments, read_timeout_seconds, progress_callback)
+        return await self._start(client, ToolName(name, options), arguments, read_timeout_seconds, progress_callback)
 
     def honours_keys(self, client: ConnectedClient) -> bool:
         """Whether the server says that it honours idempotency keys: only then is it safe to make a call again."""
@@ -670,7 +459,9 @@ class TasksClient(ClientExtension):
             UsageError: The client was not given this `TasksClient`, its transport cannot carry the tasks of this
                 server, or there is a ledger and the server's address is not known.
         """
-        return self._handles.resumed(self._check(client), client, task_id, tool)
+        handle = self._of_client(self._check(client), client, task_id, tool)
+        handle.log.info("is taken up again")
+        return handle
 
     def pending(self, client: ConnectedClient) -> list[TaskHandle]:
         """Handles of the tasks of this server that the ledger has not seen end. Without a ledger there are none.
@@ -679,17 +470,12 @@ class TasksClient(ClientExtension):
             UsageError: The client was not given this `TasksClient`, its transport cannot carry the tasks of this
                 server, or the server's address is not known.
         """
-        older = self._check(client)
+        self._check(client)
         if self.ledger is None:
             return []
-        address = self._handles.address(client.session, transport_of(client))
+        address = self._address(client.session, transport_of(client))
         entries = self.ledger.pending(server=address, identity=self.identity)
-        found = [
-            self._handles.of_client(older, client, entry.task_id, entry.tool) for entry in entries if entry.attributed
-        ]
-        for handle in found:
-            handle.life.resumed()
-        return found
+        return [self.resume(client, entry.task_id, tool=entry.tool) for entry in entries]
 
     async def list(self, client: ConnectedClient) -> AsyncIterator[TaskSnapshot]:
         """The tasks that a server of 2025-11-25 lists for this client, page by page and without their outcomes.
@@ -700,44 +486,162 @@ class TasksClient(ClientExtension):
             InvalidResponse: The server answered with something that is not a list of tasks.
             MCPError: The server refuses.
         """
-        older = self._check(client)
-        if older is None:
+        legacy = self._check(client)
+        if legacy is None:
             raise UsageError("this server does not list tasks: its protocol has no such request; see pending()")
-        async for snapshot in older.tasks():
+        async for snapshot in legacy.tasks():
             yield snapshot
 
-    def _check(self, client: ConnectedClient) -> OlderTasks | None:
-        """Find out before anything is sent whether the client is ours, its transport can carry the tasks of its
-        server, and the ledger will know its server. Returns the tasks of an older era, if that is what it has."""
+    # Before anything is sent
+
+    def _check(self, client: ConnectedClient) -> LegacyTasks | None:
+        """Check that the client has this extension, that its transport can carry the tasks of its server, and that the
+        ledger knows the server's address. Returns the tasks of 2025-11-25, if the server has those."""
         extensions = extensions_of(client)
-        # Of a client that does not show its extensions, no more can be seen than that some client has this one.
+        # For a client that does not show its extensions, check that any client has this one.
         if not (self._switchboard.is_used if extensions is None else any(each is self for each in extensions)):
             raise UsageError("this client was not given this TasksClient; make it with Client(..., extensions=[tasks])")
         if extensions is None:
-            self._switchboard.expect_new_sessions()
+            self._switchboard.sessions_change = True
         transport = transport_of(client)
         if self.ledger is not None:
-            self._handles.address(client.session, transport)
-        if not has_older_tasks(client.session):
+            self._address(client.session, transport)
+        if not has_legacy_tasks(client.session):
             return None
-        if transport is None or transport.older is None or not transport.older.is_spoken:
+        if transport is None or transport.legacy is None or not transport.legacy.is_spoken:
             raise UsageError(_NO_WIRE.format(version=client.session.protocol_version))
-        return transport.older
+        return transport.legacy
+
+    def _address(self, session: ClientSession, transport: ServerTransport | None) -> str:
+        """The server's address for the ledger; empty without a ledger.
+
+        Raises:
+            UsageError: It is not known.
+        """
+        if self.ledger is None or self._server is not None:
+            return self._server or ""
+        known = self._switchboard.connection(session, transport).transport
+        if known is None or not known.address:
+            raise UsageError(NO_ADDRESS)
+        return known.address
+
+    # Handles
+
+    def _handle(
+        self, backend: TaskBackend, task_id: str, tool: str, server: str, created: TaskSnapshot | None = None
+    ) -> TaskHandle:
+        return TaskHandle(
+            backend,
+            task_id,
+            tool=tool,
+            ledger=TaskLedger(self.ledger, task_id, server=server, identity=self.identity),
+            patience=self._patience,
+            on_abandon=self._on_abandon,
+            callbacks=self._callbacks,
+            created=created,
+        )
+
+    def _over_session(
+        self,
+        session: ClientSession,
+        task_id: str,
+        tool: str,
+        transport: ServerTransport | None,
+        created: TaskSnapshot | None = None,
+    ) -> TaskHandle:
+        hub = self._switchboard.connection(session, transport).hub
+        server = self._address(session, transport)
+        return self._handle(ModernTask(session, task_id, hub=hub), task_id, tool, server, created)
+
+    def _of_client(
+        self,
+        legacy: LegacyTasks | None,
+        client: ConnectedClient,
+        task_id: str,
+        tool: str,
+        created: TaskSnapshot | None = None,
+    ) -> TaskHandle:
+        transport = transport_of(client)
+        if legacy is None:
+            return self._over_session(client.session, task_id, tool, transport, created)
+        return self._handle(legacy.task(task_id), task_id, tool, self._address(client.session, transport), created)
+
+    # Calls
+
+    async def _start(
+        self,
+        client: ConnectedClient,
+        tool: ToolName,
+        arguments: dict[str, Any] | None,
+        timeout: float | None = None,
+        progress: ProgressFnT | None = None,
+    ) -> TaskHandle | CallToolResult:
+        """The handle of the task that a call becomes, or the result if the server answers inline."""
+        legacy = self._check(client)
+
+        async def send(meta: dict[str, Any] | None) -> TaskHandle | CallToolResult:
+            if legacy is not None:
+                started = await self._start_legacy(legacy, client, tool, arguments, timeout, meta)
+                if started is not None:
+                    return started
+            try:
+                if isinstance(client, Client):
+                    known = cast("RequestParamsMeta | None", meta)
+                    return await client.call_tool(tool, arguments, timeout, progress, meta=known)
+                if isinstance(client, _RawCalls):
+                    handler = progress
+                    return await client.call_tool_mcp(tool, arguments or {}, progress_handler=handler, timeout=timeout)
+            except HandleWanted as signal:
+                return signal.handle
+            raise UsageError(
+                f"tools can be called by the SDK's Client and by FastMCP's, not by {type(client).__name__}"
+            )
+
+        # A call with a timeout does not wait longer than that until it may be made.
+        longest = LONGEST_PAUSE if timeout is None else min(timeout, LONGEST_PAUSE)
+        return await make_once(
+            lambda meta: in_time(lambda: send(meta), longest),
+            tool=str(tool),
+            key=tool.options.idempotency_key,
+            # Other clients take no `_meta`.
+            is_honoured=isinstance(client, Client) and honours_keys(client.session),
+            patience=self._patience,
+        )
+
+    async def _start_legacy(
+        self,
+        legacy: LegacyTasks,
+        client: ConnectedClient,
+        tool: ToolName,
+        arguments: dict[str, Any] | None,
+        timeout: float | None,
+        meta: dict[str, Any] | None,
+    ) -> TaskHandle | CallToolResult | None:
+        """The same in 2025-11-25; None if the tool is not offered as a task."""
+        name = str(tool)
+        if timeout is None and isinstance(client, Client):
+            timeout = client.read_timeout_seconds
+        started = await legacy.start(name, arguments, ttl=tool.options.ttl, timeout=timeout, meta=meta)
+        if started is None:
+            return None
+        if not isinstance(started, TaskSnapshot):
+            return tool_result(started, f"the call of {name!r}")
+        return _created(self._of_client(legacy, client, started.id, name, started), arguments)
 
     async def _resolve(self, link: Link, created: CreatedTask, ctx: ClaimContext) -> CallToolResult:
         link.prove(ctx.session)
-        options = options_of(ctx.tool_name)
+        options = ctx.tool_name.options if isinstance(ctx.tool_name, ToolName) else CallOptions()
         try:
-            handle = self._handles.over_session(
-                ctx.session,
-                created.task_id,
-                tool=str(ctx.tool_name),
-                transport=transport_in(created.meta),
-                created=_state_of(created),
-            )
+            # Without its outcome, or other fields: a look tells.
+            state = parse_task(created.model_dump(by_alias=True, mode="json"))
+        except InvalidResponse:
+            state = None
+        try:
+            transport = transport_in(created.meta)
+            handle = self._over_session(ctx.session, created.task_id, str(ctx.tool_name), transport, state)
         except UsageError as exc:
             raise UsageError(f"task {created.task_id} goes on, but is not in the ledger: {exc}") from None
-        new(handle, options.arguments)
+        _created(handle, options.arguments)
         if options.want_handle:
             raise HandleWanted(handle)
         return await self._finish(handle, options)
@@ -748,35 +652,30 @@ class TasksClient(ClientExtension):
         )
 
     async def _introduced(self, params: _AnyParams) -> None:
-        """A transport of ours says that it is the one of a client that has this extension."""
+        """A transport of ours introduces itself as that of a client that has this extension."""
         transport = transport_in((params.model_extra or {}).get("_meta"))
         if transport is not None:
-            transport.introduce(partial(self._finish_older, transport))
+            transport.introduce(partial(self._finish_legacy, transport))
 
-    async def _finish_older(self, transport: ServerTransport, created: TaskSnapshot, tool: str) -> JsonObject:
-        """See the task to its end that a plain `client.call_tool` became in an older era."""
+    async def _finish_legacy(self, transport: ServerTransport, created: TaskSnapshot, tool: str) -> JsonObject:
+        """Wait for the task that a plain `client.call_tool` became in 2025-11-25."""
         server = "" if self.ledger is None else self._server or transport.address
-        if transport.older is None or (self.ledger is not None and not server):
+        if transport.legacy is None or (self.ledger is not None and not server):
             raise UsageError(f"task {created.id} goes on, but is not in the ledger: {NO_ADDRESS}")
-        port = transport.older.task(created.id)
-        handle = self._handles.over(port, created.id, tool=tool, server=server, created=created)
-        result = await self._finish(new(handle), CallOptions())
+        handle = self._handle(transport.legacy.task(created.id), created.id, tool, server, created)
+        result = await self._finish(_created(handle), CallOptions())
         return result.model_dump(by_alias=True, mode="json", exclude_none=True, exclude={"result_type"})
-
-    async def _deliver(self, link: Link, params: _AnyParams) -> None:
-        self._switchboard.deliver(link, params.model_extra or {})
-
-
-def _state_of(created: CreatedTask) -> TaskSnapshot | None:
-    """The task as the server made it; None if its outcome is missing, or other fields are: a look tells."""
-    try:
-        return parse_task(created.model_dump(by_alias=True, mode="json"))
-    except InvalidResponse:
-        return None
 
 
 class _AnyParams(BaseModel):
     model_config = ConfigDict(extra="allow")
+
+
+def _created(handle: TaskHandle, arguments: Mapping[str, Any] | None = None) -> TaskHandle:
+    """Keep the task that a call with these arguments has just become."""
+    handle.log.info("was created")
+    handle.remember(arguments)
+    return handle
 
 
 # ---- calls

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Map
 from contextlib import aclosing
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import Any, Final, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import anyio
 from mcp.shared.exceptions import MCPError
@@ -16,10 +16,18 @@ from mcp_types import CallToolResult
 from pydantic import ValidationError
 
 from mcp_tasks._utils import short_id
-from mcp_tasks.client.answers import Answerer, Budget, Callbacks, Unanswered, Wake, first_of
-from mcp_tasks.client.backend import Mailbox, TaskPort, is_transient, is_unreadable, past_outage, plain_answers
+from mcp_tasks.client.answers import Answerer, Budget, Callbacks, TaskLog, Unanswered
+from mcp_tasks.client.backend import (
+    Mailbox,
+    TaskBackend,
+    is_transient,
+    is_unreadable,
+    logger,
+    past_outage,
+    plain_answers,
+)
 from mcp_tasks.client.ledger import TaskLedger
-from mcp_tasks.client.poller import OnOutage, Patience, Poller, TaskLife
+from mcp_tasks.client.poller import OnOutage, Patience, Poller
 from mcp_tasks.errors import (
     Fate,
     InvalidOption,
@@ -36,14 +44,32 @@ from mcp_tasks.model.json import JsonObject
 from mcp_tasks.model.record import Progress, TaskStatus
 from mcp_tasks.model.values import check_choice, seconds_of
 from mcp_tasks.protocol.shapes import TaskSnapshot
-from mcp_tasks.quiet import get_logger, what
+from mcp_tasks.quiet import what
 
-# ---- order
-# Which of the states that come of a task is later than the one before: by its own time, as far as that can be.
+OnAbandon: TypeAlias = Literal["cancel", "leave"]
+"""What becomes of a task when its caller stops waiting before it has ended: it is cancelled, or it goes on."""
+
+OnProgress: TypeAlias = Callable[[Progress], Awaitable[None]]
+"""Called with the progress of a task whenever it changes."""
+
+CANCEL_TIMEOUT = 5.0
+"""Seconds to tell the server that a task is no longer wanted, while the caller is already leaving."""
+
+
+def check_wait_options(on_abandon: object, on_progress: object = None) -> None:
+    """Check the options of a wait before a task is made; None means the default.
+
+    Raises:
+        InvalidOption: One has a value that it cannot have.
+    """
+    if on_abandon is not None:
+        check_choice("on_abandon", on_abandon, get_args(OnAbandon))
+    if on_progress is not None and not callable(on_progress):
+        raise InvalidOption(f"on_progress must be an async function of the progress, got {on_progress!r}")
 
 
 class Order:
-    """Decides which states of one task follow each other."""
+    """Decides whether a state of a task is later than those before, by its own time as far as that is possible."""
 
     def __init__(self) -> None:
         self._last: datetime | None = None
@@ -52,9 +78,9 @@ class Order:
     def takes(self, snapshot: TaskSnapshot, *, looked: bool) -> bool:
         """Whether a state follows those that were taken before.
 
-        A look and a notification may cross, so what is older than the last does not. But a server's machines may not
-        agree about the time, and clocks go back: the end of a task always follows, and so does what a second look in a
-        row has found, as it was sent after the first had come back and crossed nothing.
+        A look and a notification may cross, so an older state does not follow. But the clocks of a server's machines
+        may differ or go back. So the end of a task always follows, and so does the result of a second look in a row:
+        it was sent after the first had come back, and crossed nothing.
 
         Args:
             looked: Whether it was looked for, and not pushed.
@@ -67,45 +93,12 @@ class Order:
         return True
 
 
-logger: Final = get_logger(__name__)
-
-OnAbandon: TypeAlias = Literal["cancel", "leave"]
-"""What becomes of a task when its caller stops waiting before it has ended: it is cancelled, or it goes on."""
-
-OnProgress: TypeAlias = Callable[[Progress], Awaitable[None]]
-"""Called with the progress of a task whenever it changes."""
-
-
-def check_on_abandon(value: object) -> None:
-    """Refuse what is neither of the two, before a task is made that it would hold for.
-
-    Raises:
-        InvalidOption: It is not; None is, and means what holds otherwise.
-    """
-    if value is not None:
-        check_choice("on_abandon", value, get_args(OnAbandon))
-
-
-def check_on_progress(value: object) -> None:
-    """Refuse what cannot be called with a task's progress.
-
-    Raises:
-        InvalidOption: It cannot be called.
-    """
-    if value is not None and not callable(value):
-        raise InvalidOption(f"on_progress must be an async function of the progress, got {value!r}")
-
-
-CANCEL_TIMEOUT = 5.0
-"""Seconds to tell the server that a task is no longer wanted, while the caller is already leaving."""
-
-
 class TaskHandle:
     """One task of a server. Made by `start_task` and `resume_task`."""
 
     def __init__(
         self,
-        port: TaskPort,
+        backend: TaskBackend,
         task_id: str,
         *,
         tool: str = "",
@@ -117,9 +110,9 @@ class TaskHandle:
     ) -> None:
         self.id = task_id
         self.tool = tool
-        self.life: TaskLife = TaskLife(task_id, tool)
+        self.log: TaskLog = TaskLog(task_id, tool)
         self._callbacks = callbacks or Callbacks()
-        self._port = port
+        self._backend = backend
         self._ledger = ledger or TaskLedger(None, task_id)
         self._patience = patience
         self._on_abandon: OnAbandon = on_abandon
@@ -140,7 +133,7 @@ class TaskHandle:
 
         Servers of 2025-11-25 may send one with the task. None if there is none, and for a task that is resumed.
         """
-        return self._port.immediate_response
+        return self._backend.immediate_response
 
     async def status(self) -> TaskSnapshot:
         """The task as it is now: asks the server at once, whatever interval it suggests.
@@ -150,10 +143,10 @@ class TaskHandle:
         Raises:
             UnknownTask: The server does not know the task (any more).
         """
-        snapshot = self._learn(await self._get(self._port.state))
+        snapshot = self._learn(await self._get(self._backend.state))
         has_outcome = snapshot.result is not None or snapshot.error is not None
         if snapshot.status in (TaskStatus.COMPLETED, TaskStatus.FAILED) and not has_outcome:
-            # To the ledger it is still pending: somebody has to come back for its outcome.
+            # It stays pending in the ledger: its outcome is still to be fetched.
             return snapshot
         return self._saw(snapshot)
 
@@ -171,8 +164,7 @@ class TaskHandle:
             on_outage: Called after every look that failed because the server is out of reach, with how long it has been
                 so, and with None when it is back. The wait goes on meanwhile, for as long as `patience` says.
         """
-        poller = self._poller(on_outage)
-        async with aclosing(self._follow(poller, Wake(), questions=questions)) as states:
+        async with aclosing(self._follow(on_outage=on_outage, questions=questions)) as states:
             async for snapshot in states:
                 yield snapshot
 
@@ -203,8 +195,7 @@ class TaskHandle:
             MCPError: The server could not be reached for longer than `patience`, or refuses to show the task.
         """
         seconds = seconds_of(timeout)
-        check_on_abandon(on_abandon)
-        check_on_progress(on_progress)
+        check_wait_options(on_abandon, on_progress)
         try:
             with anyio.CancelScope() as scope:
 
@@ -212,7 +203,11 @@ class TaskHandle:
                     scope.deadline = math.inf if end is None else end
 
                 final = await self._wait(Budget(seconds, move), on_progress)
-                return self._outcome(final)
+                if final.status is TaskStatus.CANCELLED:
+                    raise TaskWasCancelled(self.id, final.message)
+                if final.error is not None:
+                    raise task_failed(self.id, final.error, final.message)
+                return tool_result(final.result, f"task {self.id}")
         except Unanswered as exc:
             raise QuestionUnanswered(self.id, exc.key, str(exc), await self.abandon(on_abandon)) from exc.__cause__
         except _ProgressFailed as exc:
@@ -220,7 +215,7 @@ class TaskHandle:
             raise WaitAbandoned(self.id, why, await self.abandon(on_abandon)) from exc.__cause__
         except asyncio.CancelledError:
             fate = await self.abandon(on_abandon)
-            # A cancellation carries no message to whoever caused it.
+            # A cancellation carries no message to its caller.
             task = short_id(self.id)
             logger.warning("%s", WaitAbandoned(task, f"the wait for task {task} was cancelled", fate))
             raise
@@ -243,9 +238,9 @@ class TaskHandle:
             self._ledger.record_answer(key, self._asked.get(key), response)
         try:
             # Once it has an answer the question is not open, and the server ignores another.
-            await past_outage(lambda: self._port.answer(responses), self._patience)
+            await past_outage(lambda: self._backend.answer(responses), self._patience)
         except MCPError as exc:
-            # Whoever answers again looks at the task first.
+            # Look at the task again before the next answer.
             self._known = None
             if not is_transient(exc):
                 for key in responses:
@@ -262,7 +257,7 @@ class TaskHandle:
         """
         try:
             # A task that is cancelled already stays so.
-            await past_outage(self._port.cancel, self._patience)
+            await past_outage(self._backend.cancel, self._patience)
         except UnknownTask:
             self._ledger.lost()
             raise
@@ -275,7 +270,7 @@ class TaskHandle:
         Raises:
             InvalidOption: `on_abandon` is neither "leave" nor "cancel".
         """
-        check_on_abandon(on_abandon)
+        check_wait_options(on_abandon)
         if (on_abandon or self._on_abandon) == "leave":
             return "left"
         with anyio.move_on_after(CANCEL_TIMEOUT, shield=True):
@@ -308,13 +303,13 @@ class TaskHandle:
             return await get()
         except UnknownTask:
             self._ledger.lost()
-            self.life.unknown()
+            self.log.warning("is not known to its server (any more)")
             raise
 
     def _saw(self, snapshot: TaskSnapshot) -> TaskSnapshot:
         self._asked = snapshot.input_requests
         self._ledger.saw(snapshot)
-        self.life.seen(snapshot)
+        self.log.seen(snapshot)
         return snapshot
 
     def _learn(self, snapshot: TaskSnapshot) -> TaskSnapshot:
@@ -322,78 +317,73 @@ class TaskHandle:
         return snapshot
 
     def _have_answered(self, keys: Collection[str]) -> None:
-        """These questions are not shown again before the next look."""
+        """Do not show these questions again before the next look."""
         if self._known is not None:
             still = {key: request for key, request in self._known.input_requests.items() if key not in keys}
             self._known = replace(self._known, input_requests=still)
 
-    def _poller(self, on_outage: OnOutage | None = None) -> Poller:
-        poller = Poller(self._patience, on_outage=on_outage)
-        if self._known is not None and not self._known.is_final:
-            poller.saw(self._known, self._known_at, pushed=False)
-        return poller
-
     async def _wait(self, budget: Budget, on_progress: OnProgress | None) -> TaskSnapshot:
-        wake = Wake()
-
-        def answered(key: str, failure: Unanswered | None) -> None:
-            if failure is None:
-                self._have_answered([key])
-            else:
-                wake.fail(failure)
-
         answerer = Answerer(
-            self._port,
+            self._backend,
             self.id,
             ledger=self._ledger,
-            life=self.life,
+            log=self.log,
             callbacks=self._callbacks,
             patience=self._patience,
-            busy_changed=budget.pause,
-            answered=answered,
+            budget=budget,
+            answered=lambda key: self._have_answered([key]),
         )
         reported: Progress | None = None
         try:
-            async with aclosing(self._follow(self._poller(), wake, questions=True)) as states:
+            async with aclosing(self._follow(answerer)) as states:
                 async for snapshot in states:
                     answerer.look(snapshot)
                     if snapshot.is_final:
                         return snapshot
                     if on_progress is not None and snapshot.progress not in (None, reported):
                         reported = snapshot.progress
-                        await _report(on_progress, snapshot.progress)
+                        try:
+                            await on_progress(snapshot.progress)
+                        except Exception as exc:
+                            raise _ProgressFailed from exc
         finally:
             answerer.close()
         raise AssertionError("unreachable: a task is followed to its end")
 
-    async def _follow(self, poller: Poller, wake: Wake, *, questions: bool) -> AsyncGenerator[TaskSnapshot]:
-        """Every state that differs from the one before, until the final one."""
-        box = Mailbox()
-        known = self._known if asyncio.get_running_loop().time() < poller.next_look else None
-        if known is not None and known.input_requests:
-            # Somebody else may have answered meanwhile, and nobody is to be asked in vain.
+    async def _follow(
+        self, answerer: Answerer | None = None, *, on_outage: OnOutage | None = None, questions: bool = True
+    ) -> AsyncGenerator[TaskSnapshot]:
+        """Every state that differs from the one before, until the final one. A failure of the `answerer` ends it."""
+        loop, box, poller = asyncio.get_running_loop(), Mailbox(), Poller(self._patience, on_outage=on_outage)
+        known = self._known
+        if known is not None and not known.is_final:
+            poller.saw(known, self._known_at, pushed=False)
+        # If it asks, another client may have answered meanwhile, and no person is to be asked in vain.
+        if known is not None and (loop.time() >= poller.next_look or known.input_requests):
             known = None
-        async with self._port.join(box, questions=questions):
+        async with self._backend.join(box, questions=questions):
             shown: TaskSnapshot | None = None
             order = Order()
             while shown is None or not shown.is_final:
                 if shown is None and known is not None:
                     snapshot, looked = box.take_shown() or known, False
                 else:
-                    snapshot, looked = await self._next(poller, box, wake)
+                    snapshot, looked = await self._next(poller, box, answerer)
                 if snapshot is not None and order.takes(snapshot, looked=looked):
-                    is_news = shown is None or news_in(snapshot) != news_in(shown)
+                    is_news = shown is None or _news_in(snapshot) != _news_in(shown)
                     shown = snapshot
                     if is_news:
                         yield self._saw(snapshot)
 
-    async def _next(self, poller: Poller, box: Mailbox, wake: Wake) -> tuple[TaskSnapshot | None, bool]:
-        """Wait for whichever comes first: a pushed state, the time to look, or an answer that was given. The state, and
+    async def _next(self, poller: Poller, box: Mailbox, answerer: Answerer | None) -> tuple[TaskSnapshot | None, bool]:
+        """Wait for a pushed state, the time to look, or a failed answer, whichever comes first. Returns the state, and
         whether it was looked for."""
         loop = asyncio.get_running_loop()
         if loop.time() < poller.next_look:
-            await first_of(box.changed, wake.event, until=poller.next_look)
-        wake.check()
+            events = [box.changed] if answerer is None else [box.changed, answerer.failed]
+            await _first_of(events, until=poller.next_look)
+        if answerer is not None:
+            answerer.check()
         if box.changed.is_set():
             if box.hinted or box.is_over:
                 poller.hinted(loop.time(), ended=box.is_over)
@@ -412,7 +402,7 @@ class TaskHandle:
     async def _look(self, poller: Poller, box: Mailbox) -> TaskSnapshot | None:
         loop = asyncio.get_running_loop()
         try:
-            snapshot = await self._get(self._port.get)
+            snapshot = await self._get(self._backend.get)
         except (TasksError, MCPError, OSError) as exc:
             unreadable = is_unreadable(exc)
             if not is_transient(exc) or not poller.failed(loop.time(), unreadable=unreadable):
@@ -421,23 +411,26 @@ class TaskHandle:
                 if not isinstance(exc, TasksError):
                     exc.add_note(f"while waiting for a task; come back to it with resume_task(client, {self.id!r})")
                 raise
-            self.life.out_of_reach(exc)
+            self.log.out_of_reach(exc)
             return None
-        self.life.reached()
+        self.log.reached()
         poller.saw(self._learn(snapshot), loop.time(), pushed=box.live)
         return snapshot
 
-    def _outcome(self, final: TaskSnapshot) -> CallToolResult:
-        if final.status is TaskStatus.CANCELLED:
-            raise TaskWasCancelled(self.id, final.message)
-        if final.error is not None:
-            raise task_failed(self.id, final.error, final.message)
-        return tool_result(final.result, f"task {self.id}")
+
+async def _first_of(events: Collection[asyncio.Event], *, until: float) -> None:
+    """Wait for the first of these, until a time of the event loop's clock at most."""
+    waits = [asyncio.ensure_future(event.wait()) for event in events]
+    try:
+        timeout = max(until - asyncio.get_running_loop().time(), 0)
+        await asyncio.wait(waits, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
 
 
-def news_in(snapshot: TaskSnapshot) -> TaskSnapshot:
-    """The state without what says nothing of the task itself: how long it is kept, and when to look again. Servers move
-    the expiry of a running task with every look."""
+def _news_in(snapshot: TaskSnapshot) -> TaskSnapshot:
+    """The state without its expiry and interval: servers move the expiry of a running task with every look."""
     return replace(snapshot, updated_at=snapshot.created_at, expires_at=None, poll_interval=None)
 
 
@@ -454,11 +447,4 @@ def tool_result(result: object, of: str) -> CallToolResult:
 
 
 class _ProgressFailed(Exception):
-    """`on_progress` raised; the cause is what it raised."""
-
-
-async def _report(on_progress: OnProgress, progress: Progress) -> None:
-    try:
-        await on_progress(progress)
-    except Exception as exc:
-        raise _ProgressFailed from exc
+    """`on_progress` raised; the cause is the exception."""

@@ -1,8 +1,8 @@
 """A file that keeps the tasks a client started: SEP-2663 asks clients to persist task ids.
 
 It holds every task that is not finished with, the answers given to its questions, and results if asked for. A task is
-kept under the address of its server and under who we are there, never under what the server calls itself. An answer is
-written down before it is sent, so that a person is never asked twice: after a crash it is sent again, to the same
+kept under the address of its server and under the caller's identity there, never under the server's own name. An answer
+is written down before it is sent, so that a person is never asked twice: after a crash it is sent again, to the same
 server and for the same question only.
 """
 
@@ -40,10 +40,6 @@ from mcp_tasks.model.json import JsonObject
 from mcp_tasks.model.record import FINAL_STATUSES, TaskStatus
 from mcp_tasks.protocol.shapes import TaskSnapshot
 
-# ---- ledger entry
-# One task of a ledger: what is kept of it, and what that says of the task.
-
-
 UNKNOWN: Final = "unknown"
 """The status of a task that its server did not know when it was last asked. It is kept: the server may have been asked
 with the wrong credentials, or may get its tasks back from a backup."""
@@ -58,8 +54,6 @@ class LedgerEntry:
         identity: Who we are to the server, where that was said.
         arguments: What the tool was called with, in short (`in_short`), if results are kept.
         status: As it was last seen; `unknown` if the server did not know the task when it was last asked.
-        attributed: False for a task of the first release's ledger, which did not note addresses: `server` is then
-            whatever name it had for the server, and no recorded answer goes there.
         named: How the user said which server is called, if that is known (`Ledger.called`): the name that it has in a
             file; empty if the address was typed.
     """
@@ -74,19 +68,18 @@ class LedgerEntry:
     error: dict[str, Any] | None = None
     finished_at: datetime | None = None
     identity: str = ""
-    attributed: bool = True
     arguments: str | None = None
     named: str | None = None
 
     @classmethod
     def begun(cls, task_id: str = "", *, server: str, tool: str = "", identity: str = "") -> LedgerEntry:
-        """A task, or a call that is none yet, of which no more is known than that it works now."""
+        """A task, or a call that is not yet one, of which only its beginning is known."""
         now, status = datetime.now(UTC), TaskStatus.WORKING.value
         return cls(task_id=task_id, server=server, tool=tool, identity=identity, started_at=now, status=status)
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """What tells the task from all others: its server, who we are there, and its id."""
+        """What tells the task from all others: its server, the identity there, and its id."""
         return self.server, self.identity, self.task_id
 
     @property
@@ -106,7 +99,7 @@ class LedgerEntry:
 
     @property
     def is_error(self) -> bool:
-        """Whether the tool says that it failed: its task has completed with that for a result."""
+        """Whether the task completed with a result by which the tool says that it failed."""
         return bool((self.result or {}).get("isError"))
 
     @property
@@ -115,7 +108,7 @@ class LedgerEntry:
         return self.server.rpartition(" && ")[2]
 
     def has_text(self, text: str) -> bool:
-        """Whether a text is in its id, tool, arguments, message or server, in letters of whatever case."""
+        """Whether a text is in its id, tool, arguments, message or server, in upper or lower case."""
         parts = (self.task_id, self.tool, self.arguments or "", self.message or "", self.server)
         return text.casefold() in " ".join(parts).casefold()
 
@@ -138,20 +131,27 @@ class LedgerEntry:
         return {name: value for name, value in values.items() if value is not None}
 
 
-# ---- printable
-# Text that somebody else wrote, made fit for a terminal.
+# ---- short ids
+# Tasks by the beginnings of their ids, which are long, as people see and type them.
 
 
 _SPELLING: Final = frozenset("\u200c\u200d")
 """Marks that have no width and belong to the spelling of words and emoji."""
 
 _DROPPED: Final = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
-"""Categories of what a terminal obeys or does not show: controls, marks that reorder or hide, halves of characters,
+"""Categories that a terminal obeys or does not show: controls, marks that reorder or hide, halves of characters,
 separators that some terminals take for the end of a line."""
+
+SHORT: Final = 8
+"""Characters of an id's random part that are shown and asked for: 48 bits, more than a ledger can mix up."""
+
+
+def is_dropped(char: str) -> bool:
+    return char not in _SPELLING and unicodedata.category(char) in _DROPPED
 
 
 def printable(text: str) -> str:
-    """Text without what a terminal would obey, on its lines."""
+    """Text without control characters, on its lines: fit for a terminal."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(char for char in text if char in "\n\t" or not is_dropped(char))
@@ -162,36 +162,8 @@ def on_one_line(text: str) -> str:
     return " ".join(printable(text).split())
 
 
-def is_dropped(char: str) -> bool:
-    """Whether a character is one of those."""
-    return char not in _SPELLING and unicodedata.category(char) in _DROPPED
-
-
-# All that `json.dumps` leaves as it is: it escapes the controls below the space by itself.
-_UNPRINTED: Final = re.compile(r"[^ -~\n]")
-
-
-def printable_json(value: Any, *, indent: int | None = None) -> str:
-    """A JSON value as text: what a terminal would obey is escaped in it, and the value is the same."""
-    text = json.dumps(value, indent=indent, ensure_ascii=False)
-    return text if text.isascii() else _UNPRINTED.sub(_escaped, text)
-
-
-def _escaped(found: re.Match[str]) -> str:
-    char = found[0]
-    return json.dumps(char)[1:-1] if is_dropped(char) else char
-
-
-# ---- short ids
-# Tasks by the beginnings of their ids, which are long, as people see and type them.
-
-
-SHORT: Final = 8
-"""Characters of an id's random part that are shown and asked for: 48 bits, more than a ledger can mix up."""
-
-
 def short_id(task_id: str) -> str:
-    """As much of an id as tells tasks apart, fit to be shown: an id is what a server says it is."""
+    """As much of an id as tells tasks apart, fit for a terminal: an id is text of the server's."""
     kind, random = _split(on_one_line(task_id))
     return kind + random[:SHORT]
 
@@ -203,9 +175,8 @@ def short_ids(task_ids: Iterable[str]) -> dict[str, str]:
     return {task_id: name if taken[name] == 1 else task_id for task_id, name in short.items()}
 
 
-def begins(task_id: str, start: str) -> bool:
-    """Whether an id begins like that, with or without the part before `_`."""
-    # As it is, and as it is shown.
+def _begins(task_id: str, start: str) -> bool:
+    """Whether an id begins like that, as it is or as it is shown, with or without the part before `_`."""
     names = (task_id, shown := on_one_line(task_id), _split(task_id)[1], _split(shown)[1])
     return bool(start) and any(name.startswith(start) for name in names)
 
@@ -216,14 +187,7 @@ def _split(task_id: str) -> tuple[str, str]:
     return (kind + separator, random) if kind.isalpha() and random else ("", task_id)
 
 
-_LONGEST: Final = 200
-_LONGEST_VALUE: Final = 60
-_MOST: Final = 20
-"""What is kept of the arguments of a call: characters in all and of one value, and how many of them."""
-
-_SECRET_NAME: Final = re.compile(
-    r"passw|secret|token|credential|authorization|cookie|(api|access|private)[_-]?key", re.IGNORECASE
-)
+# ---- ledger
 
 
 class Ledger:
@@ -240,7 +204,7 @@ class Ledger:
 
     Raises:
         EncryptionMismatch: It is encrypted, and the key is missing or another one.
-        UntrustedFile: Somebody else may have put the file there, or can write it.
+        UntrustedFile: Another user may have put the file there, or can write it.
         StoreUnavailable: The file cannot be used now. Any method may raise this.
         StoreCorrupt: The file is not a ledger, or is corrupt. Any method may raise this.
     """
@@ -251,7 +215,7 @@ class Ledger:
         self._sealer = Sealer(cipher)
         with self._translated():
             self._db = open_ledger(self.path, timeout=5, cipher=cipher)
-        # A client that was given a path made its ledger by itself, and nobody is told when it is no longer used.
+        # A client that was given a path made its ledger itself, and is not told when it is no longer used.
         self._closed = finalize(self, self._db.close)
 
     def __enter__(self) -> Self:
@@ -277,9 +241,8 @@ class Ledger:
         called_with = in_short(arguments) if arguments and self.keep_results else None
         sealed = self._sealer.seal(bound_to("arguments", server, identity, task_id), called_with)
         self._run(
-            "INSERT OR IGNORE INTO tasks"
-            " (server, identity, task_id, attributed, tool, started, status, arguments, named)"
-            " VALUES (?1, ?2, ?3, 1, ?4, ?5, 'working', ?6, (SELECT name FROM servers WHERE server = ?1))",
+            "INSERT OR IGNORE INTO tasks (server, identity, task_id, tool, started, status, arguments, named)"
+            " VALUES (?1, ?2, ?3, ?4, ?5, 'working', ?6, (SELECT name FROM servers WHERE server = ?1))",
             (server, identity, task_id, tool, datetime.now(UTC).isoformat(), sealed),
         )
 
@@ -297,34 +260,27 @@ class Ledger:
         if snapshot.is_final and not self.keep_results:
             self.forget(snapshot.id, server=server, identity=identity)
             return
-        finished = self._end_of(server, identity, snapshot) if snapshot.is_final else None
         row = (server, identity, snapshot.id)
-        message = self._sealer.seal(bound_to("message", *row), snapshot.message)
-        result = self._sealer.seal(bound_to("result", *row), _json(snapshot.result))
-        error = self._sealer.seal(bound_to("error", *row), _json(snapshot.error))
+        finished = self._end_of(row, snapshot) if snapshot.is_final else None
+        values = {"message": snapshot.message, "result": _json(snapshot.result), "error": _json(snapshot.error)}
+        sealed = [self._sealer.seal(bound_to(column, *row), value) for column, value in values.items()]
         self._run(
-            "UPDATE tasks SET status = ?, message = ?, result = ?, error = ?, finished = ?"
-            " WHERE server = ? AND identity = ? AND task_id = ? AND attributed",
-            (snapshot.status.value, message, result, error, finished, *row),
+            "UPDATE tasks SET status = ?, message = ?, result = ?, error = ?, finished = ? WHERE {task}",
+            (snapshot.status.value, *sealed, finished, *row),
         )
 
     def lost(self, task_id: str, *, server: str, identity: str = "") -> None:
         """Record that the server does not know the task (any more): it is `unknown`, unless it was seen to end."""
-        self._run(
-            "UPDATE tasks SET status = ? WHERE server = ? AND identity = ? AND task_id = ? AND attributed"
-            " AND finished IS NULL",
-            (UNKNOWN, server, identity, task_id),
-        )
+        self._run("UPDATE tasks SET status = ? WHERE {task} AND finished IS NULL", (UNKNOWN, server, identity, task_id))
 
     def cancelled(self, task_id: str, *, server: str, identity: str = "") -> None:
         """Record that the server acknowledged our cancelling the task, which ends it for us. It is removed, unless
-        results are kept; then whatever is seen of it later still counts."""
+        results are kept; then a state that is seen later still counts."""
         if not self.keep_results:
             self.forget(task_id, server=server, identity=identity)
             return
         self._run(
-            "UPDATE tasks SET status = ?, finished = ? WHERE server = ? AND identity = ? AND task_id = ?"
-            " AND attributed AND finished IS NULL",
+            "UPDATE tasks SET status = ?, finished = ? WHERE {task} AND finished IS NULL",
             (TaskStatus.CANCELLED.value, datetime.now(UTC).isoformat(), server, identity, task_id),
         )
 
@@ -352,7 +308,7 @@ class Ledger:
         """
         rows = self._run(
             "SELECT task_id, server, tool, started, status, message, result, error, arguments, finished, identity,"
-            " attributed, named FROM tasks WHERE (?1 IS NULL OR server = ?1) AND (?2 IS NULL OR identity = ?2)"
+            " named FROM tasks WHERE (?1 IS NULL OR server = ?1) AND (?2 IS NULL OR identity = ?2)"
             " ORDER BY started",
             (server, identity),
         )
@@ -376,7 +332,7 @@ class Ledger:
             TaskNotRemembered: No task begins like that.
             AmbiguousTask: More than one does.
         """
-        found = [entry for entry in self.entries(server=server, identity=identity) if begins(entry.task_id, start)]
+        found = [entry for entry in self.entries(server=server, identity=identity) if _begins(entry.task_id, start)]
         exact = [entry for entry in found if entry.task_id == start]
         match exact or found:
             case [entry]:
@@ -427,9 +383,8 @@ class Ledger:
 
     def forget(self, task_id: str, *, server: str, identity: str = "") -> None:
         """Remove the task, and the answers given to it."""
-        task = (server, identity, task_id)
-        self._run("DELETE FROM tasks WHERE server = ? AND identity = ? AND task_id = ?", task)
-        self._run("DELETE FROM answers WHERE server = ? AND identity = ? AND task_id = ?", task)
+        self._run("DELETE FROM tasks WHERE {task}", (server, identity, task_id))
+        self._run("DELETE FROM answers WHERE {task}", (server, identity, task_id))
 
     def record_answer(
         self,
@@ -461,11 +416,8 @@ class Ledger:
         self, server: str, task_id: str, key: str, *, question: JsonObject, identity: str = ""
     ) -> dict[str, Any] | None:
         """The answer that was given to this very question: the same server, task, key and content."""
-        rows = self._run(
-            "SELECT question, answer FROM answers WHERE server = ? AND identity = ? AND task_id = ? AND key = ?",
-            (server, identity, task_id, key),
-        )
         row = (server, identity, task_id, key)
+        rows = self._run("SELECT question, answer FROM answers WHERE {task} AND key = ?", row)
         with self._translated():
             for asked, answer in rows:
                 # Compared here: what is encrypted differs each time.
@@ -475,43 +427,32 @@ class Ledger:
 
     def answer_sent(self, server: str, task_id: str, key: str, *, identity: str = "") -> None:
         """Record that the server acknowledged the answer."""
-        self._run(
-            "UPDATE answers SET sent = 1 WHERE server = ? AND identity = ? AND task_id = ? AND key = ?",
-            (server, identity, task_id, key),
-        )
+        self._run("UPDATE answers SET sent = 1 WHERE {task} AND key = ?", (server, identity, task_id, key))
 
     def answer_refused(self, server: str, task_id: str, key: str, *, identity: str = "") -> None:
         """Remove an answer that the server refused."""
-        self._run(
-            "DELETE FROM answers WHERE server = ? AND identity = ? AND task_id = ? AND key = ?",
-            (server, identity, task_id, key),
-        )
+        self._run("DELETE FROM answers WHERE {task} AND key = ?", (server, identity, task_id, key))
 
     def answers(self, server: str, task_id: str, *, identity: str = "") -> dict[str, tuple[dict[str, Any], bool]]:
         """Answers given to a task, by key, and whether the server has acknowledged them."""
         task = (server, identity, task_id)
-        rows = self._run(
-            "SELECT key, answer, sent FROM answers WHERE server = ? AND identity = ? AND task_id = ?", task
-        )
+        rows = self._run("SELECT key, answer, sent FROM answers WHERE {task}", task)
         with self._translated():
             return {
                 _text(key): (json.loads(self._sealer.open(bound_to("answer", *task, key), answer)), bool(sent))
                 for key, answer, sent in rows
             }
 
-    def _end_of(self, server: str, identity: str, snapshot: TaskSnapshot) -> str:
-        """When a task ended by our clock, which says when it was started: how long it took is what the server knows."""
-        rows = self._run(
-            "SELECT started FROM tasks WHERE server = ? AND identity = ? AND task_id = ?",
-            (server, identity, snapshot.id),
-        )
+    def _end_of(self, task: tuple[str, str, str], snapshot: TaskSnapshot) -> str:
+        """When a task ended by our clock, which says when it was started: the server knows how long it took."""
+        rows = self._run("SELECT started FROM tasks WHERE {task}", task)
         with self._translated(), suppress(OverflowError):
             for (started,) in rows:
                 return (datetime.fromisoformat(started) + (snapshot.updated_at - snapshot.created_at)).isoformat()
         return datetime.now(UTC).isoformat()
 
     def _entry(self, row: tuple[Any, ...]) -> LedgerEntry:
-        task_id, server, tool, started, status, *secrets, finished, identity, attributed, named = row
+        task_id, server, tool, started, status, *secrets, finished, identity, named = row
         message, result, error, arguments = (
             self._sealer.open(bound_to(column, server, identity, task_id), secret)
             for column, secret in zip(("message", "result", "error", "arguments"), secrets, strict=True)
@@ -527,13 +468,13 @@ class Ledger:
             error=None if error is None else json.loads(error),
             finished_at=None if finished is None else datetime.fromisoformat(finished),
             identity=_text(identity),
-            attributed=bool(attributed),
             arguments=None if arguments is None else _text(arguments),
             named=None if named is None else _text(named),
         )
 
     def _run(self, statement: str, params: Sequence[str | bytes | None]) -> list[tuple[Any, ...]]:
         with self._translated():
+            statement = statement.format(task="server = ? AND identity = ? AND task_id = ?")
             return self._db.execute(statement, [_bound(param) for param in params]).fetchall()
 
     @contextmanager
@@ -548,9 +489,19 @@ class Ledger:
             raise StoreCorrupt(f"{self.path} is not a ledger, or is corrupt: {exc}") from exc
 
 
+_LONGEST: Final = 200
+_LONGEST_VALUE: Final = 60
+_MOST: Final = 20
+"""Limits on the arguments of a call that are kept: characters in all and of one value, and how many values."""
+
+_SECRET_NAME: Final = re.compile(
+    r"passw|secret|token|credential|authorization|cookie|(api|access|private)[_-]?key", re.IGNORECASE
+)
+
+
 def in_short(arguments: Mapping[str, Any]) -> str:
-    """What a tool was called with, on one line of bounded length: enough to tell two calls of it apart. Values that
-    look like secrets by their names are left out."""
+    """The arguments of a call, on one line of bounded length: enough to tell two calls apart. Values that look like
+    secrets by their names are left out."""
     words = [f"{name}={_value_in_short(name, value)}" for name, value in itertools.islice(arguments.items(), _MOST)]
     return _cut(" ".join(words), _LONGEST)
 
@@ -568,7 +519,7 @@ def _cut(text: str, longest: int) -> str:
 
 
 def _json(value: Mapping[str, Any] | None) -> str | None:
-    """A value as text that is the same for equal values, and ASCII whatever is in it."""
+    """A value as text that is the same for equal values, and always ASCII."""
     return None if value is None else json.dumps(dict(value), sort_keys=True)
 
 
@@ -587,98 +538,75 @@ def _text(value: str | bytes) -> str:
     return value.decode(errors="surrogatepass") if isinstance(value, bytes) else value
 
 
-# ---- task ledger
-# The ledger, for one task. Where there is none, nothing is kept, and callers need not care.
-
-
 class TaskLedger:
-    """The ledger as far as it concerns one task: of one server, by its address, and of one identity there."""
+    """The ledger as far as it concerns one task. Without a ledger, nothing is kept."""
 
     def __init__(self, ledger: Ledger | None, task_id: str, *, server: str = "", identity: str = "") -> None:
         self._ledger = ledger
-        self._task_id = task_id
+        self._id = task_id
         self._server = server
         self._identity = identity
 
     @property
     def exists(self) -> bool:
-        """Whether there is a ledger."""
         return self._ledger is not None
 
     def add(self, tool: str, arguments: Mapping[str, Any] | None = None) -> None:
         """Add the task, and what its tool was called with.
 
         Raises:
-            StoreError: It cannot be kept. A note of the exception has its id, which would be known to nobody.
+            StoreError: It cannot be kept. A note of the exception has its id, which would be lost otherwise.
         """
         if self._ledger is None:
             return
         try:
-            self._ledger.add(
-                self._task_id, server=self._server, tool=tool, identity=self._identity, arguments=arguments
-            )
+            self._ledger.add(self._id, server=self._server, tool=tool, identity=self._identity, arguments=arguments)
         except StoreError as exc:
-            exc.add_note(f"The task goes on, and is not in the ledger: {self._task_id}")
+            exc.add_note(f"The task goes on, and is not in the ledger: {self._id}")
             raise
 
     def saw(self, snapshot: TaskSnapshot) -> None:
-        """Record a state of the task."""
         if self._ledger is not None:
             self._ledger.saw(self._server, snapshot, identity=self._identity)
 
     def lost(self) -> None:
-        """Record that the server does not know the task (any more)."""
         if self._ledger is not None:
-            self._ledger.lost(self._task_id, server=self._server, identity=self._identity)
+            self._ledger.lost(self._id, server=self._server, identity=self._identity)
 
     def cancelled(self) -> None:
-        """Record that the server acknowledged our cancelling the task."""
         if self._ledger is not None:
-            self._ledger.cancelled(self._task_id, server=self._server, identity=self._identity)
+            self._ledger.cancelled(self._id, server=self._server, identity=self._identity)
 
     def forget(self) -> None:
-        """Remove the task."""
         if self._ledger is not None:
-            self._ledger.forget(self._task_id, server=self._server, identity=self._identity)
+            self._ledger.forget(self._id, server=self._server, identity=self._identity)
 
     def recorded_answer(self, key: str, question: JsonObject) -> Mapping[str, Any] | None:
-        """The recorded answer to this very question."""
         if self._ledger is None:
             return None
-        return self._ledger.recorded_answer(
-            self._server, self._task_id, key, question=question, identity=self._identity
-        )
+        return self._ledger.recorded_answer(self._server, self._id, key, question=question, identity=self._identity)
 
     def record_answer(self, key: str, question: JsonObject | None, answer: Mapping[str, Any]) -> None:
-        """Record an answer, before it is sent."""
         if self._ledger is not None:
-            self._ledger.record_answer(
-                self._server, self._task_id, key, answer, question=question, identity=self._identity
-            )
+            self._ledger.record_answer(self._server, self._id, key, answer, question=question, identity=self._identity)
 
     def answer_sent(self, key: str) -> None:
-        """Record that the server acknowledged the answer."""
         if self._ledger is not None:
-            self._ledger.answer_sent(self._server, self._task_id, key, identity=self._identity)
+            self._ledger.answer_sent(self._server, self._id, key, identity=self._identity)
 
     def answer_refused(self, key: str) -> None:
-        """Remove an answer that the server refused."""
         if self._ledger is not None:
-            self._ledger.answer_refused(self._server, self._task_id, key, identity=self._identity)
-
-
-# ---- user ledger
-# The ledger of whoever runs a program: the one of the `mcp-tasks` command, which can come back to what it has.
+            self._ledger.answer_refused(self._server, self._id, key, identity=self._identity)
 
 
 def user_ledger_path() -> Path:
-    """Where it is: in the user's state folder."""
+    """Where the ledger of the `mcp-tasks` command is: in the user's state folder."""
     return state_folder() / "ledger.db"
 
 
 def user_ledger(path: Path | None = None) -> Ledger:
-    """Open it, with the keys of the environment (`MCP_TASKS_LEDGER_KEYS`) and results kept; made if it is not there.
-    Only its owner may read it: ids can be all that protects a task.
+    """Open the ledger of the `mcp-tasks` command, with the keys of the environment (`MCP_TASKS_LEDGER_KEYS`) and
+    results kept; made if it is not there. Only its owner may read it: ids can be all that protects a task.
 
     Args:
         path: Another file, which is opened in the same way.

@@ -1,8 +1,8 @@
-"""What a ledger's file is: how it is known from any other SQLite file, its format, and bringing an old one to it.
+"""The SQLite files of a client: encrypting what is in them, and the ledger's own file.
 
-`application_id` says that the file is a ledger, `user_version` which format it has. Both are looked at before anything
-is written, so that no task store and no other program's database is ever written into; and both are part of the
-transaction that makes the tables, so that processes which open one new file together find the work done.
+`application_id` says that a file is a ledger, `user_version` which format it has. Both are checked before anything is
+written, so that no other database is ever changed; and both are set in the transaction that creates the tables, so that
+processes which open one new file together find the work done. A later format adds its statements to `UPGRADES`.
 """
 
 from __future__ import annotations
@@ -16,23 +16,18 @@ from typing import Any, Final, TypeAlias
 
 from mcp_tasks.encryption import Cipher, Keyring
 from mcp_tasks.errors import CannotDecrypt, EncryptionMismatch, StoreCorrupt, StoreUnavailable
-from mcp_tasks.files import FileId, check_still, make_private_file
+from mcp_tasks.files import check_still, make_private_file
 
 # ---- sealing
-# What a client keeps of its tasks, encrypted: the ledger, and the file of hosted tasks.
+# Encryption at rest, for the ledger and for the file of hosted tasks.
 
 
 _ENCRYPTED: Final = b"\0"
-"""What encrypted values begin with. No text that is kept does."""
+"""The first byte of encrypted values. No text that is kept begins with it."""
 
 _MARK_ID: Final = "ledger:mark"
 _ON: Final = b"on"
 _BEGUN: Final = b"begun"
-_HAS_MARK: Final = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'encryption'"
-_MAKE_MARK: Final = (
-    "CREATE TABLE IF NOT EXISTS encryption (one INTEGER PRIMARY KEY CHECK (one = 1), mark BLOB NOT NULL)"
-)
-_SET_MARK: Final = "INSERT OR REPLACE INTO encryption (one, mark) VALUES (1, ?)"
 
 
 class Sealer:
@@ -42,16 +37,16 @@ class Sealer:
         self.cipher: Cipher | None = cipher
 
     def seal(self, bound_to: str, text: str | None) -> str | bytes | None:
-        """A text as it is to be kept."""
+        """A text as it is kept."""
         if text is None or self.cipher is None:
             return text
         return _ENCRYPTED + self.cipher.encrypt(bound_to, text.encode("utf-8", "surrogatepass"))
 
     def open(self, bound_to: str, value: Any) -> Any:
-        """What `seal` was given.
+        """The text that `seal` was given.
 
         Raises:
-            EncryptionMismatch: It is encrypted, and there is no key; or the other way round.
+            EncryptionMismatch: It is encrypted and there is no key, or the other way round.
             CannotDecrypt: It has another key, or was changed.
         """
         if value is None:
@@ -63,39 +58,88 @@ class Sealer:
             return value
         if not encrypted:
             raise EncryptionMismatch("it is not encrypted, and there is a key")
-        return _decrypted(self.cipher, bound_to, value).decode("utf-8", "surrogatepass")
+        return self.cipher.decrypt(bound_to, value[len(_ENCRYPTED) :]).decode("utf-8", "surrogatepass")
 
 
 Columns: TypeAlias = Sequence[tuple[str, str, Sequence[str]]]
-"""Of each table, the columns that a row is found by, and those that are encrypted. A value is bound to both."""
+"""For each table, the columns that identify a row, and those that are encrypted. A value is bound to both."""
 
 
-def must_be_encrypted(db: sqlite3.Connection, cipher: Cipher | None, path: Path | str) -> bool:
-    """Whether a file is not encrypted as it is to be, and has to be encrypted first (`encrypt_file`).
+def bound_to(*parts: str | bytes) -> str:
+    """The context that a value is bound to: its column, and the key of its row."""
+    # With their lengths: no two lists are written alike.
+    texts = [part.decode("utf-8", "surrogatepass") if isinstance(part, bytes) else part for part in parts]
+    return "ledger:" + "".join(f"{len(text)}:{text}" for text in texts)
+
+
+def open_sealed(
+    path: Path, cipher: Cipher | None, columns: Columns, connect: Callable[[], sqlite3.Connection]
+) -> sqlite3.Connection:
+    """A connection to a private file, which is encrypted first if there is a cipher that it does not have yet.
 
     Raises:
+        StoreCorrupt: The file cannot be trusted, or has another key.
         EncryptionMismatch: It has a key that is not there.
+        StoreUnavailable: It must be encrypted, and another process has it open.
         sqlite3.Error: SQLite refused; the caller translates.
     """
-    mark = _mark(db)
-    if cipher is not None:
-        return mark is None or not _is_current(cipher, mark, path)
-    if mark is not None:
-        raise EncryptionMismatch(f"{path} is encrypted, and there is no key. Give it the cipher it was written with.")
-    return False
+    known = make_private_file(path)
+
+    def checked() -> sqlite3.Connection:
+        db = connect()
+        try:
+            check_still(path, known)
+        except BaseException:
+            db.close()
+            raise
+        return db
+
+    db = checked()
+    try:
+        to_encrypt = _must_be_encrypted(db, cipher, path)
+    except BaseException:
+        db.close()
+        raise
+    if cipher is None or not to_encrypt:
+        return db
+    db.close()
+    _encrypt_file(path, cipher, columns)
+    return checked()
 
 
-def encrypt_file(path: Path, cipher: Cipher, columns: Columns) -> None:
-    """Encrypt all that a file of a client keeps, whether it is plain or has an older key.
+def _must_be_encrypted(db: sqlite3.Connection, cipher: Cipher | None, path: Path) -> bool:
+    mark: bytes | None = None
+    if db.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'encryption'").fetchall():
+        rows = db.execute("SELECT mark FROM encryption").fetchall()
+        mark = bytes(rows[0][0]) if rows else None
+    if cipher is None:
+        if mark is not None:
+            why = f"{path} is encrypted, and there is no key. Give it the cipher it was written with."
+            raise EncryptionMismatch(why)
+        return False
+    if mark is None:
+        return True
+    try:
+        said = cipher.decrypt(_MARK_ID, mark[len(_ENCRYPTED) :])
+    except Exception as exc:
+        why = str(exc) if isinstance(exc, CannotDecrypt) else type(exc).__name__
+        raise EncryptionMismatch(
+            f"{path} is encrypted with a key that is not there ({why}). Give it that key as well."
+        ) from exc
+    # Only a `Keyring` can tell which of its keys was used.
+    return said != _ON or (isinstance(cipher, Keyring) and not cipher.is_current(mark[len(_ENCRYPTED) :]))
+
+
+def _encrypt_file(path: Path, cipher: Cipher, columns: Columns) -> None:
+    """Encrypt everything in a file, whether it is plain or has an older key.
 
     Raises:
-        StoreUnavailable: Another process has it open: it would go on to write as it did.
+        StoreUnavailable: Another process has it open, and would go on to write as it did.
         CannotDecrypt: Something in it has a key that is not there.
-        sqlite3.Error: SQLite refused; the caller translates.
     """
     with closing(sqlite3.connect(path, isolation_level=None, timeout=1)) as db:
         try:
-            # Before the WAL is used for the first time: then SQLite lets nobody else in, and not us if somebody is.
+            # Before the WAL is used for the first time: then SQLite lets no other process in, and not us if one is.
             db.execute("PRAGMA locking_mode = EXCLUSIVE")
             db.execute("BEGIN EXCLUSIVE")
         except sqlite3.OperationalError as exc:
@@ -111,82 +155,24 @@ def encrypt_file(path: Path, cipher: Cipher, columns: Columns) -> None:
         # So nothing is left of what was there: not in free pages, nor in the WAL.
         db.execute("VACUUM")
         db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-        # Only now: whoever is interrupted before has all of it done again.
+        # Only now: if it is interrupted before, all of it is done again.
         _set_mark(db, cipher, _ON)
         db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-
-
-def open_sealed(
-    path: Path, cipher: Cipher | None, columns: Columns, connect: Callable[[], sqlite3.Connection]
-) -> sqlite3.Connection:
-    """A connection to a file that is private, ours while it is opened, and encrypted if there is a cipher.
-
-    Raises:
-        StoreCorrupt: The file is not to be trusted, or has another key.
-    """
-    known = make_private_file(path)
-    db = _checked(path, known, connect)
-    try:
-        to_encrypt = must_be_encrypted(db, cipher, path)
-    except BaseException:
-        db.close()
-        raise
-    if cipher is None or not to_encrypt:
-        return db
-    db.close()
-    encrypt_file(path, cipher, columns)
-    return _checked(path, known, connect)
-
-
-def _checked(path: Path, known: FileId, connect: Callable[[], sqlite3.Connection]) -> sqlite3.Connection:
-    db = connect()
-    try:
-        check_still(path, known)
-    except BaseException:
-        db.close()
-        raise
-    return db
-
-
-def bound_to(*parts: str | bytes) -> str:
-    """What a value of a client's file is bound to: its column, and the key of its row."""
-    # With their lengths: no two lists are written alike.
-    texts = [part.decode("utf-8", "surrogatepass") if isinstance(part, bytes) else part for part in parts]
-    return "ledger:" + "".join(f"{len(text)}:{text}" for text in texts)
-
-
-def _mark(db: sqlite3.Connection) -> bytes | None:
-    if not db.execute(_HAS_MARK).fetchall():
-        return None
-    rows = db.execute("SELECT mark FROM encryption").fetchall()
-    return bytes(rows[0][0]) if rows else None
-
-
-def _is_current(cipher: Cipher, mark: bytes, path: Path | str) -> bool:
-    try:
-        said = _decrypted(cipher, _MARK_ID, mark)
-    except Exception as exc:
-        why = str(exc) if isinstance(exc, CannotDecrypt) else type(exc).__name__
-        raise EncryptionMismatch(
-            f"{path} is encrypted with a key that is not there ({why}). Give it that key as well."
-        ) from exc
-    # Of a cipher of somebody else's making it is not known which key it used.
-    return said == _ON and (not isinstance(cipher, Keyring) or cipher.is_current(mark[len(_ENCRYPTED) :]))
 
 
 def _encrypt(db: sqlite3.Connection, cipher: Cipher, columns: Columns) -> None:
     broken: list[Exception] = []
 
     def seal(value: Any, *key: str | bytes) -> Any:
-        """As `Sealer.seal`, of what may be encrypted with an older key, or be the bytes of an odd text."""
+        """Like `Sealer.seal`, for a value that may have an older key, or be the bytes of an odd text."""
         if value is None:
             return None
         place = bound_to(*key)
         raw = value if isinstance(value, bytes) else str(value).encode("utf-8", "surrogatepass")
         try:
-            plain = _decrypted(cipher, place, raw) if raw.startswith(_ENCRYPTED) else raw
+            plain = cipher.decrypt(place, raw[len(_ENCRYPTED) :]) if raw.startswith(_ENCRYPTED) else raw
         except Exception as exc:
-            # SQLite would tell that something was raised, and not what.
+            # SQLite would report that an exception was raised, and not which.
             broken.append(exc)
             raise
         return _ENCRYPTED + cipher.encrypt(place, plain)
@@ -203,38 +189,27 @@ def _encrypt(db: sqlite3.Connection, cipher: Cipher, columns: Columns) -> None:
 
 
 def _set_mark(db: sqlite3.Connection, cipher: Cipher, said: bytes) -> None:
-    db.execute(_MAKE_MARK)
-    db.execute(_SET_MARK, (_ENCRYPTED + cipher.encrypt(_MARK_ID, said),))
+    db.execute("CREATE TABLE IF NOT EXISTS encryption (one INTEGER PRIMARY KEY CHECK (one = 1), mark BLOB NOT NULL)")
+    mark = _ENCRYPTED + cipher.encrypt(_MARK_ID, said)
+    db.execute("INSERT OR REPLACE INTO encryption (one, mark) VALUES (1, ?)", (mark,))
 
 
-def _decrypted(cipher: Cipher, place: str, value: bytes) -> bytes:
-    return cipher.decrypt(place, value[len(_ENCRYPTED) :])
+# ---- the ledger's file
 
 
 APPLICATION_ID: Final = int.from_bytes(b"MCPL", "big")
 
-FORMAT: Final = 3
+_STORE_APPLICATION_ID: Final = int.from_bytes(b"MCPT", "big")
+"""A server's task store, which gets an error message of its own."""
 
 _MAGIC: Final = b"SQLite format 3\0"
-
-STORE_APPLICATION_ID: Final = int.from_bytes(b"MCPT", "big")
-"""A task store of a server, which is told from other databases to say something helpful about it."""
-
-_FIRST_RELEASE: Final = {
-    ("tasks", "task_id,server,tool,started,status,message,result,error,finished"),
-    ("answers", "server,task_id,key,answer,sent"),
-}
-"""Tables and columns of format 0, which had no application id."""
-
-_SERVERS: Final = "CREATE TABLE servers (server TEXT PRIMARY KEY, name TEXT NOT NULL)"
-"""Servers that the user called, each with the name that was used last; empty for an address that was typed."""
 
 _SCHEMA: Final = (
     """
     CREATE TABLE tasks (
-        server TEXT NOT NULL, identity TEXT NOT NULL, task_id TEXT NOT NULL, attributed INTEGER NOT NULL,
-        tool TEXT NOT NULL, started TEXT NOT NULL, status TEXT NOT NULL, message TEXT, result TEXT, error TEXT,
-        finished TEXT, arguments TEXT, named TEXT, PRIMARY KEY (server, identity, task_id, attributed)
+        server TEXT NOT NULL, identity TEXT NOT NULL, task_id TEXT NOT NULL, tool TEXT NOT NULL, started TEXT NOT NULL,
+        status TEXT NOT NULL, message TEXT, result TEXT, error TEXT, finished TEXT, arguments TEXT, named TEXT,
+        PRIMARY KEY (server, identity, task_id)
     )
     """,
     """
@@ -243,61 +218,45 @@ _SCHEMA: Final = (
         answer TEXT NOT NULL, sent INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (server, identity, task_id, key)
     )
     """,
-    _SERVERS,
+    # Servers that the user called, each with the name that was used last; empty for an address that was typed.
+    "CREATE TABLE servers (server TEXT PRIMARY KEY, name TEXT NOT NULL)",
 )
+"""Format 1."""
 
-# The first release knew servers by the names they give themselves, which anybody can give themselves. Its tasks stay
-# listed; its answers were meant for servers that nobody can name any more, and go.
-_MIGRATION: Final = (
-    "ALTER TABLE tasks RENAME TO first_tasks",
-    "DROP TABLE answers",
-    *_SCHEMA,
-    """
-    INSERT INTO tasks
-    SELECT server, '', task_id, 0, tool, started, status, message, result, error, finished, NULL, NULL
-    FROM first_tasks
-    """,
-    "DROP TABLE first_tasks",
-)
-
-_FORMAT_2: Final = ("ALTER TABLE tasks ADD COLUMN named TEXT", _SERVERS)
-"""From format 2, which did not keep whether the user had named or typed a server."""
-
-_FORMAT_1: Final = ("ALTER TABLE tasks ADD COLUMN arguments TEXT", *_FORMAT_2)
-"""From format 1, which did not keep what tools were called with."""
-
+UPGRADES: Sequence[Sequence[str]] = ()
+"""The statements that bring a file from format 1 to 2, from 2 to 3, and so on."""
 
 _SECRETS: Final = (
     ("tasks", "server, identity, task_id", ("message", "result", "error", "arguments")),
     ("answers", "server, identity, task_id, key", ("question", "answer")),
 )
-"""What is encrypted where there is a cipher. The rest is what tasks are found by, and what a list of them shows."""
+"""Columns that a cipher encrypts. The rest is what tasks are found by, and what a list of them shows."""
 
 
 def open_ledger(path: Path, *, timeout: float, cipher: Cipher | None = None) -> sqlite3.Connection:
-    """A connection to the ledger at `path`, which is made if it is not there, and encrypted if there is a cipher.
+    """A connection to the ledger at `path`, which is created if it is not there, and encrypted if there is a cipher.
 
     Raises:
-        StoreCorrupt: The file is something else, or of a newer release, or not to be trusted, or has another key.
-            Nothing was written.
+        StoreCorrupt: The file is something else, has a newer format, cannot be trusted, or has another key. Nothing
+            was written.
         sqlite3.Error: SQLite refused; the caller translates.
     """
+
+    def connect() -> sqlite3.Connection:
+        _check_is_sqlite(path)
+        db = sqlite3.connect(path, isolation_level=None, timeout=timeout, check_same_thread=False)
+        try:
+            _prepare(db, path)
+        except BaseException:
+            db.close()
+            raise
+        return db
+
     # For its owner alone: answers and results are in it.
-    return open_sealed(path, cipher, _SECRETS, lambda: _opened(path, timeout))
+    return open_sealed(path, cipher, _SECRETS, connect)
 
 
-def _opened(path: Path, timeout: float) -> sqlite3.Connection:
-    _must_be_sqlite(path)
-    db = sqlite3.connect(path, isolation_level=None, timeout=timeout, check_same_thread=False)
-    try:
-        _prepare(db, path)
-    except BaseException:
-        db.close()
-        raise
-    return db
-
-
-def _must_be_sqlite(path: Path) -> None:
+def _check_is_sqlite(path: Path) -> None:
     """SQLite takes a file that is shorter than its header for an empty database, and would write over it."""
     try:
         with path.open("rb") as file:
@@ -319,11 +278,11 @@ def _prepare(db: sqlite3.Connection, path: Path) -> None:
     if missing:
         db.execute("BEGIN IMMEDIATE")
         try:
-            # Asked again under the lock: another process may have been first.
+            # Checked again under the lock: another process may have been first.
             for statement in _missing(db, path):
                 db.execute(statement)
             db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-            db.execute(f"PRAGMA user_version = {FORMAT}")
+            db.execute(f"PRAGMA user_version = {1 + len(UPGRADES)}")
             db.execute("COMMIT")
         except BaseException:
             if db.in_transaction:
@@ -331,34 +290,26 @@ def _prepare(db: sqlite3.Connection, path: Path) -> None:
             raise
 
 
-def _missing(db: sqlite3.Connection, path: Path) -> tuple[str, ...]:
+def _missing(db: sqlite3.Connection, path: Path) -> Sequence[str]:
     """The statements that make the file a ledger of this release."""
     # One statement, hence one snapshot of the file.
-    rows = db.execute(
+    [(application, version, tables)] = db.execute(
         "SELECT (SELECT application_id FROM pragma_application_id), (SELECT user_version FROM pragma_user_version),"
-        " name, (SELECT group_concat(name) FROM pragma_table_info(main.name)) FROM"
-        " (SELECT NULL AS name UNION ALL SELECT name FROM sqlite_master WHERE type = 'table') AS main"
+        " (SELECT count(*) FROM sqlite_master WHERE type = 'table')"
     ).fetchall()
-    application, version = rows[0][:2]
-    tables = {(name, columns) for _, _, name, columns in rows if name is not None}
-    if application == APPLICATION_ID and version == FORMAT:
-        return ()
-    if application == APPLICATION_ID and version == 1:
-        return _FORMAT_1
-    if application == APPLICATION_ID and version == 2:
-        return _FORMAT_2
+    if application == APPLICATION_ID and 1 <= version <= 1 + len(UPGRADES):
+        return [statement for upgrade in UPGRADES[version - 1 :] for statement in upgrade]
     if application == APPLICATION_ID:
         raise StoreCorrupt(
-            f"{path} is a ledger of format {version}, and this release knows format {FORMAT}. Use a newer release."
+            f"{path} is a ledger of format {version}, and this release knows format {1 + len(UPGRADES)}. "
+            "Use a newer release."
         )
-    if application == STORE_APPLICATION_ID:
+    if application == _STORE_APPLICATION_ID:
         raise StoreCorrupt(
             f"{path} is the task store of a server, not a ledger. Give the ledger a file of its own, such as ledger.db."
         )
-    if not application and not version and not tables:
-        return _SCHEMA
-    if not application and not version and tables == _FIRST_RELEASE:
-        return _MIGRATION
+    if not (application or version or tables):
+        return [statement for part in (_SCHEMA, *UPGRADES) for statement in part]
     raise StoreCorrupt(f"{path} is a SQLite database of another application, not a ledger. Choose another path.")
 
 

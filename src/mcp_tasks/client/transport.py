@@ -1,13 +1,15 @@
-"""Transports that know the address of their server, let `TasksClient` know it, and have a `Wire`.
+"""Transports that know the address of their server, make it known to `TasksClient`, and have a `Wire`.
 
-A ledger keeps tasks by the address of their server, and the SDK does not tell an extension what its client is
-connected to. So these transports put a mark into the `_meta` of what concerns tasks, on its way from the server to the
+A ledger keeps tasks by the address of their server, and the SDK does not tell an extension which server its client is
+connected to. So these transports put a mark into the `_meta` of messages that concern tasks, on their way to the
 session: an object of this process, which no server can send, stands for "came over this connection".
 
-Each connection passes through a `Wire` (see `client.wire`), where the older era of tasks is spoken beside the session,
-and where whatever else is to see the messages is added with `ServerTransport.use`. In that era the SDK shows an
-extension nothing of a call, so the transport introduces itself: a notification of its own, with its mark, reaches the
-`TasksClient` of its client, if there is one, before the client has its first answer.
+Each connection passes through a `Wire` (see `client.wire`), where 2025-11-25 tasks are spoken beside the session, and
+where `ServerTransport.use` adds other handlers. In that version the SDK shows an extension nothing of a call, so the
+transport introduces itself: a notification of its own, with its mark, reaches the `TasksClient` of its client, if there
+is one, before the client has its first response.
+
+This is the one module of the client that imports `legacy`.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
-import re
+import secrets
 import shlex
 import sys
 from collections.abc import AsyncGenerator, Callable, Mapping
@@ -27,59 +29,41 @@ from urllib.parse import urlsplit, urlunsplit
 from weakref import WeakSet
 
 import anyio
+from mcp.client.session import ClientSession
 from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp_types import JSONRPCMessage, JSONRPCNotification, JSONRPCRequest, JSONRPCResponse, RequestId
 
-from mcp_tasks.client.backend import Finish, OlderTasks
-from mcp_tasks.client.eras import older_tasks
-from mcp_tasks.client.wire import Handler, QuestionLimit, Wire, with_request_log
+from mcp_tasks.client.backend import Finish
+from mcp_tasks.client.wire import Handler, QuestionLimit, Wire
+from mcp_tasks.legacy.client import LegacyTasks
+from mcp_tasks.legacy.hosting import HostedPeer, HostedTasks, Hosting
 from mcp_tasks.quiet import get_logger
 
-# ---- variables
-# Variables in files that name servers: `${NAME}`, `${NAME:-default}` and `${env:NAME}`.
-
-
-_REFERENCE: Final = re.compile(r"\$\{([^}]*)\}")
-
-
-def expand(text: str, values: Mapping[str, str]) -> str:
-    """The text with values in the place of its variables.
-
-    A default stands in for what is not set, and for what is empty, as in a shell.
-
-    Raises:
-        KeyError: A variable is not set and has no default; it has the name.
-    """
-
-    def value(found: re.Match[str]) -> str:
-        name, has_default, default = found[1].partition(":-")
-        name = name.removeprefix("env:")
-        if has_default:
-            return values.get(name) or default
-        return values[name]
-
-    return _REFERENCE.sub(value, text)
-
-
-def has_variables(text: str) -> bool:
-    """Whether there is a variable in a text."""
-    return _REFERENCE.search(text) is not None
-
-
-def names_in(text: str) -> list[str]:
-    """The variables that a text refers to."""
-    return [name.partition(":-")[0].removeprefix("env:") for name in _REFERENCE.findall(text)]
-
+__all__ = [
+    "INTRODUCTION",
+    "TASK_NOTIFICATION",
+    "HostedTasks",
+    "Hosting",
+    "LegacyTasks",
+    "ServerTransport",
+    "has_legacy_tasks",
+    "http_address",
+    "leaving_quietly",
+    "stdio_address",
+    "stdio_transport",
+    "transport_in",
+    "with_tasks",
+]
 
 logger: Final = get_logger(__name__)
 
 TASK_NOTIFICATION: Final = "notifications/tasks"
 
 INTRODUCTION: Final = "notifications/mcp-tasks/transport"
-"""The notification by which a transport makes itself known. Never on a wire: servers that send it say nothing by it."""
+"""The notification by which a transport makes itself known. Never on a wire: one that a server sends has no mark."""
 
 _INTRODUCING: Final = 0.05
-"""Seconds for the introduction, which takes some turns of the event loop; with no `TasksClient`, nobody replies."""
+"""Seconds for the introduction, which takes some turns of the event loop; without a `TasksClient` there is no reply."""
 
 _TRANSPORT_META_KEY: Final = "mcp-tasks/transport"
 
@@ -87,8 +71,8 @@ _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 
 
 class _Mark(str):
-    """Says which transport something came over. A string, because the SDK serializes what it has in hand to check it;
-    its text means nothing, as any server could send that."""
+    """Says which transport a message came over. A string, because the SDK serializes values to check them; its text
+    means nothing, as any server could send that."""
 
     transport: ServerTransport
 
@@ -97,10 +81,10 @@ class ServerTransport:
     """A transport for the SDK's `Client` that knows the address of its server. Entered once, by the client.
 
     Attributes:
-        address: What the ledger knows the server by; empty if nobody said.
+        address: The server's address in the ledger; empty if it is not known.
         wire: The connection, message by message, once the client has entered the transport.
         is_unused: Whether no client has entered it yet.
-        older: Tasks of the older era on that connection, where this package has them.
+        legacy: Tasks of 2025-11-25 on that connection.
     """
 
     _unused: ClassVar[WeakSet[ServerTransport]] = WeakSet()
@@ -109,7 +93,7 @@ class ServerTransport:
         self.address = address
         self.wire: Wire | None = None
         self.is_unused: bool = True
-        self.older: OlderTasks | None = None
+        self.legacy: LegacyTasks | None = None
         self._inner = inner
         self._handlers: list[Callable[[Wire], Handler]] = []
         self._met = asyncio.Event()
@@ -119,30 +103,25 @@ class ServerTransport:
             self._unused.add(self)
 
     def __repr__(self) -> str:
-        return f"<ServerTransport to {self.address or 'somewhere'}>"
+        return f"<ServerTransport to {self.address or 'an unknown address'}>"
 
     def use(self, handler: Callable[[Wire], Handler]) -> None:
-        """Have a handler made for the connection, before anything is sent. Those that are used first see messages
-        first."""
+        """Have a handler made for the connection, before anything is sent. Handlers see messages in this order."""
         self._handlers.append(handler)
 
     async def __aenter__(self) -> tuple[Any, Any]:
         self._unused.discard(self)
         self.is_unused = False
-        read, write = with_request_log(*await self._inner.__aenter__())
-        self.wire = wire = Wire(read, write)
+        self.wire = wire = Wire(*await self._inner.__aenter__())
         try:
             for handler in self._handlers:
                 wire.add(handler(wire))
         except BaseException as exc:
             await self.__aexit__(type(exc), exc, exc.__traceback__)
             raise
-        self.older = older_tasks(wire)
-        if self.older is not None:
-            wire.add(self.older)
-            wire.add(_Introduction(self, wire, self.older))
-        wire.add(QuestionLimit(wire))
-        wire.add(_Marking(self))
+        self.legacy = legacy = LegacyTasks(wire)
+        for each in (legacy, QuestionLimit(wire), _Marking(self, wire, legacy)):
+            wire.add(each)
         wire.start()
         return wire.streams
 
@@ -157,10 +136,16 @@ class ServerTransport:
             if self.wire is not None:
                 await self.wire.drop()
 
+    def host(self, hosted: HostedTasks, *, server: str | None, identity: str) -> None:
+        """Host tasks for the server at the other end."""
+        # A server whose address is not known counts as another one after each connection.
+        address = server or self.address or f"unnamed:{secrets.token_hex(16)}"
+        self.use(lambda wire: HostedPeer(wire, hosted, hosted.of(address, identity)))
+
     def introduce(self, finish: Finish) -> None:
-        """A `TasksClient` is there: it sees the tasks to their ends that calls on this connection become."""
-        if self.older is not None:
-            self.older.finish = finish
+        """A `TasksClient` is there: it waits for the tasks that calls on this connection become."""
+        if self.legacy is not None:
+            self.legacy.finish = finish
         self._met.set()
 
     async def met(self) -> None:
@@ -174,39 +159,20 @@ class ServerTransport:
         return bool(cls._unused)
 
     def put_mark(self, holder: dict[str, Any]) -> None:
-        """Say in the `_meta` of something that it came over this transport."""
+        """Say in the `_meta` of a message that it came over this transport."""
         meta = holder.get("_meta")
         known = cast("dict[str, Any]", meta) if isinstance(meta, dict) else {}
         holder["_meta"] = {**known, _TRANSPORT_META_KEY: self._mark}
 
 
 class _Marking:
-    """Puts a transport into the messages that concern tasks."""
+    """Puts a transport's mark into the messages that concern tasks, and holds the response to the handshake back until
+    the `TasksClient` of the client, if any, knows the transport."""
 
-    def __init__(self, transport: ServerTransport) -> None:
-        self._transport = transport
-
-    def outgoing(self, message: JSONRPCMessage) -> JSONRPCMessage | None:
-        return message
-
-    def incoming(self, message: JSONRPCMessage) -> JSONRPCMessage | None:
-        match message:
-            case JSONRPCResponse(result=result) if result.get("resultType") == "task":
-                self._transport.put_mark(result)
-            case JSONRPCNotification(method=method, params=dict() as params) if method == TASK_NOTIFICATION:
-                self._transport.put_mark(params)
-            case _:
-                pass
-        return message
-
-
-class _Introduction:
-    """Holds the answer to the handshake back until the `TasksClient` of the client, if any, knows the transport."""
-
-    def __init__(self, transport: ServerTransport, wire: Wire, older: OlderTasks) -> None:
+    def __init__(self, transport: ServerTransport, wire: Wire, legacy: LegacyTasks) -> None:
         self._transport = transport
         self._wire = wire
-        self._older = older
+        self._legacy = legacy
         self._handshake: RequestId | None = None
 
     def outgoing(self, message: JSONRPCMessage) -> JSONRPCMessage | None:
@@ -215,10 +181,17 @@ class _Introduction:
         return message
 
     def incoming(self, message: JSONRPCMessage) -> JSONRPCMessage | None:
-        if not isinstance(message, JSONRPCResponse) or message.id != self._handshake or not self._older.is_offered:
-            return message
-        self._wire.spawn(self._introduce(message))
-        return None
+        match message:
+            case JSONRPCResponse(id=answered) if answered == self._handshake and self._legacy.is_offered:
+                self._wire.spawn(self._introduce(message))
+                return None
+            case JSONRPCResponse(result=result) if result.get("resultType") == "task":
+                self._transport.put_mark(result)
+            case JSONRPCNotification(method=method, params=dict() as params) if method == TASK_NOTIFICATION:
+                self._transport.put_mark(params)
+            case _:
+                pass
+        return message
 
     async def _introduce(self, answer: JSONRPCResponse) -> None:
         params: dict[str, Any] = {}
@@ -229,9 +202,17 @@ class _Introduction:
 
 
 def transport_in(meta: Any) -> ServerTransport | None:
-    """The transport over which something came, if it is one of ours."""
+    """The transport whose mark is in a `_meta`, if there is one."""
     mark: Any = cast("Mapping[str, Any]", meta).get(_TRANSPORT_META_KEY) if isinstance(meta, Mapping) else None
     return mark.transport if isinstance(mark, _Mark) else None
+
+
+def has_legacy_tasks(session: ClientSession) -> bool:
+    """Whether the server of a session has tasks of 2025-11-25, which the SDK's session does not know."""
+    capabilities = session.server_capabilities
+    return (
+        session.protocol_version == LegacyTasks.version and capabilities is not None and capabilities.tasks is not None
+    )
 
 
 def stdio_transport(parameters: StdioServerParameters, *, errlog: TextIO | None = None) -> ServerTransport:
@@ -243,17 +224,17 @@ def with_tasks(transport: AbstractAsyncContextManager[Any], *, address: str = ""
     """Any transport of the SDK, fit for the tasks of servers that speak 2025-11-25.
 
     Args:
-        address: What a ledger is to know the server by; without one, no ledger can be used.
+        address: The server's address in a ledger; without one, no ledger can be used.
     """
     return ServerTransport(address, leaving_quietly(transport))
 
 
 @asynccontextmanager
 async def leaving_quietly(transport: AbstractAsyncContextManager[Any]) -> AsyncGenerator[Any]:
-    """The transport, without the error that the SDK's transports over HTTP make of a late answer.
+    """The transport, without the error that the SDK's transports over HTTP make of a late response.
 
-    An answer that arrives while its client leaves finds nobody to take it: a stream has been closed at one of its ends,
-    which happens only then. The SDK lets that out as an error of the whole client.
+    A response that arrives while its client leaves finds one end of its stream closed, which happens only then. The SDK
+    lets that out as an error of the whole client.
     """
     try:
         async with transport as streams:
@@ -263,25 +244,22 @@ async def leaving_quietly(transport: AbstractAsyncContextManager[Any]) -> AsyncG
 
 
 def http_address(url: str) -> str:
-    """A URL as the ledger has it: without credentials, and spelled in one way."""
+    """A URL as the ledger has it: without credentials, and in one spelling."""
     try:
         parts = urlsplit(url)
         port = "" if parts.port in (None, _DEFAULT_PORTS.get(parts.scheme)) else f":{parts.port}"
     except ValueError:
-        # Whoever connects to it says what is wrong with it.
+        # Connecting to it says what is wrong with it.
         return url
-    scheme, host = parts.scheme, parts.hostname or ""
+    host = parts.hostname or ""
     host = f"[{host}]" if ":" in host else host
-    for name in names_in(parts.netloc):
-        # A host is written in small letters; the name of a variable in its place is not.
-        host = host.replace(f"${{{name.lower()}}}", f"${{{name}}}")
-    return urlunsplit((scheme, host + port, parts.path or "/", parts.query, ""))
+    return urlunsplit((parts.scheme, host + port, parts.path or "/", parts.query, ""))
 
 
 def stdio_address(parameters: StdioServerParameters) -> str:
     """A command as the ledger has it: with its folder, and with a digest of each environment variable it is given.
 
-    Digests, because environment variables are where secrets are.
+    Digests, because environment variables may be secrets.
     """
     folder = Path(parameters.cwd or ".").absolute()
     place = f"cd {shlex.quote(os.fspath(folder))} && {shlex.join([parameters.command, *parameters.args])}"

@@ -1,16 +1,16 @@
-"""A connection to a server, seen message by message: what the SDK's session cannot say, or must not see, passes here.
+"""A connection to a server, seen message by message: what the SDK's session cannot send, or must not see, passes here.
 
-The session of the SDK knows the methods and results of its own tables only. In the older era a call becomes a task by a
-field that it cannot send, is answered with a result that it refuses, and a server may send it requests about tasks
-that it does not know. So each connection of our transports has a `Wire`, between the transport's streams and the
+The session of the SDK knows the methods and results of its own tables only. In 2025-11-25 a call becomes a task by a
+field that the session cannot send, is answered with a result that it refuses, and a server may send it requests about
+tasks that it does not know. So each connection of our transports has a `Wire`, between the transport's streams and the
 session's:
 
     session  ──send──▶  Wire.outgoing  ──▶  transport  ──▶  server
     session  ◀─receive─  Wire.incoming  ◀──  transport  ◀──  server
 
-Whoever has business there is a `Handler` and is added to the wire. It is shown every message in both directions, and
-returns the message, another in its place, or None to swallow it. It decides at once and without waiting, because the
-whole connection waits with it; what takes time is begun with `spawn`, which ends with the connection. A wire can:
+A `Handler` that is added to the wire is shown every message in both directions, and returns the message, another in its
+place, or None to swallow it. It decides without waiting, because the whole connection waits with it; slow work is
+started with `spawn`, which ends with the connection. A wire can:
 
 - `request` something of the server, with ids that no session uses, and get the bare result, or the server's error as
   an `MCPError`. A request that is given up is cancelled at the server.
@@ -18,26 +18,28 @@ whole connection waits with it; what takes time is begun with `spawn`, which end
 - `forward` a message of the session that a handler swallowed, `answer` it in the server's place, `deliver` any other
   message as if the server had sent it, and `ask` the session something as a server would: its callbacks answer.
 
-A handler that raises is logged and passed over: the message goes on as it was.
+The exception of a handler is logged, and the message goes on as it was.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from contextvars import Context
 from types import TracebackType
-from typing import Any, Final, Protocol, Self, cast
+from typing import Any, Final, Literal, Protocol, Self, cast
 
 import anyio
 from mcp.shared.exceptions import MCPError
 from mcp.shared.message import SessionMessage
 from mcp_types import (
     INVALID_REQUEST,
+    PARSE_ERROR,
     REQUEST_TIMEOUT,
     ErrorData,
     JSONRPCError,
@@ -47,9 +49,11 @@ from mcp_types import (
     JSONRPCResponse,
     RequestId,
 )
+from pydantic import ValidationError
 
-from mcp_tasks._utils import short_id
-from mcp_tasks.client.backend import connection_closed, notification, reply_to, request_message, unreadable_answer
+from mcp_tasks._utils import BackgroundTasks, short_id
+from mcp_tasks.client.backend import SENT_DATA_KEY, connection_closed
+from mcp_tasks.model.json import JsonObject, object_in
 from mcp_tasks.quiet import get_logger, quietly
 
 logger: Final = get_logger(__name__)
@@ -60,15 +64,50 @@ FAREWELL = 1.0
 _Closed = (anyio.ClosedResourceError, anyio.BrokenResourceError)
 
 
+def request_message(request_id: RequestId, method: str, params: Mapping[str, Any] | None) -> JSONRPCRequest:
+    """A request. Params are left out, not null: JSON-RPC has no null there."""
+    given = {} if params is None else {"params": dict(params)}
+    return JSONRPCRequest(jsonrpc="2.0", id=request_id, method=method, **given)
+
+
+def notification(method: str, params: Mapping[str, Any] | None) -> JSONRPCNotification:
+    given = {} if params is None else {"params": dict(params)}
+    return JSONRPCNotification(jsonrpc="2.0", method=method, **given)
+
+
+def reply_to(request_id: RequestId, outcome: Mapping[str, Any] | ErrorData) -> JSONRPCResponse | JSONRPCError:
+    """The response to a request."""
+    if isinstance(outcome, ErrorData):
+        return JSONRPCError(jsonrpc="2.0", id=request_id, error=outcome)
+    return JSONRPCResponse(jsonrpc="2.0", id=request_id, result=dict(outcome))
+
+
+def _unreadable_answer(exc: Exception) -> JSONRPCError | None:
+    """The error in place of a response that is not JSON-RPC, if it still says to which request it belongs, which would
+    wait for ever. None for anything else that a transport could not read."""
+    for error in exc.errors(include_url=False, include_context=False) if isinstance(exc, ValidationError) else ():
+        given = error["input"]
+        try:
+            # Python's own parser reads texts that are not valid Unicode.
+            message = object_in(json.loads(given) if isinstance(given, str | bytes) else given) or {}
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(request_id := message.get("id"), str | int) and message.keys() & {"result", "error"}:
+            why = f"The answer is no JSON-RPC message: {error['msg']}"
+            answer = ErrorData(code=PARSE_ERROR, message=why, data={SENT_DATA_KEY: True})
+            return JSONRPCError(jsonrpc="2.0", id=request_id, error=answer)
+    return None
+
+
 class Handler(Protocol):
-    """What is shown every message of a connection."""
+    """Sees every message of a connection; returns what goes on in its place, or None for nothing."""
 
     def outgoing(self, message: JSONRPCMessage) -> JSONRPCMessage | None:
-        """A message of the session to the server: what goes out in its place, or None for nothing."""
+        """A message of the session to the server."""
         ...
 
     def incoming(self, message: JSONRPCMessage) -> JSONRPCMessage | None:
-        """A message of the server to the session: what the session sees in its place, or None for nothing."""
+        """A message of the server to the session."""
         ...
 
 
@@ -86,15 +125,18 @@ class Wire:
         self._handlers: list[Handler] = []
         self._to_session, from_server = anyio.create_memory_object_stream[tuple[Any, Context | None]](0)
         self._ids = 0
-        # A session that supplies ids of its own choosing does not choose one of these.
+        # Random: a session may choose ids of its own.
         self._prefix = f"mcp-tasks-{secrets.token_hex(4)}"
         self._pending: dict[RequestId, _Pending] = {}
         self._asked: dict[RequestId, _Pending] = {}
-        self._background: set[asyncio.Task[Any]] = set()
+        self._background = BackgroundTasks(
+            lambda exc: logger.error("background work of a connection failed", exc_info=quietly(exc))
+        )
         self._pump: asyncio.Task[None] | None = None
         self._closed = False
+        self._log = _RequestLog() if request_log.isEnabledFor(logging.DEBUG) else None
         self.streams: tuple[_FromServer, _ToServer] = _FromServer(from_server, self), _ToServer(self)
-        """What the session gets in place of the transport's streams."""
+        """The session's streams, in place of the transport's."""
 
     @property
     def is_closed(self) -> bool:
@@ -110,25 +152,27 @@ class Wire:
         self._pump = asyncio.create_task(self._pass_on())
 
     async def close(self) -> None:
-        """End what was begun here. The transport's streams stay open until it has ended itself, and what still comes is
-        taken: the SDK's transports over HTTP make errors of answers that nobody takes. Safe to call twice."""
-        self._end()
-        await _cancel(self._background)
+        """End what was started here. Safe to call twice.
+
+        The transport's streams stay open until it has ended itself, and messages that still come are taken: the SDK's
+        transports over HTTP make errors of responses that are not.
+        """
+        self.end()
+        await _cancel([*self._background])
         self._to_session.close()
         self.streams[0].close()
 
     async def drop(self) -> None:
         """The transport has ended."""
         await _cancel([] if self._pump is None else [self._pump])
+        if self._log is not None:
+            self._log.end()
         await self._read.aclose()
         await self._write.aclose()
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """Begin something that takes time; it is cancelled when the connection ends."""
-        background = asyncio.create_task(work)
-        self._background.add(background)
-        background.add_done_callback(self._finished)
-        return background
+        """Start slow work; it is cancelled when the connection ends."""
+        return self._background.start(work)
 
     async def request(
         self,
@@ -138,14 +182,14 @@ class Wire:
         timeout: float | None = None,
         on_result: Callable[[dict[str, Any]], None] | None = None,
     ) -> dict[str, Any]:
-        """Ask the server something, and wait for its answer: the bare result.
+        """Send the server a request, and wait for the bare result.
 
         Args:
             timeout: Seconds to wait at most; None for as long as it takes.
-            on_result: Called with the result before anybody sees the server's next message.
+            on_result: Called with the result before the server's next message is passed on.
 
         Raises:
-            MCPError: The server's own error; `REQUEST_TIMEOUT` if there was no answer in time; `CONNECTION_CLOSED` if
+            MCPError: The server's own error; `REQUEST_TIMEOUT` if there was no response in time; `CONNECTION_CLOSED` if
                 the connection has ended.
         """
         request_id = self.new_id()
@@ -189,7 +233,7 @@ class Wire:
         return f"{self._prefix}-{self._ids}"
 
     async def notify(self, method: str, params: Mapping[str, Any] | None = None) -> None:
-        """Tell the server something. Lost in silence if the connection has ended, as notifications are."""
+        """Send the server a notification. Dropped if the connection has ended."""
         try:
             await self._send(notification(method, params))
         except MCPError:
@@ -224,37 +268,42 @@ class Wire:
 
     async def from_session(self, item: SessionMessage) -> None:
         """Take a message of the session, for the server."""
-        message = self._outgoing(item.message)
-        if message is not None:
-            await self._write.send(SessionMessage(message, item.metadata))
+        message = item.message
+        if isinstance(message, JSONRPCResponse | JSONRPCError) and message.id in self._asked:
+            self._asked[message.id].settle(message)
+        elif (seen := self._seen(message, "outgoing")) is not None:
+            await self._put(SessionMessage(seen, item.metadata))
 
-    def leave(self) -> None:
-        """The session receives nothing more."""
-        self._end()
+    def end(self) -> None:
+        """The session receives nothing more, and no response comes any more."""
+        self._closed = True
+        for pending in (*self._pending.values(), *self._asked.values()):
+            pending.fail(connection_closed())
 
     async def _pass_on(self) -> None:
         try:
             async with self._to_session:
                 async for item in self._read:
-                    if not self._closed:
-                        await self._pass(item)
+                    if self._log is not None:
+                        self._log.saw(item, "←", "→")
+                    if self._closed:
+                        continue
+                    context: Context | None = getattr(self._read, "last_context", None)
+                    if (kept := self._incoming(item)) is not None:
+                        try:
+                            await self._to_session.send((kept, context))
+                        except _Closed:
+                            self.end()
         except _Closed:
             logger.debug("the connection was closed on one side")
         finally:
-            self._end()
-
-    async def _pass(self, item: SessionMessage | Exception) -> None:
-        context: Context | None = getattr(self._read, "last_context", None)
-        kept = self._incoming(item)
-        if kept is not None:
-            try:
-                await self._to_session.send((kept, context))
-            except _Closed:
-                self._end()
+            self.end()
+            if self._log is not None:
+                self._log.end()
 
     def _incoming(self, item: SessionMessage | Exception) -> SessionMessage | Exception | None:
         if isinstance(item, Exception):
-            answer = unreadable_answer(item)
+            answer = _unreadable_answer(item)
             if answer is None:
                 return item
             item = SessionMessage(answer)
@@ -262,68 +311,67 @@ class Wire:
         if isinstance(message, JSONRPCResponse | JSONRPCError) and message.id in self._pending:
             self._pending[message.id].settle(message)
             return None
-        seen = _seen(message, (handler.incoming for handler in self._handlers))
+        seen = self._seen(message, "incoming")
         if seen is None or seen is message:
             return None if seen is None else item
         return SessionMessage(seen, item.metadata)
 
-    def _outgoing(self, message: JSONRPCMessage) -> JSONRPCMessage | None:
-        if isinstance(message, JSONRPCResponse | JSONRPCError) and message.id in self._asked:
-            self._asked[message.id].settle(message)
-            return None
-        return _seen(message, (handler.outgoing for handler in self._handlers))
+    def _seen(self, message: JSONRPCMessage, way: Literal["incoming", "outgoing"]) -> JSONRPCMessage | None:
+        """What is left of a message when all handlers have seen it."""
+        for handler in self._handlers:
+            try:
+                seen = handler.incoming(message) if way == "incoming" else handler.outgoing(message)
+            except Exception:
+                logger.error("a message could not be handled; it goes on as it was", exc_info=quietly())
+                continue
+            if seen is None:
+                return None
+            message = seen
+        return message
 
     async def _send(self, message: JSONRPCMessage) -> None:
         if self._closed:
             raise connection_closed()
         try:
-            await self._write.send(SessionMessage(message))
+            await self._put(SessionMessage(message))
         except _Closed:
             raise connection_closed() from None
+
+    async def _put(self, item: SessionMessage) -> None:
+        if self._log is not None:
+            self._log.saw(item, "→", "←")
+        await self._write.send(item)
 
     async def _give_up(self, request_id: str, reason: str) -> None:
         with anyio.move_on_after(FAREWELL, shield=True):
             await self.notify("notifications/cancelled", {"requestId": request_id, "reason": reason})
 
-    def _end(self) -> None:
-        """Nothing comes any more: nobody waits for it any longer."""
-        self._closed = True
-        for pending in (*self._pending.values(), *self._asked.values()):
-            pending.fail(connection_closed())
 
-    def _finished(self, work: asyncio.Task[Any]) -> None:
-        self._background.discard(work)
-        if not work.cancelled() and (exc := work.exception()) is not None:
-            logger.error("something begun on a connection failed", exc_info=quietly(exc))
+class _Stream:
+    """One of the session's streams, as an async context manager."""
 
+    async def aclose(self) -> None:
+        """Nothing, for `_ToServer`: the wire closes the transport's own stream."""
 
-def _seen(
-    message: JSONRPCMessage, views: Iterable[Callable[[JSONRPCMessage], JSONRPCMessage | None]]
-) -> JSONRPCMessage | None:
-    """What is left of a message when all handlers have seen it. One that raises is passed over."""
-    for view in views:
-        try:
-            seen = view(message)
-        except Exception:
-            logger.error("a message could not be handled; it goes on as it was", exc_info=quietly())
-            continue
-        if seen is None:
-            return None
-        message = seen
-    return message
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.aclose()
 
 
-class _FromServer:
+class _FromServer(_Stream):
     """The session's end for what the server sends."""
 
     def __init__(self, inner: Any, wire: Wire) -> None:
         self._inner = inner
         self._wire = wire
         self.last_context: Context | None = None
-        """Whose context the last message was sent in, for a dispatcher that goes on in it."""
+        """The context that the last message was sent in, for a dispatcher that continues in it."""
 
     async def receive(self) -> SessionMessage | Exception:
-        """The next message."""
         item, self.last_context = await self._inner.receive()
         return item
 
@@ -331,9 +379,8 @@ class _FromServer:
         self._inner.close()
 
     async def aclose(self) -> None:
-        """Close the stream."""
         self.close()
-        self._wire.leave()
+        self._wire.end()
 
     def __aiter__(self) -> Self:
         return self
@@ -344,48 +391,28 @@ class _FromServer:
         except anyio.EndOfStream:
             raise StopAsyncIteration from None
 
-    async def __aenter__(self) -> Self:
-        return self
 
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self.aclose()
-
-
-class _ToServer:
+class _ToServer(_Stream):
     """The session's end for what it sends."""
 
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
 
     async def send(self, item: SessionMessage, /) -> None:
-        """Send a message."""
         await self._wire.from_session(item)
-
-    async def aclose(self) -> None:
-        """Nothing: the session leaves with its other end, and the transport's own stream is closed by the wire."""
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
 
 class _Pending:
-    """A request that waits for its answer."""
+    """A request that waits for its response."""
 
     def __init__(self, on_result: Callable[[dict[str, Any]], None] | None = None) -> None:
         self.outcome: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-        # An error that nobody is left to hear of is no accident.
+        # An error after its caller has left is not reported by the event loop.
         self.outcome.add_done_callback(lambda done: done.cancelled() or done.exception())
         self._on_result = on_result
 
     def settle(self, message: JSONRPCResponse | JSONRPCError) -> None:
-        """Take the answer."""
+        """Take the response."""
         if isinstance(message, JSONRPCError):
             self.fail(MCPError.from_error_data(message.error))
         elif not self.outcome.done():
@@ -398,7 +425,6 @@ class _Pending:
                 self.outcome.set_result(message.result)
 
     def fail(self, exc: Exception) -> None:
-        """There is no answer."""
         if not self.outcome.done():
             self.outcome.set_exception(exc)
 
@@ -416,7 +442,7 @@ async def _cancel(works: Collection[asyncio.Task[Any]]) -> None:
 
 
 AT_ONCE: Final = 32
-"""As many as a task of ours may have open: no server that means well asks more at a time."""
+"""As many as a task of ours may have open: no well-behaved server asks more at a time."""
 
 MOST_WAITING: Final = 1_000
 
@@ -424,7 +450,7 @@ _QUESTIONS: Final = frozenset({"elicitation/create", "sampling/createMessage", "
 
 
 class QuestionLimit:
-    """Keeps the questions of one connection within bounds. A handler of its wire."""
+    """A handler that bounds the open questions of one connection."""
 
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
@@ -443,13 +469,14 @@ class QuestionLimit:
                 number = len(cast("Mapping[str, Any]", asked)) if isinstance(asked, Mapping) else 0
                 if number > AT_ONCE:
                     why = f"The server asks {number} questions in one answer, and this client takes at most {AT_ONCE}"
-                    return JSONRPCError(jsonrpc="2.0", id=request_id, error=_refusal(why))
+                    error = ErrorData(code=INVALID_REQUEST, message=why)
+                    return JSONRPCError(jsonrpc="2.0", id=request_id, error=error)
             case _:
                 pass
         return message
 
     def outgoing(self, message: JSONRPCMessage) -> JSONRPCMessage | None:
-        """See an answer of the session: the next question has its turn."""
+        """After an answer of the session, the next question has its turn."""
         if isinstance(message, JSONRPCResponse | JSONRPCError) and message.id in self._open:
             self._done(message.id)
         return message
@@ -462,11 +489,11 @@ class QuestionLimit:
             self._waiting[question.id] = question
             return None
         why = f"This client has {AT_ONCE} questions open and {MOST_WAITING} waiting, and takes no more"
-        self._wire.spawn(self._wire.reply(question.id, _refusal(why)))
+        self._wire.spawn(self._wire.reply(question.id, ErrorData(code=INVALID_REQUEST, message=why)))
         return None
 
     def _withdrawn(self, request_id: object) -> bool:
-        """The server no longer wants an answer; whether the session has never heard of the question."""
+        """The server no longer wants an answer. Returns whether the session was never shown the question."""
         if not isinstance(request_id, str | int):
             return False
         if self._waiting.pop(request_id, None) is not None:
@@ -483,44 +510,32 @@ class QuestionLimit:
             self._wire.spawn(self._wire.deliver(question))
 
 
-def _refusal(why: str) -> ErrorData:
-    return ErrorData(code=INVALID_REQUEST, message=why)
-
-
 # ---- request log
-# A line for each request on a connection: its method, what it is about, how long it took and what came of it.
+# A line for each request on a connection: its method, the tool or task, how long it took and its outcome.
 
 
-request_log_logger: Final = get_logger("mcp_tasks.client.requests")
+request_log: Final = get_logger("mcp_tasks.client.requests")
 
 _LONGEST: Final = 120
 _MOST: Final = 1_000
-"""Requests without an answer that are remembered."""
-
-
-def with_request_log(read: Any, write: Any) -> tuple[Any, Any]:
-    """The streams of a transport, with a log of what goes over them if anybody listens to it."""
-    if not request_log_logger.isEnabledFor(logging.DEBUG):
-        return read, write
-    log = _RequestLog()
-    return _Reading(read, log), _Writing(write, log)
+"""Requests without a response that are remembered."""
 
 
 class _RequestLog:
-    """The requests of one connection that wait for their answers, by the side that asked."""
+    """The open requests of one connection, by the side that sent them (an arrow)."""
 
     def __init__(self) -> None:
         self._open: dict[tuple[str, RequestId], tuple[str, float]] = {}
 
     def saw(self, item: Any, arrow: str, back: str) -> None:
-        """A message passes; the arrows say in which direction, and where its answer comes from."""
+        """A message passes; `back` is the side that its request came from, if it is a response."""
         message: JSONRPCMessage | None = item.message if isinstance(item, SessionMessage) else None
         match message:
             case JSONRPCRequest():
                 if len(self._open) < _MOST:
                     self._open[arrow, message.id] = _about(message), time.monotonic()
             case JSONRPCNotification():
-                request_log_logger.debug("%s %s", arrow, _about(message))
+                request_log.debug("%s %s", arrow, _about(message))
             case JSONRPCResponse():
                 self._answered(back, message.id, arrow, _result(message.result))
             case JSONRPCError(id=request_id) if request_id is not None:
@@ -529,36 +544,35 @@ class _RequestLog:
                 pass
 
     def end(self) -> None:
-        """Nothing more comes."""
+        """The connection has ended."""
         for (arrow, _), (what, since) in self._open.items():
-            # That of a stream comes when it ends, and we are the ones who end it.
+            # The response to a stream comes when it ends, and this side ends it.
             how = "open for" if what.startswith("subscriptions/listen") else "no answer in"
-            request_log_logger.debug("%s %s   %s %s", arrow, what, how, _took(since))
+            request_log.debug("%s %s   %s %s", arrow, what, how, _took(since))
         self._open.clear()
 
     def _answered(self, asked: str, request_id: RequestId, arrow: str, outcome: str) -> None:
         what, since = self._open.pop((asked, request_id), ("an unknown request", time.monotonic()))
-        request_log_logger.debug("%s %s   %s %s  %s", asked, what, arrow, _cut(outcome), _took(since))
+        request_log.debug("%s %s   %s %s  %s", asked, what, arrow, _cut(outcome), _took(since))
 
 
 def _about(message: JSONRPCRequest | JSONRPCNotification) -> str:
-    params: dict[str, Any] = message.params or {}
+    params: JsonObject = message.params or {}
     if message.method == "tools/call":
         return f"{message.method} {_cut(str(params.get('name', '')))}"
     return f"{message.method} {_task(params)}".rstrip()
 
 
-def _task(fields: dict[str, Any]) -> str:
-    """A task, by the beginning of its id and by its status, where there is one."""
-    inner = fields.get("task")
-    held = cast("dict[str, Any]", inner) if isinstance(inner, dict) else fields
+def _task(fields: JsonObject) -> str:
+    """The task of a message, by the beginning of its id and its status, if there is one."""
+    held = object_in(fields, "task") or fields
     task_id, status = held.get("taskId"), held.get("status")
     if not isinstance(task_id, str):
         return ""
     return f"{short_id(task_id)} {_cut(status)}" if isinstance(status, str) else short_id(task_id)
 
 
-def _result(result: dict[str, Any]) -> str:
+def _result(result: JsonObject) -> str:
     task = _task(result)
     if result.get("resultType") == "task" or "task" in result:
         return f"task {task}"
@@ -574,41 +588,3 @@ def _took(since: float) -> str:
 
 def _cut(text: str) -> str:
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
-
-
-class _Writing:
-    """What is sent."""
-
-    def __init__(self, inner: Any, log: _RequestLog) -> None:
-        self._inner = inner
-        self._log = log
-
-    async def send(self, item: Any, /) -> None:
-        self._log.saw(item, "→", "←")
-        await self._inner.send(item)
-
-    async def aclose(self) -> None:
-        await self._inner.aclose()
-
-
-class _Reading:
-    """What comes."""
-
-    def __init__(self, inner: Any, log: _RequestLog) -> None:
-        self._inner = inner
-        self._log = log
-
-    @property
-    def last_context(self) -> Context | None:
-        """Whose context the last message was sent in."""
-        return getattr(self._inner, "last_context", None)
-
-    async def __aiter__(self) -> AsyncIterator[Any]:
-        async for item in self._inner:
-            self._log.saw(item, "←", "→")
-            yield item
-        self._log.end()
-
-    async def aclose(self) -> None:
-        self._log.end()
-        await self._inner.aclose()

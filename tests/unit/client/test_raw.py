@@ -11,7 +11,7 @@ from mcp_types import JSONRPCNotification, JSONRPCRequest
 
 from harness.rpc import error_response
 from mcp_tasks.cli.raw import HttpConnection, PipeConnection, Silence
-from mcp_tasks.client.backend import reply_to, request_message
+from mcp_tasks.client.wire import reply_to, request_message
 from tests.unit.virtual_time import SIMULATED
 
 pytestmark = [pytest.mark.parametrize("anyio_backend", [SIMULATED])]

@@ -295,7 +295,7 @@ async def watch_command(*, chosen: Chosen, timeout: float | None) -> int:
     access = chosen.options.access
     pending = chosen.ledger.pending(identity=access.identity)
     # What cannot be watched is for `ls`, and does not keep the rest from being watched.
-    entries = chosen.entries or [entry for entry in pending if entry.attributed and not entry.is_over]
+    entries = chosen.entries or [entry for entry in pending if not entry.is_over]
     if not entries:
         say("Nothing to watch: every task has ended.")
         return Exit.OK

@@ -21,7 +21,7 @@ from mcp_types import (
 from mcp_types.version import LATEST_MODERN_VERSION
 
 from mcp_tasks.cli.raw import RawConnection, Reply, Silence
-from mcp_tasks.client.backend import request_message
+from mcp_tasks.client.wire import request_message
 from mcp_tasks.errors import ServerHasFaults
 from mcp_tasks.model.json import JsonObject, object_in
 from mcp_tasks.model.record import TaskStatus
