@@ -254,14 +254,6 @@ def test_the_server_of_a_task_in_the_ledger_is_not_run_as_a_command(cli: Cli, tm
     for task_id, says in (("task_named", "--server"), ("task_secret", "environment variables")):
         done = cli("wait", task_id)
         assert (done.returncode, says in done.stderr) == (2, True)
-    other = tmp_path / "other.db"
-    # A program may keep tasks there under any name that it has for its server.
-    with Ledger(other, keep_results=True) as ledger:
-        ledger.add("t1", server=f"touch {marker}", tool="render")
-    for command in ("wait", "answer", "cancel", "show"):
-        done = cli(command, "t1", "--ledger", str(other))
-        assert "the name its program gave it" in done.stderr
-        assert done.returncode == (0 if command == "show" else 2)
     assert not marker.exists()
 
 
