@@ -27,8 +27,8 @@ from unittest.mock import patch
 
 from mcp_tasks.errors import KeySpent, StoreUnavailable
 from mcp_tasks.model.record import TaskRecord, WriteId
+from mcp_tasks.runtime.journal import Writer
 from mcp_tasks.runtime.lease import LeaseTimes
-from mcp_tasks.runtime.run import Recording
 from mcp_tasks.stores import Store
 from tests.simulation.soak import BATCH, always_the_same, simulate
 from tests.simulation.store import Connection as StoreConnection
@@ -153,10 +153,10 @@ def _impatient() -> Any:
 
 
 def _no_way_back() -> Any:
-    async def make_up(self: Recording) -> None:
+    async def make_up(self: Writer) -> None:
         """Ignore it."""
 
-    return patch.object(Recording, "make_up", make_up)
+    return patch.object(Writer, "make_up", make_up)
 
 
 @contextmanager
@@ -229,7 +229,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "failover-ignored",
-        "a run ignores that the store has an older version (`Recording.make_up`)",
+        "a run ignores that the store has an older version (`Writer.make_up`)",
         frozenset({"waits forever"}),
         _no_way_back,
         breaks="a run that finds an older version of its task in the store writes again what the store lost",

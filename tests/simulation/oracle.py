@@ -11,7 +11,7 @@ from mcp_tasks.model import JournalEntry, TaskRecord, TaskStatus
 from mcp_tasks.model.json import decode_json
 from mcp_tasks.model.record import Outcome
 from mcp_tasks.runtime import Run, Settings
-from mcp_tasks.runtime.replay import GIVEN_UP
+from mcp_tasks.runtime.journal import GIVEN_UP
 from tests.properties.tools.model import allows, may_fail
 from tests.properties.tools.tree import Ask, MoveOn, Node, Sleep, Twice, children_of
 from tests.simulation.store import EPOCH, brief
@@ -72,7 +72,7 @@ class Visit:
     @property
     def is_at_work(self) -> bool:
         """Whether it may still do something."""
-        going_on = self.run.life.counts or self.working > 0
+        going_on = self.run.counts or self.working > 0
         return not self.left and self.process.lives and going_on
 
 

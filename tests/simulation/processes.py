@@ -205,13 +205,11 @@ class Process:
 
         A run that has not heard of the end of its task may still rest.
         """
-        runtime, seats = self.runtime, 0
-        free = max(runtime.settings.max_waiting_runs - sum(run.rest.is_resting for run in runtime.runs()), 0)
+        runtime = self.runtime
+        free = max(runtime.settings.max_waiting_runs - sum(run.slot_use.is_resting for run in runtime.runs()), 0)
         if isinstance(runtime.engine, LocalEngine) and not runtime.engine.is_idle:
             self.world.oracle.wrong("left behind", f"a slot of {self.name} was not given back")
-        while runtime.parking.room.enter(standing=False):
-            seats += 1
-        if seats != free:
+        if (seats := max(runtime.suspender.free, 0)) != free:
             self.world.oracle.wrong("left behind", f"{seats} seats are free, and {free} should be")
 
     def _stopped(self, restart: bool) -> None:

@@ -18,7 +18,7 @@ from mcp_tasks.model import InputRequest, TaskRequest
 from mcp_tasks.model.options import TaskOptions
 from mcp_tasks.model.record import Progress
 from mcp_tasks.runtime import Ending, Failure, Run, Success
-from mcp_tasks.runtime.questions import Asking
+from mcp_tasks.runtime.context import Asking
 from mcp_tasks.server.local import LocalStart, LocalTask
 from mcp_tasks.server.options import UNSET
 from tests.properties.tools.model import at
@@ -164,7 +164,7 @@ class TreeRun:
         try:
             yield
         finally:
-            stopped = not self._returned and not self._run.life.counts
+            stopped = not self._returned and not self._run.counts
             if stopped and self._witness.must_live(self._run):
                 self._witness.wrong(f"the run left memory while {what} was at work")
 
@@ -213,7 +213,7 @@ class TreeRun:
         # As `tasks.start` does it in a tool.
         request, ttl = request_of(node.tool, plan), timedelta(seconds=node.ttl)
         start = LocalStart(request=request, options=TaskOptions(), ttl=ttl, owner=UNSET, session=UNSET, key=None)
-        task_id = await run.children.start(start.identity, lambda key: start.launch(runtime, key, run))
+        task_id = await run.waits.start_child(start.identity, lambda key: start.launch(runtime, key, run))
         if not node.waits:
             return f"started {path}"
         try:

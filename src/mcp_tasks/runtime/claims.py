@@ -37,9 +37,9 @@ from mcp_tasks.model.machine import RunResumeRequested, RunStarted, RunStartedOv
 from mcp_tasks.model.options import TaskOptions
 from mcp_tasks.model.record import Actor, JournalEntry, TaskRecord, TaskRequest, Trial, WriteId
 from mcp_tasks.quiet import get_logger
-from mcp_tasks.runtime.replay import Replay, this_task, version_entry
+from mcp_tasks.runtime.journal import Recorded, version_entry
 from mcp_tasks.runtime.run import Run, failed
-from mcp_tasks.runtime.suspend import Lines, Place
+from mcp_tasks.runtime.suspend import this_task
 from mcp_tasks.stores.codec import new_write_id
 
 if TYPE_CHECKING:
@@ -104,7 +104,6 @@ class Claims:
         self._unconfirmed: BoundedDict[str, tuple[WriteId, float]] = BoundedDict(MAX_UNCONFIRMED)
         self._made: dict[str, tuple[TaskRecord, TaskRequest, TaskOptions]] = {}
         self._crowded_out: dict[str, None] = {}
-        self._lines = Lines()
 
     def add_made(self, record: TaskRecord, request: TaskRequest, policy: TaskOptions) -> None:
         """A task was created as claimed, and is about to be run."""
@@ -138,7 +137,7 @@ class Claims:
         """A run of the task, if it can be run here now."""
         if (made := self._made.pop(task_id, None)) is not None:
             record, request, policy = made
-            return self._run(record, request, slot, policy, Replay())
+            return self._run(record, request, slot, policy, None)
         runtime = self._runtime
         record, request = await self._read(task_id)
         if record is None or record.namespace != runtime.namespace or not record.is_queued(runtime.now()):
@@ -156,8 +155,8 @@ class Claims:
         # Read before the task is claimed: were the store to fail or to be slow afterwards, we would have a task that we
         # do not run, and not hear that it was cancelled. The journal of a queued task only grows with a new version,
         # and then the swap does not succeed.
-        replay = await self._replay_of(record, change)
-        if replay is None:
+        recorded = await self._recorded_of(record, change)
+        if recorded is None:
             await self._end(record, JournalUnreadable(record.name))
             return None
         request = request or await self._request_of(record)
@@ -167,7 +166,7 @@ class Claims:
             if len(self._turned_away) < MAX_TURNED_AWAY:
                 self._turned_away[task_id] = None
             return None
-        return await self._claim(record, request, slot, policy, replay, change)
+        return await self._claim(record, request, slot, policy, recorded, change)
 
     def saw(self, record: TaskRecord) -> None:
         """A task was changed: one that is about to begin may have been cancelled, or only announced; one on trial may
@@ -181,7 +180,7 @@ class Claims:
 
     def made_room(self) -> None:
         """A run of this process ended, or waits: others may be waiting for its place under a limit."""
-        self._lines.stir()
+        self._runtime.suspender.lines.recheck()
         called = list(self._crowded_out)[:CALLED_AT_A_TIME]
         for task_id in called:
             del self._crowded_out[task_id]
@@ -209,7 +208,7 @@ class Claims:
         request: TaskRequest,
         slot: Slot,
         policy: TaskOptions,
-        replay: Replay,
+        recorded: Recorded,
         change: JournalEntry | None,
     ) -> Run | None:
         """Claim the task as it is at `record`, and make a run of it.
@@ -221,7 +220,7 @@ class Claims:
         started = RunStarted(worker=runtime.worker, trial=trial, tool_version=policy.version)
         over = [RunStartedOver(attempt=record.attempt + 1)] if change is not None and change.value["over"] else []
         entries = () if change is None else (change,)
-        may_wait_here = policy.rerun and record.started_at is not None and not runtime.parking.room.is_full
+        may_wait_here = policy.rerun and record.started_at is not None and not runtime.suspender.is_full
         claim = partial(runtime.changes.swap, record, started, *over, actor=self._actor, entries=entries)
         try:
             try:
@@ -234,7 +233,7 @@ class Claims:
                 claimed = await self._confirmed(record.id, partial(claim, waiting, write=new_write_id(run=True)))
             # An answer that came late may find the task given to another, or ended.
             if (claimed.worker, claimed.attempt) == (runtime.worker, record.attempt + 1):
-                run = self._run(claimed, request, slot, policy, replay)
+                run = self._run(claimed, request, slot, policy, recorded)
                 runtime.dispatch.claimed()
         except (VersionConflict, TransitionRefused):
             logger.debug("task %s was claimed by another worker", short_id(record.id))
@@ -282,16 +281,17 @@ class Claims:
             self._asking.discard(asking)
             self.claiming.discard(task_id)
 
-    def _run(self, record: TaskRecord, request: TaskRequest, slot: Slot, policy: TaskOptions, replay: Replay) -> Run:
-        limits, made_room = self._runtime.dispatch.limits(policy), partial(self._runtime.made_room, policy)
+    def _run(
+        self, record: TaskRecord, request: TaskRequest, slot: Slot, policy: TaskOptions, recorded: Recorded | None
+    ) -> Run:
         return Run(
             record,
             request=request,
-            host=self._runtime,
+            runtime=self._runtime,
             slot=slot,
             policy=policy,
-            replay=replay,
-            place=None if limits is None else lambda run: Place(run, limits, self._lines, made_room),
+            recorded=recorded,
+            limits=self._runtime.dispatch.limits(policy),
         )
 
     async def _read(self, task_id: str) -> tuple[TaskRecord | None, TaskRequest | None]:
@@ -324,12 +324,12 @@ class Claims:
             runtime.troubles.note_missing_tool(record.name)
         return policy
 
-    async def _replay_of(self, record: TaskRecord, change: JournalEntry | None) -> Replay | None:
+    async def _recorded_of(self, record: TaskRecord, change: JournalEntry | None) -> Recorded | None:
         """What earlier runs recorded, and this one with its claim; None if it cannot be read."""
         try:
             entries: Sequence[JournalEntry] = await self._runtime.store.journal(record.id) if record.attempt else ()
             entries = entries if change is None else (*entries, change)
-            return Replay(entries, outstanding=record.inputs.outstanding)
+            return Recorded(entries, outstanding=record.inputs.outstanding)
         except (TaskUnreadable, LookupError, TypeError, ValueError, AttributeError, OverflowError) as exc:
             why = exc.why if isinstance(exc, TaskUnreadable) else repr(exc)
             logger.error("task %s is ended, because its journal cannot be read: %s", short_id(record.id), why)

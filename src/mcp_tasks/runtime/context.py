@@ -13,6 +13,7 @@ import subprocess
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import nullcontext
 from contextvars import ContextVar
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -25,8 +26,7 @@ from mcp_tasks.errors import QuestionTimedOut, UsageError
 from mcp_tasks.model.json import valid_text
 from mcp_tasks.model.values import check_duration
 from mcp_tasks.runtime.child_process import run_process
-from mcp_tasks.runtime.questions import Asking
-from mcp_tasks.runtime.steps import Retry, StepValue, attempt, call_function, check_step
+from mcp_tasks.runtime.steps import ONCE, Retry, StepValue, attempt, call_function, check_step
 from mcp_tasks.runtime.suspend import uncancelled
 
 if TYPE_CHECKING:
@@ -39,9 +39,21 @@ current_run: ContextVar[Run | None] = ContextVar("mcp_tasks_current_run", defaul
 current_runtime: ContextVar[TaskRuntime | None] = ContextVar("mcp_tasks_current_runtime", default=None)
 """The runtime that the current run belongs to: in tests of tools it is another than the server's."""
 
-_asking: ContextVar[Asking | None] = ContextVar("mcp_tasks_asking", default=None)
 
-_ONCE = Retry(attempts=1)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asking:
+    """What a tool says of a question beside the question itself.
+
+    Attributes:
+        key: What makes it the same question in the next run; without it, what it asks does.
+        timeout: How long to wait for an answer, restarts included.
+    """
+
+    key: str | None = None
+    timeout: timedelta | None = None
+
+
+_asking: ContextVar[Asking | None] = ContextVar("mcp_tasks_asking", default=None)
 
 
 def current_task() -> TaskContext:
@@ -118,8 +130,8 @@ class TaskContext:
         check_step(name, fn, retry)
         call = partial(call_function, fn, *args, **kwargs)
         if self._run is not None:
-            return await self._run.step(name, call, function=fn, retry=retry)
-        return StepValue(name, fn).keep(await attempt(retry or _ONCE, call))[1]
+            return await self._run.step(name, call, function=fn, retry=retry or ONCE)
+        return StepValue(name, fn).keep(await attempt(retry or ONCE, call))[1]
 
     async def first(self, name: str, /, **branches: Callable[[], Coroutine[Any, Any, T]]) -> tuple[str, T]:
         """Race several branches: `winner, value = await current_task().first("race", a=ask_ann, b=ask_bob)`.
@@ -133,7 +145,7 @@ class TaskContext:
         """
         check_name("a race's name", name)
         run = self._run
-        won = None if run is None else run.step_value(name)
+        won = None if run is None else run.journal.step_value(name)
         if not branches:
             raise UsageError(f"the race {name!r} has no branches")
         if won is not None and (not isinstance(won, str) or won not in branches):
@@ -156,7 +168,7 @@ class TaskContext:
             await _end(racing.values())
             raise
         # If the tool gives up on the race while the others end, it gives up in the next run as well.
-        async with nullcontext() if run is None else run.giving_up_step(name):
+        async with nullcontext() if run is None else run.journal.giving_up_step(name):
             await _end(racing.values())
         return won, racing[won].result()
 

@@ -279,7 +279,7 @@ class ChangeListener:
         news = [
             run
             for run, version in known.items()
-            if not version <= versions.get(run.record.id, 0) <= run.record.version or run.recording.may_be_lost
+            if not version <= versions.get(run.record.id, 0) <= run.record.version or run.writer.may_be_lost
         ]
         # Several at a time: the lease may wait for this, and the store may be slow.
         for start in range(0, len(news), AT_ONCE):
@@ -356,7 +356,7 @@ class ChangeListener:
         try:
             record = await self._runtime.store.get(task_id)
             if record is not None and is_older(record, known):
-                await run.recording.make_up()
+                await run.writer.make_up()
                 return
         except TaskUnreadable:
             record = None

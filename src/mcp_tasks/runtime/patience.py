@@ -57,7 +57,7 @@ async def until_available(work: Callable[[], Awaitable[T]], run: Run | None = No
         StoreUnavailable: Outside of tools only.
     """
     run = current_run.get() if run is None else run
-    if run is None or not run.life.in_body:
+    if run is None or not run.in_body:
         return await work()
     failures = 0
     while True:
@@ -65,13 +65,13 @@ async def until_available(work: Callable[[], Awaitable[T]], run: Run | None = No
             return await work()
         except StoreUnavailable:
             failures += 1
-        if run.life.in_body:
+        if run.in_body:
             await asyncio.sleep(pause_after(failures))
             # The machine may have slept meanwhile, and another run of the task may have begun.
-            await run.make_sure()
+            await run.ensure_owned()
         # The pause of a branch that its tool started on its own does not end with the run.
-        if not run.life.in_body:
-            await run.go_no_further()
+        if not run.in_body:
+            await run.abort_branch()
 
 
 def patient(store: Store) -> Store:
@@ -101,7 +101,7 @@ class _PatientStore:
 
     async def _call(self, verb: str, call: Callable[..., Awaitable[Any]], /, *args: Any, **kwargs: Any) -> Any:
         run = current_run.get()
-        if run is not None and verb != "create" and run.life.in_body:
+        if run is not None and verb != "create" and run.in_body:
             return await until_available(lambda: self._once(verb, call(*args, **kwargs)), run)
         return await self._once(verb, call(*args, **kwargs))
 

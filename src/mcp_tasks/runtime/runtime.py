@@ -57,7 +57,7 @@ from mcp_tasks.runtime.patience import patient, until_available
 from mcp_tasks.runtime.policy import Settings
 from mcp_tasks.runtime.run import Body, Run
 from mcp_tasks.runtime.store_clock import StoreClock
-from mcp_tasks.runtime.suspend import Alarms, Parking, State, WaitingRoom, to_the_end
+from mcp_tasks.runtime.suspend import Alarms, State, Suspender, to_the_end
 from mcp_tasks.runtime.sweeps import Janitor
 from mcp_tasks.stores.base import HintFan, Page, Store, Whose, full_page
 from mcp_tasks.stores.codec import new_write_id
@@ -163,7 +163,7 @@ class TaskRuntime:
         self.hints: HintFan = self.changes.hints
         self.late_writes: LateWrites = LateWrites(self.changes)
         self.alarms: Alarms = Alarms(self.now)
-        self.parking: Parking = Parking(current_run, WaitingRoom(self.settings.max_waiting_runs))
+        self.suspender: Suspender = Suspender(current_run, self.settings.max_waiting_runs)
         self.progress_turns: asyncio.Semaphore = asyncio.Semaphore(progress.AT_ONCE)
         self.dispatch: Dispatch = Dispatch(self)
         self.submit = self.dispatch.again
@@ -230,7 +230,7 @@ class TaskRuntime:
         if self._store_clock is not None:
             services["clock"] = self._store_clock.keep_measuring
         if self.runs_tools:
-            services |= {"parking": self.parking.serve, "draining": self._keep_looking_for_drain}
+            services |= {"suspender": self.suspender.serve, "draining": self._keep_looking_for_drain}
         self._services = [
             asyncio.create_task(service(), name=f"mcp-tasks-{name}") for name, service in services.items()
         ]
@@ -278,7 +278,7 @@ class TaskRuntime:
         draining = asyncio.create_task(self.engine.drain(limit))
         try:
             while not (draining.done() or (hurry is not None and hurry.is_set())):
-                await self.parking.park_all()
+                await self.suspender.suspend_all()
                 for run in self.runs():
                     if run.may_leave:
                         await _interrupt(run)
@@ -322,7 +322,7 @@ class TaskRuntime:
 
     def _stop_parents(self) -> None:
         for run in self.runs():
-            if has_children(run) and run.life.state is not State.RETURNED:
+            if has_children(run) and run.state is not State.RETURNED:
                 run.stop()
 
     async def _childless(self, limit: float) -> None:
@@ -362,7 +362,7 @@ class TaskRuntime:
                 )
                 await self.engine.drain(timedelta(0))
             # A run that only waits, and may be started elsewhere, need not wait here.
-            await self.parking.park_all()
+            await self.suspender.suspend_all()
         elif self.is_draining:
             logger.warning("this worker takes tasks again")
             self.is_draining = False
@@ -772,7 +772,7 @@ class TaskRuntime:
         """Stop all runs. One whose tool has returned does nothing that could be done twice; its outcome is written if
         the task still belongs to this process then."""
         for run in self.runs():
-            if run.life.state is not State.RETURNED:
+            if run.state is not State.RETURNED:
                 run.lose_lease()
 
 

@@ -1,22 +1,18 @@
-"""Steps: work that is done once in the life of a task, and whose end, good or bad, every later run finds recorded."""
+"""Steps: how often they are tried, and how their values and errors are kept in the journal and come back."""
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import dataclasses
 import functools
 import importlib
 import inspect
 import json
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from hashlib import sha256
-from typing import TYPE_CHECKING, Any, Never, NoReturn, cast, get_args, get_origin, get_type_hints
+from typing import Any, Final, Never, NoReturn, cast, get_args, get_origin, get_type_hints
 
 import anyio.to_thread
 from pydantic import (
@@ -28,16 +24,10 @@ from pydantic import (
     ValidationError,
 )
 
-from mcp_tasks.errors import InvalidOption, StepError, UsageError, ValueNotStorable
-from mcp_tasks.model.json import JsonObject, JsonValue
+from mcp_tasks.errors import InvalidOption, StepError, UsageError
+from mcp_tasks.model.json import JsonValue
 from mcp_tasks.model.limits import backoff
-from mcp_tasks.model.machine import StepRecorded
 from mcp_tasks.model.values import check_duration, check_instance, check_number
-from mcp_tasks.runtime.replay import Place, Replay, ResultId, step_entry, steps_at_work
-from mcp_tasks.runtime.suspend import to_the_end
-
-if TYPE_CHECKING:
-    from mcp_tasks.runtime.run import Run
 
 # ---- step values
 # What a step gives or raises, as the journal keeps it and as later runs get it back.
@@ -391,105 +381,7 @@ def _is_exception(kind: object) -> bool:
     return isinstance(kind, type) and issubclass(kind, BaseException)
 
 
-class Steps:
-    """The steps of one run."""
-
-    def __init__(self, run: Run, replay: Replay) -> None:
-        self._run = run
-        self._replay = replay
-        self._given_up: dict[str, tuple[dict[str, Any], Any]] = {}
-        """What steps gave whose work was done when the tool gave up on them: done is done, should it come again."""
-
-    async def do(
-        self,
-        name: str,
-        call: Callable[[], Any],
-        function: Callable[..., Any],
-        retry: Retry,
-        after: Callable[[], Awaitable[None]] | None = None,
-    ) -> Any:
-        """The value of the step, from the journal or by doing it now; `after` this was waited for, at rest."""
-        run = self._run
-        kept_as = StepValue(name, function)
-        self._replay.enter_step(name)
-        result, place = ResultId("step", name), run.place
-        try:
-            if self._replay.gives_up(result):
-                await run.give_up_again()
-            async with run.recording.giving_up(result):
-                if run.deliveries.has(result):
-                    stored = await run.deliveries.recorded(result)
-                    if "error" in stored:
-                        raise restore_error(name, stored)
-                    return kept_as.restore(stored)
-                run.recording.require_room()
-                if name not in self._replay.reopened:
-                    await run.deliveries.caught_up(str(result))
-                if after is not None:
-                    await run.make_sure()
-                    # Standing, where there is no seat: what is waited for may need the very slot that is given back.
-                    async with run.rest.waiting(parkable=True):
-                        await after()
-                # A step counts as running until it is recorded.
-                async with run.rest.stepping():
-                    await run.make_sure()
-                    work = partial(self._inside, name, call)
-                    if not inspect.iscoroutinefunction(function):
-                        work = partial(self._in_thread, name, kept_as, work)
-                    return await self._do_and_record(result, place, kept_as, retry, work)
-        except asyncio.CancelledError:
-            # A cancellation is not an outcome of the step.
-            self._replay.leave_step(name)
-            raise
-
-    async def _do_and_record(
-        self, result: ResultId, place: Place, kept_as: StepValue, retry: Retry, call: Callable[[], Any]
-    ) -> Any:
-        if result.key in self._given_up:
-            stored, value = self._given_up[result.key]
-        else:
-            try:
-                stored, value = kept_as.keep(await attempt(retry, call))
-            except Exception as exc:
-                raise await self._record_failure(result, place, exc) from exc
-        try:
-            self._given_up[result.key] = stored, value
-            await self._record(result, place, stored)
-        except ValueNotStorable as exc:
-            failure = UsageError(f"step {result.key!r} gave a value that the store cannot keep: {exc}")
-            raise await self._record_failure(result, place, failure) from exc
-        del self._given_up[result.key]
-        return value
-
-    async def _in_thread(self, name: str, kept_as: StepValue, call: Callable[[], Any]) -> Any:
-        """What a sync function gives. A thread cannot be cancelled, so it is waited for, whatever happens meanwhile."""
-        done, cancelled = await to_the_end(call())
-        if cancelled is not None:
-            if not done.cancelled() and done.exception() is None:
-                with suppress(UsageError):
-                    self._given_up[name] = kept_as.keep(done.result())
-            raise cancelled
-        return done.result()
-
-    async def _inside(self, name: str, call: Callable[[], Any]) -> Any:
-        # Before each attempt, as the process may have been paused since the last.
-        await self._run.make_sure()
-        token = steps_at_work.set((*steps_at_work.get(), name))
-        try:
-            return await call()
-        finally:
-            steps_at_work.reset(token)
-
-    async def _record_failure(self, result: ResultId, place: Place, exc: Exception) -> Exception:
-        """Record that the step failed; the exception for the tool, the same one that a later run will get."""
-        stored = keep_error(exc)
-        await self._record(result, place, stored)
-        return restore_error(result.key, stored)
-
-    async def _record(self, result: ResultId, place: Place, stored: dict[str, Any]) -> None:
-        run = self._run
-        entry = step_entry(result, stored, place)
-        await run.recording.record_in_turn(StepRecorded(attempt=run.attempt), entries=[entry])
+ONCE: Final = Retry(attempts=1)
 
 
 async def attempt(retry: Retry, call: Callable[[], Any]) -> Any:
@@ -511,71 +403,3 @@ async def call_function(function: Callable[..., Any], /, *args: Any, **kwargs: A
         return await function(*args, **kwargs)
     value = await anyio.to_thread.run_sync(partial(function, *args, **kwargs))
     return await value if inspect.isawaitable(value) else value
-
-
-# ---- children
-# The other tasks of a run: those that it starts, each once in the life of its own task, and those that it waits for.
-
-
-IDENTITY_SHOWN = 60
-"""Characters of an identity in the name of a step: enough to know it by, and a URI may be of any length."""
-
-
-class Children:
-    """The other tasks of one run."""
-
-    def __init__(self, run: Run, *, starts_over: int = 0) -> None:
-        self._run = run
-        # A tool that starts over has children of its own: those of before are of another version of it.
-        self._start = f"/{starts_over}" if starts_over else ""
-        self._met: Counter[str] = Counter()
-        self._started: set[str] = set()
-
-    async def start(self, identity: str, launch: Callable[[str], Awaitable[str]], *, key: str | None = None) -> str:
-        """The id of the child with this identity, launched now unless an earlier run did.
-
-        Args:
-            identity: What is started, and with what. The next one that equals it is another child.
-            launch: Starts it under the idempotency key that it is given, and returns its id.
-            key: The author's own name for the child: whatever is started under it in this task is that one child.
-        """
-        what = identity if key is None else f"key {key}"
-        name = self._step("start", what)
-        number = self._met[what] - 1 if key is None else 0
-        under = f"child/{self._run.record.id}/{_digest(what)}/{number}{self._start}"
-
-        async def once() -> str:
-            return await launch(under)
-
-        task_id: str = await self._run.step(name, once)
-        self._started.add(task_id)
-        return task_id
-
-    def has_started(self, task_id: str) -> bool:
-        """Whether this run, or an earlier one of its task, started this task."""
-        return task_id in self._started
-
-    async def wait(self, task_id: str, end: Callable[[], Awaitable[JsonObject]]) -> JsonObject:
-        """How another task ended, as `end` says once it has; in every later run the same.
-
-        While it waits, the run occupies no slot: the other task may need just this one.
-        """
-        ended: dict[str, Any] = {}
-
-        async def wait() -> None:
-            ended.update(await end())
-
-        async def kept() -> dict[str, Any]:
-            return ended
-
-        return await self._run.step(self._step("end of task", task_id), kept, after=wait)
-
-    def _step(self, what: str, identity: str) -> str:
-        """The name of a step that is there once for each time that something equal is done."""
-        self._met[identity] += 1
-        shown = identity[:IDENTITY_SHOWN] if what == "start" else identity[:12] + "…"
-        return f"{what} {shown} ({_digest(identity)}, #{self._met[identity]})"
-
-
-def _digest(text: str) -> str:
-    return sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]

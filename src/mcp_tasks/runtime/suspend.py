@@ -1,128 +1,35 @@
-"""Waiting runs leave memory here, once it is certain that they only wait.
-
-A run adds itself when its tool's own asyncio task waits for an answer or a timer. After a while its asyncio tasks are
-looked at, in one look for all runs whose time has come: if the tool's own is the only one, nothing else is at work.
-"""
+"""How a run waits: its states, the asyncio tasks that belong to it, the slot that it gives back, and leaving memory."""
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
+import gc
 import random
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Mapping
-from contextlib import asynccontextmanager, contextmanager
-from datetime import UTC, datetime, timedelta
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
+from datetime import datetime, timedelta
 from enum import Enum, auto
 from math import inf
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
-from weakref import WeakValueDictionary, proxy
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+from weakref import WeakValueDictionary
 
 import anyio
 import anyio.to_thread
 
-from mcp_tasks.engines.base import Slot
 from mcp_tasks.errors import LimitReached, RanTooLong
-from mcp_tasks.model.machine import RunParked, RunPaused, RunResumed, RunResumeRequested, StepRecorded
-from mcp_tasks.quiet import get_logger, what
-from mcp_tasks.runtime.replay import Branches, Replay, ResultId, Timer, done_entry, tasks_by_value, timer_entry
-from mcp_tasks.stores.base import WorkLimits
+from mcp_tasks.model.machine import RunPaused, RunResumed, RunResumeRequested
 
 if TYPE_CHECKING:
+    from mcp_tasks.engines.base import Slot
     from mcp_tasks.model.record import TaskRecord
-    from mcp_tasks.runtime.run import Host, Run
+    from mcp_tasks.runtime.run import Run
+    from mcp_tasks.stores.base import WorkLimits
 
-# ---- place
-# The place of one run under the limits of its tool and its owner (`WorkLimits`): given up while the run only waits,
-# and taken again before it goes on.
+T = TypeVar("T")
 
-
-GIVES_UP_AFTER: Final = 0.05
-"""Seconds that a run has to wait before it gives up its place: a shorter wait costs no writes."""
-
-FIRST_PAUSE: Final = 0.05
-LONGEST_PAUSE: Final = 0.5
-"""Seconds between two tries to take a place that a run of another process may have given up."""
-
-
-class Lines:
-    """The runs of one process that want a place and found none: of one tool and owner, only the first one tries."""
-
-    def __init__(self) -> None:
-        self._first: WeakValueDictionary[tuple[str, str, str | None], asyncio.Lock] = WeakValueDictionary()
-        # Ordered: who has waited longest is first.
-        self._waiting: dict[asyncio.Future[None], None] = {}
-
-    def of(self, record: TaskRecord) -> asyncio.Lock:
-        """The line of the tasks of the same tool and owner: who has the lock is the first."""
-        return self._first.setdefault((record.method, record.name, record.owner), asyncio.Lock())
-
-    def stir(self) -> None:
-        """A run of this process gave up its place, or ended: there may be a free one."""
-        for waiting in self._waiting:
-            if not waiting.done():
-                waiting.set_result(None)
-
-    async def wait(self, seconds: float) -> None:
-        """Return when there may be a free place."""
-        waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting[waiting] = None
-        try:
-            await asyncio.wait({waiting}, timeout=seconds)
-        finally:
-            del self._waiting[waiting]
-
-
-class Place:
-    """The place of one run. `Rest` says when: it calls one method at a time."""
-
-    def __init__(self, run: Run, limits: WorkLimits, lines: Lines, made_room: Callable[[], None]) -> None:
-        # Not kept alive by its own parts, as in `Recording`.
-        self._run: Run = proxy(run)
-        self._limits = limits
-        self._lines = lines
-        self._made_room = made_room
-
-    def help(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Do something beside the tool, until the run is over."""
-        return self._run.help(work)
-
-    async def give_up(self) -> None:
-        """Let another run have it."""
-        run = self._run
-        if run.record.pause is None and await run.recording.write_patiently(RunPaused(attempt=run.attempt)):
-            self._made_room()
-
-    async def take(self, slot: Slot) -> None:
-        """Return when the run has its place and a slot.
-
-        Returns without the place if the task is not the run's any more. The run is being stopped then.
-        """
-        if await self._take(slot):
-            return
-        slot.release()
-        run = self._run
-        await run.recording.write_patiently(RunResumeRequested(attempt=run.attempt))
-        async with self._lines.of(run.record):
-            pause = FIRST_PAUSE
-            while not await self._take(slot):
-                slot.release()
-                await self._lines.wait(pause * random.uniform(0.5, 1.0))  # noqa: S311 - only to be out of step
-                pause = min(pause * 2, LONGEST_PAUSE)
-
-    async def _take(self, slot: Slot) -> bool:
-        """Take a slot and the place; False if there is no place."""
-        await slot.acquire()
-        run = self._run
-        try:
-            if run.record.pause is not None:
-                await run.recording.write_patiently(RunResumed(attempt=run.attempt), limits=self._limits)
-        except LimitReached:
-            return False
-        return True
-
-
-# ---- life
-# The life of one run, as one table.
+# ---- states
 
 
 class State(Enum):
@@ -133,322 +40,65 @@ class State(Enum):
     WORKING = auto()
     WAITING = auto()
     """All that is known of the run waits for an answer or a timer; it has no slot."""
-    PARKING = auto()
+    SUSPENDING = auto()
     """It is being written down that the run leaves memory. What it waits for must not wake it now."""
     STOPPING = auto()
     """Told to stop: what the body still says does not count."""
-    JUDGED = auto()
-    """It ends with a verdict, whatever the body still says."""
+    FAILING = auto()
+    """It ends with an error of ours, whatever the body still says."""
     RETURNED = auto()
     """The body returned; its outcome is being written."""
     ENDED = auto()
 
 
-class Turn(Enum):
-    """What can happen in the life of a run."""
+class RunEvent(Enum):
+    """What can happen to a run."""
 
     ENTERED = auto()
     WAITS = auto()
     GOES_ON = auto()
-    PARKS = auto()
+    SUSPENDS = auto()
     STAYS = auto()
-    """It could not be parked after all."""
+    """It could not be suspended after all."""
     STOPPED = auto()
-    JUDGED = auto()
+    FAILED = auto()
     RETURNED = auto()
     ENDED = auto()
 
 
-_STOPS: Mapping[Turn, State] = {Turn.STOPPED: State.STOPPING, Turn.ENDED: State.ENDED}
+_STOPS: Final[Mapping[RunEvent, State]] = {RunEvent.STOPPED: State.STOPPING, RunEvent.ENDED: State.ENDED}
 
-TABLE: Mapping[State, Mapping[Turn, State]] = {
-    State.STARTING: {Turn.ENTERED: State.WORKING, Turn.JUDGED: State.JUDGED, **_STOPS},
+TABLE: Final[Mapping[State, Mapping[RunEvent, State]]] = {
+    State.STARTING: {RunEvent.ENTERED: State.WORKING, RunEvent.FAILED: State.FAILING, **_STOPS},
     State.WORKING: {
-        Turn.WAITS: State.WAITING,
-        Turn.RETURNED: State.RETURNED,
-        Turn.JUDGED: State.JUDGED,
+        RunEvent.WAITS: State.WAITING,
+        RunEvent.RETURNED: State.RETURNED,
+        RunEvent.FAILED: State.FAILING,
         **_STOPS,
     },
     State.WAITING: {
-        Turn.GOES_ON: State.WORKING,
-        Turn.PARKS: State.PARKING,
-        # A branch that is not known to be at work may return while another one waits.
-        Turn.RETURNED: State.RETURNED,
-        Turn.JUDGED: State.JUDGED,
+        RunEvent.GOES_ON: State.WORKING,
+        RunEvent.SUSPENDS: State.SUSPENDING,
+        # A branch that is not known to be executing may return while another one waits.
+        RunEvent.RETURNED: State.RETURNED,
+        RunEvent.FAILED: State.FAILING,
         **_STOPS,
     },
-    # Nothing but the outcome of the write ends it: an answer, a time limit and a return all wait for that.
-    State.PARKING: {Turn.STAYS: State.WAITING, **_STOPS},
-    State.STOPPING: {Turn.ENDED: State.ENDED},
-    State.JUDGED: {Turn.STOPPED: State.JUDGED, Turn.ENDED: State.ENDED},
-    State.RETURNED: {Turn.STOPPED: State.ENDED, Turn.ENDED: State.ENDED},
+    # Only the outcome of the write ends it: an answer, a time limit and a return all wait for that.
+    State.SUSPENDING: {RunEvent.STAYS: State.WAITING, **_STOPS},
+    State.STOPPING: {RunEvent.ENDED: State.ENDED},
+    State.FAILING: {RunEvent.STOPPED: State.FAILING, RunEvent.ENDED: State.ENDED},
+    State.RETURNED: {RunEvent.STOPPED: State.ENDED, RunEvent.ENDED: State.ENDED},
     State.ENDED: {},
 }
-"""What may follow on what. A turn that is not here does not happen: it comes too late."""
+"""The state that follows on an event. An event that is not here comes too late, and does not happen."""
 
+OVER: Final = frozenset({State.STOPPING, State.FAILING, State.ENDED})
+"""States in which what the tool says does not count any more."""
 
-class Life:
-    """One run's place in the table."""
+IN_BODY: Final = frozenset({State.WORKING, State.WAITING, State.SUSPENDING})
 
-    def __init__(self) -> None:
-        self.state: State = State.STARTING
-        self._over: asyncio.Event | None = None
-        self._decided: asyncio.Event | None = None
-
-    def take(self, turn: Turn) -> bool:
-        """Let it happen; False, and nothing changes, if it cannot any more."""
-        following = TABLE[self.state].get(turn)
-        if following is None:
-            return False
-        self.state = following
-        if following is State.PARKING:
-            self._decided = asyncio.Event()
-        elif self._decided is not None:
-            self._decided.set()
-        if self._over is not None and not self.counts:
-            self._over.set()
-        return True
-
-    @property
-    def over(self) -> asyncio.Event:
-        """Set once what the tool says does not count any more."""
-        if self._over is None:
-            self._over = asyncio.Event()
-            if not self.counts:
-                self._over.set()
-        return self._over
-
-    async def parking_decided(self) -> None:
-        """Return when the run is not between staying and leaving."""
-        if self._decided is not None:
-            await self._decided.wait()
-
-    @property
-    def counts(self) -> bool:
-        """Whether what the tool says still counts."""
-        return self.state not in (State.STOPPING, State.JUDGED, State.ENDED)
-
-    @property
-    def in_body(self) -> bool:
-        """Whether the tool has been entered, and has neither returned nor been stopped."""
-        return self.state in (State.WORKING, State.WAITING, State.PARKING)
-
-    @property
-    def is_waiting(self) -> bool:
-        """Whether all that is known of the run waits."""
-        return self.state is State.WAITING
-
-
-# ---- leaving
-# How one run leaves memory while it only waits, so that it can be brought back by what was journalled.
-
-
-logger: Final = get_logger(__name__)
-
-
-class Leaving:
-    """Whether one run may be parked, and how it is."""
-
-    def __init__(self, run: Run, host: Host) -> None:
-        self._run = run
-        self._host = host
-        self._parks_for: RunParked | None = None
-
-    @property
-    def is_possible(self) -> bool:
-        """Whether the tool's own asyncio task waits for something that would bring the run back."""
-        return self._parks_for is not None
-
-    @asynccontextmanager
-    async def while_waiting(
-        self, *, keys: frozenset[str] = frozenset(), wake_at: datetime | None = None
-    ) -> AsyncGenerator[None]:
-        """While this is entered, and nothing else of the tool is at work, the run may leave memory.
-
-        Only in the tool's own asyncio task, and only with no deadline around it: what else waits for this one, and with
-        which time-out, cannot be seen from a branch.
-        """
-        run = self._run
-        own = asyncio.current_task() is run.branches.own
-        if not (own and run.policy.rerun and anyio.current_effective_deadline() == inf):
-            async with run.rest.waiting(parkable=False):
-                yield
-            return
-        async with run.rest.waiting(parkable=True):
-            self._parks_for = RunParked(attempt=run.attempt, keys=keys, wake_at=wake_at)
-            self._host.parking.add(run, self._after(keys, wake_at))
-            try:
-                yield
-            finally:
-                # Before it stands in line for a slot: what it waited for is there.
-                self.stay()
-
-    def stay(self) -> None:
-        """Do not leave: there is something to do, or the run has ended."""
-        self._parks_for = None
-        self._host.parking.remove(self._run)
-
-    @contextmanager
-    def held(self) -> Generator[None]:
-        """While this is entered, the run does not leave: what it waited for may be there."""
-        parks_for, self._parks_for = self._parks_for, None
-        try:
-            yield
-        finally:
-            self._parks_for = parks_for
-
-    async def park(self) -> None:
-        """Leave memory."""
-        run = self._run
-        if self._parks_for is None or not run.life.take(Turn.PARKS):
-            return
-        try:
-            written = await run.recording.write_leaving(*run.reported(), self._parks_for)
-        except Exception as exc:
-            logger.info("task %s… waits on in memory: %s", run.record.id[:12], what(exc))
-            run.life.take(Turn.STAYS)
-            return
-        run.stop()
-        if not written:
-            return
-        if run.record.is_queued(run.now()):
-            # What it waited for came while it was being parked.
-            await self._host.submit(run.record)
-        else:
-            await self._host.submit_later(run.record)
-
-    def _after(self, keys: frozenset[str], wake_at: datetime | None) -> float:
-        """Seconds to stay in memory first. A sleep is known to be long or short; an answer may come any time."""
-        stay = self._run.policy.park_after.total_seconds()
-        if keys or wake_at is None:
-            return stay
-        return 0.0 if (wake_at - self._run.now()).total_seconds() > stay else inf
-
-
-# ---- alarms
-# Waiting for something to happen, or for an instant on the runtime's clock: that clock may be set, or be a test's.
-
-
-LOOK_AGAIN = 1.0
-"""Seconds between two looks at the clock: it need not run like the event loop's."""
-
-
-FOREVER = datetime.max.replace(tzinfo=UTC)
-
-
-def later(now: datetime, duration: timedelta) -> datetime:
-    """The instant that is `duration` from `now`, or the last one that a datetime can express."""
-    try:
-        return now + duration
-    except OverflowError:
-        return FOREVER
-
-
-class Bell:
-    """Rung once, by whoever has what a branch waits for."""
-
-    def __init__(self) -> None:
-        self.rung: bool = False
-        self._sleeper: asyncio.Future[None] | None = None
-
-    def ring(self) -> None:
-        """What was waited for is there."""
-        self.rung = True
-        self.stir()
-
-    def stir(self) -> None:
-        """Have whoever waits look again."""
-        if self._sleeper is not None and not self._sleeper.done():
-            self._sleeper.set_result(None)
-
-    async def wait(self, seconds: float | None) -> None:
-        """Return when it is rung or stirred, or the time is over."""
-        self._sleeper = asyncio.get_running_loop().create_future()
-        await asyncio.wait({self._sleeper}, timeout=seconds)
-
-
-class Alarms:
-    """Everybody who waits for an instant."""
-
-    def __init__(self, now: Callable[[], datetime]) -> None:
-        self._now = now
-        self._bells: set[Bell] = set()
-
-    def stir(self) -> None:
-        """Have everybody look at the clock again, because it was moved."""
-        for bell in self._bells:
-            bell.stir()
-
-    async def wait(self, bell: Bell, until: datetime | None) -> bool:
-        """Wait for the bell, or for the instant if there is one; whether the bell was rung."""
-        self._bells.add(bell)
-        try:
-            while not bell.rung:
-                seconds = None if until is None else (until - self._now()).total_seconds()
-                if seconds is not None and seconds <= 0:
-                    return False
-                await bell.wait(None if seconds is None else min(seconds, LOOK_AGAIN))
-            return True
-        finally:
-            self._bells.discard(bell)
-
-
-# ---- timers
-# Sleeps that survive restarts: each is set once in the life of the task.
-
-
-class Timers:
-    """The sleeps of one run."""
-
-    def __init__(self, run: Run, replay: Replay) -> None:
-        self._run = run
-        self._replay = replay
-
-    async def sleep(self, duration: timedelta | None, until: datetime | None, name: str | None) -> None:
-        """Wait for a time that is set once in the life of the task."""
-        run = self._run
-        await run.make_sure()
-        key, recorded = self._replay.find_timer(_identity(duration, until, name))
-        result = ResultId("timer", key)
-        run.deliveries.met(result)
-        if self._replay.gives_up(result):
-            await run.give_up_again()
-        async with run.recording.giving_up(result):
-            if run.deliveries.has(result):
-                await run.deliveries.recorded(result)
-            else:
-                await self._sleep(result, recorded or _end(run.now(), duration, until), is_set=recorded is not None)
-
-    async def _sleep(self, result: ResultId, until: datetime, *, is_set: bool) -> None:
-        run = self._run
-        place = run.place
-        if not is_set:
-            run.recording.require_room()
-            timer = Timer(key=result.key, until=until)
-            await run.deliveries.caught_up(str(result))
-            await run.recording.record(StepRecorded(attempt=run.attempt), entries=[timer_entry(timer, place)])
-        async with run.leaving.while_waiting(wake_at=until):
-            await run.alarms.wait(Bell(), until)
-        await run.deliveries.caught_up(f"the end of {result}")
-        entry = done_entry(result, "over", place)
-        await run.recording.record_in_turn(StepRecorded(attempt=run.attempt), entries=[entry])
-
-
-def _identity(duration: timedelta | None, until: datetime | None, name: str | None) -> str:
-    if name is not None:
-        return f"name:{name}"
-    return f"until:{until.isoformat()}" if until is not None else f"sleep:{duration}"
-
-
-def _end(now: datetime, duration: timedelta | None, until: datetime | None) -> datetime:
-    return until if until is not None else later(now, duration or timedelta(0))
-
-
-# ---- uncancelled
-# Finishing what must not be left half done, although the code that waits for it is cancelled.
-
-
-T = TypeVar("T")
+# ---- work that is not cancelled
 
 
 async def uncancelled(
@@ -470,7 +120,7 @@ async def uncancelled(
         raise cancelled or asyncio.CancelledError
     if cancelled is not None:
         if not done.cancelled():
-            # Looked at, so that asyncio does not report it as never retrieved.
+            # Retrieved, so that asyncio does not log it.
             done.exception()
         raise cancelled
     return done.result()
@@ -486,10 +136,7 @@ async def to_the_end(
     context: contextvars.Context | None = None,
     unless: asyncio.Future[None] | None = None,
 ) -> tuple[asyncio.Task[T], asyncio.CancelledError | None]:
-    """`work` once it has ended, and the cancellation that came meanwhile and is the caller's to raise.
-
-    Also when `unless` is done: the work may go on then.
-    """
+    """`work` once it has ended or `unless` is done, and a cancellation that came meanwhile: the caller raises it."""
     inner = work if isinstance(work, asyncio.Task) else asyncio.get_running_loop().create_task(work, context=context)
     cancelled: asyncio.CancelledError | None = None
     waited_for = {inner} if unless is None else {inner, unless}
@@ -502,67 +149,259 @@ async def to_the_end(
     return inner, cancelled
 
 
-def uncancel() -> None:
-    """Take back every cancellation of the calling asyncio task."""
-    current = asyncio.current_task()
-    while current is not None and current.cancelling() > 0:
-        current.uncancel()
+# ---- branches
+
+_NO_RUN: Final = object()
 
 
-# ---- rest
-# What a run occupies while it works and gives back while it only waits: its slot, its thread, its running time, and
-# its place under the limits of its tool and its owner (`suspend.py`).
+class Branches:
+    """The asyncio tasks of one run: the tool's own, and those that it started (`gather`, task groups, `create_task`).
 
+    The context of an asyncio task says which run it belongs to. What it does outside of our waits cannot be seen, so
+    nothing is concluded from that.
 
-RESTS_AGAIN_AFTER = 0.25
-"""Seconds for which a branch that goes on keeps the slot, while others wait and it does no step."""
-
-
-class WaitingRoom:
-    """How many runs may wait in memory without a slot."""
-
-    def __init__(self, seats: int) -> None:
-        self._free = seats
-
-    @property
-    def is_full(self) -> bool:
-        """Whether the next one would have to keep its slot."""
-        return self._free <= 0
-
-    def enter(self, *, standing: bool) -> bool:
-        """Take a seat if there is one. Who leaves soon may stand."""
-        if self.is_full and not standing:
-            return False
-        self._free -= 1
-        return True
-
-    def leave(self) -> None:
-        """Give the seat back."""
-        self._free += 1
-
-
-class Rest:
-    """One run at work and at rest.
+    Args:
+        mark: Set in the context of the run and in no other.
+        value: To this.
+        in_thread: Whether the tool is a sync function, which does one thing at a time on a thread.
 
     Attributes:
-        place: Its place under the limits; None where there are no limits.
+        own: The tool's own asyncio task, once it has begun.
     """
 
-    place: Place | None = None
+    own: asyncio.Task[Any] | None = None
 
-    def __init__(
-        self, life: Life, slot: Slot, branches: Branches, room: WaitingRoom, context: contextvars.Context
-    ) -> None:
-        self._context = context
-        self._life = life
+    def __init__(self, mark: contextvars.ContextVar[Any], value: object, *, in_thread: bool) -> None:
+        self._mark = mark
+        self._value = value
+        self._in_thread = in_thread
+        self._met: set[asyncio.Task[Any]] = set()
+        self._waiting: set[asyncio.Task[Any]] = set()
+        self._giving_up: set[asyncio.Task[Any]] = set()
+        self._in_steps: Counter[asyncio.Task[Any]] = Counter()
+        self._over = False
+
+    @property
+    def in_own(self) -> bool:
+        """Whether the calling code belongs to the tool's own asyncio task, or to the thread of a sync tool."""
+        caller = this_task()
+        return caller is self.own or (self._own_is_on_a_thread and self._live() <= {self.own, caller})
+
+    @property
+    def several(self) -> bool:
+        """Whether a branch other than the tool's own has come to us and has not ended."""
+        return any(not task.done() for task in self._met)
+
+    def contact(self) -> None:
+        """Take note of the calling branch."""
+        caller = this_task()
+        if caller is not self.own and caller not in self._met:
+            self._met.add(caller)
+            caller.add_done_callback(self._met.discard)
+
+    @contextmanager
+    def waiting(self, *, to_give_up: bool = False) -> Generator[None]:
+        """The calling branch waits for us, or with us to be cancelled, while this is entered.
+
+        Raises:
+            asyncio.CancelledError: The run is over, and the branch was left behind: it would wait for ever.
+        """
+        if self._over:
+            raise asyncio.CancelledError
+        task, waiting = this_task(), self._giving_up if to_give_up else self._waiting
+        waiting.add(task)
+        try:
+            yield
+        finally:
+            waiting.discard(task)
+
+    @contextmanager
+    def stepping(self) -> Generator[None]:
+        """The calling branch does a step while this is entered; there may be another one around it."""
+        task = this_task()
+        self._in_steps[task] += 1
+        try:
+            yield
+        finally:
+            self._in_steps[task] -= 1
+            if not self._in_steps[task]:
+                del self._in_steps[task]
+
+    def all_wait(self) -> bool:
+        """Whether every asyncio task of the run is in one of our waits: nothing of it goes on without us."""
+        elsewhere = self._live() - self._waiting
+        # A sync tool does one thing at a time: while its thread waits for us, nothing else of it is executing.
+        return not elsewhere or (elsewhere == {self.own} and len(self._waiting) == 1 and self._own_is_on_a_thread)
+
+    def cancel_waiting(self) -> None:
+        """The run is over: a branch that still waits here would wait for ever."""
+        self._over = True
+        for task in (self._waiting | self._giving_up) - {self.own}:
+            task.cancel()
+
+    def close(self, *, was_stopped: bool) -> None:
+        """Cancel what is left of the run, and let it be freed.
+
+        A step that a tool leaves behind when it returns may go on: no other run will begin it. After a stop, one may.
+        """
+        self.cancel_waiting()
+        for task in self._in_steps.keys() - {self.own} if was_stopped else ():
+            # One that the tool has cancelled is not disturbed while it ends.
+            if not task.cancelling():
+                task.cancel()
+        self.own, self._value = None, _NO_RUN
+
+    @property
+    def _own_is_on_a_thread(self) -> bool:
+        return self._in_thread and self.own in anyio.to_thread.current_default_thread_limiter().statistics().borrowers
+
+    def _live(self) -> set[asyncio.Task[Any]]:
+        return tasks_by_value(self._mark).get(self._value, set())
+
+
+def tasks_by_value(mark: contextvars.ContextVar[Any]) -> dict[Any, set[asyncio.Task[Any]]]:
+    """The asyncio tasks of this event loop by the value of `mark` in their contexts: one look for all runs."""
+    found: dict[Any, set[asyncio.Task[Any]]] = {}
+    for task in asyncio.all_tasks():
+        context = _context_of(task)
+        value = None if context is None else context.get(mark)
+        if value is not None:
+            found.setdefault(value, set()).add(task)
+    return found
+
+
+def this_task() -> asyncio.Task[Any]:
+    """The asyncio task of the calling code."""
+    task = asyncio.current_task()
+    if task is None:
+        raise AssertionError("a tool is a coroutine, and asyncio runs those in tasks")
+    return task
+
+
+def _context_of(task: asyncio.Task[Any]) -> contextvars.Context | None:
+    get_context = getattr(task, "get_context", None)
+    if get_context is not None:  # pragma: no cover - Python 3.11 has no such method
+        return get_context()
+    # Python 3.11 does not show the context; what an object refers to is public.
+    return next((found for found in gc.get_referents(task) if isinstance(found, contextvars.Context)), None)
+
+
+# ---- alarms
+
+LOOK_AGAIN: Final = 1.0
+"""Seconds between two looks at the clock: it need not run like the event loop's."""
+
+
+class Waiter:
+    """What one branch waits for: set once when that is there."""
+
+    def __init__(self) -> None:
+        self.is_set: bool = False
+        self._sleeper: asyncio.Future[None] | None = None
+
+    def set(self) -> None:
+        """What was waited for is there."""
+        self.is_set = True
+        self.recheck()
+
+    def recheck(self) -> None:
+        """Have the branch look again."""
+        if self._sleeper is not None and not self._sleeper.done():
+            self._sleeper.set_result(None)
+
+    async def wait(self, seconds: float | None) -> None:
+        """Return when it is set, is to be looked at again, or the time is over."""
+        self._sleeper = asyncio.get_running_loop().create_future()
+        await asyncio.wait({self._sleeper}, timeout=seconds)
+
+
+class Alarms:
+    """All waits for an instant on the runtime's clock: that clock may be set, or be a test's."""
+
+    def __init__(self, now: Callable[[], datetime]) -> None:
+        self._now = now
+        self._waiters: set[Waiter] = set()
+
+    def recheck(self) -> None:
+        """Have all of them look at the clock again, because it was moved."""
+        for waiter in self._waiters:
+            waiter.recheck()
+
+    async def wait(self, waiter: Waiter, until: datetime | None) -> None:
+        """Return when the waiter is set, or at the instant if there is one."""
+        self._waiters.add(waiter)
+        try:
+            while not waiter.is_set:
+                seconds = None if until is None else (until - self._now()).total_seconds()
+                if seconds is not None and seconds <= 0:
+                    return
+                await waiter.wait(None if seconds is None else min(seconds, LOOK_AGAIN))
+        finally:
+            self._waiters.discard(waiter)
+
+
+# ---- slots
+
+RESTS_AGAIN_AFTER: Final = 0.25
+"""Seconds for which a branch that goes on keeps the slot, while others wait and it does no step."""
+
+GIVES_UP_AFTER: Final = 0.05
+"""Seconds that a run has to wait before it gives up its place under a limit: a shorter wait costs no writes."""
+
+FIRST_PAUSE: Final = 0.05
+LONGEST_PAUSE: Final = 0.5
+"""Seconds between two tries to take a place that a run of another process may have given up."""
+
+
+class Lines:
+    """The runs of one process that want a place under a limit and found none: of one tool and owner, only the first
+    one tries."""
+
+    def __init__(self) -> None:
+        self._first: WeakValueDictionary[tuple[str, str, str | None], asyncio.Lock] = WeakValueDictionary()
+        # Ordered: the longest wait is first.
+        self._waiting: dict[asyncio.Future[None], None] = {}
+
+    def of(self, record: TaskRecord) -> asyncio.Lock:
+        """The line of the tasks of the same tool and owner: the holder of the lock is the first."""
+        return self._first.setdefault((record.method, record.name, record.owner), asyncio.Lock())
+
+    def recheck(self) -> None:
+        """A run of this process gave up its place, or ended: there may be a free one."""
+        for waiting in self._waiting:
+            if not waiting.done():
+                waiting.set_result(None)
+
+    async def wait(self, seconds: float) -> None:
+        """Return when there may be a free place."""
+        waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting[waiting] = None
+        try:
+            await asyncio.wait({waiting}, timeout=seconds)
+        finally:
+            del self._waiting[waiting]
+
+
+class SlotUse:
+    """What one run occupies while it works, and gives back while it only waits: its slot, its thread, its running time,
+    and its place under the limits of its tool and its owner.
+
+    Attributes:
+        waits: How many branches wait.
+        steps: How many steps are being done, or recorded.
+        is_resting: Whether the run occupies no slot.
+    """
+
+    def __init__(self, run: Run, slot: Slot, limits: WorkLimits | None) -> None:
+        self._run = run
         self._slot = slot
-        self._branches = branches
-        self._room = room
-        self._waits = 0
-        self._standing = 0
-        self._steps = 0
+        self._limits = limits
+        self._suspender = run.runtime.suspender
+        self.waits = 0
+        self.steps = 0
+        self.is_resting = False
+        self._suspendable = 0
         self._idle = False
-        self._resting = False
         self._thread_lent = False
         self._changing = asyncio.Lock()
         self._giving_up: asyncio.Task[None] | None = None
@@ -570,82 +409,75 @@ class Rest:
         self._rested_since = 0.0
         self._rested = 0.0
 
-    @property
-    def is_resting(self) -> bool:
-        """Whether the run occupies no slot."""
-        return self._resting
-
-    @property
-    def in_steps(self) -> bool:
-        """Whether a step is being done, or recorded."""
-        return self._steps > 0
-
-    @property
-    def waits(self) -> int:
-        """How many branches wait."""
-        return self._waits
-
-    @property
-    def rested(self) -> float:
-        """Seconds that the run has spent at rest: no running time."""
-        now = asyncio.get_running_loop().time()
-        return self._rested + (now - self._rested_since if self._resting else 0.0)
-
     @asynccontextmanager
-    async def waiting(self, *, parkable: bool, to_give_up: bool = False) -> AsyncGenerator[None]:
+    async def waiting(self, *, suspendable: bool, to_give_up: bool = False) -> AsyncGenerator[None]:
         """A branch waits while this is entered, and has the slot again before it goes on.
 
-        A run that can be parked while it waits needs no seat: with none free, it is parked at once. A branch that waits
-        to give up does not wait for us.
+        A run that can be suspended while it waits does not count under `max_waiting_runs`: where that is reached, it is
+        suspended at once. A branch that waits to give up does not wait for us.
         """
-        self._waits += 1
-        self._standing += parkable
+        run = self._run
+        self.waits += 1
+        self._suspendable += suspendable
         try:
-            with self._branches.waiting(to_give_up=to_give_up):
+            with run.branches.waiting(to_give_up=to_give_up):
                 self._rest_if_idle()
                 yield
         finally:
             try:
-                await self._life.parking_decided()
+                await run.suspension_decided()
                 await self._resume()
             finally:
-                self._waits -= 1
-                self._standing -= parkable
+                self.waits -= 1
+                self._suspendable -= suspendable
                 self._watch()
 
     @asynccontextmanager
     async def stepping(self) -> AsyncGenerator[None]:
         """A step is being done while this is entered."""
-        self._steps += 1
+        self.steps += 1
         try:
-            with self._branches.stepping():
+            with self._run.branches.stepping():
                 await self._resume()
-                if not self._life.counts:
-                    # Stopped while it stood in line for its slot: nothing begins in such a run, and it has no slot.
+                if not self._run.counts:
+                    # Stopped while it waited for its slot: nothing begins in such a run, and it has no slot.
                     raise asyncio.CancelledError
                 yield
         finally:
-            self._steps -= 1
+            self.steps -= 1
             self._rest_if_idle()
 
     async def begin(self) -> None:
         """Wait for a place before the tool is entered: the run was suspended, and was claimed without a place."""
         self._idle = True
-        self._rest(standing=True)
+        self._rest(always=True)
         await self._resume()
 
     def end(self) -> None:
-        """The run is over; give back what it still has, but for the slot, which is the engine's to take."""
+        """The run is over; give back what it still has, but for the slot: the engine takes that."""
         if self._watching is not None:
             self._watching.cancel()
-        if self._resting:
-            self._get_up()
+        if self.is_resting:
+            self._stop_resting()
+
+    async def watch_running_time(self, limit: timedelta) -> None:
+        """End the run with an error once it has worked for as long as it may. Time at rest does not count."""
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        left = limit.total_seconds()
+        while left > 0:
+            # At rest the end moves on with the time, and is looked at again soon.
+            await anyio.sleep(max(left, 1.0) if self.is_resting else left)
+            resting = loop.time() - self._rested_since if self.is_resting else 0.0
+            left = started + limit.total_seconds() + self._rested + resting - loop.time()
+        await self._run.fail_with(RanTooLong(self._run.record.name, limit))
 
     def _watch(self) -> None:
         """A branch goes on, and others wait: rest again in a moment, unless it does a step."""
         is_watched = self._watching is not None and not self._watching.done()
-        if self._waits and not self._idle and not is_watched and self._life.counts:
-            self._watching = asyncio.get_running_loop().create_task(self._rest_again(), context=self._context.copy())
+        if self.waits and not self._idle and not is_watched and self._run.counts:
+            loop = asyncio.get_running_loop()
+            self._watching = loop.create_task(self._rest_again(), context=self._run.outside())
 
     async def _rest_again(self) -> None:
         # The others may wait for something that needs the slot. Nothing tells when the branch ends, or waits for them.
@@ -654,53 +486,69 @@ class Rest:
 
     def _rest_if_idle(self) -> None:
         # Not while a branch is coming back: it would go on without what is given up now.
-        if not self._waits or self._steps or not self._life.counts or self._changing.locked():
+        if not self.waits or self.steps or not self._run.counts or self._changing.locked():
             return
         self._idle = True
-        if self.place is not None and (self._giving_up is None or self._giving_up.done()):
-            self._giving_up = self.place.help(self._give_up_soon(self.place))
-        if not self._resting:
-            self._rest(standing=self._standing > 0)
+        if self._limits is not None and (self._giving_up is None or self._giving_up.done()):
+            self._giving_up = self._run.help(self._give_up_place_soon())
+        if not self.is_resting:
+            self._rest(always=self._suspendable > 0)
 
-    def _rest(self, *, standing: bool) -> None:
-        if self._room.enter(standing=standing):
-            self._resting = True
-            self._rested_since = asyncio.get_running_loop().time()
-            self._lend_thread()
-            self._slot.release()
-            self._life.take(Turn.WAITS)
+    def _rest(self, *, always: bool) -> None:
+        if self._suspender.is_full and not always:
+            return
+        self._suspender.free -= 1
+        self.is_resting = True
+        self._rested_since = asyncio.get_running_loop().time()
+        # A sync tool that waits keeps its thread; the others get one more in its place.
+        limiter = anyio.to_thread.current_default_thread_limiter()
+        if self._run.branches.own in limiter.statistics().borrowers:
+            self._thread_lent = True
+            limiter.total_tokens += 1
+        self._slot.release()
+        self._run.take(RunEvent.WAITS)
 
-    async def _give_up_soon(self, place: Place) -> None:
-        """Give up the place, if the run still waits in a moment: a short wait costs no writes."""
+    def _stop_resting(self) -> None:
+        self.is_resting = False
+        self._rested += asyncio.get_running_loop().time() - self._rested_since
+        self._suspender.free += 1
+        if self._thread_lent:
+            self._thread_lent = False
+            anyio.to_thread.current_default_thread_limiter().total_tokens -= 1
+        self._run.take(RunEvent.GOES_ON)
+
+    async def _give_up_place_soon(self) -> None:
         await asyncio.sleep(GIVES_UP_AFTER)
+        run = self._run
         # A branch that comes back before this keeps the place; one that comes after it takes it again.
         async with self._changing:
-            if self._idle and self._life.counts:
-                await place.give_up()
+            may_give_up = self._idle and run.counts and run.record.pause is None
+            if may_give_up and await run.writer.write(RunPaused(attempt=run.attempt)):
+                run.runtime.made_room(run.policy)
 
     async def _resume(self) -> None:
         """Have the slot and the place again, if the run is at rest.
 
         Not to be cancelled: a branch whose time-out fired goes on behind it, and must not work without them.
         """
-        if self._resting or (self._idle and self.place is not None):
-            await uncancelled(self._go_on(), context=self._context.copy())
+        if self.is_resting or (self._idle and self._limits is not None):
+            await uncancelled(self._go_on(), context=self._run.outside())
         else:
             self._idle = False
 
     async def _go_on(self) -> None:
         # Branches that come back at once share the slot and the place, and wait for them together.
         async with self._changing:
-            if self._idle and self._life.counts:
+            if self._idle and self._run.counts:
                 # The time in line does not count as running time either.
                 await self._acquire_unless_over()
             self._idle = False
-            if self._resting:
-                self._get_up()
+            if self.is_resting:
+                self._stop_resting()
 
     async def _acquire_unless_over(self) -> None:
-        acquiring = asyncio.ensure_future(self._slot.acquire() if self.place is None else self.place.take(self._slot))
-        over = asyncio.ensure_future(self._life.over.wait())
+        acquiring = asyncio.ensure_future(self._acquire())
+        over = asyncio.ensure_future(self._run.over.wait())
         await asyncio.wait({acquiring, over}, return_when=asyncio.FIRST_COMPLETED)
         over.cancel()
         if not acquiring.done():
@@ -708,114 +556,102 @@ class Rest:
             await asyncio.wait({acquiring})
         elif not acquiring.cancelled():
             acquiring.result()
-        if not self._life.counts:
+        if not self._run.counts:
             # A branch that was left behind. The engine took the slot back when the run ended, and does so only once.
             self._slot.release()
 
-    def _get_up(self) -> None:
-        self._resting = False
-        self._rested += asyncio.get_running_loop().time() - self._rested_since
-        self._room.leave()
-        if self._thread_lent:
-            self._thread_lent = False
-            anyio.to_thread.current_default_thread_limiter().total_tokens -= 1
-        self._life.take(Turn.GOES_ON)
+    async def _acquire(self) -> None:
+        """Return with the slot and the place; without the place if the task is not the run's any more, which is being
+        stopped then."""
+        if await self._try_to_acquire():
+            return
+        self._slot.release()
+        run, lines = self._run, self._suspender.lines
+        await run.writer.write(RunResumeRequested(attempt=run.attempt))
+        async with lines.of(run.record):
+            pause = FIRST_PAUSE
+            while not await self._try_to_acquire():
+                self._slot.release()
+                await lines.wait(pause * random.uniform(0.5, 1.0))  # noqa: S311 - only to be out of step
+                pause = min(pause * 2, LONGEST_PAUSE)
 
-    def _lend_thread(self) -> None:
-        """A sync tool that waits keeps its thread; the others get one more in its place."""
-        limiter = anyio.to_thread.current_default_thread_limiter()
-        if self._branches.own in limiter.statistics().borrowers:
-            self._thread_lent = True
-            limiter.total_tokens += 1
-
-
-TOGETHER = 100
-"""Runs that are parked at a time, so that a store which groups its commits can."""
-
-
-class Parkable(Protocol):
-    """A run, as far as it is parked."""
-
-    def may_park(self, branches: set[asyncio.Task[Any]]) -> bool:
-        """Whether it only waits, given the asyncio tasks that belong to it."""
-        ...
-
-    async def park(self) -> None:
-        """Leave memory."""
-        ...
+    async def _try_to_acquire(self) -> bool:
+        await self._slot.acquire()
+        run = self._run
+        try:
+            if self._limits is not None and run.record.pause is not None:
+                await run.writer.write(RunResumed(attempt=run.attempt), limits=self._limits)
+        except LimitReached:
+            return False
+        return True
 
 
-class Parking:
-    """The runs of a process that may leave memory."""
+# ---- suspending
 
-    def __init__(self, mark: contextvars.ContextVar[Any], room: WaitingRoom) -> None:
-        self.room = room
+TOGETHER: Final = 100
+"""Runs that are suspended at a time, so that a store which groups its commits can."""
+
+
+class Suspender:
+    """The runs of a process that may leave memory.
+
+    Their asyncio tasks are looked at in one look for all runs whose time has come: where the tool's own is the only
+    one, nothing else of the run is executing.
+
+    Args:
+        mark: The context variable that says which run an asyncio task belongs to.
+        free: How many runs may wait in memory without a slot.
+
+    Attributes:
+        free: How many more may; below zero while runs that leave memory soon wait as well.
+    """
+
+    def __init__(self, mark: contextvars.ContextVar[Any], free: int) -> None:
+        self.free = free
+        self.lines: Lines = Lines()
         self._mark = mark
-        self._due: dict[Parkable, float] = {}
+        self._due: dict[Run, float] = {}
         self._added = asyncio.Event()
 
-    def add(self, run: Parkable, after: float) -> None:
-        """Park this run after so many seconds, if it still waits then; at once if too many wait in memory."""
+    @property
+    def is_full(self) -> bool:
+        """Whether the next run that waits would have to keep its slot."""
+        return self.free <= 0
+
+    def add(self, run: Run, after: float) -> None:
+        """Suspend this run after so many seconds, if it still waits then; at once if too many wait in memory."""
         if after < inf:
-            self._due[run] = asyncio.get_running_loop().time() + (0.0 if self.room.is_full else after)
+            self._due[run] = asyncio.get_running_loop().time() + (0.0 if self.is_full else after)
             self._added.set()
 
-    def remove(self, run: Parkable) -> None:
+    def remove(self, run: Run) -> None:
         """It does not wait any more."""
         self._due.pop(run, None)
 
-    async def park_all(self) -> None:
-        """Park everything that can be, however short it has waited: the process stops."""
-        await self._park(list(self._due))
+    async def suspend_all(self) -> None:
+        """Suspend every run that can be, however short it has waited: the process stops."""
+        await self._suspend(list(self._due))
 
     async def serve(self) -> None:
-        """Park what has waited long enough."""
+        """Suspend the runs that have waited long enough."""
         loop = asyncio.get_running_loop()
         while True:
             self._added.clear()
             now = loop.time()
             due = [run for run, at in self._due.items() if at <= now]
             if due:
-                await self._park(due)
-            else:
-                await self._sleep(min(self._due.values(), default=inf) - now)
+                await self._suspend(due)
+                continue
+            seconds = min(self._due.values(), default=inf) - now
+            with suppress(TimeoutError):
+                async with asyncio.timeout(None if seconds == inf else seconds):
+                    await self._added.wait()
 
-    async def _park(self, due: list[Parkable]) -> None:
+    async def _suspend(self, due: list[Run]) -> None:
         tasks = tasks_by_value(self._mark)
         later = asyncio.get_running_loop().time() + LOOK_AGAIN
-        able = [run for run in due if run.may_park(tasks.get(run, set()))]
-        # Of those that go, the entry goes with them.
+        able = [run for run in due if tasks.get(run, set()) <= {run.branches.own} and run.waits.may_suspend]
+        # A run that is suspended removes its own entry.
         self._due.update(dict.fromkeys((run for run in due if run in self._due), later))
         for start in range(0, len(able), TOGETHER):
-            await asyncio.gather(*(run.park() for run in able[start : start + TOGETHER]))
-
-    async def _sleep(self, seconds: float) -> None:
-        try:
-            async with asyncio.timeout(None if seconds == inf else seconds):
-                await self._added.wait()
-        except TimeoutError:
-            pass
-
-
-# ---- time limit
-# The limit on running time. Time at rest does not count.
-
-
-class TimeLimit:
-    """Watches one run, and judges it when its time is over."""
-
-    def __init__(self, limit: timedelta, rest: Rest, judge: Callable[[RanTooLong], Awaitable[None]]) -> None:
-        self._limit = limit
-        self._rest = rest
-        self._judge = judge
-
-    async def watch(self, tool: str) -> None:
-        """Wait until the run has worked for as long as it may."""
-        loop = asyncio.get_running_loop()
-        started = loop.time()
-        left = self._limit.total_seconds()
-        while left > 0:
-            # At rest the end moves on with the time, and is looked at again soon.
-            await anyio.sleep(max(left, 1.0) if self._rest.is_resting else left)
-            left = started + self._limit.total_seconds() + self._rest.rested - loop.time()
-        await self._judge(RanTooLong(tool, self._limit))
+            await asyncio.gather(*(run.waits.suspend() for run in able[start : start + TOGETHER]))

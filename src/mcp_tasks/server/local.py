@@ -171,9 +171,9 @@ class LocalTask(Generic[ResultT]):
         elif run.record.id == self.id:
             raise UsageError("a task cannot wait for itself")
         else:
-            end = await run.children.wait(self.id, lambda: self._end_or_gone(seconds))
+            end = await run.waits.wait_for_task(self.id, lambda: self._end_or_gone(seconds))
             if "gone" in end:
-                raise ResultExpired(self.id) if run.children.has_started(self.id) else UnknownTask(self.id)
+                raise ResultExpired(self.id) if run.waits.has_started(self.id) else UnknownTask(self.id)
         return self._outcome(end, seconds)
 
     async def result(self) -> ResultT:
@@ -452,7 +452,7 @@ class LocalStart:
                     raise
                 # The task that this run belongs to has ended, and the run has not heard of it yet.
                 run.stop()
-                await run.go_no_further()
+                await run.abort_branch()
             # An earlier run started it, and its result has expired by now. Who waits for it is told so.
             return exc.task_id
         if self.key is not None:
@@ -746,7 +746,7 @@ class LocalCalls:
             key = None if start.key is None else f"local/{start.key}"
             task_id = await start.launch(runtime, key)
         else:
-            task_id = await run.children.start(
+            task_id = await run.waits.start_child(
                 start.identity, lambda key: start.launch(runtime, key, run), key=start.key
             )
         return LocalTask(self._runtime, task_id, start.owner_in(run))

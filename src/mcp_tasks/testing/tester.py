@@ -189,7 +189,7 @@ class TaskTester:
         check_duration("by", by, zero=True)
         await self.settle()
         self.clock.advance(by)
-        self.runtime.alarms.stir()
+        self.runtime.alarms.recheck()
         await self.runtime.janitor.sweep()
 
     async def settle(self) -> None:

@@ -192,7 +192,7 @@ class Trimmer:
                 # A loser that is left alone goes on after the time-out, and nothing tells that the others did not wait.
                 losers = Losers.CANCELLED if self._in_move_on and node.losers is Losers.LEFT else node.losers
                 # A time-out that fired in a race fires again when the tool is run again, after all of its seconds. What
-                # is recorded behind it is not waited for that long (`deliveries.PATIENCE`): a limit of replay.
+                # is recorded behind it is not waited for that long (`journal.PATIENCE`): a limit of replay.
                 # The same holds for one that fires while losers of an earlier race go on.
                 self._leaves_losers |= losers is Losers.LEFT
                 was_in_race, self._in_race = self._in_race, True

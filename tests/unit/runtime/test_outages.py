@@ -21,10 +21,9 @@ from mcp_tasks.model.limits import Limits
 from mcp_tasks.model.machine import InputAnswered, StepRecorded
 from mcp_tasks.runtime import Body, Ending, Run, TaskOptions, TaskRuntime, current_task
 from mcp_tasks.runtime.changes import is_older
-from mcp_tasks.runtime.context import current_run
+from mcp_tasks.runtime.context import Asking, current_run
 from mcp_tasks.runtime.launch import LaunchSpec
 from mcp_tasks.runtime.patience import SETTLED
-from mcp_tasks.runtime.questions import Asking
 from mcp_tasks.stores import MemoryStore, Store
 from mcp_tasks.stores.base import EVERYBODY
 from mcp_tasks.stores.codec import new_write_id
@@ -286,7 +285,7 @@ async def test_a_run_that_was_stopped_is_not_told_of_an_outage_when_it_reads_its
             finally:
                 # As after a write that was under way when the run was stopped.
                 try:
-                    await run.recording.journal(after=0)
+                    await run.writer.read(after=0)
                 except BaseException as exc:
                     raised.append(type(exc))
 
@@ -714,7 +713,7 @@ async def test_a_run_notices_a_lost_write_though_another_has_written_as_often() 
 async def test_an_answer_that_came_after_the_failover_is_kept() -> None:
     async with asked(asks) as (store, runtime, task, before):
         (run,) = runtime.runs()
-        await run.recording.record(StepRecorded(attempt=1))
+        await run.writer.record(StepRecorded(attempt=1))
         store.go_back(before)
         answered = await take_answer(store, task, "elicitation-1", "yes")
         assert answered.version == run.record.version
@@ -765,7 +764,7 @@ async def test_a_store_that_goes_back_further_than_a_run_remembers_has_it_end_or
         await time_passes(1)
         clock.advance(timedelta(minutes=2))
         (run,) = runtime.runs()
-        await run.recording.record()
+        await run.writer.record()
         store.go_back(start)
         await runtime.listener.look()
         done = await until_final(runtime, task)

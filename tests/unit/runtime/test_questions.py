@@ -16,8 +16,9 @@ from mcp_tasks.errors import AnswerRefused, QuestionTimedOut, QuestionTooLarge, 
 from mcp_tasks.model import JournalEntry, TaskRecord, TaskStatus
 from mcp_tasks.model.json import encode_json
 from mcp_tasks.runtime import Ending, Run, TaskOptions, TaskRuntime, current_task
+from mcp_tasks.runtime.context import Asking
 from mcp_tasks.runtime.launch import LaunchSpec
-from mcp_tasks.runtime.questions import LARGEST_QUESTION, Asking
+from mcp_tasks.runtime.waits import LARGEST_QUESTION
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.testing import FakeClock
 from tests.unit.losing import as_of_now
@@ -390,7 +391,7 @@ async def test_the_smaller_limit_of_tool_and_call_ends_a_wait(
         await settle()
         for seconds, is_over in ((59, False), (1, limit is not None)):
             clock.advance(timedelta(seconds=seconds))
-            runtime.alarms.stir()
+            runtime.alarms.recheck()
             await runtime.janitor.sweep()
             await settle()
             assert (await as_of_now(runtime, task)).is_final is is_over

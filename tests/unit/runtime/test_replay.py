@@ -19,8 +19,8 @@ from mcp_tasks.model import InputRequest, Progress, TaskRecord, TaskStatus
 from mcp_tasks.model.machine import RunStartedOver
 from mcp_tasks.model.options import OnOtherVersion
 from mcp_tasks.runtime import Body, Ending, Run, TaskChange, TaskOptions, TaskRuntime, current_task
-from mcp_tasks.runtime.questions import Asking
-from mcp_tasks.runtime.replay import PATIENCE
+from mcp_tasks.runtime.context import Asking
+from mcp_tasks.runtime.journal import PATIENCE
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.testing.clock import NOON
 from tests.unit.running import (
@@ -479,7 +479,7 @@ async def test_a_version_that_starts_over_has_children_of_its_own() -> None:
             keys.append(key)
             return key
 
-        await run.children.start("render", start)
+        await run.waits.start_child("render", start)
         return await asks(run)
 
     async with version(store, parent, "1") as runtime:

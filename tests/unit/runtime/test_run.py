@@ -302,7 +302,7 @@ async def test_nothing_that_comes_after_the_cancellation_counts(raises: bool) ->
             await go_on.wait()
             await run.report(Progress(progress=1))
             # A verdict comes too late as well.
-            await run.judge(Interrupted(run.record.name))
+            await run.fail_with(Interrupted(run.record.name))
             returned.set()
         if raises:
             raise RuntimeError("so there")

@@ -27,9 +27,9 @@ from mcp_tasks.model.limits import Limits
 from mcp_tasks.runtime import AskedOnCall, Ending, Run
 from mcp_tasks.runtime.launch import new_task_id
 from mcp_tasks.runtime.operator import Operator
-from mcp_tasks.runtime.questions import ANNOUNCED_WITHIN
 from mcp_tasks.runtime.runtime import MAX_ID_LENGTH
 from mcp_tasks.runtime.store_clock import EVERY, SAMPLES, StoreClock
+from mcp_tasks.runtime.waits import ANNOUNCED_WITHIN
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.stores.base import EVERYBODY, UNOWNED, OwnedBy
 from mcp_tasks.stores.sqlite import SqliteStore

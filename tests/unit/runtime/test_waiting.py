@@ -291,7 +291,7 @@ async def child(run: Run, runtime: TaskRuntime, name: str, **arguments: Any) -> 
         )
         return record.id
 
-    task_id = await run.children.start(f"{name} {arguments}", start)
+    task_id = await run.waits.start_child(f"{name} {arguments}", start)
 
     async def end() -> dict[str, Any]:
         record = None
@@ -299,7 +299,7 @@ async def child(run: Run, runtime: TaskRuntime, name: str, **arguments: Any) -> 
             record = await runtime.follow(task_id, lambda task: task.is_final, timeout=timedelta(days=1))
         return {"status": record.status.value}
 
-    return lambda: run.children.wait(task_id, end)
+    return lambda: run.waits.wait_for_task(task_id, end)
 
 
 class Family:
@@ -509,7 +509,7 @@ async def ring(runtime: TaskRuntime, clock: FakeClock, by: timedelta = HOUR) -> 
     """Let time go by, for those in memory and for those that left it."""
     await settle()
     clock.advance(by)
-    runtime.alarms.stir()
+    runtime.alarms.recheck()
     await runtime.janitor.sweep()
 
 
