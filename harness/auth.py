@@ -30,12 +30,10 @@ class Tokens:
         self._scopes = scopes
 
     async def verify_token(self, token: str) -> AccessToken | None:
-        """Whose token it is; None if nobody's."""
         found = self.token(token)
         return found if not self._known or (found.subject or found.client_id) in self._known else None
 
     def token(self, token: str) -> AccessToken:
-        """What the SDK is told of a token."""
         who, _, second = token.partition("!")
         user, _, client = who.partition("-")[0].partition("@")
         is_machine = user in MACHINES

@@ -8,8 +8,6 @@ NONCE = 12
 
 
 class AesCipher:
-    """Encrypts with a key of its own."""
-
     def __init__(self, key: bytes | None = None) -> None:
         self.aead = AESGCM(key or AESGCM.generate_key(bit_length=256))
 

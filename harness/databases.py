@@ -38,8 +38,6 @@ class NoDatabase(SkipTest):
 
 
 class Server:
-    """A server process with a folder of its own."""
-
     url: str
 
     def __init__(self, command: Command, folder: Path, *, user: int | None = None) -> None:
@@ -80,7 +78,6 @@ class Server:
         self.start()
 
     def answers(self) -> bool:
-        """Whether it takes connections."""
         raise NotImplementedError
 
 
@@ -112,7 +109,6 @@ class Postgres(Server):
             run([binaries / "initdb", "-D", data, *options], check=True, user=user)
 
     def answers(self) -> bool:
-        """Whether it takes connections."""
         try:
             psycopg.connect(self.url, connect_timeout=2).close()
         except psycopg.OperationalError:
@@ -120,7 +116,6 @@ class Postgres(Server):
         return True
 
     def new_database(self) -> str:
-        """The URL of a database that is empty."""
         name = f"test_{uuid4().hex}"
         with psycopg.connect(self.url, autocommit=True) as connection:
             connection.execute(f"CREATE DATABASE {name}".encode())

@@ -17,7 +17,6 @@ from mcp_tasks import Tasks
 
 @contextmanager
 def http_process(*arguments: str) -> Generator[str]:
-    """A server process that serves HTTP while the block lasts; gives its URL."""
     with ServerProcess("harness.furnished", "http", "--fd", "{fd}", *arguments, polite=True) as server:
         yield server.url
 

@@ -24,15 +24,12 @@ Headers = Sequence[tuple[str, str]]
 
 
 class HttpWire:
-    """Raw JSON-RPC over Streamable HTTP."""
-
     def __init__(self, url: str, client: httpx2.AsyncClient, *, token: str | None = None) -> None:
         self.url = url
         self.client = client
         self.token = token
 
     def as_user(self, token: str) -> HttpWire:
-        """The same way with a bearer token."""
         return HttpWire(self.url, self.client, token=token)
 
     async def send(self, message: Mapping[str, Any], *, capabilities: Mapping[str, Any] | None = None) -> Reply:
@@ -178,7 +175,6 @@ class _QuickServer(uvicorn.Server):
 
 
 def is_stream(response: httpx2.Response) -> bool:
-    """Whether an answer is a stream of messages."""
     return response.headers.get("content-type", "").startswith("text/event-stream")
 
 
@@ -194,7 +190,6 @@ def _messages(response: httpx2.Response) -> tuple[dict[str, Any], ...]:
 
 
 async def stream_messages(response: httpx2.Response) -> AsyncGenerator[dict[str, Any]]:
-    """The messages of a stream as they come."""
     async for line in response.aiter_lines():
         if line.startswith("data:") and line.removeprefix("data:").strip():
             yield loads(line.removeprefix("data:"))

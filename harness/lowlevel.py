@@ -27,8 +27,6 @@ Lifespan = Callable[[Server[Any]], AbstractAsyncContextManager[Any]]
 
 
 def build_lowlevel(tasks: Tasks, gate: asyncio.Event | None = None, lifespan: Lifespan | None = None) -> Server[Any]:
-    """A low-level server with `tasks` attached: tools that end, ask, wait and crash."""
-
     async def list_tools(ctx: RequestContext, params: PaginatedRequestParams | None) -> ListToolsResult:
         return ListToolsResult(
             tools=[

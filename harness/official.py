@@ -16,14 +16,10 @@ from harness.rpc import EXTENSION, MODERN, Reply, error_response, response
 
 
 class Anything(Result):
-    """A result of which everything is kept."""
-
     model_config = ConfigDict(extra="allow")
 
 
 class ClaimedTask(Result):
-    """A task as the result of a call."""
-
     model_config = ConfigDict(extra="allow")
 
     result_type: Literal["task"] = "task"
@@ -40,8 +36,6 @@ class TaskRequest(AnyRequest):
 
 
 class ClaimsTasks(ClientExtension):
-    """Declares the extension and takes tasks as they are."""
-
     identifier = EXTENSION
 
     def claims(self) -> Sequence[ResultClaim[Any]]:
@@ -53,8 +47,6 @@ async def _never(claimed: ClaimedTask, ctx: ClaimContext) -> CallToolResult:
 
 
 class ClientWire:
-    """Requests through a client of the SDK, which makes their envelopes."""
-
     def __init__(self, client: Client) -> None:
         self.client = client
 
@@ -82,7 +74,6 @@ class ClientWire:
 async def in_memory(
     server: MCPServer[Any] | Server[Any], *, declares: bool = True, **options: Any
 ) -> AsyncGenerator[ClientWire]:
-    """The SDK's client connected to a server in this process."""
     extensions = [ClaimsTasks()] if declares else []
     async with Client(server, extensions=extensions, mode=MODERN, **options) as client:
         yield ClientWire(client)

@@ -53,7 +53,6 @@ class Arrived:
 
     @property
     def related(self) -> str | None:
-        """The task that its `_meta` names."""
         return self.params.get("_meta", {}).get(RELATED, {}).get("taskId")
 
 
@@ -114,7 +113,6 @@ class OlderClient(ABC):
         await self._tell(response(question.message["id"], result))
 
     async def refuse(self, question: Arrived, code: int, message: str) -> None:
-        """Answer a request of the server with an error."""
         await self._tell(error_response(question.message["id"], code, message))
 
     async def wait_for(self, wanted: Callable[[Arrived], bool], *, after: int = 0) -> Arrived:
@@ -128,7 +126,6 @@ class OlderClient(ABC):
                 await self._news.wait()
 
     async def question(self, task_id: str, *, after: int = 0) -> Arrived:
-        """The next request that the server makes for a task."""
         return await self.wait_for(lambda seen: "id" in seen.message and seen.related == task_id, after=after)
 
     async def status(self, task_id: str, status: str) -> Arrived:
@@ -142,22 +139,18 @@ class OlderClient(ABC):
         )
 
     async def close(self) -> None:
-        """Leave every request that is still waiting."""
         for pending in self._pending:
             await pending.leave()
 
     # --- tasks ------------------------------------------------------------------------------------------------
 
     async def call(self, tool: str, arguments: Mapping[str, Any] | None = None, **params: Any) -> Reply:
-        """Call a tool, plainly unless `params` has a task."""
         return await self.ask("tools/call", {"name": tool, "arguments": dict(arguments or {}), **params})
 
     async def create(self, tool: str, *, task: Mapping[str, Any] | None = None, **arguments: Any) -> dict[str, Any]:
-        """Call a tool as a task; gives the task."""
         return (await self.call(tool, arguments, task=dict(task or {}))).result["task"]
 
     async def start(self, tool: str, **arguments: Any) -> str:
-        """Call a tool as a task; gives the task's id."""
         return (await self.create(tool, **arguments))["taskId"]
 
     async def get(self, task_id: str) -> dict[str, Any]:
@@ -174,7 +167,6 @@ class OlderClient(ABC):
         return self.begin("tasks/result", {"taskId": task_id})
 
     async def listed(self) -> list[dict[str, Any]]:
-        """Every task that the server lists, page by page."""
         tasks: list[dict[str, Any]] = []
         params: dict[str, Any] = {}
         while True:
@@ -208,7 +200,6 @@ class OlderClient(ABC):
         self._news.set()
 
     async def greet(self, capabilities: Mapping[str, Any], version: str) -> Reply:
-        """Send the first request of the handshake."""
         reply = await self.ask("initialize", hello(capabilities, version))
         self.server = reply.result
         return reply
@@ -247,7 +238,6 @@ class HttpClient(OlderClient):
 
     @asynccontextmanager
     async def listening(self) -> AsyncGenerator[None]:
-        """With the session's own stream open."""
         headers = [*self.headers(), ("accept", "text/event-stream")]
         async with self.wire.client.stream("GET", self.wire.url, headers=headers, timeout=PATIENCE) as response:
             assert response.status_code == 200
@@ -277,8 +267,6 @@ class HttpClient(OlderClient):
 
 
 class PipeClient(OlderClient):
-    """A session over the pipes of a server process."""
-
     def __init__(self, wire: StdioWire) -> None:
         super().__init__()
         self.wire = wire
@@ -304,7 +292,6 @@ class PipeClient(OlderClient):
 async def http_session(
     wire: HttpWire, capabilities: Mapping[str, Any] = ASKABLE, *, version: str = LEGACY
 ) -> AsyncGenerator[HttpClient]:
-    """A session over HTTP, begun with the handshake."""
     client = HttpClient(wire)
     reply = await client.greet(capabilities, version)
     client.session_id = reply.headers.get("mcp-session-id")
@@ -320,7 +307,6 @@ async def http_session(
 async def pipe_session(
     wire: StdioWire, capabilities: Mapping[str, Any] = ASKABLE, *, version: str = LEGACY
 ) -> AsyncGenerator[PipeClient]:
-    """A session over pipes, begun with the handshake."""
     client = PipeClient(wire)
     try:
         await client.greet(capabilities, version)

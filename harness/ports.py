@@ -44,7 +44,6 @@ def port_of(bound: socket.socket) -> int:
 
 
 def listens(port: int) -> bool:
-    """Whether somebody takes connections there."""
     try:
         socket.create_connection((HOST, port), timeout=5).close()
     except OSError:
@@ -57,5 +56,4 @@ def base_url(port: int | str) -> str:
 
 
 def mcp_url(port: int) -> str:
-    """The address of an MCP server on a port, at the SDK's usual path."""
     return f"{base_url(port)}/mcp"

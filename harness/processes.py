@@ -60,7 +60,6 @@ class Running(Protocol):
 
 
 def python(module: str, *arguments: str | Path) -> list[str]:
-    """The command `python -m module arguments`, with this interpreter."""
     return [sys.executable, "-m", module, *map(str, arguments)]
 
 
@@ -217,7 +216,6 @@ def is_running(pid: int) -> bool:
 
 
 def crash() -> NoReturn:
-    """End this process as a power cut does."""
     os.kill(os.getpid(), signal.SIGKILL)
     raise AssertionError("nothing comes after it")
 

@@ -202,7 +202,6 @@ class Proxy:
         return parts._replace(netloc=f"{user}@127.0.0.1:{self.port}" if user else f"127.0.0.1:{self.port}").geturl()
 
     def cut(self) -> None:
-        """End all connections, and from now on each new one at once."""
         self._is_cut = True
         for connection in self._connections:
             connection.cancel()
@@ -276,7 +275,6 @@ class Proxy:
         self._to_lose += 1
 
     def note_loss(self) -> None:
-        """An answer is lost now."""
         self.lost += 1
         self._losing.set()
         if self._then_cut and not self._to_lose:
@@ -336,7 +334,6 @@ class _Exchange:
 
 @asynccontextmanager
 async def proxy_to(url: str) -> AsyncGenerator[Proxy]:
-    """A proxy before the server at this URL, which is one of Redis or Postgres."""
     proxy = Proxy(url)
     listening = await asyncio.start_server(proxy.serve, "127.0.0.1", 0)
     proxy.port = listening.sockets[0].getsockname()[1]

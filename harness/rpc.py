@@ -112,13 +112,11 @@ class Reply:
 
     @property
     def result(self) -> dict[str, Any]:
-        """The result; fails for an error."""
         assert "result" in self.message, self.message
         return self.message["result"]
 
     @property
     def error(self) -> dict[str, Any]:
-        """The error; fails for a result."""
         assert "error" in self.message, self.message
         return self.message["error"]
 
@@ -128,8 +126,6 @@ class Reply:
 
 
 class Wire(Protocol):
-    """A way to a server, whatever the transport."""
-
     async def send(self, message: Mapping[str, Any], *, capabilities: Mapping[str, Any]) -> Reply: ...
 
 
@@ -141,7 +137,6 @@ class Tasking:
         self.capabilities = capabilities
 
     def declaring(self, capabilities: Mapping[str, Any]) -> Tasking:
-        """The same client with other capabilities."""
         return Tasking(self.wire, capabilities)
 
     async def ask(
@@ -158,7 +153,6 @@ class Tasking:
         return (await self.ask("tools/call", {"name": tool, "arguments": arguments})).result
 
     async def create(self, tool: str, **arguments: Any) -> str:
-        """Call a tool that answers with a task; gives the task's id."""
         created = await self.call(tool, **arguments)
         assert created["resultType"] == "task", created
         return created["taskId"]
@@ -180,12 +174,10 @@ class Tasking:
         return task
 
     async def finish(self, tool: str, **arguments: Any) -> dict[str, Any]:
-        """Call a tool as a task and give the completed task."""
         return await self.until(await self.create(tool, **arguments), "completed")
 
 
 def text_of(result: Mapping[str, Any]) -> str:
-    """The text of a tool result that is one text."""
     [block] = result["content"]
     return block["text"]
 

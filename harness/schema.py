@@ -41,12 +41,10 @@ def check_message(method: str, message: Mapping[str, Any]) -> None:
 
 
 def check_notification(name: str, message: Mapping[str, Any]) -> None:
-    """Check a notification of the 2026-07-28 wire against its definition."""
     _check(_NEWER, name, message)
 
 
 def check_task_notification(message: Mapping[str, Any]) -> None:
-    """Check a `notifications/tasks` against the extension's definitions."""
     _check(_NEWER, "JSONRPCNotification", message)
     _check("ext-tasks", "TaskStatusNotification", message)
     _check_task(message["params"])
@@ -67,7 +65,6 @@ def check_older_answer(request: Mapping[str, Any], message: Mapping[str, Any]) -
 
 
 def check_older_push(message: Mapping[str, Any]) -> None:
-    """Check a request or a notification of a server on the 2025-11-25 wire."""
     known = _methods(_OLDER, "ServerRequest" if "id" in message else "ServerNotification")
     assert message["method"] in known, f"nothing a server sends: {json.dumps(message)[:500]}"
     _check(_OLDER, known[message["method"]], message)
@@ -106,7 +103,6 @@ def _older_tasks(method: str, result: Mapping[str, Any]) -> list[Mapping[str, An
 
 
 def check_legacy_result(name: str, result: Mapping[str, Any]) -> None:
-    """Check a result of the 2025-11-25 wire against its definition."""
     _check(_OLDER, name, result)
 
 

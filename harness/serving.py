@@ -89,7 +89,6 @@ class ServerProcess:
 
     @property
     def url(self) -> str:
-        """Where MCP is served, at the SDK's usual path."""
         return mcp_url(self.port)
 
     @property
@@ -103,11 +102,9 @@ class ServerProcess:
 
     @property
     def output(self) -> str:
-        """What it has printed, over all its lives."""
         return self._output.read_text(errors="replace") if self._output.exists() else ""
 
     def launch(self) -> None:
-        """Start it, and do not wait until it is up."""
         number = 0 if self._socket is None else self._socket.fileno()
         words = [word.replace("{port}", str(self.port)).replace("{fd}", str(number)) for word in self._arguments]
         fds = [number] if self._socket is not None else []

@@ -16,8 +16,6 @@ LINE_LIMIT = 64 * 2**20
 
 
 class StdioWire:
-    """Raw JSON-RPC over the pipes of a server process."""
-
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
         self.others: list[dict[str, Any]] = []
@@ -41,7 +39,6 @@ class StdioWire:
         await self.process.stdin.drain()
 
     async def wait_for(self, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-        """The first other message that is wanted, now or soon."""
         with anyio.fail_after(PATIENCE):
             while True:
                 for message in self.others:

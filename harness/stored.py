@@ -15,7 +15,6 @@ S = TypeVar("S", bound=Store)
 
 @asynccontextmanager
 async def opened(store: S) -> AsyncGenerator[S]:
-    """The store, open while the block lasts."""
     await store.open()
     try:
         yield store

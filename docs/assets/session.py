@@ -159,7 +159,7 @@ def ten_things(session: Session) -> None:
     session.title("Coming back for the result")
     session.run(f"mcp-tasks wait {task}")
     session.title("Cancelling")
-    task = session.detach("mcp-tasks call SERVER charge_card amount=20 --detach")
+    task = session.detach("mcp-tasks call SERVER render frames=2000 --detach")
     session.run(f"mcp-tasks cancel {task}")
     session.title("Whether a server does all this right")
     session.run("mcp-tasks doctor SERVER --tool render frames=12")

@@ -16,19 +16,16 @@ from tests.backends.places import Place, PostgresPlace, RedisPlace, SqlitePlace
 
 @pytest.fixture(scope="session")
 def _tables(shared_postgres: Postgres) -> str:  # pyright: ignore[reportUnusedFunction]
-    """The URL of a database that has all tables."""
     return new_store_url(shared_postgres)
 
 
 @pytest.fixture
 def sqlite(tmp_path: Path) -> SqlitePlace:
-    """A file that is not there yet."""
     return SqlitePlace(tmp_path / "tasks.db")
 
 
 @pytest.fixture
 def postgres_place(_tables: str) -> PostgresPlace:
-    """Tables that are empty."""
     empty(_tables)
     execute(_tables, b"TRUNCATE mcp_tasks_child_keys")
     return PostgresPlace(_tables)
@@ -36,7 +33,6 @@ def postgres_place(_tables: str) -> PostgresPlace:
 
 @pytest.fixture
 def redis_place(shared_valkey: Valkey) -> Iterator[RedisPlace]:
-    """A database that is empty."""
     place = RedisPlace(shared_valkey.new_database())
     yield place
     place.client.close()
@@ -44,7 +40,6 @@ def redis_place(shared_valkey: Valkey) -> Iterator[RedisPlace]:
 
 @pytest.fixture(params=["sqlite", "postgres", "redis"])
 def place(request: pytest.FixtureRequest) -> Place:
-    """One of each kind."""
     name = "sqlite" if request.param == "sqlite" else f"{request.param}_place"
     found: Place = request.getfixturevalue(name)
     return found

@@ -59,9 +59,7 @@ class _Tables(Place, Protocol):
     prefix = ""
     mark = "?"
 
-    def run(self, sql: str, *values: object) -> list[Any]:
-        """Run a statement as another program would; its rows."""
-        ...
+    def run(self, sql: str, *values: object) -> list[Any]: ...
 
     def put(self, task_id: str, part: str, value: object) -> None:
         table, column = _PARTS[part]

@@ -57,7 +57,6 @@ def sql_place(request: pytest.FixtureRequest, sqlite: SqlitePlace) -> SqlitePlac
 
 @pytest.fixture
 async def record(sql_place: SqlitePlace | PostgresPlace) -> AsyncIterator[TaskRecord]:
-    """A task that this release has written."""
     async with opened(sql_place.store()) as store:
         yield await store.create(make_record(id="old"), REQUEST)
 

@@ -281,7 +281,6 @@ OVER: dict[str, Any] = {"status": TaskStatus.FAILED, "finished_at": NOON, "reten
 
 
 async def fill(store: Store) -> None:
-    """Three tasks, each with a journal and an outcome, and a note."""
     for record in (BEFORE, BAD, AFTER):
         await store.create(record, REQUEST, key=record.id)
         await store.save(record, expected=1, entries=[STEP], outcome=OUTCOME)

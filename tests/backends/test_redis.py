@@ -219,7 +219,6 @@ SECRET = "p4ssw0rd"
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Valkey]:
-    """A server whose settings are changed now and then."""
     with valkey(*ALWAYS_SYNCED) as server:
         yield server
 

@@ -34,7 +34,6 @@ class Sure(BaseModel):
 
 
 def build(url: str, folder: Path, role: str, *, is_right: bool) -> tuple[MCPServer, Tasks]:
-    """The server, the same in every process but for who runs tools."""
     # With the right clock nothing is swept, so that it is known who did it.
     settings = Settings(sweep_interval=HOUR if is_right else timedelta(milliseconds=200))
     tasks = Tasks(url, default_ttl=HOUR, settings=settings, runs_tools=role != "server")

@@ -35,8 +35,6 @@ class Confirmation(BaseModel):
 
 
 class Desk:
-    """The folder in which tools write and find their gates."""
-
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
@@ -110,7 +108,6 @@ def add_working_tools(server: MCPServer[Any], tasks: Tasks, desk: Desk) -> None:
         return await again(job)
 
     def blocks(job: str) -> str:
-        """Block a thread. May not run again."""
         desk.note(f"{job} start")
         desk.note(f"{job} at work")
         while not desk.is_open(job, "work"):
@@ -118,7 +115,6 @@ def add_working_tools(server: MCPServer[Any], tasks: Tasks, desk: Desk) -> None:
         return f"{job} end"
 
     async def instant(job: str) -> str:
-        """Quick enough to start before its task is written."""
         desk.note(f"{job} start")
         return f"{job} end"
 
@@ -142,7 +138,6 @@ def add_working_tools(server: MCPServer[Any], tasks: Tasks, desk: Desk) -> None:
 
 def add_asking_tools(server: MCPServer[Any], tasks: Tasks, desk: Desk) -> None:
     async def survey(job: str, ctx: Context) -> str:
-        """Ask twice, with a step before, between and after."""
         step = current_task().step
         await step("before", desk.note, f"{job} step before")
         await desk.pass_gate(job, "asking")

@@ -61,7 +61,6 @@ TRICKY: dict[str, Any] = {
 
 
 def build(tasks: Tasks) -> MCPServer[dict[str, object]]:
-    """The server with `tasks` as its extension."""
     server = MCPServer("asking", version="1", **tasks.wiring(), log_level="ERROR")
 
     @server.tool(annotations=REPEATABLE)
@@ -139,7 +138,6 @@ def build(tasks: Tasks) -> MCPServer[dict[str, object]]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Serve until stopped."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--db", type=Path, required=True)
     parser.add_argument("--port", type=int)

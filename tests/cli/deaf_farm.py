@@ -52,7 +52,6 @@ time.sleep(60)
 
 
 def make() -> MCPServer[Any]:
-    """The server, for a process that works."""
     return build(Tasks(settings=replace(SETTINGS, drain_timeout=timedelta(0))))
 
 
@@ -62,7 +61,6 @@ def make_patient() -> MCPServer[Any]:
 
 
 def build(tasks: Tasks) -> MCPServer[Any]:
-    """The server with these tasks."""
     server = MCPServer("farm", **tasks.wiring(), log_level="ERROR")
     started: list[asyncio.Task[None]] = []
 

@@ -19,7 +19,6 @@ SETTINGS = Settings(sweep_interval=timedelta(milliseconds=50), stop_timeout=time
 
 
 def make() -> MCPServer[Any]:
-    """The server, for a process that works."""
     return build(Tasks(settings=SETTINGS))
 
 
@@ -29,7 +28,6 @@ def make_brisk() -> MCPServer[Any]:
 
 
 def build(tasks: Tasks) -> MCPServer[Any]:
-    """The server with these tasks."""
     server = MCPServer("farm", **tasks.wiring(), log_level="ERROR")
 
     @server.tool()

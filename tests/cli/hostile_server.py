@@ -47,7 +47,6 @@ TOOLS: list[dict[str, Any]] = [
 
 
 def answer(method: str, params: dict[str, Any]) -> dict[str, Any]:
-    """What a request is answered with."""
     match method:
         case "initialize":
             info = {"name": EVIL, "version": EVIL}
@@ -63,7 +62,6 @@ def answer(method: str, params: dict[str, Any]) -> dict[str, Any]:
 
 
 def call(name: str) -> dict[str, Any]:
-    """What a tool answers."""
     match name:
         case "bomb":
             return {"content": [], "structuredContent": {"text": "a" * 40 + "!", "deep": "x"}}
@@ -75,7 +73,6 @@ def call(name: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Answer until stdin ends."""
     for line in sys.stdin:
         message = json.loads(line)
         if "id" not in message:

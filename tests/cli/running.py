@@ -24,15 +24,12 @@ LIMIT = 40.0
 
 @dataclass(frozen=True)
 class Done:
-    """A command that has ended."""
-
     returncode: int
     stdout: str
     stderr: str
 
 
 def until(look: Callable[[], T], wanted: Callable[[T], object]) -> T:
-    """What there is to see, once it is the wanted thing."""
     end = time.monotonic() + LIMIT
     while not wanted(found := look()):
         assert time.monotonic() < end, found
@@ -50,7 +47,6 @@ class Cli:
         self.environment = {**kept, "MCP_TASKS_LEDGER": str(self.ledger), "HOME": str(folder), "TERM": "xterm-256color"}
 
     def begin(self, arguments: Sequence[str], files: Sequence[int], cwd: Path = ROOT) -> Forked:
-        """Start a command with these files as its stdin, stdout and stderr."""
         stdin, stdout, stderr = files
         return fork(
             "mcp_tasks",
@@ -65,7 +61,6 @@ class Cli:
         )
 
     def __call__(self, *arguments: str, stdin: str = "", cwd: Path = ROOT) -> Done:
-        """Run a command without a terminal."""
         with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
             given.write(stdin.encode())
             given.seek(0)
@@ -76,8 +71,6 @@ class Cli:
             return Done(code, out.read().decode(), err.read().decode())
 
     def together(self, *commands: Sequence[str]) -> list[Done]:
-        """Run several commands at the same time."""
-
         def run(arguments: Sequence[str]) -> Done:
             return self(*arguments)
 
@@ -85,13 +78,11 @@ class Cli:
             return list(pool.map(run, commands))
 
     def json(self, *arguments: str, code: int = 0) -> Any:
-        """The value that a command prints with `--output json`."""
         done = self(*arguments, "--output", "json")
         assert done.returncode == code, done.stderr
         return json.loads(done.stdout)
 
     def start(self, url: str, *call: str) -> str:
-        """Start a task and leave it; gives its id."""
         done = self("call", "--detach", url, *call)
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
@@ -110,12 +101,10 @@ def _imported() -> tuple[str, ...]:
 
 @contextmanager
 def serving(module: str, folder: Path) -> Generator[str]:
-    """A server process that serves HTTP while the block lasts; gives its URL."""
     # Killed at the end: there may be tasks running that nobody waits for any more.
     with ServerProcess(module, "--port", "{port}", "--db", folder / "tasks.db", limit=LIMIT) as server:
         yield server.url
 
 
 def stdio_command(folder: Path) -> str:
-    """The command of a stdio server that asks."""
     return shlex.join(piped("tests.cli.asking_server", "--db", str(folder / "stdio.db")))

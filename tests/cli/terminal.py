@@ -21,8 +21,6 @@ _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[()][A-Z0-9]|\r")
 
 
 class Terminal:
-    """A terminal with a command on it."""
-
     def __init__(self, command: Forked, master: int) -> None:
         self._command = command
         self._master = master
@@ -62,15 +60,12 @@ class Terminal:
             assert self._read(until), screen
 
     def enter(self, text: str) -> None:
-        """Type a line."""
         self.type(f"{text}\n")
 
     def type(self, text: str) -> None:
-        """Type keys."""
         os.write(self._master, text.encode())
 
     def wait(self) -> int:
-        """Wait for the command to end; gives its exit code."""
         until = time.monotonic() + LIMIT
         while self._read(until):
             pass
@@ -92,7 +87,6 @@ class Terminal:
 
 @contextmanager
 def on_terminal(cli: Cli, *arguments: str, columns: int = COLUMNS) -> Generator[Terminal]:
-    """Run a command on a terminal while the block lasts."""
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, columns, 0, 0))
     command = cli.begin(arguments, [slave, slave, slave])

@@ -161,7 +161,6 @@ def test_a_server_that_refuses_the_arguments_is_answered_with_what_the_tool_take
 
 
 def becomes(cli: Cli, task_id: str, url: str, status: str) -> None:
-    """Wait until a task has this status."""
     until(lambda: cli.json("show", task_id, "--server", url)["status"], lambda found: found == status)
 
 
@@ -286,7 +285,6 @@ def test_a_task_that_the_server_does_not_know_may_be_one_of_another_session(cli:
 
 
 def start(cli: Cli, url: str, *call: str) -> str:
-    """Start a task and leave it; gives its id."""
     done = cli("call", *OLD, "--detach", url, *call)
     assert done.returncode == 0, done.stderr
     assert f"mcp-tasks wait {short_id(done.stdout.strip())} --era legacy" in done.stderr

@@ -105,7 +105,6 @@ MODULES: Mapping[str, str] = {
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder with the modules."""
     for name, source in MODULES.items():
         (tmp_path / f"{name}.py").write_text(dedent(source).lstrip())
     return tmp_path

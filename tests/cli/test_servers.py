@@ -21,7 +21,6 @@ def project(tmp_path: Path) -> Path:
 
 
 def write(folder: Path, servers: dict[str, Any]) -> str:
-    """A file with servers for `--config`; gives its path."""
     path = folder / ".mcp.json"
     path.write_text(json.dumps({"mcpServers": servers}))
     return str(path)

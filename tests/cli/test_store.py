@@ -30,7 +30,6 @@ class Hands:
         return await anyio.to_thread.run_sync(lambda: self._cli(command, "--store", self._url, "--as", "ops", *words))
 
     async def twice(self, command: str, *words: str) -> list[Done]:
-        """The same command two times at once."""
         line = [command, "--store", self._url, "--as", "ops", *words]
         return await anyio.to_thread.run_sync(lambda: self._cli.together(line, line))
 

@@ -26,7 +26,6 @@ SCRIPT = hostile_server.__file__
 
 
 def hostile(*arguments: str) -> str:
-    """The command of the server."""
     return shlex.join([sys.executable, "-I", "-S", SCRIPT, *arguments])
 
 

@@ -160,7 +160,6 @@ async def test_a_namespace_that_nobody_has_is_said_to_be_none(cli: Cli, url: str
 
 @pytest.fixture(scope="module", params=["postgres", "redis"])
 def database(request: pytest.FixtureRequest) -> Iterator[Postgres | Valkey]:
-    """A database server for all tests here."""
     with postgres() if request.param == "postgres" else valkey() as server:
         yield server
 

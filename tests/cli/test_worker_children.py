@@ -22,7 +22,6 @@ KINDS = ("in_async", "in_thread", "in_step", "of_child")
 
 
 async def started(client: Tasking, folder: Path, *tools: str) -> dict[str, int]:
-    """The process ids of the children, by the tool that started them."""
     for tool in tools:
         await client.create(tool, file=str(folder / tool))
     for tool in tools:

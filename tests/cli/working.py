@@ -30,8 +30,6 @@ SPEC = "tests.cli.farm:make()"
 
 
 class WorkerProcess:
-    """`mcp-tasks worker` as a process."""
-
     def __init__(self, process: Forked, stderr: IO[bytes]) -> None:
         self._process = process
         self._stderr = stderr
@@ -41,7 +39,6 @@ class WorkerProcess:
         return os.pread(self._stderr.fileno(), 1 << 20, 0).decode()
 
     async def says(self, pattern: str) -> re.Match[str]:
-        """Wait until it has said something."""
         said = await in_time(lambda: self.said, lambda said: re.search(pattern, said))
         found = re.search(pattern, said)
         assert found is not None
@@ -51,7 +48,6 @@ class WorkerProcess:
         self._process.send_signal(number)
 
     async def ends(self) -> int:
-        """Wait for its end; gives the exit code."""
         return await anyio.to_thread.run_sync(self._process.wait, LIMIT)
 
     async def health(self) -> HealthPages:
@@ -59,13 +55,10 @@ class WorkerProcess:
 
 
 class HealthPages:
-    """What a worker answers over HTTP."""
-
     def __init__(self, port: int) -> None:
         self.port = port
 
     def get(self, path: str) -> tuple[int, str]:
-        """The status and the body of one page."""
         connection = HTTPConnection("127.0.0.1", self.port, timeout=LIMIT)
         with closing(connection):
             connection.request("GET", path)
@@ -77,11 +70,9 @@ class HealthPages:
         return status, json.loads(body)
 
     async def say(self, state: str) -> None:
-        """Wait until the worker says that it is in this state."""
         await in_time(lambda: self.json("/ready"), lambda said: said[1]["state"] == state)
 
     async def ready(self, wanted: bool) -> None:
-        """Wait until the worker says that it is ready, or that it is not."""
         await in_time(lambda: self.json("/ready"), lambda said: said[0] == (200 if wanted else 503))
 
 
@@ -92,7 +83,6 @@ async def in_time(look: Callable[[], T], wanted: Callable[[T], object]) -> T:
 
 @contextmanager
 def working(cli: Cli, *options: str, spec: str = SPEC) -> Generator[WorkerProcess]:
-    """A worker that is killed at the end of the block if it is still there."""
     with tempfile.TemporaryFile() as err, open(os.devnull, "r+b") as nothing:
         started = cli.begin(["worker", spec, *options], [nothing.fileno(), nothing.fileno(), err.fileno()])
         try:
@@ -111,5 +101,4 @@ async def serving_only(url: str, build: Callable[[Tasks], MCPServer[Any]] = buil
 
 
 async def is_there(file: Path) -> None:
-    """Wait for a file."""
     await in_time(lambda: [each.name for each in file.parent.iterdir()], lambda names: file.name in names)

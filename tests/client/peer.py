@@ -44,8 +44,6 @@ RARELY = 60_000
 
 @dataclass(frozen=True)
 class Refusal:
-    """An answer that is a JSON-RPC error."""
-
     code: int
     message: str = "no"
     status: int = 200
@@ -54,8 +52,6 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Raw:
-    """An answer over HTTP that is whatever it is."""
-
     body: bytes
     content_type: str = "application/json"
     status: int = 200
@@ -168,8 +164,6 @@ def old_result(text: str = "done") -> dict[str, Any]:
 
 
 class Script:
-    """What a server answers, by method, and what it was asked."""
-
     def __init__(self) -> None:
         self.requests: list[dict[str, Any]] = []
         self._answers: dict[str, list[Answer | Handler]] = {}
@@ -178,7 +172,6 @@ class Script:
         self.on("tools/call", task(resultType="task"))
 
     def on(self, method: str, *answers: Answer | Handler) -> None:
-        """Give these answers in turn, and the last one from then on."""
         self._answers[method] = list(answers)
 
     def asked(self, method: str) -> list[dict[str, Any]]:
@@ -191,8 +184,6 @@ class Script:
 
 
 class Peer(Script):
-    """A server over HTTP, of 2026-07-28."""
-
     def __init__(self) -> None:
         super().__init__()
         self.url = ""
@@ -273,7 +264,6 @@ class MemoryPeer(Script):
     async def send(
         self, method: str, params: Mapping[str, Any] | None = None, request_id: int | str | None = None
     ) -> asyncio.Future[dict[str, Any]]:
-        """Send the client a request; its answer comes as a message, and is among the `replies`."""
         message = legacy_request(method, params, request_id)
         answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._waiting[message["id"]] = answer

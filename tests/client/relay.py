@@ -10,8 +10,6 @@ CUT_AT = 40
 
 
 class Relay:
-    """Hands on what comes, unless told otherwise."""
-
     def __init__(self, url: str) -> None:
         where = urlsplit(url)
         assert where.hostname is not None

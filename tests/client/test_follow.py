@@ -42,8 +42,6 @@ ANN = {"action": "accept", "content": {"name": "Ann"}}
 
 
 class Host(Hooks):
-    """Somebody who answers with `answer`; None leaves the question open."""
-
     def __init__(self, answer: Mapping[str, Any] | None = None, *, there: bool = True) -> None:
         self.can_answer: bool = there
         self.states: list[tuple[str, str]] = []

@@ -219,7 +219,6 @@ async def test_an_answer_to_another_request_does_not_outlast_the_time_limit(peer
 
 
 def unread(line: str) -> Exception:
-    """What the SDK's transports make of a line that is no message."""
     with pytest.raises(ValidationError) as failed:
         jsonrpc_message_adapter.validate_json(line, by_name=False)
     return failed.value

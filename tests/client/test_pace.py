@@ -52,8 +52,6 @@ NOT_READABLE = Refusal(PARSE_ERROR, "no JSON")
 
 
 class Paced:
-    """A peer whose task shows these states, one for each look, and when it was created and looked at."""
-
     def __init__(self, *states: Answer, **fields: Any) -> None:
         self.peer = MemoryPeer(version=MODERN)
         self.times: list[float] = []

@@ -16,7 +16,6 @@ from mcp.client import ClientRequestContext
 from mcp_types import ElicitRequestFormParams, ElicitRequestParams, ElicitResult
 
 ARGUMENTS: dict[str, dict[str, Any]] = {"add_numbers": {"a": 5, "b": 3}}
-"""What tools of the scenarios are called with; the others take nothing."""
 
 LOOKS_ONLY = ("initialize", "json-schema-2020-12-preservation", "json-schema-ref-no-deref")
 """Scenarios in which nothing is called."""
@@ -45,7 +44,6 @@ def connect(url: str, *, tasks: bool) -> Client:
 
 
 async def run(url: str, *, tasks: bool) -> None:
-    """Look at the tools, and call each of them once unless the scenario is about looking."""
     async with connect(url, tasks=tasks) as client:
         tools = (await client.list_tools()).tools
         if os.environ.get("MCP_CONFORMANCE_SCENARIO") in LOOKS_ONLY:

@@ -67,7 +67,6 @@ TOOLS: Final = list[Callable[..., Any]]()
 
 
 def tool(fn: F) -> F:
-    """Keep a tool, for the server to register it bare or marked as a task."""
     TOOLS.append(fn)
     return fn
 

@@ -30,7 +30,6 @@ LIMIT = 60.0
 
 
 def files() -> dict[str, str]:
-    """The files of the page by their names, which are in their first lines."""
     blocks = re.findall(r"^```py\n(# (\w+\.py)\n.*?)^```", PAGE, flags=re.DOTALL | re.MULTILINE)
     return {name: text for text, name in blocks}
 
@@ -52,7 +51,6 @@ class Site:
         (folder / "slow_things.py").write_text(TOOLS.read_text())
 
     async def start(self, command: str, *more: str, **changes: str) -> None:
-        """Run a command of the page, with options changed or added, and return when it serves."""
         assert command in commands(), f"docs/deploy.md does not say: {command}"
         for old, new in changes.items():
             command = re.sub(rf"--{old} \S+", f"--{old} {new}", command)
@@ -85,7 +83,6 @@ class Site:
             (self.folder / f"{job}.end").touch()
 
     def runs(self, name: str) -> list[int]:
-        """The processes in which a job was started, in order."""
         log = self.folder / "runs.log"
         lines = [line.split() for line in log.read_text().splitlines()] if log.exists() else []
         return [int(pid) for what, pid in lines if what == name]

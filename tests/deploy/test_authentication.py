@@ -27,8 +27,6 @@ METADATA = "/.well-known/oauth-protected-resource/mcp"
 
 @dataclass(frozen=True)
 class Served:
-    """The example in a process of its own, and what issues tokens for it."""
-
     url: str
     environment: Mapping[str, str]
     token_for: Callable[..., str]

@@ -24,7 +24,6 @@ from tests.push.listening import listening
 
 @pytest.fixture
 def place(tmp_path: Path) -> Generator[Site]:
-    """A folder with the files of the page."""
     with site(tmp_path) as made:
         yield made
 
@@ -209,7 +208,6 @@ PACKAGES = ("mcp==2.3.0", "fastapi==0.162.4", "gunicorn==27.0.0", "uvicorn-worke
 
 @pytest.fixture
 def installed(tmp_path: Path) -> Generator[Site]:
-    """A folder with the files of the page, for an interpreter that has what they import."""
     try:
         python = install_python(_Pinned(name="deploy", packages=PACKAGES))
     except Offline as exc:

@@ -26,7 +26,6 @@ class Quiet(SimpleHTTPRequestHandler):
 
 
 def packages() -> Path:
-    """Where the browser is."""
     found = sorted((ROOT / ".cache" / "interop").glob("npm-*/node_modules/@sparticuz/chromium"))
     if not found:
         raise SystemExit("there is no browser yet: `make interop` installs it")
@@ -34,7 +33,6 @@ def packages() -> Path:
 
 
 def look(url: str) -> dict[str, Any]:
-    """What a browser sees of the site at a URL."""
     PICTURES.mkdir(parents=True, exist_ok=True)
     script = Path(__file__).with_suffix(".mjs")
     done = run(["node", script, url, PICTURES, packages()], limit=600)
@@ -44,7 +42,6 @@ def look(url: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Build two versions, look at them, and say what is wrong."""
     with tempfile.TemporaryDirectory() as name:
         for version in ("0.1.0", None):
             build(Path(name), version)

@@ -47,8 +47,6 @@ OF_THE_READER = {"server.py", "client.py", "slow_things.py"}
 
 @dataclass(frozen=True)
 class Block:
-    """A block of code, and where it stands."""
-
     path: Path
     line: int
     language: str
@@ -59,7 +57,6 @@ class Block:
 
 
 def blocks() -> Iterator[Block]:
-    """Every block on every page and in every docstring."""
     for path in PAGES:
         yield from _blocks_in(path.read_text(), path, 1)
     for path in sorted((ROOT / "src").rglob("*.py")):
@@ -109,7 +106,6 @@ def check(block: Block) -> None:
 
 
 def check_line(line: str) -> None:
-    """Check every command of a line of a shell."""
     line = re.sub(r"^\s*\d+\) | > \S+", "", line.partition(" #")[0])
     # What stands in $(...) is a command as well.
     for inner in re.findall(r"\$\(([^()]*)\)", line):
@@ -123,7 +119,6 @@ def check_line(line: str) -> None:
 
 
 def check_command(words: list[str]) -> None:
-    """Check that a command is one, with options that it has."""
     match words:
         case ["mcp-tasks", *arguments]:
             check_ours(arguments)
@@ -161,13 +156,11 @@ def check_ours(arguments: list[str]) -> None:
 
 @cache
 def make_targets() -> set[str]:
-    """What there is to make."""
     return set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
 
 
 @cache
 def extras() -> set[str]:
-    """What may be installed beside the package."""
     return set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
 
 

@@ -39,8 +39,6 @@ Answers = Callable[[str, JsonObject, bool], Reply]
 
 
 class FakeServer(RawConnection):
-    """A server that answers as it is told."""
-
     over_http = True
 
     def __init__(self, answer: Answers, stream: Sequence[JsonObject] = ()) -> None:

@@ -158,7 +158,6 @@ async def older(url: str, *, token: str | None = None) -> AsyncGenerator[HttpCli
 
 @asynccontextmanager
 async def asking(served: Served) -> AsyncGenerator[Tasking]:
-    """A client of the newest wire, of a server of this process, while that serves."""
     async with serving(served.server) as wire:
         yield Tasking(wire, ASKABLE)
 
@@ -244,7 +243,6 @@ class Place:
         self._stack = stack
 
     def config(self, **said: Any) -> str:
-        """What a server is told. Its store is here."""
         return json.dumps({"folder": str(self._folder), "store": f"sqlite:///{self._folder / 'tasks.db'}", **said})
 
     def command(self) -> StdioServerParameters:
@@ -253,7 +251,6 @@ class Place:
         return StdioServerParameters(command=command, args=arguments, env=ENVIRONMENT, cwd=ROOT)
 
     def serve(self) -> ServerProcess:
-        """A server behind a port; it ends with the place."""
         return self._stack.enter_context(ServerProcess(MODULE, self.config(fd="{fd}")))
 
 

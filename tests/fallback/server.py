@@ -74,7 +74,6 @@ class Jobs:
         self._gates[job].set()
 
     async def work(self, job: str) -> str:
-        """Begin, and be done when the gate is open."""
         self.note("start", job)
         try:
             await self.gate(job)
@@ -135,7 +134,6 @@ class Served:
     jobs: Jobs
 
     def tool(self, **options: Any) -> Callable[[Any], Any]:
-        """Add a tool that may be a task, and may run again."""
         return lambda function: self.server.tool(annotations=REPEATABLE)(self.tasks.task(**options)(function))
 
     def tools(self, function: Any, *, repeatable: bool = True, **named: Mapping[str, Any] | None) -> None:

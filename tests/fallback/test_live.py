@@ -54,7 +54,6 @@ def talking(**options: Any) -> Served:
 
 
 async def posted(wire: HttpWire, version: str, tool: str, **meta: Any) -> Reply:
-    """A call of a tool, and everything that came on its stream."""
     params: dict[str, Any] = {"name": tool, "arguments": {"job": "job"}}
     headers = [("x-trace", "of this call")]
     if version == MODERN:

@@ -39,12 +39,10 @@ class Kind:
     asks: bool = True
     """Whether it has elicitation."""
     progress: bool = False
-    """Whether its calls have a progress token."""
     name: str = UNKNOWN
 
     @property
     def is_modern(self) -> bool:
-        """Whether it comes back by itself."""
         return self.version == MODERN
 
     @property

@@ -45,7 +45,6 @@ def seconds(number: float) -> timedelta:
 
 
 def simulated_now() -> Any:
-    """The time of day, as simulated time goes by."""
     return NOON + seconds(asyncio.get_running_loop().time())
 
 

@@ -157,7 +157,6 @@ class Fleet:
                     await asyncio.sleep(LOOK)
 
     def end(self) -> None:
-        """End all processes, as a power cut does."""
         if self._keeping is not None:
             self._keeping.cancel()
         for process in self._started:
@@ -267,7 +266,6 @@ class Door(Tasking):
     """Raw requests to a fleet, by one who asks less often than usual: there are many processes to be kept busy."""
 
     async def until(self, task_id: str, *statuses: str) -> dict[str, Any]:
-        """Poll until the task has one of the statuses; fails if it ends in another, or after a while."""
         with anyio.fail_after(LIMIT):
             while (task := await self.get(task_id))["status"] not in statuses:
                 assert task["status"] not in FINAL, task

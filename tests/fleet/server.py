@@ -115,8 +115,6 @@ class Word(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """A server that gets tools, and where they write down what they do."""
-
     server: MCPServer
     tasks: Tasks
     notes: Notes
@@ -165,7 +163,6 @@ def add_chaos_tools(tools: Tools) -> None:
             return " ".join(values)
 
     async def sleeping(job: str, seconds: float) -> str:
-        """Wait for an hour that comes, in no process at all."""
         async with tools.noted(job):
             await current_task().sleep(timedelta(seconds=seconds))
             return job

@@ -28,7 +28,6 @@ def database(request: pytest.FixtureRequest, shared_backend: Callable[[BackendNa
 
 @pytest.fixture
 def url(database: Backend) -> str:
-    """A database that is empty, for one test."""
     return database.fresh()
 
 

@@ -151,7 +151,6 @@ def hosted(
     mode: Any = "legacy",
     samples: bool = True,
 ) -> Client:
-    """A client that hosts tasks."""
     tasks = tasks or TasksClient(hosting=Hosting())
     return Client(
         tasks.host(transport),
@@ -172,7 +171,6 @@ async def connected(
     hosting: Hosting | None = None,
     samples: bool = True,
 ) -> AsyncGenerator[RawServer]:
-    """A raw server whose client hosts tasks."""
     raw = server or RawServer()
     client_tasks = tasks or TasksClient(hosting=hosting or Hosting())
     async with hosted(with_tasks(raw.transport(), address=address), host, client_tasks, samples=samples):

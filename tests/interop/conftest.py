@@ -120,14 +120,12 @@ def host_reports(request: pytest.FixtureRequest, installs: Begun) -> Generator[B
 
 @pytest.fixture(scope="session")
 def streaming_url() -> Generator[str]:
-    """Our server, answering with SSE streams as it does by default."""
     with serving_command(OURS) as url:
         yield url
 
 
 @pytest.fixture(scope="session")
 def json_url() -> Generator[str]:
-    """Our server, answering with JSON bodies."""
     with serving_command((*OURS, "--json")) as url:
         yield url
 

@@ -42,7 +42,6 @@ class Inspector:
         self._environment = dict(environment)
 
     def cli_method(self, target: Sequence[str], *options: str) -> Reply:
-        """Do what the options of the one-shot command line say, at a URL or a command."""
         reply = self._run("launcher/build/index.js", "--cli", *options, "--format", "json", "--", *target)
         return Reply(code=reply.code, value=reply.value.get("result", {}), error=reply.error)
 
@@ -50,13 +49,11 @@ class Inspector:
         return self._run("mcpdo/build/mcp-bin.js", "--format", "json", *arguments)
 
     def connect(self, name: str, era: str, target: Sequence[str], *options: str) -> Reply:
-        """Connect `mcpdo` to a URL or a command, under a name."""
         transport = "http" if len(target) == 1 else "stdio"
         chosen = ["--transport", transport, "--era", era, "--cwd", str(ROOT), *options]
         return self.mcpdo("--connection", name, "connect", *chosen, "--", *target)
 
     def respond(self, asked: Reply, *fields: str) -> Reply:
-        """Answer what a call came back with instead of a result."""
         return self.mcpdo("elicitation/respond", asked.value["elicitationPending"]["elicitationId"], *fields)
 
     def _run(self, program: str, *arguments: str) -> Reply:

@@ -28,8 +28,6 @@ MODERN, OLDER = "modern", "legacy"
 
 
 class Mcpdo:
-    """`mcpdo` with a connection to our server."""
-
     def __init__(self, inspector: Inspector, server: Ours, era: str) -> None:
         self.inspector = inspector
         self.server = server
@@ -43,7 +41,6 @@ class Mcpdo:
         return self.inspector.mcpdo("--connection", self._name, *arguments)
 
     def call(self, tool: str, *fields: str) -> Reply:
-        """Call a tool, as a task where that is for the client to say."""
         return self("tools/call", *(["--task"] if self.era == OLDER else []), tool, *fields)
 
     def status(self, task_id: str) -> str:

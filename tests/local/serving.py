@@ -177,7 +177,6 @@ def add_returning_tools(office: Office) -> None:
 
 
 def add_reads(office: Office) -> None:
-    """Prompts and resources, and a tool, all of the same name."""
     server, tasks = office.server, office.tasks
 
     @server.tool(name="echo")

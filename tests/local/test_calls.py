@@ -108,7 +108,6 @@ async def test_the_program_on_the_page_runs(capsys: pytest.CaptureFixture[str]) 
 
 
 def server_with(**options: Any) -> tuple[MCPServer[Any], Tasks]:
-    """A server with a tool of each mark, and one without."""
     tasks = Tasks("memory://", settings=QUICK, **options)
     server = MCPServer("whole", **tasks.wiring())
     for name in ("tool_job", "never", "always", "marked"):

@@ -74,7 +74,6 @@ NAMES: Final[Sequence[str]] = (
     *("taskIds", "progressToken", "id", "method", "params", "jsonrpc", "result", "error", "x", "", "task_id", "\ud800"),
     *("io.modelcontextprotocol/related-task", "io.modelcontextprotocol/protocolVersion", "mcp-tasks/idempotencyKey"),
 )
-"""What is added to objects."""
 
 
 def written(value: Any) -> str:
@@ -124,7 +123,6 @@ def _bytes_spoilt(chance: random.Random, data: bytes) -> bytes:
 
 
 Holder = Any
-"""An object or an array."""
 
 
 def _places(holder: Holder) -> Iterator[tuple[Holder, Any]]:
@@ -137,7 +135,6 @@ def _places(holder: Holder) -> Iterator[tuple[Holder, Any]]:
 
 
 def _spoil(holder: Holder, place: Any, chance: random.Random) -> None:
-    """Do something to one member."""
     value, nasty = holder[place], Raw(chance.choice(NASTY))
     match chance.choice(("replace", "replace", "replace", "add", "add", "double", "wrap", "leave out")):
         case "add" if isinstance(value, dict):

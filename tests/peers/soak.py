@@ -11,7 +11,6 @@ BATCH = 2_000
 
 
 async def run_batch(number: int) -> None:
-    """Send as many messages as a batch has; fails with what was wrong with the answer to one."""
     async with stage() as staged:
         fuzz = Fuzz(staged, number)
         for _ in range(BATCH):
@@ -21,7 +20,6 @@ async def run_batch(number: int) -> None:
 
 
 def main() -> int:
-    """Try batch after batch; 1 if one of them fails."""
     sent = 0
 
     def batch(number: int) -> str:

@@ -291,8 +291,6 @@ def older_messages(staged: Stage) -> list[dict[str, Any]]:
 
 
 class Fuzz:
-    """Messages by chance, and what was wrong with the answers."""
-
     def __init__(self, staged: Stage, seed: int) -> None:
         self._staged = staged
         self._chance = random.Random(seed)

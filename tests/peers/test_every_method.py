@@ -174,7 +174,6 @@ Door = Callable[[Stage, Any], Awaitable[str | None]]
 
 
 async def asked(staged: Stage) -> tuple[str, str]:
-    """A task that asks, and the key of its question."""
     made = result_of(await staged.modern(call("fill_in", {})))["taskId"]
 
     async def questions() -> Any:

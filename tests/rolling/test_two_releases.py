@@ -84,7 +84,6 @@ def url(request: pytest.FixtureRequest, shared_backend: Callable[[BackendName], 
 
 @pytest.fixture
 def releases(url: str, next_release: Path) -> Iterator[tuple[Process, Process]]:
-    """This release and the next, started in this order."""
     with ExitStack() as stack:
         this, following = Process(PACKAGE.parent, url), Process(next_release, url)
         for process in (this, following):

@@ -15,7 +15,6 @@ BATCH = 300
 
 
 async def run_batch(number: int, tally: Tally) -> None:
-    """Compare as many requests as a batch has; raises what the first one that differs raises."""
     chance = random.Random(number)
     async with twins(chance.choice(SETUPS)) as pair:
         for each in range(BATCH):
@@ -23,7 +22,6 @@ async def run_batch(number: int, tally: Tally) -> None:
 
 
 def main() -> int:
-    """Try batch after batch; 1 if one of them fails."""
     # What the SDK logs of bad requests is not what is looked for.
     logging.disable(logging.CRITICAL)
     tally = Tally()

@@ -19,13 +19,12 @@ from mcp.server.transport_security import TransportSecuritySettings
 from mcp_types import CallToolRequestParams, CallToolResult, ListToolsResult, RequestParams, TextContent, Tool
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from bench.client import listen, task_cancel, task_get, task_update, tool_call
 from harness.server import QUICK
 from mcp_tasks import Tasks
 from mcp_tasks.errors import StoreUnavailable, TaskUnreadable
 from mcp_tasks.server.fast_path.requests import Handover
 from tests.short.comparing import Tally, compare
-from tests.short.raw import Answer, Sent, exchange
+from tests.short.raw import Answer, exchange
 from tests.short.requests import CAPABILITIES_KEY, GOOD, Flaw, Step
 from tests.short.servers import STAND_IN, Setup, Twins, twins
 from tests.unit.running import MeddledStore
@@ -94,7 +93,6 @@ HANDED_OVER: dict[str, tuple[Handover, Step]] = {
 
 @pytest.fixture(scope="module")
 async def pair() -> AsyncGenerator[Twins]:
-    """Servers for all tests that change nothing of them."""
     async with twins() as pair:
         yield pair
 
@@ -414,19 +412,3 @@ async def test_a_defect_is_handed_over_and_counted_and_the_log_tells_of_it_once(
     told = [record for record in caplog.records if record.name.startswith("mcp_tasks.server.fast_path")]
     assert [record.levelno for record in told] == [logging.WARNING, logging.DEBUG]
     assert [type(record.exc_info[1]).__name__ for record in told if record.exc_info] == ["ZeroDivisionError"] * 2
-
-
-async def test_the_benchmarks_own_requests_are_answered_the_short_way() -> None:
-    """Else what is measured there is not what users get."""
-    async with _served() as served:
-
-        async def ask(data: bytes) -> Answer:
-            head, _, body = data.partition(b"\r\n\r\n")
-            lines = [line.split(b": ", 1) for line in head.split(b"\r\n")[1:]]
-            return await exchange(served.app, Sent(headers=[(name.lower(), value) for name, value in lines], body=body))
-
-        task = (await ask(tool_call("marked"))).message["result"]["taskId"]
-        for request in (task_get(task), task_update(task, who={"action": "cancel"}), listen([task]), task_cancel(task)):
-            assert (await ask(request)).status == 200
-        methods = ("tools/call", "tasks/get", "tasks/update", "tasks/cancel", "subscriptions/listen")
-        assert served.counts == (dict.fromkeys(methods, 1), {})

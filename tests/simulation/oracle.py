@@ -259,7 +259,6 @@ class Oracle:
         before: TaskRecord | None,
         result: Any,
     ) -> None:
-        """The store has carried out a write."""
         if verb in ("create", "save"):
             self.changed = self._now
         match verb:

@@ -137,7 +137,6 @@ _KINDS = ("calls", "calls", "deaths", "network", "pauses", "clocks", "failover",
 
 
 def plan_for(seed: int) -> Plan:
-    """The world of a seed."""
     plan = _any_plan(seed)
     # Apart, so that the other seeds stay the same worlds.
     rng = random.Random(f"rare {seed}")

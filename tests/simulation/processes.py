@@ -167,7 +167,6 @@ class Process:
     # What happens to it
 
     def kill(self) -> None:
-        """It dies, and another is started."""
         if not self.lives:
             return
         self.world.trace(self.name, "dies")
@@ -182,7 +181,6 @@ class Process:
         self.world.graveyard.append(self)
 
     def drain(self, *, restart: bool = True) -> None:
-        """It stops in order, and another is started."""
         if self.lives and self.is_serving:
             self.world.trace(self.name, "stops")
             self.may_have_lost_runs = True
@@ -253,7 +251,6 @@ class Process:
                     arrive()
 
     def note_error(self, message: str) -> None:
-        """Something was logged as an error in it."""
         if "its runs are stopped" in message:
             self.may_have_lost_runs = True
             self.lost_lease_at = self.world.clockwork.now

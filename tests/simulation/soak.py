@@ -24,7 +24,6 @@ world, and a process that has simulated hundreds is several times slower."""
 
 
 def simulate(seed: int, tally: Tally | None = None, *, tracing: bool = False) -> tuple[str, str] | None:
-    """The first violation in the world of a seed, if there is one."""
     with burial():
         world = World(plan_for(seed), tracing=tracing)
         violation = world.live()
@@ -35,7 +34,6 @@ def simulate(seed: int, tally: Tally | None = None, *, tracing: bool = False) ->
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Simulate world after world; 1 if one is not as it must be."""
     parser = argparse.ArgumentParser(description="Simulate fleets under faults.")
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--worlds", type=int, default=None, help="so many at most")

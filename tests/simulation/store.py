@@ -48,8 +48,6 @@ class Reach(Enum):
 
 
 class CallFault(Enum):
-    """What happens to one call."""
-
     REFUSED = "refused"
     SLOW = "slow"
     LOST = "answer lost"
@@ -110,7 +108,6 @@ class StoreMachine:
         self._log: list[tuple[str, tuple[Any, ...], Mapping[str, Any]]] = []
 
     def now(self) -> datetime:
-        """The time of the store."""
         return EPOCH + timedelta(seconds=self._world.clockwork.now)
 
     def peek(self, task_id: str) -> TaskRecord | None:
@@ -139,11 +136,9 @@ class StoreMachine:
         self._world.oracle.failed_over(lambda task_id: at_once(before.get(task_id)), self.peek, self.journal)
 
     def journal(self, task_id: str) -> Sequence[Any]:
-        """The journal of a task."""
         return at_once(self._store.journal(task_id))
 
     def outcome(self, task_id: str) -> Outcome | None:
-        """How a task ended."""
         return at_once(self._store.outcome(task_id))
 
     @staticmethod
@@ -173,11 +168,9 @@ class Connection:
         """Nothing to do."""
 
     def notifier(self) -> _Notifier:
-        """Carries hints between the processes of the world."""
         return self._notifier
 
     async def ask(self, verb: str, args: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
-        """Call the store."""
         if self.process.loop is not asyncio.get_running_loop():
             raise AssertionError("a process uses the connection of another")
         self.process.note_call()
@@ -221,8 +214,6 @@ def connect(world: World, process: Process, *, together: bool) -> Store:
 
 
 class _Call:
-    """One call on its way to the store and back."""
-
     def __init__(
         self, world: World, process: Process, verb: str, args: tuple[Any, ...], options: Mapping[str, Any]
     ) -> None:
@@ -236,7 +227,6 @@ class _Call:
         self.future: asyncio.Future[Any] = process.loop.create_future()
 
     def send(self) -> None:
-        """Begin."""
         world, process = self._world, self._process
         strike = world.weather.strike(process, self._verb)
         fault = None if strike is None else strike.fault
@@ -324,7 +314,6 @@ class _Notifier:
         self._fan = HintFan()
 
     async def publish(self, hint: Hint, *, origin: object = None) -> None:
-        """Tell the other processes."""
         if self._process.reach is not Reach.OK:
             return
         for process in self._world.processes:
@@ -333,13 +322,11 @@ class _Notifier:
                 self._world.clockwork.after(self._world.weather.latency() * 2, process.loop.post, notifier.hear, hint)
 
     def hear(self, hint: Hint) -> None:
-        """A hint arrives."""
         if self._process.reach is Reach.OK:
             self._fan.put(hint)
 
     @asynccontextmanager
     async def listen(self, *, origin: object = None) -> AsyncGenerator[AsyncIterator[Hint]]:
-        """Hints from now on."""
         with self._fan.listen(origin=origin) as hints:
             yield hints
 
@@ -349,7 +336,6 @@ def _shown(args: tuple[Any, ...]) -> str:
 
 
 def brief(value: Any) -> str:
-    """A value in a few words."""
     if isinstance(value, TaskRecord):
         return (
             f"{value.id}@{value.version} {value.status.value} {value.worker or '-'}#{value.attempt}"

@@ -118,14 +118,12 @@ class Witness:
         return tries[-1]
 
     def ends(self, task: str, life: int) -> None:
-        """The work of a step has ended, however."""
         if life == self.life:
             self._at_work[task] -= 1
         if (visit := self.visits.get(task)) is not None:
             visit.working -= 1
 
     def leaves(self, task: str, life: int) -> None:
-        """The tool has returned."""
         if life == self.life:
             self._at_work[task] = 0
 

@@ -56,22 +56,18 @@ _RATES = {"create": 3.0, "save": 1.0}
 
 @dataclass
 class Tally:
-    """What has been simulated."""
-
     worlds: int = 0
     tasks: int = 0
     seconds: float = 0.0
     faults: Counter[str] = field(default_factory=Counter[str])
 
     def add(self, world: World) -> None:
-        """Count one world."""
         self.worlds += 1
         self.tasks += len(world.oracle.tasks)
         self.seconds += world.clockwork.now
         self.faults.update(world.faults)
 
     def merge(self, other: Tally) -> None:
-        """Count the worlds of another tally."""
         self.worlds += other.worlds
         self.tasks += other.tasks
         self.seconds += other.seconds
@@ -92,11 +88,9 @@ class Weather:
         return self._rng.random() < probability
 
     def latency(self) -> float:
-        """Seconds that a message travels."""
         return self._rng.expovariate(1.0) * self._world.plan.latency
 
     def strike(self, process: Process, verb: str) -> Strike | None:
-        """What happens to a call, or None."""
         world = self._world
         if not self._faults or world.is_healthy:
             return None
@@ -109,11 +103,9 @@ class Weather:
         return Strike(fault, seconds, self._rng.choice((1, 1, 2, 3, 5, 8)))
 
     def loses_hint(self, process: Process) -> bool:
-        """Whether a hint to a process is lost."""
         return process.is_deaf or process.is_cut or self.chance(self._world.plan.hint_losses)
 
     def copies(self) -> int:
-        """How often a message of the engine is carried."""
         if not self._world.plan.carrier_faults or self._world.is_healthy:
             return 1
         copies = self._rng.choices((0, 1, 2), (1, 8, 1))[0]
@@ -122,7 +114,6 @@ class Weather:
         return copies
 
     def carrying(self) -> float:
-        """Seconds that the engine carries a message."""
         if self._world.plan.carrier_faults and not self._world.is_healthy and self.chance(0.1):
             self._world.faults["message delayed"] += 1
             return self._rng.choice((0.5, 3.0, 20.0))

@@ -27,7 +27,6 @@ def store() -> MemoryStore:
 
 @pytest.fixture
 async def wire(desk: Desk, store: MemoryStore) -> AsyncGenerator[HttpWire]:
-    """A way to the furnished server, with sessions and streams for older clients."""
     async with serving(furnished(Tasks(store, settings=QUICK), desk)) as way:
         yield way
 
@@ -39,14 +38,12 @@ def client(wire: HttpWire) -> Tasking:
 
 @pytest.fixture
 async def older(wire: HttpWire) -> AsyncGenerator[HttpClient]:
-    """A session of 2025-11-25 that listens on no stream of its own."""
     async with http_session(wire) as session:
         yield session
 
 
 @pytest.fixture
 async def listener(wire: HttpWire) -> AsyncGenerator[HttpClient]:
-    """A session of 2025-11-25 that listens on a stream of its own."""
     async with http_session(wire) as session, session.listening():
         yield session
 

@@ -49,7 +49,6 @@ Handler: TypeAlias = Callable[[Params, Push], Awaitable[dict[str, Any]]]
 
 
 def task(status: str = "working", **fields: Any) -> dict[str, Any]:
-    """A task as `tasks/get` shows it."""
     shown: dict[str, Any] = {
         "taskId": TASK_ID,
         "status": status,

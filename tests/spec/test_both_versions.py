@@ -158,23 +158,23 @@ async def test_a_store_that_fails_is_an_internal_error_that_gives_nothing_away_a
     "older/result-is-a-response",
     "older/related-task-on-errors",
 )
-@pytest.mark.parametrize("tool", ENDINGS)
-async def test_a_task_ends_as_the_plain_call_does(caller: Caller, tool: str) -> None:
-    plain = (await caller.plainly(tool, **ENDINGS[tool])).message
-    task_id = await caller.start(tool, **ENDINGS[tool])
-    outcome = await caller.outcome(task_id)
-    if "error" in plain:
-        assert outcome == plain["error"]
-        return
-    expected = plain["result"]
-    # What the server itself says in this place, of a task or of itself.
-    not_theirs = SERVER_INFO if caller.era == MODERN else RELATED
-    meta = {key: value for key, value in expected.pop("_meta", {}).items() if key != not_theirs}
-    assert outcome == expected | ({"_meta": meta} if meta else {})
-    if caller.era == LEGACY:
-        check_legacy_result("CallToolResult", outcome)
-    # Asked again, it is the same again.
-    assert await caller.outcome(task_id) == outcome
+async def test_a_task_ends_as_the_plain_call_does(caller: Caller) -> None:
+    for tool, arguments in ENDINGS.items():
+        plain = (await caller.plainly(tool, **arguments)).message
+        task_id = await caller.start(tool, **arguments)
+        outcome = await caller.outcome(task_id)
+        if "error" in plain:
+            assert outcome == plain["error"], tool
+            continue
+        expected = plain["result"]
+        # What the server itself says in this place, of a task or of itself.
+        not_theirs = SERVER_INFO if caller.era == MODERN else RELATED
+        meta = {key: value for key, value in expected.pop("_meta", {}).items() if key != not_theirs}
+        assert outcome == expected | ({"_meta": meta} if meta else {}), tool
+        if caller.era == LEGACY:
+            check_legacy_result("CallToolResult", outcome)
+        # Asked again, it is the same again.
+        assert await caller.outcome(task_id) == outcome
 
 
 @pytest.mark.requirement(

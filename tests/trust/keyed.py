@@ -54,7 +54,6 @@ class Scene:
 
 
 def build(store: Store | None = None, **options: Any) -> Scene:
-    """A server with tools of every kind that a call can be of."""
     clock, store = FakeClock(datetime.now(UTC)), store or MemoryStore()
     tasks = Tasks(
         store,

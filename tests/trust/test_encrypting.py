@@ -87,7 +87,6 @@ async def check(url: str, cipher: Cipher | None) -> None:
 
 
 def kept(url: str) -> bytes:
-    """Every byte that is kept."""
     if url.startswith("sqlite"):
         return b"".join(file.read_bytes() for file in Path(url.removeprefix("sqlite:///")).parent.iterdir())
     found = b""

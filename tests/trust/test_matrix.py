@@ -65,12 +65,10 @@ class Modern:
         return said
 
     async def ask(self, method: str, params: Any, *, capabilities: Any = EVERYTHING) -> dict[str, Any]:
-        """The answer to one request, with the status if it has one."""
         reply = await self._wire.send(request(method, params, capabilities=capabilities))
         return {"status": reply.status, **reply.message}
 
     async def listen(self, task_id: str) -> dict[str, Any]:
-        """The first message of a stream."""
         message = request("subscriptions/listen", {"notifications": {"taskIds": [task_id]}}, capabilities=EVERYTHING)
         first = await (
             self._over_http(self._wire, message) if isinstance(self._wire, HttpWire) else self._piped(message)

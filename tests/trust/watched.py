@@ -51,11 +51,9 @@ async def until_scraped(wire: HttpWire, wanted: Mapping[str, float]) -> dict[str
 
 
 def entries(path: Path, task_id: str | None = None) -> list[dict[str, Any]]:
-    """What the audit log has, of one task or of all."""
     found: list[dict[str, Any]] = [json.loads(line) for line in path.read_text().splitlines()]
     return [each for each in found if task_id is None or each.get("taskDigest") == digest_of(task_id)]
 
 
 def events(path: Path, task_id: str | None = None) -> list[str]:
-    """What happened, in the order in which it is written."""
     return [each["event"] for each in entries(path, task_id)]

@@ -44,7 +44,6 @@ class Broker:
             await self.put_back(Carried(-route.priority, next(self._numbers), namespace, route, task_id))
 
     async def put_back(self, carried: Carried) -> None:
-        """Have an id again that was handed out."""
         async with self._changed:
             self._ids.append(carried)
             self._changed.notify_all()
@@ -80,7 +79,6 @@ class BrokerCarrier:
         self._namespace = namespace
 
     async def send(self, task_id: str, *, route: Route, lane: Lane, delay: timedelta | None) -> None:
-        """Hand the id to the broker, now or when its time has come."""
         if delay is None:
             await self._broker.put(self._namespace, route, task_id)
         else:

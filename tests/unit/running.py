@@ -75,7 +75,6 @@ class Tool:
 
 
 def ok(value: Any = "ok") -> Success:
-    """The ending of a tool that returned `value`."""
     return Success({"value": value})
 
 
@@ -97,8 +96,6 @@ async def asks(run: Run) -> Ending:
 
 
 def opened_by(gate: anyio.Event) -> Body:
-    """A tool that ends when the gate is open."""
-
     async def body(run: Run) -> Ending:
         await gate.wait()
         return ok()
@@ -196,7 +193,6 @@ async def create(
     retention: timedelta | None = None,
     arguments: Mapping[str, Any] | None = None,
 ) -> TaskRecord:
-    """A new task that nobody has been told to run."""
     now = runtime.now()
     record = TaskRecord(
         id=new_task_id(),
@@ -212,14 +208,12 @@ async def create(
 
 
 async def start(runtime: TaskRuntime, tool: str = "tool", *, owner: str | None = None, **options: Any) -> TaskRecord:
-    """A new task, made and maybe run as for a request."""
     return await runtime.launch(LaunchSpec(request=TaskRequest(name=tool, arguments={}), owner=owner, **options))
 
 
 async def launch(
     runtime: TaskRuntime, tool: str = "tool", *, retention: timedelta | None = None, **arguments: Any
 ) -> TaskRecord:
-    """A new task, handed to the engine."""
     record = await create(runtime, tool, retention=retention, arguments=arguments)
     await runtime.engine.submit(record.id)
     return record
@@ -307,13 +301,11 @@ async def all_end(runtime: TaskRuntime, *tasks: TaskRecord) -> None:
 
 
 async def happens(event: anyio.Event) -> None:
-    """That is set in time."""
     with anyio.fail_after(LIMIT):
         await event.wait()
 
 
 async def ended(body: Body, **options: Any) -> Finished:
-    """A task that such a tool was run for."""
     async with running(body, **options) as runtime:
         return await until_final(runtime, await launch(runtime))
 

@@ -138,7 +138,6 @@ def test_lines_of_the_sdk_have_the_beginning_of_a_session(log: io.StringIO, said
 
 
 def lines(pattern: str, room: str = "") -> list[str]:
-    """Lines of ours like that."""
     return [
         f"{path.relative_to(PACKAGE).as_posix()}: {line.strip()}"
         for path in (PACKAGE / room).rglob("*.py")

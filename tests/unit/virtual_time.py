@@ -48,7 +48,6 @@ simulated: Final = pytest.mark.parametrize("anyio_backend", [pytest.param(SIMULA
 
 
 async def time_passes(seconds: float) -> None:
-    """Let simulated time go by, with all that happens in it."""
     assert isinstance(asyncio.get_running_loop(), VirtualTimeLoop), "this would be waited for"
     await anyio.sleep(seconds)  # sleep: the time is simulated
 

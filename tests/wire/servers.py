@@ -18,7 +18,6 @@ def server_of(tasks: Tasks, name: str = "wired") -> MCPServer[Any]:
 
 
 def where() -> str:
-    """What tools say that are asked how they were called."""
     return "in a task" if current_task().id else "in a call"
 
 

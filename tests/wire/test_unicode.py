@@ -4,7 +4,6 @@ import json
 import os
 import sys
 from collections.abc import AsyncGenerator
-from dataclasses import replace
 from typing import Annotated, Any
 
 import pytest
@@ -22,17 +21,12 @@ from mcp_types import (
 )
 from pydantic import BaseModel, Field
 
-from harness.http import HttpWire, initialize, serving
+from harness.http import HttpWire, serving
 from harness.processes import ENVIRONMENT, ROOT
-from harness.rpc import EVERYTHING, Tasking, accept, legacy_request, text_of
+from harness.rpc import EVERYTHING, Tasking, accept, text_of
 from harness.server import CUSTOM_ERROR, QUICK
 from mcp_tasks import Tasks
 from mcp_tasks.client import TasksClient
-from mcp_tasks.model import InputBook, InputRequest, Progress, TaskStatus
-from mcp_tasks.model.record import Outcome
-from mcp_tasks.stores import MemoryStore
-from mcp_tasks.testing import make_record, make_request
-from mcp_tasks.testing.clock import NOON
 from tests.push.listening import listening
 
 NAME = os.fsdecode(b"caf\xe9.txt")
@@ -131,30 +125,6 @@ async def test_progress_errors_and_failures_are_shown_with_what_can_be_read_of_t
     assert _sent([failed, broken, returned])
 
 
-ROOTS = InputRequest(method="roots/list", params={NAME: NAME})
-OLD: list[dict[str, Any]] = [
-    {"progress": Progress(progress=1, message=NAME)},
-    {"status": TaskStatus.CANCELLED, "status_message": NAME, "finished_at": NOON},
-    {"status": TaskStatus.INPUT_REQUIRED, "inputs": InputBook().ask({"a": ROOTS})},
-    {"status": TaskStatus.FAILED, "status_message": NAME, "finished_at": NOON},
-]
-
-
-async def test_what_an_older_release_kept_of_it_can_be_sent() -> None:
-    store = MemoryStore()
-    error = json.dumps({"code": 1, "message": NAME, "data": {NAME: "\U0001f600"}}).encode()
-    async with serving(build(Tasks(store, clock=lambda: NOON, settings=QUICK, runs_tools=False))) as wire:
-        for fields in OLD:
-            record = make_record(namespace="files", owner=None)
-            await store.create(record, make_request())
-            is_failed = fields["status"] is TaskStatus.FAILED if "status" in fields else False
-            outcome = Outcome(body=error) if is_failed else None
-            await store.save(replace(record, version=2, **fields), expected=1, outcome=outcome)
-            task = await Tasking(wire, EVERYTHING).get(record.id)
-            assert READABLE in _sent(task)
-            assert not is_failed or task["error"]["data"] == {READABLE: "\U0001f600"}
-
-
 @pytest.mark.parametrize("tool", ["asks", "asks_by_returning_in_the_task"])
 async def test_a_question_of_a_task_can_be_read_and_answered(client: Tasking, tool: str) -> None:
     task_id = await client.create(tool)
@@ -174,17 +144,6 @@ async def test_a_question_on_the_original_call_can_be_read(client: Tasking, tool
     [asked] = result["inputRequests"].values()
     assert asked["params"]["message"] == f"Keep {READABLE}?"
     assert _sent(result)
-
-
-async def test_the_sdk_sends_such_a_result_to_some_clients_and_not_to_others(client: Tasking, wire: HttpWire) -> None:
-    newest = await client.call("returns_in_a_plain_call")
-    assert text_of(newest) == NAME
-    with pytest.raises(UnicodeEncodeError):
-        _sent(newest)
-    session, _ = await initialize(wire, {})
-    called = legacy_request("tools/call", {"name": "returns_in_a_plain_call", "arguments": {}})
-    older = await wire.raw_post(json.dumps(called), session.headers)
-    assert '"result"' not in older.text
 
 
 @pytest.mark.slow

@@ -50,7 +50,6 @@ def at(path: str, place: int) -> str:
 
 
 def allows(node: Node, path: str, value: Any) -> bool:
-    """Whether the node may give this value."""
     match node:
         case Step():
             return not node.fails and value == f"done {path}"
@@ -81,7 +80,6 @@ def allows(node: Node, path: str, value: Any) -> bool:
 
 
 def may_fail(node: Node, path: str, error: Any) -> bool:
-    """Whether the node may end with this error."""
     match node:
         case Step():
             return node.fails and error == f"failed {path}"

@@ -89,7 +89,6 @@ def family(folder: Path, deaf: str = "nobody") -> list[str]:
 
 
 async def pids_of_family(folder: Path) -> list[int]:
-    """The ids of both, once both are there."""
     await eventually((folder / "pids").exists)
     return [int(pid) for pid in (folder / "pids").read_text().split()]
 
@@ -103,7 +102,6 @@ def is_there(pid: int) -> bool:
 
 
 async def all_gone(pids: list[int], limit: float = 5.0) -> bool:
-    """Whether all these processes end in time; those that do not are ended."""
     try:
         await eventually(lambda: not any(map(is_there, pids)), limit)
     except TimeoutError:
@@ -124,8 +122,6 @@ async def calling(command: Sequence[str]) -> AsyncGenerator[asyncio.Future[Any]]
 
 
 def runs(*command: str, sync: bool = False) -> Body:
-    """A tool that runs a command, from a thread or not."""
-
     def work() -> int:
         return anyio.from_thread.run(current_task().run_process, command).returncode
 
@@ -364,7 +360,6 @@ async def test_a_process_that_is_forked_leaves_the_children_of_the_other_alone(t
 
 @contextmanager
 def leading() -> Generator[Popen[Any]]:
-    """A process that leads a group."""
     with processes.running([*PYTHON, SLEEPS], group=True) as process:
         yield process
 

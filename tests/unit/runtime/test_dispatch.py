@@ -85,7 +85,6 @@ class Fleet:
         self.gate = anyio.Event()
 
     def worker(self, tools: Mapping[str, Tool] | Body, **options: Any) -> AbstractAsyncContextManager[TaskRuntime]:
-        """A process that runs tools; ids reach it through the broker."""
         engine = carrying_engine(self.broker, options.pop("concurrency", SLOTS))
         return running(tools, store=self.store, engine=engine, **{"policy": RERUN, **options})
 

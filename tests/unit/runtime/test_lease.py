@@ -233,8 +233,6 @@ class Log:
         self.stopped_at = 0.0
 
     def body(self, name: str) -> Body:
-        """A tool that works until it is stopped."""
-
         async def work(run: Run) -> Ending:
             self.lines.append(f"{name} starts run {run.attempt}")
             try:

@@ -86,7 +86,6 @@ def a_worker(**parts: str) -> Generator[str]:
 
 @contextmanager
 def signalled(number: int, *, reaped: bool = False) -> Generator[str]:
-    """A process that got that signal."""
     with other_process() as (worker, process):
         process.send_signal(number)
         if reaped:

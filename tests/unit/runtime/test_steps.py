@@ -231,7 +231,6 @@ async def _leaves_its_steps(*steps: Coroutine[Any, Any, Any]) -> None:
 
 
 async def cancelled_in(body: Callable[[Run], Awaitable[Ending]]) -> None:
-    """Cancel a task whose tool has begun its steps."""
     async with running(body) as runtime:
         task = await started(runtime)
         await settle()

@@ -282,8 +282,6 @@ async def start(runtime: TaskRuntime, name: str = "tool", **arguments: Any) -> T
 
 
 async def child(run: Run, runtime: TaskRuntime, name: str, **arguments: Any) -> Callable[[], Awaitable[Any]]:
-    """Start a child, and give what waits for it."""
-
     async def start(key: str) -> str:
         request = TaskRequest(name=name, arguments=arguments)
         record = await runtime.launch(

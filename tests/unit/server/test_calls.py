@@ -113,8 +113,6 @@ async def nobody(context: Any, params: Any) -> Any:
 
 @dataclass
 class Served:
-    """A client of the server, its store and the desk of its tools."""
-
     client: Tasking
     store: Any
     desk: Desk
@@ -138,7 +136,6 @@ async def served(store: Store, desk: Desk | None = None, **options: Any) -> Asyn
 
 @pytest.fixture
 async def server() -> AsyncGenerator[Served]:
-    """A server that serves and runs tools."""
     async with served(MeddledStore()) as seen:
         yield seen
 

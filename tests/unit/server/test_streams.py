@@ -48,7 +48,6 @@ class World:
 
     @asynccontextmanager
     async def listening(self, *tasks: LocalTask[Any]) -> AsyncGenerator[Peer]:
-        """A stream that somebody stays on."""
         params = {"notifications": {"taskIds": [task.id for task in tasks]}}
         async with at(self.app, request("subscriptions/listen", params)) as peer:
             await peer.until(lambda seen: len(seen.events) > len(tasks))
