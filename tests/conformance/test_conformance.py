@@ -3,9 +3,7 @@
 import pytest
 
 from .harness import (
-    Check,
     Outcome,
-    Status,
     check_baseline,
     check_clients,
     check_tasks,
@@ -30,10 +28,3 @@ def test_wiring_tasks_into_a_server_makes_nothing_else_worse_in_either_era() -> 
 
 def test_a_client_with_tasks_is_no_worse_than_a_plain_one_in_either_era() -> None:
     _is_good(check_clients())
-
-
-def check(status: Status, *, scenario: str = "life", check_id: str = "cancel", name: str = "Cancel") -> Check:
-    return Check(scenario=scenario, id=check_id, name=name, status=status, message="because")
-
-
-GOOD, BAD = check(Status.SUCCESS), check(Status.FAILURE)

@@ -10,9 +10,9 @@ import tempfile
 from typing import Any
 
 import anyio
-from mcp.server import MCPServer
+from mcp.server import MCPServer, Server, ServerRequestContext
 from mcp.server.mcpserver import Context
-from mcp_types import ToolAnnotations
+from mcp_types import CallToolRequestParams, CallToolResult, TextContent, ToolAnnotations
 from opentelemetry import metrics, trace
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
@@ -26,7 +26,6 @@ from harness.rpc import EVERYTHING, Tasking, accept
 from harness.server import QUICK, Name
 from harness.waiting import eventually
 from mcp_tasks import Tasks
-from tests.peers.test_forged_text import call, low_level
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 PARENT = f"00-{TRACE}-b7ad6b7169203331-01"
@@ -43,6 +42,17 @@ def build(tasks: Tasks) -> MCPServer[Any]:
             answer = await ctx.elicit("Who?", Name)
         return str(answer.action)
 
+    return server
+
+
+def any_name(tasks: Tasks) -> Server[Any]:
+    """A server that takes every name of a tool."""
+
+    async def call_tool(ctx: ServerRequestContext[Any, Any], params: CallToolRequestParams) -> CallToolResult:
+        return CallToolResult(content=[TextContent(type="text", text="done")])
+
+    server: Server[Any] = Server("any", version="1", on_call_tool=call_tool)
+    tasks.attach(server)
     return server
 
 
@@ -84,8 +94,9 @@ async def main(what: str) -> None:
     metrics.set_meter_provider(MeterProvider([reader]))
     task_id = ""
     if what == "forged":
-        async with serving(low_level(Tasks("memory://", settings=QUICK, default_mode="optional"))) as wire:
-            await call(wire, "x" * 20_000)
+        async with serving(any_name(Tasks("memory://", settings=QUICK, default_mode="optional"))) as wire:
+            client = Tasking(wire, EVERYTHING)
+            await client.until(await client.create("x" * 20_000), "completed")
     else:
         with tempfile.TemporaryDirectory() as folder:
             task_id = await live(f"sqlite:///{folder}/tasks.db", kept, short_way=what == "short")
