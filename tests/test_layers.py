@@ -87,7 +87,6 @@ AREAS: Mapping[str, str] = {
     "server.slow_clients": "adapters",
     "legacy.server": "legacy.server",
     "legacy.sessions": "legacy.server",
-    "legacy.questions": "legacy.server",
     "legacy.streams": "legacy.server",
     "legacy.client_tasks": "legacy.server",
     "legacy.client": "legacy.client",

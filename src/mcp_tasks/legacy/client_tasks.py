@@ -1,22 +1,23 @@
 """Sampling and elicitation as tasks that the client hosts, for the author of a tool.
 
     approval = await elicit_as_task(ctx, "Publish?", Publish, ttl=timedelta(hours=1))
-    ...                                              # other work, while the person thinks
+    ...                                              # other work, while the user thinks
     answer = await approval.result()
 
     approval = client_task(ctx, task_id, Publish)    # another call, another day
 
 Only a client that declared it in its 2025-11-25 handshake hosts tasks. In a tool that runs as a task, any other client
-is asked plainly, as with `ctx.elicit`: the question waits in the server's task, whatever the client speaks. In a plain
-call the functions raise `ClientTasksUnsupported` before anything is sent, and `ctx.elicit` is the way to ask.
+is asked plainly, as with `ctx.elicit`: the question waits in the server's task, whatever the client supports. In a
+plain call the functions raise `ClientTasksUnsupported` before anything is sent; use `ctx.elicit` there.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar, cast, overload
+from typing import Any, Final, Generic, TypeAlias, TypeVar, cast, overload
 
 import anyio
 from mcp.server import ServerRequestContext
@@ -45,36 +46,47 @@ from mcp_types import (
 )
 from pydantic import BaseModel, ValidationError
 
-from mcp_tasks.errors import InvalidResponse, TasksError, TaskWasCancelled, UnknownTask, UsageError
-from mcp_tasks.legacy.shapes import REQUEST_CANCELLED, VERSION, plain_data, read_task
-from mcp_tasks.model.record import TaskStatus
+from mcp_tasks._utils import BoundedDict
+from mcp_tasks.errors import (
+    AnswerRefused,
+    InvalidResponse,
+    StoreError,
+    TasksError,
+    TaskWasCancelled,
+    UnknownTask,
+    UsageError,
+)
+from mcp_tasks.legacy.shapes import REQUEST_CANCELLED, VERSION, plain_data, read_task, related_task
+from mcp_tasks.model.json import valid_json
+from mcp_tasks.model.record import Actor, TaskRecord, TaskStatus
 from mcp_tasks.model.values import check_duration
-from mcp_tasks.protocol.shapes import TaskSnapshot, milliseconds
-from mcp_tasks.runtime import current_task
+from mcp_tasks.protocol.shapes import QUESTION_META_KEY, TaskSnapshot, milliseconds
+from mcp_tasks.quiet import get_logger, what
+from mcp_tasks.runtime import TaskRuntime, current_task
+from mcp_tasks.server.questions import SentQuestion, StreamLost
 from mcp_tasks.server.tool_runner import raw_request
 
-# ---- client driver
-# Driving a task that a client hosts: create it, poll it, fetch its result. The requestor's side of 2025-11-25.
+logger: Final = get_logger(__name__)
+
+# ---- driver
+# The requestor's side of a task that a client hosts: create it, poll it, fetch its result.
 
 
 ANSWER_LIMIT: Final = 30.0
-"""Seconds for a client to answer what it can answer at once: everything but the request itself."""
+"""Seconds for a client to answer requests about tasks, all of which it can answer at once."""
 
 MAX_SILENCES: Final = 3
-"""How many looks in a row may go unanswered before the client counts as gone."""
+"""How many polls in a row may go unanswered before the client counts as gone."""
 
 DEFAULT_POLL: Final = timedelta(seconds=1)
 FASTEST_POLL: Final = timedelta(milliseconds=50)
-"""Whatever a client suggests, this is no busy loop."""
+"""The least interval, whatever a client suggests."""
 
 MAX_PAGES: Final = 1000
-"""Pages of a listing: a client that never stops turning them is not followed further."""
+"""Pages of a listing that are read."""
 
-
-class Send(Protocol):
-    """Sends a request to the client, and gives its result as it came."""
-
-    async def __call__(self, method: str, params: Mapping[str, Any], timeout: float | None) -> dict[str, Any]: ...
+Send: TypeAlias = Callable[[str, Mapping[str, Any], float | None], Awaitable[dict[str, Any]]]
+"""Sends a request (method, params, timeout) to the client, and returns its result."""
 
 
 class Driver:
@@ -92,8 +104,7 @@ class Driver:
             MCPError: It refused.
         """
         result = await self._send(method, {**params, "task": task_params(ttl)}, ANSWER_LIMIT)
-        created = result.get("task")
-        if not isinstance(created, Mapping):
+        if not isinstance(result.get("task"), Mapping):
             raise InvalidResponse(f"the client declared tasks for {method}, and answered with something else")
         return self._saw(_checked(result["task"]))
 
@@ -103,26 +114,31 @@ class Driver:
         Raises:
             UnknownTask: The client does not have it.
         """
-        return self._saw(_same(task_id, await self._about(task_id, "tasks/get")))
+        try:
+            # No related-task: in 2025-11-25 only the id in the params counts.
+            return self._saw(_checked(await self._send("tasks/get", {"taskId": task_id}, ANSWER_LIMIT), task_id))
+        except MCPError as exc:
+            if exc.error.code == INVALID_PARAMS:
+                raise UnknownTask(task_id, "The client has no such task") from exc
+            raise
 
     async def cancel(self, task_id: str) -> TaskSnapshot:
         """Cancel the task.
 
         Raises:
             UnknownTask: The client does not have it.
-            MCPError: The client refused, for one because it has ended.
+            MCPError: The client refused, for example because the task has ended.
         """
         try:
-            return self._saw(_same(task_id, await self._send("tasks/cancel", {"taskId": task_id}, ANSWER_LIMIT)))
+            return self._saw(_checked(await self._send("tasks/cancel", {"taskId": task_id}, ANSWER_LIMIT), task_id))
         except MCPError as exc:
-            if exc.error.code != INVALID_PARAMS:
-                raise
-            # The same code for one that is not there and one that has ended: a look tells them apart.
-            await self.get(task_id)
+            if exc.error.code == INVALID_PARAMS:
+                # An unknown task and one that has ended have the same code.
+                await self.get(task_id)
             raise
 
     async def list(self) -> AsyncGenerator[TaskSnapshot]:
-        """The tasks that the client hosts for this server, a page after the other."""
+        """The tasks that the client hosts for this server."""
         cursor: str | None = None
         for _ in range(MAX_PAGES):
             page = await self._send("tasks/list", {} if cursor is None else {"cursor": cursor}, ANSWER_LIMIT)
@@ -141,14 +157,22 @@ class Driver:
         Raises:
             UnknownTask: The client does not have the task.
             TaskWasCancelled: It was cancelled.
-            MCPError: The request ended in this error; or the client is gone.
+            MCPError: The request ended in this error, or the client is gone.
         """
         if task_id not in self._seen:
             await self.get(task_id)
         state, at = self._seen[task_id]
+        silences = 0
         while not state.is_final:
-            await anyio.sleep(at + pause(state).total_seconds() - anyio.current_time())
-            await self._look(task_id)
+            if silences == 0:
+                await anyio.sleep(at + pause(state).total_seconds() - anyio.current_time())
+            try:
+                await self.get(task_id)
+                silences = 0
+            except MCPError as exc:
+                silences += 1
+                if exc.error.code != REQUEST_TIMEOUT or silences == MAX_SILENCES:
+                    raise
             state, at = self._seen[task_id]
         if state.status is TaskStatus.CANCELLED:
             raise TaskWasCancelled(task_id, state.message)
@@ -161,69 +185,143 @@ class Driver:
         self._seen[state.id] = (state, anyio.current_time())
         return state
 
-    async def _look(self, task_id: str) -> TaskSnapshot:
-        """Look at the task; one lost answer is not the end."""
-        for _ in range(MAX_SILENCES - 1):
-            try:
-                return await self.get(task_id)
-            except MCPError as exc:
-                if exc.error.code != REQUEST_TIMEOUT:
-                    raise
-        return await self.get(task_id)
-
-    async def _about(self, task_id: str, method: str) -> dict[str, Any]:
-        # No related-task: 2025-11-25 has the id in the params as the only truth.
-        try:
-            return await self._send(method, {"taskId": task_id}, ANSWER_LIMIT)
-        except MCPError as exc:
-            if exc.error.code == INVALID_PARAMS:
-                raise UnknownTask(task_id, "The client has no such task") from exc
-            raise
-
 
 def task_params(ttl: timedelta | None) -> dict[str, Any]:
-    """What makes a request one for a task."""
+    """The `task` param of a request for a task."""
     return {} if ttl is None else {"ttl": milliseconds(ttl)}
 
 
-def _same(task_id: str, data: Any) -> TaskSnapshot:
-    state = _checked(data)
-    if state.id != task_id:
+def pause(state: TaskSnapshot) -> timedelta:
+    """The time between two polls: as the client suggests."""
+    return max(state.poll_interval or DEFAULT_POLL, FASTEST_POLL)
+
+
+def _checked(data: object, task_id: str | None = None) -> TaskSnapshot:
+    try:
+        state = read_task(data)
+    except InvalidResponse as exc:
+        raise InvalidResponse("the client answered with something that is not a valid task") from exc
+    if task_id not in (None, state.id):
         raise InvalidResponse("the client answered with another task than the one it was asked for")
     return state
 
 
-def _checked(data: object) -> TaskSnapshot:
-    try:
-        return read_task(data)
-    except InvalidResponse as exc:
-        raise InvalidResponse("the client answered with something that is not a valid task") from exc
+# ---- questions
+# Questions of the server's tasks, which clients may take as tasks of their own.
 
 
-def pause(state: TaskSnapshot) -> timedelta:
-    """How long to wait until the next look: as the client suggests."""
-    return max(state.poll_interval or DEFAULT_POLL, FASTEST_POLL)
+MAX_FORGOTTEN: Final = 3
+"""How often a client may forget a question before the tool is told."""
+
+REMEMBERED: Final = 10_000
+"""Questions whose tasks are known here before the record has them. The record is the truth."""
+
+CANCEL_LIMIT: Final = 4.0
+"""Seconds to cancel a client's task."""
 
 
-# ---- client task errors
-# What can go wrong with a task of the client, for the tool that asked for it.
+class HostedQuestions:
+    """Asks clients what tasks of the server ask, as a task of the client if the tool wants that and the client can."""
+
+    def __init__(self, runtime: Callable[[], TaskRuntime]) -> None:
+        self._runtime = runtime
+        self._known: BoundedDict[tuple[str, str], str] = BoundedDict(REMEMBERED)
+
+    async def ask(self, sent: SentQuestion) -> dict[str, Any]:
+        """The client's answer.
+
+        Raises:
+            AnswerRefused: The client answered with an error.
+            StreamLost: It did not answer, and cannot any more on this stream.
+        """
+        # After an answer that did not fit, it is another question: a client may keep its answers by this key, and would
+        # give the same one again.
+        key = sent.key if sent.misfits == 0 else f"{sent.key}~{sent.misfits + 1}"
+        params: dict[str, Any] = {name: each for name, each in sent.question.params.items() if name != "task"}
+        params = valid_json(params)
+        params["_meta"] = {**params.get("_meta", {}), **related_task(sent.record.id), QUESTION_META_KEY: key}
+        try:
+            if sent.stream.hosts(sent.question):
+                return await self._drive(Driver(sent.stream.request), sent, params)
+            return await sent.stream.request(sent.question.method, params)
+        except TaskWasCancelled as exc:
+            raise AnswerRefused(REQUEST_CANCELLED, str(exc)) from exc
+        except (UnknownTask, InvalidResponse) as exc:
+            raise AnswerRefused(INTERNAL_ERROR, str(exc)) from exc
+        except MCPError as exc:
+            raise AnswerRefused(exc.error.code, exc.error.message, plain_data(exc.error.data)) from exc
+
+    async def _drive(self, driver: Driver, sent: SentQuestion, params: dict[str, Any]) -> dict[str, Any]:
+        record, key, question = sent.record, sent.key, sent.question
+        # After an answer that did not fit, the task in the record is the one with that answer.
+        task_id = self._known.get((record.id, key)) or (question.hosted_as if sent.misfits == 0 else None)
+        milliseconds_kept: Any = question.params["task"].get("ttl")
+        ttl = None if milliseconds_kept is None else timedelta(milliseconds=milliseconds_kept)
+        creating: asyncio.Future[TaskSnapshot] | None = None
+        for forgotten in range(MAX_FORGOTTEN):
+            try:
+                if task_id is None:
+                    # Goes on if this is cancelled: the client may have taken the question already.
+                    creating = asyncio.ensure_future(driver.create(question.method, params, ttl))
+                    task_id = (await asyncio.shield(creating)).id
+                    await self._note(record, key, task_id)
+                result = await driver.result(task_id)
+            except asyncio.CancelledError:
+                with anyio.move_on_after(CANCEL_LIMIT, shield=True):
+                    await self._cancel_unless_open(driver, record, key, creating)
+                raise
+            except UnknownTask:
+                # It has expired, or the client has lost it, or is another client.
+                task_id = None
+                if forgotten == MAX_FORGOTTEN - 1:
+                    raise
+            else:
+                self._known.pop((record.id, key), None)
+                return {name: value for name, value in result.items() if name != "_meta"}
+        raise AssertionError("the last time raises")  # pragma: no cover - only a defect of ours comes here
+
+    async def _note(self, record: TaskRecord, key: str, task_id: str) -> None:
+        self._known[record.id, key] = task_id
+        try:
+            await self._runtime().host(record, key, task_id, actor=Actor("client", record.owner))
+        except (StoreError, UnknownTask) as exc:
+            # After a crash the user would be asked again, which is better than not at all.
+            logger.warning("task %s…: that its client holds a question is not stored: %s", record.id[:12], exc)
+
+    async def _cancel_unless_open(
+        self, driver: Driver, record: TaskRecord, key: str, creating: asyncio.Future[TaskSnapshot] | None
+    ) -> None:
+        """Cancel the client's task if the question is closed. While it is open, another stream will ask for it."""
+        try:
+            if creating is not None:
+                self._known[record.id, key] = (await creating).id
+            task_id = self._known.get((record.id, key))
+            seen = await self._runtime().store.get(record.id)
+            if seen is not None and key in seen.inputs.outstanding:
+                return
+            self._known.pop((record.id, key), None)
+            if task_id is not None:
+                await driver.cancel(task_id)
+        except (TasksError, MCPError, StreamLost) as exc:
+            logger.debug("a task of a client is left to expire: %s", what(exc))
 
 
-# The parameters of the SDK's own class come first in each of these: it builds errors by them.
+# ---- errors
+# Errors of client tasks, as tools get them. The SDK builds errors by the parameters of its own class, which come first.
 
 
 class ClientTasksUnsupported(TasksError, MCPError):
-    """The client does not host such tasks; nothing was sent. `ctx.elicit` is the way to ask."""
+    """The client does not host such tasks, and nothing was sent. Use `ctx.elicit`."""
 
     def __init__(self, code: int, message: str, data: Any = None) -> None:
         super().__init__(code, message, data)
 
 
 class ClientTaskTimedOut(TasksError, MCPError, TimeoutError):
-    """The client's task did not end in the time given. It goes on: come back for it with `client_task`.
+    """The client's task did not end in the given time. It goes on: come back for it with `client_task`.
 
     Attributes:
-        task_id: Which task.
+        task_id: The id of the task.
     """
 
     def __init__(self, code: int, message: str, data: Any = None, *, task_id: str = "") -> None:
@@ -249,8 +347,8 @@ class _Invalid(InvalidResponse, MCPError):
 
 
 @contextmanager
-def for_tools() -> Generator[None]:
-    """In here, our own errors are raised as what a tool may let pass: caught as what they are, and with their text."""
+def _for_tools() -> Generator[None]:
+    """Raise our errors as errors that a tool may let pass: the same types, which the SDK sends with their text."""
     try:
         yield
     except UnknownTask as exc:
@@ -261,6 +359,9 @@ def for_tools() -> Generator[None]:
         raise _Invalid(INTERNAL_ERROR, str(exc)) from exc
 
 
+# ---- for tools
+
+
 T = TypeVar("T")
 SchemaT = TypeVar("SchemaT", bound=BaseModel)
 
@@ -268,15 +369,12 @@ AnyContext: TypeAlias = Context[Any, Any] | ServerRequestContext[Any, Any]
 """The context of a tool, or of a low-level handler."""
 
 Parse: TypeAlias = Callable[[dict[str, Any]], T]
-"""Makes an answer of what the client sent."""
+"""Parses an answer of the client."""
 
 _IN_TASK: Final = (
     "a task sees to its questions itself, in whatever session its client has: in a task, await the result of "
     "elicit_as_task or sample_as_task, and nothing else"
 )
-
-_ELICITATION: Final = "elicitation/create"
-_SAMPLING: Final = "sampling/createMessage"
 
 
 class ClientTask(Generic[T]):
@@ -298,11 +396,11 @@ class ClientTask(Generic[T]):
         Raises:
             UnknownTask: The client does not have it (any more).
         """
-        with for_tools():
+        with _for_tools():
             return await self._driver.get(self.id)
 
     async def result(self, timeout: timedelta | None = None) -> T:
-        """Wait for the answer, looking as often as the client suggests.
+        """Wait for the answer, polling as often as the client suggests.
 
         Args:
             timeout: How long to wait; None for as long as it takes.
@@ -315,7 +413,7 @@ class ClientTask(Generic[T]):
             InvalidResponse: The client answered with something that is not an answer.
         """
         seconds = None if timeout is None else check_duration("timeout", timeout, zero=True).total_seconds()
-        with anyio.move_on_after(seconds), for_tools():
+        with anyio.move_on_after(seconds), _for_tools():
             return self._parse(await self._driver.result(self.id))
         message = f"The client's task did not end within {seconds:.15g} s. It goes on: come back with client_task"
         raise ClientTaskTimedOut(REQUEST_TIMEOUT, message, task_id=self.id)
@@ -326,18 +424,18 @@ class ClientTask(Generic[T]):
         Raises:
             ClientTasksUnsupported: The client did not declare that tasks can be cancelled.
             UnknownTask: The client does not have it (any more).
-            MCPError: The client refused, for one because the task has ended.
+            MCPError: The client refused, for example because the task has ended.
         """
         self._check_cancel()
-        with for_tools():
+        with _for_tools():
             return await self._driver.cancel(self.id)
 
 
 class AskedInTask(ClientTask[T]):
-    """A question of a task of this server: the task keeps it, and sees to it that the client is asked for a task once.
+    """A question of a task of this server, which sees to it that the client is asked for a task once.
 
     A client that hosts no tasks is asked plainly. The question is put when its result is awaited, and is part of the
-    task from then on: the run may leave memory, and after a restart the answer is fetched from the client's task,
+    task from then on: the run may be suspended, and after a restart the answer is fetched from the client's task,
     whatever session the client then has.
     """
 
@@ -348,7 +446,7 @@ class AskedInTask(ClientTask[T]):
 
     async def status(self) -> TaskSnapshot:
         """Raises:
-        UsageError: The task sees to the question; all that a tool can do is to await its result.
+        UsageError: A tool can only await the result.
         """
         raise UsageError(_IN_TASK)
 
@@ -361,12 +459,12 @@ class AskedInTask(ClientTask[T]):
             InvalidResponse: The client answered with something that is not an answer.
         """
         seconds = None if timeout is None else check_duration("timeout", timeout).total_seconds()
-        with for_tools():
+        with _for_tools():
             return self._parse(await self._ask(seconds))
 
     async def cancel(self) -> TaskSnapshot:
         """Raises:
-        UsageError: A question is taken back by cancelling the await of its result.
+        UsageError: A question is withdrawn by cancelling the await of its result.
         """
         raise UsageError(_IN_TASK)
 
@@ -374,19 +472,19 @@ class AskedInTask(ClientTask[T]):
 async def elicit_as_task(
     ctx: AnyContext, message: str, schema: type[SchemaT], *, ttl: timedelta | None = None
 ) -> ClientTask[ElicitationResult[SchemaT]]:
-    """Ask the person behind the client something, as a task of the client: it may take days and outlive the session.
+    """Ask the user of the client something, as a task of the client: it may take days and outlive the session.
 
     In a tool that runs as a task, a client that does not host such tasks is asked plainly, as with `ctx.elicit`.
 
     Args:
-        ttl: How long the client is to keep the answer. It may decide otherwise.
+        ttl: How long the client should keep the answer. It may decide otherwise.
 
     Raises:
         ClientTasksUnsupported: The tool does not run as a task, and the client does not host any. Nothing was sent.
         MCPError: The client refused.
     """
     params = ElicitRequestFormParams(message=message, requested_schema=render_elicitation_schema(schema))
-    return await _create(ctx, _ELICITATION, params, _elicited(schema), ttl)
+    return await _create(ctx, "elicitation/create", params, _elicited(schema), ttl)
 
 
 async def sample_as_task(
@@ -402,7 +500,7 @@ async def sample_as_task(
     In a tool that runs as a task, a client that does not host such tasks is asked plainly, as by a plain request.
 
     Args:
-        ttl: How long the client is to keep the answer. It may decide otherwise.
+        ttl: How long the client should keep the answer. It may decide otherwise.
         options: The other fields of the SDK's `CreateMessageRequestParams`: `system_prompt`, `temperature` and so on.
             With `tools` or `tool_choice`, the result is a `CreateMessageResultWithTools`.
 
@@ -413,7 +511,8 @@ async def sample_as_task(
     params = CreateMessageRequestParams(messages=list(messages), max_tokens=max_tokens, **options)
     validate_sampling_tools(ctx.session.client_capabilities, params.tools, params.tool_choice)
     with_tools = wants_sampling_tools(params.tools, params.tool_choice)
-    return await _create(ctx, _SAMPLING, params, _sampled_with_tools if with_tools else _sampled, ttl)
+    kind: Any = CreateMessageResultWithTools if with_tools else CreateMessageResult
+    return await _create(ctx, "sampling/createMessage", params, _sampled(kind), ttl)
 
 
 @overload
@@ -428,7 +527,7 @@ def client_task(ctx: AnyContext, task_id: str, schema: type[BaseModel] | None = 
     """A task of the client by its id: from another call, or another session with the same client. Nothing is sent.
 
     Args:
-        schema: What was asked for, if it was an elicitation; without it the result is the client's, as it came.
+        schema: The schema of an elicitation; without it the result is the client's, as it came.
 
     Raises:
         ClientTasksUnsupported: The client hosts no tasks.
@@ -436,7 +535,7 @@ def client_task(ctx: AnyContext, task_id: str, schema: type[BaseModel] | None = 
     _require(ctx.session)
     if current_task().id is not None:
         raise UsageError(_IN_TASK)
-    return _handle(ctx, task_id, dict if schema is None else _elicited(schema))
+    return _handle(ctx, _driver(ctx), task_id, dict if schema is None else _elicited(schema))
 
 
 def list_client_tasks(ctx: AnyContext) -> AsyncIterator[TaskSnapshot]:
@@ -448,13 +547,13 @@ def list_client_tasks(ctx: AnyContext) -> AsyncIterator[TaskSnapshot]:
     _require(ctx.session, "list")
     if current_task().id is not None:
         raise UsageError(_IN_TASK)
-    return _listed(_driver(ctx))
 
+    async def listed() -> AsyncGenerator[TaskSnapshot]:
+        with _for_tools():
+            async for state in _driver(ctx).list():
+                yield state
 
-async def _listed(driver: Driver) -> AsyncGenerator[TaskSnapshot]:
-    with for_tools():
-        async for state in driver.list():
-            yield state
+    return listed()
 
 
 async def _create(
@@ -465,30 +564,27 @@ async def _create(
     asked = params.model_dump(by_alias=True, mode="json", exclude_none=True)
     needed = ("requests", *method.split("/"))
     if current_task().id is not None:
-        # The task keeps the question open for as long as it takes, whoever hosts it.
-        is_hosted = _why_not(ctx.session, *needed) is None
-        return _in_task(ctx, method, {**asked, "task": task_params(ttl)} if is_hosted else asked, parse)
+        if _why_not(ctx.session, *needed) is None:
+            asked["task"] = task_params(ttl)
+
+        async def ask(seconds: float | None) -> dict[str, Any]:
+            return await raw_request(ctx.session, method, asked, request_id=ctx.request_id, timeout=seconds)
+
+        return AskedInTask(ask, parse)
     _require(ctx.session, *needed)
     driver = _driver(ctx)
-    with for_tools():
+    with _for_tools():
         created = await driver.create(method, asked, ttl)
-    return _handle(ctx, created.id, parse, driver)
+    return _handle(ctx, driver, created.id, parse)
 
 
-def _in_task(ctx: AnyContext, method: str, params: Mapping[str, Any], parse: Parse[T]) -> ClientTask[T]:
-    async def ask(seconds: float | None) -> dict[str, Any]:
-        return await raw_request(ctx.session, method, params, request_id=ctx.request_id, timeout=seconds)
-
-    return AskedInTask(ask, parse)
-
-
-def _handle(ctx: AnyContext, task_id: str, parse: Parse[T], driver: Driver | None = None) -> ClientTask[T]:
-    return ClientTask(driver or _driver(ctx), task_id, parse, check_cancel=lambda: _require(ctx.session, "cancel"))
+def _handle(ctx: AnyContext, driver: Driver, task_id: str, parse: Parse[T]) -> ClientTask[T]:
+    return ClientTask(driver, task_id, parse, check_cancel=lambda: _require(ctx.session, "cancel"))
 
 
 def _driver(ctx: AnyContext) -> Driver:
     async def send(method: str, params: Mapping[str, Any], timeout: float | None) -> dict[str, Any]:
-        # On the stream of the call while that is open, which is sure to arrive; then on the session's own.
+        # On the stream of the call while that is open, where it is sure to arrive; then on the session's own.
         request_id = ctx.request_id if ctx.session.can_send_request else None
         return await raw_request(ctx.session, method, params, request_id=request_id, timeout=timeout)
 
@@ -496,7 +592,7 @@ def _driver(ctx: AnyContext) -> Driver:
 
 
 def _require(session: ServerSession, *path: str) -> None:
-    """Refuse what the client did not declare: a requestor MUST NOT try."""
+    """Refuse requests that the client did not declare: a requestor MUST NOT send them."""
     why = _why_not(session, *path)
     if why is not None:
         raise ClientTasksUnsupported(INVALID_REQUEST, f"Tasks of the client cannot be used here: {why}.")
@@ -530,16 +626,11 @@ def _elicited(schema: type[SchemaT]) -> Parse[ElicitationResult[SchemaT]]:
     return parse
 
 
-def _sampled(raw: dict[str, Any]) -> CreateMessageResult:
-    return _message(CreateMessageResult, raw)
+def _sampled(kind: type[SchemaT]) -> Parse[SchemaT]:
+    def parse(raw: dict[str, Any]) -> SchemaT:
+        try:
+            return kind.model_validate(raw, by_name=False)
+        except ValidationError as exc:
+            raise InvalidResponse("the client answered with something that is not a message") from exc
 
-
-def _sampled_with_tools(raw: dict[str, Any]) -> Any:
-    return _message(CreateMessageResultWithTools, raw)
-
-
-def _message(kind: type[SchemaT], raw: dict[str, Any]) -> SchemaT:
-    try:
-        return kind.model_validate(raw, by_name=False)
-    except ValidationError as exc:
-        raise InvalidResponse("the client answered with something that is not a message") from exc
+    return parse

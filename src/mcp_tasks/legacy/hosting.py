@@ -1,8 +1,8 @@
-"""`Hosting`: what a client grants the servers that ask it for sampling or elicitation as a task.
+"""A client of 2025-11-25 that hosts tasks: a server asks it for sampling or elicitation as a task.
 
     TasksClient(hosting=Hosting(ledger="hosted.db", max_ttl=timedelta(hours=8)))
 
-Everything a server can ask for has a limit here, because a server is a stranger.
+The client does not trust its servers, so everything that a server can ask for has a limit here.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import binascii
 import json
 import math
 import secrets
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Final, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import anyio
 from mcp.shared.exceptions import MCPError
@@ -42,10 +42,12 @@ from mcp_tasks.encryption import Cipher
 from mcp_tasks.errors import InvalidOption, StoreError, StoreUnavailable, TasksError, UnknownTask
 from mcp_tasks.legacy.hosting_file import HostedFile
 from mcp_tasks.legacy.shapes import (
+    PROGRESS_NOTIFICATION,
     RELATED_TASK,
     REQUEST_CANCELLED,
     STATUS_NOTIFICATION,
     VERSION,
+    mapping,
     named_result,
     related_data,
     related_task,
@@ -68,28 +70,33 @@ from mcp_tasks.model.values import check_duration, check_number
 from mcp_tasks.protocol.shapes import QUESTION_META_KEY
 from mcp_tasks.quiet import get_logger, quietly
 
+if TYPE_CHECKING:
+    from mcp_tasks.client.wire import Wire
+
+logger: Final = get_logger(__name__)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Hosting:
-    """How a client hosts tasks for its servers.
+    """Limits and options for the tasks that a client hosts.
 
     A request over one of the limits is answered with an error, and makes no task.
 
     Attributes:
-        ledger: A file that keeps hosted tasks across restarts, also after a crash: what is finished can still be
-            fetched, what is not runs its callback again. One process at a time can have it open. Without one, tasks
-            live as long as this process.
+        ledger: A file that keeps hosted tasks across restarts and crashes: finished tasks can still be fetched, and
+            unfinished ones run their callback again. One process at a time can have it open. Without one, tasks live as
+            long as this process.
         cipher: Encrypts that file (`mcp_tasks.encryption.Keyring`).
         default_ttl: How long a task is kept after its end if the server does not say.
-        max_ttl: How long a task is kept after its end at most, whatever the server says.
+        max_ttl: How long a task is kept after its end at most.
         max_running: How many tasks one server may have running at once.
-        max_tasks: How many tasks are kept for one server, finished ones included, and
-        max_total: for all servers together.
+        max_tasks: How many tasks are kept for one server, including finished ones.
+        max_total: How many tasks are kept for all servers together.
         max_request_size: How large a request may be, in bytes of JSON.
-        poll_interval: How often a server should look; by default that depends on the age of the task.
+        poll_interval: How often a server should poll; by default that depends on the age of the task.
 
     Raises:
-        InvalidOption: A limit has a value that it cannot have.
+        InvalidOption: A value is not valid.
     """
 
     ledger: str | Path | None = None
@@ -113,24 +120,28 @@ class Hosting:
             check_number(name, getattr(self, name), 1)
 
     def retention(self, requested: timedelta | None) -> timedelta:
-        """How long to keep a task for which a server requested so much, or nothing."""
+        """How long to keep a task for which a server requested this time, or none."""
         return min(self.default_ttl if requested is None else requested, self.max_ttl)
 
 
-# ---- hosting runs
-# Running the callbacks of hosted tasks, over the connections to the server that asked.
+# ---- tasks
 
 
-logger: Final = get_logger(__name__)
+PAGE: Final = 50
+"""Tasks on a page of a listing."""
+
+SWEEP_INTERVAL: Final = timedelta(seconds=30)
+"""How often expired tasks are deleted. After a crash, a server may have been connected for this much longer than the
+file says."""
 
 MAX_LOST: Final = 5
-"""How many times in a row the process may die with a callback before the task is given up: it may be what kills it."""
+"""How many times in a row the process may die with a callback before its task fails: the callback may be the cause."""
 
 WRITE_RETRY: Final = 1.0
 """Seconds until an outcome that could not be written is written again."""
 
 WORKER: Final = "client"
-"""One process at a time has the file, so one name does."""
+"""The worker of every run. Only one process at a time has the file."""
 
 
 class CallbackFailed(Exception):
@@ -145,192 +156,8 @@ class ConnectionEnded(Exception):
     """The connection ended before the callback did."""
 
 
-class Runner(Protocol):
-    """A connection to a server, as far as its hosted tasks need it."""
-
-    async def run(self, record: TaskRecord, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Run the client's callback for a request, and give its result. Cancelled, it cancels the callback.
-
-        Raises:
-            CallbackFailed: The callback answered with an error.
-            ConnectionEnded: The connection ended.
-        """
-        ...
-
-    def ended(self, record: TaskRecord) -> None:
-        """A task of the server has ended: tell it."""
-        ...
-
-
-class Runs:
-    """The runs of one server's tasks, and every change of these tasks.
-
-    Args:
-        turns: Gives what a callback waits in for its turn, and has it while it works.
-    """
-
-    def __init__(
-        self,
-        file: Callable[[], HostedFile],
-        owner: str,
-        now: Callable[[], datetime],
-        turns: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
-    ) -> None:
-        self._open_file = file
-        self._owner = owner
-        self._now = now
-        self._turns = turns
-        self._runners: list[Runner] = []
-        self._runs: dict[str, tuple[Runner, asyncio.Task[None]]] = {}
-        self._ends: dict[str, asyncio.Future[tuple[TaskRecord, dict[str, Any]]]] = {}
-
-    @property
-    def is_connected(self) -> bool:
-        """Whether there is a connection to the server."""
-        return bool(self._runners)
-
-    def attach(self, runner: Runner) -> None:
-        """The server is connected: go on with what is not finished."""
-        self._runners.append(runner)
-        for record in self._file.unfinished(self._owner):
-            if record.id not in self._runs:
-                self._run_again(record)
-
-    async def detach(self, runner: Runner) -> None:
-        """The connection has ended; another one, if there is any, takes over what ran over it."""
-        self._drop(runner)
-        runs = [run for over, run in self._runs.values() if over is runner]
-        for run in runs:
-            run.cancel()
-        await asyncio.gather(*runs, return_exceptions=True)
-
-    def start(self, record: TaskRecord) -> None:
-        """Run the callback of a task that was marked as started."""
-        runner = self._runners[-1]
-        run = asyncio.create_task(self._run(runner, record))
-        self._runs[record.id] = (runner, run)
-        run.add_done_callback(lambda _: self._over(record.id))
-
-    def stop(self, task_id: str) -> None:
-        """Cancel the callback of a task that has ended without it."""
-        if task_id in self._runs:
-            self._runs[task_id][1].cancel()
-
-    async def end_of(self, task_id: str) -> tuple[TaskRecord, dict[str, Any]]:
-        """Wait for the task to end: the task then, and its outcome."""
-        end = self._ends.setdefault(task_id, asyncio.get_running_loop().create_future())
-        # One of many may leave.
-        return await shielded(end)
-
-    def change(self, record: TaskRecord, event: Event, outcome: Mapping[str, Any] | None = None) -> TaskRecord:
-        """The task after an event, on disk. What comes too late, after a cancellation, changes nothing."""
-        current = self._file.get(self._owner, record.id)
-        if current is None:
-            return record
-        changed = apply(current, event, self._now())
-        if changed is not current:
-            self._file.save(changed, outcome)
-        if changed.is_final and not current.is_final:
-            self._announce(changed, outcome or {})
-        return changed
-
-    @property
-    def _file(self) -> HostedFile:
-        return self._open_file()
-
-    def _announce(self, record: TaskRecord, outcome: Mapping[str, Any]) -> None:
-        # Not the whole id: who has it may fetch the result.
-        logger.info("hosted task %s is %s", record.id[:8], record.status.value)
-        if (end := self._ends.pop(record.id, None)) is not None:
-            end.set_result((record, dict(outcome)))
-        for runner in self._runners:
-            runner.ended(record)
-
-    def _drop(self, runner: Runner) -> None:
-        if runner in self._runners:
-            self._runners.remove(runner)
-        if not self._runners:
-            # Whoever waited did so over a connection, and there is none.
-            self._ends.clear()
-
-    def _run_again(self, record: TaskRecord) -> None:
-        if record.worker is not None:
-            # The process died with it: one that was left in order has no worker.
-            record = self.change(record, RunLost(attempt=record.attempt))
-        record = self.change(record, RunStarted(worker=WORKER))
-        if record.lost >= MAX_LOST:
-            self._fail(record, f"The client died {record.lost} times in a row while it answered this")
-        else:
-            self.start(record)
-
-    def _over(self, task_id: str) -> None:
-        """A run has ended; if its task has not, another connection takes over."""
-        self._runs.pop(task_id, None)
-        if not self._runners:
-            return
-        try:
-            record = self._file.get(self._owner, task_id)
-            if record is not None and not record.is_final:
-                self._run_again(record)
-        except StoreError as exc:
-            logger.warning("hosted task %s is not run again: %s", task_id[:8], exc)
-
-    async def _run(self, runner: Runner, record: TaskRecord) -> None:
-        try:
-            async with self._turns():
-                result = await runner.run(record, self._file.request(record.id))
-        except CallbackFailed as exc:
-            await self._write(record, RunFailed(attempt=record.attempt, message=_message(exc)), {"error": exc.error})
-        except ConnectionEnded:
-            self._drop(runner)
-            self._release(record)
-        except asyncio.CancelledError:
-            self._release(record)
-        except Exception:
-            logger.error("hosted task %s failed", record.id[:8], exc_info=quietly())
-            self._fail(record, "The client failed to answer")
-        else:
-            await self._write(record, RunCompleted(attempt=record.attempt), {"result": result})
-
-    async def _write(self, record: TaskRecord, event: Event, outcome: Mapping[str, Any]) -> None:
-        """Write an outcome, however long that takes: the person who answered will not be asked again."""
-        while True:
-            try:
-                self.change(record, event, outcome)
-                return
-            except StoreUnavailable as exc:
-                logger.warning("the outcome of hosted task %s cannot be written yet: %s", record.id[:8], exc)
-                await asyncio.sleep(WRITE_RETRY)
-
-    def _fail(self, record: TaskRecord, message: str) -> None:
-        error = {"code": INTERNAL_ERROR, "message": message}
-        self.change(record, RunFailed(attempt=record.attempt, message=message), {"error": error})
-
-    def _release(self, record: TaskRecord) -> None:
-        try:
-            self.change(record, RunReleased(attempt=record.attempt))
-        except StoreError as exc:
-            # It stays as one that was lost, which is only a step towards giving it up.
-            logger.warning("hosted task %s is left as it is: %s", record.id[:8], exc)
-
-
-def _message(exc: CallbackFailed) -> str:
-    return short_message(valid_text(str(exc)))
-
-
-# ---- hosting tasks
-# The tasks that a client hosts, by the server that asked for them.
-
-
-PAGE: Final = 50
-"""Tasks on a page of a listing."""
-
-SWEEP_INTERVAL: Final = timedelta(seconds=30)
-"""How often what has expired is deleted, and how old the news may be that a server was connected before a crash."""
-
-
 class HostingFull(TasksError):
-    """A limit of the client is reached; nothing was made."""
+    """A limit of the client is reached; no task was made."""
 
 
 class TaskHasEnded(TasksError):
@@ -341,7 +168,11 @@ class TaskHasEnded(TasksError):
 
 
 class HostedTasks:
-    """All tasks that one `TasksClient` hosts. The file is open while there are connections."""
+    """All tasks that one `TasksClient` hosts. The file is open while there are connections.
+
+    Args:
+        turns: A context that a callback waits to enter, and holds while it runs.
+    """
 
     def __init__(
         self,
@@ -359,25 +190,25 @@ class HostedTasks:
 
     @property
     def file(self) -> HostedFile:
-        """Where the tasks are, while there are connections."""
+        """The stored tasks. Raises `StoreUnavailable` if there is no connection."""
         if self._file is None:
             raise StoreUnavailable("hosted tasks are open only while there is a connection")
         return self._file
 
     def of(self, server: str, identity: str = "") -> ServerTasks:
         """The tasks of one server."""
-        # As JSON: no address and no identity can be spelled so that the two look like another pair.
+        # As JSON, so that two pairs never give the same text.
         owner = json.dumps([server, identity])
         if owner not in self._servers:
             self._servers[owner] = ServerTasks(self, owner)
         return self._servers[owner]
 
     def open(self) -> None:
-        """There is one connection more.
+        """A connection begins.
 
         Raises:
             StoreUnavailable: The ledger cannot be used now; another process may have it.
-            StoreCorrupt: The ledger is some other file, or is corrupt.
+            StoreCorrupt: The ledger is another kind of file, or is corrupt.
         """
         self._file = self._file or HostedFile(self.hosting.ledger, self.hosting.cipher)
         self._connections += 1
@@ -385,7 +216,7 @@ class HostedTasks:
         self._sweeping = self._sweeping or asyncio.create_task(self._keep_sweeping())
 
     async def close(self) -> None:
-        """There is one connection less."""
+        """A connection has ended."""
         self._connections -= 1
         if self._connections:
             return
@@ -393,15 +224,15 @@ class HostedTasks:
             self._sweeping.cancel()
             await asyncio.gather(self._sweeping, return_exceptions=True)
             self._sweeping = None
-        # No connection has any of these now, and servers without an address never come back.
+        # No connection uses any of these, and servers without an address never come back.
         self._servers.clear()
-        # What is in memory stays for the next connection.
+        # Tasks in memory stay for the next connection.
         if self.hosting.ledger is not None and self._file is not None and not self._connections:
             self._file.close()
             self._file = None
 
     def sweep(self) -> None:
-        """Delete what has expired."""
+        """Delete expired tasks."""
         now = self.now()
         connected = [owner for owner, tasks in self._servers.items() if tasks.is_connected]
         try:
@@ -419,56 +250,63 @@ class HostedTasks:
 
 
 class ServerTasks:
-    """The hosted tasks of one server: what it may do with them."""
+    """The hosted tasks of one server: its requests about them, and the runs of their callbacks."""
 
     def __init__(self, hosted: HostedTasks, owner: str) -> None:
         self._hosted = hosted
         self._owner = owner
-        self._runs = Runs(lambda: hosted.file, owner, hosted.now, hosted.turns)
+        self._peers: list[HostedPeer] = []
+        self._runs: dict[str, tuple[HostedPeer, asyncio.Task[None]]] = {}
+        self._ends: dict[str, asyncio.Future[tuple[TaskRecord, dict[str, Any]]]] = {}
 
     @property
     def is_connected(self) -> bool:
         """Whether there is a connection to the server."""
-        return self._runs.is_connected
+        return bool(self._peers)
 
-    def attach(self, runner: Runner) -> None:
-        """The server is connected: go on with what is not finished."""
-        self._runs.attach(runner)
+    def attach(self, peer: HostedPeer) -> None:
+        """A connection to the server is ready: run the callbacks of unfinished tasks."""
+        self._peers.append(peer)
+        for record in self._hosted.file.unfinished(self._owner):
+            if record.id not in self._runs:
+                self._run_again(record)
         self._hosted.sweep()
 
-    async def detach(self, runner: Runner) -> None:
-        """The connection has ended."""
+    async def detach(self, peer: HostedPeer) -> None:
+        """The connection has ended. Another one, if there is any, takes over what ran over it."""
         try:
-            # From now on its time runs.
+            # Unfinished tasks are kept for their ttl from now on.
             self._hosted.file.saw(self._owner, self._hosted.now())
         except StoreError as exc:
             logger.warning("the end of a connection was not noted: %s", exc)
-        await self._runs.detach(runner)
+        self._drop(peer)
+        runs = [run for over, run in self._runs.values() if over is peer]
+        for run in runs:
+            run.cancel()
+        await asyncio.gather(*runs, return_exceptions=True)
+
+    # Requests
 
     def create(
-        self,
-        method: str,
-        request: Mapping[str, Any],
-        requested_ttl: timedelta | None,
-        *,
-        question: str | None = None,
+        self, method: str, request: Mapping[str, Any], requested_ttl: timedelta | None, *, question: str | None = None
     ) -> TaskRecord:
-        """Accept a request as a task, and begin with it. On disk when this returns.
+        """Accept a request as a task, and start its callback. Durable on return.
 
-        A server of ours says which question of its own it asks. If it asks that again, because it died before it had
-        written down the id, it gets the task that it has, and nobody is asked twice.
+        Our servers name the `question`. If a server asks it again, because it died before it had written down the id of
+        the task, it gets the same task, and the user is not asked twice.
 
         Raises:
             HostingFull: A limit is reached.
             StoreError: It cannot be kept.
         """
-        known = None if question is None else self._hosted.file.asked(self._owner, question)
-        if known is not None and self._hosted.file.request(known.id) == request and not self._is_over(known):
+        file, hosting = self._hosted.file, self._hosted.hosting
+        known = None if question is None else file.asked(self._owner, question)
+        if known is not None and file.request(known.id) == request and not self._is_expired(known):
             return known
         self._check_limits(request)
-        now, hosting = self._hosted.now(), self._hosted.hosting
+        now = self._hosted.now()
         new = TaskRecord(
-            # 256 bits: nobody guesses it.
+            # 256 bits, so that it cannot be guessed.
             id=secrets.token_urlsafe(32),
             owner=self._owner,
             name=method,
@@ -479,31 +317,31 @@ class ServerTasks:
             poll_interval=hosting.poll_interval,
         )
         record = apply(new, RunStarted(worker=WORKER), now)
-        self._hosted.file.add(record, request, question=question)
+        file.add(record, request, question=question)
         logger.info("hosting task %s, a %s, for %s", record.id[:8], method, self._owner)
-        self._runs.start(record)
+        self._start(record)
         return record
 
     def get(self, task_id: str) -> TaskRecord:
         """A task of this server.
 
         Raises:
-            UnknownTask: There is none of that id, or it has expired, or is another server's.
+            UnknownTask: It does not exist, or has expired, or is another server's.
         """
         record = self._hosted.file.get(self._owner, task_id)
-        if record is None or self._is_over(record):
+        if record is None or self._is_expired(record):
             logger.info("%s asked for a task that it does not have", self._owner)
             raise UnknownTask(task_id)
         return record
 
     def page(self, after: int) -> tuple[list[TaskRecord], int | None]:
-        """Tasks of this server from behind a place, oldest first, and the place to go on from if there are more."""
+        """Tasks of this server after a position, oldest first, and the position of the next page."""
         found = self._hosted.file.page(self._owner, after=after, limit=PAGE + 1)
-        records = [record for _, record in found[:PAGE] if record is not None and not self._is_over(record)]
+        records = [record for _, record in found[:PAGE] if record is not None and not self._is_expired(record)]
         return records, found[PAGE - 1][0] if len(found) > PAGE else None
 
     def cancel(self, task_id: str) -> TaskRecord:
-        """Cancel a task, and its callback with it. It is `cancelled` on disk when this returns.
+        """Cancel a task and its callback. Durable on return.
 
         Raises:
             UnknownTask: As `get`.
@@ -512,32 +350,34 @@ class ServerTasks:
         record = self.get(task_id)
         if record.is_final:
             raise TaskHasEnded(record)
-        record = self._runs.change(record, TaskCancelled(reason="The task was cancelled by request."))
-        self._runs.stop(task_id)
+        record = self._change(record, TaskCancelled(reason="The task was cancelled by request."))
+        if task_id in self._runs:
+            self._runs[task_id][1].cancel()
         return record
 
     async def end_of(self, task_id: str) -> tuple[TaskRecord, dict[str, Any]]:
-        """The task once it has ended, with its outcome: a `result`, or an `error`, or neither if it was cancelled.
+        """The task once it has ended, with its outcome: a `result`, an `error`, or neither if it was cancelled.
 
         Raises:
             UnknownTask: As `get`.
         """
         record = self.get(task_id)
-        # Not looked up again once it has ended: by then its time may be over, and whoever waited is to be told.
         if record.is_final:
             return record, self._hosted.file.outcome(task_id)
-        return await self._runs.end_of(task_id)
+        # Not read again when it ends: by then it may have expired, and a request that waited still gets it.
+        end = self._ends.setdefault(task_id, asyncio.get_running_loop().create_future())
+        return await shielded(end)
 
-    def _is_over(self, record: TaskRecord) -> bool:
+    def _is_expired(self, record: TaskRecord) -> bool:
         return is_expired(record, self._hosted.now())
 
     def _check_limits(self, request: Mapping[str, Any]) -> None:
-        hosting = self._hosted.hosting
-        if (size := len(json.dumps(request))) > hosting.max_request_size:
-            raise HostingFull(f"The request has {size:,} bytes of JSON, and {hosting.max_request_size:,} are taken")
+        limit = self._hosted.hosting.max_request_size
+        if (size := len(json.dumps(request))) > limit:
+            raise HostingFull(f"The request has {size:,} bytes of JSON, and {limit:,} are taken")
         problem = self._over_limit()
         if problem is not None:
-            # What has expired does not count, and is deleted only now and then.
+            # Expired tasks do not count, and are deleted only now and then.
             self._hosted.sweep()
             problem = self._over_limit()
         if problem is not None:
@@ -552,21 +392,113 @@ class ServerTasks:
             return "No more tasks are kept now; try again later, and ask for a shorter ttl"
         return None
 
+    # Runs
 
-# ---- hosting wire
-# What a server says about hosted tasks, parsed, and what it is told, as the 2025-11-25 wire has it.
+    def _start(self, record: TaskRecord) -> None:
+        peer = self._peers[-1]
+        run = asyncio.create_task(self._run(peer, record))
+        self._runs[record.id] = (peer, run)
+        run.add_done_callback(lambda _: self._over(record.id))
+
+    def _run_again(self, record: TaskRecord) -> None:
+        if record.worker is not None:
+            # The process died with it: a run that was stopped in order has no worker.
+            record = self._change(record, RunLost(attempt=record.attempt))
+        record = self._change(record, RunStarted(worker=WORKER))
+        if record.lost >= MAX_LOST:
+            self._fail(record, f"The client died {record.lost} times in a row while it answered this")
+        else:
+            self._start(record)
+
+    def _over(self, task_id: str) -> None:
+        """A run has ended. If its task has not, another connection takes over."""
+        self._runs.pop(task_id, None)
+        if not self._peers:
+            return
+        try:
+            record = self._hosted.file.get(self._owner, task_id)
+            if record is not None and not record.is_final:
+                self._run_again(record)
+        except StoreError as exc:
+            logger.warning("hosted task %s is not run again: %s", task_id[:8], exc)
+
+    async def _run(self, peer: HostedPeer, record: TaskRecord) -> None:
+        try:
+            async with self._hosted.turns():
+                result = await peer.run(record, self._hosted.file.request(record.id))
+        except CallbackFailed as exc:
+            message = short_message(valid_text(str(exc)))
+            await self._write(record, RunFailed(attempt=record.attempt, message=message), {"error": exc.error})
+        except ConnectionEnded:
+            self._drop(peer)
+            self._release(record)
+        except asyncio.CancelledError:
+            self._release(record)
+        except Exception:
+            logger.error("hosted task %s failed", record.id[:8], exc_info=quietly())
+            self._fail(record, "The client failed to answer")
+        else:
+            await self._write(record, RunCompleted(attempt=record.attempt), {"result": result})
+
+    async def _write(self, record: TaskRecord, event: Event, outcome: Mapping[str, Any]) -> None:
+        """Write an outcome, for as long as that takes: the user who answered is not asked again."""
+        while True:
+            try:
+                self._change(record, event, outcome)
+                return
+            except StoreUnavailable as exc:
+                logger.warning("the outcome of hosted task %s cannot be written yet: %s", record.id[:8], exc)
+                await asyncio.sleep(WRITE_RETRY)
+
+    def _fail(self, record: TaskRecord, message: str) -> None:
+        error = {"code": INTERNAL_ERROR, "message": message}
+        self._change(record, RunFailed(attempt=record.attempt, message=message), {"error": error})
+
+    def _release(self, record: TaskRecord) -> None:
+        try:
+            self._change(record, RunReleased(attempt=record.attempt))
+        except StoreError as exc:
+            # It counts as lost, which is only a step towards its failure.
+            logger.warning("hosted task %s is left as it is: %s", record.id[:8], exc)
+
+    def _change(self, record: TaskRecord, event: Event, outcome: Mapping[str, Any] | None = None) -> TaskRecord:
+        """The task after an event, durable on return. An event after the task's end changes nothing."""
+        current = self._hosted.file.get(self._owner, record.id)
+        if current is None:
+            return record
+        changed = apply(current, event, self._hosted.now())
+        if changed is not current:
+            self._hosted.file.save(changed, outcome)
+        if changed.is_final and not current.is_final:
+            # Not the whole id, which is enough to fetch the result.
+            logger.info("hosted task %s is %s", changed.id[:8], changed.status.value)
+            if (end := self._ends.pop(changed.id, None)) is not None:
+                end.set_result((changed, dict(outcome or {})))
+            for peer in self._peers:
+                peer.ended(changed)
+        return changed
+
+    def _drop(self, peer: HostedPeer) -> None:
+        if peer in self._peers:
+            self._peers.remove(peer)
+        if not self._peers:
+            # Requests that waited did so over a connection.
+            self._ends.clear()
+
+
+# ---- wire
 
 
 AUGMENTABLE: Final[Mapping[str, tuple[str, str]]] = {
     "sampling/createMessage": ("sampling", "createMessage"),
     "elicitation/create": ("elicitation", "create"),
 }
-"""The requests that may be tasks: the capability that says whether the client takes them at all, and the one below
-`tasks.requests` that says that it takes them as tasks."""
+"""The requests that may be tasks, by their path in `capabilities.tasks.requests`. The first part is also the capability
+of a client that takes them at all."""
 
 
 def tasks_capability(declared: Mapping[str, Any]) -> dict[str, Any] | None:
-    """`capabilities.tasks` for a client that declares these; None if it has a callback for nothing that can be one."""
+    """`capabilities.tasks` for a client with these capabilities; None if it takes no request that may be a task."""
     requests: dict[str, dict[str, dict[str, Any]]] = {
         name: {verb: {}} for name, verb in AUGMENTABLE.values() if declared.get(name) is not None
     }
@@ -574,7 +506,7 @@ def tasks_capability(declared: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def task_id_of(params: Mapping[str, Any]) -> str:
-    """The id in the params of `tasks/get` and others. `related-task` in their `_meta` means nothing."""
+    """The id in the params of `tasks/get` and others. `related-task` in their `_meta` has no meaning."""
     task_id = params.get("taskId")
     if not isinstance(task_id, str):
         raise MCPError(code=INVALID_PARAMS, message="taskId must be a string")
@@ -582,7 +514,7 @@ def task_id_of(params: Mapping[str, Any]) -> str:
 
 
 def ttl_of(params: Mapping[str, Any]) -> timedelta | None:
-    """How long the server wants the task to be kept; None if it does not say."""
+    """How long the server wants the task to be kept, if it says so."""
     task: object = params.get("task")
     if not isinstance(task, Mapping):
         raise MCPError(code=INVALID_PARAMS, message="task must be an object, such as {} or {'ttl': 60000}")
@@ -591,12 +523,12 @@ def ttl_of(params: Mapping[str, Any]) -> timedelta | None:
         return None
     if isinstance(ttl, bool) or not isinstance(ttl, int | float) or not 0 <= ttl < math.inf:
         raise MCPError(code=INVALID_PARAMS, message="task.ttl must be a number of milliseconds, and not negative")
-    # Before it is made a duration, of which none is that long.
+    # Limited first: no `timedelta` may be that long.
     return timedelta(milliseconds=min(ttl, FOR_GOOD / timedelta(milliseconds=1)))
 
 
 def plain_request(method: str, params: Mapping[str, Any]) -> dict[str, Any]:
-    """The params without what makes them a task, checked: one that no callback would get makes no task."""
+    """The params of the plain request, checked: one that no callback would get makes no task."""
     plain = {name: value for name, value in params.items() if name != "task"}
     try:
         parse_server_request(method, VERSION, plain)
@@ -609,17 +541,14 @@ def plain_request(method: str, params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def question_of(request: Mapping[str, Any]) -> str | None:
-    """Which question of which task of the server a request is, where the server is one of ours and says so."""
-    match request.get("_meta"):
-        case {**meta} if isinstance(meta.get(QUESTION_META_KEY), str):
-            related: object = meta.get(RELATED_TASK)
-            return json.dumps([related, meta[QUESTION_META_KEY]])
-        case _:
-            return None
+    """The name of the question, if the server is one of ours."""
+    meta = mapping(request.get("_meta"))
+    key = meta.get(QUESTION_META_KEY)
+    return json.dumps([meta.get(RELATED_TASK), key]) if isinstance(key, str) else None
 
 
 def position_of(params: Mapping[str, Any]) -> int:
-    """The place in a listing that a cursor stands for."""
+    """The position in a listing that a cursor stands for."""
     cursor = params.get("cursor")
     if cursor is None:
         return 0
@@ -633,15 +562,15 @@ def position_of(params: Mapping[str, Any]) -> int:
 
 
 def cursor_at(position: int) -> str:
-    """The cursor for a place in a listing."""
+    """The cursor for a position in a listing."""
     return base64.urlsafe_b64encode(b"%020d" % position).decode("ascii")
 
 
 def render_end(record: TaskRecord, outcome: Mapping[str, Any]) -> dict[str, Any]:
-    """The result of `tasks/result`: that of the request, with `related-task`.
+    """The result of `tasks/result`: that of the request, with the task named.
 
     Raises:
-        MCPError: The request ended in this very error; or the task was cancelled, and there is no result.
+        MCPError: The request ended in this error, or the task was cancelled.
     """
     if record.status is TaskStatus.COMPLETED:
         return named_result(outcome.get("result") or {}, record.id)
@@ -651,26 +580,25 @@ def render_end(record: TaskRecord, outcome: Mapping[str, Any]) -> dict[str, Any]
     raise MCPError(REQUEST_CANCELLED, "The task was cancelled: it has no result", related_data(record.id, None))
 
 
-def refusal(exc: TasksError) -> MCPError:
-    """What a server is told when its request is refused."""
+def refusal(exc: TasksError) -> ErrorData:
+    """The error that a server gets when its request is refused."""
     match exc:
         case UnknownTask() | TaskHasEnded():
-            return MCPError(code=INVALID_PARAMS, message=str(exc))
+            return ErrorData(code=INVALID_PARAMS, message=str(exc))
         case HostingFull():
-            return MCPError(code=INTERNAL_ERROR, message=str(exc))
+            return ErrorData(code=INTERNAL_ERROR, message=str(exc))
         case StoreError():
-            # Not its text: where our files are is none of the server's business.
-            return MCPError(code=INTERNAL_ERROR, message="The client cannot keep tasks now; try again later")
+            # Not its text, which names our files.
+            return ErrorData(code=INTERNAL_ERROR, message="The client cannot keep tasks now; try again later")
         case _:
-            return MCPError(code=INTERNAL_ERROR, message="The client failed")
+            return ErrorData(code=INTERNAL_ERROR, message="The client failed")
 
 
-# ---- hosting peer
-# One connection of a client that hosts tasks: it declares them, and answers what the server asks about them.
+# ---- connection
 
 
 MAX_OPEN: Final = 256
-"""Requests about tasks that a server may have open on one connection, waits for results above all."""
+"""Requests about tasks that a server may have open on one connection, most of which wait for results."""
 
 MAX_UNREAD: Final = 1024
 """Answers that a server may leave unread before its requests are dropped."""
@@ -678,30 +606,21 @@ MAX_UNREAD: Final = 1024
 LAST_TOKENS: Final = 1024
 """Progress tokens that are remembered after their tasks."""
 
-FAREWELL: Final = 1.0
-"""Seconds to hand the cancellation of a callback to the session, which may be gone itself."""
+CANCEL_LIMIT: Final = 1.0
+"""Seconds to give the cancellation of a callback to the session, which may have ended."""
 
 _METHODS: Final = frozenset({"tasks/get", "tasks/result", "tasks/list", "tasks/cancel"})
 
 
-class HostingWire(Protocol):
-    """What is needed of the connection."""
-
-    def new_id(self) -> str: ...
-    def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]: ...
-    async def deliver(self, message: JSONRPCMessage) -> None: ...
-    async def reply(self, request_id: RequestId, outcome: Mapping[str, Any] | ErrorData) -> None: ...
-    async def notify(self, method: str, params: Mapping[str, Any] | None = None) -> None: ...
-
-
 class HostedPeer:
-    """A handler of the messages of one connection.
+    """A handler of the messages of one connection: it declares that the client hosts tasks, and answers the server's
+    requests about them.
 
     Raises:
         StoreError: The ledger cannot be used.
     """
 
-    def __init__(self, wire: HostingWire, hosted: HostedTasks, tasks: ServerTasks) -> None:
+    def __init__(self, wire: Wire, hosted: HostedTasks, tasks: ServerTasks) -> None:
         self._wire = wire
         self._hosted = hosted
         self._tasks = tasks
@@ -711,6 +630,7 @@ class HostedPeer:
         self._is_active = False
         self._callbacks: dict[RequestId, asyncio.Future[dict[str, Any]]] = {}
         self._answering: dict[RequestId, asyncio.Task[Any]] = {}
+        # The task of each progress token, and whether it runs.
         self._tokens: BoundedDict[Any, tuple[str, bool]] = BoundedDict(LAST_TOKENS)
         hosted.open()
         wire.spawn(self._live())
@@ -726,14 +646,14 @@ class HostedPeer:
     # Messages of the session
 
     def outgoing(self, message: JSONRPCMessage) -> JSONRPCMessage | None:
-        """See a message of the session, and take the answers of callbacks out of the stream."""
+        """See a message of the session, and keep the answers of callbacks."""
         match message:
             case JSONRPCRequest(method="initialize"):
                 return self._declare(message)
             case JSONRPCNotification(method="notifications/initialized") if self._speaks_tasks:
                 self._is_active = True
                 self._tasks.attach(self)
-            case JSONRPCNotification(method="notifications/progress"):
+            case JSONRPCNotification(method=method) if method == PROGRESS_NOTIFICATION:
                 return self._tie_progress(message)
             case JSONRPCResponse(id=request_id, result=result) if request_id in self._callbacks:
                 self._settle(request_id, result)
@@ -763,12 +683,13 @@ class HostedPeer:
         if not isinstance(outcome, ErrorData):
             answer.set_result(outcome)
         elif outcome.code == CONNECTION_CLOSED and outcome.message == "Connection closed":
-            # What the SDK answers in place of a callback that it cancels on its way out.
+            # The SDK's answer for a callback that it cancels when the session ends.
             answer.set_exception(ConnectionEnded())
         else:
             answer.set_exception(CallbackFailed(outcome.model_dump(mode="json", exclude_none=True)))
 
     def _tie_progress(self, message: JSONRPCNotification) -> JSONRPCNotification | None:
+        """Name the task in progress of its callback; drop it once the task has ended."""
         params = dict(message.params or {})
         task_id, is_running = self._tokens.get(params.get("progressToken"), (None, True))
         if task_id is None:
@@ -781,13 +702,15 @@ class HostedPeer:
     # Messages of the server
 
     def incoming(self, message: JSONRPCMessage) -> JSONRPCMessage | None:
-        """See a message of the server, and take what is about tasks."""
+        """See a message of the server, and take requests about tasks."""
         match message:
             case JSONRPCResponse(id=request_id, result=result) if request_id == self._handshake:
                 self._speaks_tasks = result.get("protocolVersion") == VERSION
-            case JSONRPCRequest(method=method) if self._is_active and self._is_ours(method, message.params):
-                self._take(message)
-                return None
+            case JSONRPCRequest(method=method, params=params) if self._is_active:
+                # A request of a kind that was not declared is processed as if it had no `task`.
+                if method in _METHODS or (method in self._offered and "task" in (params or {})):
+                    self._take(message)
+                    return None
             case JSONRPCNotification(method="notifications/cancelled", params=dict() as params):
                 answering = self._answering.get(_hashable(params.get("requestId")))
                 if answering is not None:
@@ -797,10 +720,6 @@ class HostedPeer:
                 pass
         return message
 
-    def _is_ours(self, method: str, params: Mapping[str, Any] | None) -> bool:
-        # 002: a request of a kind that is not declared is processed as if it had no `task`.
-        return method in _METHODS or (method in self._offered and "task" in (params or {}))
-
     def _take(self, message: JSONRPCRequest) -> None:
         if len(self._answering) >= MAX_UNREAD:
             logger.warning("dropped a %s: the server has %d open", message.method, len(self._answering))
@@ -808,11 +727,13 @@ class HostedPeer:
         is_busy = len(self._answering) >= MAX_OPEN
         answering = self._wire.spawn(self._answer(message, is_busy=is_busy))
         self._answering[message.id] = answering
-        answering.add_done_callback(lambda _: self._answered(message.id, answering))
 
-    def _answered(self, request_id: RequestId, answering: asyncio.Task[Any]) -> None:
-        if self._answering.get(request_id) is answering:
-            del self._answering[request_id]
+        def answered(_: object) -> None:
+            # A server may use an id twice.
+            if self._answering.get(message.id) is answering:
+                del self._answering[message.id]
+
+        answering.add_done_callback(answered)
 
     async def _answer(self, message: JSONRPCRequest, *, is_busy: bool) -> None:
         outcome: Mapping[str, Any] | ErrorData
@@ -824,7 +745,7 @@ class HostedPeer:
             outcome = exc.error
         except TasksError as exc:
             logger.info("refused a %s: %s", message.method, exc)
-            outcome = refusal(exc).error
+            outcome = refusal(exc)
         except Exception:
             logger.error("a %s could not be answered", message.method, exc_info=quietly())
             outcome = ErrorData(code=INTERNAL_ERROR, message="The client failed")
@@ -840,64 +761,54 @@ class HostedPeer:
             case "tasks/cancel":
                 return self._render(self._tasks.cancel(task_id_of(params)))
             case "tasks/list":
-                return self._list(position_of(params))
+                records, after = self._tasks.page(position_of(params))
+                page: dict[str, Any] = {"tasks": [self._render(record) for record in records]}
+                return page if after is None else {**page, "nextCursor": cursor_at(after)}
             case "tasks/result":
                 return render_end(*await self._tasks.end_of(task_id_of(params)))
             case _:
-                return self._create(method, params)
-
-    def _create(self, method: str, params: Mapping[str, Any]) -> dict[str, Any]:
-        ttl = ttl_of(params)
-        request = plain_request(method, params)
-        record = self._tasks.create(method, request, ttl, question=question_of(request))
-        # Tasks MUST begin as `working`, also one that is found again and has got further by now.
-        return {"task": {**self._render(record), "status": TaskStatus.WORKING.value}}
-
-    def _list(self, position: int) -> dict[str, Any]:
-        records, next_position = self._tasks.page(position)
-        page: dict[str, Any] = {"tasks": [self._render(record) for record in records]}
-        if next_position is not None:
-            page["nextCursor"] = cursor_at(next_position)
-        return page
+                ttl, request = ttl_of(params), plain_request(method, params)
+                record = self._tasks.create(method, request, ttl, question=question_of(request))
+                # Tasks MUST begin as `working`, even one that existed before and is further by now.
+                return {"task": {**self._render(record), "status": TaskStatus.WORKING.value}}
 
     def _render(self, record: TaskRecord) -> dict[str, Any]:
         return task_fields(record, self._hosted.now(), status=record.status.value, message=record.status_message)
 
-    # What runs over this connection
+    # Callbacks
 
     async def run(self, record: TaskRecord, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Have the session answer the plain request, and give its result."""
+        """Have the session's callback answer the plain request. Cancelled, it cancels the callback.
+
+        Raises:
+            CallbackFailed: The callback answered with an error.
+            ConnectionEnded: The connection ended.
+        """
         request_id = self._wire.new_id()
         answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._callbacks[request_id] = answer
         token = _hashable((request.get("_meta") or {}).get("progressToken"))
-        self._remember(token, record.id, is_running=True)
+        if token is not None:
+            self._tokens[token] = (record.id, True)
         plain = JSONRPCRequest(jsonrpc="2.0", id=request_id, method=record.method, params=dict(request))
         try:
             await self._wire.deliver(plain)
             return await answer
         except asyncio.CancelledError:
-            await self._cancel_callback(request_id)
+            params = {"requestId": request_id, "reason": "the task was cancelled"}
+            with anyio.move_on_after(CANCEL_LIMIT, shield=True):
+                await self._wire.deliver(
+                    JSONRPCNotification(jsonrpc="2.0", method="notifications/cancelled", params=params)
+                )
             raise
         finally:
-            self._remember(token, record.id, is_running=False)
+            if token is not None:
+                self._tokens[token] = (record.id, False)
             self._callbacks.pop(request_id, None)
 
-    async def _cancel_callback(self, request_id: str) -> None:
-        params = {"requestId": request_id, "reason": "the task was cancelled"}
-        with anyio.move_on_after(FAREWELL, shield=True):
-            await self._wire.deliver(
-                JSONRPCNotification(jsonrpc="2.0", method="notifications/cancelled", params=params)
-            )
-
-    def _remember(self, token: Any, task_id: str, *, is_running: bool) -> None:
-        if token is None:
-            return
-        self._tokens[token] = (task_id, is_running)
-
     def ended(self, record: TaskRecord) -> None:
-        """Tell the server that a task has ended. Without `related-task`: the id is in the task."""
-        # From now on nothing of its progress goes out, though its callback may take a while to end.
+        """Tell the server that a task has ended. Without `related-task`, because the id is in the task."""
+        # Its progress is not sent any more, though its callback may take a while to end.
         for token in [token for token, (task_id, _) in self._tokens.items() if task_id == record.id]:
             self._tokens[token] = (record.id, False)
         self._wire.spawn(self._wire.notify(STATUS_NOTIFICATION, self._render(record)))

@@ -1,4 +1,4 @@
-"""A task as the 2025-11-25 wire has it: the same in both directions, whoever hosts it."""
+"""Tasks on the wire of 2025-11-25: the same in both directions, whichever side hosts them."""
 
 from __future__ import annotations
 
@@ -14,26 +14,27 @@ from mcp_tasks.model.record import Progress, TaskRecord, TaskStatus
 from mcp_tasks.protocol.shapes import TaskSnapshot, milliseconds, parse_task, timestamp
 
 VERSION: Final = "2025-11-25"
-"""The one version of the protocol that has these tasks."""
+"""The only version of the protocol with these tasks."""
 
 RELATED_TASK: Final = "io.modelcontextprotocol/related-task"
 """The key of `_meta` that ties a message to its task."""
 
 IMMEDIATE_RESPONSE: Final = "io.modelcontextprotocol/model-immediate-response"
-"""The key of `_meta` in a `CreateTaskResult` with the text for the model to read while the task runs."""
+"""The key of `_meta` in a `CreateTaskResult` with the text that the model reads while the task runs."""
 
 WRAPPED_DATA: Final = "mcp-tasks/data"
 """The key for the `data` of an error that is not an object, beside the `_meta` that names the task."""
 
 REQUEST_CANCELLED: Final = -32800
-"""The error of a cancelled task. MCP gives a cancelled request no answer and so no code; this one is known from the
-Language Server Protocol, and outside of what JSON-RPC reserves."""
+"""The error of a cancelled task. MCP has no code for it, because a cancelled request is not answered. This one is known
+from the Language Server Protocol, and outside of the range that JSON-RPC reserves."""
 
 RESULT_INTERRUPTED: Final = -32802
-"""The error of a `tasks/result` that the server had to end before its task did: ask again. `ServerCancelled` in the
-Language Server Protocol; no other error of a task has it, and `data.reason` says why."""
+"""The error of a `tasks/result` that the server ended before its task did: ask again. `ServerCancelled` in the Language
+Server Protocol. No other error of a task has it; `data.reason` gives the reason."""
 
 STATUS_NOTIFICATION: Final = "notifications/tasks/status"
+PROGRESS_NOTIFICATION: Final = "notifications/progress"
 
 _INSTANTS: Final = ("createdAt", "lastUpdatedAt")
 
@@ -44,17 +45,15 @@ def related_task(task_id: str) -> dict[str, Any]:
 
 
 def named_result(result: Mapping[str, Any], task_id: str) -> dict[str, Any]:
-    """A result with the task it belongs to. 2025-11-25: every response that belongs to a task MUST name it."""
-    own: Any = result.get("_meta")
-    meta = dict(cast("Mapping[str, Any]", own)) if isinstance(own, Mapping) else dict[str, Any]()
-    return {**result, "_meta": {**meta, **related_task(task_id)}}
+    """A result that names its task. 2025-11-25: every response that belongs to a task MUST name it."""
+    return {**result, "_meta": {**mapping(result.get("_meta")), **related_task(task_id)}}
 
 
 def related_data(task_id: str, data: Any) -> dict[str, Any]:
-    """The `data` of an error that belongs to a task, with the task in its `_meta`.
+    """The `data` of an error that names its task.
 
     2025-11-25: every response that belongs to a task MUST name it, and an error has no `_meta` of its own. Data that is
-    not an object, or has something else as its `_meta`, goes under a key of ours; `plain_data` takes it out again.
+    not an object, or has another kind of `_meta`, goes under a key of ours; `plain_data` takes it out again.
     """
     fields: Any = {} if data is None else data
     if not isinstance(fields, Mapping) or not isinstance(fields.get("_meta", {}), Mapping):
@@ -63,20 +62,19 @@ def related_data(task_id: str, data: Any) -> dict[str, Any]:
 
 
 def plain_data(data: Any) -> Any:
-    """The `data` of an error as its author gave it, where `related_data` had no room for the task in it."""
-    fields = cast("Mapping[str, Any]", data) if isinstance(data, Mapping) else dict[str, Any]()
-    return fields.get(WRAPPED_DATA, data)
+    """The `data` of an error as its author gave it."""
+    return mapping(data).get(WRAPPED_DATA, data)
 
 
 def task_fields(record: TaskRecord, now: datetime, *, status: str, message: str | None) -> dict[str, Any]:
-    """`Task`, in the words of whoever hosts it."""
+    """`Task`, with the status and message that its host chooses."""
     kept = lifetime(record, now)
     task: dict[str, Any] = {
         "taskId": record.id,
         "status": status,
         "createdAt": timestamp(record.created_at),
         "lastUpdatedAt": timestamp(record.updated_at),
-        # Always there: null means for good.
+        # Always there: null means without limit.
         "ttl": None if kept is None else milliseconds(kept),
         "pollInterval": milliseconds(poll_interval(record, now)),
     }
@@ -86,12 +84,12 @@ def task_fields(record: TaskRecord, now: datetime, *, status: str, message: str 
 
 
 def read_task(data: object) -> TaskSnapshot:
-    """A `Task`, which carries neither questions nor an outcome in this era.
+    """Parse a `Task`, which has neither questions nor an outcome in this version.
 
     Raises:
         InvalidResponse: It is not one.
     """
-    task: Mapping[str, Any] = cast("Mapping[str, Any]", data) if isinstance(data, Mapping) else {}
+    task = mapping(data)
     try:
         status = TaskStatus(task.get("status"))
     except ValueError as exc:
@@ -109,7 +107,7 @@ def read_task(data: object) -> TaskSnapshot:
 
 
 def _with_offset(value: object) -> object:
-    # Without one, what else could it be? Some servers leave it out.
+    # Some servers leave the offset out, and mean UTC.
     try:
         instant = datetime.fromisoformat(cast(str, value))
     except (TypeError, ValueError):
@@ -117,34 +115,14 @@ def _with_offset(value: object) -> object:
     return value if instant.tzinfo is not None else instant.replace(tzinfo=UTC).isoformat()
 
 
-# ---- reading
-# What a server of 2025-11-25 says of tasks, as values: strict where a wait depends on it, lenient elsewhere.
-
-
-def read_created(result: Mapping[str, Any]) -> TaskSnapshot | None:
-    """The task in the answer to a call that asked for one; None if the server answered with the call's own result.
-
-    Raises:
-        InvalidResponse: There is a task, and it is not a valid one.
-    """
-    return read_task(result["task"]) if "task" in result else None
-
-
-def read_immediate_response(result: Mapping[str, Any]) -> str | None:
-    """The text for the model in the answer to a call that became a task, if there is one."""
-    text = mapping(result.get("_meta")).get(IMMEDIATE_RESPONSE)
-    return text if isinstance(text, str) else None
-
-
 def related_task_id(params: Mapping[str, Any] | None) -> str | None:
-    """The task that a message belongs to, if it says."""
-    related = mapping(mapping((params or {}).get("_meta")).get(RELATED_TASK))
-    task_id = related.get("taskId")
+    """The task that a message belongs to, if it says so."""
+    task_id = mapping(mapping((params or {}).get("_meta")).get(RELATED_TASK)).get("taskId")
     return task_id if isinstance(task_id, str) else None
 
 
 def read_progress(params: Mapping[str, Any]) -> Progress | None:
-    """The progress in a notification, if it is one."""
+    """Parse the params of a progress notification; None if they are not valid."""
     done, total, message = params.get("progress"), params.get("total"), params.get("message")
     if not _is_number(done):
         return None
@@ -156,7 +134,7 @@ def read_progress(params: Mapping[str, Any]) -> Progress | None:
 
 
 def mapping(value: object) -> JsonObject:
-    """An object of JSON; an empty one in place of anything else."""
+    """A JSON object; an empty one in place of any other value."""
     return cast("JsonObject", value) if isinstance(value, Mapping) else {}
 
 

@@ -1,52 +1,159 @@
-"""Which streams of a Streamable HTTP server are open: what the SDK knows and does not tell.
+"""Streams to clients of 2025-11-25, and the Streamable HTTP sessions that have them.
 
-A message on a session's own stream is dropped in silence while no GET is open for it, and so is one on the stream of a
-request whose client has left. So the SDK's ASGI app, a public attribute of its session manager, is wrapped: the wrapper
-sees every GET open and close, and leaves in the scope of each POST how a handler may know that the exchange is over.
+A message on a session's own stream is dropped silently while no GET is open for it, and so is one on the stream of a
+request whose client has disconnected. The SDK does not tell which streams are open. So its ASGI app, a public attribute
+of its session manager, is wrapped: the wrapper sees every GET open and close, tells the handlers of a POST when the
+exchange is over, and lets only the owner of a session use it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Sequence
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Final, Protocol, cast
-from weakref import WeakSet
+from typing import TYPE_CHECKING, Any, Final, cast
 
-from mcp.server import MCPServer, Server
 from mcp.server.session import ServerSession
 from mcp.server.streamable_http import LAST_EVENT_ID_HEADER, MCP_SESSION_ID_HEADER
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+from mcp.shared.inbound import MCP_PROTOCOL_VERSION_HEADER
 from mcp_types import RequestId
+from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
+from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mcp_tasks._utils import BoundedDict
-from mcp_tasks.errors import AnswerRefused
-from mcp_tasks.legacy.shapes import RELATED_TASK, VERSION, plain_data, related_task
-from mcp_tasks.model.json import valid_json
+from mcp_tasks.errors import LimitExceeded
+from mcp_tasks.legacy.shapes import RELATED_TASK, VERSION, related_task
 from mcp_tasks.model.record import InputRequest
-from mcp_tasks.protocol.listen import StreamEnds, expiry
-from mcp_tasks.protocol.shapes import QUESTION_META_KEY
+from mcp_tasks.protocol.errors import to_error_data
+from mcp_tasks.protocol.listen import expiry
+from mcp_tasks.protocol.methods import TasksProtocol
+from mcp_tasks.protocol.owners import Caller
+from mcp_tasks.server.questions import ClientStream, SentQuestion
 from mcp_tasks.server.sdk import Exchange, PlainNotification, authenticated, watch_exchange
-from mcp_tasks.server.tool_runner import ClientStream
+
+if TYPE_CHECKING:
+    from mcp_tasks.legacy.sessions import Session, Sessions
+
+
+class SessionStream(ClientStream):
+    """A stream on which a client can be asked and told things: that of an open `tasks/result`, or a session's own.
+
+    Attributes:
+        session: The session that it belongs to, if there is one.
+        is_open: Whether messages on it arrive, as far as is known. A closed stream may open again if its client resumes
+            it.
+    """
+
+    def __init__(
+        self, server_session: ServerSession, request_id: RequestId | None = None, *, session: Session | None
+    ) -> None:
+        super().__init__(server_session, request_id)
+        self.session: Session | None = session
+        self.is_open: bool = True
+
+    def renewed(self) -> SessionStream:
+        """The same stream, opened anew: messages on the old one that had not arrived are lost."""
+        return SessionStream(self._session, self._request_id, session=self.session)
+
+    def takes(self, question: InputRequest) -> bool:
+        """Whether the question can be sent here now."""
+        return self.is_open and super().takes(question)
+
+    def hosts(self, question: InputRequest) -> bool:
+        """Whether the question is to be a task of the client, and the client declared that it takes such tasks."""
+        declared: Any = self.declared
+        for name in ("tasks", "requests", *question.method.split("/")):
+            declared = cast("dict[str, Any]", declared).get(name) if isinstance(declared, dict) else None
+        return "task" in question.params and declared is not None and self._session.protocol_version == VERSION
+
+    def has(self, sent: SentQuestion, other: ClientStream) -> bool:
+        """Whether the client still has the question."""
+        return self.is_open
+
+    def lose(self) -> None:
+        """Nothing more arrives here."""
+        self.is_open = False
+
+    async def tell(self, method: str, params: dict[str, Any] | None) -> None:
+        """Send a notification, which may not arrive."""
+        await self._session.send_notification(
+            cast(Any, PlainNotification(method=method, params=params)), self._request_id
+        )
+
+
+class Subscribers:
+    """The clients of this process that have a task: sessions, and open `tasks/result` requests.
+
+    They are kept in their order, because the newest is the most likely to be connected still.
+    """
+
+    def __init__(self) -> None:
+        self._sessions: dict[str, dict[Session, None]] = {}
+        self._results: dict[str, list[SessionStream]] = {}
+
+    def join(self, task_id: str, session: Session) -> None:
+        """The session has the task from now on."""
+        self._sessions.setdefault(task_id, {})[session] = None
+
+    def leave(self, task_id: str, session: Session) -> None:
+        """The session does not have the task any more."""
+        sessions = self._sessions.get(task_id, {})
+        sessions.pop(session, None)
+        if not sessions:
+            self._sessions.pop(task_id, None)
+
+    @contextmanager
+    def waiting(self, task_id: str, stream: SessionStream) -> Generator[None]:
+        """Inside this block, a `tasks/result` waits for the task."""
+        self._results.setdefault(task_id, []).append(stream)
+        try:
+            yield
+        finally:
+            results = self._results[task_id]
+            results.remove(stream)
+            if not results:
+                del self._results[task_id]
+
+    def has_task(self, task_id: str) -> bool:
+        """Whether a client here has the task."""
+        return task_id in self._sessions or task_id in self._results
+
+    def streams(self, task_id: str) -> Sequence[SessionStream] | None:
+        """The streams for messages about the task, those of open requests first; None if no client has the task."""
+        if not self.has_task(task_id):
+            return None
+        own = [session.own for session in reversed(self._sessions.get(task_id, {})) if session.own is not None]
+        return [*reversed(self._results.get(task_id, ())), *own]
+
+    def results_of(self, session: Session, task_id: str) -> Sequence[SessionStream]:
+        """The streams of a session's open `tasks/result` requests for a task."""
+        return [stream for stream in self._results.get(task_id, ()) if stream.session is session]
+
+    def open_streams(self, session: Session, task_id: str, *, related: bool = True) -> Iterator[SessionStream]:
+        """The open streams of a session for messages about a task; only its own if they are not `related` to it."""
+        results = self.results_of(session, task_id) if related else ()
+        return (each for each in (*results, session.own) if each is not None and each.is_open)
+
 
 # ---- polls
-# `tasks/get` over Streamable HTTP: answered with plain JSON, although the SDK opens a stream for every request.
+# `tasks/get` over Streamable HTTP is answered with plain JSON, although the SDK opens a stream for every request.
 
 
 _VERSION_HEADER: Final = (b"mcp-protocol-version", VERSION.encode())
 _STREAM: Final = b"text/event-stream"
 _LARGEST_POLL: Final = 4096
-"""A request with an id of ours and some `_meta` is far smaller; a larger one is not looked at."""
+"""Bytes. A request with an id of ours and some `_meta` is far smaller; a larger one is not looked at."""
 
 
 class PollAnswer:
-    """The answer to one POST, if that is a poll; any other passes through untouched."""
+    """The answer to one POST, if that is a poll. Others pass through unchanged."""
 
     def __init__(self, receive: Receive, send: Send) -> None:
         self._receive = receive
@@ -56,14 +163,16 @@ class PollAnswer:
         self._is_sent = False
 
     async def receive(self) -> Message:
-        """What comes from the client, looked at on its way."""
+        """A message from the client, looked at on its way."""
         message = await self._receive()
         if message["type"] == "http.request" and not message.get("more_body"):
-            self._is_poll = self._is_poll or _is_poll(message.get("body", b""))
+            body: bytes = message.get("body", b"")
+            if len(body) <= _LARGEST_POLL and b"tasks/get" in body:
+                self._is_poll = self._is_poll or (_parsed(body) or {}).get("method") == "tasks/get"
         return message
 
     async def send(self, message: Message) -> None:
-        """What goes to the client."""
+        """A message to the client."""
         if self._is_sent:
             # The end of the stream that was never opened.
             return
@@ -77,7 +186,7 @@ class PollAnswer:
 
     async def _try_to_answer(self, held: list[Message]) -> None:
         found = _first_message(b"".join(message.get("body", b"") for message in held))
-        if found is not None and _is_answer(found):
+        if found is not None and (_parsed(found) or {}).keys() & {"result", "error"}:
             self._is_sent = True
             start = held[0]
             headers = [(name, value) for name, value in start["headers"] if name.lower() != b"content-type"]
@@ -86,26 +195,10 @@ class PollAnswer:
             await self._send({**start, "headers": headers})
             await self._send({"type": "http.response.body", "body": found})
         elif found is not None or not held[-1].get("more_body"):
-            # Something else comes first, or nothing at all: then it is a stream after all.
+            # Another message comes first, or none at all: then it stays a stream.
             self._held, self._is_poll = None, False
             for message in held:
                 await self._send(message)
-
-
-def may_poll(scope: Scope) -> bool:
-    """Whether a POST is of the version that polls with `tasks/get` and would have no stream for it."""
-    return _VERSION_HEADER in scope["headers"]
-
-
-def _is_poll(body: bytes) -> bool:
-    if len(body) > _LARGEST_POLL or b"tasks/get" not in body:
-        return False
-    try:
-        request: Any = json.loads(body)
-    except (ValueError, RecursionError):
-        # For the SDK to refuse.
-        return False
-    return isinstance(request, dict) and cast("dict[str, Any]", request).get("method") == "tasks/get"
 
 
 def _opens_stream(message: Message) -> bool:
@@ -115,155 +208,33 @@ def _opens_stream(message: Message) -> bool:
 
 
 def _first_message(stream: bytes) -> bytes | None:
-    """The data of the first event that has some, once it has come whole; None until then."""
-    # The last line may not have come whole.
+    """The data of the first event that has some, once it is complete."""
+    # The last line may not be complete.
     for line in stream.replace(b"\r\n", b"\n").split(b"\n")[:-1]:
         if line.startswith(b"data:") and line[5:].strip():
             return line[5:].strip()
     return None
 
 
-def _is_answer(data: bytes) -> bool:
+def _parsed(data: bytes) -> dict[str, Any] | None:
     try:
         message: Any = json.loads(data)
     except (ValueError, RecursionError):
-        return False
-    return isinstance(message, dict) and ("result" in message or "error" in message)
+        return None
+    return cast("dict[str, Any]", message) if isinstance(message, dict) else None
 
 
-# ---- carriers
-# A stream on which a client can be asked and told things: that of an open `tasks/result`, or a session's own.
-
-
-class Carrier(ClientStream):
-    """One stream to a client.
-
-    Attributes:
-        is_open: Whether what is sent on it arrives, as far as is known. One that is closed may be opened again if its
-            client takes it up where it was cut off.
-    """
-
-    def __init__(self, session: ServerSession, request_id: RequestId | None = None) -> None:
-        super().__init__(session, request_id)
-        self.is_open: bool = True
-
-    def renewed(self) -> Carrier:
-        """The same stream, opened anew: what was sent on the old one and had not arrived is lost."""
-        return Carrier(self._session, self._request_id)
-
-    def hosts(self, question: InputRequest) -> bool:
-        """Whether the client declared that it takes such questions as tasks of its own."""
-        declared: Any = self.declared
-        for name in ("tasks", "requests", *question.method.split("/")):
-            declared = cast("dict[str, Any]", declared).get(name) if isinstance(declared, dict) else None
-        return declared is not None and self._session.protocol_version == VERSION
-
-    async def ask(self, task_id: str, key: str, question: InputRequest) -> dict[str, Any]:
-        """The client's answer, as `put` gives it, to a question of a task that the client knows.
-
-        Raises:
-            AnswerRefused: The client answered with an error.
-            StreamLost: It did not answer, and cannot any more.
-        """
-        try:
-            return await self.put(question.method, related_params(task_id, key, question))
-        except AnswerRefused as exc:
-            raise AnswerRefused(exc.code, exc.message, plain_data(exc.data)) from exc
-
-    async def tell(self, method: str, params: dict[str, Any] | None) -> None:
-        """Send a notification; nobody knows whether it arrives."""
-        await self._session.send_notification(
-            cast(Any, PlainNotification(method=method, params=params)), self._request_id
-        )
-
-
-def related_params(task_id: str, key: str, question: InputRequest) -> dict[str, Any]:
-    """The params of a question, which task it is of, and which of its questions it is."""
-    params: dict[str, Any] = valid_json(question.params)
-    return {**params, "_meta": {**params.get("_meta", {}), **related_task(task_id), QUESTION_META_KEY: key}}
-
-
-# ---- audience
-# Who has which task, among the clients of this process, and on which streams they can be reached.
-
-
-class Holder(Protocol):
-    """A session that has tasks, and its own stream."""
-
-    @property
-    def own(self) -> Carrier | None:
-        """Its own stream; None before the handshake is complete."""
-        ...
-
-
-@dataclass(eq=False, frozen=True, slots=True)
-class OpenResult:
-    """A `tasks/result` that waits for its task to end, on a stream that can carry more than its answer."""
-
-    task_id: str
-    carrier: Carrier
-    holder: Holder | None
-
-
-class Audience:
-    """Sessions and open results, by task."""
-
-    def __init__(self) -> None:
-        # In order, the newest last: whoever came last is the most likely to be still there.
-        self._holders: dict[str, dict[Holder, None]] = {}
-        self._results: dict[str, list[OpenResult]] = {}
-
-    def join(self, task_id: str, holder: Holder) -> None:
-        """The session has the task from now on."""
-        self._holders.setdefault(task_id, {})[holder] = None
-
-    def leave(self, task_id: str, holder: Holder) -> None:
-        """The session does not have the task any more."""
-        holders = self._holders.get(task_id, {})
-        holders.pop(holder, None)
-        if not holders:
-            self._holders.pop(task_id, None)
-
-    @contextmanager
-    def waiting(self, result: OpenResult) -> Generator[None]:
-        """While a `tasks/result` waits."""
-        self._results.setdefault(result.task_id, []).append(result)
-        try:
-            yield
-        finally:
-            results = self._results[result.task_id]
-            results.remove(result)
-            if not results:
-                del self._results[result.task_id]
-
-    def has_task(self, task_id: str) -> bool:
-        """Whether anybody here has the task."""
-        return task_id in self._holders or task_id in self._results
-
-    def carriers(self, task_id: str) -> Iterator[Carrier]:
-        """The streams on which the task may be spoken of: those of open results first, then those of sessions."""
-        for result in reversed(self._results.get(task_id, ())):
-            yield result.carrier
-        for holder in reversed(self._holders.get(task_id, {})):
-            if holder.own is not None:
-                yield holder.own
-
-    def results_of(self, holder: Holder, task_id: str) -> Sequence[OpenResult]:
-        """The open results of one session for a task."""
-        return [result for result in self._results.get(task_id, ()) if result.holder is holder]
-
-
-# ---- cancels
-# The task of a question that is cancelled at the client: it stands in the notification, as 2025-11-25 has it.
+# ---- cancelled questions
+# 2025-11-25: the notification that cancels a question of a task names the task. The SDK sends it without.
 
 
 MAX_ASKED: Final = 1_000
-"""Questions of one session that are remembered. It is for a few to be open at a time."""
+"""Questions of one session that are remembered. Few are open at a time."""
 
 _CANCELLED: Final = b'"notifications/cancelled"'
 _METHOD, _ID, _RELATED = b'"method"', b'"id"', RELATED_TASK.encode()
 _HEAD: Final = 300
-"""Bytes of an event in which its method stands, if it has one: a large result is not searched."""
+"""Bytes at the start of an event that hold its method, if it has one: a large result is not searched."""
 
 
 class AskedTasks:
@@ -273,27 +244,21 @@ class AskedTasks:
         self._tasks: BoundedDict[str | int, str] = BoundedDict(MAX_ASKED)
 
     def look(self, event: bytes) -> bytes:
-        """An event on its way out, with the task named where a question of one is cancelled."""
+        """An event on its way to the client, with the task named if it cancels a question of one."""
         head = event[:_HEAD]
-        is_cancel = _CANCELLED in head
         is_request = _METHOD in head and _ID in head
-        if not is_cancel and not (is_request and _RELATED in event):
+        if _CANCELLED not in head and not (is_request and _RELATED in event):
             return event
         lines = event.split(b"\r\n")
         for number, line in enumerate(lines):
-            if line.startswith(b"data:"):
-                named = self._named(line[5:])
-                if named is not None:
-                    lines[number] = b"data: " + named
+            if line.startswith(b"data:") and (named := self._named(line[5:])) is not None:
+                lines[number] = b"data: " + named
         return b"\r\n".join(lines)
 
     def _named(self, data: bytes) -> bytes | None:
-        try:
-            message: Any = json.loads(data)
-        except (ValueError, RecursionError):
-            return None
-        params: Any = cast("dict[str, Any]", message).get("params") if isinstance(message, dict) else None
-        if not isinstance(params, dict):
+        message = _parsed(data)
+        params: Any = None if message is None else message.get("params")
+        if message is None or not isinstance(params, dict):
             return None
         meta: dict[str, Any] = cast("dict[str, Any]", params).get("_meta") or {}
         if "id" in message:
@@ -307,102 +272,162 @@ class AskedTasks:
         return json.dumps(message, separators=(",", ":")).encode()
 
 
-def naming_tasks(send: Send, find: Callable[[], AskedTasks | None]) -> Send:
-    """Send what goes out to a session, with the tasks of cancelled questions in it.
+# ---- HTTP sessions
 
-    Args:
-        find: The questions of the session, once it is known.
+
+AFTER_IDLE: Final = 1.0
+"""Seconds for which a session is kept here after the SDK has ended it for being idle. The SDK must be first, because
+requests of sessions that are not known here are refused."""
+
+_SESSION_HEADER: Final = MCP_SESSION_ID_HEADER.encode()
+
+
+class _OwnedSession:
+    """A session with its owner.
+
+    Attributes:
+        in_flight: Requests that are being served, the open GET included.
+        used: When the last of them ended.
     """
 
-    async def named(message: Message) -> None:
-        body: bytes = message.get("body", b"") if message["type"] == "http.response.body" else b""
-        asked = find() if body else None
-        await send(message if asked is None else {**message, "body": asked.look(body)})
+    __slots__ = ("close", "in_flight", "owner", "used")
 
-    return named
-
-
-class StreamWatcher(Protocol):
-    """Who is told of the streams that sessions have of their own."""
-
-    def stream_opened(self, http_session: str, *, resumed: bool) -> None:
-        """A session has a stream from now on: a new one, or one that takes up where another was cut off."""
-        ...
-
-    def stream_closed(self, http_session: str) -> None:
-        """A session has no stream of its own any more."""
-        ...
-
-    def asked(self, http_session: str) -> AskedTasks | None:
-        """Which questions a session was sent; None for one that is not known."""
-        ...
+    def __init__(self, owner: str | None, close: Callable[[], None]) -> None:
+        self.owner = owner
+        self.close = close
+        self.in_flight = 0
+        self.used = 0.0
 
 
-class Streams:
-    """The streams that the sessions of one server have of their own.
+class SessionsApp:
+    """The SDK's ASGI app. Only the owner of a session uses it, and an owner may have only so many."""
 
-    Args:
-        ends: What ends them with the token that opened them.
-    """
-
-    def __init__(self, watcher: StreamWatcher, ends: StreamEnds) -> None:
-        self._watcher = watcher
-        self.ends: StreamEnds = ends
-        self._open: Counter[str] = Counter()
-        self._watched: WeakSet[StreamableHTTPSessionManager] = WeakSet()
-
-    def watch(self, server: MCPServer[Any] | Server[Any]) -> None:
-        """See the streams of the server from now on, if it serves Streamable HTTP; once, however often it starts."""
-        try:
-            manager = server.session_manager
-        except RuntimeError:
-            # It has none: it serves something else.
-            return
-        if manager not in self._watched:
-            self._watched.add(manager)
-            # Any ASGI app does; the SDK only says so less generally than it means it.
-            manager.asgi_app = cast(Any, _WatchedApp(cast(ASGIApp, manager.asgi_app), manager, self))
-
-    def is_open(self, http_session: str) -> bool:
-        """Whether the session has a stream of its own now."""
-        return self._open[http_session] > 0
-
-    def asked(self, http_session: str) -> AskedTasks | None:
-        """Which questions the session was sent."""
-        return self._watcher.asked(http_session)
-
-    def opened(self, http_session: str, *, resumed: bool) -> None:
-        """A GET is being answered with a stream."""
-        self._open[http_session] += 1
-        self._watcher.stream_opened(http_session, resumed=resumed)
-
-    def closed(self, http_session: str) -> None:
-        """A GET has been answered."""
-        self._open[http_session] -= 1
-        if not self.is_open(http_session):
-            del self._open[http_session]
-            self._watcher.stream_closed(http_session)
-
-
-class _WatchedApp:
-    """The SDK's ASGI app, watched."""
-
-    def __init__(self, app: ASGIApp, manager: StreamableHTTPSessionManager, streams: Streams) -> None:
+    def __init__(
+        self, app: ASGIApp, manager: StreamableHTTPSessionManager, sessions: Sessions, protocol: TasksProtocol
+    ) -> None:
         self._app = app
         self._manager = manager
-        self._streams = streams
+        self._sessions = sessions
+        self._protocol = protocol
+        self._owned: dict[str, _OwnedSession] = {}
+        self._swept = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        session = Headers(scope=scope).get(MCP_SESSION_ID_HEADER) if scope["type"] == "http" else None
+        headers = Headers(scope=scope)
+        version = headers.get(MCP_PROTOCOL_VERSION_HEADER)
+        # Newer versions have no sessions.
+        has_sessions = version is None or version in HANDSHAKE_PROTOCOL_VERSIONS
+        if scope["type"] != "http" or not has_sessions or self._manager.stateless:
+            await self._serve(scope, receive, send)
+            return
+        session_id, owner = headers.get(MCP_SESSION_ID_HEADER), self._owner(headers)
+        if session_id is None:
+            await self._open(owner, scope, receive, send)
+            return
+        session = self._owned.get(session_id)
+        if session is None or session.owner != owner:
+            await self._serve(_with_unknown_session(scope), receive, send)
+        else:
+            await self._use(session_id, session, scope, receive, send)
+
+    # Owners
+
+    def _owner(self, headers: Mapping[str, str]) -> str | None:
+        # The client info and the version are left out: a GET does not have the one, nor the first request the other.
+        principal, identity = authenticated()
+        caller = Caller(protocol_version=VERSION, principal=principal, identity=identity, headers=headers)
+        return self._protocol.known_owner(caller)
+
+    async def _open(self, owner: str | None, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request that may open a session."""
+        self._sweep()
+        try:
+            close = self._protocol.limiting.open_session(owner)
+        except LimitExceeded as exc:
+            error = to_error_data(exc).model_dump(mode="json", by_alias=True, exclude_none=True)
+            refusal = JSONResponse({"jsonrpc": "2.0", "id": None, "error": error}, status_code=429)
+            await refusal(scope, receive, send)
+            return
+        session = _OwnedSession(owner, close)
+        opened: str | None = None
+
+        async def watched(message: Message) -> None:
+            nonlocal opened
+            if message["type"] == "http.response.start" and message["status"] < 400:
+                opened = Headers(raw=message["headers"]).get(MCP_SESSION_ID_HEADER)
+                if opened is not None:
+                    # Before the client knows it: its next request may come at once.
+                    self._owned[opened] = session
+            await send(message)
+
+        session.in_flight += 1
+        is_answered = False
+        try:
+            await self._serve(scope, receive, watched)
+            is_answered = True
+        finally:
+            session.in_flight -= 1
+            session.used = time.monotonic()
+            if opened is None:
+                close()
+            elif not is_answered:
+                # The SDK ends a session whose first request was cut off.
+                self._forget(opened)
+
+    async def _use(self, session_id: str, session: _OwnedSession, scope: Scope, receive: Receive, send: Send) -> None:
+        statuses: list[int] = []
+
+        async def watched(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                statuses.append(message["status"])
+            await send(message)
+
+        session.in_flight += 1
+        try:
+            await self._serve(scope, receive, watched)
+        finally:
+            session.in_flight -= 1
+            session.used = time.monotonic()
+            is_deleted = scope["method"] == "DELETE" and any(200 <= status < 300 for status in statuses)
+            if is_deleted or 404 in statuses:
+                self._forget(session_id)
+
+    def _sweep(self) -> None:
+        """Forget the sessions that the SDK has ended for being idle."""
+        now, idle = time.monotonic(), self._manager.session_idle_timeout
+        if idle is None or now < self._swept + 1:
+            return
+        self._swept = now
+        over = now - idle - AFTER_IDLE
+        for session_id in [each for each, it in self._owned.items() if not it.in_flight and it.used < over]:
+            self._forget(session_id)
+
+    def _forget(self, session_id: str) -> None:
+        session = self._owned.pop(session_id, None)
         if session is not None:
-            send = naming_tasks(send, lambda: self._streams.asked(session))
-        match scope.get("method"):
-            case "POST":
-                await self._post(scope, receive, send)
-            case "GET":
-                await self._get(scope, receive, send)
-            case _:
-                await self._app(scope, receive, send)
+            session.close()
+
+    # Streams
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        session_id = Headers(scope=scope).get(MCP_SESSION_ID_HEADER) if scope["type"] == "http" else None
+        if session_id is not None:
+            send = self._naming_tasks(session_id, send)
+        method = scope.get("method")
+        if method == "POST":
+            await self._post(scope, receive, send)
+        elif method == "GET" and session_id is not None and not self._manager.stateless:
+            await self._get(session_id, scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+    def _naming_tasks(self, session_id: str, send: Send) -> Send:
+        async def named(message: Message) -> None:
+            body: bytes = message.get("body", b"") if message["type"] == "http.response.body" else b""
+            asked = self._sessions.asked(session_id) if body else None
+            await send(message if asked is None else {**message, "body": asked.look(body)})
+
+        return named
 
     async def _post(self, scope: Scope, receive: Receive, send: Send) -> None:
         manager = self._manager
@@ -411,79 +436,65 @@ class _WatchedApp:
             receive=receive if manager.json_response else None,
         )
         watch_exchange(scope, exchange)
-        if not manager.json_response and may_poll(scope):
+        # Only this version polls with `tasks/get`, and has no other use for the stream.
+        if not manager.json_response and _VERSION_HEADER in scope["headers"]:
             poll = PollAnswer(receive, send)
             receive, send = poll.receive, poll.send
         try:
             await self._app(scope, receive, send)
         except ClientDisconnect:
-            # In the middle of its request. Nobody is there to be told, and each would be a traceback in the log.
+            # In the middle of its request. Each would be a traceback in the log.
             pass
         finally:
             exchange.over.set()
 
-    async def _get(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = Headers(scope=scope)
-        session, resumed = headers.get(MCP_SESSION_ID_HEADER), LAST_EVENT_ID_HEADER in headers
-        if session is None or self._manager.stateless:
-            await self._app(scope, receive, send)
-            return
-        closing: list[Callable[[], None]] = []
-        is_done = False
-        expiring = _Expiring(receive, self._streams.ends, resumed=resumed)
+    async def _get(self, session_id: str, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a session's own stream, until the token that opened it expires or it has lasted as long as it may.
+
+        A resumed stream may be that of a `tasks/result`, and lasts as long as its token.
+        """
+        is_resumed = LAST_EVENT_ID_HEADER in Headers(scope=scope)
+        is_open = is_done = False
 
         async def watched(message: Message) -> None:
-            nonlocal is_done
+            nonlocal is_open, is_done
             await send(message)
             is_done = message["type"] == "http.response.body" and not message.get("more_body", False)
-            # The SDK refuses a second stream, and a session that it does not know, with another status.
+            # The SDK refuses a second stream, and an unknown session, with another status.
             if message["type"] == "http.response.start" and message["status"] == 200:
-                closing.append(lambda: self._streams.closed(session))
-                self._streams.opened(session, resumed=resumed)
+                is_open = True
+                self._sessions.stream_opened(session_id, resumed=is_resumed)
 
+        identity, ends = authenticated()[1], self._protocol.stream_ends
+        second = expiry(identity) if is_resumed else ends.after_token(identity)
+        expired = asyncio.Event()
         try:
-            with expiring:
-                await self._app(scope, expiring.receive, watched)
-            if expiring.is_over and closing and not is_done:
-                # The SDK believes that the client has left, and leaves the answer without an end.
+            with ends.ending(second, expired.set):
+                await self._app(scope, receive if second is None else _until(expired, receive), watched)
+            if expired.is_set() and is_open and not is_done:
+                # The SDK believes that the client has left, and does not end the answer.
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
-            for close in closing:
-                close()
+            if is_open:
+                self._sessions.stream_closed(session_id)
 
 
-class _Expiring:
-    """The stream of a GET, which is over for the SDK when the token that opened it has expired, or when it has lasted
-    for as long as one may. One that is resumed may be that of a `tasks/result`, and lasts as long as its token."""
+def _until(expired: asyncio.Event, receive: Receive) -> Callable[[], Awaitable[Message]]:
+    """Receive from the client, which seems to leave when the event is set."""
 
-    def __init__(self, receive: Receive, ends: StreamEnds, *, resumed: bool) -> None:
-        self._receive = receive
-        self._ends = ends
-        identity = authenticated()[1]
-        self._second = expiry(identity) if resumed else ends.after_token(identity)
-        self._expired = asyncio.Event()
-
-    @property
-    def is_over(self) -> bool:
-        """Whether its time is over."""
-        return self._expired.is_set()
-
-    async def receive(self) -> Message:
-        """What the client sends next, or that it has left."""
-        if self._second is None:
-            return await self._receive()
-        told, expired = asyncio.ensure_future(self._receive()), asyncio.ensure_future(self._expired.wait())
+    async def until_expired() -> Message:
+        told, over = asyncio.ensure_future(receive()), asyncio.ensure_future(expired.wait())
         try:
-            await asyncio.wait((told, expired), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((told, over), return_when=asyncio.FIRST_COMPLETED)
             return told.result() if told.done() else {"type": "http.disconnect"}
         finally:
             told.cancel()
-            expired.cancel()
+            over.cancel()
 
-    def __enter__(self) -> None:
-        if self._second is not None:
-            self._ends.add(self._second, self._expired.set)
+    return until_expired
 
-    def __exit__(self, *_: object) -> None:
-        if self._second is not None:
-            self._ends.leave(self._second, self._expired.set)
+
+def _with_unknown_session(scope: Scope) -> Scope:
+    unknown = uuid.uuid4().hex.encode()
+    headers = [(name, unknown if name.lower() == _SESSION_HEADER else value) for name, value in scope["headers"]]
+    return {**scope, "headers": headers}

@@ -138,7 +138,8 @@ class SentQuestion:
 
     def withdraw(self) -> None:
         """Cancel it at the client, unless its answer has come and is being written down."""
-        if self.waiting is not None and not self.is_answered:
+        # Once: a second cancellation would interrupt the first, which tells the client.
+        if self.waiting is not None and not self.is_answered and not self.is_withdrawn:
             self.is_withdrawn = True
             self.waiting.cancel()
 

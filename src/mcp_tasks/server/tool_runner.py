@@ -33,7 +33,6 @@ from mcp.shared.exceptions import MCPError, NoBackChannelError
 from mcp.shared.message import MessageMetadata, ServerMessageMetadata
 from mcp.shared.transport_context import TransportContext
 from mcp_types import (
-    CONNECTION_CLOSED,
     INTERNAL_ERROR,
     INVALID_REQUEST,
     LOG_LEVEL_META_KEY,
@@ -849,74 +848,6 @@ def _returned_by(tool: str) -> Generator[None]:
 
 def _dumped(model: BaseModel) -> dict[str, Any]:
     return model.model_dump(by_alias=True, mode="json", exclude_none=True)
-
-
-# ---- client stream
-# A stream on which a client of an older era can be asked: that of an open request, or its session's own.
-
-
-class StreamLost(Exception):
-    """The stream was closed before an answer came."""
-
-
-class ClientStream:
-    """One stream to a client.
-
-    Args:
-        session: The SDK's session, of the request whose stream this is or of any message of the connection.
-        request_id: The request whose stream this is; None for the session's own.
-
-    Attributes:
-        declared: The capabilities of the client.
-    """
-
-    def __init__(self, session: ServerSession, request_id: RequestId | None = None) -> None:
-        self._session = session
-        self._request_id = request_id
-        declared = session.client_capabilities
-        self.declared: dict[str, Any] = (
-            {} if declared is None else declared.model_dump(by_alias=True, mode="json", exclude_none=True)
-        )
-
-    def takes(self, question: InputRequest) -> bool:
-        """Whether the client declared that it answers such questions."""
-        try:
-            require_capability(question, self.declared)
-        except RpcError:
-            return False
-        return True
-
-    async def put(self, method: str, params: Mapping[str, Any]) -> dict[str, Any]:
-        """The client's answer to a question, whatever it is: whether it fits is for whoever asks to see.
-
-        Cancelled, it cancels the question at the client.
-
-        Raises:
-            AnswerRefused: The client answered with an error.
-            StreamLost: It did not answer, and cannot any more.
-        """
-        try:
-            return await self.request(method, params)
-        except MCPError as exc:
-            raise AnswerRefused(exc.error.code, exc.error.message, exc.error.data) from exc
-
-    async def request(self, method: str, params: Mapping[str, Any], timeout: float | None = None) -> dict[str, Any]:
-        """What the client answers to a request of any kind.
-
-        Raises:
-            MCPError: It answered with this error, or did not in time.
-            StreamLost: It did not answer, and cannot any more.
-        """
-        try:
-            return await raw_request(self._session, method, params, request_id=self._request_id, timeout=timeout)
-        except NoBackChannelError as exc:
-            raise StreamLost from exc
-        except MCPError as exc:
-            error = exc.error
-            # The SDK's own words for a connection that went away; a client that says just that is as good as gone.
-            if (error.code, error.message, error.data) == (CONNECTION_CLOSED, "Connection closed", None):
-                raise StreamLost from exc
-            raise
 
 
 # ---- elicitation
