@@ -4,21 +4,19 @@ A command leads a session and a process group of its own. When the task is cance
 order, the whole group is asked to end, and is killed after some seconds. Before this process ends itself, for any
 reason that our code controls, `kill_children` kills every group that is left.
 
-If this process is killed with SIGKILL, or by a signal that it does not handle, it can do nothing any more. Two things
-are prepared for that:
+If this process is killed with SIGKILL, or by a signal that it does not handle, two things are prepared:
 
-- A command is started through a small program, which becomes the command only when it is told to. In between, what is
-  known of it is written down: the next run of the task kills what is left of it (`orphans`). If this process is killed
-  before it says so, the command never runs.
+- A command is started through a small program, which becomes the command only when it is told to. In between, the group
+  is written down: the next run of the task kills what is left of it (`end_orphans`). If this process is killed before
+  that, the command never runs.
 - On Linux the kernel kills the command with this process, though not its children (PR_SET_PDEATHSIG). That signal comes
   when the *thread* ends that started the command, so it is asked for only where that is the main thread.
 
 A group is signalled only while it is known to be ours. Its leader is not reaped before the last signal: as long as it
-is there, be it as a zombie, neither its process id nor its group can belong to another. So its end is learned without
-reaping it, the group is killed, and only then the leader is reaped, all by the code here. The subprocesses of asyncio
+is there, be it as a zombie, neither its process id nor its group can belong to another. The subprocesses of asyncio
 reap a leader as soon as it ends, while its children may still be there, and so they are not used.
 
-What remains:
+Limits:
 
 - A process that leaves its group (`setsid`, a daemon) is not reached.
 - If other code in this process reaps children that it did not start (`waitpid(-1)`), or has the kernel do it (SIGCHLD
@@ -55,14 +53,12 @@ from mcp_tasks.model.record import ChildProcess, TaskRecord
 from mcp_tasks.quiet import get_logger
 from mcp_tasks.runtime.lease import boot, is_gone, process_here, stat_of
 
-# ---- orphans
-# Child processes of a task that outlive the process that started them: after SIGKILL, it could not end them.
-
-
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 logger: Final = get_logger(__name__)
+
+# ---- orphans: child processes that outlive the process that started them
 
 MARK: Final = "MCP_TASKS_CHILD"
 """A variable in the environment of commands, on Linux: by it the group of a command is known without its leader."""
@@ -75,7 +71,7 @@ PATIENCE: Final = 5.0
 
 
 async def describe(group: int, attempt: int) -> ChildProcess | None:
-    """What is written down of a process group; None if it cannot outlive this process, or not be found again."""
+    """A process group for the record; None if it cannot outlive this process, or not be found again."""
     if os.name != "posix" or (sys.platform == "linux" and os.getpid() == 1):
         # With the first process of a container, the kernel kills all others in it.
         return None
@@ -83,16 +79,6 @@ async def describe(group: int, attempt: int) -> ChildProcess | None:
     if started is None:
         return None
     return ChildProcess(attempt=attempt, group=group, started=started, boot=boot(), host=_host())
-
-
-def mark_of(group: int, started: str) -> str:
-    """The value of `MARK` for a group."""
-    return f"{group}:{started}"
-
-
-def marks_of(group: int, started: str) -> dict[str, str]:
-    """What the commands of this process have in their environment, on Linux."""
-    return {MARK: mark_of(group, started), WORKER: f"{os.getpid()}:{_start_time(os.getpid())}"}
 
 
 async def start_time(pid: int) -> str | None:
@@ -111,14 +97,8 @@ async def end_orphans(record: TaskRecord, *, warn: bool = True) -> frozenset[Chi
     # One of this machine from before it, or its container, was started again is gone.
     elsewhere = {each for each in record.processes if each.boot != boot() and each.host != _host()}
     for process in elsewhere if warn else ():
-        logger.warning(
-            "task %s (%s): run %d was lost on %s, and its child process may still run there (process group %d)",
-            short_id(record.id),
-            record.name,
-            process.attempt,
-            process.host,
-            process.group,
-        )
+        lost = "task %s (%s): run %d was lost on %s, and its child process may still run there (process group %d)"
+        logger.warning(lost, short_id(record.id), record.name, process.attempt, process.host, process.group)
     left = await _in_thread(_kill_all, record, here)
     return frozenset(record.processes) - elsewhere - left
 
@@ -153,33 +133,23 @@ def _kill_children_of(worker: bytes) -> None:
 
 def _kill_all(record: TaskRecord, processes: Iterable[ChildProcess]) -> set[ChildProcess]:
     """Kill process groups; those that are still there after a while."""
-    left = {process for process in processes if _kill(process)}
+    left, task = {process for process in processes if _kill(process)}, (short_id(record.id), record.name)
     for process in left:
-        logger.warning(
-            "task %s (%s): a child process of run %d outlived its worker, and was killed (process group %d)",
-            short_id(record.id),
-            record.name,
-            process.attempt,
-            process.group,
-        )
+        killed = "task %s (%s): a child process of run %d outlived its worker, and was killed (process group %d)"
+        logger.warning(killed, *task, process.attempt, process.group)
     until = time.monotonic() + PATIENCE
     while left and time.monotonic() < until:
         time.sleep(0.01)
-        left = {process for process in left if _is_at_work(process.group)}
+        left = {process for process in left if _is_running(process.group)}
     for process in left:
-        logger.error(
-            "task %s (%s): process group %d was killed and is still there after %g s",
-            short_id(record.id),
-            record.name,
-            process.group,
-            PATIENCE,
-        )
+        stays = "task %s (%s): process group %d was killed and is still there after %g s"
+        logger.error(stays, *task, process.group, PATIENCE)
     return left
 
 
 def _kill(process: ChildProcess) -> bool:
     """Kill a process group, if it is known to be the one that was started; whether it was. Zombies are left alone."""
-    if not _is_same(process) or not _is_at_work(process.group):
+    if not _is_same(process) or not _is_running(process.group):
         return False
     try:
         os.killpg(process.group, signal.SIGKILL)
@@ -187,7 +157,7 @@ def _kill(process: ChildProcess) -> bool:
         return False
     except PermissionError:
         # It runs as another user by now; or all of it are zombies, on macOS.
-        return _is_at_work(process.group)
+        return _is_running(process.group)
     return True
 
 
@@ -195,11 +165,11 @@ def _is_same(process: ChildProcess) -> bool:
     started = _start_time(process.group)
     if started is not None or sys.platform != "linux":
         return started == process.started
-    mark = f"{MARK}={mark_of(process.group, process.started)}".encode()
+    mark = f"{MARK}={process.group}:{process.started}".encode()
     return any(mark in _environment(pid) for pid in _members(process.group))
 
 
-def _is_at_work(group: int) -> bool:
+def _is_running(group: int) -> bool:
     """Whether a process of the group is there that is no zombie."""
     if sys.platform == "linux":
         return bool(_members(group))
@@ -231,9 +201,9 @@ def _start_time(pid: int) -> str | None:
     if sys.platform == "linux":
         stat = stat_of(pid)
         return None if stat is None else stat[19].decode()
-    command = ["ps", "-o", "lstart=", "-p", str(pid)]
-    environment = {**os.environ, "LC_ALL": "C", "TZ": "UTC"}
     try:
+        environment = {**os.environ, "LC_ALL": "C", "TZ": "UTC"}
+        command = ["ps", "-o", "lstart=", "-p", str(pid)]
         printed = subprocess.run(command, env=environment, capture_output=True, check=False).stdout
     except OSError:
         return None
@@ -244,6 +214,8 @@ def _host() -> str:
     """The name of this machine, as one word."""
     return "-".join(platform.node().replace("/", " ").split()) or "this-machine"
 
+
+# ---- commands
 
 TERMINATE_GRACE = 5.0
 """Seconds between asking a process group to end and killing it. After a lost lease it is less: see `LeaseTimes`."""
@@ -336,7 +308,7 @@ async def run_process(
     """Run a command to its end, or to the end of the task, whichever comes first."""
     command = [command] if isinstance(command, str | bytes | os.PathLike) else list(command)
     child = _Child(command, owners, options)
-    watcher = None if stopped is None else asyncio.create_task(_end_when(stopped, child))
+    watcher = None if stopped is None else asyncio.create_task(child.end_when(stopped))
     try:
         if begin is not None:
             await begin(child.process.pid)
@@ -356,12 +328,6 @@ async def run_process(
     if options["check"]:
         done.check_returncode()
     return done
-
-
-async def _end_when(stopped: asyncio.Event, child: _Child) -> None:
-    # For a sync tool: its thread waits for the process and cannot be cancelled, so the process is ended for it.
-    await stopped.wait()
-    await child.end()
 
 
 class _Child:
@@ -428,8 +394,11 @@ class _Child:
         given = os.environb if self._env is None else self._env
         environment = {os.fsencode(name): os.fsencode(value) for name, value in given.items()}
         if sys.platform == "linux" and (started := await start_time(self.process.pid)) is not None:
-            marks = marks_of(self.process.pid, started)
-            environment |= {name.encode(): value.encode() for name, value in marks.items()}
+            pid, own = self.process.pid, os.getpid()
+            environment |= {
+                MARK.encode(): f"{pid}:{started}".encode(),
+                WORKER.encode(): f"{own}:{_start_time(own)}".encode(),
+            }
         command = [os.fsencode(argument) for argument in self._command]
         data = marshal.dumps((command, environment))
         _, failure = await asyncio.gather(
@@ -457,6 +426,11 @@ class _Child:
         # Also when the command has ended: children of it may not have heard.
         self.kill()
         await self.ended.wait()
+
+    async def end_when(self, stopped: asyncio.Event) -> None:
+        """For a sync tool: its thread waits for the process and cannot be cancelled, so the process is ended for it."""
+        await stopped.wait()
+        await self.end()
 
     def kill(self) -> None:
         """Kill the group now."""

@@ -180,7 +180,7 @@ class Claims:
 
     def made_room(self) -> None:
         """A run of this process ended, or waits: others may be waiting for its place under a limit."""
-        self._runtime.suspender.lines.recheck()
+        self._runtime.suspender.note_free_place()
         called = list(self._crowded_out)[:CALLED_AT_A_TIME]
         for task_id in called:
             del self._crowded_out[task_id]

@@ -31,6 +31,7 @@ from weakref import proxy
 
 import anyio
 
+from mcp_tasks._utils import short_id
 from mcp_tasks.errors import (
     LimitExceeded,
     LimitReached,
@@ -38,7 +39,6 @@ from mcp_tasks.errors import (
     StaleRun,
     StoreUnavailable,
     UnknownTask,
-    UsageError,
     ValueNotStorable,
     VersionConflict,
 )
@@ -343,7 +343,6 @@ class Journal:
         self._ahead = dict(recorded.results)
         known = (*recorded.results.items(), *recorded.begun.items())
         self._of_own = {result: value for result, value in known if not value.get(BRANCH)}
-        self._steps: set[str] = set()
         self._wanted: dict[ResultId, asyncio.Future[None]] = {}
         self._since: dict[asyncio.Future[None], float] = {}
         self._new: list[asyncio.Future[None]] = []
@@ -371,16 +370,6 @@ class Journal:
         """The tool came to something that an earlier run came to."""
         self._of_own.pop(result, None)
 
-    def enter_step(self, name: str) -> None:
-        """Begin a step.
-
-        Raises:
-            UsageError: This run has a step of that name already, so one of them would get the other's value.
-        """
-        if name in self._steps:
-            raise UsageError(f"step {name!r} is there twice in one run; give every step its own name")
-        self._steps.add(name)
-
     def step_value(self, name: str) -> Any:
         """The value of a step that an earlier run recorded; None if there is none."""
         return self.recorded.results.get(ResultId("step", name), {}).get("value")
@@ -388,10 +377,6 @@ class Journal:
     def giving_up_step(self, name: str) -> AbstractAsyncContextManager[None]:
         """Record it if the tool gives up on what follows from a recorded step, which then counts as given up."""
         return self.giving_up(ResultId("step", name))
-
-    def leave_step(self, name: str) -> None:
-        """The step was not done; its name is free again."""
-        self._steps.discard(name)
 
     def require_room(self) -> None:
         """See that something new may begin. What has begun is recorded to its end, also beyond the limit.
@@ -717,7 +702,7 @@ class Writer:
             try:
                 return await self.attempt(write, repeats=True)
             except StoreUnavailable as exc:
-                logger.debug("task %s… cannot be written yet: %s", run.record.id[:12], exc)
+                logger.debug("task %s cannot be written yet: %s", short_id(run.record.id), exc)
             is_failing = run.state is State.FAILING
             if not run.counts and not is_failing:
                 return False
@@ -852,5 +837,5 @@ class Writer:
     async def _leave_to_another(self) -> None:
         run = self._run
         await run.interrupt()
-        if run.record.is_queued(run.now()):
+        if run.record.is_queued(run.runtime.now()):
             await uncancelled(run.runtime.submit(run.record), context=run.outside())

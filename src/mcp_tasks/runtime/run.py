@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias, Unpack, cast
 import anyio
 import anyio.lowlevel
 
-from mcp_tasks._utils import short_id
+from mcp_tasks._utils import BackgroundTasks, short_id
 from mcp_tasks.errors import (
     ErrorTooLarge,
     Interrupted,
@@ -286,7 +286,7 @@ class Run:
         self._decided: asyncio.Event | None = None
         self._verdict: Failure | None = None
         self._reports: _Reports | None = None
-        self._helpers: set[asyncio.Task[None]] = set()
+        self._helpers: BackgroundTasks | None = None
         self._groups: set[int] = set()
         """Process groups of commands that are running."""
 
@@ -381,10 +381,6 @@ class Run:
         """Wait until a pending suspension has been written or has failed."""
         if self._decided is not None:
             await self._decided.wait()
-
-    def now(self) -> datetime:
-        """The time of the store."""
-        return self.runtime.now()
 
     # What the tool does
 
@@ -547,15 +543,12 @@ class Run:
 
     def help(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Do something beside the tool, until the run is over."""
-        helper = asyncio.get_running_loop().create_task(work, context=self.outside())
-        self._helpers.add(helper)
-        helper.add_done_callback(self._helper_ended)
-        return helper
+        if self._helpers is None:
+            self._helpers = BackgroundTasks(self._helper_failed)
+        return self._helpers.start(work, context=self.outside())
 
-    def _helper_ended(self, helper: asyncio.Task[None]) -> None:
-        self._helpers.discard(helper)
-        if not helper.cancelled() and (failure := helper.exception()) is not None:
-            logger.error("task %s…: %s", self.record.id[:12], what(failure), exc_info=quietly(failure))
+    def _helper_failed(self, failure: BaseException) -> None:
+        logger.error("task %s: %s", short_id(self.record.id), what(failure), exc_info=quietly(failure))
 
     def reported(self) -> list[Event]:
         """Progress that had no time to be written: it is written with the next event."""
@@ -581,8 +574,8 @@ class Run:
             ending = Failure(self.runtime.describe(RuntimeError("the tool cancelled itself")))
         except BaseException as exc:
             # Whatever a tool raises is its ending, `SystemExit` included: the task must end, and the server go on.
-            task = short_id(self.record.id)
-            logger.error("the run of task %s ended with an unexpected exception", task, exc_info=quietly())
+            text = "the run of task %s ended with an unexpected exception"
+            logger.error(text, short_id(self.record.id), exc_info=quietly())
             raised = exc if isinstance(exc, Exception) else RuntimeError(repr(exc))
             ending = Failure(self.runtime.describe(raised))
         if self._decided is not None:
@@ -602,10 +595,10 @@ class Run:
                     await self.writer.write(*reported, event, outcome=outcome)
                 return
             except LimitExceeded as exc:
-                logger.error("task %s… fails, because what it ended with is not kept: %s", self.record.id[:12], exc)
+                logger.error("task %s fails, because what it ended with is not kept: %s", short_id(self.record.id), exc)
                 ending = Failure(runtime.describe(exc), "result")
             except (TypeError, ValueError, RecursionError, ValueNotStorable) as exc:
-                logger.error("what task %s… ended with cannot be stored: %s", self.record.id[:12], what(exc))
+                logger.error("what task %s ended with cannot be stored: %s", short_id(self.record.id), what(exc))
                 if reported:
                     reported = []
                 elif isinstance(ending, Failure):
@@ -631,6 +624,6 @@ class Run:
             self.slot_use.end()
         if "journal" in made:
             self.journal.close()
-        for helper in self._helpers:
-            helper.cancel()
+        if self._helpers is not None:
+            self._helpers.cancel()
         self.branches.close(was_stopped=was_stopped)

@@ -29,13 +29,11 @@ from mcp_tasks.model.json import JsonValue
 from mcp_tasks.model.limits import backoff
 from mcp_tasks.model.values import check_duration, check_instance, check_number
 
-# ---- step values
-# What a step gives or raises, as the journal keeps it and as later runs get it back.
+_UNTYPED: Final = (None, Any, object, type(None), NoReturn, Never)
+_BYTES_AS_BASE64: Final = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
+_BYTES: Final = "__bytes__"
 
-
-_UNTYPED = (None, Any, object, type(None), NoReturn, Never)
-_BYTES_AS_BASE64 = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
-_BYTES = "__bytes__"
+# ---- values
 
 
 class StepValue:
@@ -47,8 +45,17 @@ class StepValue:
 
     def __init__(self, step: str, function: Callable[..., Any]) -> None:
         self._step = step
-        self._annotation = _return_annotation(function)
-        self._adapter = _annotated(step, self._annotation)
+        self._annotation = annotation = _return_annotation(function)
+        self._adapter: TypeAdapter[Any] | None = None
+        if annotation in _UNTYPED:
+            return
+        kind = get_origin(annotation) or annotation
+        if inspect.isclass(kind) and issubclass(kind, Iterator | AsyncIterator):
+            raise _cannot_be_kept(step, annotation, "it is gone once it was read")
+        try:
+            self._adapter = _adapter_of(annotation)
+        except (PydanticSchemaGenerationError, PydanticUserError) as exc:
+            raise _cannot_be_kept(step, annotation, "it has no JSON form") from exc
 
     def keep(self, value: Any) -> tuple[dict[str, JsonValue], Any]:
         """The value for the journal, and as the tool gets it.
@@ -68,24 +75,37 @@ class StepValue:
             kept = _kept_as(annotation, value)
             if kept is not None:
                 return {"value": kept[0], **form}, kept[1]
-        if why is not None:
-            raise self._refusal(value, why, changed=bool(forms)) from why
-        return {"value": plain}, plain
+        if why is None:
+            return {"value": plain}, plain
+        refused = f"step {self._step!r} gave a value that cannot be kept as JSON"
+        if not forms:
+            raise UsageError(
+                f"{refused}: {why}. Return plain JSON, a Pydantic model or a dataclass, and annotate the function "
+                "with it."
+            ) from why
+        raise UsageError(
+            f"{refused}: this {type(value).__qualname__} would not come back equal to what it is. Secrets, excluded "
+            "fields, fields that the constructor does not take, and what a subclass adds to the annotated class are "
+            "lost. Return plain JSON, or a Pydantic model or dataclass that can be written as JSON and read back, and "
+            "annotate the function with exactly that."
+        ) from why
 
     def restore(self, stored: Mapping[str, Any]) -> Any:
         """The value as the tool got it in the run that recorded it."""
-        value = stored["value"]
+        value, adapter = stored["value"], self._adapter
         try:
-            adapter = self._adapter if stored.get("form") == "annotation" else _adapter_of_class(stored.get("type"))
+            if stored.get("form") != "annotation":
+                found = _find(stored["type"]) if "type" in stored else None
+                adapter = _adapter_of(cast("type[Any]", found)) if isinstance(found, type) else None
             return value if adapter is None else _read(adapter, value)
         except (ValidationError, PydanticUserError):
             # Recorded when the annotation or the class was another.
             return value
 
     def _typed_forms(self, value: Any) -> list[tuple[Any, dict[str, str]]]:
-        """What a value may be kept as that is more than JSON, and how its entry says so."""
+        """The types as which a value may be kept that is more than JSON, and how its entry names them."""
         own_class = cast("type[Any]", type(value))
-        # What is built in is kept as JSON makes it unless the annotation says more.
+        # A built-in value is kept as JSON makes it unless the annotation says more.
         can_be_named = own_class.__module__ != "builtins" and _find(_name(value)) is own_class
         by_class = [(own_class, {"type": _name(value)})] if can_be_named else []
         # A class that is found by its name does not need the annotation, which may change.
@@ -93,73 +113,12 @@ class StepValue:
             return by_class
         return [(self._annotation, {"form": "annotation"}), *by_class]
 
-    def _refusal(self, value: Any, why: Exception, *, changed: bool) -> UsageError:
-        refused = f"step {self._step!r} gave a value that cannot be kept as JSON"
-        if not changed:
-            return UsageError(
-                f"{refused}: {why}. Return plain JSON, a Pydantic model or a dataclass, and annotate the function "
-                "with it."
-            )
-        return UsageError(
-            f"{refused}: this {type(value).__qualname__} would not come back equal to what it is. Secrets, excluded "
-            "fields, fields that the constructor does not take, and what a subclass adds to the annotated class are "
-            "lost. Return plain JSON, or a Pydantic model or dataclass that can be written as JSON and read back, and "
-            "annotate the function with exactly that."
-        )
 
-
-def keep_error(exc: Exception) -> dict[str, Any]:
-    """What the journal keeps of an exception."""
-    try:
-        message = str(exc)
-    except Exception as failure:
-        message = f"(its text cannot be read: {type(failure).__name__})"
-    arguments, state = _reduced(exc)
-    error = {"type": _name(exc), "arguments": arguments, "message": message}
-    return {"error": error | ({"state": state} if state else {})}
-
-
-def restore_error(step: str, stored: Mapping[str, Any]) -> Exception:
-    """The exception of a step that failed: as its own class where it can be rebuilt, else as a `StepError`."""
-    error = stored["error"]
-    rebuilt = _rebuild(error)
-    return rebuilt if rebuilt is not None else StepError(step, error["type"].rpartition(":")[2], error["message"])
-
-
-def _reduced(exc: Exception) -> tuple[list[JsonValue] | None, dict[str, JsonValue]]:
-    """The arguments and the attributes to rebuild an exception from; no arguments if it cannot be."""
-    try:
-        made_by, arguments, *rest = cast("tuple[Any, ...]", exc.__reduce__())
-        if made_by is not type(exc):
-            return None, {}
-        return _plain(list(arguments), tag_bytes=True), _plain_entries(rest[0] if rest else None)
-    except Exception:
-        # It holds what is not JSON, or its own `__reduce__` fails.
-        return None, {}
-
-
-def _plain_entries(state: Any) -> dict[str, JsonValue]:
-    kept: dict[str, JsonValue] = {}
-    for name, value in cast("dict[str, Any]", state).items() if isinstance(state, dict) else ():
-        try:
-            kept[name] = _plain(value, tag_bytes=True)
-        except (TypeError, ValueError, RecursionError):
-            # Such as the response that an HTTP client attaches: no run gets it, the first one neither.
-            continue
-    return kept
-
-
-def _rebuild(error: Mapping[str, Any]) -> Exception | None:
-    found = _find(error["type"])
-    if error["arguments"] is None or not (isinstance(found, type) and issubclass(found, Exception)):
-        return None
-    try:
-        rebuilt = found(*_untagged(error["arguments"]))
-        rebuilt.__setstate__(_untagged(error.get("state", {})))
-        # A class that makes its message from other things would come back saying something else.
-        return rebuilt if str(rebuilt) == error["message"] else None
-    except Exception:
-        return None
+def _cannot_be_kept(step: str, annotation: Any, why: str) -> UsageError:
+    return UsageError(
+        f"step {step!r} would return {annotation!r}, which cannot be kept ({why}). Return plain JSON, a Pydantic model "
+        "or a dataclass."
+    )
 
 
 def _kept_as(annotation: Any, value: Any) -> tuple[JsonValue, Any] | None:
@@ -197,7 +156,7 @@ def _is_exactly(value: Any, plain: JsonValue) -> bool:
 
 
 def _same(value: Any, again: Any) -> bool:
-    """Whether a value came back as what it was: the same classes with equal fields, and NaN as NaN."""
+    """Whether a value came back unchanged: the same classes with equal fields, and NaN as NaN."""
     if value is again:
         return True
     fields = _fields(value)
@@ -214,7 +173,7 @@ def _same(value: Any, again: Any) -> bool:
 
 
 def _fields(value: Any) -> dict[str, Any] | None:
-    """What an object is made of, whatever its `==` looks at; None for a value that is compared as a whole."""
+    """The fields of an object, also those that its `==` ignores; None for a value that is compared as a whole."""
     if isinstance(value, BaseModel):
         fields = {name: getattr(value, name) for name in type(value).model_fields}
         return fields | {"extra": value.model_extra, "private": value.__pydantic_private__}
@@ -222,26 +181,6 @@ def _fields(value: Any) -> dict[str, Any] | None:
         return {field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)}
     # An object that does not say when it equals another.
     return dict(getattr(value, "__dict__", {})) if type(value).__eq__ is object.__eq__ else None
-
-
-def _annotated(step: str, annotation: Any) -> TypeAdapter[Any] | None:
-    if annotation in _UNTYPED:
-        return None
-    if inspect.isclass(get_origin(annotation) or annotation) and issubclass(
-        get_origin(annotation) or annotation, Iterator | AsyncIterator
-    ):
-        raise _cannot_be_kept(step, annotation, "it is gone once it was read")
-    try:
-        return _adapter_of(annotation)
-    except (PydanticSchemaGenerationError, PydanticUserError) as exc:
-        raise _cannot_be_kept(step, annotation, "it has no JSON form") from exc
-
-
-def _cannot_be_kept(step: str, annotation: Any, why: str) -> UsageError:
-    return UsageError(
-        f"step {step!r} would return {annotation!r}, which cannot be kept ({why}). Return plain JSON, a Pydantic model "
-        "or a dataclass."
-    )
 
 
 def _return_annotation(function: Callable[..., Any]) -> Any:
@@ -257,7 +196,7 @@ def _return_annotation(function: Callable[..., Any]) -> Any:
         # Names that cannot be resolved from here.
         return None
     origin = get_origin(annotation)
-    # What is given to be awaited is awaited; the last of its arguments says what that gives.
+    # An awaitable is awaited; the last of its arguments is the type of that.
     return get_args(annotation)[-1] if inspect.isclass(origin) and issubclass(origin, Awaitable) else annotation
 
 
@@ -266,23 +205,16 @@ def _adapter_of(annotation: Any) -> TypeAdapter[Any]:
         return _cached_adapter(annotation)
     except TypeError:
         # An annotation that cannot be hashed.
-        return _new_adapter(annotation)
+        return _cached_adapter.__wrapped__(annotation)
 
 
-def _adapter_of_class(name: str | None) -> TypeAdapter[Any] | None:
-    found = None if name is None else _find(name)
-    return _adapter_of(cast("type[Any]", found)) if isinstance(found, type) else None
-
-
-def _new_adapter(annotation: Any) -> TypeAdapter[Any]:
+@functools.lru_cache(maxsize=1024)
+def _cached_adapter(annotation: Any) -> TypeAdapter[Any]:
     try:
         return TypeAdapter(annotation, config=_BYTES_AS_BASE64)
     except PydanticUserError:
         # Models and dataclasses bring their own config.
         return TypeAdapter(annotation)
-
-
-_cached_adapter = functools.lru_cache(maxsize=1024)(_new_adapter)
 
 
 def _plain(value: Any, *, tag_bytes: bool = False) -> JsonValue:
@@ -291,6 +223,78 @@ def _plain(value: Any, *, tag_bytes: bool = False) -> JsonValue:
     if json.dumps(plain) != text:
         raise ValueError("two of its keys are the same in JSON")
     return plain
+
+
+def _name(value: object) -> str:
+    """Where the class of a value is found again."""
+    return f"{type(value).__module__}:{type(value).__qualname__}"
+
+
+def _find(name: str) -> Any:
+    """The object of that name; None if there is none."""
+    module, _, path = name.partition(":")
+    try:
+        # A step may have been the first to import it, and is not called in later runs.
+        found: Any = importlib.import_module(module)
+    except Exception:
+        return None
+    for part in path.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+# ---- errors
+
+
+def keep_error(exc: Exception) -> dict[str, Any]:
+    """An exception for the journal."""
+    try:
+        message = str(exc)
+    except Exception as failure:
+        message = f"(its text cannot be read: {type(failure).__name__})"
+    error: dict[str, Any] = {"type": _name(exc), "arguments": None, "message": message}
+    try:
+        made_by, arguments, *rest = cast("tuple[Any, ...]", exc.__reduce__())
+        if made_by is type(exc):
+            plain = _plain(list(arguments), tag_bytes=True)
+            if state := _plain_state(rest[0] if rest else None):
+                error["state"] = state
+            error["arguments"] = plain
+    except Exception:
+        # It holds what is not JSON, or its own `__reduce__` fails: it cannot be rebuilt.
+        return {"error": error}
+    return {"error": error}
+
+
+def restore_error(step: str, stored: Mapping[str, Any]) -> Exception:
+    """The exception of a step that failed: as its own class where it can be rebuilt, else as a `StepError`."""
+    error = stored["error"]
+    found = _find(error["type"])
+    if error["arguments"] is not None and isinstance(found, type) and issubclass(found, Exception):
+        try:
+            rebuilt = found(*_untagged(error["arguments"]))
+            rebuilt.__setstate__(_untagged(error.get("state", {})))
+            # A class that makes its message from other things would come back saying something else.
+            if str(rebuilt) == error["message"]:
+                return rebuilt
+        except Exception:
+            return _step_error(step, error)
+    return _step_error(step, error)
+
+
+def _step_error(step: str, error: Mapping[str, Any]) -> StepError:
+    return StepError(step, error["type"].rpartition(":")[2], error["message"])
+
+
+def _plain_state(state: Any) -> dict[str, JsonValue]:
+    kept: dict[str, JsonValue] = {}
+    for name, value in cast("dict[str, Any]", state).items() if isinstance(state, dict) else ():
+        try:
+            kept[name] = _plain(value, tag_bytes=True)
+        except (TypeError, ValueError, RecursionError):
+            # Such as the response that an HTTP client attaches: no run gets it, the first one neither.
+            continue
+    return kept
 
 
 def _tagged(value: Any) -> dict[str, str]:
@@ -308,22 +312,7 @@ def _untagged(kept: JsonValue) -> Any:
     return json.loads(json.dumps(kept), object_hook=untag)
 
 
-def _name(value: object) -> str:
-    """Where the class of a value is found again."""
-    return f"{type(value).__module__}:{type(value).__qualname__}"
-
-
-def _find(name: str) -> Any:
-    """What a name stands for; None if it stands for nothing."""
-    module, _, path = name.partition(":")
-    try:
-        # A step may have been the first to import it, and is not called in later runs.
-        found: Any = importlib.import_module(module)
-    except Exception:
-        return None
-    for part in path.split("."):
-        found = getattr(found, part, None)
-    return found
+# ---- calls
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -347,7 +336,8 @@ class Retry:
         check_duration("wait", self.wait, zero=True)
         check_duration("max_wait", self.max_wait, zero=True)
         # What `except` takes; anything else would be found out by the first failure, and hide it.
-        if not all(_is_exception(kind) for kind in (self.on if isinstance(self.on, tuple) else (self.on,))):
+        kinds: tuple[object, ...] = self.on if isinstance(self.on, tuple) else (self.on,)
+        if not all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in kinds):
             raise InvalidOption(
                 f"on must be an exception class, or a tuple of them such as (OSError, ValueError); got {self.on!r}"
             )
@@ -357,6 +347,9 @@ class Retry:
         return backoff(failures - 1, base=self.wait, limit=self.max_wait).total_seconds()
 
 
+ONCE: Final = Retry(attempts=1)
+
+
 def check_step(name: str, function: object, retry: object) -> None:
     """Refuse a step that is not one, before anything is done or recorded.
 
@@ -364,11 +357,10 @@ def check_step(name: str, function: object, retry: object) -> None:
         UsageError: There is no function to call, or the retry is not one.
     """
     if not callable(function):
+        called = "function"
         if inspect.iscoroutine(function):
             called = function.__name__
             function.close()
-        else:
-            called = "function"
         raise UsageError(
             f"step({name!r}, ...) takes a function and its arguments, not what the function returned: "
             f"step({name!r}, {called})"
@@ -377,15 +369,8 @@ def check_step(name: str, function: object, retry: object) -> None:
         check_instance("retry", retry, Retry)
 
 
-def _is_exception(kind: object) -> bool:
-    return isinstance(kind, type) and issubclass(kind, BaseException)
-
-
-ONCE: Final = Retry(attempts=1)
-
-
-async def attempt(retry: Retry, call: Callable[[], Any]) -> Any:
-    """What `call` gives, tried as often as `retry` says."""
+async def attempt(retry: Retry, call: Callable[[], Awaitable[Any]]) -> Any:
+    """The value of `call`, tried as often as `retry` says."""
     failures = 0
     while True:
         try:
@@ -398,7 +383,7 @@ async def attempt(retry: Retry, call: Callable[[], Any]) -> Any:
 
 
 async def call_function(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """What a function gives: awaited if it is async, on a worker thread if it is not."""
+    """The value of a function: awaited if it is async, on a worker thread if it is not."""
     if inspect.iscoroutinefunction(function):
         return await function(*args, **kwargs)
     value = await anyio.to_thread.run_sync(partial(function, *args, **kwargs))

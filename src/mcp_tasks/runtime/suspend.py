@@ -18,6 +18,7 @@ from weakref import WeakValueDictionary
 import anyio
 import anyio.to_thread
 
+from mcp_tasks._utils import BackgroundTasks
 from mcp_tasks.errors import LimitReached, RanTooLong
 from mcp_tasks.model.machine import RunPaused, RunResumed, RunResumeRequested
 
@@ -114,9 +115,7 @@ async def uncancelled(
     """
     done, cancelled = await to_the_end(work, context=context, unless=unless)
     if not done.done():
-        done.cancel()
-        _cancelled.add(done)
-        done.add_done_callback(_cancelled.discard)
+        _cancelled.keep(done).cancel()
         raise cancelled or asyncio.CancelledError
     if cancelled is not None:
         if not done.cancelled():
@@ -126,7 +125,7 @@ async def uncancelled(
     return done.result()
 
 
-_cancelled: Final[set[asyncio.Task[Any]]] = set()
+_cancelled: Final = BackgroundTasks()
 """Work that was cancelled and has not ended: a driver whose network is cut may take long for that."""
 
 
@@ -167,6 +166,7 @@ class Branches:
 
     Attributes:
         own: The tool's own asyncio task, once it has begun.
+        in_steps: The asyncio tasks that do steps, and how many of them, one inside the other.
     """
 
     own: asyncio.Task[Any] | None = None
@@ -178,7 +178,7 @@ class Branches:
         self._met: set[asyncio.Task[Any]] = set()
         self._waiting: set[asyncio.Task[Any]] = set()
         self._giving_up: set[asyncio.Task[Any]] = set()
-        self._in_steps: Counter[asyncio.Task[Any]] = Counter()
+        self.in_steps: Counter[asyncio.Task[Any]] = Counter()
         self._over = False
 
     @property
@@ -215,18 +215,6 @@ class Branches:
         finally:
             waiting.discard(task)
 
-    @contextmanager
-    def stepping(self) -> Generator[None]:
-        """The calling branch does a step while this is entered; there may be another one around it."""
-        task = this_task()
-        self._in_steps[task] += 1
-        try:
-            yield
-        finally:
-            self._in_steps[task] -= 1
-            if not self._in_steps[task]:
-                del self._in_steps[task]
-
     def all_wait(self) -> bool:
         """Whether every asyncio task of the run is in one of our waits: nothing of it goes on without us."""
         elsewhere = self._live() - self._waiting
@@ -245,7 +233,7 @@ class Branches:
         A step that a tool leaves behind when it returns may go on: no other run will begin it. After a stop, one may.
         """
         self.cancel_waiting()
-        for task in self._in_steps.keys() - {self.own} if was_stopped else ():
+        for task in self.in_steps.keys() - {self.own} if was_stopped else ():
             # One that the tool has cancelled is not disturbed while it ends.
             if not task.cancelling():
                 task.cancel()
@@ -353,42 +341,12 @@ LONGEST_PAUSE: Final = 0.5
 """Seconds between two tries to take a place that a run of another process may have given up."""
 
 
-class Lines:
-    """The runs of one process that want a place under a limit and found none: of one tool and owner, only the first
-    one tries."""
-
-    def __init__(self) -> None:
-        self._first: WeakValueDictionary[tuple[str, str, str | None], asyncio.Lock] = WeakValueDictionary()
-        # Ordered: the longest wait is first.
-        self._waiting: dict[asyncio.Future[None], None] = {}
-
-    def of(self, record: TaskRecord) -> asyncio.Lock:
-        """The line of the tasks of the same tool and owner: the holder of the lock is the first."""
-        return self._first.setdefault((record.method, record.name, record.owner), asyncio.Lock())
-
-    def recheck(self) -> None:
-        """A run of this process gave up its place, or ended: there may be a free one."""
-        for waiting in self._waiting:
-            if not waiting.done():
-                waiting.set_result(None)
-
-    async def wait(self, seconds: float) -> None:
-        """Return when there may be a free place."""
-        waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting[waiting] = None
-        try:
-            await asyncio.wait({waiting}, timeout=seconds)
-        finally:
-            del self._waiting[waiting]
-
-
 class SlotUse:
     """What one run occupies while it works, and gives back while it only waits: its slot, its thread, its running time,
     and its place under the limits of its tool and its owner.
 
     Attributes:
         waits: How many branches wait.
-        steps: How many steps are being done, or recorded.
         is_resting: Whether the run occupies no slot.
     """
 
@@ -398,14 +356,13 @@ class SlotUse:
         self._limits = limits
         self._suspender = run.runtime.suspender
         self.waits = 0
-        self.steps = 0
         self.is_resting = False
         self._suspendable = 0
         self._idle = False
         self._thread_lent = False
         self._changing = asyncio.Lock()
         self._giving_up: asyncio.Task[None] | None = None
-        self._watching: asyncio.Task[None] | None = None
+        self._resting_again: asyncio.Task[None] | None = None
         self._rested_since = 0.0
         self._rested = 0.0
 
@@ -430,21 +387,25 @@ class SlotUse:
             finally:
                 self.waits -= 1
                 self._suspendable -= suspendable
-                self._watch()
+                is_watched = self._resting_again is not None and not self._resting_again.done()
+                if self.waits and not self._idle and not is_watched and run.counts:
+                    self._resting_again = run.help(self._rest_again())
 
     @asynccontextmanager
     async def stepping(self) -> AsyncGenerator[None]:
-        """A step is being done while this is entered."""
-        self.steps += 1
+        """A step is being done while this is entered; there may be another one around it."""
+        in_steps, task = self._run.branches.in_steps, this_task()
+        in_steps[task] += 1
         try:
-            with self._run.branches.stepping():
-                await self._resume()
-                if not self._run.counts:
-                    # Stopped while it waited for its slot: nothing begins in such a run, and it has no slot.
-                    raise asyncio.CancelledError
-                yield
+            await self._resume()
+            if not self._run.counts:
+                # Stopped while it waited for its slot: nothing begins in such a run, and it has no slot.
+                raise asyncio.CancelledError
+            yield
         finally:
-            self.steps -= 1
+            in_steps[task] -= 1
+            if not in_steps[task]:
+                del in_steps[task]
             self._rest_if_idle()
 
     async def begin(self) -> None:
@@ -455,8 +416,6 @@ class SlotUse:
 
     def end(self) -> None:
         """The run is over; give back what it still has, but for the slot: the engine takes that."""
-        if self._watching is not None:
-            self._watching.cancel()
         if self.is_resting:
             self._stop_resting()
 
@@ -472,25 +431,20 @@ class SlotUse:
             left = started + limit.total_seconds() + self._rested + resting - loop.time()
         await self._run.fail_with(RanTooLong(self._run.record.name, limit))
 
-    def _watch(self) -> None:
-        """A branch goes on, and others wait: rest again in a moment, unless it does a step."""
-        is_watched = self._watching is not None and not self._watching.done()
-        if self.waits and not self._idle and not is_watched and self._run.counts:
-            loop = asyncio.get_running_loop()
-            self._watching = loop.create_task(self._rest_again(), context=self._run.outside())
-
     async def _rest_again(self) -> None:
-        # The others may wait for something that needs the slot. Nothing tells when the branch ends, or waits for them.
+        # A branch goes on, and others wait, perhaps for something that needs the slot. Nothing tells when the branch
+        # ends, or waits for them.
         await asyncio.sleep(RESTS_AGAIN_AFTER)
         self._rest_if_idle()
 
     def _rest_if_idle(self) -> None:
         # Not while a branch is coming back: it would go on without what is given up now.
-        if not self.waits or self.steps or not self._run.counts or self._changing.locked():
+        run = self._run
+        if not self.waits or run.branches.in_steps or not run.counts or self._changing.locked():
             return
         self._idle = True
         if self._limits is not None and (self._giving_up is None or self._giving_up.done()):
-            self._giving_up = self._run.help(self._give_up_place_soon())
+            self._giving_up = run.help(self._give_up_place_soon())
         if not self.is_resting:
             self._rest(always=self._suspendable > 0)
 
@@ -566,13 +520,16 @@ class SlotUse:
         if await self._try_to_acquire():
             return
         self._slot.release()
-        run, lines = self._run, self._suspender.lines
+        run = self._run
         await run.writer.write(RunResumeRequested(attempt=run.attempt))
-        async with lines.of(run.record):
+        # Of one tool and owner, only the first in line tries.
+        async with self._suspender.line_of(run.record):
             pause = FIRST_PAUSE
             while not await self._try_to_acquire():
                 self._slot.release()
-                await lines.wait(pause * random.uniform(0.5, 1.0))  # noqa: S311 - only to be out of step
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(pause * random.uniform(0.5, 1.0)):  # noqa: S311 - only to be out of step
+                        await self._suspender.place_freed.wait()
                 pause = min(pause * 2, LONGEST_PAUSE)
 
     async def _try_to_acquire(self) -> bool:
@@ -604,11 +561,13 @@ class Suspender:
 
     Attributes:
         free: How many more may; below zero while runs that leave memory soon wait as well.
+        place_freed: Set for a moment when there may be a free place under a limit.
     """
 
     def __init__(self, mark: contextvars.ContextVar[Any], free: int) -> None:
         self.free = free
-        self.lines: Lines = Lines()
+        self.place_freed: asyncio.Event = asyncio.Event()
+        self._lines: WeakValueDictionary[tuple[str, str, str | None], asyncio.Lock] = WeakValueDictionary()
         self._mark = mark
         self._due: dict[Run, float] = {}
         self._added = asyncio.Event()
@@ -617,6 +576,15 @@ class Suspender:
     def is_full(self) -> bool:
         """Whether the next run that waits would have to keep its slot."""
         return self.free <= 0
+
+    def note_free_place(self) -> None:
+        """A run of this process gave up its place under a limit, or ended."""
+        self.place_freed.set()
+        self.place_freed.clear()
+
+    def line_of(self, record: TaskRecord) -> asyncio.Lock:
+        """The line of the runs of a tool and owner that want a place under a limit; the holder of the lock is first."""
+        return self._lines.setdefault((record.method, record.name, record.owner), asyncio.Lock())
 
     def add(self, run: Run, after: float) -> None:
         """Suspend this run after so many seconds, if it still waits then; at once if too many wait in memory."""

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
+from mcp_tasks._utils import short_id
 from mcp_tasks.errors import (
     AnswerRefused,
     LimitExceeded,
@@ -86,6 +87,7 @@ class _Question:
         tags: Where in the tool it is asked.
         result: Its end: under its key, or before it has one, under its identity.
         key: Its key for the life of the task, from the moment it is found or put.
+        ends_at: When the wait for its answer is over: by its own timeout, or else the task fails.
         put: Done when it is written, by this run or an earlier one.
     """
 
@@ -96,13 +98,17 @@ class _Question:
     gives_up: bool = False
     key: str = ""
     asked_at: datetime | None = None
+    ends_at: datetime | None = None
     answered: Waiter = field(default_factory=Waiter)
     put: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
-    def is_known_as(self, ask: Ask) -> None:
+    def put_as(self, ask: Ask, limit: timedelta | None) -> None:
         """It has a key now."""
         self.key, self.request, self.asked_at = ask.key, ask.request, ask.asked_at
         self.result = ResultId("question", ask.key)
+        self.ends_at = ask.request.deadline
+        if self.ends_at is None and limit is not None and ask.asked_at is not None:
+            self.ends_at = _later(ask.asked_at, limit)
 
 
 class Waits:
@@ -118,7 +124,12 @@ class Waits:
         self._open: dict[str, _Question] = {}
         self._expects_announcement = False
         self._asking = 0
-        # Steps whose work was done when the tool gave up on them: done is done, should it come again.
+        # How long the task waits for an answer: as its tool says, or its call, or the server; the least of these.
+        limits = (run.policy.max_wait, run.request.max_wait, run.runtime.limits.question_wait)
+        self._limit = min((limit for limit in limits if limit is not None), default=None)
+        # Steps
+        self._steps: set[str] = set()
+        # Work that was done when the tool gave up on its step: done is done, should it come again.
         self._done: dict[str, tuple[dict[str, Any], Any]] = {}
         # Other tasks
         self._met: Counter[str] = Counter()
@@ -144,7 +155,7 @@ class Waits:
                 stay = run.policy.park_after.total_seconds()
                 if not keys and wake_at is not None:
                     # A sleep is known to be long or short; an answer may come any time.
-                    stay = 0.0 if (wake_at - run.now()).total_seconds() > stay else inf
+                    stay = 0.0 if (wake_at - run.runtime.now()).total_seconds() > stay else inf
                 run.runtime.suspender.add(run, stay)
             try:
                 yield
@@ -172,7 +183,7 @@ class Waits:
         """Whether the tool's own asyncio task waits for something that would bring the run back, and nothing else of it
         is being done. A task that is not announced yet stays: if that does not change, it is to be ended."""
         run = self._run
-        is_idle = not run.slot_use.steps and not self._writing
+        is_idle = not run.branches.in_steps and not self._writing
         return self._suspends_for is not None and is_idle and run.record.announced
 
     async def suspend(self) -> None:
@@ -184,13 +195,13 @@ class Waits:
             write = run.writer.new_write(*run.reported(), suspends_for, role="worker")
             written = await run.writer.attempt(write)
         except Exception as exc:
-            logger.info("task %s… waits on in memory: %s", run.record.id[:12], what(exc))
+            logger.info("task %s waits on in memory: %s", short_id(run.record.id), what(exc))
             run.take(RunEvent.STAYS)
             return
         run.stop()
         if not written:
             return
-        if run.record.is_queued(run.now()):
+        if run.record.is_queued(run.runtime.now()):
             # What it waited for came while it was being suspended.
             await run.runtime.submit(run.record)
         else:
@@ -218,7 +229,7 @@ class Waits:
                 return
             tags = journal.tags
             if end is None:
-                end = until if until is not None else _later(run.now(), duration or timedelta(0))
+                end = until if until is not None else _later(run.runtime.now(), duration or timedelta(0))
                 journal.require_room()
                 await journal.caught_up(str(result))
                 entry = JournalEntry(kind="timer", key=key, value={"until": to_micros(end), **tags})
@@ -245,7 +256,10 @@ class Waits:
         """
         run, journal, function = self._run, self._journal, function or call
         kept_as = StepValue(name, function)
-        journal.enter_step(name)
+        if name in self._steps:
+            # One of them would get the other's value.
+            raise UsageError(f"step {name!r} is there twice in one run; give every step its own name")
+        self._steps.add(name)
         result, tags = ResultId("step", name), journal.tags
         try:
             if journal.recorded.gives_up(result):
@@ -273,8 +287,8 @@ class Waits:
                         work = partial(self._in_thread, name, kept_as, work)
                     return await self._do_and_record(result, tags, kept_as, retry, work)
         except asyncio.CancelledError:
-            # A cancellation is not an outcome of the step.
-            journal.leave_step(name)
+            # A cancellation is not an outcome of the step: its name is free again.
+            self._steps.discard(name)
             raise
 
     async def _do_and_record(
@@ -425,7 +439,7 @@ class Waits:
             # An earlier run gave up on it before it was put.
             each.gives_up = True
         elif (known := recorded.find_ask(identity)) is not None:
-            each.is_known_as(known)
+            each.put_as(known, self._limit)
             each.put.set_result(None)
             each.gives_up = recorded.gives_up(each.result)
             self._open[each.key] = each
@@ -479,7 +493,7 @@ class Waits:
             self._writing = False
 
     async def _write_together(self, asked: Sequence[_Question]) -> None:
-        run, now = self._run, self._run.now()
+        run, now = self._run, self._run.runtime.now()
         entries: list[JournalEntry] = []
         for each in asked:
             if not each.key:
@@ -487,7 +501,7 @@ class Waits:
                 timeout, request = each.asking.timeout, each.request
                 request = request if timeout is None else replace(request, deadline=_later(now, timeout))
                 key = self._journal.recorded.new_key(each.asking.key, request.method.partition("/")[0])
-                each.is_known_as(Ask(key, request, now))
+                each.put_as(Ask(key, request, now), self._limit)
             self._open[each.key] = each
             ask = Ask(each.key, each.request, each.asked_at)
             entries.append(ask_entry(ask, each.asking.key, each.tags))
@@ -533,7 +547,7 @@ class Waits:
             self._expects_announcement = True
             self._run.help(self._end_if_never_announced())
         keys = frozenset(each.key for each in waited_for)
-        wake_at = min((at for each in waited_for if (at := self._wake_at(each)) is not None), default=None)
+        wake_at = min((each.ends_at for each in waited_for if each.ends_at is not None), default=None)
         async with self.waiting(keys=keys, wake_at=wake_at):
             for each in waited_for:
                 await self._wait_for_answer(each)
@@ -548,16 +562,15 @@ class Waits:
         """Wait until the question is answered, or until its time is over."""
         run = self._run
         while True:
-            await run.runtime.alarms.wait(each.answered, self._wake_at(each))
+            await run.runtime.alarms.wait(each.answered, each.ends_at)
             # Also when its time is over: an answer that was taken before that counts, whether this process knew of it
             # or not. A run that is suspended at this moment would be started again at once, and be suspended again.
             with self._staying():
                 await self._read_answers()
             if self._has_answer(each):
                 return
-            limit, fails_at = self._limit, self._fails_at(each)
-            if limit is not None and fails_at is not None and fails_at <= run.now():
-                await run.fail_with(WaitedTooLong(run.record.name, limit))
+            if self._limit is not None and each.request.deadline is None and not each.answered.is_set:
+                await run.fail_with(WaitedTooLong(run.record.name, self._limit))
                 await run.abort_branch()
             if not each.answered.is_set:
                 return
@@ -579,24 +592,6 @@ class Waits:
         # Only what is new: a journal may be long, and what was read of it once does not change.
         recorded = self._journal.recorded
         recorded.add_news(await self._run.writer.read(after=recorded.read_up_to))
-
-    def _wake_at(self, each: _Question) -> datetime | None:
-        # A question with a timeout of its own ends only by that.
-        return each.request.deadline or self._fails_at(each)
-
-    def _fails_at(self, each: _Question) -> datetime | None:
-        """When the task has waited too long for this answer."""
-        limit = self._limit
-        if limit is None or each.asked_at is None or each.request.deadline is not None:
-            return None
-        return _later(each.asked_at, limit)
-
-    @property
-    def _limit(self) -> timedelta | None:
-        """How long the task waits for an answer: as its tool says, or its call, or the server; the least of these."""
-        run = self._run
-        limits = (run.policy.max_wait, run.request.max_wait, run.runtime.limits.question_wait)
-        return min((limit for limit in limits if limit is not None), default=None)
 
     async def _hand_over(self, asked: Sequence[_Question]) -> None:
         """Record that the tool learns how these ended, at the same moment in which it does."""
