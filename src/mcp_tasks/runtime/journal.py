@@ -343,9 +343,8 @@ class Journal:
         self._ahead = dict(recorded.results)
         known = (*recorded.results.items(), *recorded.begun.items())
         self._of_own = {result: value for result, value in known if not value.get(BRANCH)}
-        self._wanted: dict[ResultId, asyncio.Future[None]] = {}
-        self._since: dict[asyncio.Future[None], float] = {}
-        self._new: list[asyncio.Future[None]] = []
+        # Branches that wait for the turn of a result, or of something new (None), and since when.
+        self._waiting: dict[asyncio.Future[None], tuple[ResultId | None, float]] = {}
         self._came = asyncio.Event()
         self._turn = asyncio.Lock()
         self._first: set[asyncio.Task[None]] = set()
@@ -360,7 +359,7 @@ class Journal:
     @property
     def is_handing_over(self) -> bool:
         """Whether some branch waits for a turn that will come by itself."""
-        return bool(self._wanted or self._new)
+        return bool(self._waiting)
 
     def has(self, result: ResultId | None) -> bool:
         """Whether an earlier run was handed this."""
@@ -400,11 +399,9 @@ class Journal:
         branches.contact()
         self.met(result)
         if result in self._ahead and (branches.several or next(iter(self._ahead)) != result):
-            self._wanted[result] = ready = asyncio.get_running_loop().create_future()
             try:
-                await self._wait(ready)
+                await self._turn_of(result)
             finally:
-                del self._wanted[result]
                 # Also if it was cancelled: it was asked for, and only not waited for.
                 self._ahead.pop(result, None)
         self._ahead.pop(result, None)
@@ -423,28 +420,26 @@ class Journal:
             with branches.waiting():
                 await asyncio.get_running_loop().create_future()
         if self._ahead:
-            ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._new.append(ready)
-            try:
-                await self._wait(ready)
-            finally:
-                self._new.remove(ready)
+            await self._turn_of(None)
 
     def close(self) -> None:
         """The run is over."""
         if self._pump is not None:
             self._pump.cancel()
 
-    async def _wait(self, ready: asyncio.Future[None]) -> None:
+    async def _turn_of(self, result: ResultId | None) -> None:
+        """Wait until this result is to be handed over, or until something new may begin."""
+        loop = asyncio.get_running_loop()
+        ready: asyncio.Future[None] = loop.create_future()
+        self._waiting[ready] = result, loop.time()
         self._came.set()
-        self._since[ready] = asyncio.get_running_loop().time()
         if self._pump is None or self._pump.done():
             self._pump = self._start(self._hand_over())
         try:
             with self._run.branches.waiting():
                 await ready
         finally:
-            del self._since[ready]
+            del self._waiting[ready]
             self._came.set()
 
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -452,22 +447,27 @@ class Journal:
 
     async def _hand_over(self) -> None:
         """Hand over what is wanted, in the order of the journal, and then let begin what is new."""
-        while self._wanted or self._new:
+        while self._waiting:
             head = next(iter(self._ahead), None)
             if head is None:
-                for waiting in (*self._wanted.values(), *self._new):
-                    _let(waiting)
+                # Results first, then what is new.
+                for ready in sorted(self._waiting, key=lambda each: self._waiting[each][0] is None):
+                    _let(ready)
                 await asyncio.sleep(0)
-            elif head in self._wanted:
+            elif (ready := self._wanted().get(head)) is not None:
                 del self._ahead[head]
-                _let(self._wanted[head])
+                _let(ready)
                 await self._settle()
             elif not await self._more_come():
                 # Do not wait for the next results up to the first that is wanted.
+                wanted = self._wanted()
                 for result in list(self._ahead):
-                    if result in self._wanted:
+                    if result in wanted:
                         break
                     del self._ahead[result]
+
+    def _wanted(self) -> dict[ResultId | None, asyncio.Future[None]]:
+        return {result: ready for ready, (result, _) in self._waiting.items()}
 
     async def _more_come(self) -> bool:
         """Whether another branch comes to us, after all had a moment, and up to that time if something is busy
@@ -475,7 +475,7 @@ class Journal:
         self._came.clear()
         await self._settle()
         # Counted from the first that waits: however many come meanwhile, none waits longer.
-        until = min(self._since.values(), default=-inf) + PATIENCE
+        until = min((since for _, since in self._waiting.values()), default=-inf) + PATIENCE
         if not self._came.is_set() and not self._run.branches.all_wait():
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(until):

@@ -249,6 +249,7 @@ class Run:
 
     Attributes:
         counts: Whether what the tool says still counts.
+        in_body: Whether the tool has been entered, and has neither returned nor been stopped.
         is_cancelled: Whether the work should stop. Also for the thread of a sync tool.
         lost_lease: Whether it was stopped because its process could not renew its lease.
     """
@@ -271,6 +272,7 @@ class Run:
         self.runtime = runtime
         self.state: State = State.STARTING
         self.counts: bool = True
+        self.in_body: bool = False
         self.is_cancelled: bool = False
         self.stopped: asyncio.Event = asyncio.Event()
         self.lost_lease: bool = False
@@ -344,6 +346,7 @@ class Run:
             return False
         self.state = following
         self.counts = following not in OVER
+        self.in_body = following in IN_BODY
         if following is State.SUSPENDING:
             self._decided = asyncio.Event()
         elif self._decided is not None:
@@ -360,11 +363,6 @@ class Run:
             if not self.counts:
                 self._over.set()
         return self._over
-
-    @property
-    def in_body(self) -> bool:
-        """Whether the tool has been entered, and has neither returned nor been stopped."""
-        return self.state in IN_BODY
 
     @property
     def only_waits(self) -> bool:
