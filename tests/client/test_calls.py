@@ -38,7 +38,7 @@ from mcp_tasks.client import (
     resume_task,
     start_task,
 )
-from mcp_tasks.errors import InvalidDuration, InvalidOption, TasksError, TaskWasCancelled, UnknownTask, UsageError
+from mcp_tasks.errors import InvalidOption, TasksError, TaskWasCancelled, UnknownTask, UsageError
 from mcp_tasks.model import Progress
 from mcp_tasks.stores import MemoryStore
 from tests.client.connecting import ANSWER, SHORT, Person, accepted, begin, connect, seen, text
@@ -436,9 +436,9 @@ async def test_a_ledger_that_keeps_results_keeps_a_task_that_was_cancelled_as_th
 WRONG_WAITS: list[tuple[dict[str, Any], type[InvalidOption], str]] = [
     ({"on_abandon": "kill"}, InvalidOption, "on_abandon must be 'cancel' or 'leave', got 'kill'"),
     ({"on_progress": 5}, InvalidOption, "on_progress must be an async function of the progress, got 5"),
-    ({"timeout": "1s"}, InvalidDuration, "timeout must be a timedelta or a number of seconds, got '1s'"),
-    ({"timeout": True}, InvalidDuration, "timeout must be .*, got True"),
-    ({"timeout": float("nan")}, InvalidDuration, "timeout must be .*, got nan"),
+    ({"timeout": "1s"}, InvalidOption, "timeout must be a timedelta or a number of seconds, got '1s'"),
+    ({"timeout": True}, InvalidOption, "timeout must be .*, got True"),
+    ({"timeout": float("nan")}, InvalidOption, "timeout must be .*, got nan"),
 ]
 
 

@@ -22,7 +22,7 @@ from mcp_tasks.cli.follow import Followed, Follower, Hooks, follow, open_questio
 from mcp_tasks.cli.questions import Question
 from mcp_tasks.cli.servers import connect, connector
 from mcp_tasks.client import Ledger, LedgerEntry, Progress, TaskSnapshot, TaskStatus, WaitTimedOut, resume_task
-from mcp_tasks.errors import Fate, NoOpenQuestion, QuestionUnseen, ServerUnreachable, UnknownTask
+from mcp_tasks.errors import Fate, InvalidInput, QuestionUnseen, ServerUnreachable, UnknownTask
 from tests.client.peer import (
     OUT_OF_ORDER,
     RELATED,
@@ -240,9 +240,9 @@ async def test_open_questions_are_given_with_where_they_are_from() -> None:
         assert await still_asked(handle, {"q1": "yes", "q0": "no"}) == {"q1": "yes"}
         for state, says in ((task(), "working"), (completed(), "completed")):
             peer.on("tasks/get", state)
-            with pytest.raises(NoOpenQuestion, match=f"no open question; it is {says}"):
+            with pytest.raises(InvalidInput, match=f"no open question; it is {says}"):
                 await open_questions(handle)
-            with pytest.raises(NoOpenQuestion, match="no longer asks this"):
+            with pytest.raises(InvalidInput, match="no longer asks this"):
                 await still_asked(handle, {"q1": "yes"})
 
 

@@ -20,7 +20,7 @@ from mcp_tasks.cli.known_servers import (
     secrets_of,
 )
 from mcp_tasks.cli.servers import ServerAddress, check_url
-from mcp_tasks.errors import InvalidOption, InvalidServerFile, ServerUnreachable, UnknownServer
+from mcp_tasks.errors import InvalidInput, InvalidOption, ServerUnreachable
 
 URL = "https://farm.example/mcp"
 
@@ -79,7 +79,7 @@ def test_variables_are_looked_up_and_a_missing_one_is_named(project: Path, monke
     assert farm.address.url == f"{URL}?key=s3cret"
     assert local.environment == {"A": "s3cret", "N": "1"}
     assert local.address.argv == ("farm", "--key", "s3cret")
-    with pytest.raises(InvalidServerFile, match="NOT_SET") as problem:
+    with pytest.raises(InvalidInput, match="NOT_SET") as problem:
         _ = bad.headers
     assert str(project / ".mcp.json") in problem.value.hint
 
@@ -113,10 +113,10 @@ def test_the_address_in_a_ledger_has_no_value_of_a_variable(project: Path, monke
 
 def test_a_name_that_is_spelled_wrong_is_answered_with_those_that_are_near(project: Path) -> None:
     write(project / ".mcp.json", {"Farm": {"url": URL}, "other": {"url": URL}})
-    with pytest.raises(UnknownServer) as problem:
+    with pytest.raises(InvalidInput) as problem:
         KnownServers(project / ".mcp.json").resolve("frm")
     assert problem.value.hint == "Did you mean Farm?"
-    with pytest.raises(UnknownServer, match="no server and no command is called 'xyzzy-server'") as unknown:
+    with pytest.raises(InvalidInput, match="no server and no command is called 'xyzzy-server'") as unknown:
         KnownServers(project / ".mcp.json").resolve("xyzzy-server")
     assert unknown.value.hint == ""
 
@@ -149,20 +149,20 @@ def test_comments_and_commas_too_many_are_read_over(project: Path) -> None:
 )
 def test_a_server_that_cannot_be_used_is_listed_and_says_why(project: Path, entry: dict[str, Any], says: str) -> None:
     write(project / ".mcp.json", {"farm": entry})
-    with pytest.raises(InvalidServerFile, match=says):
+    with pytest.raises(InvalidInput, match=says):
         _ = named(project / ".mcp.json", "farm").address
 
 
 def test_a_file_that_cannot_be_trusted_or_read_is_said(project: Path, home: Path) -> None:
     config, own = project / ".mcp.json", home / ".config/mcp-tasks/servers.json"
-    with pytest.raises(InvalidServerFile, match="No such file"):
+    with pytest.raises(InvalidInput, match="No such file"):
         KnownServers(config)
     config.write_text("{nonsense")
-    with pytest.raises(InvalidServerFile, match="cannot be read"):
+    with pytest.raises(InvalidInput, match="cannot be read"):
         KnownServers(config)
     write(config, {"farm": {"command": "evil"}})
     config.chmod(0o666)
-    with pytest.raises(InvalidServerFile, match="everybody can write"):
+    with pytest.raises(InvalidInput, match="everybody can write"):
         KnownServers(config)
     # Without the user's own file, a URL is still one.
     write(own, {"farm": {"command": "evil"}})
@@ -171,7 +171,7 @@ def test_a_file_that_cannot_be_trusted_or_read_is_said(project: Path, home: Path
     assert list(known) == []
     assert "everybody can write" in known.problem
     assert known.resolve(URL) == ServerAddress(url=URL)
-    with pytest.raises(UnknownServer) as problem:
+    with pytest.raises(InvalidInput) as problem:
         known.resolve("farm")
     assert "everybody can write" in problem.value.hint
 
@@ -207,7 +207,7 @@ def test_servers_are_kept_in_a_private_file_and_removed(home: Path) -> None:
 )
 def test_credentials_are_not_kept(server: str, headers: dict[str, str], environment: dict[str, str]) -> None:
     servers = KnownServers()
-    with pytest.raises(InvalidServerFile, match="would be kept") as problem:
+    with pytest.raises(InvalidInput, match="would be kept") as problem:
         servers.add("farm", ServerAddress.parse(server), headers=headers, environment=environment)
     assert "abc" not in str(problem.value)
     assert not servers.kept_in.exists()
@@ -217,14 +217,14 @@ def test_nothing_is_lost_of_what_is_kept(project: Path) -> None:
     write(project / ".mcp.json", {"theirs": {"url": URL}})
     servers = KnownServers(project / ".mcp.json")
     servers.add("farm", ServerAddress(url=URL))
-    with pytest.raises(InvalidServerFile, match="already"):
+    with pytest.raises(InvalidInput, match="already"):
         servers.add("farm", ServerAddress(url="http://b/mcp"))
-    with pytest.raises(UnknownServer, match="name"):
+    with pytest.raises(InvalidInput, match="name"):
         servers.add("two words", ServerAddress(url=URL))
-    with pytest.raises(UnknownServer, match="is kept in"):
+    with pytest.raises(InvalidInput, match="is kept in"):
         servers.remove("theirs")
     servers.kept_in.write_text("{nonsense")
-    with pytest.raises(InvalidServerFile, match="cannot be read"):
+    with pytest.raises(InvalidInput, match="cannot be read"):
         servers.add("other", ServerAddress(url=URL))
     assert servers.kept_in.read_text() == "{nonsense"
 

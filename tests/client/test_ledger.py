@@ -22,14 +22,7 @@ from mcp_tasks.cli.terminal import json_text, problem_of
 from mcp_tasks.client import Ledger, user_ledger
 from mcp_tasks.client.ledger import UNKNOWN, on_one_line, printable, user_ledger_path
 from mcp_tasks.encryption import LEDGER_KEYS_VARIABLE, Keyring, new_key
-from mcp_tasks.errors import (
-    AmbiguousTask,
-    EncryptionMismatch,
-    StoreCorrupt,
-    StoreError,
-    StoreUnavailable,
-    TaskNotRemembered,
-)
+from mcp_tasks.errors import EncryptionMismatch, InvalidInput, StoreCorrupt, StoreError, StoreUnavailable
 from mcp_tasks.protocol.shapes import parse_task
 from mcp_tasks.stores.sqlite import SqliteStore
 from tests.client.connecting import begin, connect
@@ -201,12 +194,12 @@ def test_tasks_are_found_each_once_and_in_order_and_with_a_server_also_those_tha
     assert [entry.task_id for entry in filled.find_all(["busy", "do", "task_busy"])] == ["task_busy", "task_done"]
     [entry] = filled.find_all(["task_new"], server=THERE, identity="ann")
     assert (entry.key, entry.status) == ((THERE, "ann", "task_new"), "working")
-    with pytest.raises(TaskNotRemembered, match="begins with 'task_new'") as raised:
+    with pytest.raises(InvalidInput, match="begins with 'task_new'") as raised:
         filled.find_all(["task_new"])
-    assert raised.value.start == "task_new"
+    assert raised.value.reason == "task"
     for number in range(9):
         filled.add(f"task_{number:02}", server=SERVER, tool="render")
-    with pytest.raises(AmbiguousTask, match="matches 12 tasks") as refused:
+    with pytest.raises(InvalidInput, match="matches 12 tasks") as refused:
         filled.find("task_")
     assert refused.value.hint.splitlines()[10:] == ["and 2 more"]
 

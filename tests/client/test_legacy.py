@@ -44,7 +44,7 @@ from mcp_tasks.client import (
     stdio_transport,
     with_tasks,
 )
-from mcp_tasks.errors import InvalidDuration, UsageError
+from mcp_tasks.errors import InvalidOption, UsageError
 from tests.client import connecting
 from tests.client.connecting import ANSWER, Person, begin, seen, text
 
@@ -103,9 +103,9 @@ async def test_a_task_that_ends_in_a_protocol_error_raises_it(url: str) -> None:
 
 async def test_a_time_to_live_that_cannot_be_is_refused_before_anything_is_sent(url: str) -> None:
     async with connect(url) as client:
-        with pytest.raises(InvalidDuration):
+        with pytest.raises(InvalidOption):
             await start_task(client, "echo", {"value": 1}, ttl=timedelta(seconds=-1))
-        with pytest.raises(InvalidDuration):
+        with pytest.raises(InvalidOption):
             await call_tool(client, "echo", {"value": 1}, ttl=3600)  # pyright: ignore[reportArgumentType]
         assert await all_tasks(client) == []
 

@@ -19,7 +19,7 @@ from mcp_tasks.cli.follow import Followed, Follower, Hooks
 from mcp_tasks.cli.questions import Question
 from mcp_tasks.client import Patience, TaskHandle, TaskStatus, WaitTimedOut, call_tool
 from mcp_tasks.client.poller import BACKSTOP, DEFAULT_INTERVAL, MOST_UNREADABLE, SHORTEST_INTERVAL, SOON, Poller
-from mcp_tasks.errors import InvalidDuration, InvalidResponse
+from mcp_tasks.errors import InvalidOption, InvalidResponse
 from mcp_tasks.protocol.shapes import parse_task
 from tests.client.connecting import Person, accepted, begin, text
 from tests.client.peer import (
@@ -402,7 +402,7 @@ async def test_answers_that_cannot_be_read_are_asked_for_a_few_times_in_a_row_on
 @pytest.mark.parametrize("name", ["max_outage", "first_pause", "max_pause"])
 @pytest.mark.parametrize("value", [60, timedelta(seconds=-1), None])
 def test_patience_that_is_no_duration_is_refused_where_it_is_given(name: str, value: Any) -> None:
-    with pytest.raises(InvalidDuration, match=name):
+    with pytest.raises(InvalidOption, match=name):
         Patience(**{name: value})
 
 

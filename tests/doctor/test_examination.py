@@ -19,7 +19,7 @@ from harness.rpc import response
 from mcp_tasks.cli.doctor import Report, examine
 from mcp_tasks.cli.doctor.examination import examine_over
 from mcp_tasks.cli.raw import LISTENING, HttpConnection, RawConnection, Reply, Silence
-from mcp_tasks.errors import ServerHasFaults, UnknownTool
+from mcp_tasks.errors import InvalidInput, ServerHasFaults
 from mcp_tasks.model.json import JsonObject, object_in
 from mcp_tasks.protocol.shapes import EXTENSION_ID
 from tests.unit.virtual_time import SIMULATED
@@ -299,7 +299,7 @@ async def test_arguments_may_be_made_from_the_schema_and_an_unknown_tool_is_refu
     assert report.failed == []
     assert [*seen[0]["properties"]] == ["seconds"]
     assert {finding.area for finding in report if finding.verdict == "skip"} == {"headers"}
-    with pytest.raises(UnknownTool, match="nothing"):
+    with pytest.raises(InvalidInput, match="nothing"):
         await examine(server, tool="nothing")
 
 

@@ -26,7 +26,7 @@ from harness.server import QUICK
 from harness.waiting import eventually
 from mcp_tasks import Tasks
 from mcp_tasks.client import TaskHandle, TasksClient, start_task
-from mcp_tasks.errors import InvalidDuration
+from mcp_tasks.errors import InvalidOption
 from mcp_tasks.server import ListChanges
 from tests.everything.serving import ERAS, Host, Visit, build, visiting
 from tests.unit.virtual_time import simulated, time_passes
@@ -224,5 +224,5 @@ def test_nothing_is_told_of_after_the_loop_has_ended() -> None:
 
 @pytest.mark.parametrize("window", [timedelta(seconds=-1), timedelta(hours=1), 0.5])
 def test_a_window_is_a_short_duration(window: Any) -> None:
-    with pytest.raises(InvalidDuration, match="window"):
+    with pytest.raises(InvalidOption, match="window"):
         ListChanges(window=window)

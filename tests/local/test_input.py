@@ -14,7 +14,7 @@ from mcp_types import INVALID_PARAMS, METHOD_NOT_FOUND, ElicitResult, TextConten
 
 from harness.official import AnyRequest, Anything
 from mcp_tasks import Accepted, Limits, elicit
-from mcp_tasks.errors import InvalidDuration, InvalidOption, UsageError, WaitTimedOut
+from mcp_tasks.errors import InvalidOption, UsageError, WaitTimedOut
 from mcp_tasks.model.record import TaskStatus
 from mcp_tasks.protocol.shapes import LIMIT_EXCEEDED
 from mcp_tasks.testing import TaskTester
@@ -111,7 +111,7 @@ async def test_input_waits_for_as_long_as_it_is_told_to(office: Office) -> None:
     sending = asyncio.create_task(late.send_input("decline", timeout=None))
     with pytest.raises(UsageError, match="asks nothing now"):
         await late.send_input("decline", timeout=timedelta(milliseconds=20))
-    with pytest.raises(InvalidDuration):
+    with pytest.raises(InvalidOption):
         await late.send_input("decline", timeout="soon")  # pyright: ignore[reportArgumentType]
     office.gate.set()
     await sending

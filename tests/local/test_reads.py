@@ -37,7 +37,7 @@ from harness.rpc import INVALID_PARAMS, METHOD_NOT_FOUND
 from harness.waiting import eventually
 from mcp_tasks import Tasks
 from mcp_tasks.client import TaskFailed, TasksClient, resume_task
-from mcp_tasks.errors import InvalidMark, InvalidOption, UnknownTask, UsageError
+from mcp_tasks.errors import InvalidOption, UnknownTask, UsageError
 from mcp_tasks.model.record import Progress, TaskStatus
 from tests.local.serving import LIMIT, QUICK, Office, new_office
 
@@ -133,7 +133,7 @@ async def test_marks_that_cannot_work_are_refused_and_those_of_nothing_are_told_
 
     tasks.task(kind="prompt")(twice)
     tasks.task(kind="resource")(twice)
-    with pytest.raises(InvalidMark, match="two functions are marked as the prompt 'twice'"):
+    with pytest.raises(InvalidOption, match="two functions are marked as the prompt 'twice'"):
         tasks.task(kind="prompt")(twice)
     with pytest.raises(InvalidOption, match="kind must be 'tool', 'prompt' or 'resource', got 'song'"):
         tasks.task(kind="song")(twice)  # pyright: ignore[reportArgumentType]

@@ -13,7 +13,7 @@ from mcp.shared.exceptions import MCPError
 
 from harness.waiting import eventually
 from mcp_tasks import Tasks, current_task
-from mcp_tasks.errors import InvalidDuration, TaskWasCancelled, UsageError
+from mcp_tasks.errors import InvalidOption, TaskWasCancelled, UsageError
 from mcp_tasks.testing import TaskTester
 from tests.promises.test_waiting import Yes
 
@@ -146,7 +146,7 @@ async def test_a_tool_that_ends_without_asking_is_told_in_words(tester: TaskTest
 
 
 async def test_time_passes_by_a_timedelta(tester: TaskTester) -> None:
-    with pytest.raises(InvalidDuration, match=r"by must be a timedelta, got 3: write by=timedelta\(seconds=3\)"):
+    with pytest.raises(InvalidOption, match=r"by must be a timedelta, got 3: write by=timedelta\(seconds=3\)"):
         await tester.advance(3)  # pyright: ignore[reportArgumentType]
 
 

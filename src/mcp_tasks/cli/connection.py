@@ -37,7 +37,7 @@ from mcp_tasks.cli.servers import ServerAddress, ServerTasks, ask_through_the_ta
 from mcp_tasks.cli.servers import connect as connect_to
 from mcp_tasks.cli.terminal import one_line, problem_of
 from mcp_tasks.client import Ledger, LedgerEntry, TaskHandle, user_ledger
-from mcp_tasks.errors import Explained, InvalidServerFile
+from mcp_tasks.errors import Explained, InvalidInput
 
 # ---- names
 # Servers by name: what SERVER may be on the command line, and what goes with a server that is named in a file.
@@ -77,7 +77,7 @@ def known_servers(ctx: click.Context | None = None) -> KnownServers:
     """The servers that have names: in the file of `--config`, and in the user's own.
 
     Raises:
-        InvalidServerFile: The file of `--config` cannot be read.
+        InvalidInput: The file of `--config` cannot be read.
     """
     ctx = ctx or click.get_current_context(silent=True)
     return KnownServers(None if ctx is None else ctx.meta.get(CONFIG))
@@ -111,7 +111,7 @@ def way_to(
     made the call whose task this is about. Secrets are hidden, and credentials in the clear warned of.
 
     Raises:
-        InvalidServerFile: A variable is not set.
+        InvalidInput: A variable is not set.
     """
     # Nearly all of it, as for any other command that is typed here; the SDK's own choice is for hosts.
     environment, headers = environment_for_servers(), dict(access.headers)
@@ -165,7 +165,7 @@ def where(server: KnownServer) -> str:
     """How a known server is reached, as it is written in its file."""
     try:
         return one_line(server.spec.rpartition(" && ")[2])
-    except InvalidServerFile as exc:
+    except InvalidInput as exc:
         return one_line(f"cannot be used: {exc.what}")
 
 

@@ -41,9 +41,8 @@ from mcp_tasks.client.handle import OnAbandon, TaskHandle
 from mcp_tasks.client.ledger import UNKNOWN, Ledger, LedgerEntry, short_id
 from mcp_tasks.errors import (
     Fate,
-    InvalidAddress,
+    InvalidInput,
     InvalidResponse,
-    NoOpenQuestion,
     QuestionUnseen,
     ServerUnreachable,
     TasksError,
@@ -490,8 +489,7 @@ class Follower:
             headers: What is going to be sent with requests: credentials, for one server.
 
         Raises:
-            InvalidAddress: The ledger does not say how to reach a server.
-            CredentialsForOne: There are headers, and several servers.
+            InvalidInput: The ledger does not say how to reach a server, or there are headers, and several servers.
         """
         # A result that is here is not asked for again: its server may have forgotten it. Who only watches is shown it.
         each = {entry.key: entry for entry in entries}.values()
@@ -739,8 +737,7 @@ async def follow(
         timeout: How long to wait. Time in which a hook works on an answer does not count.
 
     Raises:
-        InvalidAddress: The ledger does not say how to reach a server.
-        CredentialsForOne: There are headers, and several servers.
+        InvalidInput: The ledger does not say how to reach a server, or there are headers, and several servers.
     """
     connect = connector(ledger=ledger, headers=headers, era=era, elicit=ask_through_the_task)
     return await Follower(hooks, on_abandon=on_abandon, timeout=timeout).follow(entries, connect, headers=headers)
@@ -797,7 +794,7 @@ async def at_each(
         headers: What is going to be sent with requests: credentials, for one server.
 
     Raises:
-        CredentialsForOne: There are headers, and several servers.
+        InvalidInput: There are headers, and several servers.
     """
     seen: Seen[T] = {}
     reachable: list[LedgerEntry] = []
@@ -805,7 +802,7 @@ async def at_each(
         try:
             ServerAddress.of(entry)
             reachable.append(entry)
-        except InvalidAddress as exc:
+        except InvalidInput as exc:
             seen[entry.key] = exc
     groups = by_server(reachable, headers)
     async with asyncio.TaskGroup() as visits:
@@ -841,7 +838,7 @@ async def open_questions(
         within: For how long to wait for them.
 
     Raises:
-        NoOpenQuestion: The task asks nothing.
+        InvalidInput: The task asks nothing.
         QuestionUnseen: It asks something, and its server has not sent what.
     """
     snapshot: TaskSnapshot | None = await handle.status()
@@ -855,7 +852,7 @@ async def open_questions(
             "Some servers of 2025-11-25 send a question only once. Is somebody else about to answer it?",
         )
     if not snapshot.input_requests:
-        raise NoOpenQuestion(f"the task has no open question; it is {snapshot.status.value}")
+        raise InvalidInput("no_question", f"the task has no open question; it is {snapshot.status.value}")
     return questions_of(snapshot.input_requests, handle.tool or handle.id, server)
 
 
@@ -864,19 +861,19 @@ async def still_asked(handle: TaskHandle, answers: Mapping[str, T]) -> dict[str,
     else may answer, and a server takes what comes too late without a word.
 
     Raises:
-        NoOpenQuestion: It wants none of them.
+        InvalidInput: It wants none of them.
     """
     try:
         keys = {question.key for question in await open_questions(handle, fetch=False)}
     except QuestionUnseen:
         # It is ours to answer: a server of 2025-11-25 does not show it to anybody else.
         return dict(answers)
-    except NoOpenQuestion:
+    except InvalidInput:
         keys = set[str]()
     if wanted := {key: answer for key, answer in answers.items() if key in keys}:
         return wanted
     hint = "Somebody else answered it meanwhile, or the task went on. Nothing was sent."
-    raise NoOpenQuestion("the task no longer asks this", hint)
+    raise InvalidInput("no_question", "the task no longer asks this", hint)
 
 
 async def fetch_questions(handle: TaskHandle, *, within: timedelta) -> TaskSnapshot | None:

@@ -24,7 +24,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from mcp_tasks.cli.questions import is_loopback
 from mcp_tasks.cli.servers import ServerAddress, expand, has_variables, http_address, looks_like_address, names_in
-from mcp_tasks.errors import InvalidOption, InvalidServerFile, UnknownServer, UntrustedFile
+from mcp_tasks.errors import InvalidInput, InvalidOption, UntrustedFile
 from mcp_tasks.files import LARGEST_SECRET, alone, make_private_folder, read_trusted, write_private
 from mcp_tasks.model.json import JsonObject
 
@@ -62,7 +62,7 @@ class KnownServer:
         """How a ledger names it: as it is written, with variables in the place of what may be secrets.
 
         Raises:
-            InvalidServerFile: It is no server, or a variable is not set that is needed to say where it is.
+            InvalidInput: It is no server, or a variable is not set that is needed to say where it is.
         """
         url, argv = self._url, self._argv
         if url is not None:
@@ -73,7 +73,7 @@ class KnownServer:
         """Whether this is its address, as a ledger has it."""
         try:
             return self.spec == server.spec
-        except InvalidServerFile:
+        except InvalidInput:
             return False
 
     @property
@@ -81,7 +81,7 @@ class KnownServer:
         """How it is reached.
 
         Raises:
-            InvalidServerFile: It is no server that can be reached, or a variable is not set.
+            InvalidInput: It is no server that can be reached, or a variable is not set.
         """
         url, spec = self._url, self.spec
         if url is not None:
@@ -101,7 +101,7 @@ class KnownServer:
         """What goes with its HTTP requests. It may be credentials: not for a ledger, nor for a screen.
 
         Raises:
-            InvalidServerFile: A variable is not set.
+            InvalidInput: A variable is not set.
         """
         return self._pairs("headers")
 
@@ -110,7 +110,7 @@ class KnownServer:
         """The environment variables of its process, beside those that every server gets.
 
         Raises:
-            InvalidServerFile: A variable is not set.
+            InvalidInput: A variable is not set.
         """
         return self._pairs("env")
 
@@ -168,13 +168,14 @@ class KnownServer:
             return expand(text, self._variables)
         except KeyError as exc:
             name = exc.args[0]
-            raise InvalidServerFile(
+            raise InvalidInput(
+                "server_file",
                 f"the server {self.name!r} needs the variable {name}, which is not set",
                 f"It is in {self.source}. Set {name}, or give it a default there: ${{{name}:-...}}",
             ) from None
 
-    def _invalid(self, what: str) -> InvalidServerFile:
-        return InvalidServerFile(f"the server {self.name!r} {what}", f"It is in {self.source}.")
+    def _invalid(self, what: str) -> InvalidInput:
+        return InvalidInput("server_file", f"the server {self.name!r} {what}", f"It is in {self.source}.")
 
 
 def _is_http(text: str) -> bool:
@@ -237,7 +238,7 @@ class KnownServers:
         problem: Why it could not be read; empty if it could, or is not there.
 
     Raises:
-        InvalidServerFile: `config` cannot be read.
+        InvalidInput: `config` cannot be read.
     """
 
     def __init__(self, config: Path | None = None, *, kept_in: Path | None = None) -> None:
@@ -251,7 +252,7 @@ class KnownServers:
                     raise ValueError('it has neither "mcpServers" nor "servers"')
                 self._take(config, servers, _place_of(config))
             except (OSError, ValueError, UntrustedFile) as exc:
-                raise InvalidServerFile(f"the servers in {config} cannot be read: {exc}") from exc
+                raise InvalidInput("server_file", f"the servers in {config} cannot be read: {exc}") from exc
         self._take(self.kept_in, self._entries(), Path.home())
 
     def __iter__(self) -> Iterator[KnownServer]:
@@ -270,14 +271,15 @@ class KnownServers:
         """The server that a text names: by its name, or as a URL or a command.
 
         Raises:
-            UnknownServer: It is neither, but spelled like a name.
-            InvalidAddress: It names no server.
+            InvalidInput: It names no server.
         """
         known = self.get(text)
         if known is not None:
             return known
         if _NAME.fullmatch(text) and shutil.which(text) is None and not looks_like_address(text):
-            raise UnknownServer(f"no server and no command is called {text!r}", self._near(text) or self._unread())
+            raise InvalidInput(
+                "server", f"no server and no command is called {text!r}", self._near(text) or self._unread()
+            )
         return ServerAddress.parse(text)
 
     def add(
@@ -291,34 +293,35 @@ class KnownServers:
         """Keep a server under a name. What it is given may have variables in it, which are looked up on use.
 
         Raises:
-            UnknownServer: It is no name.
-            InvalidServerFile: The name is taken, there are credentials in it, or the file cannot be used.
+            InvalidInput: It is no name, is taken, there are credentials in it, or the file cannot be used.
         """
         if not _NAME.fullmatch(name):
-            raise UnknownServer(f"{name!r} is not a name for a server", "Letters, digits, and any of _ . + - @ in it.")
+            raise InvalidInput(
+                "server", f"{name!r} is not a name for a server", "Letters, digits, and any of _ . + - @ in it."
+            )
         entry = entry_of(server, headers or {}, environment or {})
         credential = credential_in(entry)
         if credential is not None:
-            raise InvalidServerFile(
+            raise InvalidInput(
+                "server_file",
                 f"{credential} would be kept for everybody to read who can read {self.kept_in}",
                 "Write ${VARIABLE} in its place, in single quotes, and set that variable when you use the server.",
             )
         with self._changing() as kept:
             if name in kept:
                 hint = f"It is in {self.kept_in}. Remove it first."
-                raise InvalidServerFile(f"there is a server {name!r} already", hint)
+                raise InvalidInput("server_file", f"there is a server {name!r} already", hint)
             kept[name] = entry
 
     def remove(self, name: str) -> None:
         """Keep a server no longer.
 
         Raises:
-            UnknownServer: It is not kept here.
-            InvalidServerFile: The file cannot be used.
+            InvalidInput: It is not kept here, or the file cannot be used.
         """
         with self._changing() as kept:
             if name not in kept:
-                raise UnknownServer(f"no server {name!r} is kept in {self.kept_in}", self._near(name))
+                raise InvalidInput("server", f"no server {name!r} is kept in {self.kept_in}", self._near(name))
             del kept[name]
 
     def _near(self, name: str) -> str:
@@ -351,7 +354,7 @@ class KnownServers:
         """What is in our file, read anew: another process may have written it."""
         kept = self._entries()
         if self.problem:
-            raise InvalidServerFile(f"{self.kept_in} cannot be read: {self.problem}", "Mend it first.")
+            raise InvalidInput("server_file", f"{self.kept_in} cannot be read: {self.problem}", "Mend it first.")
         return kept
 
     @contextmanager
@@ -365,7 +368,7 @@ class KnownServers:
                 text = json.dumps({"mcpServers": kept}, indent=2, ensure_ascii=False)
                 write_private(self.kept_in, f"{text}\n".encode())
         except (OSError, UntrustedFile) as exc:
-            raise InvalidServerFile(f"{self.kept_in} cannot be written: {exc}") from exc
+            raise InvalidInput("server_file", f"{self.kept_in} cannot be written: {exc}") from exc
 
 
 def config_folder() -> Path:

@@ -22,7 +22,7 @@ from mcp_tasks.cli.questions import Secrets, check_folder
 from mcp_tasks.cli.servers import Era
 from mcp_tasks.client import OnAbandon
 from mcp_tasks.encryption import LEDGER_KEYS_VARIABLE
-from mcp_tasks.errors import InvalidDuration, InvalidOption
+from mcp_tasks.errors import InvalidOption
 from mcp_tasks.model.values import read_duration
 
 # ---- credentials
@@ -187,7 +187,7 @@ class Duration(click.ParamType[timedelta]):
         """The duration that was typed."""
         try:
             return read_duration(str(value), zero=self._zero, longest=self._longest)
-        except InvalidDuration as exc:
+        except InvalidOption as exc:
             self.fail(str(exc), param, ctx)
 
 

@@ -23,15 +23,7 @@ from pydantic import ValidationError
 
 from mcp_tasks.cli.fields import NO, YES, Field, as_text, chosen_word, field_lines, fields_of, keys_of, read_words
 from mcp_tasks.client.ledger import on_one_line, printable
-from mcp_tasks.errors import (
-    AmbiguousAnswer,
-    BadValue,
-    InvalidOption,
-    InvalidResponse,
-    NoOpenQuestion,
-    TasksError,
-    UnknownTool,
-)
+from mcp_tasks.errors import BadValue, InvalidInput, InvalidOption, InvalidResponse, TasksError
 from mcp_tasks.model.json import JsonObject, object_in
 from mcp_tasks.protocol.shapes import EXTENSION_ID
 
@@ -195,13 +187,13 @@ def questions_for(words: Iterable[str], questions: Sequence[Question], *, key: s
     words. With a `key`, the one that has it.
 
     Raises:
-        NoOpenQuestion: None has this key.
+        InvalidInput: None has this key.
     """
     if key is not None:
         named = [each for each in questions if each.key == key]
         if not named:
             hint = f"Open questions: {', '.join(each.key for each in questions)}"
-            raise NoOpenQuestion(f"the task has no open question {key!r}", hint)
+            raise InvalidInput("no_question", f"the task has no open question {key!r}", hint)
         return named
     names = keys_of(words)
     return [each for each in questions if names and names <= {field.name for field in each.fields}] or questions
@@ -217,12 +209,12 @@ def answers_to(
         words: For the fields of its form, and `known` and `action`, as `Question.answer` takes them.
 
     Raises:
-        AmbiguousAnswer: There are several questions, and they are not declined or dismissed.
+        InvalidInput: There are several questions, and they are not declined or dismissed.
         BadValue: Something is unknown, missing or wrong.
     """
     if len(questions) > 1 and action == "accept":
         lines = [line for question in questions for line in [f"{question.key}:", *question.describe()]]
-        raise AmbiguousAnswer("the task has several open questions", "\n".join(lines))
+        raise InvalidInput("several_questions", "the task has several open questions", "\n".join(lines))
     return {question.key: question.answer(words, known=known, action=action) for question in questions}
 
 
@@ -555,7 +547,7 @@ async def find_tool(client: Client, name: str) -> Tool:
     """The tool of that name.
 
     Raises:
-        UnknownTool: The server has none; it says which are spelled like it.
+        InvalidInput: The server has none; it says which are spelled like it.
         InvalidResponse: It does not list its tools.
     """
     tools = {tool.name: tool for tool in reversed(await list_tools(client))}
@@ -564,13 +556,13 @@ async def find_tool(client: Client, name: str) -> Tool:
     raise unknown_tool(name, [*reversed(tools)])
 
 
-def unknown_tool(name: str, names: Collection[str]) -> UnknownTool:
+def unknown_tool(name: str, names: Collection[str]) -> InvalidInput:
     """That a server has no tool of that name: which of its tools are spelled like it, or what it has."""
     near = get_close_matches(name, names, n=3, cutoff=0.5)
     # On one line, whatever a server calls them.
     near, names = ([" ".join(found.split()) for found in some] for some in (near, names))
     hint = f"Did you mean {' or '.join(near)}?" if near else f"It has: {', '.join(names) or 'no tools'}"
-    return UnknownTool(f"the server has no tool {name!r}", hint)
+    return InvalidInput("tool", f"the server has no tool {name!r}", hint)
 
 
 def declares_tasks(client: Client) -> bool | None:

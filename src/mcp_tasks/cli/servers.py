@@ -41,7 +41,7 @@ from mcp_tasks.client.ledger import Ledger, LedgerEntry
 from mcp_tasks.client.poller import Patience
 from mcp_tasks.client.transport import ServerTransport, stdio_transport
 from mcp_tasks.client.transport import http_address as without_variables
-from mcp_tasks.errors import CredentialsForOne, InvalidAddress, ServerUnreachable, TasksError, UnreachableReason
+from mcp_tasks.errors import InvalidInput, ServerUnreachable, TasksError, UnreachableReason
 from mcp_tasks.protocol.schema import is_tame
 
 _REFERENCE: Final = re.compile(r"\$\{([^}]*)\}")
@@ -109,21 +109,21 @@ class ServerAddress:
         """The server that a text names: a URL, or a command, which is run in the present folder.
 
         Raises:
-            InvalidAddress: It does not name a server.
+            InvalidInput: It does not name a server.
         """
         text = text.strip()
         if re.match(r"https?://", text, re.IGNORECASE):
             return cls(url=text)
         if re.match(r"[a-z][a-z0-9+.-]*://", text, re.IGNORECASE):
-            raise InvalidAddress(f"{text!r} is not a server: a URL begins with http:// or https://")
+            raise InvalidInput("address", f"{text!r} is not a server: a URL begins with http:// or https://")
         placed = _PLACED.fullmatch(text)
         folder, command = (placed["folder"], placed["command"]) if placed else (shlex.quote(str(Path.cwd())), text)
         try:
             argv, [where] = shlex.split(command), shlex.split(folder)
         except ValueError as exc:
-            raise InvalidAddress(f"{text!r} is not a command: {exc}") from exc
+            raise InvalidInput("address", f"{text!r} is not a command: {exc}") from exc
         if not argv:
-            raise InvalidAddress("SERVER is empty; give a URL or the command of a stdio server")
+            raise InvalidInput("address", "SERVER is empty; give a URL or the command of a stdio server")
         return cls(argv=tuple(argv), folder=os.path.expanduser(where))
 
     @classmethod
@@ -131,14 +131,15 @@ class ServerAddress:
         """The server of a task that is in a ledger.
 
         Raises:
-            InvalidAddress: The ledger does not say how to reach it.
+            InvalidInput: The ledger does not say how to reach it.
         """
         if re.match(r"https?://", entry.server) or _PLACED.fullmatch(entry.server):
             return cls.parse(entry.server)
         why = "is known to the ledger by the name its program gave it"
         if entry.server.startswith("with "):
             why = "is started by its program with environment variables that the ledger does not keep"
-        raise InvalidAddress(
+        raise InvalidInput(
+            "address",
             f"the server of {entry.task_id} {why}: {entry.server!r}",
             "Say which server it is, and give the whole id of the task.",
         )
@@ -217,7 +218,7 @@ async def check_url(url: str, headers: Mapping[str, str] | None = None) -> Tasks
     """What keeps a URL from being used, as far as HTTP can tell; None if it looks like an MCP server.
 
     Returns:
-        A `ServerUnreachable`, or an `InvalidAddress` if it is no URL.
+        A `ServerUnreachable`, or an `InvalidInput` if it is no URL.
     """
     # What is said is printed and logged, so it has no user name and password in it.
     named = http_address(url)
@@ -228,7 +229,7 @@ async def check_url(url: str, headers: Mapping[str, str] | None = None) -> Tasks
                 speaks = await _speaks_json_rpc(response)
                 return _judge(named, response, speaks=speaks)
     except httpx2.InvalidURL as exc:
-        return InvalidAddress(f"{url!r} is not a URL: {exc}")
+        return InvalidInput("address", f"{url!r} is not a URL: {exc}")
     except httpx2.TimeoutException as exc:
         is_there = not isinstance(exc, httpx2.ConnectTimeout)
         hint = "Look at the server's log." if is_there else "Is the host name right, and no firewall in between?"
@@ -330,8 +331,8 @@ def by_server(entries: Iterable[LedgerEntry], headers: Mapping[str, str] | None 
         headers: What is going to be sent with requests. It is credentials, so there may be one place for it to go.
 
     Raises:
-        CredentialsForOne: There are headers, and they would go to several servers or identities.
-        InvalidAddress: The ledger does not say how to reach a server.
+        InvalidInput: There are headers, and they would go to several servers or identities; or the ledger does not say
+            how to reach a server.
     """
     groups: list[ServerTasks] = []
     for _, same in groupby(sorted(entries, key=lambda entry: (_group_of(entry), entry.task_id)), _group_of):
@@ -347,7 +348,8 @@ def by_server(entries: Iterable[LedgerEntry], headers: Mapping[str, str] | None 
         if group.server.url is not None
     }
     if headers and len(over_http) > 1:
-        raise CredentialsForOne(
+        raise InvalidInput(
+            "credentials",
             "these tasks are of several servers or identities, and the token or headers are for one of them",
             "\n".join(["Name the tasks of one at a time:", *over_http]),
         )
@@ -425,7 +427,7 @@ async def connect(
         errlog: Where a stdio server's stderr goes. Without one it is kept for the error message.
 
     Raises:
-        InvalidAddress: The text names no server.
+        InvalidInput: The text names no server.
         ServerUnreachable: The server cannot be used; it says why, and what to do.
     """
     address = ServerAddress.parse(server) if isinstance(server, str) else server

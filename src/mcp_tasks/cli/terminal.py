@@ -500,16 +500,16 @@ def problem_of(exc: BaseException) -> Problem:
     match exc:
         case errors.ServerUnreachable():
             code, hint = Exit.UNREACHABLE, f"{hint}\n{_TO_REACH_IT.get(exc.reason, '').format(exc.scheme)}"
-        case errors.TaskNotRemembered():
+        case errors.InvalidInput(reason="task"):
             ways = "`mcp-tasks ls` lists those in the ledger; `wait` or `show` any other by its whole id and --server."
             code, hint = Exit.UNKNOWN_TASK, f"{hint}\n{ways}"
-        case errors.InvalidAddress() if hint:
+        case errors.InvalidInput(reason="address") if hint:
             hint = "Name its server with --server, and give the whole ID."
-        case errors.UnknownServer():
+        case errors.InvalidInput(reason="server"):
             ways = "`mcp-tasks servers` lists the servers with names, and `mcp-tasks servers add NAME SERVER` adds one."
             ways += "\nIf another mcp.json has it, name that file: --config FILE."
             hint = f"{hint}\n{ways}"
-        case errors.AmbiguousAnswer():
+        case errors.InvalidInput(reason="several_questions"):
             what = f"{what}; choose one with --question"
         case errors.QuestionUnseen():
             code = Exit.FAILED

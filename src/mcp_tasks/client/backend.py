@@ -42,7 +42,7 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from mcp_tasks.client.poller import Patience, Poller
-from mcp_tasks.errors import CallNotKept, InvalidOption, InvalidResponse, TasksError, UnknownTask, UsageError
+from mcp_tasks.errors import InvalidOption, InvalidResponse, TasksError, UnknownTask, UsageError
 from mcp_tasks.failure import is_over_limit
 from mcp_tasks.model.json import JsonObject, object_in
 from mcp_tasks.model.limits import backoff
@@ -656,7 +656,7 @@ async def make_once(
             return await send(meta)
         except (MCPError, httpx2.TransportError) as exc:
             reason = _data(exc).get("reason")
-            if failure is not None and reason == CallNotKept.reason:
+            if failure is not None and reason == "call_not_kept":
                 raise failure from exc
             if _is_lost(exc):
                 may_have_run = _was_sent(exc) or (lost is not None and lost.may_have_run)

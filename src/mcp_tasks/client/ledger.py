@@ -25,14 +25,13 @@ from weakref import finalize
 from mcp_tasks.client.ledger_file import Sealer, bound_to, open_ledger
 from mcp_tasks.encryption import LEDGER_KEYS_VARIABLE, Cipher, keyring_from_environment
 from mcp_tasks.errors import (
-    AmbiguousTask,
     CannotDecrypt,
     EncryptionMismatch,
+    InvalidInput,
     InvalidOption,
     StoreCorrupt,
     StoreError,
     StoreUnavailable,
-    TaskNotRemembered,
     UntrustedFile,
 )
 from mcp_tasks.files import private_state_folder, state_folder
@@ -329,8 +328,7 @@ class Ledger:
         """The one task whose id begins with `start`, with or without the part before `_`.
 
         Raises:
-            TaskNotRemembered: No task begins like that.
-            AmbiguousTask: More than one does.
+            InvalidInput: No task begins like that, or more than one does.
         """
         found = [entry for entry in self.entries(server=server, identity=identity) if _begins(entry.task_id, start)]
         exact = [entry for entry in found if entry.task_id == start]
@@ -338,11 +336,12 @@ class Ledger:
             case [entry]:
                 return entry
             case []:
-                raise TaskNotRemembered(start)
+                hint = "That is the URL of a server; a task is named by its id." if "://" in start else ""
+                raise InvalidInput("task", f"no task in the ledger begins with {start!r}", hint)
             case several:
                 lines = [f"{e.task_id}  {e.tool}  {e.status}  {e.server}  {e.identity}".rstrip() for e in several[:10]]
                 lines += [f"and {len(several) - 10} more"] if len(several) > 10 else []
-                raise AmbiguousTask(f"{start!r} matches {len(several)} tasks", "\n".join(lines))
+                raise InvalidInput("several_tasks", f"{start!r} matches {len(several)} tasks", "\n".join(lines))
 
     def find_all(
         self, starts: Iterable[str], *, server: str | None = None, identity: str | None = None
@@ -355,15 +354,14 @@ class Ledger:
             identity: Of this identity alone.
 
         Raises:
-            TaskNotRemembered: No task begins like one of them.
-            AmbiguousTask: More than one does.
+            InvalidInput: No task begins like one of them, or more than one does.
         """
         found: list[LedgerEntry] = []
         for start in starts:
             try:
                 found.append(self.find(start, server=server, identity=identity))
-            except TaskNotRemembered:
-                if server is None:
+            except InvalidInput as exc:
+                if server is None or exc.reason != "task":
                     raise
                 found.append(LedgerEntry.begun(start, server=server, identity=identity or ""))
         return list({entry.key: entry for entry in found}.values())

@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import Any, Final, cast
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from mcp_tasks.errors import InvalidDuration, InvalidOption, MissingExtra
+from mcp_tasks.errors import InvalidOption, MissingExtra
 
 
 def check_number(name: str, value: object, least: int, most: int | None = None) -> None:
@@ -112,22 +112,22 @@ def check_duration(name: str, value: object, *, zero: bool = False, longest: tim
     """The value of the option `name`, if it is a positive `timedelta` (or none at all, where `zero` makes sense).
 
     Raises:
-        InvalidDuration: It is something else; the message says what to write.
+        InvalidOption: It is something else; the message says what to write.
     """
     if not isinstance(value, timedelta):
         # A bool is an int to Python, and no number of seconds.
         is_meant = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
         # The author's own number, or none: another one might be copied as if it were meant.
         seconds = value if is_meant else "..."
-        raise InvalidDuration(
+        raise InvalidOption(
             f"{name} must be a timedelta, got {value!r}: write {name}=timedelta(seconds={seconds}), or minutes=, hours="
         )
     if value < timedelta(0) or (not zero and not value):
         kind = "must not be negative" if zero else "must be a positive duration"
         # In seconds: Python writes one second less than nothing as "-1 day, 23:59:59".
-        raise InvalidDuration(f"{name} {kind}, got {value.total_seconds():.15g} s")
+        raise InvalidOption(f"{name} {kind}, got {value.total_seconds():.15g} s")
     if value > longest:
-        raise InvalidDuration(f"{name} must be at most {longest}, got {value}")
+        raise InvalidOption(f"{name} must be at most {longest}, got {value}")
     return value
 
 
@@ -139,20 +139,20 @@ def read_duration(text: str, *, zero: bool = True, longest: timedelta = timedelt
         longest: How long it may be, in whole days.
 
     Raises:
-        InvalidDuration: It is not one, or not one of these; the message says how one is written.
+        InvalidOption: It is not one, or not one of these; the message says how one is written.
     """
     text = text.strip()
     # A number alone is of seconds.
     parts = _TYPED.fullmatch(f"{text}s" if text[-1:].isdigit() else text) if text else None
     if parts is None:
-        raise InvalidDuration(f"{text!r} is not a duration; write 90 or 90s, 10m, 1h30m, 7d or 2w")
+        raise InvalidOption(f"{text!r} is not a duration; write 90 or 90s, 10m, 1h30m, 7d or 2w")
     try:
         duration = timedelta(**{unit: float(count) for unit, count in parts.groupdict("0").items()})
     except OverflowError:
         duration = timedelta.max
     if duration > longest or not (duration or zero):
         words = "" if zero else "more than none, and "
-        raise InvalidDuration(f"{text!r} must be {words}at most {longest.days} days")
+        raise InvalidOption(f"{text!r} must be {words}at most {longest.days} days")
     return duration
 
 
@@ -180,7 +180,7 @@ def seconds_of(timeout: object) -> float | None:
     """How long a caller wants to wait; None for as long as it takes.
 
     Raises:
-        InvalidDuration: It is neither a `timedelta` nor a number of seconds.
+        InvalidOption: It is neither a `timedelta` nor a number of seconds.
     """
     if timeout is None:
         return None
@@ -188,7 +188,7 @@ def seconds_of(timeout: object) -> float | None:
         return timeout.total_seconds()
     if isinstance(timeout, int | float) and not isinstance(timeout, bool) and not math.isnan(timeout):
         return timeout
-    raise InvalidDuration(
+    raise InvalidOption(
         f"timeout must be a timedelta or a number of seconds, got {timeout!r}: write timeout=timedelta(seconds=...)"
     )
 

@@ -19,7 +19,7 @@ from typing import Any, Final, TypeGuard
 
 from mcp_types import INTERNAL_ERROR, INVALID_PARAMS
 
-from mcp_tasks.errors import CallNotKept, KeyTooShort, OwnerRequired
+from mcp_tasks.errors import KeyRefused, OwnerRequired
 from mcp_tasks.model.json import JsonObject
 from mcp_tasks.model.record import TaskRequest
 from mcp_tasks.protocol.errors import RpcError, to_error_data
@@ -280,7 +280,7 @@ def take_key(
 
     Raises:
         RpcError: -32602: it is not a key.
-        KeyTooShort: The caller has no name, and the key could be guessed.
+        KeyRefused: The caller has no name, and the key could be guessed.
     """
     if IDEMPOTENCY_KEY not in request.meta:
         return request, None
@@ -305,10 +305,10 @@ def check_first(meta: Mapping[str, Any]) -> None:
     """Refuse to make a call that may have been made before, of a tool whose calls are not kept.
 
     Raises:
-        CallNotKept: Its caller says that it may have been.
+        KeyRefused: Its caller says that it may have been.
     """
     if meta.get(REPEATED_META_KEY) is True and IDEMPOTENCY_KEY in meta:
-        raise CallNotKept
+        raise KeyRefused("call_not_kept")
 
 
 def _checked(key: object, owner: str | None) -> str:
@@ -319,7 +319,7 @@ def _checked(key: object, owner: str | None) -> str:
             "call: a UUID will do",
         )
     if owner is None and len(key) < LEAST_CHARACTERS:
-        raise KeyTooShort(LEAST_CHARACTERS)
+        raise KeyRefused("key_too_short", least=LEAST_CHARACTERS)
     return key
 
 

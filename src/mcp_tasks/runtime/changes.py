@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from mcp_tasks._utils import BoundedDict, short_id
 from mcp_tasks.errors import (
-    KeyTaken,
+    KeyRefused,
     StaleRun,
     StoreUnavailable,
     TaskUnreadable,
@@ -101,7 +101,7 @@ class Changes:
         """Store a new task to which `events` have happened; or return the existing task under the key.
 
         Raises:
-            KeyTaken: The idempotency key belongs to another call.
+            KeyRefused: The idempotency key belongs to another call.
             KeySpent: Its task is gone, and the key is not free yet.
         """
         record = record if record.writes else record.written(new_write_id())
@@ -113,7 +113,7 @@ class Changes:
         created = await self._store.create(new, request, key=key, key_until_end=key_until_end, handing=handing, **kept)
         if created.id != record.id:
             if created.fingerprint != record.fingerprint:
-                raise KeyTaken
+                raise KeyRefused("key_taken")
             return created
         if handing is not None and created is not new:
             # Made by an attempt whose answer was lost. It is submitted in any case: twice does no harm.

@@ -19,11 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from mcp_tasks._utils import BackgroundTasks, BoundedDict, short_id
 from mcp_tasks.engines.base import Slot
 from mcp_tasks.errors import (
-    CannotStart,
-    JournalUnreadable,
     LimitReached,
-    OtherVersion,
-    RequestUnreadable,
     RunStopped,
     StoreError,
     StoreUnavailable,
@@ -148,7 +144,9 @@ class Claims:
         change: JournalEntry | None = None
         if record.started_at is not None and record.tool_version != policy.version:
             if policy.on_other_version == "fail":
-                await self._end(record, OtherVersion(record.name, record.tool_version, policy.version))
+                await self._end(
+                    record, RunStopped("tool_version", record.name, versions=(record.tool_version, policy.version))
+                )
                 return None
             starts_over = policy.on_other_version == "restart"
             change = version_entry(record.tool_version, policy.version, over=starts_over)
@@ -157,7 +155,7 @@ class Claims:
         # and then the swap does not succeed.
         recorded = await self._recorded_of(record, change)
         if recorded is None:
-            await self._end(record, JournalUnreadable(record.name))
+            await self._end(record, RunStopped("journal", record.name))
             return None
         request = request or await self._request_of(record)
         if request is None or self.closed or not runtime.lease.is_valid:
@@ -308,7 +306,7 @@ class Claims:
             return await self._runtime.store.request(record.id)
         except TaskUnreadable as exc:
             logger.error("task %s is ended, because its request cannot be read: %s", short_id(record.id), exc.why)
-            await self._end(record, RequestUnreadable(record.name))
+            await self._end(record, RunStopped("request", record.name))
             return None
 
     async def _policy_of(self, record: TaskRecord) -> TaskOptions | None:
@@ -318,7 +316,7 @@ class Claims:
             policy = await runtime.policy(record.method, record.name)
         except Exception as exc:
             if runtime.troubles.note(record.id, exc) >= TRIES_TO_LOOK_UP:
-                await self._end(record, CannotStart(record.name))
+                await self._end(record, RunStopped("cannot_start", record.name))
             return None
         if policy is None:
             runtime.troubles.note_missing_tool(record.name)

@@ -21,13 +21,11 @@ import anyio.lowlevel
 
 from mcp_tasks._utils import BackgroundTasks, short_id
 from mcp_tasks.errors import (
-    ErrorTooLarge,
-    Interrupted,
     LimitExceeded,
     ReplayMismatch,
-    ResultTooLarge,
     RunStopped,
     StoreUnavailable,
+    TooLarge,
     TransitionRefused,
     UsageError,
     ValueNotStorable,
@@ -109,14 +107,14 @@ async def encode_outcome(
             case Success(result):
                 outcome = await _encode_result(result, tool)
                 if most is not None and (size := size_of(outcome)) > most:
-                    raise ResultTooLarge(tool, size, most)
+                    raise TooLarge("result", tool, size, most)
                 is_error = result.get("isError") is True
                 message = _error_text(result, longest) if is_error else None
                 return RunCompleted(attempt=attempt, is_error=is_error, message=message), outcome
             case Failure(error, reason):
                 outcome = Outcome(body=await _encode(error, strict=False))
                 if most is not None and (size := size_of(outcome)) > most:
-                    raise ErrorTooLarge(tool, size, most)
+                    raise TooLarge("error", tool, size, most)
                 return _run_failed(attempt, error, reason, longest), outcome
             case _:
                 raise UsageError(f"The body of {tool!r} ended as if it had asked on the call, and had not")
@@ -525,7 +523,7 @@ class Run:
         """Give the run up because its process stops: another may take over, or the task ends as interrupted."""
         event, outcome = RunReleased(attempt=self.attempt), None
         if not self.policy.rerun:
-            stopped = Interrupted(self.record.name)
+            stopped = RunStopped("interrupted", self.record.name)
             event, outcome = failed(self.attempt, self.runtime.describe(stopped), stopped.reason)
         try:
             write = self.writer.new_write(*self.reported(), event, outcome=outcome, role="worker")

@@ -21,7 +21,7 @@ from mcp_tasks._utils import short_id
 from mcp_tasks.engines.base import Engine, ReservedSlot, ReservesSlots, Slot
 from mcp_tasks.errors import (
     AnswerRefused,
-    KeyTaken,
+    KeyRefused,
     LimitExceeded,
     OwnerRequired,
     StoreError,
@@ -503,7 +503,7 @@ class TaskRuntime:
         if found is None or is_expired(found, self.now()) or (spec.key_until_end and found.is_final):
             return None
         if found.fingerprint != spec.fingerprint:
-            raise KeyTaken
+            raise KeyRefused("key_taken")
         return found
 
     # Reading tasks

@@ -19,7 +19,7 @@ import anyio
 import anyio.to_thread
 
 from mcp_tasks._utils import BackgroundTasks
-from mcp_tasks.errors import LimitReached, RanTooLong
+from mcp_tasks.errors import LimitReached, RunStopped
 from mcp_tasks.model.machine import RunPaused, RunResumed, RunResumeRequested
 
 if TYPE_CHECKING:
@@ -429,7 +429,7 @@ class SlotUse:
             await anyio.sleep(max(left, 1.0) if self.is_resting else left)
             resting = loop.time() - self._rested_since if self.is_resting else 0.0
             left = started + limit.total_seconds() + self._rested + resting - loop.time()
-        await self._run.fail_with(RanTooLong(self._run.record.name, limit))
+        await self._run.fail_with(RunStopped("max_runtime", self._run.record.name, limit=limit))
 
     async def _rest_again(self) -> None:
         # A branch goes on, and others wait, perhaps for something that needs the slot. Nothing tells when the branch

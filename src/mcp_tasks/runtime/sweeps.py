@@ -22,14 +22,11 @@ import anyio.lowlevel
 
 from mcp_tasks._utils import short_id
 from mcp_tasks.errors import (
-    Interrupted,
-    LostTooOften,
     RunStopped,
     StoreError,
     StoreUnavailable,
     TasksError,
     TaskUnreadable,
-    TooOld,
     TransitionRefused,
     UnknownTask,
     VersionConflict,
@@ -481,7 +478,7 @@ class Recovery:
             return None
         if not policy.rerun:
             logger.warning("task %s (%s) was interrupted and may not run again", short_id(record.id), record.name)
-            return Interrupted(record.name)
+            return RunStopped("interrupted", record.name)
         if not lost:
             return RunReleased(attempt=record.attempt)
         if is_guilty(record, policy):
@@ -489,7 +486,7 @@ class Recovery:
                 "task %s (%s) was lost with its process %d times in a row: it is ended",
                 *(short_id(record.id), record.name, record.lost + 1),
             )
-            return LostTooOften(record.name, record.lost + 1)
+            return RunStopped("lost", record.name, times=record.lost + 1)
         return RunLost(attempt=record.attempt, wake_at=tried_again_at(record, policy, runtime.now()))
 
 
@@ -626,7 +623,7 @@ class Janitor:
         pages = [await runtime.list(EVERYBODY, status=status, limit=AGEING_BATCH) for status in _OPEN]
         now = runtime.now()
         for record in [each for page in pages for each in page.records if now - each.created_at >= limit]:
-            verdict = TooOld(record.name, limit)
+            verdict = RunStopped("task_age", record.name, limit=limit)
             # Only a run can fail: of a queued task, it is one that begins and ends here.
             begun = [] if record.worker is not None else [RunStarted(worker=runtime.worker)]
             event, outcome = failed(record.attempt + len(begun), runtime.describe(verdict), verdict.reason)

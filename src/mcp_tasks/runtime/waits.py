@@ -31,12 +31,11 @@ from mcp_tasks._utils import short_id
 from mcp_tasks.errors import (
     AnswerRefused,
     LimitExceeded,
-    NeverAnnounced,
     QuestionTimedOut,
-    QuestionTooLarge,
+    RunStopped,
+    TooLarge,
     UsageError,
     ValueNotStorable,
-    WaitedTooLong,
 )
 from mcp_tasks.model.json import JsonObject, JsonValue, encode_json, is_large
 from mcp_tasks.model.machine import InputRequested, InputWithdrawn, RunParked, StepRecorded
@@ -399,7 +398,7 @@ class Waits:
             # Refused in each run alike: it counts for nothing, and nothing is written.
             size = len(encode_json(request.params)) if is_large(request.params) else 0
             if size > LARGEST_QUESTION:
-                raise QuestionTooLarge(run.record.name, size, LARGEST_QUESTION)
+                raise TooLarge("question", run.record.name, size, LARGEST_QUESTION)
         await run.ensure_owned()
         # By how many the tool waits for, which is the same in each run.
         most, asking_now = run.runtime.limits.open_questions, self._asking + len(requests)
@@ -556,7 +555,7 @@ class Waits:
         """End the task if its call went away before it was answered: its client cannot come back to answer."""
         await asyncio.sleep(ANNOUNCED_WITHIN)
         if not self._run.record.announced:
-            await self._run.fail_with(NeverAnnounced(self._run.record.name))
+            await self._run.fail_with(RunStopped("unannounced", self._run.record.name))
 
     async def _wait_for_answer(self, each: _Question) -> None:
         """Wait until the question is answered, or until its time is over."""
@@ -570,7 +569,7 @@ class Waits:
             if self._has_answer(each):
                 return
             if self._limit is not None and each.request.deadline is None and not each.answered.is_set:
-                await run.fail_with(WaitedTooLong(run.record.name, self._limit))
+                await run.fail_with(RunStopped("max_wait", run.record.name, limit=self._limit))
                 await run.abort_branch()
             if not each.answered.is_set:
                 return

@@ -16,7 +16,7 @@ from mcp_types import Tool, ToolAnnotations
 from pydantic import ValidationError
 from pydantic_core import CoreSchema, ErrorDetails, SchemaValidator
 
-from mcp_tasks.errors import InvalidMark
+from mcp_tasks.errors import InvalidOption
 from mcp_tasks.model.json import rough_size, valid_text
 from mcp_tasks.model.options import Fallback, TaskMode, TaskOptions
 from mcp_tasks.protocol.schema import Schema, UnusableSchema, not_enforced
@@ -360,16 +360,16 @@ class Catalogue:
         """Mark a function.
 
         Raises:
-            InvalidMark: Another one is marked under that name.
+            InvalidOption: Another one is marked under that name.
         """
         if (kind, mark.name) in self._marks:
             if kind == "tool":
-                raise InvalidMark(
+                raise InvalidOption(
                     f"two functions are marked as {mark.name!r}, and only one of them can be the tool of that name: "
                     "rename one, or register them under two names and say @tasks.task(name=...) as in "
                     "@server.tool(name=...)"
                 )
-            raise InvalidMark(
+            raise InvalidOption(
                 f"two functions are marked as the {kind} {mark.name!r}: rename one, or say @tasks.task(kind={kind!r}, "
                 f"name=...) with the name that it is registered under"
             )

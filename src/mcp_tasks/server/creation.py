@@ -37,9 +37,8 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import INTERNAL_ERROR, CallToolResult, InputRequiredResult
 
 from mcp_tasks.errors import (
-    CallNotKept,
+    KeyRefused,
     KeySpent,
-    KeyTaken,
     LimitExceeded,
     StoreError,
     StoreUnavailable,
@@ -73,14 +72,14 @@ async def joined_under(runtime: TaskRuntime, spec: LaunchSpec, key: CallKey) -> 
 
     Raises:
         KeyRefused: The key is of another call, or of a task that is gone.
-        CallNotKept: The call may have been made, and nobody knows which task it came to.
+        KeyRefused: The call may have been made, and nobody knows which task it came to.
     """
     place = _place(runtime, spec, key)
     about = replace(spec.request, arguments={}, meta={}, input_responses=None, request_state=None)
     hidden = await runtime.hidden_keys.hide(key.key)
     standing = await runtime.store.create(place, about, key=hidden, key_outlives=KEY_OUTLIVES)
     if standing.fingerprint != key.fingerprint:
-        raise KeyTaken
+        raise KeyRefused("key_taken")
     is_new = standing.id == place.id
     if not is_new and (standing.announced or standing.status_message is not None):
         return await _came_to(runtime, standing)
@@ -95,7 +94,7 @@ async def joined_under(runtime: TaskRuntime, spec: LaunchSpec, key: CallKey) -> 
                 await runtime.store.delete(place.id, expected=place.version, now=gone)
         raise
     if not is_new and made.is_final:
-        raise CallNotKept
+        raise KeyRefused("call_not_kept")
     told = standing.but(version=standing.version + 1, status_message=made.id).written(new_write_id())
     # If it is not kept, a repeat joins what runs, or is told that its call was not kept. This call has its answer.
     with suppress(VersionConflict, StoreUnavailable):

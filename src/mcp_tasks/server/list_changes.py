@@ -70,7 +70,7 @@ class ListChanges:
         window: For how long changes are collected. Zero collects what is published without a pause.
 
     Raises:
-        InvalidDuration: The window is not a `timedelta`, is negative, or is longer than a minute.
+        InvalidOption: The window is not a `timedelta`, is negative, or is longer than a minute.
     """
 
     def __init__(self, bus: SubscriptionBus | None = None, *, window: timedelta = _WINDOW) -> None:

@@ -162,7 +162,7 @@ class LocalTask(Generic[ResultT]):
             TaskWasCancelled: The task was cancelled.
             WaitTimedOut: It did not end in time. A `TimeoutError`.
             UnknownTask: There is no such task (any more); `ResultExpired` in the tool that started it.
-            InvalidDuration: The timeout is not one.
+            InvalidOption: The timeout is not one.
         """
         seconds = seconds_of(timeout)
         run = current_run.get()
@@ -218,8 +218,7 @@ class LocalTask(Generic[ResultT]):
 
         Raises:
             UsageError: The task asks nothing in time, asks several things and no key is given, or not under this key.
-            InvalidDuration: The timeout is not one.
-            InvalidOption: Another argument has a value that it cannot have.
+            InvalidOption: An argument has a value that it cannot have.
             MCPError: -32602: the answer does not fit the question, which stays open.
             UnknownTask: There is no such task (any more).
         """

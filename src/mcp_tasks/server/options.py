@@ -12,7 +12,7 @@ from mcp_tasks.encryption import Cipher, keyring_from_environment
 from mcp_tasks.engines import Engine
 from mcp_tasks.engines.local import DEFAULT_CONCURRENCY
 from mcp_tasks.engines.remote import LOCAL, engine_beside, engine_from_url
-from mcp_tasks.errors import InvalidDuration, InvalidOption, MissingExtra, UsageError
+from mcp_tasks.errors import InvalidOption, MissingExtra, UsageError
 from mcp_tasks.model.options import (
     DEFAULT_TTL,
     OnOtherVersion,
@@ -136,7 +136,7 @@ def default_ttl_from(ms: int | Unset | None, ttl: timedelta | Unset | None) -> t
 
     Raises:
         UsageError: It is given twice.
-        InvalidDuration: It is not a duration.
+        InvalidOption: It is not a duration.
     """
     if isinstance(ms, Unset):
         if ttl is not None and not isinstance(ttl, Unset):
@@ -151,7 +151,7 @@ def default_ttl_from(ms: int | Unset | None, ttl: timedelta | Unset | None) -> t
             return timedelta(milliseconds=ms)
     except OverflowError:
         pass
-    raise InvalidDuration(
+    raise InvalidOption(
         f"default_ttl_ms must be a positive whole number of milliseconds, got {ms!r}: write "
         "default_ttl=timedelta(days=1), or None to keep tasks for as long as the store lives"
     )

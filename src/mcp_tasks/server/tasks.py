@@ -24,7 +24,7 @@ from mcp_types import CallToolRequestParams
 
 from mcp_tasks.encryption import Cipher
 from mcp_tasks.engines import Engine
-from mcp_tasks.errors import InvalidMark, WiringError
+from mcp_tasks.errors import InvalidOption, WiringError
 from mcp_tasks.fallback.options import Host, ShownTo, check_hosts
 from mcp_tasks.model.limits import Limits
 from mcp_tasks.model.options import Fallback, TaskMode, TaskOptions, Ways, fallback_from
@@ -100,14 +100,14 @@ class Marking:
             options: See `ToolOptions`.
 
         Raises:
-            InvalidMark: The parentheses are missing, the name is not a keyword, or another function is marked under
+            InvalidOption: The parentheses are missing, the name is not a keyword, or another function is marked under
                 the same name.
             InvalidOption: There is no such option, or it has a value that it cannot have.
         """
         for wrong in misplaced:
             if isinstance(wrong, str):
-                raise InvalidMark(f"the name is a keyword: @tasks.task(name={wrong!r})")
-            raise InvalidMark("@tasks.task is called before it decorates: write @tasks.task(), with parentheses")
+                raise InvalidOption(f"the name is a keyword: @tasks.task(name={wrong!r})")
+            raise InvalidOption("@tasks.task is called before it decorates: write @tasks.task(), with parentheses")
         if name is not None:
             check_text("name", name)
         check_choice("kind", kind, get_args(Kind))
@@ -211,7 +211,7 @@ class Tasks(Marking, LocalCalls, Working, Extension):
             each. Those beyond it are left to the SDK, which has a limit of its own: 1,024.
 
     Raises:
-        InvalidDuration: A duration is not a `timedelta`, or not a positive one.
+        InvalidOption: A duration is not a `timedelta`, or not a positive one.
         InvalidOption: Another argument has a value that it cannot have.
         UsageError: The store or its URL is not one, or the engine is not one.
     """

@@ -18,7 +18,7 @@ from mcp.server import MCPServer, Server
 
 from mcp_tasks.engines.base import Serves
 from mcp_tasks.engines.remote import RemoteEngine
-from mcp_tasks.errors import Interrupted, MissingExtra, StoreError
+from mcp_tasks.errors import MissingExtra, StoreError
 from mcp_tasks.model.machine import RunAskedOnCall, RunCompleted, RunFailed, RunParked, RunReleased, TaskCancelled
 from mcp_tasks.model.values import check_duration
 from mcp_tasks.runtime import Settings, TaskRuntime
@@ -77,7 +77,7 @@ class Tally(Watcher):
                 self.handed_back += 1
             case RunParked():
                 self.parked += 1
-            case RunFailed(reason=Interrupted.reason):
+            case RunFailed(reason="interrupted"):
                 self.interrupted += 1
             case _:
                 # What ended just before it was told to stop may be heard of only now.

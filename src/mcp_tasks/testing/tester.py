@@ -184,7 +184,7 @@ class TaskTester:
         The time that passes is that of durable sleeps and time-outs, not the event loop's.
 
         Raises:
-            InvalidDuration: It is not a `timedelta`.
+            InvalidOption: It is not a `timedelta`.
         """
         check_duration("by", by, zero=True)
         await self.settle()

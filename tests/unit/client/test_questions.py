@@ -17,7 +17,7 @@ from mcp_tasks.cli.questions import (
     result_texts,
     save_files,
 )
-from mcp_tasks.errors import AmbiguousAnswer, BadValue, InvalidOption, NoOpenQuestion
+from mcp_tasks.errors import BadValue, InvalidInput, InvalidOption
 
 
 def question(**params: Any) -> Question:
@@ -71,13 +71,13 @@ def test_words_are_meant_for_the_questions_that_have_their_fields_unless_a_key_i
     assert questions_for(["age=3"], asked) == questions_for([], asked) == [who, sure]
     assert questions_for(["name=Ann"], asked, key="q2") == [sure]
     assert questions_for([], asked, key="q1") == [who]
-    with pytest.raises(NoOpenQuestion, match="no open question 'q3'") as unknown:
+    with pytest.raises(InvalidInput, match="no open question 'q3'") as unknown:
         questions_for([], asked, key="q3")
     assert unknown.value.hint == "Open questions: q1, q2"
     # One is answered, and several are refused at once.
     assert answers_to([who], ["name=Ann"]) == {"q1": {"action": "accept", "content": {"name": "Ann"}}}
     assert answers_to([who, sure], action="decline") == {"q1": {"action": "decline"}, "q2": {"action": "decline"}}
-    with pytest.raises(AmbiguousAnswer, match="several open questions") as several:
+    with pytest.raises(InvalidInput, match="several open questions") as several:
         answers_to([who, sure], ["name=Ann"])
     assert several.value.hint.splitlines()[:2] == ["q1:", "Who?"]
 

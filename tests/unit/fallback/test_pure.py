@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import pytest
 from hypothesis import example, given
@@ -20,20 +20,7 @@ from hypothesis import strategies as st
 from jsonschema.validators import validator_for
 from referencing import Registry
 
-from mcp_tasks.errors import (
-    CannotStart,
-    Interrupted,
-    JournalUnreadable,
-    LostTooOften,
-    NeverAnnounced,
-    OtherVersion,
-    RanTooLong,
-    ReplayMismatch,
-    RequestUnreadable,
-    RunStopped,
-    TooOld,
-    WaitedTooLong,
-)
+from mcp_tasks.errors import ReplayMismatch, RunStopped, StopReason
 from mcp_tasks.fallback.messages import CompanionNames, failed_result, handle_result, widened
 from mcp_tasks.fallback.progress import ALIVE, ProgressValues, Report
 from mcp_tasks.model import InputRequest, TaskRecord, TaskStatus
@@ -145,21 +132,21 @@ def test_an_answer_is_short_and_valid_and_its_words_its_own_whatever_a_tool_says
 
 
 STOPPED: list[RunStopped] = [
-    Interrupted("render"),
-    RanTooLong("render", timedelta(seconds=5)),
-    WaitedTooLong("render", timedelta(seconds=5)),
-    TooOld("render", timedelta(days=30)),
-    NeverAnnounced("render"),
-    LostTooOften("render", 3),
-    CannotStart("render"),
-    OtherVersion("render", "1", "2"),
-    RequestUnreadable("render"),
-    JournalUnreadable("render"),
+    RunStopped("interrupted", "render"),
+    RunStopped("max_runtime", "render", limit=timedelta(seconds=5)),
+    RunStopped("max_wait", "render", limit=timedelta(seconds=5)),
+    RunStopped("task_age", "render", limit=timedelta(days=30)),
+    RunStopped("unannounced", "render"),
+    RunStopped("lost", "render", times=3),
+    RunStopped("cannot_start", "render"),
+    RunStopped("tool_version", "render", versions=("1", "2")),
+    RunStopped("request", "render"),
+    RunStopped("journal", "render"),
 ]
 
 
 def test_a_tool_that_was_stopped_is_an_error_that_says_why_and_what_to_do() -> None:
-    assert {type(stopped) for stopped in STOPPED} == set(RunStopped.__subclasses__())
+    assert {stopped.reason for stopped in STOPPED} == {*get_args(StopReason)}
     for stopped in (*STOPPED, ReplayMismatch("it asked something else")):
         result = failed_result(FAILED, describe(stopped))
         first, advice, last = text_of(result).splitlines()
@@ -168,7 +155,7 @@ def test_a_tool_that_was_stopped_is_an_error_that_says_why_and_what_to_do() -> N
         assert str(stopped).removesuffix(".") in first
         assert '"render"' in advice
         assert last == "Task: task_1"
-    error = describe(RanTooLong("render", timedelta(seconds=5)))
+    error = describe(RunStopped("max_runtime", "render", limit=timedelta(seconds=5)))
     assert "Its work may be done in part." in text_of(failed_result(FAILED, error))
     unbegun = text_of(failed_result(replace(FAILED, attempt=0), error))
     assert "Its work had not begun." in unbegun

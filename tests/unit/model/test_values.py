@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mcp_tasks.errors import InvalidDuration, MissingExtra
+from mcp_tasks.errors import InvalidOption, MissingExtra
 from mcp_tasks.model.values import (
     ago,
     check_duration,
@@ -33,7 +33,7 @@ SECOND = timedelta(seconds=1)
     ],
 )
 def test_a_negative_duration_is_shown_as_a_person_would_write_it(wrong: timedelta, shown: str) -> None:
-    with pytest.raises(InvalidDuration, match=f"got {shown}$"):
+    with pytest.raises(InvalidOption, match=f"got {shown}$"):
         check_duration("ttl", wrong)
 
 
@@ -41,7 +41,7 @@ def test_a_duration_may_have_a_limit() -> None:
     assert check_duration("ttl", SECOND) is SECOND
     assert check_duration("park_after", timedelta(0), zero=True) == timedelta(0)
     assert check_duration("every", SECOND, longest=SECOND) == SECOND
-    with pytest.raises(InvalidDuration, match="every must be at most 0:00:01, got 0:00:02"):
+    with pytest.raises(InvalidOption, match="every must be at most 0:00:01, got 0:00:02"):
         check_duration("every", 2 * SECOND, longest=SECOND)
 
 
@@ -54,7 +54,7 @@ def test_a_typed_duration_is_read(text: str, seconds: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "soon", "-1", "10x", "1m1h", "1 2"])
 def test_what_is_no_duration_is_refused_with_how_to_write_one(text: str) -> None:
-    with pytest.raises(InvalidDuration, match="is not a duration; write 90"):
+    with pytest.raises(InvalidOption, match="is not a duration; write 90"):
         read_duration(text)
 
 
@@ -64,7 +64,7 @@ def test_what_is_no_duration_is_refused_with_how_to_write_one(text: str) -> None
 def test_a_wait_is_given_as_a_duration_or_in_seconds(timeout: Any, seconds: float | None) -> None:
     assert seconds_of(timeout) == seconds
     for wrong in ("5", True, math.nan, [5]):
-        with pytest.raises(InvalidDuration, match="a timedelta or a number of seconds"):
+        with pytest.raises(InvalidOption, match="a timedelta or a number of seconds"):
             seconds_of(wrong)
 
 
@@ -72,9 +72,9 @@ def test_a_typed_duration_has_bounds() -> None:
     week = timedelta(days=7)
     assert (read_duration("0"), read_duration("99999999999w")) == (timedelta(0), timedelta.max)
     assert read_duration("7d", zero=False, longest=week) == week
-    with pytest.raises(InvalidDuration, match="'0' must be more than none, and at most 7 days"):
+    with pytest.raises(InvalidOption, match="'0' must be more than none, and at most 7 days"):
         read_duration("0", zero=False, longest=week)
-    with pytest.raises(InvalidDuration, match="'8d' must be at most 7 days"):
+    with pytest.raises(InvalidOption, match="'8d' must be at most 7 days"):
         read_duration("8d", longest=week)
 
 

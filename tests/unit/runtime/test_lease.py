@@ -401,7 +401,7 @@ async def test_a_process_that_is_back_in_time_ends_what_may_not_run_again() -> N
         net.down = False
         ended = await until_final(one, task, LONG)
         assert ended.error is not None
-        assert (ended.error["data"], ended.attempt) == ({"type": "Interrupted"}, 1)
+        assert (ended.error["data"], ended.attempt) == ({"type": "interrupted"}, 1)
 
 
 async def test_a_process_without_a_lease_claims_nothing_until_it_has_one_again() -> None:

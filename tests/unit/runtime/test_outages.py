@@ -270,7 +270,7 @@ async def test_the_verdict_over_a_run_is_written_after_an_outage_though_the_run_
         store.refuse(StoreUnavailable("the store is away"), "save")
         await time_passes(AWAY)
         store.before.clear()
-        assert error_type(await until_final(runtime, task, limit=10)) == "RanTooLong"
+        assert error_type(await until_final(runtime, task, limit=10)) == "max_runtime"
 
 
 async def test_a_run_that_was_stopped_is_not_told_of_an_outage_when_it_reads_its_journal() -> None:
@@ -768,7 +768,7 @@ async def test_a_store_that_goes_back_further_than_a_run_remembers_has_it_end_or
         store.go_back(start)
         await runtime.listener.look()
         done = await until_final(runtime, task)
-        assert error_type(done) == (None if policy is RERUN else "Interrupted")
+        assert error_type(done) == (None if policy is RERUN else "interrupted")
         assert (await journal(runtime, task))["step", "first"] == (policy is RERUN)
 
 

@@ -12,7 +12,7 @@ import anyio
 import pytest
 
 from harness.waiting import eventually
-from mcp_tasks.errors import AnswerRefused, QuestionTimedOut, QuestionTooLarge, StoreUnavailable, ValueNotStorable
+from mcp_tasks.errors import AnswerRefused, QuestionTimedOut, StoreUnavailable, TooLarge, ValueNotStorable
 from mcp_tasks.model import JournalEntry, TaskRecord, TaskStatus
 from mcp_tasks.model.json import encode_json
 from mcp_tasks.runtime import Ending, Run, TaskOptions, TaskRuntime, current_task
@@ -115,7 +115,7 @@ async def test_questions_asked_in_turn_are_put_in_turn_and_an_answer_counts_for_
 async def test_a_question_that_is_too_large_is_refused_and_the_tool_may_go_on(*, together: bool) -> None:
     async def body(run: Run) -> Ending:
         large = question("x" * LARGEST_QUESTION)
-        with pytest.raises(QuestionTooLarge) as refused:
+        with pytest.raises(TooLarge) as refused:
             await (run.ask_all({"small": question("Name?"), "large": large}) if together else run.ask(large))
         return ok([str(refused.value), await run.ask(question("Sure?"))])
 

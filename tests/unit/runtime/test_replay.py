@@ -409,7 +409,7 @@ async def test_a_version_that_fails_says_which_two_there_were_and_runs_nothing()
         ended = await until_final(runtime, task)
         assert (ended.status, ended.tool_version) == (TaskStatus.FAILED, "1")
         kind, message = error(ended)
-        assert kind == "OtherVersion"
+        assert kind == "tool_version"
         assert "version 1 of 'tool'" in message
         assert "version 2" in message
     assert work.done == ["first 1"]

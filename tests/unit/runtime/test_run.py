@@ -13,7 +13,7 @@ from typing import Any
 import anyio
 import pytest
 
-from mcp_tasks.errors import Interrupted, InvalidOption, StoreUnavailable, ValueNotStorable
+from mcp_tasks.errors import InvalidOption, RunStopped, StoreUnavailable, ValueNotStorable
 from mcp_tasks.model import Progress, TaskRecord, TaskStatus
 from mcp_tasks.model.json import LARGE, LONGEST_MESSAGE
 from mcp_tasks.model.limits import Limits
@@ -183,10 +183,10 @@ async def test_a_large_ending_is_encoded_in_another_thread_and_its_record_stays_
 @pytest.mark.parametrize(
     ("ending", "kind", "says"),
     [
-        (Success({"content": "x" * 2_000}), "ResultTooLarge", "The result of tool 'tool' has 2,0"),
-        (Success({"_meta": {"of": "x" * 2_000}}), "ResultTooLarge", "The result of tool 'tool' has 2,0"),
-        (Failure({"code": -1, "message": "x" * 2_000}), "ErrorTooLarge", "The error of tool 'tool' has 2,0"),
-        (Failure({"code": -1, "message": "", "data": ["x" * 2_000]}), "ErrorTooLarge", "The error of tool 'tool' has"),
+        (Success({"content": "x" * 2_000}), "TooLarge", "The result of tool 'tool' has 2,0"),
+        (Success({"_meta": {"of": "x" * 2_000}}), "TooLarge", "The result of tool 'tool' has 2,0"),
+        (Failure({"code": -1, "message": "x" * 2_000}), "TooLarge", "The error of tool 'tool' has 2,0"),
+        (Failure({"code": -1, "message": "", "data": ["x" * 2_000]}), "TooLarge", "The error of tool 'tool' has"),
     ],
     ids=["result", "meta", "message", "data"],
 )
@@ -258,7 +258,7 @@ async def test_an_async_body_that_runs_too_long_is_stopped_and_the_task_says_so(
     stopped = anyio.Event()
     async with running(telling(stopped), policy=QUICKLY) as runtime:
         record = await until_final(runtime, await launch(runtime))
-        assert (record.status, error_type(record)) == (TaskStatus.FAILED, "RanTooLong")
+        assert (record.status, error_type(record)) == (TaskStatus.FAILED, "max_runtime")
         assert "0.05 s" in (record.status_message or "")
         await happens(stopped)
 
@@ -287,7 +287,7 @@ async def test_the_thread_of_a_sync_body_is_told_to_stop_and_what_it_returns_is_
         if policy is ONCE:
             await cancel(runtime, task)
         record = await until_final(runtime, task)
-        assert error_type(record) == (None if policy is ONCE else "RanTooLong")
+        assert error_type(record) == (None if policy is ONCE else "max_runtime")
         assert await anyio.to_thread.run_sync(told.wait, 5)
         await settle()
         assert await finished(runtime, await as_of_now(runtime, task)) == record
@@ -302,7 +302,7 @@ async def test_nothing_that_comes_after_the_cancellation_counts(raises: bool) ->
             await go_on.wait()
             await run.report(Progress(progress=1))
             # A verdict comes too late as well.
-            await run.fail_with(Interrupted(run.record.name))
+            await run.fail_with(RunStopped("interrupted", run.record.name))
             returned.set()
         if raises:
             raise RuntimeError("so there")

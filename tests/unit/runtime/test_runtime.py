@@ -446,7 +446,7 @@ async def test_what_does_not_end_in_time_is_released_or_ends_as_interrupted_and_
         (TaskStatus.FAILED, None, 1, 0),
         (TaskStatus.WORKING, None, 0, 0),
     ]
-    assert error_type(await finished(runtime, records[1])) == "Interrupted"
+    assert error_type(await finished(runtime, records[1])) == "interrupted"
     assert await store.workers("") == {}
     quick = {"again": Tool(at_once, RERUN), "once": Tool(at_once, ONCE)}
     async with running(quick, store=store) as other:

@@ -13,7 +13,7 @@ from mcp_tasks.cli.known_servers import KnownServer, KnownServers
 from mcp_tasks.cli.options import Output, takes_config, takes_output
 from mcp_tasks.cli.servers import ServerAddress
 from mcp_tasks.cli.terminal import Columns, Exit, Problem, listing, one_line, print_json, say, stdout
-from mcp_tasks.errors import Explained, InvalidServerFile
+from mcp_tasks.errors import Explained, InvalidInput
 
 
 @click.group(invoke_without_command=True)
@@ -108,5 +108,5 @@ def _json(server: KnownServer) -> dict[str, Any]:
     fields: dict[str, Any] = {"name": server.name, "source": str(server.source)}
     try:
         return {**fields, "server": server.spec}
-    except InvalidServerFile as exc:
+    except InvalidInput as exc:
         return {**fields, "problem": exc.what}

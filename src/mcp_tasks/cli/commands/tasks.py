@@ -57,7 +57,7 @@ from mcp_tasks.cli.terminal import (
 )
 from mcp_tasks.client import LedgerEntry, TaskHandle, TaskSnapshot, TaskStatus, WaitTimedOut, user_ledger
 from mcp_tasks.client.ledger import UNKNOWN, short_id, short_ids
-from mcp_tasks.errors import InvalidAddress, UnknownTask
+from mcp_tasks.errors import InvalidInput, UnknownTask
 from mcp_tasks.model.values import ago, clock
 
 
@@ -115,7 +115,7 @@ async def _refresh(pending: Chosen) -> Exit:
     for message, count in Counter(problem_of(problem).message for problem in problems).items():
         say(f"{count} task{'' if count == 1 else 's'} could not be refreshed: {message}", "yellow")
     # Of the others it is known that there is nobody to ask, or nothing to know.
-    is_open = any(not isinstance(problem, UnknownTask | InvalidAddress) for problem in problems)
+    is_open = any(not isinstance(problem, UnknownTask | InvalidInput) for problem in problems)
     return Exit.UNREACHABLE if is_open else Exit.OK
 
 

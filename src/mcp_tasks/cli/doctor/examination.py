@@ -342,9 +342,9 @@ async def examine(
         environment: The environment variables of a stdio server; without any, what the SDK gives every server.
 
     Raises:
-        InvalidAddress: The text names no server.
+        InvalidInput: The text names no server.
         ServerUnreachable: There is nothing to examine; it says why, and what to do.
-        UnknownTool: The server has no such tool.
+        InvalidInput: The server has no such tool.
     """
     address = ServerAddress.parse(server) if isinstance(server, str) else server
     try:
