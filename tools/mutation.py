@@ -287,7 +287,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(_Recorder())
 
 
-def reach() -> dict[int, list[tuple[str, float]]]:
+def reach(only: set[str] | None = None) -> dict[int, list[tuple[str, float]]]:
     """The tests that pass and reach a mutation, with their durations, fastest first."""
     took: dict[str, float] = {}
     failed: set[str] = set()
@@ -300,7 +300,7 @@ def reach() -> dict[int, list[tuple[str, float]]]:
     found: dict[int, set[str]] = {}
     for line in (FOLDER / "reached.txt").read_text(encoding="utf-8").splitlines():
         key, _, number = line.partition(" ")
-        if key in names and names[key] not in failed:
+        if key in names and names[key] not in failed and (only is None or names[key] in only):
             found.setdefault(int(number), set()).add(names[key])
     return {
         number: sorted(((test, took[test]) for test in tests), key=lambda pair: pair[1])
@@ -311,10 +311,10 @@ def reach() -> dict[int, list[tuple[str, float]]]:
 # ---- Run and compare
 
 
-def run(file: Path, most: int, numbers: list[int]) -> int:
+def run(file: Path, most: int, numbers: list[int], only: set[str] | None) -> int:
     """Run the next mutations that have no result yet; tells whether there are more."""
     entries: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))
-    reached = reach()
+    reached = reach(only)
     for module in HEAVY:
         with suppress(ImportError):
             importlib.import_module(module)
@@ -429,7 +429,8 @@ def main() -> None:
     commands.add_parser("map", help="note which tests reach which of them").add_argument("pytest", nargs="*")
     running = commands.add_parser("run", help="switch them on, one at a time")
     running.add_argument("--most", type=int, default=10**6, help="how many before it ends")
-    running.add_argument("--only", type=int, nargs="*", default=[])
+    running.add_argument("--only", type=int, nargs="*", default=[], help="the numbers of mutations")
+    running.add_argument("--tests", type=Path, help="a file with the tests that there still are, one in a line")
     running.add_argument("file", type=Path)
     comparing = commands.add_parser("compare", help="compare the results of two trees")
     for name in ("file", "before", "after"):
@@ -445,7 +446,8 @@ def main() -> None:
             command = [sys.executable, "-m", "pytest", "-q", "-p", "tools.mutation", *tests]
             sys.exit(subprocess.run(command, check=False).returncode)
         case "run":
-            sys.exit(run(said.file, said.most, said.only))
+            tests = set(said.tests.read_text("utf-8").splitlines()) if said.tests else None
+            sys.exit(run(said.file, said.most, said.only, tests))
         case _:
             compare(said.file, said.before, said.after)
 
