@@ -61,6 +61,8 @@ HEAVY = (
 )
 """Modules that the runs share. None of ours: a mutation may be in a function that runs while a module is imported."""
 
+IMPORTED = ("-W", "ignore:Module already imported:pytest.PytestAssertRewriteWarning")
+
 HOOK = """
 import builtins, mmap, os
 seen, state, on = set(), None, int(os.environ.get("MUTATION_ON", "-1"))
@@ -392,7 +394,7 @@ def _be_pytest(number: int, tests: list[str], folder: Path, said: Path) -> None:
         with said.open("wb") as file:
             os.dup2(file.fileno(), 1)
             os.dup2(file.fileno(), 2)
-        code = pytest.main(["-x", "-q", "--no-header", "--tb=no", "-p", "no:cacheprovider", f"@{listed}"])
+        code = pytest.main(["-x", "-q", "--no-header", "--tb=no", "-p", "no:cacheprovider", *IMPORTED, f"@{listed}"])
         sys.stdout.flush()
     finally:
         os._exit(int(code))
