@@ -6,7 +6,6 @@ import logging
 import os
 import pickle
 import re
-import signal
 import weakref
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
@@ -113,29 +112,6 @@ async def by_proxy(carried: Carried) -> AsyncGenerator[tuple[Proxy, str]]:
     url = carried.server.new_database()
     async with proxy_to(url) as proxy:
         yield proxy, proxy.before(url)
-
-
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=["in order", "killed"])
-async def test_a_server_that_is_restarted_is_found_again_and_has_what_was_sent(
-    carried: Carried, how: signal.Signals, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    url = carried.server.new_database()
-    async with serving(carried.make(url)) as sender:
-        await sender.submit("before", route=Route(tool="a tool"))
-        async with at_work(carried.make(url)) as work:
-            work.end("a", "b")
-            await sender.submit("a")
-            await work.until("end a")
-            await anyio.to_thread.run_sync(carried.server.restart, how)
-            await sender.submit("b")
-            await work.until("end b")
-        async with at_work(carried.make(url), Serves(tools=["a tool"])) as work:
-            work.end("before")
-            await work.until("end before")
-    # One line of each process, not of each reader each time it tries.
-    assert len([record for record in caplog.records if "does not carry tasks now" in record.message]) <= 3
-    assert {record.name.partition(".")[0] for record in caplog.records} <= {"mcp_tasks", "kombu"}
 
 
 @ours

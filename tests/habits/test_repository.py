@@ -111,45 +111,6 @@ def test_a_workflow_that_another_one_calls_is_there_and_gets_what_it_asks_for() 
     assert "publish" in calls[0]["needs"]
 
 
-def _git(*arguments: str, cwd: Path) -> str:
-    identity = ("-c", "user.name=test", "-c", "user.email=test@example.com")
-    done = run(["git", *identity, *arguments], cwd=cwd)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def test_the_site_that_was_built_is_what_is_pushed(tmp_path: Path) -> None:
-    remote, site, new = (tmp_path / name for name in ("mcp-tasks/mcp-tasks", "site", "new"))
-    remote.mkdir(parents=True)
-    _git("init", "--quiet", "--bare", "--initial-branch=gh-pages", cwd=remote)
-    _git("clone", "--quiet", str(remote), str(site), cwd=tmp_path)
-    (site / "old.html").write_text("old")
-    _git("add", "--all", cwd=site)
-    _git("commit", "--quiet", "--message", "before", cwd=site)
-    _git("push", "--quiet", "origin", "HEAD:gh-pages", cwd=site)
-    (new / ".git/hooks").mkdir(parents=True)
-    (new / ".git/config").write_text("[alias]\n\tpush = !touch owned\n")
-    (new / ".nojekyll").touch()
-    (new / "index.html").write_text("new")
-    job = yaml.safe_load((GITHUB / "workflows" / "docs.yml").read_text())["jobs"]["push"]
-    [step] = [step for step in job["steps"] if "run" in step]
-    environment = {
-        **os.environ,
-        **{name: str(value) for name, value in step["env"].items()},
-        "GH_TOKEN": "t0ken",
-        "NAME": "0.2.0",
-        "GITHUB_REPOSITORY": "mcp-tasks/mcp-tasks",
-        "GIT_CONFIG_COUNT": "1",
-        "GIT_CONFIG_KEY_0": f"url.{tmp_path}/.insteadOf",
-        "GIT_CONFIG_VALUE_0": "https://x-access-token:t0ken@github.com/",
-    }
-    for _ in range(2):
-        done = run(["bash", "-e", "-c", step["run"]], cwd=tmp_path / step["working-directory"], env=environment)
-        assert done.returncode == 0, done.stderr
-    assert _git("ls-tree", "-r", "--name-only", "gh-pages", cwd=remote).split() == [".nojekyll", "index.html"]
-    assert _git("log", "--format=%s", "gh-pages", cwd=remote).splitlines() == ["The docs of 0.2.0", "before"]
-
-
 @pytest.mark.parametrize(("target", "python"), [("release", ".cache/release/bin/python"), ("docs", ".venv/bin/python")])
 def test_a_tag_is_no_part_of_a_shells_text(tmp_path: Path, target: str, python: str) -> None:
     evil = "0.2.0';touch${IFS}owned;$(touch${IFS}owned)\"`touch${IFS}owned`"

@@ -3,7 +3,7 @@
 import asyncio
 import gc
 import json
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import timedelta
@@ -28,7 +28,6 @@ from harness.rpc import (
     METHOD_NOT_FOUND,
     PATIENCE,
     accept,
-    hello,
     legacy_request,
     notification,
     response,
@@ -256,38 +255,6 @@ async def test_where_nobody_watches_streams_a_question_goes_to_the_sessions_own_
             again = await client.wait_for(lambda seen: seen.related == moved and seen.stream == "tasks/result")
             await client.answer(again, {"action": "cancel"})
             assert text_of((await waiting.reply()).result) == "cancel"
-
-
-async def test_over_the_old_sse_transport_questions_and_pushes_come_on_its_one_stream() -> None:
-    app = furnished(Tasks("memory://", settings=QUICK)).sse_app()
-    async with serving_app(app) as base, http_client() as http, http.stream("GET", f"{base}/sse") as opened:
-        lines = opened.aiter_lines()
-
-        async def data() -> str:
-            with anyio.fail_after(PATIENCE):
-                async for line in lines:
-                    if line.startswith("data:"):
-                        return line.removeprefix("data:").strip()
-            raise AssertionError("the stream ended")
-
-        endpoint = await data()
-
-        async def message(wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-            while True:
-                found = json.loads(await data())
-                if wanted(found):
-                    return found
-
-        async def send(body: dict[str, Any]) -> None:
-            assert (await http.post(f"{base}{endpoint}", json=body)).status_code == 202
-
-        await send(legacy_request("initialize", hello(EVERYTHING)))
-        await message(lambda each: "result" in each)
-        await send(notification("notifications/initialized"))
-        await send(legacy_request("tools/call", {"name": "ask_name", "arguments": {}, "task": {}}))
-        asked = await message(lambda each: each.get("method") == ELICIT)
-        await send(response(asked["id"], ADA))
-        await message(lambda each: each.get("method") == STATUS and each["params"]["status"] == "completed")
 
 
 # Sessions: what they cost, and that nothing of them is left when they end

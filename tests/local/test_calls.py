@@ -8,7 +8,7 @@ import pytest
 from mcp import Client
 from mcp.server import MCPServer
 from mcp.shared.exceptions import MCPError
-from mcp_types import MISSING_REQUIRED_CLIENT_CAPABILITY, CallToolRequestParams, TextContent, TextResourceContents
+from mcp_types import TextContent, TextResourceContents
 
 from harness.lowlevel import build_lowlevel
 from harness.processes import ROOT
@@ -133,43 +133,6 @@ async def test_everything_may_be_a_task_by_default_and_a_mark_says_otherwise() -
         for refused in (tasks.start("never"), tasks.start_prompt("never")):
             with pytest.raises(UsageError, match='its mode is "forbidden"'):
                 await refused
-
-
-@pytest.mark.requirement("local/default-mode")
-@pytest.mark.parametrize(
-    ("default_mode", "agrees", "tool_job", "marked"),
-    [
-        (None, None, False, True),
-        ("optional", None, True, True),
-        ("required", None, True, True),
-        ("forbidden", None, False, True),
-        # The rule is asked where the mode is optional, and without a default mode also where nothing is said.
-        (None, True, True, True),
-        (None, False, False, False),
-        ("optional", True, True, True),
-        ("optional", False, False, False),
-        ("required", False, True, False),
-        ("forbidden", True, False, True),
-    ],
-)
-async def test_which_calls_of_a_client_become_tasks(
-    default_mode: Any, agrees: bool | None, tool_job: bool, marked: bool
-) -> None:
-    def rule(params: CallToolRequestParams) -> bool:
-        return bool(agrees)
-
-    server, _ = server_with(default_mode=default_mode, augment=None if agrees is None else rule)
-    expected = {"tool_job": tool_job, "never": False, "always": True, "marked": marked}
-    async with Client(server, extensions=[TasksClient()]) as client:
-        become = {tool: isinstance(await start_task(client, tool, {}), TaskHandle) for tool in expected}
-    assert become == expected
-    async with Client(server) as client:
-        # One that takes no tasks.
-        if default_mode == "required":
-            with pytest.raises(MCPError) as refused:
-                await client.call_tool("tool_job", {})
-            assert refused.value.code == MISSING_REQUIRED_CLIENT_CAPABILITY
-        assert (await client.call_tool("never", {})).content == [TextContent(type="text", text="done")]
 
 
 async def test_a_low_level_server_has_all_of_this_too() -> None:

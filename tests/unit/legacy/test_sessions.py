@@ -12,10 +12,11 @@ import pytest
 from mcp.shared.exceptions import MCPError
 from mcp_types import REQUEST_TIMEOUT
 
-from mcp_tasks.legacy.client_tasks import FASTEST_POLL, MAX_SILENCES, Driver, pause
+from mcp_tasks.legacy.client_tasks import FASTEST_POLL, MAX_PAGES, MAX_SILENCES, Driver, pause
 from mcp_tasks.legacy.sessions import HEAD_START, MAX_BEFORE_HANDSHAKE, Session
 from mcp_tasks.legacy.shapes import read_task
 from mcp_tasks.legacy.streams import Subscribers
+from mcp_tasks.model.record import TaskStatus
 from mcp_tasks.server.tool_runner import OpenCalls
 from mcp_tasks.testing import make_record
 from tests.spec.scripted import TASK_ID, task
@@ -107,3 +108,12 @@ def test_the_interval_that_the_client_suggests_is_kept_however_long_it_is() -> N
         assert pause(read_task(task(pollInterval=interval))) == FASTEST_POLL
     for interval in (0, 10**300, "soon", None):
         assert pause(read_task(task(pollInterval=interval))) >= FASTEST_POLL
+
+
+@pytest.mark.requirement("hosted-requestor/cursors")
+async def test_a_listing_is_followed_by_its_cursors_as_they_are_and_one_without_end_is_left() -> None:
+    client = Client({"tasks": [task()], "nextCursor": "é/="}, {"tasks": [task("completed")], "nextCursor": None})
+    assert [each.status async for each in Driver(client).list()] == [TaskStatus.WORKING, TaskStatus.COMPLETED]
+    assert [params for _, params in client.asked] == [{}, {"cursor": "é/="}]
+    endless = Client(*[{"tasks": [task()], "nextCursor": "again"} for _ in range(MAX_PAGES + 1)])
+    assert len([each async for each in Driver(endless).list()]) == MAX_PAGES

@@ -7,7 +7,6 @@ import re
 import sys
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,9 @@ from harness.processes import run
 from mcp_tasks import Tasks
 from mcp_tasks.engines import Engine
 from mcp_tasks.engines.docket import DocketCarrier
-from mcp_tasks.engines.procrastinate import ProcrastinateCarrier, ProcrastinateEngine
+from mcp_tasks.engines.procrastinate import ProcrastinateCarrier
 from mcp_tasks.engines.remote import engine_from_url
-from mcp_tasks.errors import TasksError, UsageError
+from mcp_tasks.errors import UsageError
 from mcp_tasks.files import state_folder
 from mcp_tasks.stores import MemoryStore, Store
 from mcp_tasks.stores.postgres import PostgresStore
@@ -28,7 +27,6 @@ from mcp_tasks.stores.redis import RedisStore
 from mcp_tasks.stores.sqlite import SqliteStore
 from mcp_tasks.stores.url import default_store, origin_of, store_from_url
 
-POSTGRES: Any = PostgresStore
 REDIS: Any = RedisStore
 """As authors without a type checker have them."""
 
@@ -126,28 +124,6 @@ def test_a_redis_database_that_is_no_number_is_refused(database: str) -> None:
         assert "s3cret" not in str(refused.value)
         for fine in ("", "/", "/15", "/0/"):
             refuse(f"redis://h:6379{fine}")
-
-
-@pytest.mark.parametrize(
-    ("make", "what"),
-    [
-        (lambda: POSTGRES(None), "this is not the URL"),
-        (lambda: POSTGRES("postgresql://h/db", patience=5), r"patience=timedelta\(seconds=5\)"),
-        (lambda: POSTGRES("postgresql://h/db", connections="many"), "connections must be a whole number"),
-        (lambda: POSTGRES("postgresql://h/db", codec="json"), "codec must be a Codec"),
-        (lambda: REDIS(None), "the URL of a Redis store begins with"),
-        *(
-            (partial(REDIS, "redis://h", prefix=prefix), "prefix must be a non-empty string")
-            for prefix in (3, "", "{tag}", "a}b", "line\nbreak")
-        ),
-        (lambda: REDIS("redis://h", timeout=5), r"timeout=timedelta\(seconds=5\)"),
-        (lambda: REDIS("redis://h", codec="json"), "codec must be a Codec"),
-        (lambda: ProcrastinateEngine("postgresql://h/db", connections=0), "connections"),
-    ],
-)
-def test_a_store_or_an_engine_is_not_made_of_values_of_other_kinds(make: Callable[[], object], what: str) -> None:
-    with pytest.raises(TasksError, match=what):
-        make()
 
 
 @pytest.mark.slow
