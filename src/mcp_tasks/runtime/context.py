@@ -26,8 +26,9 @@ from mcp_tasks.errors import QuestionTimedOut, UsageError
 from mcp_tasks.model.json import valid_text
 from mcp_tasks.model.values import check_duration
 from mcp_tasks.runtime.child_process import run_process
+from mcp_tasks.runtime.journal import ResultId
 from mcp_tasks.runtime.steps import ONCE, Retry, StepValue, attempt, call_function, check_step
-from mcp_tasks.runtime.suspend import uncancelled
+from mcp_tasks.runtime.suspend import current_run, uncancelled
 
 if TYPE_CHECKING:
     from mcp_tasks.runtime.run import Run
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-current_run: ContextVar[Run | None] = ContextVar("mcp_tasks_current_run", default=None)
 current_runtime: ContextVar[TaskRuntime | None] = ContextVar("mcp_tasks_current_runtime", default=None)
 """The runtime that the current run belongs to: in tests of tools it is another than the server's."""
 
@@ -168,7 +168,7 @@ class TaskContext:
             await _end(racing.values())
             raise
         # If the tool gives up on the race while the others end, it gives up in the next run as well.
-        async with nullcontext() if run is None else run.journal.giving_up_step(name):
+        async with nullcontext() if run is None else run.journal.giving_up(ResultId("step", name)):
             await _end(racing.values())
         return won, racing[won].result()
 

@@ -21,7 +21,7 @@ import asyncio
 import json
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -372,10 +372,6 @@ class Journal:
     def step_value(self, name: str) -> Any:
         """The value of a step that an earlier run recorded; None if there is none."""
         return self.recorded.results.get(ResultId("step", name), {}).get("value")
-
-    def giving_up_step(self, name: str) -> AbstractAsyncContextManager[None]:
-        """Record it if the tool gives up on what follows from a recorded step, which then counts as given up."""
-        return self.giving_up(ResultId("step", name))
 
     def require_room(self) -> None:
         """See that something new may begin. What has begun is recorded to its end, also beyond the limit.

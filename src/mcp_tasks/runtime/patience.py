@@ -21,7 +21,7 @@ from mcp_tasks._utils import BoundedDict
 from mcp_tasks.errors import StoreUnavailable
 from mcp_tasks.model.limits import backoff
 from mcp_tasks.quiet import get_logger
-from mcp_tasks.runtime.context import current_run
+from mcp_tasks.runtime.suspend import current_run
 from mcp_tasks.stores.base import Store
 
 if TYPE_CHECKING:

@@ -39,7 +39,6 @@ from mcp_tasks.model.json import (
     is_large,
     short_message,
 )
-from mcp_tasks.model.limits import Limits
 from mcp_tasks.model.machine import (
     Event,
     ProcessesChanged,
@@ -52,11 +51,11 @@ from mcp_tasks.model.machine import (
 from mcp_tasks.model.record import InputRequest, Outcome, Progress, TaskRecord, TaskRequest
 from mcp_tasks.quiet import get_logger, quietly, what
 from mcp_tasks.runtime.child_process import ProcessOptions, describe, end_orphans, kill_children, run_process
-from mcp_tasks.runtime.context import Asking, asking_now, current_run
+from mcp_tasks.runtime.context import Asking, asking_now
 from mcp_tasks.runtime.journal import Journal, Recorded, Writer
 from mcp_tasks.runtime.patience import pause_after
 from mcp_tasks.runtime.steps import ONCE, Retry
-from mcp_tasks.runtime.suspend import IN_BODY, OVER, TABLE, Branches, RunEvent, SlotUse, State
+from mcp_tasks.runtime.suspend import IN_BODY, OVER, TABLE, Branches, RunEvent, SlotUse, State, current_run
 from mcp_tasks.runtime.waits import Waits
 from mcp_tasks.stores.codec import size_of
 
@@ -95,32 +94,6 @@ Ending: TypeAlias = Success | Failure | AskedOnCall
 
 Body: TypeAlias = Callable[["Run"], Awaitable[Ending]]
 """Runs the tool of a request. Raises nothing but cancellation: a tool's exception is an ending."""
-
-
-async def encode_outcome(
-    ending: Ending, attempt: int, *, tool: str, describe: Callable[[Exception], JsonObject], limits: Limits
-) -> tuple[RunCompleted | RunFailed, Outcome]:
-    """An ending, ready to be written; one that cannot be kept becomes a failure that says why."""
-    most, longest = limits.result_bytes, limits.status_message_bytes
-    try:
-        match ending:
-            case Success(result):
-                outcome = await _encode_result(result, tool)
-                if most is not None and (size := size_of(outcome)) > most:
-                    raise TooLarge("result", tool, size, most)
-                is_error = result.get("isError") is True
-                message = _error_text(result, longest) if is_error else None
-                return RunCompleted(attempt=attempt, is_error=is_error, message=message), outcome
-            case Failure(error, reason):
-                outcome = Outcome(body=await _encode(error, strict=False))
-                if most is not None and (size := size_of(outcome)) > most:
-                    raise TooLarge("error", tool, size, most)
-                return _run_failed(attempt, error, reason, longest), outcome
-            case _:
-                raise UsageError(f"The body of {tool!r} ended as if it had asked on the call, and had not")
-    except (UsageError, ValueNotStorable) as exc:
-        logger.error("a task of tool %r fails, because what it ended with cannot be kept: %s", tool, exc)
-        return failed(attempt, describe(exc), "result")
 
 
 async def _encode_result(result: JsonObject, tool: str) -> Outcome:
@@ -274,7 +247,7 @@ class Run:
         self.is_cancelled: bool = False
         self.stopped: asyncio.Event = asyncio.Event()
         self.lost_lease: bool = False
-        self.branches: Branches = Branches(current_run, self, in_thread=policy.in_thread)
+        self.branches: Branches = Branches(self)
         self.writer: Writer = Writer(self)
         # Taken before the tool's context is entered: code that runs in it is not a branch of the tool.
         self._context = contextvars.copy_context()
@@ -583,9 +556,7 @@ class Run:
         reported = [] if self._reports is None else self.reported()
         runtime, tool = self.runtime, self.record.name
         while True:
-            event, outcome = await encode_outcome(
-                ending, self.attempt, tool=tool, describe=runtime.describe, limits=runtime.limits
-            )
+            event, outcome = await self._encode(ending)
             try:
                 async with runtime.quota.room_for(self.record.owner, tool, size_of(outcome)):
                     await self.writer.write(*reported, event, outcome=outcome)
@@ -602,6 +573,30 @@ class Run:
                     raise
                 else:
                     ending = Failure(runtime.describe(UsageError(f"the tool's result cannot be stored: {exc}")))
+
+    async def _encode(self, ending: Ending) -> tuple[RunCompleted | RunFailed, Outcome]:
+        """An ending, ready to be written; one that cannot be kept becomes a failure that says why."""
+        attempt, tool, limits = self.attempt, self.record.name, self.runtime.limits
+        most, longest = limits.result_bytes, limits.status_message_bytes
+        try:
+            match ending:
+                case Success(result):
+                    outcome = await _encode_result(result, tool)
+                    if most is not None and (size := size_of(outcome)) > most:
+                        raise TooLarge("result", tool, size, most)
+                    is_error = result.get("isError") is True
+                    message = _error_text(result, longest) if is_error else None
+                    return RunCompleted(attempt=attempt, is_error=is_error, message=message), outcome
+                case Failure(error, reason):
+                    outcome = Outcome(body=await _encode(error, strict=False))
+                    if most is not None and (size := size_of(outcome)) > most:
+                        raise TooLarge("error", tool, size, most)
+                    return _run_failed(attempt, error, reason, longest), outcome
+                case _:
+                    raise UsageError(f"The body of {tool!r} ended as if it had asked on the call, and had not")
+        except (UsageError, ValueNotStorable) as exc:
+            logger.error("a task of tool %r fails, because what it ended with cannot be kept: %s", tool, exc)
+            return failed(attempt, self.runtime.describe(exc), "result")
 
     def _cancel(self) -> None:
         self.is_cancelled = True

@@ -40,7 +40,7 @@ from mcp_tasks.runtime import run as progress
 from mcp_tasks.runtime.changes import Changes, LateWrites
 from mcp_tasks.runtime.child_process import has_children, kill_children
 from mcp_tasks.runtime.claims import Claims
-from mcp_tasks.runtime.context import current_run, current_runtime
+from mcp_tasks.runtime.context import current_runtime
 from mcp_tasks.runtime.dispatch import ChangeListener, Dispatch
 from mcp_tasks.runtime.launch import HiddenKeys, LaunchSpec, Quota, new_task_id
 from mcp_tasks.runtime.lease import (
@@ -163,7 +163,7 @@ class TaskRuntime:
         self.hints: HintFan = self.changes.hints
         self.late_writes: LateWrites = LateWrites(self.changes)
         self.alarms: Alarms = Alarms(self.now)
-        self.suspender: Suspender = Suspender(current_run, self.settings.max_waiting_runs)
+        self.suspender: Suspender = Suspender(self.settings.max_waiting_runs)
         self.progress_turns: asyncio.Semaphore = asyncio.Semaphore(progress.AT_ONCE)
         self.dispatch: Dispatch = Dispatch(self)
         self.submit = self.dispatch.again

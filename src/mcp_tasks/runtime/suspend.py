@@ -9,6 +9,7 @@ import random
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
+from contextvars import ContextVar
 from datetime import datetime, timedelta
 from enum import Enum, auto
 from math import inf
@@ -150,7 +151,8 @@ async def to_the_end(
 
 # ---- branches
 
-_NO_RUN: Final = object()
+current_run: ContextVar[Run | None] = ContextVar("mcp_tasks_current_run", default=None)
+"""The run that the calling code is part of."""
 
 
 class Branches:
@@ -159,11 +161,6 @@ class Branches:
     The context of an asyncio task says which run it belongs to. What it does outside of our waits cannot be seen, so
     nothing is concluded from that.
 
-    Args:
-        mark: Set in the context of the run and in no other.
-        value: To this.
-        in_thread: Whether the tool is a sync function, which does one thing at a time on a thread.
-
     Attributes:
         own: The tool's own asyncio task, once it has begun.
         in_steps: The asyncio tasks that do steps, and how many of them, one inside the other.
@@ -171,10 +168,10 @@ class Branches:
 
     own: asyncio.Task[Any] | None = None
 
-    def __init__(self, mark: contextvars.ContextVar[Any], value: object, *, in_thread: bool) -> None:
-        self._mark = mark
-        self._value = value
-        self._in_thread = in_thread
+    def __init__(self, run: Run) -> None:
+        self._run: Run | None = run
+        # A sync function does one thing at a time on a thread.
+        self._in_thread = run.policy.in_thread
         self._met: set[asyncio.Task[Any]] = set()
         self._waiting: set[asyncio.Task[Any]] = set()
         self._giving_up: set[asyncio.Task[Any]] = set()
@@ -237,24 +234,24 @@ class Branches:
             # One that the tool has cancelled is not disturbed while it ends.
             if not task.cancelling():
                 task.cancel()
-        self.own, self._value = None, _NO_RUN
+        self.own = self._run = None
 
     @property
     def _own_is_on_a_thread(self) -> bool:
         return self._in_thread and self.own in anyio.to_thread.current_default_thread_limiter().statistics().borrowers
 
     def _live(self) -> set[asyncio.Task[Any]]:
-        return tasks_by_value(self._mark).get(self._value, set())
+        return _tasks_by_run().get(self._run, set())
 
 
-def tasks_by_value(mark: contextvars.ContextVar[Any]) -> dict[Any, set[asyncio.Task[Any]]]:
-    """The asyncio tasks of this event loop by the value of `mark` in their contexts: one look for all runs."""
-    found: dict[Any, set[asyncio.Task[Any]]] = {}
+def _tasks_by_run() -> dict[Run | None, set[asyncio.Task[Any]]]:
+    """The asyncio tasks of this event loop by their run: one look for all runs."""
+    found: dict[Run | None, set[asyncio.Task[Any]]] = {}
     for task in asyncio.all_tasks():
         context = _context_of(task)
-        value = None if context is None else context.get(mark)
-        if value is not None:
-            found.setdefault(value, set()).add(task)
+        run = None if context is None else context.get(current_run)
+        if run is not None:
+            found.setdefault(run, set()).add(task)
     return found
 
 
@@ -491,28 +488,25 @@ class SlotUse:
             self._idle = False
 
     async def _go_on(self) -> None:
+        run = self._run
         # Branches that come back at once share the slot and the place, and wait for them together.
         async with self._changing:
-            if self._idle and self._run.counts:
+            if self._idle and run.counts:
                 # The time in line does not count as running time either.
-                await self._acquire_unless_over()
+                acquiring, over = asyncio.ensure_future(self._acquire()), asyncio.ensure_future(run.over.wait())
+                await asyncio.wait({acquiring, over}, return_when=asyncio.FIRST_COMPLETED)
+                over.cancel()
+                if not acquiring.done():
+                    acquiring.cancel()
+                    await asyncio.wait({acquiring})
+                elif not acquiring.cancelled():
+                    acquiring.result()
+                if not run.counts:
+                    # A branch that was left behind. The engine took the slot back when the run ended, once.
+                    self._slot.release()
             self._idle = False
             if self.is_resting:
                 self._stop_resting()
-
-    async def _acquire_unless_over(self) -> None:
-        acquiring = asyncio.ensure_future(self._acquire())
-        over = asyncio.ensure_future(self._run.over.wait())
-        await asyncio.wait({acquiring, over}, return_when=asyncio.FIRST_COMPLETED)
-        over.cancel()
-        if not acquiring.done():
-            acquiring.cancel()
-            await asyncio.wait({acquiring})
-        elif not acquiring.cancelled():
-            acquiring.result()
-        if not self._run.counts:
-            # A branch that was left behind. The engine took the slot back when the run ended, and does so only once.
-            self._slot.release()
 
     async def _acquire(self) -> None:
         """Return with the slot and the place; without the place if the task is not the run's any more, which is being
@@ -555,20 +549,15 @@ class Suspender:
     Their asyncio tasks are looked at in one look for all runs whose time has come: where the tool's own is the only
     one, nothing else of the run is executing.
 
-    Args:
-        mark: The context variable that says which run an asyncio task belongs to.
-        free: How many runs may wait in memory without a slot.
-
     Attributes:
-        free: How many more may; below zero while runs that leave memory soon wait as well.
+        free: How many more runs may wait in memory without a slot; below zero while runs that leave soon wait as well.
         place_freed: Set for a moment when there may be a free place under a limit.
     """
 
-    def __init__(self, mark: contextvars.ContextVar[Any], free: int) -> None:
+    def __init__(self, free: int) -> None:
         self.free = free
         self.place_freed: asyncio.Event = asyncio.Event()
         self._lines: WeakValueDictionary[tuple[str, str, str | None], asyncio.Lock] = WeakValueDictionary()
-        self._mark = mark
         self._due: dict[Run, float] = {}
         self._added = asyncio.Event()
 
@@ -616,7 +605,7 @@ class Suspender:
                     await self._added.wait()
 
     async def _suspend(self, due: list[Run]) -> None:
-        tasks = tasks_by_value(self._mark)
+        tasks = _tasks_by_run()
         later = asyncio.get_running_loop().time() + LOOK_AGAIN
         able = [run for run in due if tasks.get(run, set()) <= {run.branches.own} and run.waits.may_suspend]
         # A run that is suspended removes its own entry.
