@@ -75,17 +75,10 @@ async def describe(group: int, attempt: int) -> ChildProcess | None:
     if os.name != "posix" or (sys.platform == "linux" and os.getpid() == 1):
         # With the first process of a container, the kernel kills all others in it.
         return None
-    started = await start_time(group)
+    started = _start_time(group) if sys.platform == "linux" else await _in_thread(_start_time, group)
     if started is None:
         return None
     return ChildProcess(attempt=attempt, group=group, started=started, boot=boot(), host=_host())
-
-
-async def start_time(pid: int) -> str | None:
-    """When a process started, as its system says it; None if it is not there, or that cannot be told."""
-    if sys.platform == "linux":
-        return _start_time(pid)
-    return await _in_thread(_start_time, pid)
 
 
 async def end_orphans(record: TaskRecord, *, warn: bool = True) -> frozenset[ChildProcess]:
@@ -198,6 +191,7 @@ def _environment(pid: int) -> list[bytes]:
 
 
 def _start_time(pid: int) -> str | None:
+    """When a process started, as its system says it; None if it is not there, or that cannot be told."""
     if sys.platform == "linux":
         stat = stat_of(pid)
         return None if stat is None else stat[19].decode()
@@ -393,7 +387,7 @@ class _Child:
             return
         given = os.environb if self._env is None else self._env
         environment = {os.fsencode(name): os.fsencode(value) for name, value in given.items()}
-        if sys.platform == "linux" and (started := await start_time(self.process.pid)) is not None:
+        if sys.platform == "linux" and (started := _start_time(self.process.pid)) is not None:
             pid, own = self.process.pid, os.getpid()
             environment |= {
                 MARK.encode(): f"{pid}:{started}".encode(),

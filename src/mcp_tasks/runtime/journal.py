@@ -90,13 +90,6 @@ class ResultId:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
-    """A question was answered with this error: no value that a client could send as an answer."""
-
-    error: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
 class Ask:
     """A question with the key that it has for the life of the task."""
 
@@ -148,6 +141,7 @@ class Recorded:
     """What earlier runs recorded, found by its identity.
 
     Attributes:
+        answers: Answers to questions, and refusals to answer.
         results: What the tool was handed, in the order in which it was.
         begun: Questions and timers that the tool came to and was not handed the end of.
         recorded_with: Of what another version of the tool recorded, which version it was.
@@ -158,7 +152,7 @@ class Recorded:
     """
 
     def __init__(self, entries: Sequence[JournalEntry] = (), *, outstanding: Collection[str] = ()) -> None:
-        self.answers: dict[str, JsonValue | Refusal] = {}
+        self.answers: dict[str, JournalEntry] = {}
         self.results: dict[ResultId, Mapping[str, Any]] = {}
         self.begun: dict[ResultId, Mapping[str, Any]] = {}
         self.recorded_with: dict[ResultId, str | None] = {}
@@ -188,15 +182,6 @@ class Recorded:
             if entry.kind in _ANSWERS:
                 self.length += 1
                 self._add(entry)
-
-    def answer_entries(self) -> list[JournalEntry]:
-        """The answers that are known, as the journal has them."""
-        return [
-            JournalEntry(kind="refusal", key=key, value=answer.error)
-            if isinstance(answer, Refusal)
-            else JournalEntry(kind="answer", key=key, value=answer)
-            for key, answer in self.answers.items()
-        ]
 
     def gives_up(self, result: ResultId) -> bool:
         """Whether an earlier run gave up on this; said once for each time that it did."""
@@ -271,10 +256,8 @@ class Recorded:
                 self._asks.setdefault(identity, []).append(ask)
                 self._forget(entry)
                 self.begun[ResultId("question", ask.key)] = entry.value
-            case "answer":
-                self.answers[entry.key] = entry.value
-            case "refusal":
-                self.answers[entry.key] = Refusal(entry.value)
+            case "answer" | "refusal":
+                self.answers[entry.key] = entry
             case "timer":
                 self._timers[entry.key] = from_micros(entry.value["until"])
                 self.begun[ResultId("timer", entry.key)] = entry.value
@@ -806,14 +789,14 @@ class Writer:
         entries = [entry for number, _, kept in self._kept if number > made for entry in kept]
         journal = await runtime.store.journal(known.id)
         has = {entry.key for entry in journal if entry.kind in _ANSWERS}
-        read = run.journal.recorded.answer_entries()
-        entries = [*(entry for entry in read if entry.key not in has), *entries]
+        read = run.journal.recorded.answers
+        entries = [*(replace(entry, number=0) for key, entry in read.items() if key not in has), *entries]
         if stored.version >= known.version and last is not None and made >= last.number:
             # All that the run wrote is there: only others' writes are lost.
             base, asked = stored, stored.inputs.outstanding
         else:
             base, asked = known, {**known.inputs.outstanding, **run.waits.unanswered()}
-        answered = has | {entry.key for entry in read}
+        answered = has | read.keys()
         asked = {key: request for key, request in asked.items() if key not in answered}
         lost = base.but(
             version=max(stored.version, known.version) + 1,

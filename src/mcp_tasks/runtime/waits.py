@@ -44,7 +44,6 @@ from mcp_tasks.quiet import get_logger, what
 from mcp_tasks.runtime.context import Asking
 from mcp_tasks.runtime.journal import (
     Ask,
-    Refusal,
     ResultId,
     Tags,
     ask_entry,
@@ -610,7 +609,7 @@ class Waits:
         if not self._has_answer(each):
             return QuestionTimedOut.after(each.asking.timeout)
         answer = self._journal.recorded.answers[each.key]
-        return AnswerRefused(**answer.error) if isinstance(answer, Refusal) else answer
+        return AnswerRefused(**answer.value) if answer.kind == "refusal" else answer.value
 
 
 def _timer_identity(duration: timedelta | None, until: datetime | None, name: str | None) -> str:
