@@ -27,17 +27,8 @@ from harness.serving import ServerProcess
 from harness.stored import all_tasks, opened
 from harness.waiting import eventually
 from mcp_tasks.client import Patience, TaskHandle, TasksClient, reconnecting_http, start_task
-from mcp_tasks.model import (
-    InputRequest,
-    InputRequested,
-    JournalEntry,
-    RunParked,
-    RunStarted,
-    TaskRecord,
-    TaskRequest,
-    TaskStatus,
-    apply,
-)
+from mcp_tasks.model import InputRequest, JournalEntry, TaskRecord, TaskRequest, TaskStatus
+from mcp_tasks.model.machine import InputRequested, RunParked, RunStarted, apply
 from mcp_tasks.stores.sqlite import SqliteStore
 from mcp_tasks.stores.url import store_from_url
 from mcp_tasks.testing import make_record

@@ -11,17 +11,16 @@ from hypothesis import strategies as st
 
 from harness.thoroughness import examples
 from mcp_tasks.errors import StaleRun, TransitionRefused
-from mcp_tasks.model import (
-    FINAL_STATUSES,
-    ChildProcess,
+from mcp_tasks.model import FINAL_STATUSES, ChildProcess, InputRequest, Progress, TaskRecord, TaskStatus
+from mcp_tasks.model.limits import expires_at, is_expired, lifetime
+from mcp_tasks.model.machine import (
+    TABLE,
     Event,
     InputAnswered,
     InputHosted,
-    InputRequest,
     InputRequested,
     InputWithdrawn,
     ProcessesChanged,
-    Progress,
     ProgressReported,
     RunAskedOnCall,
     RunCompleted,
@@ -32,13 +31,9 @@ from mcp_tasks.model import (
     RunStarted,
     StepRecorded,
     TaskCancelled,
-    TaskRecord,
-    TaskStatus,
     WorkerMissed,
     apply,
 )
-from mcp_tasks.model.limits import expires_at, is_expired, lifetime
-from mcp_tasks.model.machine import TABLE
 from mcp_tasks.model.record import ALWAYS
 from mcp_tasks.protocol.shapes import render_task
 from mcp_tasks.testing import make_record

@@ -3,7 +3,8 @@
 from dataclasses import replace
 from datetime import timedelta
 
-from mcp_tasks.model import RunLost, RunStarted, TaskRecord
+from mcp_tasks.model import TaskRecord
+from mcp_tasks.model.machine import RunLost, RunStarted
 from mcp_tasks.model.record import Actor
 from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.runtime.lease import abandon

@@ -1,6 +1,6 @@
 """What may happen to a task: pure values and rules, no I/O, no clock, no SDK.
 
-Glossary, used throughout the package:
+Glossary:
 
 - *task*: an MCP task (SEP-2663), never an asyncio task.
 - *tool*: the author's function. *Run*: one execution of a tool for a task; runs are numbered by `attempt`.
@@ -8,41 +8,13 @@ Glossary, used throughout the package:
 - *event*: something that happened to a task, in the past tense. `apply` turns record and event into a record.
 - *worker*: a process that runs tools. A record names the worker that claimed it; a worker's lease is its right to
   its claims, and its heartbeat renews it.
-- *queued*: a task that could run and that no worker has claimed; *parked*: one that left memory because it waits.
+- *queued*: a task that could run and that no worker has claimed; *parked*: one that was suspended because it waits.
 - *lost*: a run whose process died.
 - *outcome*: the result or the error of a task that ended. *Retention*: how long that is kept.
 - *journal*: answers and steps of a task, appended and never changed.
 """
 
 from mcp_tasks.model.json import JsonObject, JsonValue
-from mcp_tasks.model.machine import (
-    Event,
-    InputAnswered,
-    InputHosted,
-    InputRequested,
-    InputWithdrawn,
-    ProcessesChanged,
-    ProgressReported,
-    RunAskedOnCall,
-    RunCompleted,
-    RunFailed,
-    RunLost,
-    RunParked,
-    RunPaused,
-    RunReleased,
-    RunResumed,
-    RunResumeRequested,
-    RunStarted,
-    RunStartedOver,
-    StepRecorded,
-    TaskAnnounced,
-    TaskCancelled,
-    TaskCreated,
-    TaskDeleted,
-    TrialPassed,
-    WorkerMissed,
-    apply,
-)
 from mcp_tasks.model.record import (
     FINAL_STATUSES,
     ChildProcess,
@@ -59,40 +31,14 @@ from mcp_tasks.model.record import (
 __all__ = [
     "FINAL_STATUSES",
     "ChildProcess",
-    "Event",
-    "InputAnswered",
     "InputBook",
-    "InputHosted",
     "InputRequest",
-    "InputRequested",
-    "InputWithdrawn",
     "JournalEntry",
     "JsonObject",
     "JsonValue",
     "Outcome",
-    "ProcessesChanged",
     "Progress",
-    "ProgressReported",
-    "RunAskedOnCall",
-    "RunCompleted",
-    "RunFailed",
-    "RunLost",
-    "RunParked",
-    "RunPaused",
-    "RunReleased",
-    "RunResumeRequested",
-    "RunResumed",
-    "RunStarted",
-    "RunStartedOver",
-    "StepRecorded",
-    "TaskAnnounced",
-    "TaskCancelled",
-    "TaskCreated",
-    "TaskDeleted",
     "TaskRecord",
     "TaskRequest",
     "TaskStatus",
-    "TrialPassed",
-    "WorkerMissed",
-    "apply",
 ]

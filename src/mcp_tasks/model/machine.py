@@ -24,6 +24,7 @@ from mcp_tasks.model.record import (
     FINAL_STATUSES,
     ChildProcess,
     InputRequest,
+    Pause,
     Progress,
     TaskRecord,
     TaskStatus,
@@ -31,7 +32,6 @@ from mcp_tasks.model.record import (
 )
 
 # ---- events
-# What can happen to a task, one frozen value each, in the past tense.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -211,19 +211,19 @@ class WorkerMissed:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TaskCancelled:
-    """Somebody who may do so cancelled the task."""
+    """The task was cancelled."""
 
     reason: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TaskCreated:
-    """There is a new task. For observers: no task is there yet that it could happen to."""
+    """There is a new task. For observers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TaskDeleted:
-    """The task is gone: its retention is over, or nobody was ever told of it. For observers."""
+    """The task is gone: its retention is over, or no caller knew of it. For observers."""
 
 
 Event: TypeAlias = (
@@ -250,7 +250,7 @@ Event: TypeAlias = (
     | WorkerMissed
     | TaskCancelled
 )
-"""What can happen to a task that is there: what the machine decides."""
+"""What can happen to an existing task."""
 
 
 WORKING, INPUT_REQUIRED = TaskStatus.WORKING, TaskStatus.INPUT_REQUIRED
@@ -279,7 +279,7 @@ MOST_PROCESSES_LEFT = 100
 """Child processes of lost runs that a record keeps, the newest: it is read by every poll."""
 
 _BLAMELESS: Mapping[str, Any] = {"lost": 0, "trial": None}
-"""What gets further is not what takes its process down."""
+"""Progress resets the crash counter."""
 
 
 def _start(record: TaskRecord, event: RunStarted, now: datetime) -> Fields:
@@ -321,16 +321,12 @@ def _left_in_order(record: TaskRecord) -> Mapping[str, Any]:
     return {"processes": tuple(each for each in record.processes if each.attempt != record.attempt)}
 
 
-def _pause(record: TaskRecord, event: RunPaused, now: datetime) -> Fields:
-    return None if record.pause is not None else {"pause": "waiting"}
-
-
-def _request_resume(record: TaskRecord, event: RunResumeRequested, now: datetime) -> Fields:
-    return None if record.pause == "resuming" else {"pause": "resuming"}
-
-
-def _resume(record: TaskRecord, event: RunResumed, now: datetime) -> Fields:
-    return None if record.pause is None else {"pause": None}
+def _change_pause(record: TaskRecord, event: RunPaused | RunResumeRequested | RunResumed, now: datetime) -> Fields:
+    if isinstance(event, RunPaused):
+        pause: Pause | None = record.pause or "waiting"
+    else:
+        pause = "resuming" if isinstance(event, RunResumeRequested) else None
+    return None if record.pause == pause else {"pause": pause}
 
 
 def _lose(record: TaskRecord, event: RunLost, now: datetime) -> Fields:
@@ -344,7 +340,7 @@ def _pass_trial(record: TaskRecord, event: TrialPassed, now: datetime) -> Fields
 
 
 def _queue(record: TaskRecord) -> Mapping[str, Any]:
-    """What makes a task that nobody has ready to be started. `working` is enough; one that asks is woken.
+    """Makes an unclaimed task ready to be started. `working` is enough; one that asks is woken.
 
     Not by the time of now: a clock that is set back must not put the task to sleep.
     """
@@ -357,7 +353,7 @@ def _report(record: TaskRecord, event: ProgressReported, now: datetime) -> Field
 
 def _journalled(record: TaskRecord, event: StepRecorded, now: datetime) -> Fields:
     # Nothing else of the record changes but its version, and that is the point: the entry is written only by the
-    # run that still has the task. One that gets further is not what takes its process down.
+    # run that still has the task.
     return _BLAMELESS if record.lost else {}
 
 
@@ -381,7 +377,7 @@ def _answer(record: TaskRecord, event: InputAnswered, now: datetime) -> Fields:
 
 
 def _host(record: TaskRecord, event: InputHosted, now: datetime) -> Fields:
-    # One that is closed already was answered otherwise, and nobody will look for it.
+    # A question that is closed already was answered in another way.
     inputs = record.inputs.host(event.key, event.task_id)
     return None if inputs is record.inputs else {"inputs": inputs}
 
@@ -431,7 +427,7 @@ def _miss_worker(record: TaskRecord, event: WorkerMissed, now: datetime) -> Fiel
 
 
 def _end(record: TaskRecord, now: datetime, **outcome: Any) -> Fields:
-    # The end keeps the last progress (a person may like to see how far it came) and closes open questions.
+    # The end keeps the last progress, for people, and closes open questions.
     return {
         "worker": None,
         "pause": None,
@@ -443,59 +439,47 @@ def _end(record: TaskRecord, now: datetime, **outcome: Any) -> Fields:
     }
 
 
-_ENDINGS: Mapping[type[Event], Rule] = {
-    RunCompleted: Rule(_complete, (COMPLETED,)),
-    RunFailed: Rule(_fail, (FAILED,)),
-    RunAskedOnCall: Rule(_ask_on_call, (CANCELLED,)),
-    TaskCancelled: Rule(_cancel, (CANCELLED,)),
+_UNSEEN: Mapping[type[Event], Change] = {
+    # The last answer makes a parked task `working` before it is started; any other, or a timer, starts it as it is.
+    RunStarted: _start,
+    RunReleased: _release,
+    RunParked: _park,
+    RunPaused: _change_pause,
+    RunResumeRequested: _change_pause,
+    RunResumed: _change_pause,
+    RunLost: _lose,
+    TrialPassed: _pass_trial,
+    TaskAnnounced: _announce,
+    StepRecorded: _journalled,
+    ProcessesChanged: _change_processes,
+    InputHosted: _host,
 }
+"""Events that leave the status as it is, and that no client can see."""
+
+
+def _open(status: TaskStatus) -> Mapping[type[Event], Rule]:
+    """The rules for a status that is not final."""
+    # Nothing is outstanding while working: the answer is late, and late answers are ignored.
+    answered = (WORKING,) if status is WORKING else (INPUT_REQUIRED, WORKING)
+    return {
+        **{event: Rule(change, (status,), visible=False) for event, change in _UNSEEN.items()},
+        WorkerMissed: Rule(_miss_worker, (status,)),
+        ProgressReported: Rule(_report, (status,)),
+        RunStartedOver: Rule(_start_over, (WORKING,)),
+        InputRequested: Rule(_ask, (INPUT_REQUIRED,)),
+        InputAnswered: Rule(_answer, answered),
+        InputWithdrawn: Rule(_withdraw, answered),
+        RunCompleted: Rule(_complete, (COMPLETED,)),
+        RunFailed: Rule(_fail, (FAILED,)),
+        RunAskedOnCall: Rule(_ask_on_call, (CANCELLED,)),
+        TaskCancelled: Rule(_cancel, (CANCELLED,)),
+    }
+
 
 TABLE: Mapping[TaskStatus, Mapping[type[Event], Rule]] = {
-    WORKING: {
-        RunStarted: Rule(_start, (WORKING,), visible=False),
-        RunStartedOver: Rule(_start_over, (WORKING,)),
-        RunReleased: Rule(_release, (WORKING,), visible=False),
-        RunParked: Rule(_park, (WORKING,), visible=False),
-        RunPaused: Rule(_pause, (WORKING,), visible=False),
-        RunResumeRequested: Rule(_request_resume, (WORKING,), visible=False),
-        RunResumed: Rule(_resume, (WORKING,), visible=False),
-        RunLost: Rule(_lose, (WORKING,), visible=False),
-        TrialPassed: Rule(_pass_trial, (WORKING,), visible=False),
-        TaskAnnounced: Rule(_announce, (WORKING,), visible=False),
-        WorkerMissed: Rule(_miss_worker, (WORKING,)),
-        ProgressReported: Rule(_report, (WORKING,)),
-        StepRecorded: Rule(_journalled, (WORKING,), visible=False),
-        ProcessesChanged: Rule(_change_processes, (WORKING,), visible=False),
-        InputRequested: Rule(_ask, (INPUT_REQUIRED,)),
-        # Nothing is outstanding while working: the answer is late, and late answers are ignored.
-        InputAnswered: Rule(_answer, (WORKING,)),
-        InputHosted: Rule(_host, (WORKING,), visible=False),
-        InputWithdrawn: Rule(_withdraw, (WORKING,)),
-        **_ENDINGS,
-    },
-    INPUT_REQUIRED: {
-        # The last answer makes a parked task `working` before it is started; any other, or a timer, starts it as it is.
-        RunStarted: Rule(_start, (INPUT_REQUIRED,), visible=False),
-        RunStartedOver: Rule(_start_over, (WORKING,)),
-        RunReleased: Rule(_release, (INPUT_REQUIRED,), visible=False),
-        RunParked: Rule(_park, (INPUT_REQUIRED,), visible=False),
-        RunPaused: Rule(_pause, (INPUT_REQUIRED,), visible=False),
-        RunResumeRequested: Rule(_request_resume, (INPUT_REQUIRED,), visible=False),
-        RunResumed: Rule(_resume, (INPUT_REQUIRED,), visible=False),
-        RunLost: Rule(_lose, (INPUT_REQUIRED,), visible=False),
-        TrialPassed: Rule(_pass_trial, (INPUT_REQUIRED,), visible=False),
-        TaskAnnounced: Rule(_announce, (INPUT_REQUIRED,), visible=False),
-        WorkerMissed: Rule(_miss_worker, (INPUT_REQUIRED,)),
-        ProgressReported: Rule(_report, (INPUT_REQUIRED,)),
-        StepRecorded: Rule(_journalled, (INPUT_REQUIRED,), visible=False),
-        ProcessesChanged: Rule(_change_processes, (INPUT_REQUIRED,), visible=False),
-        InputRequested: Rule(_ask, (INPUT_REQUIRED,)),
-        InputAnswered: Rule(_answer, (INPUT_REQUIRED, WORKING)),
-        InputHosted: Rule(_host, (INPUT_REQUIRED,), visible=False),
-        InputWithdrawn: Rule(_withdraw, (INPUT_REQUIRED, WORKING)),
-        **_ENDINGS,
-    },
-    # Final statuses absorb: whatever arrives now is late, and nothing comes of it.
+    WORKING: _open(WORKING),
+    INPUT_REQUIRED: _open(INPUT_REQUIRED),
+    # Final statuses absorb: an event that arrives now is late, and is ignored.
     COMPLETED: {},
     FAILED: {},
     CANCELLED: {},

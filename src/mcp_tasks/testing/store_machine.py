@@ -28,10 +28,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from mcp_tasks.errors import KeySpent, LimitReached, TaskExists, TransitionRefused, VersionConflict
-from mcp_tasks.model import JournalEntry, Outcome, TaskRecord, TaskRequest, TaskStatus, apply
+from mcp_tasks.model import JournalEntry, Outcome, TaskRecord, TaskRequest, TaskStatus
 from mcp_tasks.model.json import encode_json
 from mcp_tasks.model.limits import expires_at
-from mcp_tasks.model.machine import RunPaused, RunResumed, RunResumeRequested, RunStarted
+from mcp_tasks.model.machine import RunPaused, RunResumed, RunResumeRequested, RunStarted, apply
 from mcp_tasks.model.record import ALWAYS
 from mcp_tasks.stores.base import (
     EVERYBODY,

@@ -11,16 +11,22 @@ from typing import Any, TypeAlias
 from hypothesis import strategies as st
 
 from mcp_tasks.model import (
-    Event,
-    InputAnswered,
     InputBook,
-    InputHosted,
     InputRequest,
-    InputRequested,
-    InputWithdrawn,
     JournalEntry,
     Outcome,
     Progress,
+    TaskRecord,
+    TaskRequest,
+    TaskStatus,
+)
+from mcp_tasks.model.json import encode_json
+from mcp_tasks.model.machine import (
+    Event,
+    InputAnswered,
+    InputHosted,
+    InputRequested,
+    InputWithdrawn,
     ProgressReported,
     RunAskedOnCall,
     RunCompleted,
@@ -34,11 +40,7 @@ from mcp_tasks.model import (
     StepRecorded,
     TaskAnnounced,
     TaskCancelled,
-    TaskRecord,
-    TaskRequest,
-    TaskStatus,
 )
-from mcp_tasks.model.json import encode_json
 from mcp_tasks.model.record import ALWAYS, ENTRY_KINDS, ChildProcess
 
 WORKERS = {"worker-1": "demo", "worker-2": "demo", "worker-☃": "dëmo ☃"}

@@ -5,16 +5,23 @@ from datetime import datetime, timedelta
 import pytest
 
 from mcp_tasks.errors import StaleRun, TransitionRefused
-from mcp_tasks.model import (
-    ChildProcess,
+from mcp_tasks.model import ChildProcess, InputRequest, Progress, TaskRecord, TaskStatus
+from mcp_tasks.model.limits import (
+    MAX_POLL_INTERVAL,
+    MIN_POLL_INTERVAL,
+    backoff,
+    expires_at,
+    is_expired,
+    lifetime,
+    poll_interval,
+)
+from mcp_tasks.model.machine import (
     Event,
     InputAnswered,
     InputHosted,
-    InputRequest,
     InputRequested,
     InputWithdrawn,
     ProcessesChanged,
-    Progress,
     ProgressReported,
     RunAskedOnCall,
     RunCompleted,
@@ -30,19 +37,8 @@ from mcp_tasks.model import (
     StepRecorded,
     TaskAnnounced,
     TaskCancelled,
-    TaskRecord,
-    TaskStatus,
     TrialPassed,
     apply,
-)
-from mcp_tasks.model.limits import (
-    MAX_POLL_INTERVAL,
-    MIN_POLL_INTERVAL,
-    backoff,
-    expires_at,
-    is_expired,
-    lifetime,
-    poll_interval,
 )
 from mcp_tasks.model.record import ALWAYS
 from mcp_tasks.testing import make_record

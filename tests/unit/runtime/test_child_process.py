@@ -21,9 +21,9 @@ import pytest
 from harness import processes
 from harness.waiting import eventually
 from mcp_tasks.errors import StoreUnavailable
-from mcp_tasks.model import ChildProcess, ProcessesChanged, RunStarted, TaskRecord, TaskStatus
+from mcp_tasks.model import ChildProcess, TaskRecord, TaskStatus
 from mcp_tasks.model.limits import Limits
-from mcp_tasks.model.machine import RunLost
+from mcp_tasks.model.machine import ProcessesChanged, RunLost, RunStarted
 from mcp_tasks.runtime import (
     Body,
     Ending,

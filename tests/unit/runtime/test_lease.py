@@ -24,8 +24,8 @@ from hypothesis import strategies as st
 
 from harness.thoroughness import examples
 from mcp_tasks.errors import StoreUnavailable
-from mcp_tasks.model import JournalEntry, RunStarted, TaskRecord, TaskStatus
-from mcp_tasks.model.machine import RunLost
+from mcp_tasks.model import JournalEntry, TaskRecord, TaskStatus
+from mcp_tasks.model.machine import RunLost, RunStarted
 from mcp_tasks.runtime import Body, Ending, Run, Settings, TaskOptions, TaskRuntime, current_task
 from mcp_tasks.runtime.lease import HEARTBEATS_PER_LEASE, LeaseTimes, Watch, uptime
 from mcp_tasks.runtime.steps import Retry

@@ -14,7 +14,7 @@ import pytest
 
 from harness.waiting import eventually
 from mcp_tasks.errors import StoreUnavailable
-from mcp_tasks.model import Progress, RunStarted, TaskStatus
+from mcp_tasks.model import Progress, TaskStatus
 from mcp_tasks.model.machine import (
     InputAnswered,
     InputRequested,
@@ -22,6 +22,7 @@ from mcp_tasks.model.machine import (
     RunCompleted,
     RunParked,
     RunReleased,
+    RunStarted,
     StepRecorded,
     TaskAnnounced,
     TaskCancelled,

@@ -16,9 +16,9 @@ import anyio
 import pytest
 
 from mcp_tasks.errors import StoreUnavailable, UnknownTask
-from mcp_tasks.model import JournalEntry, RunStarted, TaskRecord, TaskRequest, TaskStatus, apply
+from mcp_tasks.model import JournalEntry, TaskRecord, TaskRequest, TaskStatus
 from mcp_tasks.model.limits import Limits
-from mcp_tasks.model.machine import InputAnswered, StepRecorded
+from mcp_tasks.model.machine import InputAnswered, RunStarted, StepRecorded, apply
 from mcp_tasks.runtime import Body, Ending, Run, TaskOptions, TaskRuntime, current_task
 from mcp_tasks.runtime.changes import is_older
 from mcp_tasks.runtime.context import Asking, current_run

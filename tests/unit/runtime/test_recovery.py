@@ -17,8 +17,8 @@ import anyio
 import pytest
 
 from mcp_tasks.errors import TaskUnreadable
-from mcp_tasks.model import JournalEntry, RunStarted, TaskRecord, TaskStatus
-from mcp_tasks.model.machine import InputRequested, RunReleased, StepRecorded
+from mcp_tasks.model import JournalEntry, TaskRecord, TaskStatus
+from mcp_tasks.model.machine import InputRequested, RunReleased, RunStarted, StepRecorded
 from mcp_tasks.model.record import Trial
 from mcp_tasks.runtime import Ending, Run, TaskOptions, TaskRuntime, current_task
 from mcp_tasks.runtime.claims import TRIES_TO_LOOK_UP

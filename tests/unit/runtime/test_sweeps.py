@@ -15,9 +15,9 @@ import pytest
 
 from mcp_tasks.engines import Lane, LocalEngine
 from mcp_tasks.errors import StoreUnavailable, TasksError, UnknownTask, ValueNotStorable
-from mcp_tasks.model import RunStarted, TaskRecord, TaskStatus
+from mcp_tasks.model import TaskRecord, TaskStatus
 from mcp_tasks.model.limits import Limits
-from mcp_tasks.model.machine import RunParked
+from mcp_tasks.model.machine import RunParked, RunStarted
 from mcp_tasks.runtime import Body, Ending, Run, TaskRuntime, sweeps
 from mcp_tasks.runtime.sweeps import BATCH, MESSAGE, PAGES, PATIENCE, SLICE, TURNS, UNATTENDED_BATCH, Idleness
 from mcp_tasks.stores import Forgotten, MemoryStore
