@@ -147,11 +147,7 @@ class Keyring:
         return b"".join((header, nonce, self._aead(self._first, name).encrypt(nonce, data, header + name)))
 
     def decrypt(self, bound_to: str, data: bytes) -> bytes:
-        """What `encrypt` was given for the same name, by any ring that has the key.
-
-        Raises:
-            CannotDecrypt: It has another key, or was encrypted for another name, or was changed.
-        """
+        """What `encrypt` was given for the same name, by any ring that has the key."""
         header, key_id, name = data[:_HEADER], data[len(_FORMAT) : _HEADER], _bytes(bound_to)
         if data[: len(_FORMAT)] != _FORMAT or len(data) < _HEADER + _NONCE + _TAG:
             raise CannotDecrypt("it was not encrypted with a key of mcp-tasks")

@@ -1,7 +1,4 @@
-"""`TaskFailed`: the one exception of ours that is an error of the SDK's as well, hence not in `mcp_tasks.errors`.
-
-Client and server raise it alike, each for whoever waits for a task there. And what errors of the SDK's own mean to one
-who waits."""
+"""`TaskFailed`, the one exception of ours that is an error of the SDK's as well: client and server raise it."""
 
 from __future__ import annotations
 
@@ -32,7 +29,7 @@ class TaskFailed(TasksError, MCPError):
 
 
 def task_failed(task_id: str, error: Mapping[str, Any], message: str | None) -> TaskFailed:
-    """The exception for the error that a failed task carries. A malformed error says little, but is still an error."""
+    """The exception for the error of a failed task, malformed or not."""
     code, said = error.get("code"), error.get("message")
     return TaskFailed(
         code if isinstance(code, int) else 0,

@@ -1,15 +1,14 @@
-"""Files that hold secrets, and that nobody else may have put there or may write: stores, ledgers, keys, logs of audits.
+"""Private files: stores, ledgers, keys, audit logs. Other users must not be able to create or write them.
 
-A file that a stranger planted is as good as one that a stranger wrote: its tasks would be run, its answers sent. So a
-file must be a file and no link, must be ours (or root's), must have no second name, and others must not be able to
-write it. One that others could only read is made private without a word; whatever else is wrong is refused, saying what
-to do.
+A file that another user planted would be as bad as one that another user wrote: its tasks would be run, its answers
+sent. So a file must be a regular file, must be ours (or root's), must have no second name, and others must not be able
+to write it. One that others could only read is made private silently; all else is refused, saying what to do.
 
-A database is looked at by its name, before it is opened and again after: to open and close it here would let go of the
+A database is checked by its name, before it is opened and again after: to open and close it here would release the
 locks that SQLite has on it in this process. A file that is read or written here is opened first, never through a link,
-and what is looked at is what was opened.
+and the open file is checked.
 
-Windows has other means (access control lists, and a profile folder that is private): nothing is looked at there.
+Windows has other means (access control lists, and a private profile folder): nothing is checked there.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import os
 import stat
 import sys
 import tempfile
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -26,7 +25,7 @@ from typing import Final, TypeAlias
 from mcp_tasks.errors import StoreUnavailable, UntrustedFile
 
 BESIDE: Final = ("-wal", "-shm", "-journal")
-"""What SQLite keeps beside a database. A journal that somebody planted would be played into it."""
+"""Files that SQLite keeps beside a database. It would play a planted journal into it."""
 
 _IS_POSIX: Final = os.name == "posix"
 _OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
@@ -35,36 +34,31 @@ _PRIVATE_FILE: Final = 0o600
 _PRIVATE_FOLDER: Final = 0o700
 _NO_LINK: Final = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
 FileId: TypeAlias = "tuple[int, int] | None"
-"""Which file it is, under whatever name; None where that is not looked at."""
+"""Identifies a file under any name; None where that is not checked."""
 
 LARGEST_SECRET: Final = 64 * 1024
 """Bytes of a file with keys or a token."""
 
 LARGEST_SETTINGS: Final = 1024 * 1024
-"""Bytes of a file with settings."""
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder that only its owner can look into, with those above it, unless it is there.
-
-    Raises:
-        OSError: It cannot be made.
-    """
+    """Create a folder that only its owner can look into, with those above it, unless it exists."""
     for missing in reversed([folder, *folder.parents]):
         with suppress(FileExistsError):
             if not missing.exists():
                 missing.mkdir(_PRIVATE_FOLDER)
     if not folder.is_dir():
-        # With what the system says of it.
+        # With the error of the system.
         folder.mkdir(exist_ok=True)
 
 
 def make_private_folder(folder: Path) -> None:
-    """The same for a folder that is for our files alone: also if it is there, nobody else may write to it.
+    """The same for a folder for our files alone: also if it exists, nobody else may write to it.
 
     Raises:
-        OSError: It cannot be made.
-        UntrustedFile: Somebody else has made it, or can put another in its place.
+        OSError: It cannot be created.
+        UntrustedFile: Another user has created it, or can replace it.
     """
     make_folder(folder)
     if not _IS_POSIX:
@@ -88,7 +82,7 @@ def make_private_folder(folder: Path) -> None:
 
 
 def state_folder() -> Path:
-    """Where this user's programs keep what they must not forget."""
+    """The folder of this user for the state of mcp-tasks."""
     if sys.platform == "win32":
         return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData/Local") / "mcp-tasks"
     if sys.platform == "darwin":
@@ -97,11 +91,11 @@ def state_folder() -> Path:
 
 
 def private_state_folder() -> Path:
-    """The same, made if it is not there, and private.
+    """The same, created if it does not exist, and private.
 
     Raises:
         UntrustedFile: Others can write to it.
-        StoreUnavailable: It cannot be made.
+        StoreUnavailable: It cannot be created.
     """
     folder = state_folder()
     try:
@@ -112,14 +106,7 @@ def private_state_folder() -> Path:
 
 
 def make_private_file(path: Path) -> FileId:
-    """Make an empty file that only its owner can read, unless it is there; then see to it that it is such a file.
-
-    It is that of a database, and what SQLite keeps beside it is looked at as well. Gives which file it is.
-
-    Raises:
-        OSError: It cannot be made.
-        UntrustedFile: It is not to be trusted.
-    """
+    """Create an empty private database file, unless it exists, and check it like `check_database`."""
     make_folder(path.parent)
     with suppress(FileExistsError):
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | _NO_LINK, _PRIVATE_FILE))
@@ -127,19 +114,19 @@ def make_private_file(path: Path) -> FileId:
 
 
 def check_database(path: Path) -> FileId:
-    """See to it that a database and what SQLite keeps beside it are private files of ours; gives which file it is.
+    """Make sure that a database and SQLite's files beside it are private files of ours; identifies the database.
 
-    To be asked before it is opened, and again when it is open: somebody may have been quicker in between.
+    Call it before the file is opened, and again when it is open: it may be replaced in between.
 
     Raises:
-        OSError: It cannot be looked at.
-        UntrustedFile: It is not to be trusted.
+        OSError: It cannot be read.
+        UntrustedFile: It is not trusted.
     """
     if not _IS_POSIX:
         return None
     found = path.lstat()
     if stat.S_ISDIR(found.st_mode):
-        # Not for us to say what that means.
+        # SQLite has its own error for it.
         return None
     _make_private(path, found)
     for suffix in BESIDE:
@@ -150,12 +137,7 @@ def check_database(path: Path) -> FileId:
 
 
 def check_still(path: Path, before: FileId) -> None:
-    """The second look at a database, when it has been opened.
-
-    Raises:
-        OSError: It cannot be looked at.
-        UntrustedFile: It is not to be trusted, or is not the file that was looked at before.
-    """
+    """Check a database again when it has been opened: it must be the same file as before."""
     if check_database(path) != before:
         raise UntrustedFile(f"{path} was replaced by another file while it was being opened. Look at who can do that.")
 
@@ -188,60 +170,59 @@ def open_private(path: Path, flags: int) -> int:
 
 
 def read_secret(path: Path) -> bytes:
-    """What a file with a secret holds. It may be a link, and may be root's: that is how secrets are mounted.
+    """The content of a file with a secret. It may be a link, and may be root's: that is how secrets are mounted.
 
     Raises:
         OSError: It cannot be read.
         UntrustedFile: Others can write it; or it is ours, and others can read it; or it is no file, or a large one.
     """
-    descriptor = os.open(path, os.O_RDONLY | (_NO_LINK & ~getattr(os, "O_NOFOLLOW", 0)))
-    found = os.fstat(descriptor)
-    if not stat.S_ISREG(found.st_mode):
-        os.close(descriptor)
-        raise UntrustedFile(f"{path} is no file.")
-    with open(descriptor, "rb") as file:
-        if _IS_POSIX:
-            _check_owner(path, found)
-            # Of a file that root mounted the mode is not ours to change, and says nothing: there is one user there.
-            if found.st_mode & (_OTHERS_WRITE if found.st_uid == 0 else _OTHERS):
-                raise UntrustedFile(
-                    f"others can read or write {path}, which holds a secret. Run: chmod 600 {_quoted(path)}"
-                )
-        data = file.read(LARGEST_SECRET + 1)
-    if len(data) > LARGEST_SECRET:
-        raise UntrustedFile(f"{path} has more than {LARGEST_SECRET:,} bytes, and is not what it should be.")
-    return data
+
+    def check(found: os.stat_result) -> None:
+        # The mode of a file that root mounted is not ours to change, and says nothing: there is one user there.
+        if found.st_mode & (_OTHERS_WRITE if found.st_uid == 0 else _OTHERS):
+            raise UntrustedFile(
+                f"others can read or write {path}, which holds a secret. Run: chmod 600 {_quoted(path)}"
+            )
+
+    return _read(path, LARGEST_SECRET, check)
 
 
 def read_trusted(path: Path) -> bytes:
-    """What a file holds that may be read by all, and tells us what to do. It may be a link.
+    """The content of a file with settings, which anybody may read. It may be a link.
 
     Raises:
         OSError: It cannot be read.
-        UntrustedFile: Somebody else owns it, or everybody can write it; or it is no file, or a large one.
+        UntrustedFile: Another user owns it, or everybody can write it; or it is no file, or a large one.
     """
+
+    def check(found: os.stat_result) -> None:
+        if found.st_mode & stat.S_IWOTH:
+            raise UntrustedFile(f"everybody can write {path}. Run: chmod o-w {_quoted(path)}")
+
+    return _read(path, LARGEST_SETTINGS, check)
+
+
+def _read(path: Path, most: int, check: Callable[[os.stat_result], None]) -> bytes:
     descriptor = os.open(path, os.O_RDONLY | (_NO_LINK & ~getattr(os, "O_NOFOLLOW", 0)))
-    with open(descriptor, "rb") as file:
+    try:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
             raise UntrustedFile(f"{path} is no file.")
         if _IS_POSIX:
             _check_owner(path, found)
-            if found.st_mode & stat.S_IWOTH:
-                raise UntrustedFile(f"everybody can write {path}. Run: chmod o-w {_quoted(path)}")
-        data = file.read(LARGEST_SETTINGS + 1)
-    if len(data) > LARGEST_SETTINGS:
-        raise UntrustedFile(f"{path} has more than {LARGEST_SETTINGS:,} bytes, and is not what it should be.")
+            check(found)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    with open(descriptor, "rb") as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise UntrustedFile(f"{path} has more than {most:,} bytes, and is not what it should be.")
     return data
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """Write a private file as a whole, or not at all: who reads it meanwhile reads the old one.
-
-    Raises:
-        OSError: It cannot be written.
-        UntrustedFile: What is there is not ours to replace.
-    """
+    """Write a private file as a whole, or not at all: a reader sees the old one or the new one."""
     if _IS_POSIX and os.path.lexists(path):
         _check(path, path.lstat())
     descriptor, beside = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
@@ -259,13 +240,7 @@ def write_private(path: Path, data: bytes) -> None:
 
 @contextmanager
 def alone(path: Path) -> Generator[None]:
-    """Wait until no other process is changing a file, and keep others waiting until the block is left.
-
-    Between those who all ask: by a lock on a file beside it, which stays. The lock ends with its process.
-
-    Raises:
-        UntrustedFile: Somebody else may have put that file there.
-    """
+    """Hold an advisory lock on NAME.lock beside a file. The lock file stays; the lock ends with its process."""
     descriptor = open_private(path.with_name(f"{path.name}.lock"), os.O_RDWR | os.O_CREAT)
     try:
         if sys.platform == "win32":

@@ -1,18 +1,17 @@
-"""What goes into a log, and what does not: nothing that a caller, a tool or a person said, and no whole id of a task.
+"""Safe logging: nothing that a caller, a tool or a person said, and no whole id of a task.
 
-The message of an exception may quote what a tool was called with, and often does: `KeyError`, and all that pydantic
-says. So a log gets its type and where it was raised, and no message, unless it is one of ours, which quote nothing.
-For a time in which you need them, have them shown:
+The message of an exception often quotes the arguments of a tool: `KeyError` does, and pydantic. So a log gets its type
+and where it was raised, and no message, unless it is one of ours, which quote nothing. To see the messages for a while:
 
     logging.getLogger("mcp_tasks.secrets").setLevel("DEBUG")
 
-That logger is asked for its own level: a root logger at DEBUG shows no secrets.
+Only the level of that logger itself counts: a root logger at DEBUG shows no secrets.
 
 Names of tools, URIs of resources, ids and keys are the caller's, and are in log lines. So every module gets its logger
 from `get_logger`: a line has no line breaks, no control characters and no escape sequences of a terminal, and is cut.
 
 The SDK logs ids of sessions at INFO, and an id is enough to use a session that has no owner. A filter on its loggers
-leaves the beginning of it.
+cuts them.
 """
 
 from __future__ import annotations
@@ -41,10 +40,7 @@ _LONGEST_CHAIN: Final = 20
 
 
 class _Legible(logging.Filter):
-    """Makes a record one line of printable text, before any handler has it."""
-
     def filter(self, record: logging.LogRecord) -> bool:
-        """Let every record pass."""
         try:
             if isinstance(record.args, tuple):
                 record.args = tuple(map(_cut, record.args))
@@ -74,7 +70,6 @@ class _SessionsHidden(logging.Filter):
     _ID: Final = re.compile(r"(session(?: for)?(?: id)?:? )(?=\S*\d)(\S{8})\S+", re.IGNORECASE)
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Let every record pass."""
         # At DEBUG, the SDK logs messages whole.
         if record.levelno < logging.INFO or shows_secrets():
             return True
@@ -114,7 +109,6 @@ def what(exc: BaseException) -> str:
 
 
 def shows_secrets() -> bool:
-    """Whether somebody has asked for it."""
     return SECRETS.level == logging.DEBUG
 
 

@@ -1,4 +1,4 @@
-"""The JSON types of the package: what arguments, results, answers and errors are made of."""
+"""JSON: types, encoding and decoding in pieces, sizes, and text that every parser reads."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any, Final, TypeAlias, cast
 from mcp_tasks.errors import LimitExceeded, ValueNotStorable
 
 JsonValue: TypeAlias = Any
-"""Any value `json.dumps` takes. Spelled `Any` because a recursive alias helps nobody at a call site."""
+"""Any value `json.dumps` takes. Spelled `Any` because a recursive alias does not help at a call site."""
 
 JsonObject: TypeAlias = Mapping[str, JsonValue]
-"""A JSON object. A `Mapping`, because records are values: nobody writes into one."""
+"""A JSON object. A `Mapping`, because records are values."""
 
 
 def object_in(holder: object, *keys: str) -> JsonObject | None:
-    """The object at the end of a path of keys, if there is one: whatever somebody sent."""
+    """The object at the end of a path of keys, if there is one, in untrusted data."""
     node = holder
     for key in keys:
         node = cast("JsonObject", node).get(key) if isinstance(node, Mapping) else None
@@ -32,14 +32,14 @@ def list_in(holder: JsonObject, key: str) -> list[JsonValue]:
 
 
 # ---- json bytes
-# JSON as bytes, the way everything of ours is kept and sent: compact, and UTF-8 that every parser takes.
+# JSON as bytes, as it is stored and sent: compact, and valid UTF-8.
 
 
 LARGE = 64 * 1024
 """Bytes, roughly, that are encoded or decoded in about the time that the hop to a thread and back takes."""
 
 _DEPTH = 30
-"""How deep pieces are looked for. What is larger than a piece so far down is encoded or decoded at once."""
+"""How deep pieces are looked for. A value that is large and so far down is encoded or decoded at once."""
 
 _encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 _ascii_encoder = json.JSONEncoder(separators=(",", ":"))
@@ -72,11 +72,7 @@ def encode_json(value: JsonValue, *, strict: bool = False) -> bytes:
 
 
 def decode_json(data: bytes) -> JsonValue:
-    """The value behind the bytes.
-
-    Raises:
-        ValueError: They are not JSON.
-    """
+    """The value behind the bytes."""
     return json.loads(data)
 
 
@@ -86,12 +82,7 @@ def is_large(value: JsonValue) -> bool:
 
 
 def encode_in_pieces(value: JsonValue, *, strict: bool = False) -> bytes:
-    """The same as `encode_json`, with turns for other threads.
-
-    Raises:
-        ValueNotStorable: The value is not JSON, or is nested too deeply.
-        UnicodeEncodeError: With `strict`, it holds a lone surrogate.
-    """
+    """The same as `encode_json`, with turns for other threads."""
     try:
         try:
             return b"".join(_pieces(value, _encoder))
@@ -119,11 +110,7 @@ def encode_canonical(value: JsonValue) -> bytes:
 
 
 def decode_in_pieces(data: bytes) -> JsonValue:
-    """The same as `decode_json`, with turns for other threads.
-
-    Raises:
-        ValueError: They are not JSON.
-    """
+    """The same as `decode_json`, with turns for other threads."""
     try:
         decode = codecs.getincrementaldecoder("utf-8")("surrogatepass").decode
         text = "".join([decode(data[at : at + LARGE], at + LARGE >= len(data)) for at in range(0, len(data), LARGE)])
@@ -228,7 +215,6 @@ def _skip(text: str, at: int) -> int:
 
 
 def _value(text: str, start: int, depth: int = 0) -> tuple[Any, int]:
-    """The value that begins at `start`, and where it ends."""
     window = text[start : start + LARGE]
     try:
         value, size = _decoder.raw_decode(window)
@@ -298,7 +284,6 @@ def _after_colon(text: str, key: object, end: int) -> int:
 
 
 def _string(text: str, start: int) -> tuple[str, int]:
-    """A large string, part by part."""
     parts: list[str] = []
     at = start + 1
     while text[at] != '"':
@@ -317,7 +302,7 @@ def _string(text: str, start: int) -> tuple[str, int]:
 
 
 # ---- measure
-# How much a JSON value is: bytes and depth, found out without writing it where that can be avoided.
+# Bytes and depth of a JSON value, without encoding it where that can be avoided.
 
 
 _PER_CHARACTER: Final = 6
@@ -328,12 +313,12 @@ _KINDS: Final[frozenset[type]] = frozenset(_MEASURE_CONTAINERS)
 _FEW: Final = 16
 
 _PER_VALUE: Final = 26
-"""Bytes of the longest number that is no whole number, with what stands around it."""
+"""Bytes of the longest number that is no whole number, with the characters around it."""
 
 
 def is_deeper(value: JsonValue, most: int) -> bool:
     """Whether the value is nested deeper than so many objects and arrays. Level by level: no nesting is too deep for
-    this, and what is too deep is found after `most` levels."""
+    this."""
     level: list[Any] = [value] if isinstance(value, _MEASURE_CONTAINERS) else []
     for _ in range(most):
         if not level:
@@ -372,7 +357,7 @@ def check_json(
     around: int = 0,
     written: Callable[[JsonValue], bytes] = encode_json,
 ) -> None:
-    """See that a value that a caller sent is neither too large nor nested too deeply.
+    """Check that a value of a caller is neither too large nor nested too deeply.
 
     Args:
         limit: Which limit its size is subject to: an attribute of `Limits`.
@@ -381,25 +366,21 @@ def check_json(
         depth: Levels of objects and arrays that it may have.
         around: Levels that are not the caller's own.
         written: Writes the value, to see how long that is.
-
-    Raises:
-        LimitExceeded: It is one or the other.
     """
     try:
         data = b"" if _is_within(value, LARGE if most is None else min(most, LARGE)) else written(value)
     except ValueNotStorable:
-        # Nested too deeply even for that, or no JSON at all, which is for the store to say in its own words.
+        # Nested too deeply even for that, or no JSON at all: the store has its own error for it.
         data = b""
     if most is not None and len(data) > most:
         raise LimitExceeded(limit, f"{what} may be {most:,} bytes of JSON at most, not {len(data):,}")
-    # Of what is large, most is text and numbers: where there are fewer brackets than levels, nobody has to look.
+    # Most of a large value is text and numbers: with fewer brackets than levels, it cannot be too deep.
     has_few = data and data.count(b"[") + data.count(b"{") <= depth
     if not has_few and is_deeper(value, depth + around):
         raise LimitExceeded("json_depth", f"{what} may be nested {depth} levels deep at most")
 
 
 def _is_within(value: JsonValue, most: int) -> bool:
-    """Whether the JSON of the value certainly has no more bytes than that; False if it would have to be written."""
     room = most
     waiting: list[Any] = [value]
     while waiting and room >= 0:
@@ -429,18 +410,15 @@ def _items(container: Any) -> Iterable[Any]:
 
 
 # ---- text
-# Text that every JSON parser reads.
-
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _UNREADABLE = "\ufffd"
 
 LONGEST_MESSAGE = 4 * 1024
-"""Bytes of a message that a record keeps, if nobody says otherwise: it is read with every look at the task, and every
-look at many."""
+"""Bytes of a message that a record keeps, by default: it is read with every look at the task."""
 
 LONGEST_LEGIBLE = 100
-"""Characters of a name that labels of metrics and spans have, if nothing else is said."""
+"""Characters of a name in labels of metrics and spans, by default."""
 
 _ELLIPSIS = "…"
 
@@ -482,7 +460,7 @@ def _escape(char: str) -> str:
 
 
 def valid_json(value: Any) -> Any:
-    """The JSON value with `valid_text` throughout, keys included. Whatever is no JSON stays as it is."""
+    """The JSON value with `valid_text` throughout, keys included. Other values stay as they are."""
     if isinstance(value, str):
         return valid_text(value)
     if isinstance(value, Mapping):

@@ -1,8 +1,8 @@
-"""`Limits`: how much a server takes from those who call it, all in one value.
+"""`Limits`: how much a server accepts from its callers.
 
 Each attribute says whether it holds for each process or for the fleet: all processes that share the store. None means
-no limit. Who is over one is refused with an error that names it (`LimitExceeded`) and, where waiting helps, says when
-to come back; nothing is left half done.
+no limit. A request that exceeds one is refused with an error that names it (`LimitExceeded`) and, where waiting helps,
+says when to come back; nothing is left half done.
 """
 
 from __future__ import annotations
@@ -161,14 +161,12 @@ def _check_rate(name: str, value: Any, *, most: float | None) -> None:
 
 
 # ---- pacing
-# Arithmetic of time: when to poll, how long a task is kept, how long to wait before trying again.
-
 
 MIN_POLL_INTERVAL = timedelta(milliseconds=200)
 """Short enough that a quick tool feels quick."""
 
 MAX_POLL_INTERVAL = timedelta(seconds=10)
-"""Long enough that a thousand waiting clients cost a hundred requests a second; short enough for a person."""
+"""A thousand waiting clients cost a hundred requests a second."""
 
 POLL_SHARE_OF_AGE = 10
 """A task of age t is to be polled every t/10: its end is noticed a tenth of the run time late at most."""

@@ -1,6 +1,6 @@
 """`TaskRecord`: everything known of one task at one moment.
 
-A record is a value. Nothing changes one; `mcp_tasks.model.machine.apply` makes the next one, one `version` up.
+A record is a value; `mcp_tasks.model.machine.apply` makes the next one, one `version` up.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import Any, Final, Literal, TypeAlias, get_args
 from mcp_tasks.model.json import JsonObject, JsonValue
 
 # ---- status
-# The five statuses of SEP-2663, "Task Status", and which of them are final.
 
 
 class TaskStatus(StrEnum):
@@ -30,7 +29,6 @@ class TaskStatus(StrEnum):
 
     @property
     def is_final(self) -> bool:
-        """Whether nothing can happen to a task in this status any more."""
         return self in FINAL_STATUSES
 
 
@@ -38,15 +36,12 @@ FINAL_STATUSES = frozenset({TaskStatus.COMPLETED, TaskStatus.FAILED, TaskStatus.
 
 
 # ---- actor
-# Who did something to a task.
-
-
 @dataclass(frozen=True, slots=True)
 class Actor:
     """Who did something to a task.
 
     Attributes:
-        kind: `client`: whoever called, with the principal as `name`. `run`: the tool at work. `worker`: a process that
+        kind: `client`: the caller, with the principal as `name`. `run`: the tool at work. `worker`: a process that
             claims, parks and hands over. `sweep`: the housekeeping of a process. These three have the name of the
             process. `operator`: a person at the store itself, with `mcp-tasks --store`, by the name of their account.
     """
@@ -60,8 +55,6 @@ NOBODY: Final = Actor("client")
 
 
 # ---- inputs
-# Bookkeeping of what a task asked of its client.
-
 
 _EMPTY: Mapping[str, InputRequest] = MappingProxyType({})
 
@@ -70,7 +63,7 @@ _EMPTY: Mapping[str, InputRequest] = MappingProxyType({})
 class InputRequest:
     """One question to the client: the method and params of the server-to-client request it stands for.
 
-    From `deadline` on no answer counts: the tool has been told, or will be, that it waited in vain.
+    From `deadline` on no answer counts.
 
     Attributes:
         hosted_as: The id of the client's own task that holds the question, where the client has taken it as one.
@@ -82,7 +75,6 @@ class InputRequest:
     hosted_as: str | None = None
 
     def is_overdue(self, now: datetime) -> bool:
-        """Whether it is too late for an answer."""
         return self.deadline is not None and self.deadline <= now
 
 
@@ -135,21 +127,20 @@ class InputBook:
 
 
 ALWAYS = datetime.min.replace(tzinfo=UTC)
-"""An instant that has come for every clock: ready since ever."""
+"""An instant that is past for every clock."""
 
 DEFAULT_QUEUE = "default"
-"""The queue of tools of which nothing else was said."""
+"""The queue of tools without another one."""
 
 _NOTHING: Mapping[str, object] = MappingProxyType({})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TaskRequest:
-    """What was asked for: all that a run needs, so that any process can start one, at any time.
+    """The request: all that a run needs, so that any process can start one, at any time.
 
-    The HTTP request and its tokens are not here on purpose: they do not outlive the call, and a run that
-    depended on them could not be repeated. Answers that the client gave on the original call, before there was a
-    task, are: the tool needs them to go on.
+    The HTTP request and its tokens are not here on purpose: they do not outlive the call, and a run that depended on
+    them could not be repeated. Answers that the client gave on the original call are: the tool needs them to go on.
 
     Attributes:
         max_wait: How long a question of this task may stay unanswered before the task fails, where the call says so; a
@@ -178,7 +169,7 @@ under its limits first."""
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Progress:
-    """What the tool last said of its progress."""
+    """The last progress that the tool reported."""
 
     progress: float
     total: float | None = None
@@ -187,7 +178,7 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """How a task ended, as JSON bytes that no era has put its mark on.
+    """How a task ended, as JSON bytes that are the same for all protocol versions.
 
     Attributes:
         body: The result of a completed task (an `isError` result counts as one) without its `resultType` and `_meta`;
@@ -205,8 +196,8 @@ OTHER_WRITES = 5
 
 @dataclass(frozen=True, slots=True)
 class WriteId:
-    """Names one change of a task. It is chosen once, by whoever decides on the change, and stays the same in every
-    attempt to write it: an attempt whose answer was lost is recognised by it.
+    """Names one change of a task. It is chosen once, and stays the same in every attempt to write it: an attempt whose
+    answer was lost is recognised by it.
 
     Attributes:
         writer: 48 random bits.
@@ -238,22 +229,20 @@ class ChildProcess:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TaskRecord:
-    """One task, as of `version`: all that a poll, a listing or a sweep needs, and small whatever the task is about.
+    """One task, as of `version`: all that a poll, a listing or a sweep needs, and always small.
 
-    What was asked for (`TaskRequest`) and how it ended (`Outcome`) are kept beside it, and read only by whoever needs
-    them.
+    Its request (`TaskRequest`) and how it ended (`Outcome`) are stored beside it, and read only where they are needed.
 
     Attributes:
         owner: The principal that created the task; None on transports without authentication.
-        method: The method of the request, and
-        name: the name of the tool: what a policy goes by. The rest of the request is read only to run it.
+        name: The name of the tool.
         namespace: Which server the task belongs to. Processes of another server leave it alone.
         updated_at: When something that a client can see last changed.
-        is_error: Whether the result of a completed task is one that says `isError`. Eras word such an end differently.
+        is_error: Whether the result of a completed task says `isError`.
         retention: How long the task is kept after it ended; None for as long as the store lives.
         poll_interval: A fixed interval to suggest to clients; None lets it adapt to the task's age.
         attempt: How many runs were started. 0 means the tool never saw this task.
-        worker: The process that has the current run, None while nobody has it.
+        worker: The process that has the current run; None while there is none.
         started_at: When the current (or last) run began; None if no tool was called for the task yet.
         wake_at: When a parked task may run again without an answer; None for one that is not parked.
         lost: How many runs in a row died with their process before they got any further.
@@ -262,8 +251,8 @@ class TaskRecord:
         pause: Whether the current run has given up its place under the limits of its tool and its owner while it waits
             in memory, or wants it back by now; None while it has it, and where there are no limits.
         trial: How the current (or last) run is watched, after runs were lost: by itself, or beside others like it.
-        session: The session in which the task was made, for eras and callers that have sessions. It scopes listings and
-            owns nothing.
+        session: The session in which the task was created, if its caller has sessions. It scopes listings and owns
+            nothing.
         parent: The task in whose run this one was started.
         queue: Which pool of workers runs it.
         priority: Among the tasks of a queue those of a higher number are started first.
@@ -275,7 +264,7 @@ class TaskRecord:
         processes: Child processes that its runs started, and that may still be there.
         writes: The ids of the writes that made it what it is, the newest first: the last one of the current (or last)
             run, and the last few of others.
-        unknown: What a newer release keeps of the task and this one does not know. It is written back as it was.
+        unknown: Fields of a newer release. They are written back as they were.
     """
 
     id: str
@@ -315,8 +304,7 @@ class TaskRecord:
     version: int = 1
 
     def but(self, **changes: Any) -> TaskRecord:
-        """The record with these fields changed: `dataclasses.replace`, in a third of its time. Every change of a task
-        passes here."""
+        """The record with these fields changed: `dataclasses.replace`, in a third of its time."""
         return TaskRecord(**{**dict(zip(_FIELDS, _values(self), strict=True)), **changes})
 
     def written(self, write: WriteId) -> TaskRecord:
@@ -337,7 +325,7 @@ class TaskRecord:
     @property
     def is_final(self) -> bool:
         """Whether the task has ended, one way or another."""
-        return self.status.is_final
+        return self.status in FINAL_STATUSES
 
     def is_queued(self, now: datetime) -> bool:
         """Whether the task could run at `now` and nobody has it."""
@@ -360,7 +348,7 @@ _values = attrgetter(*_FIELDS)
 
 
 # ---- journal
-# Entries of a task's journal: what must survive a run because the next one will ask for it again.
+# Entries of a task's journal: the next run will ask for them again.
 
 
 EntryKind: TypeAlias = Literal["ask", "answer", "refusal", "step", "timer", "done", "version"]
@@ -376,15 +364,14 @@ class JournalEntry:
     kind of its own, so that no client can send an answer that looks like one. `timer`: a sleep began, and ends at
     `value`. `step`: a step ended, with `value`. `done`: the tool was handed the end of a question or a timer, or gave
     up on one or on a step; `value` says which. The order of `step` and `done` entries is the order in which the tool
-    learned of things. `version`: from here on the tool is another version than it was, and goes on from
-    what is before this entry, or starts over, and then nothing before it counts.
+    learned of things. `version`: from here on the tool has another version, and goes on from the entries before
+    this one, or starts over, and then they do not count.
 
     A release that does not know a kind cannot run the task, and would end it. So one that writes a new kind writes its
     records in a format that releases without that kind do not read.
 
     Attributes:
-        number: Where it stands in the journal: a later entry has a larger number. The store gives it; an entry that has
-            not been written has 0.
+        number: Its place in the journal, given by the store; 0 for an entry that has not been written.
     """
 
     kind: EntryKind

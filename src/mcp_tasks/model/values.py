@@ -1,4 +1,4 @@
-"""The checks of values that authors give: each says what the option is called, what it was given, and what it takes."""
+"""Checks of the values of options: an error names the option, the given value, and what it takes."""
 
 from __future__ import annotations
 
@@ -16,74 +16,46 @@ from mcp_tasks.errors import InvalidOption, MissingExtra
 
 
 def check_number(name: str, value: object, least: int, most: int | None = None) -> None:
-    """Refuse what is not a whole number of at least so much, and at most so much.
-
-    Raises:
-        InvalidOption: It is not.
-    """
+    """Refuse anything but a whole number within these bounds."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least or (most is not None and value > most):
         wanted = f"of at least {least}" if most is None else f"from {least} to {most}"
         raise InvalidOption(f"{name} must be a whole number {wanted}, got {value!r}")
 
 
 def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
-    """Refuse what is not one of a few words.
-
-    Raises:
-        InvalidOption: It is not.
-    """
+    """Refuse anything but one of these words."""
     if not isinstance(value, str) or value not in choices:
         *others, last = map(repr, choices)
         raise InvalidOption(f"{name} must be {', '.join(others)} or {last}, got {value!r}")
 
 
 def check_flag(name: str, value: object) -> None:
-    """Refuse what is not a bool: to Python, "no" is true.
-
-    Raises:
-        InvalidOption: It is not.
-    """
+    """Refuse anything but a bool: to Python, "no" is true."""
     if not isinstance(value, bool):
         raise InvalidOption(f"{name} must be True or False, got {value!r}")
 
 
 def check_text(name: str, value: object) -> None:
-    """Refuse what is not a string, or an empty one.
-
-    Raises:
-        InvalidOption: It is not, or is empty.
-    """
+    """Refuse anything but a string that is not empty."""
     if not isinstance(value, str) or not value:
         raise InvalidOption(f"{name} must be a non-empty string, got {value!r}")
 
 
 def check_queue(name: str, value: object) -> None:
-    """Refuse what is not the name of a queue: operators list them with commas between, and spaces around do not count.
-
-    Raises:
-        InvalidOption: It is not.
-    """
+    """Refuse anything but the name of a queue: operators list them with commas between."""
     check_text(name, value)
     if isinstance(value, str) and ("," in value or value != value.strip()):
         raise InvalidOption(f"{name} must be a name without commas, and without spaces around it, got {value!r}")
 
 
 def check_mapping(name: str, value: object) -> None:
-    """Refuse what is not a mapping with names as its keys.
-
-    Raises:
-        InvalidOption: It is not.
-    """
+    """Refuse anything but a mapping with strings as its keys."""
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in cast("Mapping[Any, Any]", value)):
         raise InvalidOption(f"{name} must be a mapping with strings as its keys, got {value!r}")
 
 
 def check_function(name: str, value: object, example: str) -> None:
-    """Refuse what is not a plain function: what cannot be called, and what would have to be awaited.
-
-    Raises:
-        InvalidOption: It is not; the message shows the example.
-    """
+    """Refuse anything but a plain function; the message shows the example."""
     if not callable(value):
         raise InvalidOption(f"{name} must be a function, such as {example}; got {value!r}")
     if inspect.iscoroutinefunction(value) or inspect.iscoroutinefunction(getattr(value, "__call__", None)):  # noqa: B004
@@ -91,17 +63,13 @@ def check_function(name: str, value: object, example: str) -> None:
 
 
 def check_instance(name: str, value: object, kind: type) -> None:
-    """Refuse what is not an object of that class.
-
-    Raises:
-        InvalidOption: It is not.
-    """
+    """Refuse anything but an object of that class."""
     if not isinstance(value, kind):
         raise InvalidOption(f"{name} must be a {kind.__name__}, got {value!r}: write {name}={kind.__name__}(...)")
 
 
 # ---- durations
-# The one check of every duration that an author or a caller gives, and how people write and read one.
+# Durations that authors and callers give, and how people write and read them.
 
 
 _UNITS: Final = {"w": "weeks", "d": "days", "h": "hours", "m": "minutes", "s": "seconds"}
@@ -109,11 +77,7 @@ _TYPED: Final = re.compile("".join(rf"(?:(?P<{name}>\d+(?:\.\d+)?)\s*{unit}\s*)?
 
 
 def check_duration(name: str, value: object, *, zero: bool = False, longest: timedelta = timedelta.max) -> timedelta:
-    """The value of the option `name`, if it is a positive `timedelta` (or none at all, where `zero` makes sense).
-
-    Raises:
-        InvalidOption: It is something else; the message says what to write.
-    """
+    """The value of the option `name`, if it is a positive `timedelta` (or none at all, where `zero` makes sense)."""
     if not isinstance(value, timedelta):
         # A bool is an int to Python, and no number of seconds.
         is_meant = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
@@ -132,7 +96,7 @@ def check_duration(name: str, value: object, *, zero: bool = False, longest: tim
 
 
 def read_duration(text: str, *, zero: bool = True, longest: timedelta = timedelta.max) -> timedelta:
-    """A duration that somebody typed: `90` or `90s`, `10m`, `1h30m`, `2d`, `1w`. One beyond all time is as long as any.
+    """A duration that a person typed: `90` or `90s`, `10m`, `1h30m`, `2d`, `1w`.
 
     Args:
         zero: Whether it may be none at all.
@@ -157,7 +121,7 @@ def read_duration(text: str, *, zero: bool = True, longest: timedelta = timedelt
 
 
 def clock(duration: timedelta | None) -> str:
-    """A running time: 0:07, 12:34, 1:02:03, 3d 01:02:03; nothing of one that is not known."""
+    """A running time: 0:07, 12:34, 1:02:03, 3d 01:02:03; empty if it is not known."""
     if duration is None:
         return ""
     minutes, seconds = divmod(max(0, int(duration.total_seconds())), 60)
@@ -177,11 +141,7 @@ def ago(duration: timedelta) -> str:
 
 
 def seconds_of(timeout: object) -> float | None:
-    """How long a caller wants to wait; None for as long as it takes.
-
-    Raises:
-        InvalidOption: It is neither a `timedelta` nor a number of seconds.
-    """
+    """How long a caller wants to wait; None for as long as it takes."""
     if timeout is None:
         return None
     if isinstance(timeout, timedelta):
@@ -194,7 +154,7 @@ def seconds_of(timeout: object) -> float | None:
 
 
 # ---- urls
-# URLs that authors give: which kind one is, and how it is repeated to them without what is secret in it.
+# URLs that authors give: their kind, and how they are shown without secrets.
 
 
 POSTGRES: Final = ("postgresql://", "postgres://")
@@ -205,14 +165,14 @@ _SECRET: Final = re.compile(r"(?i)(\w*(?:pass|pwd|secret|token|key)\w*\s*=\s*)[^
 
 
 def with_plain_scheme(url: str) -> str:
-    """The URL with its scheme in small letters, as the drivers want it: to everybody else the case is the same."""
+    """The URL with its scheme in small letters, as the drivers want it."""
     scheme, separator, rest = url.partition("://")
     return f"{scheme.lower()}{separator}{rest}" if separator else url
 
 
 def names_redis_database(url: str) -> bool:
-    """Whether what a URL has after the host is the number of a database, or nothing. Anything else is left out by
-    redis-py, which would take another database than the one that was meant."""
+    """Whether the path of a URL is the number of a database, or empty. redis-py ignores anything else, and would take
+    another database than the one that was meant."""
     parts = urlsplit(url)
     number = "" if parts.scheme == "unix" else parts.path.strip("/")
     return not number or (number.isascii() and number.isdigit())
@@ -234,19 +194,12 @@ def shown(url: str) -> str:
 
 
 # ---- extras
-# Parts of the package that need what only an extra installs.
-
 
 _OURS: Final = __name__.partition(".")[0]
 
 
 @contextmanager
 def needing_extra(what: str, extra: str) -> Generator[None]:
-    """In here, a package that cannot be imported is one of an extra; one of ours is a defect, and raised as it is.
-
-    Raises:
-        MissingExtra: It is not installed.
-    """
     try:
         yield
     except ModuleNotFoundError as exc:
@@ -256,7 +209,7 @@ def needing_extra(what: str, extra: str) -> Generator[None]:
 
 
 # ---- statement
-# A statement that one party writes and another runs inside its own transaction: the job of a task, beside its row.
+# A statement that an engine writes and a store runs inside its own transaction: the job of a task, beside its row.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -264,8 +217,8 @@ class Statement:
     """One statement for one database.
 
     Attributes:
-        place: Which database it is for. Whoever keeps tasks elsewhere cannot run it.
-        text: The statement, in the words of that database.
+        place: Which database it is for. A store elsewhere cannot run it.
+        text: The statement, in SQL of that database.
         values: Its named parameters.
     """
 
