@@ -21,12 +21,7 @@ ALWAYS_SYNCED = ("--appendonly", "yes", "--appendfsync", "always")
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """One kind of database.
-
-    Attributes:
-        url: For `Tasks(...)`: of one database, the same each time.
-        server: What can be restarted; None for files.
-    """
+    """One kind of database."""
 
     name: BackendName
     url: str

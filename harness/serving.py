@@ -122,11 +122,7 @@ class ServerProcess:
             self._process = fork(self._module, *words, env=self._env, stdout=sink, stderr=sink, pass_fds=fds)
 
     def start(self) -> None:
-        """Start it, and return when it takes connections.
-
-        Raises:
-            ProcessError: It has ended, or takes too long; with what it printed.
-        """
+        """Start it, and return when it takes connections."""
         self.launch()
         if self._socket is None:
             until_ready(
@@ -147,11 +143,7 @@ class ServerProcess:
             kill(self._process)
 
     def stop(self, how: signal.Signals = signal.SIGTERM, limit: float = STOP_LIMIT) -> float:
-        """Ask it to end; how many seconds that took.
-
-        Raises:
-            subprocess.TimeoutExpired: It does not end. It has been killed then.
-        """
+        """Ask it to end; how many seconds that took."""
         asked = time.monotonic()
         code = end(self.process, how, limit)
         # uvicorn ends in order and then lets the signal have its way.

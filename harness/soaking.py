@@ -11,12 +11,7 @@ from collections.abc import Callable
 
 
 def soak(name: str, description: str, run_batch: Callable[[int], str]) -> int:
-    """Try batch after batch, each from its own seed, until the time is over or one fails; 1 if one did.
-
-    Args:
-        name: What is printed before each line.
-        run_batch: Tries the batch of a seed and says how much has been tried so far; raises what failed.
-    """
+    """Try batch after batch, each from its own seed, until the time is over or one fails; 1 if one did."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--seed", type=int, default=None)

@@ -15,11 +15,7 @@ T = TypeVar("T")
 
 
 async def eventually(look: Callable[[], T | Awaitable[T]], limit: float = PATIENCE) -> T:
-    """What `look` finds, asked again until it finds something.
-
-    Raises:
-        TimeoutError: It has found nothing for `limit` seconds.
-    """
+    """What `look` finds, asked again until it finds something."""
     with anyio.fail_after(limit):
         while True:
             looked = look()

@@ -104,18 +104,7 @@ IMPURE = frozenset({"asyncio", "logging", "os", "random", "secrets", "socket", "
 
 # Not `protocol`: its rules hold whichever way a request came in.
 SDK = frozenset(
-    {
-        "failure",
-        "tools",
-        "adapters",
-        "fallback",
-        "server",
-        "client",
-        "legacy.server",
-        "legacy.client",
-        "cli",
-        "testing",
-    }
+    {"failure", "tools", "adapters", "fallback", "server", "client", "legacy.server", "legacy.client", "cli", "testing"}
 )
 WIRE_TYPES = SDK | {"wire", "protocol"}
 # The runtime keeps what steps return, models too; it knows no shape of the wire.

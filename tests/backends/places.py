@@ -29,13 +29,7 @@ _ENTRY: Final = {"kind": 0, "entry": 2}
 
 
 class Place(Protocol):
-    """Where one test keeps its tasks.
-
-    Attributes:
-        name: Of the kind of database.
-        shown: What errors and logs call it.
-        remedy: What the log says how to remove the task `bad`.
-    """
+    """Where one test keeps its tasks."""
 
     name: str
     shown: str

@@ -15,15 +15,7 @@ import pytest
 from harness.cipher import AesCipher
 from harness.stored import opened
 from mcp_tasks.errors import KeySpent, StoreCorrupt, TaskUnreadable
-from mcp_tasks.model import (
-    InputBook,
-    InputRequest,
-    JournalEntry,
-    Outcome,
-    Progress,
-    TaskRecord,
-    TaskStatus,
-)
+from mcp_tasks.model import InputBook, InputRequest, JournalEntry, Outcome, Progress, TaskRecord, TaskStatus
 from mcp_tasks.stores import Store
 from mcp_tasks.stores.base import EVERYBODY, LARGEST, Forgotten, OwnedBy, Share
 from mcp_tasks.stores.codec import Codec

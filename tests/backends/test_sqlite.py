@@ -492,10 +492,7 @@ async def test_a_write_waits_for_another_program_and_then_gives_up(store: Sqlite
 
 async def test_a_file_that_another_program_keeps_to_itself_cannot_be_opened(sqlite: SqlitePlace) -> None:
     store = SqliteStore(sqlite.path, busy_timeout=timedelta(milliseconds=100))
-    with (
-        sqlite.locked("BEGIN EXCLUSIVE"),
-        pytest.raises(StoreUnavailable, match="locked by another process"),
-    ):
+    with sqlite.locked("BEGIN EXCLUSIVE"), pytest.raises(StoreUnavailable, match="locked by another process"):
         await store.open()
     async with opened(store):
         pass

@@ -87,11 +87,7 @@ OLDER: Final = ("older", "older, on its own stream")
 
 @dataclass
 class Place:
-    """A store, a folder with what tools have written down, and the server that has the tasks in the end.
-
-    Attributes:
-        stopped: The tasks as a server has left them that was asked to stop.
-    """
+    """A store, a folder with what tools have written down, and the server that has the tasks in the end."""
 
     url: str
     folder: Path
@@ -149,8 +145,7 @@ def server_on(url: str, folder: Path) -> ServerProcess:
 
 
 @pytest.fixture(
-    scope="module",
-    params=["sqlite killed", "postgres killed", "redis killed", "sqlite taken over", "sqlite stopped"],
+    scope="module", params=["sqlite killed", "postgres killed", "redis killed", "sqlite taken over", "sqlite stopped"]
 )
 async def place(
     request: pytest.FixtureRequest,

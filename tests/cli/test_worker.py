@@ -121,9 +121,7 @@ async def test_the_backlog_is_counted_for_scripts(cli: Cli, url: str) -> None:
         for _ in range(2):
             await client.create("where")
         by_server, by_url, words = cli.together(
-            ("backlog", SPEC, "--json"),
-            ("backlog", url, "--namespace", "farm", "--output", "json"),
-            ("backlog", SPEC),
+            ("backlog", SPEC, "--json"), ("backlog", url, "--namespace", "farm", "--output", "json"), ("backlog", SPEC)
         )
     for done in (by_server, by_url):
         assert done.returncode == 0, done.stderr

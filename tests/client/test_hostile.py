@@ -477,15 +477,7 @@ async def test_a_server_that_never_answers_is_given_up_when_the_time_is_over_and
         assert not peer.asked("tasks/cancel")
 
 
-@pytest.mark.parametrize(
-    "said",
-    [
-        {},
-        old_task("sleeping"),
-        old_task(taskId=7),
-        old_task(taskId="another-task"),
-    ],
-)
+@pytest.mark.parametrize("said", [{}, old_task("sleeping"), old_task(taskId=7), old_task(taskId="another-task")])
 async def test_something_that_is_not_the_task_is_an_invalid_response(said: Mapping[str, Any]) -> None:
     async with connected(showing(said)) as client:
         with pytest.raises(InvalidResponse):

@@ -260,18 +260,12 @@ async def test_trigger_prompt_change(ctx: Context) -> str:
 
 
 @tool
-async def test_custom_header(
-    region: Annotated[str, Field(json_schema_extra={"x-mcp-header": "Region"})],
-) -> str:
+async def test_custom_header(region: Annotated[str, Field(json_schema_extra={"x-mcp-header": "Region"})]) -> str:
     return f"Region {region}"
 
 
 def json_schema_2020_12_tool(
-    name: str = "",
-    address: dict[str, str] | None = None,
-    contactMethod: str = "",
-    phone: str = "",
-    email: str = "",
+    name: str = "", address: dict[str, str] | None = None, contactMethod: str = "", phone: str = "", email: str = ""
 ) -> str:
     return f"{name} {address} {contactMethod} {phone} {email}"
 

@@ -126,11 +126,7 @@ def run_scenario(subject: Sequence[str], scenario: str, *arguments: str) -> list
 
 
 def run_suite(subject: Sequence[str], *choice: str) -> list[Check]:
-    """Run what `choice` selects, for example `--suite active`.
-
-    Raises:
-        SuiteError: The run did not reach its summary.
-    """
+    """Run what `choice` selects, for example `--suite active`."""
     checks, output = _checks(subject, choice, RUN_LIMIT)
     if "=== SUMMARY ===" not in output:
         raise SuiteError(f"{' '.join(choice)} did not finish:\n{output[-4000:]}")

@@ -2,12 +2,7 @@
 
 import pytest
 
-from .harness import (
-    Outcome,
-    check_baseline,
-    check_clients,
-    check_tasks,
-)
+from .harness import Outcome, check_baseline, check_clients, check_tasks
 
 # The first run also fetches the suite from npm; later runs take a few seconds each.
 pytestmark = [pytest.mark.conformance, pytest.mark.slow, pytest.mark.timeout(400)]

@@ -45,15 +45,7 @@ _IMPORTED = (
 
 @dataclass(slots=True)
 class Member:
-    """One place in the fleet, and the process that has it now.
-
-    Attributes:
-        starts: How often a process was started for it.
-        port: Where a replica listens.
-        options: Of `tests.fleet.server`.
-        turns: Options that one process has and the next has not.
-        apart: Whether the next process is to be as if on another machine.
-    """
+    """One place in the fleet, and the process that has it now."""
 
     role: Literal["replica", "worker"]
     name: str

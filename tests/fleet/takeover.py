@@ -23,12 +23,7 @@ TASKS = 20
 
 
 async def taken_over(
-    url: str,
-    folder: Path,
-    *,
-    apart: bool,
-    lease: float = LEASE.total_seconds(),
-    sweep: float = SWEEP.total_seconds(),
+    url: str, folder: Path, *, apart: bool, lease: float = LEASE.total_seconds(), sweep: float = SWEEP.total_seconds()
 ) -> Sequence[float]:
     """Kill a worker with twenty running tasks: for each of them, the seconds from the death to its next run."""
     notes = Notes(folder)

@@ -33,10 +33,7 @@ ELICIT: dict[str, Any] = {
     "message": "Approve?",
     "requestedSchema": {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]},
 }
-SAMPLE: dict[str, Any] = {
-    "messages": [{"role": "user", "content": {"type": "text", "text": "Hello"}}],
-    "maxTokens": 10,
-}
+SAMPLE: dict[str, Any] = {"messages": [{"role": "user", "content": {"type": "text", "text": "Hello"}}], "maxTokens": 10}
 
 _RESULTS = {"tasks/get": "GetTaskResult", "tasks/cancel": "CancelTaskResult", "tasks/list": "ListTasksResult"}
 

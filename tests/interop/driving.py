@@ -73,11 +73,7 @@ def quiet_environment() -> dict[str, str]:
 
 @contextmanager
 def reached(directory: Path, way: str, kind: str, *options: str) -> Generator[dict[str, Any]]:
-    """A server of ours as a plan for a driver: where it is, or how to start it. Its files are in `directory`.
-
-    Args:
-        way: `stdio`, or over Streamable HTTP: `http`, `json` or `stateless`.
-    """
+    """A server of ours as a plan for a driver: where it is, or how to start it. Its files are in `directory`."""
     files = ["--db", str(directory / "tasks.db"), "--log", str(directory / "started.log")]
     # Clients that start a server hand it little of their environment.
     ours = ["env", f"PYTHONPATH={ROOT / 'src'}:{ROOT}", sys.executable, "-m", "tests.interop.servers", kind]

@@ -110,11 +110,7 @@ def inspecting(home: Path) -> Generator[Inspector]:
 
 
 class Ours:
-    """Our server as the Inspector reaches it; killed, it is there again with the same file.
-
-    Attributes:
-        target: Its URL, or the command that starts it.
-    """
+    """Our server as the Inspector reaches it; killed, it is there again with the same file."""
 
     def __init__(self, directory: Path, way: str) -> None:
         self.directory = directory

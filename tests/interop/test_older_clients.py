@@ -67,12 +67,7 @@ EXPECTED: list[tuple[tuple[str, ...], str, Expected]] = [
     (
         SDKS,
         "protocol_error",
-        {
-            "status": "failed",
-            "code": -32603,
-            "message": has(PROTOCOL_ERROR),
-            "statusMessage": has(PROTOCOL_ERROR),
-        },
+        {"status": "failed", "code": -32603, "message": has(PROTOCOL_ERROR), "statusMessage": has(PROTOCOL_ERROR)},
     ),
     # It never asks for the result of a failed task: all that its user sees is the `statusMessage`.
     ((EXT_TASKS,), "failed", {"outcome": "failed", "failure": has(TOOL_ERROR)}),

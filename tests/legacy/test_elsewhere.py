@@ -260,9 +260,7 @@ async def test_where_nobody_watches_streams_a_question_goes_to_the_sessions_own_
 # Sessions: what they cost, and that nothing of them is left when they end
 
 
-async def test_no_log_has_the_whole_id_of_a_session_and_no_task_has_it_either(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_no_log_has_the_whole_id_of_a_session_and_no_task_has_it_either(caplog: pytest.LogCaptureFixture) -> None:
     """The SDK logs it in full, and whoever has it uses the session."""
     caplog.set_level("INFO", logger="mcp")
     store = MemoryStore()

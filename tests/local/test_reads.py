@@ -283,8 +283,7 @@ async def test_they_are_got_as_tasks_of_the_older_wire(method: str, params: dict
 
 @pytest.mark.requirement("local/outcome-raised", "local/error-related-task")
 @pytest.mark.parametrize(
-    ("method", "params"),
-    [("prompts/get", {"name": "broken_prompt"}), ("resources/read", {"uri": "memo://broken"})],
+    ("method", "params"), [("prompts/get", {"name": "broken_prompt"}), ("resources/read", {"uri": "memo://broken"})]
 )
 async def test_an_error_is_that_of_the_plain_request(method: str, params: dict[str, Any]) -> None:
     async with serving(new_office().server) as wire, http_session(wire) as old:

@@ -20,7 +20,7 @@ class Raw:
 
 
 NASTY: Final[Sequence[str]] = (
-    *(
+    *[
         "null",
         "true",
         "false",
@@ -36,20 +36,15 @@ NASTY: Final[Sequence[str]] = (
         "1e308",
         "1e999",
         "-1e999",
-    ),
+    ],
     *("NaN", "Infinity", "-Infinity", str(2**31), str(2**53), str(2**63), str(-(2**63)), str(2**64), "9" * 400),
     *("9" * 4_299, "9" * 4_301, "1" + "0" * 5_000, "0." + "1" * 500, "1E400", "01", "+1", "0x10", "1_000", ".5", "5."),
     *('""', '" "', '"0"', '"null"', '"\\u0000"', '"\\ud800"', '"\\udfff\\ud800"', '"\\ud83d\\ude00"', '"\\u2028"'),
     *('"' + "x" * 300 + '"', '"' + "x" * 5_000 + '"', '"' + "é" * 70_000 + '"', '"' + "x" * 2**20 + '"'),
     *('"../../etc/passwd"', '"%s%n{0}"', '"\\u001b[2J"', '"\\r\\nX: y"', '"\' OR 1=1 --"', '"2026-07-28T00:00:00Z"'),
     *("[]", "[[]]", "[1]", '["x"]', "[null]", "[" + ",".join(["1"] * 10_000) + "]", "[" * 60 + "]" * 60),
-    *(
-        "[" * 100 + "]" * 100,
-        "[" * 300 + "]" * 300,
-        "[" * 20_000 + "]" * 20_000,
-        "[" * 500,
-        '{"a":' * 100 + "1" + "}" * 100,
-    ),
+    *("[" * 100 + "]" * 100, "[" * 300 + "]" * 300, "[" * 20_000 + "]" * 20_000, "[" * 500),
+    '{"a":' * 100 + "1" + "}" * 100,
     *("{}", '{"a":1}', '{"":null}', '{"a":1,"a":2}', '{"\\ud800":1}', '{"__proto__":{}}', '{"_meta":null}'),
     *('{"' + "k" * 10_000 + '":1}', "{" + ",".join(f'"k{n}":{n}' for n in range(3_000)) + "}"),
     *('{"action":"accept","content":{"name":"a"}}', '{"action":"accept","content":null}', '{"roots":[{"uri":"x"}]}'),
@@ -59,7 +54,7 @@ NASTY: Final[Sequence[str]] = (
 """What goes in the place of a value."""
 
 NAMES: Final[Sequence[str]] = (
-    *(
+    *[
         "taskId",
         "task",
         "ttl",
@@ -70,7 +65,7 @@ NAMES: Final[Sequence[str]] = (
         "cursor",
         "_meta",
         "notifications",
-    ),
+    ],
     *("taskIds", "progressToken", "id", "method", "params", "jsonrpc", "result", "error", "x", "", "task_id", "\ud800"),
     *("io.modelcontextprotocol/related-task", "io.modelcontextprotocol/protocolVersion", "mcp-tasks/idempotencyKey"),
 )

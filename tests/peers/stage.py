@@ -63,13 +63,7 @@ class Complaints(logging.Handler):
 
 
 class Stage:
-    """The server, and what can be sent to it.
-
-    Attributes:
-        ids: Tasks of that server by their state.
-        state: A `requestState` that it has sealed.
-        session: A session of the older era.
-    """
+    """The server, and what can be sent to it."""
 
     def __init__(self, app: ASGIApp, tasks: Tasks) -> None:
         self.app = app
@@ -267,8 +261,7 @@ def older_messages(staged: Stage) -> list[dict[str, Any]]:
         older_call("echo", {"value": [1]}),
         older_call("point", {"x": 1}),
         legacy_request(
-            "tools/call",
-            {"name": "echo", "arguments": {"value": 1}, "task": {}, "_meta": {IDEMPOTENCY: "k" * 22}},
+            "tools/call", {"name": "echo", "arguments": {"value": 1}, "task": {}, "_meta": {IDEMPOTENCY: "k" * 22}}
         ),
         legacy_request("tools/call", {"name": "echo", "arguments": {"value": 1}, "_meta": {"progressToken": 1}}),
         legacy_request("tools/call", {"name": "task_status", "arguments": {"task_id": ids["done"], "wait_seconds": 0}}),

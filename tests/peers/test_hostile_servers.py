@@ -29,13 +29,7 @@ Body = Callable[[Mapping[str, Any]], AsyncIterator[bytes]]
 
 
 class Hostile:
-    """The server.
-
-    Attributes:
-        head: Headers of the answer to the method, `content-type` among them.
-        body: The rest of it.
-        sent: How many bytes of such answers the client has taken, all in all.
-    """
+    """The server."""
 
     def __init__(self, method: str, head: Mapping[str, str], body: Body) -> None:
         self.method = method

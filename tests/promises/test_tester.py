@@ -123,9 +123,7 @@ async def test_arguments_that_the_tool_does_not_take_are_refused_as_in_a_call(
     assert result.structured_content == {"result": 7}, "as lenient as the SDK"
 
 
-async def test_a_result_that_waits_says_what_is_asked_and_takes_only_an_answer_that_fits(
-    tester: TaskTester,
-) -> None:
+async def test_a_result_that_waits_says_what_is_asked_and_takes_only_an_answer_that_fits(tester: TaskTester) -> None:
     task = await tester.call("asks")
     # Much less than the time that a tool has to end.
     with anyio.fail_after(5), pytest.raises(AssertionError) as refused:

@@ -101,8 +101,7 @@ _new_records = st.builds(
 
 
 def stories(
-    ticks: st.SearchStrategy[timedelta] = ANYWHERE,
-    payloads: st.SearchStrategy[Mapping[str, Any]] = ODD_PAYLOADS,
+    ticks: st.SearchStrategy[timedelta] = ANYWHERE, payloads: st.SearchStrategy[Mapping[str, Any]] = ODD_PAYLOADS
 ) -> st.SearchStrategy[Sequence[Moment]]:
     """The life of one task, event by event, with a clock that goes on by `ticks`."""
     moves = st.builds(

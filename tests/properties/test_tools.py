@@ -14,18 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from harness.thoroughness import TIMES, examples
-from tests.properties.tools.tree import (
-    GIVES_UP_AFTER,
-    Ask,
-    Beside,
-    Gather,
-    MoveOn,
-    Node,
-    Seq,
-    Sleep,
-    Step,
-    Twice,
-)
+from tests.properties.tools.tree import GIVES_UP_AFTER, Ask, Beside, Gather, MoveOn, Node, Seq, Sleep, Step, Twice
 from tests.simulation.clockwork import burial
 from tests.simulation.plans import Happening, MachinePlan, Mishap, Plan, TaskPlan, any_tool, calm, plan_for
 from tests.simulation.processes import Process
@@ -48,12 +37,7 @@ def _frozen() -> Generator[None]:
 
 
 class NumberedFaults(Weather):
-    """Strikes the calls whose numbers are said.
-
-    Args:
-        pauses: Seconds that writes take, by turns.
-        strikes: By verb and number, what happens to a call.
-    """
+    """Strikes the calls whose numbers are said."""
 
     def __init__(
         self, world: World, pauses: tuple[float, ...], strikes: Mapping[tuple[str, int], CallFault | None]

@@ -17,14 +17,7 @@ from harness.rpc import PATIENCE, loads
 
 
 class Peer:
-    """The web server and the client at the other end of one stream.
-
-    Attributes:
-        status: The status of the response.
-        headers: Its headers.
-        sent: Every piece of its body.
-        is_complete: Whether the app has ended it.
-    """
+    """The web server and the client at the other end of one stream."""
 
     def __init__(self, body: bytes = b"") -> None:
         self.status: int | None = None

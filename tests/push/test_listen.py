@@ -99,10 +99,7 @@ async def test_one_stream_carries_tasks_and_changes_of_the_server(client: Taskin
 
 
 async def test_the_sdks_listen_works_beside_waits_for_tasks(wire: HttpWire) -> None:
-    async with (
-        Client(wire.url, extensions=[TasksClient()]) as client,
-        client.listen(tools_list_changed=True) as events,
-    ):
+    async with Client(wire.url, extensions=[TasksClient()]) as client, client.listen(tools_list_changed=True) as events:
         await client.call_tool("grow", {})
         with anyio.fail_after(PATIENCE):
             assert isinstance(await anext(aiter(events)), ToolsListChanged)

@@ -46,11 +46,7 @@ class Tally:
 
 
 async def compare(pair: Twins, number: int, steps: Sequence[Step], tally: Tally) -> Answer:
-    """Send requests one after the other, both ways, to tasks of their own; gives the last answer.
-
-    Raises:
-        AssertionError: The two ways differ in what they answer, or in what they do.
-    """
+    """Send requests one after the other, both ways, to tasks of their own; gives the last answer."""
     named, short = repr(steps), Answer(status=None)
     await put(pair, number, {name: state for name, state in STATES.items() if f"{STAND_IN}{name}" in named})
     for step in steps:

@@ -54,11 +54,7 @@ class Sent:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What came back.
-
-    Attributes:
-        raised: What the app raised, by its type.
-    """
+    """What came back."""
 
     status: int | None
     headers: RawHeaders = field(default=())

@@ -93,11 +93,7 @@ class Flaw:
 
 @dataclass(frozen=True)
 class Step:
-    """One request, and how long after the one before it comes.
-
-    Attributes:
-        token: Who asks, on servers that want to know.
-    """
+    """One request, and how long after the one before it comes."""
 
     method: str
     params: Mapping[str, Any]

@@ -170,12 +170,7 @@ class Way:
 
 
 class Twins:
-    """The same server twice, alive.
-
-    Attributes:
-        short: Answers the short way what can be answered so.
-        long: Has the SDK answer everything.
-    """
+    """The same server twice, alive."""
 
     def __init__(self, setup: Setup, clock: FakeClock, store: WatchedStore, short: Way, long: Way) -> None:
         self.setup = setup
@@ -245,12 +240,7 @@ _STRANGE: Mapping[str, Any] = {
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """A state that a task may be in, as what differs from a new one.
-
-    Attributes:
-        outcome: How it ended, if it has.
-        expires: After how long from now it is gone, for one that has ended.
-    """
+    """A state that a task may be in, as what differs from a new one."""
 
     fields: Mapping[str, Any]
     outcome: Outcome | None = None

@@ -55,11 +55,7 @@ class Handle:
 
 
 class Clockwork:
-    """Drives the loops of one world, and what happens between them.
-
-    Attributes:
-        now: Seconds since the world began.
-    """
+    """Drives the loops of one world, and what happens between them."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -80,11 +76,7 @@ class Clockwork:
         self._due.append(loop)
 
     def run(self, until: Callable[[], bool]) -> None:
-        """Let things happen until a condition holds.
-
-        Raises:
-            Stuck: Nothing is scheduled, and it does not hold.
-        """
+        """Let things happen until a condition holds."""
         events, due = self._events, self._due
         while not until():
             if due:

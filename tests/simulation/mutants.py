@@ -245,11 +245,7 @@ MUTANTS: Final = (
 
 @dataclass(frozen=True)
 class Finding:
-    """What was seen of one seed with a fault: the violation, if it is one of the fault, or why it does not count.
-
-    Attributes:
-        cpu: Seconds of one core that it took.
-    """
+    """What was seen of one seed with a fault: the violation, if it is one of the fault, or why it does not count."""
 
     seed: int
     violation: tuple[str, str] | None = None

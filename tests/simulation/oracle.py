@@ -172,8 +172,7 @@ class Oracle:
         newest = max((each.attempt for each in self._visits[parent]), default=None)
         if own is not None and newest is not None and own < newest:
             self.wrong(
-                "stale run goes on",
-                f"{process.name} starts a child of {parent} (run {own}); run {newest} has begun",
+                "stale run goes on", f"{process.name} starts a child of {parent} (run {own}); run {newest} has begun"
             )
 
     def promised(self, task: str, plan_key: str) -> None:

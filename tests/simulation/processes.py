@@ -42,11 +42,7 @@ MOST_CALLS, CALLS_WITHIN = 5_000, 5.0
 
 
 class Machine:
-    """Where one process runs after the other, with one wall clock.
-
-    Attributes:
-        process: The one that runs now, or ran last.
-    """
+    """Where one process runs after the other, with one wall clock."""
 
     def __init__(self, world: World, number: int, plan: MachinePlan) -> None:
         self._world = world

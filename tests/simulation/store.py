@@ -95,11 +95,7 @@ def at_once(work: Coroutine[Any, Any, Any]) -> Any:
 
 
 class StoreMachine:
-    """The machine that the store is on.
-
-    Args:
-        keeps_log: Whether a failover may come.
-    """
+    """The machine that the store is on."""
 
     def __init__(self, world: World, *, keeps_log: bool) -> None:
         self._world = world
@@ -147,11 +143,7 @@ class StoreMachine:
 
 
 class Connection:
-    """What one process has of the store; it is a `Store`.
-
-    Attributes:
-        process: The one whose it is.
-    """
+    """What one process has of the store; it is a `Store`."""
 
     def __init__(self, world: World, process: Process) -> None:
         self._world = world

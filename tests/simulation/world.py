@@ -121,13 +121,7 @@ class Weather:
 
 
 class World:
-    """A plan as it happens.
-
-    Attributes:
-        processes: The living ones, in the order of their start.
-        graveyard: The others.
-        faults: How many of each kind have happened.
-    """
+    """A plan as it happens."""
 
     def __init__(self, plan: Plan, *, tracing: bool = False) -> None:
         self.plan = plan
@@ -420,11 +414,7 @@ class World:
             return
 
     async def _ask(self, ask: Callable[[Process], Awaitable[Any]]) -> Any:
-        """What a process that serves gives.
-
-        Raises:
-            TimeoutError: No answer came.
-        """
+        """What a process that serves gives."""
         serving = [process for process in self.processes if process.is_serving and process.machine.plan.serves]
         if not serving:
             await asyncio.sleep(0.5)

@@ -100,12 +100,7 @@ async def test_only_sessions_that_made_a_task_or_presented_its_id_are_told(
     wire: HttpWire, listener: HttpClient, desk: Desk
 ) -> None:
     modern = Tasking(wire, EVERYTHING)
-    async with (
-        http_session(wire) as finder,
-        http_session(wire) as stranger,
-        finder.listening(),
-        stranger.listening(),
-    ):
+    async with http_session(wire) as finder, http_session(wire) as stranger, finder.listening(), stranger.listening():
         task_id, unpresented = await listener.start("gated"), await modern.create("ask_name")
         [key] = (await modern.until(unpresented, "input_required"))["inputRequests"]
         await modern.update(unpresented, **{key: accept(name="Ada")})

@@ -168,10 +168,7 @@ async def limited(**wanted: Any) -> AsyncGenerator[Limited]:
     options: dict[str, Any] = wanted.pop("options", {})
     gate = asyncio.Event()
     tasks = Tasks(
-        store,
-        limits=Limits(**wanted),
-        settings=replace(QUICK, stop_timeout=timedelta(milliseconds=50)),
-        **options,
+        store, limits=Limits(**wanted), settings=replace(QUICK, stop_timeout=timedelta(milliseconds=50)), **options
     )
     async with serving(build(tasks, gate, auth=auth)) as wire:
         try:

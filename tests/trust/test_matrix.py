@@ -12,15 +12,7 @@ import pytest
 
 from harness.http import HttpWire, modern_headers
 from harness.older import OlderClient, http_session, pipe_session
-from harness.rpc import (
-    EVERYTHING,
-    INVALID_PARAMS,
-    INVALID_REQUEST,
-    NOTHING,
-    accept,
-    loads,
-    request,
-)
+from harness.rpc import EVERYTHING, INVALID_PARAMS, INVALID_REQUEST, NOTHING, accept, loads, request
 from harness.stdio import StdioWire, stdio_process
 from tests.trust.guarded import by_header, guarded, planted
 
@@ -214,10 +206,7 @@ async def test_over_pipes(arguments: tuple[str, ...]) -> None:
         await nothing_is_told(me, ids, gone=ids["gone"])
         mine = {"small": await _created(me, "echo"), "gated": await _created(me, "gated")}
         await own_are_there(me, mine)
-    async with (
-        stdio_process(*arguments, module="tests.trust.guarded") as wire,
-        pipe_session(wire) as older,
-    ):
+    async with stdio_process(*arguments, module="tests.trust.guarded") as wire, pipe_session(wire) as older:
         planted_for_bob = await older.ask("tools/call", {"name": "plant", "arguments": {"owner": "bob"}})
         ids = json.loads(planted_for_bob.result["content"][0]["text"])
         await nothing_is_told(Older(older), ids, gone=ids["gone"])

@@ -67,9 +67,7 @@ async def live(url: str, kept: InMemorySpanExporter, *, short_way: bool) -> str:
         await client.until(task_id, "input_required")
         await client.update(task_id, **{"elicitation-1": accept(name="Ada")})
         await client.until(task_id, "completed")
-        await eventually(
-            lambda: {"tasks.run", "tasks.question"} <= {span.name for span in kept.get_finished_spans()},
-        )
+        await eventually(lambda: {"tasks.run", "tasks.question"} <= {span.name for span in kept.get_finished_spans()})
     return task_id
 
 

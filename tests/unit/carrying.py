@@ -25,11 +25,7 @@ class Carried(NamedTuple):
 
 
 class Broker:
-    """Carries ids between the engines of a test.
-
-    Args:
-        copies: How often an id is handed out that was submitted once; 0 loses it.
-    """
+    """Carries ids between the engines of a test."""
 
     def __init__(self, copies: int = 1) -> None:
         self.copies = copies

@@ -363,11 +363,7 @@ class MeddledStore(MemoryStore):
         return call
 
     def refuse(
-        self,
-        failure: Exception,
-        *verbs: str,
-        times: float = math.inf,
-        when: Meant = lambda record, entries: True,
+        self, failure: Exception, *verbs: str, times: float = math.inf, when: Meant = lambda record, entries: True
     ) -> None:
         """Fail in these verbs, or in all, that often, when the record and the entries are meant."""
         left = times
@@ -429,11 +425,7 @@ class DeafStore(MemoryStore):
 
 
 class TogetherStore(MemoryStore):
-    """Gives a task and what belongs to it in one look, as stores over a network do, and finds some of it damaged.
-
-    Attributes:
-        damaged: What cannot be read: "row", "request" or "outcome".
-    """
+    """Gives a task and what belongs to it in one look, as stores over a network do, and finds some of it damaged."""
 
     def __init__(self) -> None:
         super().__init__()

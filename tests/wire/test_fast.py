@@ -38,10 +38,7 @@ async def _served_by(url: str) -> str:
 @pytest.mark.skipif(os.name == "nt", reason="there is no uvloop for Windows")
 async def test_with_the_extra_tasks_are_served_on_uvloop_and_httptools(tmp_path: Path) -> None:
     assert (FAST / "uvloop").is_dir(), f"{FAST} is made by `make setup`"
-    expected = {
-        FAST: "uvloop uvicorn.protocols.http.httptools_impl",
-        None: "asyncio uvicorn.protocols.http.h11_impl",
-    }
+    expected = {FAST: "uvloop uvicorn.protocols.http.httptools_impl", None: "asyncio uvicorn.protocols.http.h11_impl"}
     for folder, parts in expected.items():
         env = environment(*([folder] if folder else []))
         file = tmp_path / f"{parts[:4]}.db"

@@ -329,9 +329,7 @@ async def a_name() -> str:
 
 
 @pytest.mark.filterwarnings("error")
-async def test_a_rule_that_returns_no_name_is_reported_and_nothing_is_written(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_a_rule_that_returns_no_name_is_reported_and_nothing_is_written(caplog: pytest.LogCaptureFixture) -> None:
     store, returned = MemoryStore(), list[Callable[[], Any]]([lambda: "alice"])
     tasks = Tasks(store, settings=QUICK, principal=lambda _: returned[0]())
     async with serving(build(tasks, Desk())) as wire:

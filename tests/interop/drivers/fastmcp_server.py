@@ -12,13 +12,7 @@ from fastmcp.exceptions import ToolError
 from fastmcp.utilities.tasks import TaskConfig
 from fastmcp_tasks import TasksExtension
 from mcp.shared.exceptions import MCPError
-from mcp_types import (
-    INTERNAL_ERROR,
-    ElicitRequest,
-    ElicitRequestFormParams,
-    ElicitResult,
-    InputRequiredResult,
-)
+from mcp_types import INTERNAL_ERROR, ElicitRequest, ElicitRequestFormParams, ElicitResult, InputRequiredResult
 
 TASK = TaskConfig(mode="optional", poll_interval=timedelta(milliseconds=200))
 

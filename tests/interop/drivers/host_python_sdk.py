@@ -47,11 +47,7 @@ async def connected(**options: Any) -> AsyncIterator[Call]:
 
         async def call(tool: str, arguments: dict[str, Any]) -> dict[str, Any]:
             result = await session.call_tool(tool, arguments, progress_callback=hear if "label" in arguments else None)
-            return {
-                "text": result.content[0].text,
-                "isError": result.isError,
-                "structured": result.structuredContent,
-            }
+            return {"text": result.content[0].text, "isError": result.isError, "structured": result.structuredContent}
 
         yield call
 

@@ -31,10 +31,7 @@ class Host:
 
     def handlers(self) -> ExperimentalTaskHandlers:
         return ExperimentalTaskHandlers(
-            get_task=self.get,
-            get_task_result=self.result,
-            list_tasks=self.list,
-            augmented_elicitation=self.elicit,
+            get_task=self.get, get_task_result=self.result, list_tasks=self.list, augmented_elicitation=self.elicit
         )
 
     async def elicit(self, context: Any, params: Any, metadata: Any) -> Any:

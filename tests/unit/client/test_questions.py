@@ -155,8 +155,7 @@ def test_somebody_goes_back_and_finds_what_they_typed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "response"),
-    [("/decline", {"action": "decline"}), (" /cancel ", {"action": "cancel"}), ("/later", None)],
+    ("line", "response"), [("/decline", {"action": "decline"}), (" /cancel ", {"action": "cancel"}), ("/later", None)]
 )
 def test_any_line_may_be_something_else_than_an_answer(line: str, response: dict[str, Any] | None) -> None:
     for lines in ([line], ["Ann", line], ["Ann", "1", "", line]):

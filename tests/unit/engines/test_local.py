@@ -94,9 +94,7 @@ async def test_tasks_that_stand_in_line_are_run(submissions: Sequence[Submission
     assert (work.engine.backlog, work.engine.is_idle) == (0, True)
 
 
-async def test_an_owner_with_many_tasks_keeps_another_back_for_one_turn_and_stands_behind_later(
-    work: Local,
-) -> None:
+async def test_an_owner_with_many_tasks_keeps_another_back_for_one_turn_and_stands_behind_later(work: Local) -> None:
     async def take() -> str:
         """End what runs; what is started next."""
         count = len(work.started)

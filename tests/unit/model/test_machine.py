@@ -183,8 +183,7 @@ def test_what_an_older_run_or_one_that_gave_the_task_up_says_is_refused() -> Non
 
 
 @pytest.mark.parametrize(
-    ("keys", "why"),
-    [("", "nothing to ask"), *((keys, f"already used: {keys[-1]}") for keys in ("a", "b", "ca", "cb"))],
+    ("keys", "why"), [("", "nothing to ask"), *((keys, f"already used: {keys[-1]}") for keys in ("a", "b", "ca", "cb"))]
 )
 def test_asking_nothing_or_with_a_key_that_was_used_is_refused(keys: str, why: str) -> None:
     answered = after(InputAnswered(keys={"a"}), record=asking("a", "b"))

@@ -14,15 +14,7 @@ from mcp_tasks.model import InputBook, InputRequest, TaskRecord
 from mcp_tasks.model.limits import Limits
 from mcp_tasks.protocol.answers import MOST_VALUES, check_answers, misfits, take_answer, warn_of_schema
 from mcp_tasks.protocol.errors import RpcError
-from mcp_tasks.protocol.schema import (
-    MOST_PROBLEMS,
-    Schema,
-    UnusableSchema,
-    found,
-    is_tame,
-    not_enforced,
-    why_unusable,
-)
+from mcp_tasks.protocol.schema import MOST_PROBLEMS, Schema, UnusableSchema, found, is_tame, not_enforced, why_unusable
 from mcp_tasks.runtime import Ending, Run
 from mcp_tasks.testing import make_record
 from tests.unit.running import MeddledStore, launch, ok, question, running, until_asking, until_final

@@ -12,14 +12,8 @@ from pydantic import ValidationError
 
 from harness.thoroughness import examples
 from mcp_tasks import CreateTaskResult, Task, TaskStatus
-from mcp_tasks.errors import (
-    InvalidResponse,
-)
-from mcp_tasks.model import (
-    InputBook,
-    InputRequest,
-    Progress,
-)
+from mcp_tasks.errors import InvalidResponse
+from mcp_tasks.model import InputBook, InputRequest, Progress
 from mcp_tasks.model.record import Outcome, TaskRecord
 from mcp_tasks.protocol.shapes import (
     PROGRESS_META_KEY,

@@ -30,16 +30,7 @@ from mcp_tasks.model.machine import (
     TaskDeleted,
 )
 from mcp_tasks.model.record import Actor
-from mcp_tasks.runtime import (
-    AskedOnCall,
-    Ending,
-    Failure,
-    Run,
-    Success,
-    TaskChange,
-    TaskOptions,
-    current_task,
-)
+from mcp_tasks.runtime import AskedOnCall, Ending, Failure, Run, Success, TaskChange, TaskOptions, current_task
 from mcp_tasks.runtime import observers as watching
 from mcp_tasks.runtime.observers import Observers, Refusal, TaskAccess, Troubles, Wanted, Watcher
 from mcp_tasks.stores import MemoryStore

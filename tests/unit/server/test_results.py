@@ -226,11 +226,7 @@ async def test_a_misuse_of_ours_reaches_the_client_and_any_other_exception_stays
 def _request(version: str, *, size: int = 0, **capabilities: Any) -> TaskRequest:
     info = {"name": "x" * size, "version": version}
     return TaskRequest(
-        name="tool",
-        arguments={},
-        protocol_version="2026-07-28",
-        client_info=info,
-        client_capabilities=capabilities,
+        name="tool", arguments={}, protocol_version="2026-07-28", client_info=info, client_capabilities=capabilities
     )
 
 

@@ -30,16 +30,7 @@ from mcp_tasks.model import (
 from mcp_tasks.model.json import encode_json, is_large
 from mcp_tasks.model.record import WriteId
 from mcp_tasks.stores import MemoryStore
-from mcp_tasks.stores.codec import (
-    Codec,
-    decode_cursor,
-    encode_cursor,
-    expiry,
-    from_micros,
-    ready,
-    sort_key,
-    to_micros,
-)
+from mcp_tasks.stores.codec import Codec, decode_cursor, encode_cursor, expiry, from_micros, ready, sort_key, to_micros
 from mcp_tasks.testing import make_record, make_request
 from mcp_tasks.testing.strategies import entries, json_values, outcomes, records, requests
 
@@ -65,11 +56,7 @@ LATER_REQUEST_1 = (
     b'"inputResponses":{"q0":{"action":"accept"}},"requestState":"s","maxWait":3600000000}'
 )
 LATER_REQUEST = TaskRequest(
-    name="x",
-    arguments={},
-    input_responses={"q0": {"action": "accept"}},
-    request_state="s",
-    max_wait=timedelta(hours=1),
+    name="x", arguments={}, input_responses={"q0": {"action": "accept"}}, request_state="s", max_wait=timedelta(hours=1)
 )
 STATE_1 = (
     b'{"format":1,"owner":"alice","method":"tools/call","name":"render","status":"input_required",'

@@ -100,10 +100,7 @@ def test_a_url_that_names_no_server_is_refused_without_repeating_it(make: Callab
     ("store", "shown"),
     [
         (RedisStore("unix:///run/redis.sock?password=s3cret"), "RedisStore('unix:///run/redis.sock"),
-        (
-            store_from_url("rediss://user:s3cret@[::1]:7000/3?password=s3cret"),
-            "RedisStore('rediss://[::1]:7000/3')",
-        ),
+        (store_from_url("rediss://user:s3cret@[::1]:7000/3?password=s3cret"), "RedisStore('rediss://[::1]:7000/3')"),
         (store_from_url("valkeys://:s3cret@example.org"), "RedisStore('valkeys://example.org:6379/0')"),
         (store_from_url("SQLITE:///A.db"), "SqliteStore"),
         (store_from_url("REDIS://u:p@Host/3"), "RedisStore('redis://host:6379/3')"),
