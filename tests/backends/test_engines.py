@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-import anyio.to_thread
 import psycopg
 import pytest
 from procrastinate.schema import SchemaManager
@@ -30,7 +29,6 @@ from mcp_tasks.engines import ANYWHERE, Engine, RemoteEngine, Route, Serves
 from mcp_tasks.engines.base import WritesJobs
 from mcp_tasks.engines.docket import DocketCarrier
 from mcp_tasks.engines.procrastinate import TRIES, ProcrastinateCarrier, ProcrastinateEngine
-from mcp_tasks.engines.remote import SETTLED
 from mcp_tasks.errors import StoreUnavailable
 from mcp_tasks.model import TaskRequest, TaskStatus
 from mcp_tasks.model.values import Statement, database_place
@@ -127,46 +125,6 @@ async def test_a_worker_without_room_leaves_to_others_what_it_cannot_run(carried
                 await full.submit(task_id)
             await work.until(*(f"end {task_id}" for task_id in ids))
         assert stuck.log == ["start long"]
-
-
-@pytest.mark.parametrize(
-    ("carried", "how"),
-    [("docket", "refused"), ("docket", "silent"), ("procrastinate", "refused")],
-    indirect=["carried"],
-)
-async def test_a_worker_whose_server_is_away_says_so_once_and_takes_again_when_it_is_back(
-    carried: Carried, how: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    async with by_proxy(carried) as (proxy, url):
-        engine = carried.make(url)
-        async with at_work(engine, Serves(tools=["one", "two"])) as work:
-            work.end("a", "b", "c")
-            await engine.submit("a")
-            await engine.submit("running", route=Route(tool="two"))
-            await work.until("end a", "start running")
-            assert engine.is_taking
-            if how == "refused":
-                proxy.cut()
-            else:
-                proxy.is_silent = True
-            await eventually(lambda: not engine.is_taking, WAIT)
-            # It tries again meanwhile, and what is tried for longer than this would count as working.
-            with anyio.move_on_after(1.5 * SETTLED):
-                while True:
-                    assert not engine.is_taking
-                    await anyio.sleep(0.02)  # sleep: the time in which it must not
-            # What was taken before is none of its business.
-            assert work.running == {"running"}
-            proxy.restore()
-            proxy.is_silent = False
-            await eventually(lambda: engine.is_taking, WAIT)
-            await engine.submit("b", route=Route(tool="one"))
-            await engine.submit("c")
-            await work.until("end b", "end c")
-            work.end("running")
-    assert {record.name.rpartition(".")[0] for record in caplog.records} <= {"mcp_tasks.engines"}
-    assert 1 <= len([record for record in caplog.records if record.levelno >= logging.WARNING]) <= 2
 
 
 @ours

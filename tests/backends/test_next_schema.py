@@ -1,24 +1,17 @@
 """What the next release will do to a store of this one, with a made-up script that only adds, or changes something."""
 
-import sqlite3
 from collections.abc import AsyncIterator, Generator
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import timedelta
-from pathlib import Path
 from types import ModuleType
-from typing import Any
 
-import anyio
 import pytest
 
 from harness.databases import Postgres
 from harness.stored import opened
-from harness.waiting import eventually
 from mcp_tasks.errors import StoreCorrupt, StoreUnavailable
 from mcp_tasks.model import TaskRecord
 from mcp_tasks.stores.postgres import database as postgres_schema
-from mcp_tasks.stores.sqlite import SqliteStore
 from mcp_tasks.stores.sqlite import schema as sqlite_schema
 from mcp_tasks.testing import make_record, make_request
 from tests.backends.places import Place, PostgresPlace, SqlitePlace
@@ -98,17 +91,6 @@ async def test_an_upgrade_that_fails_leaves_the_store_as_it_was(
             assert await store.get("old") == record
 
 
-@contextmanager
-def locked(path: Path) -> Generator[sqlite3.Connection]:
-    """The file while another process is in the middle of an upgrade, as far as SQLite can tell."""
-    other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-    try:
-        other.execute("BEGIN IMMEDIATE")
-        yield other
-    finally:
-        other.close()
-
-
 @pytest.fixture
 async def older(sqlite: SqlitePlace) -> AsyncIterator[SqlitePlace]:
     """A file of the release before the one that runs."""
@@ -116,32 +98,3 @@ async def older(sqlite: SqlitePlace) -> AsyncIterator[SqlitePlace]:
         pass
     with next_release(sqlite, ADDS + ADD_COLUMN):
         yield sqlite
-
-
-def impatient(place: SqlitePlace) -> Any:
-    return SqliteStore(place.path, busy_timeout=timedelta(milliseconds=10))
-
-
-async def test_an_upgrade_by_another_process_is_waited_for(
-    older: SqlitePlace, caplog: pytest.LogCaptureFixture
-) -> None:
-    store = impatient(older)
-    with locked(older.path) as other:
-        async with anyio.create_task_group() as group:
-            group.start_soon(store.open)
-            await eventually(lambda: bool(caplog.messages))
-            # Another one does not, and gives up.
-            with anyio.move_on_after(0.3) as scope:
-                await impatient(older).open()
-            assert scope.cancelled_caught
-            other.execute("ROLLBACK")
-    await store.close()
-    assert {(record.levelname, record.getMessage()) for record in caplog.records} == {
-        ("WARNING", f"{older.path} is being upgraded by another process; waiting for it, for up to 600 s")
-    }
-
-
-async def test_an_upgrade_that_takes_too_long_is_not_to_be_killed(older: SqlitePlace) -> None:
-    with locked(older.path), pytest.raises(StoreUnavailable) as refused:
-        sqlite_schema.prepare(older.path, patience=0.01, upgrade_patience=0.1)
-    assert str(refused.value) == f"{older.path} is being upgraded by another process; wait for it, and start again."

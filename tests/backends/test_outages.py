@@ -18,7 +18,6 @@ import pytest
 from mcp_types import CallToolResult
 from psycopg_pool import PoolTimeout, TooManyRequests
 from redis import exceptions as driver
-from redis.asyncio import Redis
 
 from harness.backends import ALWAYS_SYNCED
 from harness.databases import Postgres, Valkey, postgres, valkey
@@ -29,7 +28,6 @@ from harness.waiting import eventually
 from mcp_tasks.errors import StoreUnavailable
 from mcp_tasks.model import JournalEntry, TaskRecord
 from mcp_tasks.model.values import Statement
-from mcp_tasks.runtime import Ending, Run
 from mcp_tasks.stores import Store
 from mcp_tasks.stores.base import Handing, Hint, Share
 from mcp_tasks.stores.codec import new_write_id
@@ -38,7 +36,6 @@ from mcp_tasks.stores.postgres import database as postgres_driver
 from mcp_tasks.stores.redis import RedisStore
 from mcp_tasks.stores.redis import connection as redis_driver
 from mcp_tasks.testing import make_record, make_request
-from tests.unit.running import ONCE, answer, create, ok, question, running, until_asking, until_final
 
 REQUEST = make_request()
 STEP = JournalEntry(kind="step", key="s", value=1)
@@ -337,50 +334,3 @@ def text(result: CallToolResult) -> str:
     assert not result.is_error, result
     assert result.structured_content is not None
     return str(result.structured_content["result"])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("lost", ["question", "claim"])
-async def test_a_question_that_a_replica_had_not_received_is_open_after_the_failover(lost: str) -> None:
-    begin = anyio.Event()
-    entered: list[int] = []
-
-    async def body(run: Run) -> Ending:
-        entered.append(run.attempt)
-        await begin.wait()
-        return ok(await run.ask(question("Sure?")))
-
-    with valkey() as primary, valkey("--replicaof", "127.0.0.1", str(primary.port)) as replica:
-        async with proxy_to(primary.url) as proxy, Redis.from_url(replica.url) as behind:
-            store = RedisStore(proxy.url, timeout=timedelta(seconds=0.5))
-            look = timedelta(seconds=0.2)
-            async with running(body, store=store, policy=ONCE, look_interval=look) as runtime:
-                task = await create(runtime)
-                if lost == "claim":
-                    await leave(behind, task)
-                await runtime.engine.submit(task.id)
-                await eventually(runtime.runs)
-                if lost == "question":
-                    await leave(behind, task, version=2)
-                begin.set()
-                asked = await until_asking(runtime, task)
-                primary.stop()
-                proxy.turn_to(replica.url)
-
-                async def is_open() -> bool:
-                    return (await runtime.find(task.id)).inputs.outstanding == asked.inputs.outstanding
-
-                await eventually(is_open)
-                await answer(runtime, task, elicitation_1="yes")
-                assert (await until_final(runtime, task, WAIT)).result == {"value": "yes"}
-                assert entered == [1]
-
-
-async def leave(replica: Redis, task: TaskRecord, *, version: int = 1) -> None:
-    """Have the replica receive nothing more, once it has this version of the task."""
-
-    async def has_it() -> bool:
-        return await replica.hget(f"{{mcp-tasks}}:t:{task.id}", "v") == b"%d" % version
-
-    await eventually(has_it)
-    await replica.replicaof("NO", "ONE")

@@ -5,7 +5,6 @@ import json
 import os
 import shlex
 import shutil
-import stat
 import subprocess
 import sys
 import tempfile
@@ -202,20 +201,6 @@ def test_a_store_is_encrypted_and_only_its_key_opens_it(cli: Cli, tmp_path: Path
     del cli.environment["MCP_TASKS_KEYS"]
     refused = cli("backlog", url, "--namespace", "demo")
     assert (refused.returncode, "there is no key" in said(refused)) == (10, True), refused
-
-
-def test_a_key_in_a_file_is_private_and_has_an_id(cli: Cli, tmp_path: Path) -> None:
-    path = tmp_path / "tasks.key"
-    made = cli("key", "--out", str(path))
-    assert (made.returncode, made.stdout) == (0, "")
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    [key_id] = Keyring.from_file(path).key_ids
-    assert key_id in made.stderr
-    assert cli("key", "--ids", str(path)).stdout.strip() == key_id
-    # What is there may be the only copy.
-    before = path.read_text()
-    assert cli("key", "--out", str(path)).returncode == 2
-    assert path.read_text() == before
 
 
 # What words complete to, asked in the way in which shells ask

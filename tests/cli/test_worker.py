@@ -170,26 +170,6 @@ def database_url(cli: Cli, database: Postgres | Valkey) -> str:
     return url
 
 
-async def test_workers_share_what_a_server_was_asked_for(cli: Cli, database_url: str, tmp_path: Path) -> None:
-    async with serving_only(database_url) as client:
-        waiting = await client.create("where")
-        with working(cli, "--queues", "gpu", "--health", "127.0.0.1:0") as gpu:
-            painted = text_of((await client.finish("paint"))["result"])
-            pages = await gpu.health()
-            assert pages.json("/ready")[0] == 200
-            assert pages.json("/backlog")[1]["queues"]["default"]["ready"] == 1
-            with working(cli, "--queues", "default", "--drain", "0.1") as usual:
-                assert text_of((await client.until(waiting, "completed"))["result"]) != painted
-                held = await client.create("hold", file=str(tmp_path / "go"))
-                await is_there(tmp_path / "go.started")
-                usual.send(SIGTERM)
-                assert await usual.ends() == 0
-                assert "1 handed back" in usual.said
-            (tmp_path / "go").touch()
-            with working(cli):
-                await client.until(held, "completed")
-
-
 def test_check_opens_the_database_and_hides_its_password(cli: Cli, database_url: str) -> None:
     cli.environment["MCP_TASKS_URL"] = database_url.replace("postgres@", "postgres:geheim@")
     done = cli("worker", SPEC, "--check")

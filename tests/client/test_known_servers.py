@@ -3,7 +3,6 @@
 import gzip
 import json
 import os
-import stat
 from pathlib import Path
 from typing import Any
 
@@ -177,21 +176,6 @@ def test_a_file_that_cannot_be_trusted_or_read_is_said(project: Path, home: Path
 
 
 # What is kept
-
-
-def test_servers_are_kept_in_a_private_file_and_removed(home: Path) -> None:
-    servers = KnownServers()
-    servers.add("farm", ServerAddress(url=URL), headers={"Authorization": "Bearer ${TOKEN}"})
-    kept = ServerAddress(argv=("python", "server.py"), folder="/srv")
-    servers.add("local", kept, environment={"A": "b"})
-    assert servers.kept_in == home / ".config/mcp-tasks/servers.json"
-    assert stat.S_IMODE(servers.kept_in.stat().st_mode) == 0o600
-    assert sorted(os.listdir(servers.kept_in.parent)) == ["servers.json", "servers.json.lock"]
-    again = KnownServers()
-    [_, local] = again
-    assert (local.address, local.environment) == (kept, {"A": "b"})
-    again.remove("farm")
-    assert [server.name for server in KnownServers()] == ["local"]
 
 
 @pytest.mark.parametrize(

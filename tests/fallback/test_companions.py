@@ -19,13 +19,13 @@ from harness.older import http_session
 from harness.rpc import EVERYTHING, MODERN, NOTHING, PATIENCE, TASKS, request
 from harness.server import QUICK
 from harness.waiting import eventually
-from mcp_tasks import Fallback, Host, Limits, Tasks
+from mcp_tasks import Fallback, Host, Tasks
 from mcp_tasks.errors import InvalidOption, UsageError
 from mcp_tasks.model import TaskRecord, TaskRequest, TaskStatus
 from mcp_tasks.protocol.owners import Caller
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.stores.base import Page
-from tests.fallback.scenes import MODES, MoodyStore, chat, facts, handle, text
+from tests.fallback.scenes import MODES, chat, facts, handle, text
 from tests.fallback.server import Served, build
 
 pytestmark = pytest.mark.timeout(60)
@@ -319,37 +319,6 @@ async def test_a_model_answers_for_a_person_where_the_author_allows_it(arguments
     )
 
 
-MISFITS: list[tuple[dict[str, Any], str]] = [
-    ({"action": "accept", "content": {"name": 5}}, "5 is not of type 'string'"),
-    ({"action": "accept"}, "'name' is a required property"),
-    ({"action": "accept", "content": ["name"]}, "The content must be an object"),
-    ({"action": "accept", "content": "yes"}, "The content must be an object"),
-    ({"action": "accept", "content": {"name": {"deep": 1}}}, "does not fit"),
-    ({"action": "agree"}, 'The action must be "accept", "decline" or "cancel", and is "agree".'),
-    ({"action": ["accept"]}, 'The action must be "accept", "decline" or "cancel"'),
-    ({}, 'The action must be "accept", "decline" or "cancel", and is null.'),
-    (
-        {"action": "decline", "question": "another"},
-        'There is no such question. The tool asks one thing: "What is your name?" To answer that, leave the question',
-    ),
-    ({"action": "decline", "question": 7}, "The question must be named by a string"),
-]
-
-
-async def test_an_answer_that_does_not_fit_is_refused_and_the_question_stays_open() -> None:
-    served = served_with(fallback=MAY_ANSWER)
-    async with chat(served.server, MODERN) as client:
-        task_id = await asked_for(client, served)
-        for arguments, said in MISFITS:
-            refused = await client.call_tool("task_answer", {"task_id": task_id, **arguments})
-            assert refused.is_error
-            assert said in text(refused)
-            assert "This call changed nothing." in text(refused)
-        answer = {"action": "accept", "content": {"name": "Bob"}, "question": "elicitation-1"}
-        assert not (await client.call_tool("task_answer", {"task_id": task_id, **answer})).is_error
-        assert text(await client.call_tool("task_status", {"task_id": task_id})) == "Hello, Bob!"
-
-
 async def test_of_several_questions_the_key_says_which_and_what_no_form_asks_is_not_for_a_model() -> None:
     served = served_with(fallback=MAY_ANSWER)
     async with chat(served.server, MODERN) as client:
@@ -385,27 +354,6 @@ async def test_it_waits_for_whoever_answers_a_question_that_it_cannot_put() -> N
         answer = {"task_id": task_id, "action": "accept", "content": {"name": "Bob"}}
         assert "The answer was given" in rpc.text_of((await client.call("task_answer", answer)).result)
         assert rpc.text_of((await pending.reply()).result) == "Hello, Bob!"
-
-
-async def test_an_answer_that_comes_second_or_is_too_large_changes_nothing() -> None:
-    store = MoodyStore()
-    served = served_with(store=store, fallback=MAY_ANSWER, limits=Limits(answer_bytes=1_000))
-    async with chat(served.server, "legacy") as client:
-        task_id = await asked_for(client, served)
-
-        async def answered(name: str) -> CallToolResult:
-            answer = {"task_id": task_id, "action": "accept", "content": {"name": name}}
-            return await client.call_tool("task_answer", answer)
-
-        assert "The question stays open." in text(await answered("x" * 1_000))
-        with store.holding("save"):
-            answers = [asyncio.create_task(answered(name)) for name in ("One", "Two")]
-            await anyio.sleep(0.1)  # sleep: both have seen the question by then
-        first, second = [await each for each in answers]
-        assert sorted([first.is_error, second.is_error]) == [False, True]
-        assert "answered or withdrawn meanwhile" in text(first if first.is_error else second)
-        name = "Two" if first.is_error else "One"
-        assert text(await client.call_tool("task_status", {"task_id": task_id})) == f"Hello, {name}!"
 
 
 # --- names ----------------------------------------------------------------------------------------------------------

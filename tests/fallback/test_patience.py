@@ -16,12 +16,10 @@ import pytest
 from mcp.server.mcpserver import Context
 
 from harness.http import initialize
-from harness.processes import ROOT
 from harness.rpc import NOTHING, Tasking
 from harness.server import QUICK
 from mcp_tasks import Fallback, Host, Tasks
 from mcp_tasks.errors import InvalidOption
-from mcp_tasks.fallback.options import HOSTS
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.testing.clock import NOON
 from tests.fallback.scenes import Call, chat, handle, text, without_sockets
@@ -374,40 +372,3 @@ def test_a_name_that_no_host_can_have_and_what_is_no_host_are_refused() -> None:
             Host(**options)
     with pytest.raises(InvalidOption, match="hosts must be a mapping"):
         Tasks("memory://", hosts=["chat"])  # pyright: ignore[reportArgumentType]
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"legs": 10}, "legs must be at most 9"),
-        ({"legs": -1}, "legs"),
-        ({"wait": 25}, "wait must be a timedelta"),
-        ({"heartbeat": timedelta(0)}, "heartbeat"),
-        ({"answer_within": timedelta(days=31)}, "answer_within"),
-        ({"handle": 1}, "handle"),
-        ({"when_caller_leaves": "stop"}, "when_caller_leaves"),
-    ],
-)
-def test_ways_that_there_are_not_are_refused(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(InvalidOption, match=said):
-        Fallback(**options)
-
-
-def test_the_page_has_every_entry_of_the_table_with_its_source_and_no_other() -> None:
-    section = (ROOT / "docs" / "hosts.md").read_text().partition("## The hosts that are known")[2].partition("\n## ")[0]
-    found: list[str] = []
-    for line in section.splitlines():
-        if not line.startswith("|") or "`" not in line:
-            continue
-        _, names, limit, progress, tasks, _, source = (cell.strip() for cell in line.strip("|").split("|"))
-        assert re.search(r"https?://|`[\w.-]+/[\w.-]+`", source), f"{names} has no source"
-        assert re.search(r"20\d\d-\d\d", source), f"the source of {names} has no date"
-        for name in re.findall(r"`([^`]+)`", names):
-            found.append(name)
-            host = HOSTS[name]
-            ways = [host] if host.stdio is None else [host, host.stdio]
-            limits = ["none" if way.limit is None else f"{way.limit.total_seconds():g} s" for way in ways]
-            extends = ["" if way.limit is None else "yes" if way.progress_extends else "no" for way in ways]
-            assert [limit, progress] == ["; over stdio ".join(limits), "; over stdio ".join(extends)], name
-            assert tasks == ("yes" if host.asks_for_tasks else "no"), name
-    assert sorted(found) == sorted(HOSTS)

@@ -100,17 +100,6 @@ def test_every_python_that_is_supported_is_tested() -> None:
     assert set(named) <= set(matrix["python"])
 
 
-def test_a_workflow_that_another_one_calls_is_there_and_gets_what_it_asks_for() -> None:
-    release = yaml.safe_load((GITHUB / "workflows" / "release.yml").read_text())["jobs"]
-    calls = [job for job in release.values() if "uses" in job]
-    assert [job["uses"] for job in calls] == ["./.github/workflows/docs.yml"], "the docs of a release are published"
-    # YAML 1.1 reads the key `on` as true.
-    docs = yaml.safe_load((GITHUB / "workflows" / "docs.yml").read_text())
-    assert calls[0]["with"].keys() == docs[True]["workflow_call"]["inputs"].keys()
-    assert calls[0]["permissions"] == docs["jobs"]["push"]["permissions"]
-    assert "publish" in calls[0]["needs"]
-
-
 @pytest.mark.parametrize(("target", "python"), [("release", ".cache/release/bin/python"), ("docs", ".venv/bin/python")])
 def test_a_tag_is_no_part_of_a_shells_text(tmp_path: Path, target: str, python: str) -> None:
     evil = "0.2.0';touch${IFS}owned;$(touch${IFS}owned)\"`touch${IFS}owned`"

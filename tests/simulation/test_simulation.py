@@ -3,7 +3,6 @@
 `make soak` looks for longer.
 """
 
-import asyncio
 import contextlib
 import io
 from dataclasses import replace
@@ -15,7 +14,7 @@ from harness.processes import python, run
 from harness.thoroughness import TIMES, examples
 from mcp_tasks.runtime.dispatch import ChangeListener
 from tests.properties.tools.tree import Step
-from tests.simulation.clockwork import Clockwork, SimulatedLoop, burial
+from tests.simulation.clockwork import burial
 from tests.simulation.plans import Happening, MachinePlan, Mishap, TaskPlan, calm, plan_for
 from tests.simulation.soak import simulate
 from tests.simulation.world import World
@@ -44,45 +43,6 @@ def test_the_same_seed_is_the_same_story(*, wire: bool) -> None:
         return told.getvalue()
 
     assert story() == story()
-
-
-def test_a_process_counts_the_seconds_in_which_it_runs_and_its_machine_is_awake() -> None:
-    counted: list[int] = []
-    rang: list[float] = []
-
-    async def count() -> None:
-        loop.call_later(30.0, lambda: rang.append(clockwork.now))
-        while True:
-            await asyncio.sleep(1.0)
-            counted.append(1)
-
-    def run(seconds: float) -> int:
-        until = clockwork.now + seconds
-        clockwork.after(seconds, lambda: None)
-        clockwork.run(lambda: clockwork.now >= until)
-        return len(counted)
-
-    with burial():
-        clockwork = Clockwork()
-        loop = SimulatedLoop(clockwork)
-        counting = loop.create_task(count())
-        assert run(5.5) == 5
-        loop.is_paused = True
-        assert run(10.0) == 5
-        # The timer of its sleep is over when it wakes up.
-        loop.go_on()
-        assert run(5.2) == 11
-        # Of a machine that was asleep the monotonic clock stood still.
-        loop.is_paused = True
-        assert run(5.0) == 11
-        loop.asleep += 5.0
-        loop.go_on()
-        before = run(10.0)
-        assert loop.living == {counting}
-        loop.kill()
-        assert run(10.0) == before
-        loop.bury()
-    assert [round(at) for at in rang] == [35]
 
 
 def test_a_task_fails_no_promise_in_a_world_without_faults() -> None:

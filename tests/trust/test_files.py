@@ -14,7 +14,7 @@ import pytest
 from mcp_tasks import files
 from mcp_tasks.client import Ledger
 from mcp_tasks.errors import StoreError, UntrustedFile
-from mcp_tasks.files import check_still, make_private_file, make_private_folder, open_private, read_secret
+from mcp_tasks.files import make_private_file, make_private_folder, open_private, read_secret
 from mcp_tasks.stores.sqlite import SqliteStore
 from mcp_tasks.stores.url import default_store
 
@@ -116,16 +116,6 @@ def test_a_file_and_a_journal_of_somebody_else_are_refused(use: Callable[[Path],
     os.chown(path, STRANGER, -1)
     with pytest.raises(UntrustedFile, match=r"belongs to the user with the number 12345.*chown 0"):
         use(path)
-
-
-def test_a_file_that_is_exchanged_while_it_is_opened_is_noticed(path: Path) -> None:
-    known = make_private_file(path)
-    check_still(path, known)
-    other = path.with_name("other.db")
-    make_private_file(other)
-    other.replace(path)
-    with pytest.raises(UntrustedFile, match="was replaced by another file"):
-        check_still(path, known)
 
 
 def test_what_is_opened_is_what_was_looked_at(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,9 +13,7 @@ from mcp.server import MCPServer
 from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.tools import Tool
 from mcp.shared.exceptions import MCPError
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, RootModel, model_validator
-from pydantic.dataclasses import dataclass
-from typing_extensions import TypedDict
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from harness.auth import USERS, server_with
 from harness.http import HttpWire, initialize, serving
@@ -245,24 +243,6 @@ class Pair(BaseModel):
         return self
 
 
-class Loose(BaseModel):
-    model_config = ConfigDict(coerce_numbers_to_str=True)
-    name: str
-
-
-class Names(RootModel[list[str]]):
-    """A list that is a model."""
-
-
-@dataclass
-class Size:
-    width: int
-
-
-class Options(TypedDict):
-    deep: bool
-
-
 class Cat(BaseModel):
     kind: Literal["cat"]
     lives: int
@@ -285,10 +265,6 @@ CASES: list[tuple[Any, Any, Any]] = [
     (list[Point], {"x": "1", "y": 2}, {"x": 1, "z": 1}),
     (list[Tree], TREE, {"name": "a", "kids": [{"name": 7}]}),
     (list[Pair], {"low": 1, "high": 2}, {"low": 2, "high": 1}),
-    (list[Loose], {"name": 7}, {"name": None}),
-    (list[Names], ["a"], [7]),
-    (list[Size], {"width": 1}, {"width": "wide"}),
-    (list[Options], {"deep": "yes"}, {"deep": "perhaps"}),
     (
         list[Annotated[Cat | Dog, Field(discriminator="kind")]],
         {"kind": "dog", "tricks": ["sit"]},
@@ -297,9 +273,7 @@ CASES: list[tuple[Any, Any, Any]] = [
     (list[int | Point | None], None, {"x": None}),
     (list[datetime], "2026-01-01T00:00:00Z", "soon"),
     (dict[str, int], 1, "one"),
-    (tuple[int, ...], "1", "one"),
     (list[Annotated[str, AfterValidator(_short)]], "abc", "abcd"),
-    (list[list[int]], [1, "2"], [1, "two"]),
 ]
 CHECKED_HERE = 4 * 1024
 """So many are checked in our own way: the same as the SDK says, with less work."""
