@@ -19,11 +19,10 @@ import anyio
 import pytest
 
 from harness.stored import opened
-from mcp_tasks.errors import StoreCorrupt, StoreError, StoreUnavailable, UsageError, ValueNotStorable
+from mcp_tasks.errors import StoreCorrupt, StoreError, StoreUnavailable, ValueNotStorable
 from mcp_tasks.model import JournalEntry, TaskRecord
 from mcp_tasks.stores import Hint
 from mcp_tasks.stores.base import EVERYBODY
-from mcp_tasks.stores.migrations import compatible_from
 from mcp_tasks.stores.sqlite import SqliteStore
 from mcp_tasks.testing import make_record, make_request
 from mcp_tasks.testing.clock import NOON
@@ -348,14 +347,6 @@ async def test_a_new_file_is_made_with_its_folders_private_marked_and_durable(tm
         assert place.run(f"PRAGMA {pragma}") == [(value,)], pragma
 
 
-async def test_a_home_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    (tmp_path / "tasks.db").touch(0o600)
-    # An empty file becomes a store.
-    await open_and_close(SqlitePlace(Path("~/tasks.db")))
-    assert (tmp_path / "tasks.db").stat().st_size
-
-
 @pytest.mark.parametrize(
     ("content", "says"),
     [
@@ -414,14 +405,6 @@ async def test_a_newer_schema_is_used_if_it_says_that_it_may_be_and_left_as_it_i
     assert sqlite.run("SELECT colour FROM tasks") == [("red",)]
     assert sqlite.run("SELECT release, compatible_from FROM meta") == [("42.7", known)]
     assert sqlite.run("PRAGMA user_version") == [(known + 1,)]
-
-
-def test_of_several_scripts_the_one_that_asks_for_most_decides() -> None:
-    for_all, adds, breaks = "-- compatible from: 1\nCREATE", "-- compatible from: 2\nALTER", "-- drops a column\nALTER"
-    assert compatible_from(["CREATE", for_all]) == 1
-    assert compatible_from(["CREATE", for_all, adds]) == 2
-    assert compatible_from(["CREATE", breaks, adds, adds]) == 2
-    assert compatible_from(["CREATE", for_all, breaks, adds]) == 3
 
 
 async def test_a_path_that_cannot_be_made_is_named_and_may_be_tried_again(tmp_path: Path) -> None:
@@ -496,9 +479,3 @@ async def test_a_file_that_another_program_keeps_to_itself_cannot_be_opened(sqli
         await store.open()
     async with opened(store):
         pass
-
-
-@pytest.mark.parametrize("path", ["", ":memory:"])
-def test_a_store_without_a_file_is_refused(path: str) -> None:
-    with pytest.raises(UsageError, match="MemoryStore"):
-        SqliteStore(path)

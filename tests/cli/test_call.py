@@ -164,36 +164,6 @@ def becomes(cli: Cli, task_id: str, url: str, status: str) -> None:
     until(lambda: cli.json("show", task_id, "--server", url)["status"], lambda found: found == status)
 
 
-def test_a_time_limit_leaves_the_task_or_cancels_it_if_that_is_the_rule(cli: Cli, fixture_url: str) -> None:
-    task_id = cli.start(fixture_url, "park", "seconds=60")
-    # Long enough for a busy machine to have seen the task by then: until that it is the server that is late.
-    left, cancelled, waited = cli.together(
-        ("call", "--timeout", "3", "-o", "json", fixture_url, "park", "seconds=60"),
-        ("call", "--timeout", "3", "--on-abandon", "cancel", fixture_url, "park", "seconds=60"),
-        ("wait", task_id, "--timeout", "3", "--on-abandon", "cancel", "-o", "json"),
-    )
-    assert [done.returncode for done in (left, cancelled, waited)] == [5, 5, 5]
-    outcome = json.loads(left.stdout)
-    assert outcome["status"] == "working"
-    assert cli.json("cancel", outcome["taskId"]) == [{"taskId": outcome["taskId"], "status": "cancelled"}]
-    assert cli("wait", outcome["taskId"]).returncode == 4
-    assert "did not end within 3 s; it was cancelled" in cancelled.stderr
-    assert "goes on" not in cancelled.stderr
-    assert "it was cancelled" in json.loads(waited.stdout)["problem"]
-    becomes(cli, task_id, fixture_url, "cancelled")
-
-
-def test_a_question_that_nobody_answers_cancels_the_task_if_that_is_the_rule(cli: Cli, fixture_url: str) -> None:
-    left = cli.json("call", fixture_url, "confirm_delete", "filename=a", code=7)
-    becomes(cli, left["taskId"], fixture_url, "input_required")
-    done = cli.json("call", "--on-abandon", "cancel", fixture_url, "confirm_delete", "filename=b", code=7)
-    assert "it was cancelled" in done["problem"]
-    waited = cli("wait", left["taskId"], "--on-abandon", "cancel")
-    assert (waited.returncode, "it was cancelled" in waited.stderr) == (7, True)
-    for task in (left, done):
-        becomes(cli, task["taskId"], fixture_url, "cancelled")
-
-
 @pytest.mark.parametrize(("rule", "says"), [("leave", "mcp-tasks wait task_"), ("cancel", "The task was cancelled.")])
 def test_ctrl_c_without_a_terminal_detaches_at_once_or_cancels_if_that_is_the_rule(
     cli: Cli, fixture_url: str, rule: str, says: str

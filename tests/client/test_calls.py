@@ -19,7 +19,6 @@ from mcp_types import CallToolResult
 
 from harness.forking import piped
 from harness.http import serving
-from harness.lowlevel import build_lowlevel
 from harness.processes import ENVIRONMENT, ROOT, run
 from harness.rpc import MODERN, PATIENCE
 from harness.server import CUSTOM_ERROR, QUICK, Desk, build
@@ -91,14 +90,6 @@ async def test_a_handle_is_there_for_who_wants_it_and_does_not_change_the_next_c
 
 
 # Other servers and other clients
-
-
-@pytest.mark.parametrize("push", [True, False])
-async def test_a_low_level_server_that_pushes_nothing_is_polled(push: bool) -> None:
-    server = build_lowlevel(Tasks("memory://", settings=QUICK))
-    async with serving(server) as wire, connect(wire.url, person=Person(), push=push) as client:
-        assert text(await client.call_tool("echo", {"value": 7})) == "7"
-        assert text(await client.call_tool("ask_name", {})) == "Hello, Ada!"
 
 
 @pytest.mark.parametrize("ours", ["none", "another", "given"])
@@ -296,15 +287,6 @@ async def test_progress_goes_to_the_callback_of_the_call_or_of_the_client(url: s
 
 
 # Questions
-
-
-@pytest.mark.requirement("client/inspects-input-requests")
-async def test_a_wait_answers_through_the_callback_of_the_client(url: str, push: bool) -> None:
-    person = Person()
-    async with connect(url, push=push, person=person) as client:
-        assert text(await (await begin(client, "ask_both")).result()) == "Ada is 36"
-        assert text(await (await begin(client, "ask_again")).result()) == "Ada, Ada, Ada"
-    assert sorted(person.asked) == [*["What is your name?"] * 3, "Your age?", "Your name?"]
 
 
 async def test_answers_can_be_given_by_hand_one_by_one_and_as_models_of_the_sdk(url: str, ledger: Ledger) -> None:

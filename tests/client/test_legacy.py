@@ -146,15 +146,6 @@ async def test_a_task_that_has_ended_is_not_cancelled_and_an_unknown_one_is_unkn
 # Questions
 
 
-async def test_a_question_is_put_to_the_callback_of_the_client(url: str) -> None:
-    person = Person()
-    async with connect(url, person=person) as client:
-        assert text(await client.call_tool("ask_name")) == "Hello, Ada!"
-        assert text(await call_tool(client, "ask_both")) == "Ada is 36"
-        assert text(await (await begin(client, "ask_again")).result(PATIENCE)) == "Ada, Ada, Ada"
-    assert len(person.asked) == 6
-
-
 async def test_a_watch_shows_questions_and_they_are_answered_by_hand(url: str) -> None:
     async with connect(url, person=Person(ready=asyncio.Event())) as client:
         handle = await begin(client, "ask_both")

@@ -24,7 +24,7 @@ from docs.api.source import exports
 from docs.assets.session import PAGE, record
 from docs.generate import left_over
 from docs.generate import pages as generated
-from docs.site import check, versions
+from docs.site import versions
 from docs.site.layout import REDIRECTS, navigation, pages
 from docs.site.stage import LINK, staged
 from harness.processes import ENVIRONMENT, python, run
@@ -200,24 +200,6 @@ def test_versions_stand_side_by_side_and_latest_is_the_newest_release(tmp_path: 
     assert (site / "0.9" / "index.html").read_text() == "0.9.1"
     assert "latest/index.html" in (site / "index.html").read_text()
     assert (site / "llms.txt").read_text() == "- [The client](latest/client.md): words\n"
-
-
-@pytest.mark.parametrize(
-    ("html", "problem"),
-    [
-        ('<script src="https://cdn.example/a.js"></script>', "loads https://cdn.example/a.js from another host"),
-        ('<link rel="stylesheet" href="//fonts.example/a.css">', "from another host"),
-        ('<img src="there.svg">', "a picture without words"),
-        ('<a href="nothing.html">x</a>', "there is no such file"),
-        ('<a href="#nothing">x</a>', "there is no such anchor"),
-        ('<a href="../../elsewhere">x</a>', "outside of the site"),
-        ('<a href="/top.html">x</a>', "from the top of the host"),
-    ],
-)
-def test_what_is_wrong_with_a_built_page_is_found(tmp_path: Path, html: str, problem: str) -> None:
-    (tmp_path / "there.svg").write_text("<svg/>")
-    (tmp_path / "page.html").write_text(html)
-    assert [line for line in check.problems(tmp_path) if problem in line]
 
 
 def test_the_site_is_built_without_a_warning_and_a_second_version_beside_it(tmp_path: Path) -> None:

@@ -22,25 +22,12 @@ from mcp_tasks.cli.app import app
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", flags=re.DOTALL | re.MULTILINE)
 OUTSIDE = {
-    "case": "the shell's own",
-    "cd": "the shell's own",
-    "cp": "of the system",
-    "curl": "of the system",
-    "docker": "not on every machine that runs tests; tests/deploy reads the compose file",
-    "echo": "the shell's own",
-    "esac": "the shell's own",
-    "export": "the shell's own",
-    "generate-arguments": "stands for a program of the reader's",
-    "git": "of the system",
-    "gunicorn": "run by tests/deploy",
-    "install": "of the system",
-    "mkdir": "of the system",
-    "systemctl": "of the system",
-    "tail": "of the system",
-    "useradd": "of the system",
-    "uvicorn": "run by tests/deploy and tests/docs/test_claims.py",
+    *("case", "cd", "echo", "esac", "export"),
+    *("cp", "curl", "git", "install", "mkdir", "systemctl", "tail", "useradd"),
+    # Run or read by tests/deploy; the last stands for a program of the reader's.
+    *("docker", "gunicorn", "uvicorn", "generate-arguments"),
 }
-"""Programs that are not ours, and why a page may name them."""
+"""Programs that are not ours, and that a page may name."""
 OF_THE_READER = {"server.py", "client.py", "slow_things.py"}
 """Scripts that a page has the reader save first."""
 
@@ -137,7 +124,7 @@ def check_command(words: list[str]) -> None:
         case ["python" | "python3", script, *_]:
             assert script in OF_THE_READER or (ROOT / script).exists(), f"there is no {script}"
         case [program, *_]:
-            assert program in OUTSIDE, f"nobody checks {program!r}: say in OUTSIDE why a page may name it"
+            assert program in OUTSIDE, f"nobody checks {program!r}: add it to OUTSIDE if a page may name it"
         case _:
             pass
 

@@ -20,7 +20,6 @@ from harness.lowlevel import build_lowlevel
 from harness.rpc import (
     EVERYTHING,
     INTERNAL_ERROR,
-    INVALID_PARAMS,
     METHOD_NOT_FOUND,
     NOTHING,
     PATIENCE,
@@ -136,18 +135,6 @@ async def test_no_ids_at_all_is_a_stream_like_any_other(wire: HttpWire) -> None:
     for message in (listen(None, toolsListChanged=True), listen(toolsListChanged=True, capabilities=NOTHING)):
         async with wire.stream(message) as frames:
             assert await Stream(message["id"], frames).acknowledged() == {"toolsListChanged": True}
-
-
-async def test_what_is_malformed_is_refused_as_without_task_ids(wire: HttpWire) -> None:
-    malformed: list[Any] = [..., None, [], "all"]
-    for wanted in malformed:
-        message = listen(["task_1"])
-        message["params"] = {"_meta": message["params"]["_meta"]} | ({} if wanted is ... else {"notifications": wanted})
-        reply = await wire.send(message)
-        assert (reply.status, reply.code) == (400, INVALID_PARAMS)
-    plain = await wire.send(listen(resourceSubscriptions="not a list"))
-    with_ids = await wire.send(listen([], resourceSubscriptions="not a list"))
-    assert (with_ids.status, with_ids.error, plain.code) == (plain.status, plain.error, INVALID_PARAMS)
 
 
 @pytest.mark.parametrize("kind", ["low-level", "deaf"])

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from harness.http import HttpWire, http_client, serving
+from harness.http import HttpWire, http_client
 from harness.lowlevel import build_lowlevel
 from harness.official import in_memory
-from harness.rpc import EVERYTHING, NOTHING, Tasking, Wire, accept, request, text_of
+from harness.rpc import EVERYTHING, Tasking, Wire, accept, request, text_of
 from harness.server import QUICK, build
 from harness.stdio import stdio_process
 from mcp_tasks import Tasks
@@ -65,21 +65,6 @@ async def test_tasks_are_made_answered_cancelled_and_read_on_each_transport(
         assert (await client.until(cancelled, "cancelled"))["statusMessage"]
         plain = await client.call("greet", name="Ada")
         assert (plain["resultType"], text_of(plain)[:11]) == ("complete", "Hello, Ada!")
-
-
-@pytest.mark.parametrize("json_only", [False, True], ids=["sse", "json"])
-async def test_answers_are_json_or_a_stream_as_the_server_was_told(json_only: bool) -> None:
-    async with serving(build(Tasks("memory://", settings=QUICK)), json_response=json_only) as wire:
-        # Progress goes out before the result, so there is a stream if there may be one.
-        params: dict[str, Any] = {"name": "logs", "arguments": {}}
-        reply = await wire.send(request("tools/call", params, capabilities=NOTHING, meta={"progressToken": 1}))
-        assert text_of(reply.result) == "Good day."
-        assert reply.headers["content-type"] == ("application/json" if json_only else "text/event-stream")
-        told = [message["method"] for message in reply.notifications]
-        assert told == ([] if json_only else ["notifications/progress"])
-        created = await wire.send(request("tools/call", params, meta={"progressToken": 1}))
-        assert created.result["resultType"] == "task"
-        assert created.headers["content-type"] == "application/json"
 
 
 @pytest.mark.slow

@@ -82,19 +82,6 @@ async def test_without_a_store_tasks_go_where_the_environment_says_or_to_a_file_
     assert "tests-wire-test_wiring.py-" in file.name
 
 
-async def test_an_engine_is_taken_as_it_is() -> None:
-    started: list[str] = []
-
-    class Noting(LocalEngine):
-        async def start(self, *args: Any, **options: Any) -> None:
-            started.append("here")
-            await super().start(*args, **options)
-
-    async with in_memory(build(Tasks("memory://", engine=Noting(), settings=QUICK))) as wire:
-        await Tasking(wire).finish("echo", value=1)
-    assert started == ["here"]
-
-
 # The author's own state
 
 

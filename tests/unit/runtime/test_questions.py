@@ -72,17 +72,6 @@ async def until_putting(runtime: TaskRuntime, task: TaskRecord, key: str) -> Tas
 # Asking and answering
 
 
-async def test_a_question_waits_for_its_answer() -> None:
-    async with running(asks) as runtime:
-        task = await until_asking(runtime, await launch(runtime))
-        assert put(task) == {"elicitation-1": "Sure?"}
-        held = await runtime.host(task, "elicitation-1", "theirs", actor=CLIENT)
-        assert {key: ask.hosted_as for key, ask in held.inputs.outstanding.items()} == {"elicitation-1": "theirs"}
-        await answer(runtime, task, elicitation_1={"action": "accept"})
-        record = await until_final(runtime, task)
-        assert (record.result, record.attempt) == ({"value": {"action": "accept"}}, 1)
-
-
 async def test_questions_asked_at_the_same_moment_are_put_together_and_answered_one_by_one() -> None:
     async with running(ask_two_together) as runtime:
         task = await until_asking(runtime, await launch(runtime))
@@ -208,14 +197,6 @@ async def test_a_question_that_the_tool_gives_up_on_is_withdrawn() -> None:
         end.set()
         assert (await until_final(runtime, task)).result == {"value": "did not wait"}
         assert await answers(runtime, task) == {}
-
-
-async def test_a_run_that_gave_up_on_a_question_can_be_started_again() -> None:
-    async def body(run: Run) -> Ending:
-        heard = await impatient(run)
-        return ok([heard, await run.ask(question("Really?"))])
-
-    assert (await twice(body)).result == {"value": ["did not wait", "yes"]}
 
 
 async def test_a_question_given_up_while_it_is_being_written_is_withdrawn_and_its_neighbour_is_unharmed() -> None:

@@ -25,9 +25,7 @@ from mcp_tasks.errors import (
 from mcp_tasks.model import TaskRecord, TaskStatus
 from mcp_tasks.model.limits import Limits
 from mcp_tasks.runtime import AskedOnCall, Ending, Run
-from mcp_tasks.runtime.launch import new_task_id
 from mcp_tasks.runtime.operator import Operator
-from mcp_tasks.runtime.runtime import MAX_ID_LENGTH
 from mcp_tasks.runtime.store_clock import EVERY, SAMPLES, StoreClock
 from mcp_tasks.runtime.waits import ANNOUNCED_WITHIN
 from mcp_tasks.stores import MemoryStore
@@ -87,15 +85,6 @@ async def test_a_created_task_is_there_before_anybody_runs_it_and_only_for_its_o
         for task, owner in strangers:
             with pytest.raises(UnknownTask):
                 await runtime.get(task.id, owner=owner)
-
-
-@pytest.mark.parametrize("task_id", ["", "task_unknown", "x" * (MAX_ID_LENGTH + 1), "\ud800", "\x00"])
-async def test_an_id_that_names_nothing_is_unknown(task_id: str) -> None:
-    async with running(at_once) as runtime:
-        with pytest.raises(UnknownTask):
-            await runtime.get(task_id, owner=None)
-        with pytest.raises(UnknownTask):
-            await runtime.get_with_outcome(task_id, owner=None)
 
 
 async def test_a_task_runs_to_its_result_and_is_kept_for_longer_than_any_calendar(tmp_path: Path) -> None:
@@ -318,12 +307,6 @@ async def test_a_key_that_counts_until_the_end_gives_the_running_task_and_then_a
         assert (await until_final(runtime, first)).result == second.result == {"value": "ok"}
 
 
-def test_ids_are_not_to_be_guessed() -> None:
-    ids = {new_task_id() for _ in range(1000)}
-    assert len(ids) == 1000
-    assert all(len(task_id) == len("task_") + 27 and len(task_id) <= MAX_ID_LENGTH for task_id in ids)
-
-
 @pytest.mark.parametrize("owner", [None, ""])
 async def test_where_every_task_has_an_owner_none_is_made_without_one(owner: str | None) -> None:
     async with running(asks, requires_owner=True) as runtime:
@@ -420,17 +403,6 @@ async def test_a_task_that_was_kept_while_its_process_stopped_is_run_by_the_next
 
 
 # How a process begins and ends, and what becomes of its tasks
-
-
-async def test_a_quick_run_ends_by_itself_while_the_process_drains() -> None:
-    gate = anyio.Event()
-    async with running(opened_by(gate), drain_timeout=HOUR) as runtime:
-        task = await started(runtime)
-        async with anyio.create_task_group() as group:
-            group.start_soon(runtime.stop)
-            await settle()
-            gate.set()
-    assert (await as_of_now(runtime, task)).status is TaskStatus.COMPLETED
 
 
 async def test_what_does_not_end_in_time_is_released_or_ends_as_interrupted_and_the_next_process_goes_on() -> None:

@@ -526,19 +526,6 @@ async def test_a_short_sleep_is_slept_in_memory_and_an_instant_that_has_passed_n
         assert (await until_final(runtime, await launch(runtime))).result == {"value": 1}
 
 
-@pytest.mark.parametrize("clock_moves", [HOUR, -HOUR, 3 * HOUR], ids=["on time", "back", "far ahead"])
-async def test_a_sleep_in_memory_goes_by_the_clock(clock_moves: timedelta) -> None:
-    clock = FakeClock()
-    async with running(sleep_an_hour, policy=HELD, clock=clock) as runtime:
-        task = await until_asleep(runtime, await launch(runtime))
-        await ring(runtime, clock, clock_moves)
-        if clock_moves < HOUR:
-            for _ in range(2):
-                assert not (await as_of_now(runtime, task)).is_final
-                await ring(runtime, clock)
-        assert (await until_final(runtime, task)).attempt == 1
-
-
 @pytest.mark.parametrize("policy", [PARKS, HELD], ids=["parked", "held"])
 @pytest.mark.parametrize("dies", [True, False], ids=["process dies", "process stops"])
 async def test_a_sleep_goes_on_in_the_next_process_and_is_not_begun_again(policy: TaskOptions, dies: bool) -> None:

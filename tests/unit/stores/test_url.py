@@ -6,7 +6,7 @@ import os
 import re
 import sys
 import unicodedata
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from mcp_tasks.stores import MemoryStore, Store
 from mcp_tasks.stores.postgres import PostgresStore
 from mcp_tasks.stores.redis import RedisStore
 from mcp_tasks.stores.sqlite import SqliteStore
-from mcp_tasks.stores.url import default_store, origin_of, store_from_url
+from mcp_tasks.stores.url import default_store, store_from_url
 
 REDIS: Any = RedisStore
 """As authors without a type checker have them."""
@@ -311,9 +311,3 @@ def test_a_program_is_known_by_its_file_or_by_the_name_of_its_installed_module(
     # A relative file is one that the program opens, so it is started where that is.
     done = processes.run([sys.executable, *arguments], cwd=project / folder, env=environment, check=True)
     assert json.loads(done.stdout) == (f"{project}{origin}" if origin.startswith("/") else origin)
-
-
-def test_a_frozen_program_is_known_by_its_executable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "frozen", True, raising=False)
-    module: Mapping[str, Any] = {"__name__": "acme", "__file__": "/tmp/_MEI1234/acme.py"}
-    assert origin_of(module) == sys.executable
