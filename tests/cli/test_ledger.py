@@ -46,6 +46,10 @@ def test_a_list_that_could_not_be_refreshed_is_printed_and_ends_with_why(cli: Cl
     assert done.returncode == Exit.UNREACHABLE
     assert "1 task could not be refreshed: http://127.0.0.1:9/mcp refuses the connection" in done.stderr
     assert {entry["taskId"] for entry in json.loads(done.stdout)} == {"task_gone", "task_away"}
+    # A token is not shown to two servers.
+    refused = cli("ls", "--refresh", "--token", "x")
+    assert refused.returncode == Exit.USAGE
+    assert all(url in refused.stderr for url in ("of several servers", "http://127.0.0.1:9/mcp", fixture_url))
 
 
 def test_tasks_are_listed_filtered_refreshed_forgotten_and_pruned(cli: Cli, fixture_url: str) -> None:
