@@ -11,6 +11,7 @@ possible, `breaks` names the rule that the source patch breaks.
 import argparse
 import gc
 import random
+import signal
 import sys
 import time
 from collections import Counter
@@ -255,6 +256,14 @@ class Finding:
 
 def look(name: str, seed: int) -> Finding:
     """Simulate the world of a seed with a fault, and without it if there is a violation."""
+    try:
+        return _found(name, seed)
+    finally:
+        # A process of the world that was killed has left its handler, and the pool ends this one with the signal.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _found(name: str, seed: int) -> Finding:
     mutant = next(mutant for mutant in MUTANTS if mutant.name == name)
     began = time.process_time()
     other = None

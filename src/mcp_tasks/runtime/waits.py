@@ -16,8 +16,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -166,15 +166,6 @@ class Waits:
         """Do not leave: there is something to do, or the run has ended."""
         self._suspends_for = None
         self._run.runtime.suspender.remove(self._run)
-
-    @contextmanager
-    def _staying(self) -> Generator[None]:
-        """While this is entered, the run does not leave: what it waited for may be there."""
-        suspends_for, self._suspends_for = self._suspends_for, None
-        try:
-            yield
-        finally:
-            self._suspends_for = suspends_for
 
     @property
     def may_suspend(self) -> bool:
@@ -562,10 +553,8 @@ class Waits:
         while True:
             await run.runtime.alarms.wait(each.answered, each.ends_at)
             # Also when its time is over: an answer that was taken before that counts, whether this process knew of it
-            # or not. A run that is suspended at this moment would be started again at once, and be suspended again.
-            with self._staying():
-                await self._read_answers()
-            if self._has_answer(each):
+            # or not.
+            if await self._find_answer(each):
                 return
             if self._limit is not None and each.request.deadline is None and not each.answered.is_set:
                 await run.fail_with(RunStopped("max_wait", run.record.name, limit=self._limit))
@@ -575,13 +564,20 @@ class Waits:
             # The record said that it was answered, and the journal has no new answer. After a failover other entries
             # may have the numbers of those that were read.
             self._journal.recorded.read_up_to = 0
-            with self._staying():
-                await self._read_answers()
-            if self._has_answer(each):
+            if await self._find_answer(each):
                 return
             # A failover lost both. The question is open again. A new waiter first: it may be answered again meanwhile.
             each.answered = Waiter()
             await run.writer.make_up()
+
+    async def _find_answer(self, each: _Question) -> bool:
+        # A run that is suspended at this moment would be started again at once, and be suspended again.
+        suspends_for, self._suspends_for = self._suspends_for, None
+        try:
+            await self._read_answers()
+        finally:
+            self._suspends_for = suspends_for
+        return self._has_answer(each)
 
     def _has_answer(self, each: _Question) -> bool:
         return each.key in self._journal.recorded.answers
