@@ -19,8 +19,7 @@ from mcp_tasks.model.options import TaskOptions
 from mcp_tasks.model.record import Progress
 from mcp_tasks.runtime import Ending, Failure, Run, Success
 from mcp_tasks.runtime.context import Asking
-from mcp_tasks.server.local import LocalStart, LocalTask
-from mcp_tasks.server.options import UNSET
+from mcp_tasks.server.local import LocalStart
 from tests.properties.tools.model import at
 from tests.properties.tools.tree import (
     GIVES_UP_AFTER,
@@ -210,12 +209,11 @@ class TreeRun:
         self._process.world.expect_child(plan, node, run.record.owner)
         # As `tasks.start` does it in a tool.
         request, ttl = request_of(node.tool, plan), timedelta(seconds=node.ttl)
-        start = LocalStart(request=request, options=TaskOptions(), ttl=ttl, owner=UNSET, session=UNSET, key=None)
-        task_id = await run.waits.start_child(start.identity, lambda key: start.launch(runtime, key, run))
+        child = await LocalStart(request=request, options=TaskOptions(), ttl=ttl).begin(lambda: runtime)
         if not node.waits:
             return f"started {path}"
         try:
-            result = await LocalTask[Any](lambda: runtime, task_id, start.owner_in(run)).wait()
+            result = await child.wait()
         except UnknownTask:
             raise TreeError(f"child gone {path}") from None
         except TasksError as exc:

@@ -8,16 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import signal
-import threading
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Generator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import partial
 from os import PathLike
-from types import FrameType
-from typing import Any, Final, Generic, Self, TypeAlias, TypedDict, TypeVar, cast
+from typing import Any, Final, Generic, TypeAlias, TypedDict, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 from mcp.server import MCPServer, Server
@@ -28,230 +24,28 @@ from mcp_tasks.engines import Engine
 from mcp_tasks.errors import UsageError, WiringError
 from mcp_tasks.model.limits import Limits
 from mcp_tasks.protocol.errors import describe
-from mcp_tasks.quiet import get_logger, quietly
+from mcp_tasks.quiet import get_logger
 from mcp_tasks.runtime import Observer, Settings, TaskRuntime
-from mcp_tasks.runtime.child_process import kill_children
 from mcp_tasks.server.catalog import Catalogue
 from mcp_tasks.server.fast_path.requests import Counts
 from mcp_tasks.server.options import Parts
+from mcp_tasks.server.signals import Stopping, hurried_by_sigterm
 from mcp_tasks.server.tool_host import MCPServerHost, ToolHost
 from mcp_tasks.server.tool_runner import OpenCalls, ToolBody
 from mcp_tasks.stores import Store
 from mcp_tasks.stores.url import default_store
 from mcp_tasks.telemetry.telemetry import Telemetry
 
-# ---- stopping
-# Noticing that the process is told to stop, before its web server waits for what will not end by itself.
-
-
 logger: Final = get_logger(__name__)
 
-Handler: TypeAlias = Callable[[int, FrameType | None], object]
-
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
-
-_LAST_WORDS: Final = 0.1
-"""Seconds for whoever is about to be told something. Nothing but the event loop and a socket is in the way."""
-
-
-class Stopping:
-    """Whether the process is about to stop.
-
-    Args:
-        patience: Seconds for which a stop waits for requests that await `exiting`.
-        drain: Has tools end meanwhile, and no more of them start.
-
-    Attributes:
-        event: Set once the process is told to stop.
-    """
-
-    def __init__(self, patience: float = 0.0, drain: Callable[[], Awaitable[None]] | None = None) -> None:
-        self.event: asyncio.Event = asyncio.Event()
-        self._patience = patience
-        self._drain = drain
-        self._exit = asyncio.Event()
-        self._waiting = 0
-        self._idle = asyncio.Event()
-        self._keeping: asyncio.Task[None] | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._installed: list[tuple[signal.Signals, Handler, Handler]] = []
-        self._held: list[Callable[[], object]] = []
-
-    def watch(self) -> None:
-        """Go before the handlers that are installed. Does nothing where there are none, or off the main thread.
-
-        Called again, it goes before those that were installed since: who starts tasks first and a web server then has
-        the handlers of that one in front of ours.
-        """
-        self._loop = self._loop or asyncio.get_running_loop()
-        if threading.current_thread() is not threading.main_thread():
-            return
-        for number in _SIGNALS:
-            previous = signal.getsignal(number)
-            is_ours = any(previous is ours for _, ours, _ in self._installed)
-            if callable(previous) and previous is not signal.default_int_handler and not is_ours:
-                ours = self._before(previous, self._loop)
-                self._installed.append((number, ours, previous))
-                signal.signal(number, ours)
-
-    async def exiting(self) -> None:
-        """Return once the process has to exit. Until then a stop waits for whoever awaits this, for its patience."""
-        self._waiting += 1
-        try:
-            await self._exit.wait()
-        finally:
-            self._waiting -= 1
-            if not self._waiting:
-                self._idle.set()
-
-    def end(self) -> None:
-        """The last server of the process stops: nothing waits any more."""
-        self.event.set()
-        self._exit.set()
-        if self._keeping is not None:
-            self._keeping.cancel()
-        self.unwatch()
-
-    def unwatch(self) -> None:
-        """Put back what was there, unless somebody else has put something there meanwhile."""
-        for number, ours, previous in reversed(self._installed):
-            if signal.getsignal(number) is ours:
-                signal.signal(number, previous)
-        self._installed.clear()
-        # Last: a handler may end all of this.
-        self._hand_on()
-
-    def _before(self, previous: Handler, loop: asyncio.AbstractEventLoop) -> Handler:
-        def begin() -> None:
-            self.event.set()
-            if self._waiting and self._patience:
-                self._keeping = loop.create_task(self._keep(loop), name="mcp-tasks-stopping")
-            else:
-                self._leave(loop)
-
-        def handler(number: int, frame: FrameType | None) -> None:
-            self._held.append(partial(previous, number, frame))
-            if len(self._held) == 1 and not self.event.is_set():
-                # Somebody may have put this back after the end of the loop.
-                with suppress(RuntimeError):
-                    loop.call_soon_threadsafe(begin)
-                    return
-            # Who says it twice means it, and the loop may be busy for long.
-            with suppress(RuntimeError):
-                loop.call_soon_threadsafe(self._exit.set)
-            self._hand_on()
-
-        return handler
-
-    async def _keep(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Let requests wait for the end of their tasks while those are drained."""
-        try:
-            async with asyncio.timeout(self._patience):
-                if self._drain is not None:
-                    await self._drain()
-                # They may have left before, and come back.
-                while self._waiting:
-                    self._idle.clear()
-                    await self._idle.wait()
-        except TimeoutError:
-            pass
-        except Exception:
-            logger.error("a drain could not begin; the process stops at once", exc_info=quietly())
-        self._leave(loop)
-
-    def _leave(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._exit.set()
-        loop.call_later(_LAST_WORDS, self._hand_on)
-
-    def _hand_on(self) -> None:
-        while self._held:
-            self._held.pop(0)()
-
-
-@contextmanager
-def hurried_by_sigterm() -> Generator[asyncio.Event]:
-    """An event for SIGTERM, where that would end the process on the spot; it ends when this is left.
-
-    A stdio host closes the input of its server, and sends this two seconds later if the server is still there: in the
-    middle of a drain, of which everything is lost that has not been handed over.
-    """
-    hurry = asyncio.Event()
-    is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        yield hurry
-        return
-    signal.signal(signal.SIGTERM, lambda _number, _frame: hurry.set())
-    try:
-        yield hurry
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        if hurry.is_set():
-            # The process ends here, and nothing that is registered for its end happens.
-            kill_children()
-            signal.raise_signal(signal.SIGTERM)
-
-
-def _end_now(number: int, _frame: FrameType | None) -> None:
-    """End the process as this signal usually does, and its child processes before that."""
-    kill_children()
-    signal.signal(number, signal.SIG_DFL)
-    signal.raise_signal(number)
-
-
-class Orders:
-    """What a process that only works is told by signals: SIGTERM or SIGINT to stop, and a second one to hurry. A third
-    does what it does to any process, but leaves no child processes.
-
-    Where there are no signals to handle (Windows, or off the main thread), it is for the caller to cancel.
-    """
-
-    def __init__(self) -> None:
-        self.stop: asyncio.Event = asyncio.Event()
-        self.hurry: asyncio.Event = asyncio.Event()
-        self._previous: dict[signal.Signals, Handler | int | None] = {}
-
-    def __enter__(self) -> Self:
-        loop = asyncio.get_running_loop()
-        try:
-            for number in _SIGNALS:
-                previous = signal.getsignal(number)
-                loop.add_signal_handler(number, self._told)
-                self._previous[number] = previous
-        except (NotImplementedError, RuntimeError, ValueError):
-            self._previous.clear()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._let_go(self._previous)
-
-    def _told(self) -> None:
-        if not self.stop.is_set():
-            self.stop.set()
-            return
-        self.hurry.set()
-        self._let_go({})
-        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-            signal.signal(signal.SIGTERM, _end_now)
-
-    def _let_go(self, restored: Mapping[signal.Signals, Handler | int | None]) -> None:
-        """Handle signals no more, and put back what was there."""
-        for number in self._previous:
-            asyncio.get_running_loop().remove_signal_handler(number)
-            if (previous := restored.get(number)) is not None:
-                signal.signal(number, previous)
-        self._previous = {}
-
-
 # ---- wiring
-# How tasks are put into a server: as one thing, so that it cannot be half done.
-
 
 StateT = TypeVar("StateT")
 ServerT = TypeVar("ServerT", MCPServer[Any], Server[Any])
 AnyServer: TypeAlias = MCPServer[Any] | Server[Any]
 
 Lifespan: TypeAlias = Callable[[MCPServer[StateT]], AbstractAsyncContextManager[StateT]]
-"""A lifespan of an `MCPServer`: entered when it starts, left when it stops, and its state is what tools see."""
+"""A lifespan of an `MCPServer`: entered when it starts, left when it stops. Tools see the state that it yields."""
 
 
 class Wiring(TypedDict, Generic[StateT]):
@@ -272,23 +66,38 @@ class TasksLifespan(Generic[ServerT]):
     def __init__(
         self,
         owner: object,
-        enter: Callable[[ServerT], AbstractAsyncContextManager[Any]],
+        lifecycle: Lifecycle,
         host: Callable[[ServerT], ToolHost],
+        inner: Callable[[ServerT], AbstractAsyncContextManager[Any]] | None = None,
     ) -> None:
         self.owner = owner
         self.host = host
-        self._enter = enter
+        self._lifecycle = lifecycle
+        self._inner = inner
 
-    def __call__(self, server: ServerT) -> AbstractAsyncContextManager[Any]:
-        """The lifespan, to be entered."""
-        return self._enter(server)
+    @asynccontextmanager
+    async def __call__(self, server: ServerT) -> AsyncGenerator[Any]:
+        """Run tasks inside the server's own lifespan: its state is there before the first tool runs and until the last
+        one has ended."""
+        # Before the author's own begins anything.
+        _require_asyncio()
+        async with (
+            _without_state() if self._inner is None else self._inner(server) as state,
+            self._lifecycle.running(server, self.host(server), state),
+        ):
+            yield state
+
+
+@asynccontextmanager
+async def _without_state() -> AsyncGenerator[dict[str, Any]]:
+    yield {}
 
 
 def lifespan_of(server: AnyServer) -> Callable[[Any], AbstractAsyncContextManager[Any]]:
-    """What is entered when the server starts.
+    """The lifespan that is entered when the server starts.
 
     Raises:
-        WiringError: Nothing is, so it has no tasks.
+        WiringError: There is none, so the server has no tasks.
     """
     lifespan = server.settings.lifespan if isinstance(server, MCPServer) else server.lifespan
     if lifespan is None:
@@ -297,7 +106,7 @@ def lifespan_of(server: AnyServer) -> Callable[[Any], AbstractAsyncContextManage
 
 
 def without_tasks(server: AnyServer) -> WiringError:
-    """The error for a server that has none."""
+    """The error for a server without tasks."""
     how = (
         "make it with MCPServer(..., **tasks.wiring())" if isinstance(server, MCPServer) else "say tasks.attach(server)"
     )
@@ -308,7 +117,7 @@ def check_lifespan(lifespan: object) -> None:
     """Refuse a lifespan that the SDK could not enter.
 
     Raises:
-        WiringError: It is not a function that gives a context manager.
+        WiringError: It is not a function that returns a context manager.
     """
     name = getattr(lifespan, "__name__", repr(lifespan))
     if inspect.isasyncgenfunction(lifespan) or inspect.isgeneratorfunction(lifespan):
@@ -324,7 +133,7 @@ def check_lifespan(lifespan: object) -> None:
 
 
 def half_wired(given: str, missing: str) -> WiringError:
-    """The error for a server that has only a part of it."""
+    """The error for a server that has only a part of the wiring."""
     return WiringError(
         f"the server was given {given} without {missing}. Write MCPServer(..., **tasks.wiring()), which is both. A "
         "lifespan of your own goes into it as tasks.wiring(lifespan=yours), other extensions as "
@@ -334,17 +143,17 @@ def half_wired(given: str, missing: str) -> WiringError:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setup:
-    """What the runtime of a server is made of.
+    """The options of a server's runtime.
 
     Attributes:
         parts: The store and the engine.
-        origin: What tells the file of a server that was given no store from those of others of the same name.
-        namespace: Which servers are the same server; None for those of the same name.
+        origin: Tells the default file of this server from those of other servers with the same name.
+        namespace: Servers with the same one are the same server; None for the server's name.
         runs_tools: Whether this process runs tools, or only serves.
-        queues: Of which queues; None for all.
-        limits: How much callers may take.
+        queues: The queues whose tools it runs; None for all.
+        limits: Limits of what callers may use.
         require_owner: Whether every task has to have an owner; None if so on a server that requires authentication.
-        local_owner: Whom the tasks of a pipe belong to, where every task has to have an owner.
+        local_owner: The owner of tasks that come over a pipe, where every task has to have one.
         audit: The file to which the audit log is appended, if there is one.
     """
 
@@ -363,7 +172,7 @@ class Setup:
 
 
 class Lifecycle:
-    """One server's runtime, and who uses it now."""
+    """One server's runtime, and its present users."""
 
     def __init__(self, setup: Setup, catalogue: Catalogue) -> None:
         self.extension_given: bool = False
@@ -382,32 +191,33 @@ class Lifecycle:
         self._body: ToolBody | None = None
         self._server: AnyServer | None = None
         self._states: list[Any] = []
+        # Starting and stopping wait for each other. A lock belongs to one event loop, a `Tasks` object may not.
         self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
 
     def runtime(self) -> TaskRuntime:
         """The running runtime.
 
         Raises:
-            WiringError: The server answers requests, but its lifespan was never entered, or has been left.
+            WiringError: The server accepts requests, but its lifespan was never entered, or has been left.
         """
-        if self._runtime is None and self._server is not None:
+        if self._runtime is not None:
+            return self._runtime
+        if self._server is not None:
             raise WiringError(
                 f"tasks are not running: server {self._server.name!r} has stopped, or is about to start. What is kept "
                 "in its store is there again when it runs"
             )
-        if self._runtime is None:
-            why = (
-                "tasks are not running: the server was not started with the lifespan of tasks.wiring(). A lifespan of "
-                'your own goes into it: MCPServer("name", **tasks.wiring(lifespan=yours)). A script that calls a '
-                "server in its own process runs them itself: async with tasks.running(server)"
-            )
-            # The client hears of it too, but only whoever runs the server can do something about it.
-            logger.error("%s", why)
-            raise WiringError(why)
-        return self._runtime
+        why = (
+            "tasks are not running: the server was not started with the lifespan of tasks.wiring(). A lifespan of "
+            'your own goes into it: MCPServer("name", **tasks.wiring(lifespan=yours)). A script that calls a '
+            "server in its own process runs them itself: async with tasks.running(server)"
+        )
+        # The client gets the error too, but only the operator can do something about it.
+        logger.error("%s", why)
+        raise WiringError(why)
 
     def body(self) -> ToolBody:
-        """What calls the tools of the running server.
+        """Calls the tools of the running server.
 
         Raises:
             WiringError: It is not running.
@@ -420,49 +230,16 @@ class Lifecycle:
         await self._stopping.event.wait()
 
     async def exiting(self) -> None:
-        """Return once the process has to exit. A stop waits for whoever awaits this, as long as for running tools."""
+        """Return once the process has to exit. A stop waits for callers of this, as long as for running tools."""
         await self._stopping.exiting()
 
     def is_stopping(self) -> bool:
-        """Whether that is so by now."""
+        """Whether the process has been told to stop."""
         return self._stopping.event.is_set()
 
     @asynccontextmanager
-    async def lifespan(self, server: MCPServer[Any]) -> AsyncGenerator[dict[str, Any]]:
-        """Run tasks for a server that has no lifespan of its own."""
-        async with self._running(server, MCPServerHost(server), {}):
-            yield {}
-
-    def around(self, lifespan: Lifespan[StateT]) -> Lifespan[StateT]:
-        """Run tasks inside a lifespan: its state is there before the first tool runs and until the last one ended."""
-
-        @asynccontextmanager
-        async def wrapped(server: MCPServer[StateT]) -> AsyncGenerator[StateT]:
-            # Before the author's own begins anything.
-            _require_asyncio()
-            async with lifespan(server) as state, self._running(server, MCPServerHost(server), state):
-                yield state
-
-        return wrapped
-
-    def around_lowlevel(
-        self, lifespan: Callable[[Server[Any]], AbstractAsyncContextManager[Any]], host: ToolHost
-    ) -> Callable[[Server[Any]], AbstractAsyncContextManager[Any]]:
-        """The same for a low-level server."""
-
-        @asynccontextmanager
-        async def wrapped(server: Server[Any]) -> AsyncGenerator[Any]:
-            _require_asyncio()
-            async with lifespan(server) as state, self._running(server, host, state):
-                yield state
-
-        return wrapped
-
-    @asynccontextmanager
     async def living(self, server: AnyServer, setup: Setup | None = None) -> AsyncGenerator[TaskRuntime]:
-        """The server alive, its own lifespan included, with nobody served.
-
-        With `setup`, the runtime is made of that for as long as the block lasts.
+        """The server with its own lifespan, without clients; with `setup`, on a runtime of that setup.
 
         Raises:
             WiringError: The server does not have these tasks.
@@ -483,7 +260,7 @@ class Lifecycle:
             self.setup = usual
 
     async def rehearse(self, server: AnyServer, setup: Setup) -> TaskRuntime:
-        """The runtime that the server would have with this setup. It is not started, and nor is the server.
+        """The runtime that the server would have with this setup. Neither it nor the server is started.
 
         Raises:
             WiringError: The server does not have these tasks.
@@ -492,59 +269,53 @@ class Lifecycle:
         if isinstance(lifespan, TasksLifespan):
             host: ToolHost = cast("TasksLifespan[Any]", lifespan).host(server)
         elif isinstance(server, MCPServer):
-            # Its author may have put our lifespan into another. Who starts it is told if not.
+            # The author may have put our lifespan into another. If not, the start will say so.
             host = MCPServerHost(server)
         else:
             raise without_tasks(server)
         usual, self.setup = self.setup, setup
         try:
-            return await self._new_runtime(server.name, host)
+            return await self._own_runtime(server.name, ToolBody(host, self._state, self.open_calls))
         finally:
             self.setup = usual
 
     async def new_runtime(
-        self,
-        host: ToolHost,
-        lifespan_state: Callable[[], Any],
-        *,
-        server_name: str,
-        store: Store,
-        engine: Engine,
-        clock: Callable[[], datetime] | None,
+        self, body: ToolBody, *, server_name: str, store: Store, engine: Engine, clock: Callable[[], datetime] | None
     ) -> TaskRuntime:
-        """A runtime for the tools of `host`, not started.
+        """A runtime for these tools, not started.
 
         Raises:
             WiringError: The event loop is not asyncio's.
         """
         _require_asyncio()
-        said = self.setup.require_owner
-        self.requires_owner = host.requires_authentication if said is None else said
+        setup, host = self.setup, body.host
+        self.requires_owner = host.requires_authentication if setup.require_owner is None else setup.require_owner
         await host.prepare()
         await self._catalogue.open(host)
-        namespace = server_name if self.setup.namespace is None else self.setup.namespace
+        namespace = server_name if setup.namespace is None else setup.namespace
         runtime = TaskRuntime(
             store=store,
             engine=engine,
-            body=ToolBody(host, lifespan_state, self.open_calls),
+            body=body,
             policy=self._catalogue.options,
             describe=describe,
             clock=clock,
             namespace=namespace,
-            settings=self.setup.settings,
-            runs_tools=self.setup.runs_tools,
-            queues=self.setup.queues,
+            settings=setup.settings,
+            runs_tools=setup.runs_tools,
+            queues=setup.queues,
             tools=self._catalogue.marked_tools,
-            observers=[*self.telemetry.observers(namespace), *self.setup.observers],
+            observers=[*self.telemetry.observers(namespace), *setup.observers],
             tracing=self.telemetry.traces,
-            limits=self.setup.limits,
+            limits=setup.limits,
             requires_owner=self.requires_owner,
         )
-        runtime.quota.free = self.setup.local_owner
+        runtime.quota.free = setup.local_owner
         return runtime
 
     @asynccontextmanager
-    async def _running(self, server: AnyServer, host: ToolHost, state: Any) -> AsyncGenerator[None]:
+    async def running(self, server: AnyServer, host: ToolHost, state: Any) -> AsyncGenerator[None]:
+        """Run the tasks of the server while the block lasts."""
         _require_asyncio()
         await self._enter(server, host, state)
         try:
@@ -569,42 +340,36 @@ class Lifecycle:
             self._states.append(state)
             try:
                 if self._runtime is None:
-                    self._runtime = await self._start(server.name, host)
-                    patience = self._runtime.settings.drains_for.total_seconds()
-                    self._stopping = Stopping(patience, self._runtime.begin_drain)
-                # Each time: a web server may handle signals since the last.
+                    self._body = ToolBody(host, self._state, self.open_calls)
+                    runtime = await self._own_runtime(server.name, self._body)
+                    await runtime.start()
+                    self.telemetry.begin(runtime, self._catalogue.names())
+                    logger.info("tasks of %r are kept in %s, and run by %s", server.name, runtime.store, runtime.engine)
+                    self._stopping = Stopping(runtime.settings.drains_for.total_seconds(), runtime.begin_drain)
+                    self._runtime = runtime
+                # Each time: a web server may have installed handlers since the last.
                 self._stopping.watch()
             except BaseException:
                 self._states.pop()
                 raise
 
-    async def _start(self, server_name: str, host: ToolHost) -> TaskRuntime:
-        self._body = ToolBody(host, self._state, self.open_calls)
-        runtime = await self._new_runtime(server_name, host)
-        await runtime.start()
-        self.telemetry.begin(runtime, self._catalogue.names())
-        logger.info("tasks of %r are kept in %s, and run by %s", server_name, runtime.store, runtime.engine)
-        return runtime
-
-    async def _new_runtime(self, server_name: str, host: ToolHost) -> TaskRuntime:
+    async def _own_runtime(self, server_name: str, body: ToolBody) -> TaskRuntime:
+        """A runtime with the store, the engine and the clock of the setup."""
+        parts = self.setup.parts
         if self._store is None:
-            self._store = default_store(server_name, self.setup.origin, self.setup.parts.cipher)
+            self._store = default_store(server_name, self.setup.origin, parts.cipher)
+        store = self.telemetry.timed(self._store)
         return await self.new_runtime(
-            host,
-            self._state,
-            server_name=server_name,
-            store=self.telemetry.timed(self._store),
-            engine=self.setup.parts.engine,
-            clock=self.setup.clock,
+            body, server_name=server_name, store=store, engine=parts.engine, clock=self.setup.clock
         )
 
     def _state(self) -> Any:
-        """What the lifespan gave: of those that are entered now the first, which is usually the last to be left (the
-        process's own, not a client's)."""
+        """The lifespan's state: of those entered now the first, which is usually the last to be left (the process's
+        own, not a client's)."""
         return self._states[0]
 
     async def _leave(self, state: Any) -> None:
-        # By identity: two clients of a server may have equal states, and each must take its own away.
+        # By identity: two clients of a server may have equal states, and each must remove its own.
         async with self._turn():
             place = next(index for index, known in enumerate(self._states) if known is state)
             try:
@@ -617,11 +382,10 @@ class Lifecycle:
                     finally:
                         self.telemetry.end()
             finally:
-                # The state goes last: tools that are still running have it until they have ended.
+                # The state goes last: running tools have it until they have ended.
                 self._states.pop(place)
 
     def _turn(self) -> asyncio.Lock:
-        """Starting and stopping wait for each other. A lock belongs to one event loop, a `Tasks` object may not."""
         return self._turns.setdefault(asyncio.get_running_loop(), asyncio.Lock())
 
 

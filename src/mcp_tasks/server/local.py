@@ -49,10 +49,6 @@ from mcp_tasks.server.options import UNSET, Unset
 from mcp_tasks.server.tool_runner import ToolBody, body_at_work, to_mcp_error
 from mcp_tasks.stores.base import EVERYBODY, ChildrenOf, InSession, Whose, owned_by
 
-# ---- local handle
-# `LocalTask`: one task, for code in the server's own process.
-
-
 LocalResult: TypeAlias = CallToolResult | GetPromptResult | ReadResourceResult
 ResultT = TypeVar("ResultT", bound=LocalResult, covariant=True)
 
@@ -65,20 +61,27 @@ _RESULTS: Final[Mapping[str, type[LocalResult]]] = {
 }
 _GOES_ON: Final = "The task goes on: come back with tasks.handle({task_id!r})."
 
+ALL_CAPABILITIES: Final[Mapping[str, Any]] = {
+    "elicitation": {"form": {}, "url": {}},
+    "sampling": {"tools": {}},
+    "roots": {},
+}
+"""A task that is started in this process may ask anything: `send_input` can answer anything."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LocalSnapshot:
     """A task as it was at one moment.
 
     Attributes:
-        kind: What runs: a tool, a prompt or a resource,
-        name: and which; for a resource, its URI.
+        kind: A tool, a prompt or a resource.
+        name: Its name; for a resource, its URI.
         status: `failed` also for a tool that ended with an `isError` result, which `is_error` tells apart.
-        message: What is said of the status: of a failure, the tool's own words where it has some.
-        questions: What the task asks now, by the keys to answer under.
+        message: The message of the status: of a failure, the tool's own words where it has some.
+        questions: The open questions, by the keys to answer under.
         expires_at: When the task is deleted; None while it runs, and for one that is kept for good.
-        poll_interval: How often clients are told to look: as the author fixed it, or growing with the task's age.
-        parent: The task in whose run this one was started.
+        poll_interval: How often clients are told to poll: as the author fixed it, or growing with the task's age.
+        parent: The task whose run started this one.
     """
 
     id: str
@@ -126,9 +129,17 @@ def snapshot_of(record: TaskRecord, now: datetime) -> LocalSnapshot:
     )
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TaskPage:
+    """Some tasks of a listing, and where the next ones start (None when there are no more)."""
+
+    tasks: Sequence[LocalSnapshot]
+    next_cursor: str | None
+
+
 class LocalTask(Generic[ResultT]):
-    """One task of this server. Made by `Tasks.start` and its kin, and by `Tasks.handle`, which say whose it is: a task
-    of anybody else is not there."""
+    """One task of this server. Made by `Tasks.start` and its kin, and by `Tasks.handle`, which name its owner: another
+    owner's task is not found."""
 
     def __init__(self, runtime: Callable[[], TaskRuntime], task_id: str, owner: str | Unset | None = UNSET) -> None:
         self.id: str = task_id
@@ -150,7 +161,7 @@ class LocalTask(Generic[ResultT]):
         return snapshot_of(record, runtime.now())
 
     async def wait(self, timeout: timedelta | float | None = None) -> ResultT:
-        """Wait for the task to end; what a plain call would have returned, or raised.
+        """Wait for the task to end, and return or raise as a plain call would.
 
         A result that says `isError` is returned like any other. It has the task's id in its `_meta`.
 
@@ -174,14 +185,22 @@ class LocalTask(Generic[ResultT]):
             end = await run.waits.wait_for_task(self.id, lambda: self._end_or_gone(seconds))
             if "gone" in end:
                 raise ResultExpired(self.id) if run.waits.has_started(self.id) else UnknownTask(self.id)
-        return self._outcome(end, seconds)
+        if not end:
+            raise WaitTimedOut(self.id, seconds or 0.0, how_to_go_on=_GOES_ON)
+        if end["status"] == TaskStatus.CANCELLED:
+            raise TaskWasCancelled(self.id, end.get("message"))
+        if end["status"] == TaskStatus.FAILED:
+            raise task_failed(self.id, end["body"], end.get("message"))
+        meta = {**end["meta"], RELATED_TASK: {"taskId": self.id}}
+        result: Any = _RESULTS[end["method"]].model_validate({**end["body"], "_meta": meta}, by_name=False)
+        return result
 
     async def result(self) -> ResultT:
         """The result of the task, once it has ended: `wait` without a time-out."""
         return await self.wait()
 
     async def until_asked(self, timeout: timedelta | float | None = None) -> Mapping[str, InputRequest]:
-        """Wait until the task asks something; all that it asks then, by key.
+        """Wait until the task asks something, and return its open questions by key.
 
         Raises:
             UsageError: It ended without asking.
@@ -210,9 +229,9 @@ class LocalTask(Generic[ResultT]):
         A task that has just been started may not have asked yet: then this waits for its question.
 
         Args:
-            action: What the person does with a form.
-            content: What the person enters into it.
-            key: Which question, where there are several.
+            action: The user's action on a form.
+            content: The values in the form.
+            key: The question, where there are several.
             response: The whole answer instead, for sampling and roots: the result of the request that was asked.
             timeout: How long to wait for the question, as a `timedelta` or in seconds; None until the task ends.
 
@@ -237,7 +256,7 @@ class LocalTask(Generic[ResultT]):
             raise to_mcp_error(exc) from exc
 
     async def cancel(self, reason: str = "Cancelled by the server") -> LocalSnapshot:
-        """Cancel the task, and say how it stands: one that had ended stays as it was. Its own children go on.
+        """Cancel the task, and return its state: a task that had ended stays as it was. Its own children go on.
 
         Raises:
             UnknownTask: There is no such task (any more).
@@ -256,12 +275,13 @@ class LocalTask(Generic[ResultT]):
         return await until(self._runtime, self._find, condition, seconds)
 
     async def _end(self, seconds: float | None) -> JsonObject:
-        """How the task ended, as JSON, for the journal of a tool that waits for it; nothing if it has not in time."""
+        """The end of the task as JSON, for the journal of a waiting tool; empty if it has not ended in time."""
         record = await self._until(lambda task: task.is_final, seconds)
         if not record.is_final:
             return {}
-        outcome = await outcome_of(self._runtime(), record)
-        tell_local_look(self._runtime(), record)
+        runtime = self._runtime()
+        outcome = await outcome_of(runtime, record)
+        tell_local_look(runtime, record)
         end: dict[str, Any] = {"status": record.status.value, "method": record.method}
         if record.status_message is not None:
             end["message"] = record.status_message
@@ -271,118 +291,18 @@ class LocalTask(Generic[ResultT]):
         return end
 
     async def _end_or_gone(self, seconds: float | None) -> JsonObject:
-        """The same, and that there is no such task: what a tool does about that, it has to do in every run."""
+        """The same, or that there is no such task: the tool has to react to that in the same way in every run."""
         try:
             return await self._end(seconds)
         except UnknownTask:
             return {"gone": True}
-
-    def _outcome(self, end: JsonObject, seconds: float | None) -> Any:
-        if not end:
-            raise WaitTimedOut(self.id, seconds or 0.0, how_to_go_on=_GOES_ON)
-        if end["status"] == TaskStatus.CANCELLED:
-            raise TaskWasCancelled(self.id, end.get("message"))
-        if end["status"] == TaskStatus.FAILED:
-            raise task_failed(self.id, end["body"], end.get("message"))
-        meta = {**end["meta"], RELATED_TASK: {"taskId": self.id}}
-        return _RESULTS[end["method"]].model_validate({**end["body"], "_meta": meta}, by_name=False)
-
-
-# ---- local listing
-# Pages of tasks, for code in the server's own process.
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TaskPage:
-    """Some tasks of a listing, and where the next ones start (None when there are no more)."""
-
-    tasks: Sequence[LocalSnapshot]
-    next_cursor: str | None
-
-
-async def page_of(
-    runtime: TaskRuntime,
-    whose: Whose,
-    *,
-    owner: str | Unset | None = UNSET,
-    status: TaskStatus | str | None,
-    page_size: int,
-    cursor: str | None,
-) -> TaskPage:
-    """One page of a listing, of one owner's tasks alone if that is said.
-
-    Raises:
-        InvalidOption: An argument has a value that it cannot have.
-    """
-    check_number("page_size", page_size, 1)
-    if status is not None:
-        check_choice("status", status, [each.value for each in TaskStatus])
-    wanted = None if status is None else TaskStatus(status)
-    # In the record, an `isError` result is a completed task.
-    kept = None if wanted is TaskStatus.FAILED else wanted
-    found: list[TaskRecord] = []
-    while True:
-        try:
-            page = await runtime.list(whose, status=kept, cursor=cursor, limit=page_size - len(found))
-        except ValueError as exc:
-            raise InvalidOption(f"cursor must be the next_cursor of an earlier page, got {cursor!r}") from exc
-        found += [
-            record
-            for record in page.records
-            if (wanted is None or status_of(record) is wanted) and (isinstance(owner, Unset) or record.owner == owner)
-        ]
-        cursor = page.cursor
-        if cursor is None or len(found) >= page_size:
-            tell_listing(runtime, None, "local", len(found))
-            now = runtime.now()
-            return TaskPage(tasks=[snapshot_of(record, now) for record in found], next_cursor=cursor)
-        # A store that never waits would have the event loop for itself.
-        await checkpoint()
-
-
-def whose_tasks(owner: str | Unset | None, session: str | None, parent: str | None, *, everybody: bool) -> Whose:
-    """Whose tasks to list, which must be said in exactly one way.
-
-    Raises:
-        UsageError: It is not said, or in more than one way.
-        InvalidOption: It is not said with a name.
-    """
-    for name, given in (("owner", owner), ("session", session), ("parent", parent)):
-        if not isinstance(given, str | Unset | None):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise InvalidOption(f"{name} must be a string, got {given!r}")
-    said: list[Whose] = []
-    if not isinstance(owner, Unset):
-        said.append(owned_by(owner))
-    if session is not None:
-        said.append(InSession(session))
-    if parent is not None:
-        said.append(ChildrenOf(parent))
-    if everybody:
-        said.append(EVERYBODY)
-    if len(said) != 1:
-        raise UsageError(
-            "say whose tasks to list, in one way: owner= (None for nobody's), session=, parent=, or everybody=True"
-        )
-    return said[0]
-
-
-# ---- local start
-# A task that code in the server's own process starts: what is asked for, whose it is, and under which key.
-
-
-ALL_CAPABILITIES: Final[Mapping[str, Any]] = {
-    "elicitation": {"form": {}, "url": {}},
-    "sampling": {"tools": {}},
-    "roots": {},
-}
-"""A task that is started in this process may ask anything: `send_input` can answer anything."""
 
 
 def request_for(method: str, name: str, arguments: Mapping[str, Any] | None) -> TaskRequest:
     """The request that a client would have made.
 
     Raises:
-        InvalidOption: The name is not one, or the arguments are not.
+        InvalidOption: The name or the arguments are not valid.
     """
     check_text("uri" if method == "resources/read" else "name", name)
     if arguments is not None and not isinstance(arguments, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -400,75 +320,46 @@ def request_for(method: str, name: str, arguments: Mapping[str, Any] | None) -> 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LocalStart:
-    """A task to be started from code in this process."""
+    """A task to be started by code in this process."""
 
     request: TaskRequest
     options: TaskOptions
-    ttl: timedelta | Unset | None
-    owner: str | Unset | None
-    session: str | Unset | None
-    key: str | None
+    ttl: timedelta | Unset | None = UNSET
+    owner: str | Unset | None = UNSET
+    session: str | Unset | None = UNSET
+    key: str | None = None
 
     def __post_init__(self) -> None:
         if self.ttl is not None and not isinstance(self.ttl, Unset):
             check_duration("ttl", self.ttl)
-        for name in ("owner", "session"):
-            value: object = getattr(self, name)
-            if value is not None and not isinstance(value, str | Unset):
-                raise InvalidOption(f"{name} must be a string or None, got {value!r}")
+        _check_name("owner", self.owner, "a string or None")
+        _check_name("session", self.session, "a string or None")
         if self.key is not None:
             check_text("key", self.key)
 
-    @property
-    def identity(self) -> str:
-        """What is started, and with what."""
-        try:
-            arguments = json.dumps(self.request.arguments, sort_keys=True)
-        except (TypeError, ValueError, RecursionError) as exc:
-            raise ValueNotStorable(f"the arguments of {self.request.name!r} are not JSON: {exc}") from exc
-        return f"{self.request.method} {self.request.name} {arguments}"
-
-    async def launch(self, runtime: TaskRuntime, key: str | None, run: Run | None = None) -> str:
-        """The id of the new task, or of the one that stands or stood under the key."""
-        parent = None if run is None else run.record
-        owner = self._owner(runtime, run)
-        session = parent and parent.session if isinstance(self.session, Unset) else self.session
-        try:
-            record = await runtime.launch(
-                LaunchSpec(
-                    request=self.request,
-                    owner=owner,
-                    retention=self.options.ttl if isinstance(self.ttl, Unset) else self.ttl,
-                    poll_interval=self.options.poll_interval,
-                    key=key,
-                    session=session,
-                    parent=None if parent is None else parent.id,
-                )
+    async def begin(self, runtime: Callable[[], TaskRuntime]) -> LocalTask[Any]:
+        """Start it; in a tool that runs as a task, as a child of that."""
+        run = current_run.get()
+        if run is None:
+            owner = None if isinstance(self.owner, Unset) else self.owner
+            key = None if self.key is None else f"local/{self.key}"
+            task_id = await self._launch(runtime(), key, owner, None)
+        else:
+            owner = run.record.owner if isinstance(self.owner, Unset) else self.owner
+            try:
+                arguments = json.dumps(self.request.arguments, sort_keys=True)
+            except (TypeError, ValueError, RecursionError) as exc:
+                raise ValueNotStorable(f"the arguments of {self.request.name!r} are not JSON: {exc}") from exc
+            task_id = await run.waits.start_child(
+                f"{self.request.method} {self.request.name} {arguments}",
+                lambda key: self._launch(runtime(), key, owner, run),
+                key=self.key,
             )
-        except KeySpent as exc:
-            if exc.task_id is None:
-                if run is None:
-                    raise
-                # The task that this run belongs to has ended, and the run has not heard of it yet.
-                run.stop()
-                await run.abort_branch()
-            # An earlier run started it, and its result has expired by now. Who waits for it is told so.
-            return exc.task_id
-        if self.key is not None:
-            await self._check_same(runtime, record)
-        return record.id
+        return LocalTask(runtime, task_id, owner)
 
-    def owner_in(self, run: Run | None) -> str | None:
-        """The owner that is given, or that of the run's own task."""
-        return (run and run.record.owner) if isinstance(self.owner, Unset) else self.owner
-
-    def _owner(self, runtime: TaskRuntime, run: Run | None) -> str | None:
-        """Whose task it will be.
-
-        Raises:
-            OwnerRequired: Nobody's, on a server where every task has to have an owner.
-        """
-        owner = self.owner_in(run)
+    async def _launch(self, runtime: TaskRuntime, key: str | None, owner: str | None, run: Run | None) -> str:
+        """The id of the new task, or of the one that is or was under the key."""
+        parent = None if run is None else run.record
         if not owner and runtime.requires_owner:
             whose = "the task that it is started in has no owner either" if run is not None else "nobody is named"
             raise OwnerRequired(
@@ -477,13 +368,36 @@ class LocalStart:
                 'tasks.start(..., owner="reports"). Tasks of a client\'s user have the owner that '
                 "current_task().owner gives in a tool that runs for them"
             )
-        return owner
+        try:
+            record = await runtime.launch(
+                LaunchSpec(
+                    request=self.request,
+                    owner=owner,
+                    retention=self.options.ttl if isinstance(self.ttl, Unset) else self.ttl,
+                    poll_interval=self.options.poll_interval,
+                    key=key,
+                    session=parent and parent.session if isinstance(self.session, Unset) else self.session,
+                    parent=None if parent is None else parent.id,
+                )
+            )
+        except KeySpent as exc:
+            if exc.task_id is None:
+                if run is None:
+                    raise
+                # The task of this run has ended, and the run has not noticed yet.
+                run.stop()
+                await run.abort_branch()
+            # An earlier run started it, and its result has expired by now: waiting for it will say so.
+            return exc.task_id
+        if self.key is not None:
+            await self._check_same(runtime, record)
+        return record.id
 
     async def _check_same(self, runtime: TaskRuntime, record: TaskRecord) -> None:
         try:
             standing = await runtime.store.request(record.id)
         except StoreUnavailable as exc:
-            # Only the check failed. The task was made.
+            # Only the check failed. The task was created.
             raise StoreUnavailable(str(exc), may_have_happened=True) from exc
         mine = self.request
         if standing is not None and (standing.method, standing.name, dict(standing.arguments)) != (
@@ -498,17 +412,17 @@ class LocalStart:
 
 
 class LocalCalls:
-    """What a `Tasks` object does for code in its server's own process."""
+    """The methods of `Tasks` for code in its server's own process."""
 
     _lifecycle: Lifecycle
     _catalogue: Catalogue
     _doors: Doors
 
     async def call(self, name: str, arguments: Mapping[str, Any] | None = None) -> CallToolResult:
-        """Call a tool here and now, without a task; what the tool fails with is a result that says `isError`.
+        """Call a tool here and now, without a task; a failure of the tool is a result that says `isError`.
 
-        In a tool that runs as a task, the called one is a part of that task: what it asks, the task asks. Otherwise
-        there is nobody whom it could ask.
+        In a tool that runs as a task, the call is a part of that task, which asks the questions of the called tool.
+        Otherwise no client can be asked.
 
         Raises:
             UsageError: The server has no such tool, or it asks something by returning it.
@@ -544,32 +458,31 @@ class LocalCalls:
     ) -> LocalTask[CallToolResult]:
         """Start a tool as a task; it is durable on return.
 
-        In a tool that itself runs as a task, this starts a child: its `parent` is that task, whose owner and session it
-        has unless others are given. It is started once, however often the tool is run again: it is the same child if it
-        is the same tool with the same arguments, and as many equal ones came before it. Cancelling a task leaves its
-        children alone.
+        In a tool that itself runs as a task, this starts a child: its `parent` is that task, and it has its owner and
+        session unless others are given. It is started once, however often the tool is run again: it is the same child
+        if it is the same tool with the same arguments, and as many equal ones came before it. Cancelling a task leaves
+        its children alone.
 
         Args:
             ttl: How long the task is kept after it ended; None for as long as the store lives. By default as the tool
                 is marked. A child has a ttl of its own.
-            owner: Whose task it is; None for nobody's. Only its owner sees it on the wire. It has to be given on a
+            owner: The owner of the task; None for no owner. Only its owner sees it on the wire. It has to be given on a
                 server that requires authentication.
             session: The session in whose listing it is.
-            key: An idempotency key: if a task of the same owner stands under it, that one is given and none is started.
-                For a child, it says which one it is in place of its tool and arguments.
+            key: An idempotency key: if a task of the same owner has it, that task is returned and none is started.
+                For a child, the key identifies it in place of its tool and arguments.
 
         Raises:
             UsageError: The server has no such tool, it never becomes a task, or it does not take these arguments; or
-                another call stands under the key.
+                another call has the key.
             OwnerRequired: The server requires authentication, and no owner is given.
             WiringError: The server is not running.
-            StoreError: The task could not be kept. `StoreUnavailable` says whether it may have been made all the same.
+            StoreError: The task could not be stored. `StoreUnavailable` says whether it may have been all the same.
         """
         request = request_for("tools/call", name, arguments)
-        runtime = self._runtime()
+        self._runtime()
         tool = await self.check_call(name, request.arguments)
-        start = LocalStart(request=request, options=tool.options, ttl=ttl, owner=owner, session=session, key=key)
-        return await self._start(runtime, start)
+        return await self._start(request, tool.options, ttl, owner, session, key)
 
     async def start_prompt(
         self,
@@ -583,10 +496,8 @@ class LocalCalls:
     ) -> LocalTask[GetPromptResult]:
         """Start a prompt as a task. Takes and raises what `start` does."""
         request = request_for("prompts/get", name, arguments)
-        runtime = self._runtime()
         options = await self._check_read(request, as_task=True)
-        start = LocalStart(request=request, options=options, ttl=ttl, owner=owner, session=session, key=key)
-        return await self._start(runtime, start)
+        return await self._start(request, options, ttl, owner, session, key)
 
     async def start_resource(
         self,
@@ -599,26 +510,36 @@ class LocalCalls:
     ) -> LocalTask[ReadResourceResult]:
         """Start the reading of a resource as a task. Takes and raises what `start` does."""
         request = request_for("resources/read", uri, None)
-        runtime = self._runtime()
         options = await self._check_read(request, as_task=True)
-        start = LocalStart(request=request, options=options, ttl=ttl, owner=owner, session=session, key=key)
-        return await self._start(runtime, start)
+        return await self._start(request, options, ttl, owner, session, key)
 
     def handle(self, task_id: str, *, owner: str | Unset | None = UNSET, everybody: bool = False) -> LocalTask[Any]:
         """The task of that id, started on another day or in another process. Nothing is looked up yet.
 
         Args:
-            owner: Whose task it has to be; None for nobody's. Another's is not there, as on the wire. In a tool that
-                runs as a task it is by default the owner of that task, because the id may come from its caller;
-                elsewhere it is anybody's, and has to be said on a server that requires authentication.
-            everybody: Whoever's it is: for operators.
+            owner: The owner that the task must have; None for no owner. Another owner's task is not found, as on the
+                wire. In a tool that runs as a task the default is the owner of that task, because the id may come from
+                its caller; elsewhere it is any owner, and has to be given on a server that requires authentication.
+            everybody: Any owner: for operators.
 
         Raises:
-            OwnerRequired: It is not said whose, on a server that requires authentication.
-            UsageError: It is said in two ways.
+            OwnerRequired: No owner is given, on a server that requires authentication.
+            UsageError: The owner is given in two ways.
         """
         check_text("task_id", task_id)
-        return LocalTask(self._runtime, task_id, self._whose(owner, everybody=everybody))
+        _check_name("owner", owner, "a string or None")
+        run = current_run.get()
+        if not isinstance(owner, Unset):
+            if everybody:
+                raise UsageError("say whose task it is in one way: owner=, or everybody=True")
+        elif run is not None and not everybody:
+            owner = run.record.owner
+        elif not everybody and self._lifecycle.requires_owner:
+            raise OwnerRequired(
+                "this server requires authentication, so a task is somebody's: say whose, as in tasks.handle(task_id, "
+                "owner=owner), or tasks.handle(task_id, everybody=True) for an operator"
+            )
+        return LocalTask(self._runtime, task_id, owner)
 
     async def list(
         self,
@@ -633,27 +554,55 @@ class LocalCalls:
     ) -> TaskPage:
         """One page of tasks of this server, in the order of creation.
 
-        Whose tasks must be said, in exactly one way: there is no default that shows everybody's.
+        Exactly one of `owner`, `session`, `parent` and `everybody` is required: no default shows all tasks.
 
         Args:
-            owner: The tasks of one owner; None for those that nobody owns.
-            session: The tasks of one session,
-            parent: or the children of one task, whoever owns them; in a tool that runs as a task, those that the owner
-                of that task has.
+            owner: The tasks of one owner; None for those without an owner.
+            session: The tasks of one session.
+            parent: The children of one task, of any owner; in a tool that runs as a task, those with the owner of that
+                task.
             everybody: All tasks: for operators.
             status: Only those in this status, as `LocalSnapshot.status` has it.
             page_size: How many tasks a page has at most.
-            cursor: Where the page starts: `next_cursor` of the one before.
+            cursor: Where the page starts: `next_cursor` of the page before.
 
         Raises:
-            UsageError: It is not said whose tasks, or in more than one way.
+            UsageError: None of the four is given, or more than one.
             InvalidOption: Another argument has a value that it cannot have.
         """
-        whose = whose_tasks(owner, session, parent, everybody=everybody)
-        run = current_run.get()
-        # What it is given by its caller is no proof: another's session or task may be meant.
-        only = UNSET if run is None or isinstance(owner, str | None) or everybody else run.record.owner
-        return await page_of(self._runtime(), whose, owner=only, status=status, page_size=page_size, cursor=cursor)
+        scope = _scope(owner, session, parent, everybody=everybody)
+        check_number("page_size", page_size, 1)
+        if status is not None:
+            check_choice("status", status, [each.value for each in TaskStatus])
+        wanted = None if status is None else TaskStatus(status)
+        run, runtime = current_run.get(), self._runtime()
+        # An id from the tool's caller proves nothing: it may be another user's session or task.
+        own_only = run is not None and not isinstance(owner, str | None) and not everybody
+        found: list[TaskRecord] = []
+        while True:
+            try:
+                page = await runtime.list(
+                    scope,
+                    # In the record, an `isError` result is a completed task.
+                    status=None if wanted is TaskStatus.FAILED else wanted,
+                    cursor=cursor,
+                    limit=page_size - len(found),
+                )
+            except ValueError as exc:
+                raise InvalidOption(f"cursor must be the next_cursor of an earlier page, got {cursor!r}") from exc
+            found += [
+                record
+                for record in page.records
+                if (wanted is None or status_of(record) is wanted)
+                and (run is None or not own_only or record.owner == run.record.owner)
+            ]
+            cursor = page.cursor
+            if cursor is None or len(found) >= page_size:
+                tell_listing(runtime, None, "local", len(found))
+                now = runtime.now()
+                return TaskPage(tasks=[snapshot_of(record, now) for record in found], next_cursor=cursor)
+            # A store that never waits would block the event loop.
+            await checkpoint()
 
     async def list_all(
         self,
@@ -704,7 +653,7 @@ class LocalCalls:
             raise to_mcp_error(exc) from exc
 
     async def _check_read(self, request: TaskRequest, *, as_task: bool = False) -> TaskOptions:
-        """What was said of the prompt or resource of a request.
+        """The options of the prompt or resource of a request.
 
         Raises:
             UsageError: There is none, it does not take these arguments, or it never becomes a task.
@@ -721,34 +670,49 @@ class LocalCalls:
             raise UsageError(f"{what} never becomes a task: {_why_not(read)}")
         return read.options
 
-    def _whose(self, owner: str | Unset | None, *, everybody: bool) -> str | Unset | None:
-        """Whose a task has to be; unset for anybody's."""
-        if not isinstance(owner, str | Unset | None):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise InvalidOption(f"owner must be a string or None, got {owner!r}")
-        if not isinstance(owner, Unset):
-            if everybody:
-                raise UsageError("say whose task it is in one way: owner=, or everybody=True")
-            return owner
-        run = current_run.get()
-        if everybody or run is not None:
-            return UNSET if run is None or everybody else run.record.owner
-        if self._lifecycle.requires_owner:
-            raise OwnerRequired(
-                "this server requires authentication, so a task is somebody's: say whose, as in tasks.handle(task_id, "
-                "owner=owner), or tasks.handle(task_id, everybody=True) for an operator"
-            )
-        return UNSET
+    async def _start(
+        self,
+        request: TaskRequest,
+        options: TaskOptions,
+        ttl: timedelta | Unset | None,
+        owner: str | Unset | None,
+        session: str | Unset | None,
+        key: str | None,
+    ) -> LocalTask[Any]:
+        start = LocalStart(
+            request=request,
+            options=options,
+            ttl=ttl,
+            owner=owner,
+            session=session,
+            key=key,
+        )
+        return await start.begin(self._runtime)
 
-    async def _start(self, runtime: TaskRuntime, start: LocalStart) -> LocalTask[Any]:
-        run = current_run.get()
-        if run is None:
-            key = None if start.key is None else f"local/{start.key}"
-            task_id = await start.launch(runtime, key)
-        else:
-            task_id = await run.waits.start_child(
-                start.identity, lambda key: start.launch(runtime, key, run), key=start.key
-            )
-        return LocalTask(self._runtime, task_id, start.owner_in(run))
+
+def _scope(owner: str | Unset | None, session: str | None, parent: str | None, *, everybody: bool) -> Whose:
+    """The tasks to list, which must be given in exactly one way."""
+    for name, given in (("owner", owner), ("session", session), ("parent", parent)):
+        _check_name(name, given, "a string")
+    said: list[Whose] = []
+    if not isinstance(owner, Unset):
+        said.append(owned_by(owner))
+    if session is not None:
+        said.append(InSession(session))
+    if parent is not None:
+        said.append(ChildrenOf(parent))
+    if everybody:
+        said.append(EVERYBODY)
+    if len(said) != 1:
+        raise UsageError(
+            "say whose tasks to list, in one way: owner= (None for nobody's), session=, parent=, or everybody=True"
+        )
+    return said[0]
+
+
+def _check_name(name: str, given: object, kind: str) -> None:
+    if not isinstance(given, str | Unset | None):
+        raise InvalidOption(f"{name} must be {kind}, got {given!r}")
 
 
 def _why_not(served: Served) -> str:

@@ -68,6 +68,7 @@ from mcp_tasks.server.options import (
     options_from,
 )
 from mcp_tasks.server.tool_host import LowLevelHost, MCPServerHost
+from mcp_tasks.server.tool_runner import ToolBody
 from mcp_tasks.server.worker import Working
 from mcp_tasks.stores import Store
 from mcp_tasks.stores.url import callers_globals, origin_of
@@ -350,8 +351,8 @@ class Tasks(Marking, LocalCalls, Working, Extension):
             check_lifespan(lifespan)
         self._is_wired = True
         self._doors.stand_beside(extensions)
-        own = self._lifecycle.lifespan if lifespan is None else self._lifecycle.around(lifespan)
-        return {"extensions": [*extensions, self], "lifespan": TasksLifespan(self, own, MCPServerHost)}
+        own = TasksLifespan[MCPServer[Any]](self, self._lifecycle, MCPServerHost, lifespan)
+        return {"extensions": [*extensions, self], "lifespan": own}
 
     def attach(self, server: Server[Any]) -> None:
         """Add tasks to a low-level `Server`. Call it once, before the server runs.
@@ -374,8 +375,7 @@ class Tasks(Marking, LocalCalls, Working, Extension):
         intercepted = self._doors.adapter.own(compose_tool_call_handler([self], entry.handler))
         server.add_request_handler("tools/call", CallToolRequestParams, intercepted)
         host = LowLevelHost(server, entry.handler)
-        own = self._lifecycle.around_lowlevel(server.lifespan, host)
-        server.lifespan = TasksLifespan[Server[Any]](self, own, lambda _: host)
+        server.lifespan = TasksLifespan[Server[Any]](self, self._lifecycle, lambda _: host, server.lifespan)
 
     @staticmethod
     def of(server: MCPServer[Any] | Server[Any]) -> Tasks:
@@ -425,10 +425,8 @@ class Tasks(Marking, LocalCalls, Working, Extension):
         Raises:
             WiringError: The event loop is not asyncio's.
         """
-        host = MCPServerHost(server)
-        return await self._lifecycle.new_runtime(
-            host, lambda: state, server_name=server.name, store=store, engine=engine, clock=clock
-        )
+        body = ToolBody(MCPServerHost(server), lambda: state, self._lifecycle.open_calls)
+        return await self._lifecycle.new_runtime(body, server_name=server.name, store=store, engine=engine, clock=clock)
 
     # What the SDK calls
 

@@ -1,15 +1,15 @@
-"""A server of the SDK as the source of tools, prompts and resources, whichever of its two kinds it is."""
+"""A server of the SDK, of either kind, as the source of tools, prompts and resources."""
 
 from __future__ import annotations
 
 import base64
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Literal, NoReturn, Protocol, TypeAlias, cast
+from typing import Any, Final, Literal, TypeAlias, cast
 
 import anyio
 from mcp.server import MCPServer, Server, ServerRequestContext
 from mcp.server.connection import Connection
-from mcp.server.lowlevel.helper_types import ReadResourceContents
 from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.exceptions import (
     ResourceError,
@@ -53,81 +53,42 @@ from mcp_tasks.model.json import valid_text
 from mcp_tasks.protocol.errors import to_error_data
 from mcp_tasks.quiet import get_logger, quietly, what
 
-# ---- reads
-# A prompt and a resource of an `MCPServer`, as a plain request would be answered with them.
-
-
 logger: Final = get_logger(__name__)
-
-_UNEXPECTED_BEFORE: Final = 0
-"""The code that the SDK answers an exception with in older eras."""
-
-
-async def prompt_of(
-    server: MCPServer[Any], context: Context[Any, Any], params: GetPromptRequestParams
-) -> GetPromptResult | InputRequiredResult:
-    """The prompt; what it raises is the error that the plain request would be answered with, and keeps its text."""
-    try:
-        return await server.get_prompt(params.name, dict(params.arguments or {}), context)
-    except MCPError:
-        raise
-    except Exception as exc:
-        logger.info("prompt %r failed", params.name)
-        is_modern = context.request_context.protocol_version in MODERN_PROTOCOL_VERSIONS
-        code = INTERNAL_ERROR if is_modern else _UNEXPECTED_BEFORE
-        raise MCPError(code, valid_text(str(exc))) from exc
-
-
-async def resource_of(
-    server: MCPServer[Any], context: Context[Any, Any], params: ReadResourceRequestParams
-) -> ReadResourceResult | InputRequiredResult:
-    """The resource; what it raises is the error that the plain request would be answered with."""
-    uri = str(params.uri)
-    try:
-        found = await server.read_resource(uri, context)
-    except ResourceError as exc:
-        if isinstance(exc, UnexpectedResourceError):
-            # Not which one: what a template is filled with stands in its address.
-            logger.error("a resource raised an unexpected exception", exc_info=quietly())
-        code = INVALID_PARAMS if isinstance(exc, ResourceNotFoundError) else INTERNAL_ERROR
-        raise MCPError(code, valid_text(str(exc)), {"uri": uri}) from exc
-    if isinstance(found, InputRequiredResult):
-        return found
-    return ReadResourceResult(contents=[_content(uri, item) for item in found])
-
-
-def _content(uri: str, item: ReadResourceContents) -> TextResourceContents | BlobResourceContents:
-    if isinstance(item.content, bytes):
-        return BlobResourceContents(
-            uri=uri,
-            blob=base64.b64encode(item.content).decode(),
-            mime_type=item.mime_type or "application/octet-stream",
-            _meta=item.meta,
-        )
-    return TextResourceContents(uri=uri, text=item.content, mime_type=item.mime_type or "text/plain", _meta=item.meta)
-
-
-# ---- lone
-# The context of a request that no client made: nobody can be asked, and nobody hears of progress.
-
 
 RequestContext: TypeAlias = ServerRequestContext[Any, Any]
 
+Params: TypeAlias = CallToolRequestParams | GetPromptRequestParams | ReadResourceRequestParams
+"""The params of a tool call, of a prompt, or of a read of a resource."""
+
+Listing: TypeAlias = Literal["tools/list", "prompts/list", "resources/list", "resources/templates/list"]
+
+MOST_PAGES: Final = 1_000
+"""Pages that are read of a listing: a cursor that never ends is the author's mistake, and must not block the start."""
+
+_UNEXPECTED_BEFORE: Final = 0
+"""The SDK's code for an exception in older versions of the protocol."""
+
+
+# ---- requests without a client
+
 
 class LoneChannel:
-    """Where the client would be: the shape of `mcp.shared.dispatcher.DispatchContext`."""
+    """Stands in for the client, with the methods of `mcp.shared.dispatcher.DispatchContext`: it cannot be asked, and
+    gets no progress."""
 
     transport: TransportContext = TransportContext(kind="local", can_send_request=False)
     can_send_request: bool = False
     request_id: RequestId | None = None
     message_metadata: MessageMetadata = None
 
-    def __init__(self) -> None:
-        self.cancel_requested: anyio.Event = anyio.Event()
+    @property
+    def cancel_requested(self) -> anyio.Event:
+        """Never set: a cancellation reaches the tool itself."""
+        return anyio.Event()
 
     async def send_raw_request(
         self, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None = None
-    ) -> NoReturn:
+    ) -> dict[str, Any]:
         """Refuse it, as for a client that cannot be asked."""
         raise NoBackChannelError(method)
 
@@ -151,50 +112,146 @@ def lone_context(method: str, lifespan_state: Any, params: dict[str, Any] | None
     )
 
 
-# ---- listing
-# What a low-level server lists, asked for by nobody: as a client sees it that declares nothing.
+# ---- hosts
 
 
-Listing: TypeAlias = Literal["tools/list", "prompts/list", "resources/list", "resources/templates/list"]
+class ToolHost(ABC):
+    """Lists and calls tools, and prompts and resources with them.
 
-_FIELDS: Final[dict[Listing, str]] = {
-    "tools/list": "tools",
-    "prompts/list": "prompts",
-    "resources/list": "resources",
-    "resources/templates/list": "resource_templates",
-}
+    Attributes:
+        publishes_schemas: Whether the schemas of its tools are those that the SDK makes of functions.
+        requires_authentication: Whether the server itself says that it accepts no request over HTTP without a token.
+    """
 
-MOST_PAGES: Final = 1_000
-"""Pages that are asked for: a cursor that never ends is the author's mistake, and not ours to run into."""
+    publishes_schemas: bool = False
+    requires_authentication: bool = False
+
+    async def prepare(self) -> None:  # noqa: B027 - most hosts have nothing to do
+        """Get ready, before the server accepts requests."""
+
+    @abstractmethod
+    async def call(self, ctx: RequestContext, params: Params) -> Any:
+        """Call the tool, or get the prompt or the resource, as the server would for a request."""
+
+    @abstractmethod
+    async def listed(self, method: Listing) -> Sequence[Any]:
+        """Everything that a client sees in a listing."""
+
+    async def tools(self) -> Sequence[Tool]:
+        """The tools, as clients see them."""
+        return await self.listed("tools/list")
+
+    async def prompts(self) -> Sequence[Prompt]:
+        """The prompts, as clients see them."""
+        return await self.listed("prompts/list")
+
+    async def resources(self) -> Sequence[Resource]:
+        """The resources with a fixed URI, as clients see them."""
+        return await self.listed("resources/list")
+
+    async def resource_templates(self) -> Sequence[ResourceTemplate]:
+        """The resources with parameters in their URI, as clients see them."""
+        return await self.listed("resources/templates/list")
 
 
-async def listed(server: Server[Any], method: Listing) -> Sequence[Any]:
-    """All that the server's own handler lists, page by page; nothing if it has none, or needs a live request."""
-    entry = server.get_request_handler(method)
-    found: list[Any] = []
-    cursor: str | None = None
-    for _ in range(MOST_PAGES if entry is not None else 0):
+class MCPServerHost(ToolHost):
+    """Tools of an `MCPServer`."""
+
+    publishes_schemas = True
+
+    def __init__(self, server: MCPServer[Any]) -> None:
+        self.requires_authentication = server.settings.auth is not None
+        self._server = server
+        self._bus: ServerBus | None = None
+
+    async def prepare(self) -> None:
+        """Find the server's bus, before a client could see how."""
+        self._bus = await ServerBus.of(self._server)
+
+    async def call(self, ctx: RequestContext, params: Params) -> Any:
+        """Do the same as for a plain call; an exception of a tool becomes an `isError` result."""
+        context: Context[Any, Any] = Context(
+            request_context=ctx, mcp_server=self._server, input_params=params, subscriptions=self._bus
+        )
+        if isinstance(params, GetPromptRequestParams):
+            return await _prompt(self._server, context, params)
+        if isinstance(params, ReadResourceRequestParams):
+            return await _resource(self._server, context, str(params.uri))
         try:
-            page = await cast(Any, entry).handler(lone_context(method, {}), PaginatedRequestParams(cursor=cursor))
-        except Exception as exc:
-            logger.warning("%s could not be asked for, so what it would list decides nothing: %s", method, what(exc))
-            return []
-        found += getattr(page, _FIELDS[method], [])
-        cursor = getattr(page, "next_cursor", None)
-        if cursor is None:
-            break
-    return found
+            return await self._server.call_tool(params.name, params.arguments or {}, context)
+        except MCPError:
+            raise
+        except ToolError as exc:
+            # A call in this process need not be part of a task.
+            where = "" if ctx.request_id is None else f"task {str(ctx.request_id)[:12]}…: "
+            if isinstance(exc, UnexpectedToolError):
+                logger.error("%stool %r raised an unexpected exception", where, params.name, exc_info=quietly())
+            else:
+                # Without its text, which may quote arguments or answers; the client has it.
+                logger.info("%stool %r failed", where, params.name)
+            return CallToolResult(content=[TextContent(type="text", text=_text_of(exc))], is_error=True)
+
+    async def listed(self, method: Listing) -> Sequence[Any]:
+        """Everything that a client sees in a listing."""
+        server = self._server
+        lists: dict[Listing, Callable[[], Any]] = {
+            "tools/list": server.list_tools,
+            "prompts/list": server.list_prompts,
+            "resources/list": server.list_resources,
+            "resources/templates/list": server.list_resource_templates,
+        }
+        return await lists[method]()
 
 
-# ---- bus
-# The server's own event bus, for tools in tasks that call `ctx.notify_tools_changed()` and its kin.
+class LowLevelHost(ToolHost):
+    """Tools of a low-level `Server`, through its own handlers. Its app, not the server, knows of authentication."""
+
+    def __init__(self, server: Server[Any], call_tool: Callable[[RequestContext, Any], Any]) -> None:
+        self._server = server
+        self._call_tool = call_tool
+
+    async def call(self, ctx: RequestContext, params: Params) -> Any:
+        """Call the server's own handler."""
+        if isinstance(params, CallToolRequestParams):
+            # Not the server's present handler: that one creates tasks.
+            handler = self._call_tool
+        else:
+            method = "prompts/get" if isinstance(params, GetPromptRequestParams) else "resources/read"
+            entry = self._server.get_request_handler(method)
+            if entry is None:
+                raise MCPError(METHOD_NOT_FOUND, f"The server has no handler for {method}")
+            handler = entry.handler
+        result = await handler(ctx, params)
+        if isinstance(result, ErrorData):
+            # A server of the SDK treats it as an error that was raised.
+            raise MCPError.from_error_data(result)
+        return result
+
+    async def listed(self, method: Listing) -> Sequence[Any]:
+        """Everything that the handler lists for a client that declares nothing, page by page. Empty if there is no
+        handler, or if it needs a live request."""
+        entry = self._server.get_request_handler(method)
+        name = "resource_templates" if method == "resources/templates/list" else method.removesuffix("/list")
+        found: list[Any] = []
+        cursor: str | None = None
+        for _ in range(MOST_PAGES if entry is not None else 0):
+            try:
+                page = await cast(Any, entry).handler(lone_context(method, {}), PaginatedRequestParams(cursor=cursor))
+            except Exception as exc:
+                logger.warning("could not call %s; its entries are ignored: %s", method, what(exc))
+                return []
+            found += getattr(page, name, [])
+            cursor = getattr(page, "next_cursor", None)
+            if cursor is None:
+                break
+        return found
 
 
 _NAME = "mcp-tasks.find-bus"
 
 
 class ServerBus:
-    """Publishes on the bus of an `MCPServer`."""
+    """The event bus of an `MCPServer`, for tools in tasks that call `ctx.notify_tools_changed()` and its kin."""
 
     def __init__(self, context: Context[Any, Any]) -> None:
         self._context = context
@@ -215,7 +272,7 @@ class ServerBus:
         return cls(found[0])
 
     async def publish(self, event: ServerEvent) -> None:
-        """Tell whoever listens to the server."""
+        """Tell the server's listeners."""
         match event:
             case ToolsListChanged():
                 await self._context.notify_tools_changed()
@@ -231,173 +288,57 @@ class ServerBus:
         raise RuntimeError("a task's context publishes events; it does not subscribe to them")
 
 
-Params: TypeAlias = CallToolRequestParams | GetPromptRequestParams | ReadResourceRequestParams
-"""What a tool is called, a prompt is got, or a resource is read with."""
+# ---- prompts and resources of an MCPServer, with the errors of a plain request
 
 
-class ToolHost(Protocol):
-    """Where tools are found and called, and prompts and resources with them."""
-
-    @property
-    def publishes_schemas(self) -> bool:
-        """Whether the schemas of its tools are those that the SDK makes of functions."""
-        ...
-
-    @property
-    def requires_authentication(self) -> bool:
-        """Whether the server says itself that it lets nobody in without a token."""
-        ...
-
-    async def prepare(self) -> None:
-        """Get ready, before the server serves anybody."""
-        ...
-
-    async def call(self, ctx: RequestContext, params: Params) -> Any:
-        """Call the tool, or get the prompt or the resource, as the server would for a request."""
-        ...
-
-    async def tools(self) -> Sequence[Tool]:
-        """The tools, as clients see them."""
-        ...
-
-    async def prompts(self) -> Sequence[Prompt]:
-        """The prompts, as clients see them."""
-        ...
-
-    async def resources(self) -> Sequence[Resource]:
-        """The resources with a fixed URI, as clients see them."""
-        ...
-
-    async def resource_templates(self) -> Sequence[ResourceTemplate]:
-        """The resources with parameters in their URI, as clients see them."""
-        ...
+async def _prompt(
+    server: MCPServer[Any], context: Context[Any, Any], params: GetPromptRequestParams
+) -> GetPromptResult | InputRequiredResult:
+    try:
+        return await server.get_prompt(params.name, dict(params.arguments or {}), context)
+    except MCPError:
+        raise
+    except Exception as exc:
+        logger.info("prompt %r failed", params.name)
+        is_modern = context.request_context.protocol_version in MODERN_PROTOCOL_VERSIONS
+        code = INTERNAL_ERROR if is_modern else _UNEXPECTED_BEFORE
+        raise MCPError(code, valid_text(str(exc))) from exc
 
 
-class MCPServerHost:
-    """Tools of an `MCPServer`."""
-
-    publishes_schemas = True
-
-    @property
-    def requires_authentication(self) -> bool:
-        """Whether the server lets nobody in over HTTP without a token, as far as it says so itself."""
-        return self._server.settings.auth is not None
-
-    def __init__(self, server: MCPServer[Any]) -> None:
-        self._server = server
-        self._bus: ServerBus | None = None
-
-    async def call(self, ctx: RequestContext, params: Params) -> Any:
-        """Do what a plain call does; what a tool raises becomes an `isError` result."""
-        context: Context[Any, Any] = Context(
-            request_context=ctx, mcp_server=self._server, input_params=params, subscriptions=self._bus
-        )
-        if isinstance(params, GetPromptRequestParams):
-            return await prompt_of(self._server, context, params)
-        if isinstance(params, ReadResourceRequestParams):
-            return await resource_of(self._server, context, params)
-        return await self._call_tool(ctx, context, params)
-
-    async def _call_tool(self, ctx: RequestContext, context: Context[Any, Any], params: CallToolRequestParams) -> Any:
-        try:
-            return await self._server.call_tool(params.name, params.arguments or {}, context)
-        except MCPError:
-            raise
-        except ToolError as exc:
-            # A call in this process need not be part of a task.
-            where = "" if ctx.request_id is None else f"task {str(ctx.request_id)[:12]}…: "
-            if isinstance(exc, UnexpectedToolError):
-                logger.error("%stool %r raised an unexpected exception", where, params.name, exc_info=quietly())
-            else:
-                # Without its text, which may quote arguments or answers; the client has it.
-                logger.info("%stool %r failed", where, params.name)
-            return CallToolResult(content=[TextContent(type="text", text=_told(exc))], is_error=True)
-
-    async def prepare(self) -> None:
-        """Find the server's bus, while nobody is served who could see how."""
-        self._bus = await ServerBus.of(self._server)
-
-    async def tools(self) -> Sequence[Tool]:
-        """The tools, as clients see them."""
-        return await self._server.list_tools()
-
-    async def prompts(self) -> Sequence[Prompt]:
-        """The prompts, as clients see them."""
-        return await self._server.list_prompts()
-
-    async def resources(self) -> Sequence[Resource]:
-        """The resources with a fixed URI, as clients see them."""
-        return await self._server.list_resources()
-
-    async def resource_templates(self) -> Sequence[ResourceTemplate]:
-        """The resources with parameters in their URI, as clients see them."""
-        return await self._server.list_resource_templates()
+async def _resource(
+    server: MCPServer[Any], context: Context[Any, Any], uri: str
+) -> ReadResourceResult | InputRequiredResult:
+    try:
+        found = await server.read_resource(uri, context)
+    except ResourceError as exc:
+        if isinstance(exc, UnexpectedResourceError):
+            # Without its address, which holds the arguments of a template.
+            logger.error("a resource raised an unexpected exception", exc_info=quietly())
+        code = INVALID_PARAMS if isinstance(exc, ResourceNotFoundError) else INTERNAL_ERROR
+        raise MCPError(code, valid_text(str(exc)), {"uri": uri}) from exc
+    if isinstance(found, InputRequiredResult):
+        return found
+    contents: list[TextResourceContents | BlobResourceContents] = []
+    for item in found:
+        if isinstance(item.content, bytes):
+            blob, mime_type = base64.b64encode(item.content).decode(), item.mime_type or "application/octet-stream"
+            contents.append(BlobResourceContents(uri=uri, blob=blob, mime_type=mime_type, _meta=item.meta))
+        else:
+            mime_type = item.mime_type or "text/plain"
+            contents.append(TextResourceContents(uri=uri, text=item.content, mime_type=mime_type, _meta=item.meta))
+    return ReadResourceResult(contents=contents)
 
 
-class LowLevelHost:
-    """Tools of a low-level `Server`: whatever its handlers answer."""
+def _text_of(exc: ToolError) -> str:
+    """The text of a tool's failure for the client.
 
-    publishes_schemas = False
-    # Its app is told so, not the server.
-    requires_authentication = False
-
-    def __init__(self, server: Server[Any], call_tool: Callable[[RequestContext, Any], Any]) -> None:
-        self._server = server
-        self._call_tool = call_tool
-
-    async def prepare(self) -> None:
-        """Nothing to do."""
-
-    async def call(self, ctx: RequestContext, params: Params) -> Any:
-        """Call the server's own handler."""
-        result = await self._handler(params)(ctx, params)
-        if isinstance(result, ErrorData):
-            # A server of the SDK takes it for an error that was raised.
-            raise MCPError.from_error_data(result)
-        return result
-
-    async def tools(self) -> Sequence[Tool]:
-        """The tools, as clients see them; none for a server whose listing needs a live request."""
-        return await listed(self._server, "tools/list")
-
-    async def prompts(self) -> Sequence[Prompt]:
-        """The prompts, as clients see them; none for a server whose listing needs a live request."""
-        return await listed(self._server, "prompts/list")
-
-    async def resources(self) -> Sequence[Resource]:
-        """The resources, as clients see them; none for a server whose listing needs a live request."""
-        return await listed(self._server, "resources/list")
-
-    async def resource_templates(self) -> Sequence[ResourceTemplate]:
-        """The templates, as clients see them; none for a server whose listing needs a live request."""
-        return await listed(self._server, "resources/templates/list")
-
-    def _handler(self, params: Params) -> Callable[[RequestContext, Any], Any]:
-        if isinstance(params, CallToolRequestParams):
-            # Not the server's own of now: that one makes tasks.
-            return self._call_tool
-        method = "prompts/get" if isinstance(params, GetPromptRequestParams) else "resources/read"
-        entry = self._server.get_request_handler(method)
-        if entry is None:
-            raise MCPError(METHOD_NOT_FOUND, f"The server has no handler for {method}")
-        return entry.handler
-
-
-def _told(exc: ToolError) -> str:
-    """What a client reads of a tool's failure.
-
-    The SDK withholds the text of exceptions that nobody expected. Those of ours are written to be read: a misuse of
-    `current_task()` should not take a look into the server's log. The exception of a step is the tool's own.
+    The SDK withholds the text of unexpected exceptions. Ours are written for the reader: a misuse of `current_task()`
+    should not need the server's log. The exception of a step is the tool's own.
     """
-    cause = _unexpected(exc)
+    cause: BaseException | None = exc
+    # A tool may have called another.
+    while isinstance(cause, UnexpectedToolError):
+        cause = cause.__cause__
     if not isinstance(cause, TasksError) or isinstance(cause, StepError):
         return valid_text(str(exc))
     return f"{valid_text(str(exc))}: {to_error_data(cause).message}"
-
-
-def _unexpected(exc: BaseException) -> BaseException | None:
-    """What a tool, or the tool that it called, raised and the SDK withholds."""
-    cause: BaseException | None = exc
-    while isinstance(cause, UnexpectedToolError):
-        cause = cause.__cause__
-    return cause

@@ -1,7 +1,7 @@
-"""Runs a tool from its record, the same in the server that took the call, after a restart, and in a worker.
+"""Runs a tool from its record, in the same way in the server that took the call, after a restart, and in a worker.
 
-The tool gets the SDK's own context, built by hand over a `TaskChannel`, so it works in a task as in a call. Prompts and
-resources are run in the same way; where nothing else is said, a tool here is any of the three.
+The tool gets the SDK's own context, built over a `TaskChannel`, so it works in a task as in a call. Prompts and
+resources are run in the same way; "tool" stands for all three here.
 """
 
 from __future__ import annotations
@@ -9,19 +9,16 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import math
-import sys
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, ClassVar, Final, Generic, Literal, Protocol, TypeAlias, TypeVar, cast
 from weakref import WeakSet
 
-import anyio
 from mcp.server import ServerRequestContext
 from mcp.server.auth.middleware.auth_context import auth_context_var
 from mcp.server.connection import Connection
@@ -30,7 +27,7 @@ from mcp.server.mcpserver import Context
 from mcp.server.session import ServerSession
 from mcp.shared.dispatcher import CallOptions
 from mcp.shared.exceptions import MCPError, NoBackChannelError
-from mcp.shared.message import MessageMetadata, ServerMessageMetadata
+from mcp.shared.message import ServerMessageMetadata
 from mcp.shared.transport_context import TransportContext
 from mcp_types import (
     INTERNAL_ERROR,
@@ -49,6 +46,7 @@ from mcp_types import methods as mcp_methods
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, LATEST_MODERN_VERSION, MODERN_PROTOCOL_VERSIONS
 from pydantic import BaseModel, Field, RootModel, ValidationError, create_model
 
+from mcp_tasks._utils import BoundedDict, short_id
 from mcp_tasks.errors import AnswerRefused, QuestionTimedOut, TasksError, UsageError
 from mcp_tasks.model import JsonObject, Progress, TaskRequest
 from mcp_tasks.model.json import decode_json, valid_json, valid_text
@@ -59,53 +57,38 @@ from mcp_tasks.protocol.shapes import encode_plain
 from mcp_tasks.quiet import get_logger, quietly, what
 from mcp_tasks.runtime import AskedOnCall, Asking, Ending, Failure, Run, Success
 from mcp_tasks.runtime.context import current_run
-from mcp_tasks.server.tool_host import Params, RequestContext, ToolHost, lone_context
-
-# ---- open calls
-# Calls that are still open while a task does their work: what its tool sends to its client reaches them.
-
+from mcp_tasks.server.tool_host import LoneChannel, Params, RequestContext, ToolHost, lone_context
 
 logger: Final = get_logger(__name__)
 
+# ---- open calls
+# Calls that are still open while a task does their work: the client gets what the tool sends.
+
 PATIENCE: Final = 2.0
-"""Seconds that a client has to take what is sent to it. One that reads needs milliseconds."""
+"""Seconds that a client has to take a message. One that reads needs milliseconds."""
 
 
 CloseStream: TypeAlias = Callable[[], Awaitable[None]]
 
 
 class OpenCall(Protocol):
-    """A call that has not been answered yet."""
+    """A call that has not been answered yet.
 
-    @property
-    def name(self) -> str | None:
-        """What is called: the tool of the task, or one that waits for it."""
-        ...
+    Attributes:
+        name: The called tool: the task's own, or one that waits for the task.
+        meta: The `_meta` of the request as the SDK has it, with the progress token.
+        request: The transport's request, with its headers; None where there is none.
+        user: The authenticated user of the request, as the SDK's `auth_context_var` has it.
+        close_stream: Ends the call's stream, so that its client reconnects; None where it could not.
+        close_connection_stream: The same for the stream of its connection.
+    """
 
-    @property
-    def meta(self) -> Mapping[str, Any]:
-        """The `_meta` of the request as the SDK has it, with the progress token."""
-        ...
-
-    @property
-    def request(self) -> Any:
-        """The transport's request, with its headers; None where there is none."""
-        ...
-
-    @property
-    def user(self) -> Any:
-        """Who was authenticated for the request, as the SDK's `auth_context_var` has it."""
-        ...
-
-    @property
-    def close_stream(self) -> CloseStream | None:
-        """Ends the call's stream, for its client to come back on another; None where it could not."""
-        ...
-
-    @property
-    def close_connection_stream(self) -> CloseStream | None:
-        """The same for the stream of its connection."""
-        ...
+    name: str | None
+    meta: Mapping[str, Any]
+    request: Any
+    user: Any
+    close_stream: CloseStream | None
+    close_connection_stream: CloseStream | None
 
     async def progress(self, progress: float, total: float | None, message: str | None) -> None:
         """Send progress on the call, if its caller asked for any."""
@@ -116,7 +99,7 @@ class OpenCall(Protocol):
         ...
 
     async def ping(self, timeout: float | None) -> bool:
-        """Ping the client, and wait for its answer; whether it could be asked.
+        """Ping the client and wait for its answer; False if it cannot be asked.
 
         Raises:
             MCPError: It answered with this error, or not in time.
@@ -125,11 +108,10 @@ class OpenCall(Protocol):
 
 
 class Listener(Protocol):
-    """A client that hears the tool of a task while no call is open for it."""
+    """A client that gets messages of a task's tool while no call is open for the task."""
 
     async def take(self, method: str, params: Mapping[str, Any] | None, *, related: bool) -> None:
-        """Take a notification: one that a plain call would send on its own stream, if it is `related`, or on its
-        connection's."""
+        """Take a notification; `related` as in `OpenCall.notify`."""
         ...
 
     async def ping(self, timeout: float | None) -> bool:
@@ -137,14 +119,11 @@ class Listener(Protocol):
         ...
 
 
-_Send: TypeAlias = Callable[[OpenCall], Coroutine[Any, Any, None]]
-
-
 class OpenCalls:
     """The open calls of this process, by the task that does their work.
 
     Args:
-        patience: Seconds for which a tool waits until a call has taken what it sends.
+        patience: Seconds for which a tool waits until a call has taken its message.
     """
 
     def __init__(self, patience: float = PATIENCE) -> None:
@@ -154,40 +133,43 @@ class OpenCalls:
 
     @contextmanager
     def open(self, task_id: str, call: OpenCall) -> Generator[None]:
-        """Have the call reached by what the task's tool sends, until the block ends. To be entered by the call itself:
-        what is sent is sent in its context. Entered again inside such a block, it changes nothing."""
-        if any(line.call is call for line in self._lines.get(task_id, ())):
+        """Send messages of the task's tool to the call until the block ends, in the context in which this is entered.
+        Entered again for the same call inside such a block, it changes nothing."""
+        lines = self._lines.setdefault(task_id, [])
+        if any(line.call is call for line in lines):
             yield
             return
         line = _Line(call, self._patience)
-        self._lines.setdefault(task_id, []).append(line)
+        lines.append(line)
         try:
             yield
         finally:
-            self._close(task_id, line)
+            lines.remove(line)
+            if not lines:
+                del self._lines[task_id]
+            line.close()
 
     def of(self, task_id: str) -> Sequence[OpenCall]:
-        """The open calls of a task, the one that was opened first in front."""
+        """The open calls of a task, oldest first."""
         return [line.call for line in self._lines.get(task_id, ())]
 
     def listen(self, task_id: str, listener: Listener) -> None:
-        """Have a listener hear what the task's tool sends while no call is open for it, until `ignore`."""
+        """Send messages of the task's tool to the listener while no call is open for it, until `ignore`."""
         self._listeners.setdefault(task_id, []).append(listener)
 
     def hears(self, task_id: str, listener: Listener) -> bool:
-        """Whether it does."""
+        """Whether the listener gets them."""
         return listener in self._listeners.get(task_id, ())
 
     def ignore(self, task_id: str, listener: Listener) -> None:
-        """Let a listener hear no more. Does nothing if it does not."""
-        listeners = self._listeners.get(task_id, [])
-        if listener in listeners:
-            listeners.remove(listener)
-            if not listeners:
+        """Send nothing more to a listener. Does nothing if it is unknown."""
+        if self.hears(task_id, listener):
+            self._listeners[task_id].remove(listener)
+            if not self._listeners[task_id]:
                 del self._listeners[task_id]
 
     def reaches(self, task_id: str) -> bool:
-        """Whether a notification of the task's tool reaches anybody."""
+        """Whether a notification of the task's tool has a recipient."""
         return task_id in self._lines or task_id in self._listeners
 
     async def progress(self, task_id: str, progress: float, total: float | None, message: str | None) -> None:
@@ -197,15 +179,15 @@ class OpenCalls:
     async def notify(
         self, task_id: str, method: str, params: Mapping[str, Any] | None, *, related: bool = True
     ) -> None:
-        """Send a notification on the task's open calls, or to those who listen if there are none."""
-        if task_id not in self._lines:
+        """Send a notification on the task's open calls, or to its listeners if there are none."""
+        if task_id in self._lines:
+            await self._send(task_id, lambda call: call.notify(method, params, related=related))
+        else:
             for listener in list(self._listeners.get(task_id, ())):
                 await listener.take(method, params, related=related)
-            return
-        await self._send(task_id, lambda call: call.notify(method, params, related=related))
 
     async def ping(self, task_id: str, timeout: float | None) -> bool:
-        """Ping the client of the task, and wait for its answer; False if there is none that could be asked.
+        """Ping the client of the task and wait for its answer; False if there is none that can be asked.
 
         Raises:
             MCPError: It answered with this error, or not in time.
@@ -215,109 +197,90 @@ class OpenCalls:
                 return True
         return False
 
-    def _close(self, task_id: str, line: _Line) -> None:
-        lines = self._lines[task_id]
-        lines.remove(line)
-        if not lines:
-            del self._lines[task_id]
-        line.close()
-
-    async def _send(self, task_id: str, send: _Send) -> None:
-        sent = [line.send(send) for line in self._lines.get(task_id, ()) if line.takes]
+    async def _send(self, task_id: str, send: Callable[[OpenCall], Coroutine[Any, Any, None]]) -> None:
+        sent = [line.send(send(line.call)) for line in self._lines.get(task_id, ()) if not line.is_stuck]
         if sent:
             await asyncio.wait(sent, timeout=self._patience)
 
 
 class _Line:
-    """The way to one call."""
+    """Sends to one call."""
 
     def __init__(self, call: OpenCall, patience: float) -> None:
         self.call = call
         self._patience = patience
-        # The tool's own context must not travel: the SDK hands a sender's context on to the receiver, and asyncio tasks
+        # The tool's own context must not travel: the SDK passes a sender's context to the receiver, and asyncio tasks
         # that are started in it would count as the tool's.
         self._context = contextvars.copy_context()
         self._sending: dict[asyncio.Task[None], float] = {}
 
     @property
-    def takes(self) -> bool:
-        """Whether the call takes anything: not while it keeps something for too long that was sent before."""
+    def is_stuck(self) -> bool:
+        """Whether the call does not take messages: one that is still being sent has waited too long."""
         oldest = next(iter(self._sending.values()), None)
-        return oldest is None or asyncio.get_running_loop().time() - oldest < self._patience
+        return oldest is not None and asyncio.get_running_loop().time() - oldest >= self._patience
 
-    def send(self, send: _Send) -> asyncio.Task[None]:
-        """Begin to send something."""
+    def send(self, message: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Begin to send a message."""
         loop = asyncio.get_running_loop()
-        sending = loop.create_task(self._sent(send), context=self._context)
+        sending = loop.create_task(_sent(message), context=self._context)
         self._sending[sending] = loop.time()
         sending.add_done_callback(self._sending.pop)
         return sending
 
     def close(self) -> None:
-        """Give up what is still being sent."""
+        """Give up messages that are still being sent."""
         for sending in self._sending:
             sending.cancel()
 
-    async def _sent(self, send: _Send) -> None:
-        try:
-            await send(self.call)
-        except Exception as exc:
-            # The client's doing or the transport's, and in a plain call often the end of the tool.
-            logger.debug("not sent on an open call: %s", what(exc))
+
+async def _sent(message: Coroutine[Any, Any, None]) -> None:
+    try:
+        await message
+    except Exception as exc:
+        # An error of the client or the transport, which in a plain call often ends the tool.
+        logger.debug("not sent on an open call: %s", what(exc))
 
 
 # ---- clients
-# Who a client is, parsed by the SDK once for each kind of client, and not once for each of its tasks.
 
+MOST_CLIENTS: Final = 32
+"""Kinds of clients that are remembered; a server has few."""
 
-ROOM = 256 * 1024
-"""Bytes of text that are kept with what was parsed from them, which may take twenty times that. A server has few kinds
-of clients, and each says little of itself; but what it says is up to the client."""
-
-
-ClientKey: TypeAlias = tuple[str, bytes, bytes]
-"""Version, client info and capabilities: equal for clients that say the same of themselves."""
+LARGEST_CLIENT: Final = 8 * 1024
+"""Bytes of JSON in which a remembered client describes itself: clients choose the size, and the parsed form may take
+twenty times as much."""
 
 
 class ClientCache:
-    """The clients that were seen last, within `room` bytes of what they say of themselves."""
+    """Clients as the SDK parses them, once for each kind of client instead of once for each task."""
 
-    def __init__(self, room: int = ROOM) -> None:
-        self._room = room
-        self._used = 0
-        self._known: OrderedDict[ClientKey, Connection] = OrderedDict()
+    def __init__(self) -> None:
+        self._known: BoundedDict[tuple[str, bytes, bytes], Connection] = BoundedDict(MOST_CLIENTS)
 
     def client_of(self, request: TaskRequest) -> Connection:
-        """The client that made the request. To be read only: other tasks have the same."""
-        key = (
-            request.protocol_version,
-            encode_plain(request.client_info),
-            encode_plain(dict(request.client_capabilities)),
-        )
-        if key in self._known:
-            self._known.move_to_end(key)
-            return self._known[key]
-        version, info, capabilities = key
-        client = Connection.from_envelope(version, decode_json(info), decode_json(capabilities))
-        self._keep(key, client)
+        """The client that made the request. Read-only: other tasks have the same."""
+        version, info = request.protocol_version, encode_plain(request.client_info)
+        capabilities = encode_plain(dict(request.client_capabilities))
+        key = (version, info, capabilities)
+        client = self._known.get(key)
+        if client is None:
+            client = Connection.from_envelope(version, decode_json(info), decode_json(capabilities))
+        if len(info) + len(capabilities) <= LARGEST_CLIENT:
+            # Again for a known client, which is then the last that makes room.
+            self._known[key] = client
         return client
 
-    def _keep(self, key: ClientKey, client: Connection) -> None:
-        if _size(key) > self._room:
-            return
-        self._known[key] = client
-        self._used += _size(key)
-        while self._used > self._room:
-            oldest, _ = self._known.popitem(last=False)
-            self._used -= _size(oldest)
+
+# ---- requests to a client
+# The SDK does not know these questions in these versions, so they pass through it unchecked.
 
 
-def _size(key: ClientKey) -> int:
-    return sum(map(sys.getsizeof, key))
-
-
-# ---- raw
-# Requests to a client whose answers the SDK's tables do not know: sent through the SDK, and answered as they come.
+class _Request(BaseModel):
+    # The SDK checks answers by this method, and knows none of that name.
+    method: ClassVar[str] = "mcp_tasks/question"
+    asked: str = Field(serialization_alias="method")
+    params: dict[str, Any]
 
 
 async def raw_request(
@@ -328,34 +291,18 @@ async def raw_request(
     request_id: RequestId | None = None,
     timeout: float | None = None,
 ) -> dict[str, Any]:
-    """The client's result, whatever it is. Cancelled, the request is cancelled at the client.
+    """The client's result, unchecked. If this is cancelled, the request is cancelled at the client.
 
     Args:
         request_id: The request on whose stream it goes out; None for the session's own.
         timeout: Seconds to wait for the answer; None for as long as it takes.
 
     Raises:
-        MCPError: The client answered with this error, or did not answer in time, or is gone.
+        MCPError: The client answered with this error, did not answer in time, or is gone.
     """
     request = _Request(asked=method, params=dict(params))
     metadata = None if request_id is None else ServerMessageMetadata(related_request_id=request_id)
-    return (await session.send_request(cast(Any, request), _Answer, timeout, metadata)).root
-
-
-class _Request(BaseModel):
-    """A request whose answer the SDK hands on unchecked: it checks by `method`, and knows none of that name."""
-
-    method: ClassVar[str] = "mcp_tasks/question"
-    asked: str = Field(serialization_alias="method")
-    params: dict[str, Any]
-
-
-class _Answer(RootModel[dict[str, Any]]):
-    """Whatever a client answers."""
-
-
-# ---- sdk errors
-# Our errors as exceptions of the SDK: the only ones that pass through it with their text.
+    return (await session.send_request(cast(Any, request), RootModel[dict[str, Any]], timeout, metadata)).root
 
 
 class AnswerTimedOut(MCPError, QuestionTimedOut):
@@ -367,68 +314,50 @@ class AnswerTimedOut(MCPError, QuestionTimedOut):
 
 
 def to_mcp_error(exc: Exception) -> MCPError:
-    """The exception that the SDK answers with the error of `exc`: `exc` itself, if it can be sent as it is."""
+    """The exception that the SDK answers with the error of `exc`: only an `MCPError` passes through it with its text.
+    It is `exc` itself if that can be sent."""
     error = to_error_data(exc)
     if isinstance(exc, QuestionTimedOut):
         return AnswerTimedOut(error, exc.timeout)
     return exc if isinstance(exc, MCPError) and exc.error == error else MCPError.from_error_data(error)
 
 
-# ---- channel
-# The client as a tool in a task sees it: the shape of `mcp.shared.dispatcher.DispatchContext`.
-
+# ---- the client of a task
 
 _CHANNEL_NEEDED = {"elicitation/create": "elicitation", "sampling/createMessage": "sampling", "roots/list": "roots"}
 """The requests a task may make of its client, and the capability that says the client takes them."""
 
 UNKNOWN_CLIENT: Final[JsonObject] = MappingProxyType({"name": "unknown", "version": ""})
-"""A client that nobody knows, where the SDK needs one that has a name."""
+"""Stands for an unknown client where the SDK needs a name."""
 
 _PROGRESS: Final = "notifications/progress"
 _ASKS_WITH: Final = "The tool asks with "
 
 
-class TaskChannel:
-    """What a tool sends to its client, taken into its task."""
+class TaskChannel(LoneChannel):
+    """Takes the messages of a tool to its client into the task.
 
-    def __init__(self, run: Run, calls: OpenCalls | None = None) -> None:
+    Args:
+        related: Whether notifications go to the stream of the call; otherwise to that of its connection.
+    """
+
+    transport = TransportContext(kind="task", can_send_request=True)
+    can_send_request = True
+
+    def __init__(self, run: Run, calls: OpenCalls, *, related: bool = True) -> None:
+        self.request_id = run.record.id
         self._run = run
         self._calls = calls
-        self._transport = TransportContext(kind="task", can_send_request=True)
-
-    @property
-    def transport(self) -> TransportContext:
-        """There is no transport: the request has been answered long ago."""
-        return self._transport
-
-    @property
-    def can_send_request(self) -> bool:
-        """Requests become questions, so they can always be sent."""
-        return True
-
-    @property
-    def request_id(self) -> RequestId | None:
-        """The task stands in for the request."""
-        return self._run.record.id
-
-    @property
-    def message_metadata(self) -> MessageMetadata:
-        """Nothing of the original message is kept."""
-        return None
-
-    @property
-    def cancel_requested(self) -> anyio.Event:
-        """Cancellation reaches the body itself; nobody waits for this."""
-        return anyio.Event()
+        self._related = related
 
     async def send_raw_request(
         self, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None = None
     ) -> dict[str, Any]:
-        """Put a question to the client and wait for its answer."""
+        """Ask the client and wait for its answer."""
+        timeout = None if opts is None else opts.get("timeout")
         if method == "ping":
-            # Where no client can be reached, the task stands in for it: it takes whatever the tool has to say.
-            if self._calls is not None:
-                await self._calls.ping(self._run.record.id, None if opts is None else opts.get("timeout"))
+            # If no client can be reached, the task answers for it.
+            await self._calls.ping(self._run.record.id, timeout)
             return {}
         if method not in _CHANNEL_NEEDED:
             raise NoBackChannelError(method)
@@ -436,81 +365,54 @@ class TaskChannel:
         try:
             check_askable(question, self._run.request)
             warn_of_schema(question.params)
-            return dict(await self._run.ask(question, _asking(opts)))
+            asking = None if timeout is None else Asking(timeout=timedelta(seconds=timeout))
+            return dict(await self._run.ask(question, asking))
         except (RpcError, TasksError) as exc:
-            # As an `MCPError`, because any other exception of a tool is a crash to the SDK, and its text is withheld.
+            # The SDK treats any other exception of a tool as a crash, and withholds its text.
             raise to_mcp_error(exc) from exc
 
     async def notify(self, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None = None) -> None:
-        """Send it on the calls that are open, or to the sessions of 2025-11-25 that have the task. SEP-2663 has no log
-        or progress notifications for tasks, so it is dropped where there are none."""
-        await self.notify_calls(method, params, related=True)
-
-    async def notify_calls(self, method: str, params: Mapping[str, Any] | None, *, related: bool) -> None:
-        """The same, on the streams of the calls or on those of their connections."""
-        calls = () if self._calls is None else self._calls.of(self._run.record.id)
-        if self._calls is None or not self._calls.reaches(self._run.record.id):
+        """Send it on the open calls, or to the sessions of 2025-11-25 that have the task. Otherwise it is dropped:
+        SEP-2663 has no log or progress notifications for tasks."""
+        task_id = self._run.record.id
+        if not self._calls.reaches(task_id):
             logger.debug("dropped %s: not sent for a task", method)
         elif method == _PROGRESS:
-            # The other way to report progress: with the token, as it came with the call.
+            # The other way to report progress: with the token that came with the call.
             report = params or {}
             token = report.get("progressToken")
-            if token is not None and token in [call.meta.get("progress_token") for call in calls]:
+            if token is not None and token in [call.meta.get("progress_token") for call in self._calls.of(task_id)]:
                 await self.progress(report["progress"], report.get("total"), report.get("message"))
         else:
             said = None if params is None else valid_json(params)
-            await self._calls.notify(self._run.record.id, method, said, related=related)
+            await self._calls.notify(task_id, method, said, related=self._related)
 
     async def progress(self, progress: float, total: float | None = None, message: str | None = None) -> None:
-        """Make it the task's progress. Numbers that JSON cannot hold say nothing about progress either."""
+        """Make it the task's progress. Numbers that JSON cannot hold are ignored."""
         done = _json_number(progress)
         if done is None:
             return
         said = None if message is None else valid_text(message)
         reported = Progress(progress=done, total=_json_number(total), message=said)
-        if self._calls is not None:
-            # First, so that a call hears of it from the tool, and knows it when it shows in the record.
-            await self._calls.progress(self._run.record.id, reported.progress, reported.total, said)
+        # First to the calls, which then recognise it in the record.
+        await self._calls.progress(self._run.record.id, reported.progress, reported.total, said)
         await self._run.report(reported)
 
 
-class ConnectionChannel:
-    """What a tool sends to its client beside its request: `Connection.outbound`."""
-
-    def __init__(self, channel: TaskChannel) -> None:
-        self._channel = channel
-
-    async def send_raw_request(
-        self, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None = None
-    ) -> dict[str, Any]:
-        """Put a question to the client: in a task all questions go one way."""
-        return await self._channel.send_raw_request(method, params, opts)
-
-    async def notify(self, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None = None) -> None:
-        """Send it where a plain call would, while a call is open."""
-        await self._channel.notify_calls(method, params, related=False)
-
-
-def _asking(opts: CallOptions | None) -> Asking | None:
-    """What the SDK's own call says of the question: how long it may take."""
-    seconds = None if opts is None else opts.get("timeout")
-    return None if seconds is None else Asking(timeout=timedelta(seconds=seconds))
-
-
 def _json_number(value: float | None) -> float | None:
-    """The number as JSON can hold it, whatever type of number the tool used; None for one that it cannot."""
+    """The number as JSON can hold it, of any type of number; None for one that it cannot."""
     if value is None:
         return None
     try:
         number = float(value)
     except OverflowError:
         return None
-    # Whole numbers stay exact, of which a float is not capable beyond 2**53; a bool is one to Python, not to JSON.
+    # Whole numbers stay exact, which a float is not beyond 2**53; a bool is an int to Python, not to JSON.
     return int(value) if isinstance(value, int) else number if math.isfinite(number) else None
 
 
 def check_askable(question: InputRequest, request: TaskRequest) -> None:
-    """Refuse a question that whoever made the request cannot be asked.
+    """Refuse a question that the client of the request cannot be asked.
 
     Raises:
         RpcError: -32021, with the reason.
@@ -518,7 +420,7 @@ def check_askable(question: InputRequest, request: TaskRequest) -> None:
     try:
         require_capability(question, request.client_capabilities)
     except RpcError as exc:
-        # A handshake says who the client is. Where it was not kept, nobody knows what it said, and no way leads back.
+        # The capabilities came with a handshake that was not kept, and there is no way back to the client.
         if request.client_info in (None, UNKNOWN_CLIENT) and request.protocol_version in HANDSHAKE_PROTOCOL_VERSIONS:
             raise RpcError(
                 MISSING_REQUIRED_CLIENT_CAPABILITY,
@@ -557,32 +459,30 @@ def require_capability(question: InputRequest, declared: JsonObject) -> None:
 
 
 def in_older_words(error: JsonObject) -> JsonObject:
-    """The error as eras before the newest have it.
+    """The error as versions before the newest have it.
 
     They know neither the code nor the data of a missing capability: in a plain call the client would have refused the
-    question itself. Where a tool raises the same code for itself, it stays.
+    question itself. An error with the same code that a tool raised itself stays.
     """
-    return {"code": INVALID_REQUEST, "message": error["message"]} if _is_missing_capability(error) else error
-
-
-def _is_missing_capability(error: JsonObject) -> bool:
-    """Whether an error is that of `check_askable`, and not one with its code that a tool raised."""
     data = error.get("data")
-    return (
+    is_ours = (
         error["code"] == MISSING_REQUIRED_CLIENT_CAPABILITY
         and error["message"].startswith(_ASKS_WITH)
         and isinstance(data, Mapping)
         and set(cast("Mapping[str, Any]", data)) == {"requiredCapabilities"}
     )
+    return {"code": INVALID_REQUEST, "message": error["message"]} if is_ours else error
 
+
+# ---- the run
 
 _COMPLETE = "complete"
 
 _ALL_LOGS: RequestParamsMeta = cast(Any, {LOG_LEVEL_META_KEY: "debug"})
-"""A run hands on whatever is logged: each open call says for itself what it wants to see."""
+"""A run passes on all log messages: each open call filters them by its own level."""
 
 _NEEDED = {"tools/call": "content", "prompts/get": "messages", "resources/read": "contents"}
-"""What a result of each method has, and a question does not."""
+"""The member that a result of each method has, and a question does not."""
 
 _PARAMS: dict[str, type[Params]] = {
     "tools/call": CallToolRequestParams,
@@ -594,29 +494,30 @@ Answering: TypeAlias = Callable[[JsonObject], Awaitable[JsonObject]]
 """Has a question answered that a tool asked by returning it."""
 
 body_at_work: ContextVar[ToolBody | None] = ContextVar("mcp_tasks_body_at_work", default=None)
-"""What runs the tool that the calling code is part of."""
+"""The `ToolBody` that runs the calling code."""
 
 
 class ToolBody:
     """The body of every run: calls the tool that the record names.
 
     Args:
-        calls: The calls that are open in this process; None where no call waits for a task.
+        lifespan_state: Returns the state that the server's lifespan yields.
+        calls: The calls that are open in this process.
     """
 
-    def __init__(self, host: ToolHost, lifespan_state: Callable[[], Any], calls: OpenCalls | None = None) -> None:
-        self._host = host
+    def __init__(self, host: ToolHost, lifespan_state: Callable[[], Any], calls: OpenCalls) -> None:
+        self.host = host
         self._lifespan_state = lifespan_state
         self._calls = calls
         self._clients = ClientCache()
         self._had: WeakSet[OpenCall] = WeakSet()
 
     async def __call__(self, run: Run) -> Ending:
-        """Call the tool, as often as it takes to answer what it asks by returning, and say how it ended."""
+        """Call the tool, again after each question that it asks by returning, and say how it ended."""
 
         async def answered(question: JsonObject) -> JsonObject:
-            # Somebody may be waiting on the original call, in this process or another. The record decides who was
-            # first: the question, or the announcement of the task; after that it is asked in the task.
+            # A client may be waiting on the original call, in this process or another. The record decides which came
+            # first: this question, which is then asked on the call, or the announcement of the task.
             if await run.ask_on_call(question):
                 raise _IsAskedOnCall
             return await run.ask_all(questions_in(question, run.request))
@@ -626,87 +527,102 @@ class ToolBody:
         if call is not None:
             auth_context_var.set(call.user)
         try:
-            return Success(await self._result(run.request, self._context(run), answered))
+            return Success(await self._result(run.request, self._context(run, run.request, call), answered))
         except _IsAskedOnCall:
             return AskedOnCall()
         except Exception as exc:
             if not isinstance(exc, MCPError | RpcError | UsageError | AnswerRefused):
-                # The id is cut short: whoever knows all of it can see the task.
-                logger.error("the run of task %s… failed", run.record.id[:12], exc_info=quietly())
+                logger.error("the run of task %s failed", short_id(run.record.id), exc_info=quietly())
             return Failure(describe(exc))
 
     async def call(self, request: TaskRequest) -> JsonObject:
-        """What the tool gives, called here and now, and without a task of its own.
+        """The tool's result, called now and without a task of its own.
 
-        In a tool that runs as a task it is a part of that: what it asks, the task asks.
+        In a tool that runs as a task the call is a part of that: the task asks its questions.
 
         Raises:
             MCPError: The tool raised it.
-            RpcError: What it returned is not a result.
-            UsageError: It asks something, and there is nobody to answer.
+            RpcError: The tool's result is invalid.
+            UsageError: It asks something, and no client can answer.
         """
         run = current_run.get()
-        if run is None:
-            context = lone_context(request.method, self._lifespan_state(), _fields(request))
-            return await self._result(request, context, _unanswerable(request))
 
         async def answered(question: JsonObject) -> JsonObject:
+            if run is None:
+                raise UsageError(
+                    f"{request.name!r} asks something before it has a result, and a call in this process has nobody "
+                    "to answer: start it as a task, and answer with send_input"
+                )
             return await run.ask_all(questions_in(question, run.request))
 
-        context = replace(self._context(run), method=request.method, params=_fields(request))
+        if run is None:
+            context = lone_context(request.method, self._lifespan_state(), _fields(request))
+        else:
+            context = self._context(run, request, self._first_call(run))
         return await self._result(request, context, answered)
 
     async def _result(self, request: TaskRequest, context: RequestContext, answered: Answering) -> JsonObject:
-        params = _params(request, request.input_responses, request.request_state)
+        responses, state = request.input_responses, request.request_state
         while True:
-            result = await self._host.call(context, params)
+            fields = _fields(request)
+            if responses is not None:
+                fields["inputResponses"] = dict(responses)
+            if state is not None:
+                fields["requestState"] = state
+            params = _PARAMS[request.method].model_validate(fields, by_name=False)
+            result = await self.host.call(context, params)
             if not mcp_methods.is_input_required(result):
                 return _neutral_result(request, result)
             question = _question(request, result)
-            params = _params(request, await answered(question), question.get("requestState"))
+            responses, state = await answered(question), question.get("requestState")
 
-    def _context(self, run: Run) -> RequestContext:
-        request = run.request
-        channel = TaskChannel(run, self._calls)
-        client = self._clients.client_of(request)
+    def _context(self, run: Run, request: TaskRequest, call: OpenCall | None) -> RequestContext:
+        """The SDK's context for a request in a run."""
+        own = run.request
+        client = self._clients.client_of(own)
         connection = Connection(
-            ConnectionChannel(channel), protocol_version=request.protocol_version, client_params=client.client_params
+            TaskChannel(run, self._calls, related=False),
+            protocol_version=own.protocol_version,
+            client_params=client.client_params,
         )
         connection.client_capabilities = client.client_capabilities
         connection.initialized.set()
-        call = self._first_call(run)
         return ServerRequestContext(
-            session=ServerSession(channel, connection, request_meta=_ALL_LOGS),
+            session=ServerSession(TaskChannel(run, self._calls), connection, request_meta=_ALL_LOGS),
             lifespan_context=self._lifespan_state(),
-            protocol_version=request.protocol_version,
+            protocol_version=own.protocol_version,
             method=request.method,
             params=_fields(request),
             request_id=run.record.id,
-            meta=cast(Any, dict(request.meta if call is None else call.meta)),
+            meta=cast(Any, dict(own.meta if call is None else call.meta)),
             request=None if call is None else call.request,
             close_sse_stream=None if call is None else call.close_stream,
             close_standalone_sse_stream=None if call is None else call.close_connection_stream,
         )
 
     def _first_call(self, run: Run) -> OpenCall | None:
-        """The call that the first run of a task has, if that is open here.
+        """The call of the first run of a task, if it is open here.
 
-        Later runs have it for as long as it is the very same: a tool that was parked goes on with what it had. Other
-        calls of the same work are not theirs, or a tool would come to depend on what is not there after a restart.
+        Later runs have it while it is the very same call: a tool that was suspended continues with what it had. They
+        get no other call of the same task, or a tool would come to depend on something that a restart takes away.
         """
-        if self._calls is None:
-            return None
         there = [call for call in self._calls.of(run.record.id) if call.name == run.record.name]
         if run.attempt == 1:
             self._had.update(there[:1])
         return next((call for call in there if call in self._had), None)
 
 
+def _fields(request: TaskRequest) -> dict[str, Any]:
+    if request.method == "resources/read":
+        return {"uri": request.name}
+    return {"name": request.name, "arguments": dict(request.arguments)}
+
+
 def questions_in(question: JsonObject, request: TaskRequest) -> dict[str, InputRequest]:
-    """What a tool asked by returning, by its own keys.
+    """The questions that a tool asked by returning them, by its own keys.
 
     Raises:
-        RpcError: -32021, if the client cannot be asked such a thing.
+        RpcError: -32021, if the client cannot be asked one of them.
     """
     questions: dict[str, InputRequest] = {}
     for key, asked in question.get("inputRequests", {}).items():
@@ -719,56 +635,49 @@ class _IsAskedOnCall(Exception):
     """The original call is answered with a question, and the task is over."""
 
 
-def _unanswerable(request: TaskRequest) -> Answering:
-    async def refused(question: JsonObject) -> JsonObject:
-        raise UsageError(
-            f"{request.name!r} asks something before it has a result, and a call in this process has nobody to answer: "
-            f"start it as a task, and answer with send_input"
-        )
-
-    return refused
-
-
-def _fields(request: TaskRequest) -> dict[str, Any]:
-    if request.method == "resources/read":
-        return {"uri": request.name}
-    return {"name": request.name, "arguments": dict(request.arguments)}
-
-
-def _params(request: TaskRequest, responses: JsonObject | None, state: str | None) -> Params:
-    fields = _fields(request)
-    if responses is not None:
-        fields["inputResponses"] = dict(responses)
-    if state is not None:
-        fields["requestState"] = state
-    return _PARAMS[request.method].model_validate(fields, by_name=False)
-
-
 def _neutral_result(request: TaskRequest, result: Any) -> JsonObject:
-    """The result as the newest era has it, which is the one that can say most, without its mark."""
+    """The result as the newest version has it, which can express most, without its mark."""
+    is_modern = request.protocol_version in MODERN_PROTOCOL_VERSIONS
     with _returned_by(request.name):
-        returned = _as_object(result)
-        if is_created_task(returned):
+        if isinstance(result, BaseModel):
+            dumped = _dumped(result)
+        elif result is None or isinstance(result, dict):
+            dumped = dict(cast("dict[str, Any]", result or {}))
+        else:
+            raise TypeError(f"a tool returned {type(result).__name__}; expected a model, a dict or None")
+        mark, task = dumped.get("resultType"), dumped.get("task")
+        # The answer to a call that became a task, as any version has it.
+        is_task = (
+            isinstance(task, Mapping) and "taskId" in task and not any(name in dumped for name in _NEEDED.values())
+        )
+        if mark == "task" or is_task:
             raise UsageError(
                 f"{request.name!r} returned a CreateTaskResult. A marked tool returns its own result, and becomes a "
                 "task by its mark"
             )
-        dumped = _marked(request, returned)
-        # Structured content may be nearly all of a result, and no schema says anything about it. That of a model is
-        # plain JSON by now, and there is nothing to gain from another pass over it.
+        if not is_modern:
+            # A plain call of a version without marks drops any mark.
+            dumped["resultType"] = _COMPLETE
+        elif isinstance(mark, str) and mark != _COMPLETE:
+            # A plain call may have the mark of an extension; the result of a task cannot.
+            raise UsageError(
+                f"The result of tool {request.name!r} has the resultType {mark!r}, and a task ends with 'complete'"
+            )
+        # Structured content may be nearly all of a result, and has no schema here. That of a model is plain JSON by
+        # now, so another pass over it gains nothing.
         structured = dumped.pop("structuredContent", None) if isinstance(result, BaseModel) else None
         neutral = mcp_methods.serialize_server_result(request.method, LATEST_MODERN_VERSION, dumped)
         if _NEEDED[request.method] not in neutral:
-            # The schema takes it for a question, of which nothing is required.
+            # The schema takes it for a question, which has no required members.
             raise _InvalidResult
     del neutral["resultType"]
-    if request.protocol_version not in MODERN_PROTOCOL_VERSIONS:
+    if not is_modern:
         _restore_nulls(neutral, dumped)
     return neutral if structured is None else {**neutral, "structuredContent": structured}
 
 
 def _restore_nulls(neutral: Any, dumped: Any) -> None:
-    """Put back what is null in a `_meta`: the newest era drops it, and a plain call of an older one does not."""
+    """Put back the nulls of each `_meta`: the newest version drops them, and a plain call of an older one does not."""
     if isinstance(neutral, list) and isinstance(dumped, list):
         for kept, given in zip(cast("list[Any]", neutral), cast("list[Any]", dumped), strict=False):
             _restore_nulls(kept, given)
@@ -783,41 +692,8 @@ def _restore_nulls(neutral: Any, dumped: Any) -> None:
             _restore_nulls(kept, given.get(key))
 
 
-def _as_object(result: Any) -> dict[str, Any]:
-    """What a handler returned, as the SDK reads it."""
-    if isinstance(result, BaseModel):
-        return _dumped(result)
-    if result is None or isinstance(result, dict):
-        return dict(cast("dict[str, Any]", result or {}))
-    raise TypeError(f"a tool returned {type(result).__name__}; expected a model, a dict or None")
-
-
-def is_created_task(result: Mapping[str, Any]) -> bool:
-    """Whether a result is the answer to a call that became a task, in the words of any era."""
-    task = result.get("task")
-    if result.get("resultType") == "task":
-        return True
-    return isinstance(task, Mapping) and "taskId" in task and not any(needed in result for needed in _NEEDED.values())
-
-
-def _marked(request: TaskRequest, dumped: dict[str, Any]) -> dict[str, Any]:
-    """The result with the mark of the newest era.
-
-    In that era a plain call is refused that has none, and one that is the mark of an extension is sent as it is; the
-    result of a task can have no such mark. In an era without marks a plain call drops whatever stands there.
-    """
-    if request.protocol_version not in MODERN_PROTOCOL_VERSIONS:
-        return {**dumped, "resultType": _COMPLETE}
-    mark = dumped.get("resultType")
-    if isinstance(mark, str) and mark != _COMPLETE:
-        raise UsageError(
-            f"The result of tool {request.name!r} has the resultType {mark!r}, and a task ends with 'complete'"
-        )
-    return dumped
-
-
 def _question(request: TaskRequest, result: InputRequiredResult | dict[str, Any]) -> JsonObject:
-    """What a tool asked by returning, in text that every client can parse, and without the era's mark."""
+    """The question that a tool returned, in text that every client can parse, and without the version's mark."""
     with _returned_by(request.name):
         asked = InputRequiredResult.model_validate(result, by_name=False)
     question = valid_json(_dumped(asked))
@@ -826,14 +702,14 @@ def _question(request: TaskRequest, result: InputRequiredResult | dict[str, Any]
 
 
 class _InvalidResult(Exception):
-    """A result does not have what its schema asks for."""
+    """A result lacks a member that its schema requires."""
 
 
 @contextmanager
 def _returned_by(tool: str) -> Generator[None]:
-    """Turn what pydantic says of a result into the SDK's own error for it; the details would quote the result.
+    """Turn pydantic's errors about a result into the SDK's own; their details would quote the result.
 
-    A result that has the right shape, and cannot be written as JSON, is told apart: nothing else would say why.
+    A result of the right shape that cannot be written as JSON has an error of its own: nothing else would say why.
     """
     try:
         yield
@@ -850,9 +726,7 @@ def _dumped(model: BaseModel) -> dict[str, Any]:
     return model.model_dump(by_alias=True, mode="json", exclude_none=True)
 
 
-# ---- elicitation
-# `elicit`: ask for one plain value, without a model of a form.
-
+# ---- elicit
 
 T = TypeVar("T")
 
@@ -861,18 +735,14 @@ _PLAIN: Final = (bool, str, int, float)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Accepted(Generic[T]):
-    """An answer to a question that was accepted.
-
-    Attributes:
-        data: The value, of the type that was asked for.
-    """
+    """An accepted answer, with the value of the type that was asked for."""
 
     data: T
     action: Literal["accept"] = "accept"
 
 
 Elicited: TypeAlias = Accepted[T] | DeclinedElicitation | CancelledElicitation
-"""What a question is answered with: `action` is `"accept"`, `"decline"` or `"cancel"`."""
+"""The answer to a question: `action` is `"accept"`, `"decline"` or `"cancel"`."""
 
 
 async def elicit(ctx: Context[Any, Any], message: str, schema: type[T]) -> Elicited[T]:

@@ -1,7 +1,7 @@
-"""A process that runs the tools of a server and serves nobody: what `tasks.work(server)` and `mcp-tasks worker` start.
+"""A process that runs the tools of a server without clients: `tasks.work(server)` and `mcp-tasks worker` start it.
 
-It takes tasks until it is told to stop. Then it drains: it takes nothing more, gives what runs its time, and hands back
-the rest, all of which is the runtime's to do. Here it is started, told, watched, and asked how it fares.
+It takes tasks until it is told to stop. Then it drains: it takes nothing more, gives running tools their time, and
+hands back the rest. The runtime does all that; this module starts it, passes signals on, and reports its state.
 """
 
 from __future__ import annotations
@@ -23,15 +23,12 @@ from mcp_tasks.model.machine import RunAskedOnCall, RunCompleted, RunFailed, Run
 from mcp_tasks.model.values import check_duration
 from mcp_tasks.runtime import Settings, TaskRuntime
 from mcp_tasks.runtime.observers import Observed, TaskChange, Watcher
-from mcp_tasks.server.lifecycle import AnyServer, Lifecycle, Orders, Setup
+from mcp_tasks.server.lifecycle import AnyServer, Lifecycle, Setup
 from mcp_tasks.server.options import chosen_queues
+from mcp_tasks.server.signals import Orders
 from mcp_tasks.stores import Store
 from mcp_tasks.telemetry.metrics import Waiting, backlog_of
 from mcp_tasks.telemetry.telemetry import Metrics
-
-# ---- tally
-# What became of the tasks that were at work when a worker was told to stop.
-
 
 _WANTED: frozenset[type[Observed]] = frozenset(
     {RunReleased, RunParked, RunCompleted, RunFailed, RunAskedOnCall, TaskCancelled}
@@ -39,14 +36,14 @@ _WANTED: frozenset[type[Observed]] = frozenset(
 
 
 class Tally(Watcher):
-    """Counts them, as an observer.
+    """Counts the fates of the runs that were in progress when the worker was told to stop.
 
     Attributes:
-        finished: Ended within the time that they were given.
-        handed_back: Can run again, and are queued for others.
-        interrupted: May not be run again, and have ended as interrupted.
-        parked: Only waited, and wait on without a process.
-        left_behind: Threads that did not end, and whose task is no longer theirs.
+        finished: Ended within their time.
+        handed_back: Can run again, and are queued for other workers.
+        interrupted: May not run again, and have ended as interrupted.
+        parked: Only waited, and continue to wait without a process.
+        left_behind: Threads that did not end, and no longer own their task.
         cut_short: Whether a second signal ended the draining.
     """
 
@@ -60,16 +57,16 @@ class Tally(Watcher):
         self._running: frozenset[str] | None = None
 
     def begin(self, running: Iterable[str]) -> None:
-        """Count from now on; these are at work."""
+        """Count from now on; these are running."""
         self._running = frozenset(running)
 
     def wanted(self) -> Collection[type[Observed]]:
-        """How runs end."""
+        """The ends of runs."""
         return _WANTED
 
     def __call__(self, change: TaskChange) -> None:
-        """Take note of how a run ended."""
-        # Sweeps look after tasks of others, too.
+        """Count the end of a run."""
+        # Sweeps change tasks of other processes, too.
         if self._running is None or change.actor.kind == "sweep":
             return
         match change.event:
@@ -80,15 +77,15 @@ class Tally(Watcher):
             case RunFailed(reason="interrupted"):
                 self.interrupted += 1
             case _:
-                # What ended just before it was told to stop may be heard of only now.
+                # A run that ended just before the signal may be reported only now.
                 self.finished += change.task.id in self._running
 
 
 State: TypeAlias = Literal["starting", "working", "draining", "stopped"]
-"""What a worker does now."""
+"""The state of a worker."""
 
 LOOK_LIMIT: Final = 2.0
-"""Seconds in which the store must answer for a worker to be called ready: probes usually wait for one to five."""
+"""Seconds in which the store must answer for a worker to be ready: probes usually wait for one to five."""
 
 
 class Worker:
@@ -104,12 +101,12 @@ class Worker:
 
     @property
     def store(self) -> Store | None:
-        """Where the tasks are kept; None for a file of the server's own."""
+        """The store of the tasks; None for the server's default file."""
         return self._setup.parts.store
 
     @property
     def drain(self) -> timedelta:
-        """How long it lets tools run on when it is told to stop."""
+        """How long running tools have to end when the worker is told to stop."""
         return (self._setup.settings or Settings()).drains_for
 
     @property
@@ -120,7 +117,7 @@ class Worker:
     async def run(self, on_start: Callable[[TaskRuntime], Awaitable[None]] | None = None) -> None:
         """Run tools until the process gets SIGTERM or SIGINT, or this is cancelled; then drain.
 
-        A second signal ends the draining: what still runs is handed back at once.
+        A second signal ends the draining: running tasks are handed back at once.
 
         Args:
             on_start: Called once tasks are taken.
@@ -138,7 +135,7 @@ class Worker:
                 current = asyncio.current_task()
                 if current is None or current.cancelling():
                     raise
-                # By a signal: that is how it is told.
+                # `_obey` cancelled it because of a signal: that is a normal end.
             finally:
                 impatience.cancel()
                 self.state = "stopped"
@@ -158,7 +155,7 @@ class Worker:
             found.append("the engine cannot be reached")
         try:
             async with asyncio.timeout(LOOK_LIMIT):
-                # Whether there is such a task does not matter: it was looked up.
+                # Any id: only the answer matters.
                 await runtime.store.get("ready?")
         except TimeoutError:
             found.append(f"the store did not answer within {LOOK_LIMIT:g} s")
@@ -167,19 +164,19 @@ class Worker:
         return found
 
     def metrics(self) -> Metrics | None:
-        """The metrics of this process for Prometheus, counted from the first time that this is asked for; None if
-        `prometheus_client` is not installed."""
+        """The metrics of this process for Prometheus, counted from the first call; None if `prometheus_client` is not
+        installed."""
         try:
             return self._lifecycle.telemetry.metrics
         except MissingExtra:
             return None
 
     def at_work(self) -> int:
-        """How many tools are at work here and do more than wait."""
+        """How many tools run here and do more than wait."""
         return 0 if self._runtime is None else len(self._runtime.at_work())
 
     async def backlog(self) -> Mapping[str, Waiting]:
-        """What waits in each queue of the server, wherever it is to be run.
+        """The backlog of each queue of the server, whichever process runs the queue.
 
         Raises:
             StoreError: The store cannot be read now.
@@ -191,7 +188,7 @@ class Worker:
 
     @asynccontextmanager
     async def rehearsing(self) -> AsyncGenerator[TaskRuntime]:
-        """The runtime of this worker with its store and its engine open, and nothing run. The server's own lifespan is
+        """The runtime of this worker with its store and its engine open, running nothing. The server's own lifespan is
         not entered.
 
         Raises:
@@ -226,19 +223,16 @@ class Worker:
                 self.tally.begin(run.record.id for run in runtime.runs())
 
     async def _obey(self, orders: Orders, working: asyncio.Task[None]) -> None:
-        """Cut it short where nobody wants to wait: for a start that is not wanted any more, or for the rest of a
-        drain."""
+        """Cancel a start after the first signal, and a drain after the second."""
         await orders.stop.wait()
-        if self.state == "starting":
-            working.cancel()
-            return
-        await orders.hurry.wait()
-        self.tally.cut_short = True
+        if self.state != "starting":
+            await orders.hurry.wait()
+            self.tally.cut_short = True
         working.cancel()
 
 
 class Working:
-    """What a `Tasks` object does in a process that serves nobody."""
+    """The methods of `Tasks` for a process without clients."""
 
     _lifecycle: Lifecycle
 
@@ -251,11 +245,11 @@ class Working:
         drain: timedelta | None = None,
         usual_drain: timedelta | None = None,
     ) -> Worker:
-        """What `work` runs, not started: for who wants to ask it how it fares.
+        """The worker that `work` runs, not started: for code that wants to ask for its state.
 
         Args:
             concurrency: As for `work`; so are `queues` and `drain`.
-            usual_drain: What holds without a `drain` if the `settings` of the `Tasks` object do not say it either.
+            usual_drain: The default of `drain` if the `settings` of the `Tasks` object have none.
 
         Raises:
             InvalidOption: An option has a value that it cannot have.
@@ -281,14 +275,14 @@ class Working:
         queues: Collection[str] | None = None,
         drain: timedelta | None = None,
     ) -> None:
-        """Run tools of the server without serving anybody, until the process is told to stop (SIGTERM, SIGINT) or this
-        is cancelled: `asyncio.run(tasks.work(server))`. So does `mcp-tasks worker module:server`, with no program of
-        your own. It runs tools also where the `Tasks` object says `runs_tools=False`, which is for serving.
+        """Run tools of the server without clients, until the process is told to stop (SIGTERM, SIGINT) or this is
+        cancelled: `asyncio.run(tasks.work(server))`. `mcp-tasks worker module:server` does the same without a program
+        of your own. It runs tools also where the `Tasks` object says `runs_tools=False`, which is for serving.
 
         Args:
             concurrency: How many tools run in this process at a time. Without it, as the `Tasks` object says.
             queues: Run only tools of these queues. Without it, as the `Tasks` object says.
-            drain: How long it lets tools run on that are at work when it is told to stop, before it hands them back.
+            drain: How long running tools have to end when the process is told to stop, before they are handed back.
                 Without it, `Settings.drain_timeout`.
 
         Raises:
@@ -315,14 +309,14 @@ class Working:
 
 
 async def _ended(working: asyncio.Task[None]) -> None:
-    """Wait for it; cancelled, cancel it and see it to its end."""
+    """Wait for it. If this is cancelled, cancel it and wait for its end."""
     try:
         await asyncio.wait({working})
     except asyncio.CancelledError:
         working.cancel()
         while not working.done():
             try:
-                # A cancel scope of anyio's says it again at every turn, which would tear apart how the store is closed.
+                # A cancel scope of anyio cancels again at every step, which would interrupt the closing of the store.
                 with anyio.CancelScope(shield=True):
                     await asyncio.wait({working})
             except asyncio.CancelledError:

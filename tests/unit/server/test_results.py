@@ -30,7 +30,7 @@ from mcp_tasks import Tasks, current_task
 from mcp_tasks.client import TaskHandle, TasksClient
 from mcp_tasks.errors import StepError, StoreUnavailable
 from mcp_tasks.model import TaskRequest
-from mcp_tasks.server.tool_runner import ClientCache
+from mcp_tasks.server.tool_runner import LARGEST_CLIENT, MOST_CLIENTS, ClientCache
 
 
 async def ada(context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult:
@@ -231,14 +231,16 @@ def _request(version: str, *, size: int = 0, **capabilities: Any) -> TaskRequest
 
 
 def test_clients_that_say_the_same_are_parsed_once_as_far_as_there_is_room() -> None:
-    cache = ClientCache(room=3_000)
-    known = {version: cache.client_of(_request(version, size=1000)) for version in "12"}
-    assert cache.client_of(_request("1", size=1000)) is known["1"]
-    assert cache.client_of(_request("1", size=1000, elicitation={})) is not known["1"]
+    cache = ClientCache()
+    known = {version: cache.client_of(_request(version)) for version in "12"}
+    assert cache.client_of(_request("1")) is known["1"]
+    assert cache.client_of(_request("1", elicitation={})) is not known["1"]
+    for number in range(MOST_CLIENTS - 2):
+        cache.client_of(_request(f"other {number}"))
     # The one that was not asked for longest has made room.
-    assert cache.client_of(_request("1", size=1000)) is known["1"]
-    assert cache.client_of(_request("2", size=1000)) is not known["2"]
+    assert cache.client_of(_request("1")) is known["1"]
+    assert cache.client_of(_request("2")) is not known["2"]
     # One that says too much of itself is not kept, and takes no other's place.
-    talkative = cache.client_of(_request("3", size=3_000))
-    assert cache.client_of(_request("3", size=3_000)) is not talkative
-    assert cache.client_of(_request("1", size=1000)) is known["1"]
+    talkative = cache.client_of(_request("3", size=LARGEST_CLIENT))
+    assert cache.client_of(_request("3", size=LARGEST_CLIENT)) is not talkative
+    assert cache.client_of(_request("1")) is known["1"]

@@ -8,7 +8,7 @@ from typing import Any
 import anyio
 import pytest
 
-from mcp_tasks.server.lifecycle import Stopping
+from mcp_tasks.server.signals import Stopping
 from tests.unit.running import settle
 
 TERM = signal.SIGTERM
