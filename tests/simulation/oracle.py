@@ -416,7 +416,7 @@ class Oracle:
             if "unreachable" in message:
                 self.wrong("outage is an outcome", f"{before.id} fails: {message}")
             return
-        if message.startswith("RunStopped: Interrupted") and plan.once:
+        if message.removeprefix("RunStopped: ").startswith("Interrupted") and plan.once:
             worker = self._worker.get(before.id)
             if worker is None or worker.may_have_lost_runs:
                 return

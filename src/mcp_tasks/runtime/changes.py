@@ -244,7 +244,7 @@ class Changes:
 
     async def delete(self, task_id: str, *, expected: int, actor: Actor) -> None:
         record = None
-        if self._observers.want(TaskDeleted):
+        if TaskDeleted in self._observers.wanted:
             try:
                 record = await self._store.get(task_id)
             except TaskUnreadable as exc:
@@ -256,7 +256,7 @@ class Changes:
 
     async def forget_expired(self, *, limit: int, actor: Actor) -> int:
         """Delete up to `limit` expired tasks; how many."""
-        wanted = self._observers.want(TaskDeleted)
+        wanted = TaskDeleted in self._observers.wanted
         forgotten = await self._store.forget_expired(self._now(), limit=limit, records=wanted)
         for task in forgotten:
             # A task that cannot be read has no record to show.
@@ -303,7 +303,7 @@ class Changes:
 
     def _observe(self, history: Sequence[TaskRecord | None], events: Sequence[Observed], actor: Actor) -> None:
         for before, event, after in zip(history, events, history[1:], strict=False):
-            if after is not before and self._observers.want(type(event)):
+            if after is not before and type(event) in self._observers.wanted:
                 self._observers.tell(TaskChange(before=before, event=event, after=after, actor=actor, at=self._now()))
 
 

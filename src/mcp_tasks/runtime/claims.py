@@ -179,10 +179,10 @@ class Claims:
     def made_room(self) -> None:
         """A run of this process ended, or waits: others may be waiting for its place under a limit."""
         self._runtime.suspender.note_free_place()
-        called = list(self._crowded_out)[:CALLED_AT_A_TIME]
-        for task_id in called:
-            del self._crowded_out[task_id]
-        self._resubmit(called)
+        if called := list(self._crowded_out)[:CALLED_AT_A_TIME]:
+            for task_id in called:
+                del self._crowded_out[task_id]
+            self._resubmit(called)
 
     def end(self, task_id: str) -> None:
         """The run has ended, one way or another, or was not begun after all."""

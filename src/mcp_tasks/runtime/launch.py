@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import Final, TypeAlias
+from typing import Final
 
 from mcp_tasks._utils import BoundedDict, shielded
 from mcp_tasks.errors import LimitExceeded, StoreCorrupt, StoreError, StoreUnavailable
@@ -86,9 +86,6 @@ COME_BACK: Final = timedelta(seconds=1)
 COME_BACK_FOR_ROOM: Final = timedelta(minutes=1)
 """The same with too many bytes: they go as tasks expire."""
 
-Check: TypeAlias = Callable[[int, int], LimitExceeded | None]
-"""Given open tasks and stored bytes, the error if they are too many."""
-
 
 class Quota:
     """Decides whether there may be one more task, for one process.
@@ -108,7 +105,7 @@ class Quota:
         # The store is asked in it, and not in the context of a tool that starts a child: others may wait for the same
         # answer.
         self._new_account = partial(_Account, usage=usage, clock=clock, context=contextvars.copy_context())
-        self._all = None if limits.open_tasks is None else self._new_account(EVERYBODY)
+        self._all = None if limits.open_tasks is None else self._new_account(EVERYBODY, limits.open_tasks, None)
         self._owners: BoundedDict[str | None, _Account] = BoundedDict(MOST_OWNERS)
 
     async def admit(self, owner: str | None, *, inside: bool = False) -> Admission:
@@ -122,40 +119,34 @@ class Quota:
             LimitExceeded: There is no room. Nothing has been done.
             StoreError: The store cannot tell.
         """
-        limits, accounts = self._limits, list[_Account]()
-        if owner is None:
-            is_limited = limits.stored_bytes is not None
-        else:
-            is_limited = (limits.owner_open_tasks, limits.owner_stored_bytes) != (None, None) and owner != self.free
+        admission, own = Admission([]), self._account(owner)
         try:
-            if is_limited:
-                account = self._account(owner)
+            if own is not None:
                 if not inside:
-                    await account.require(partial(self._over_own, owner))
-                account.being_made += 1
-                accounts.append(account)
+                    await own.require()
+                # Nothing is awaited between the verdict and this: concurrent calls see each other's places.
+                own.being_made += 1
+                admission.accounts.append(own)
             # Last, so that no call holds a place that others want while it waits for an answer about its own owner.
             if self._all is not None:
-                await self._all.require(self._over_total)
-                # Nothing is awaited between the verdict and this: concurrent calls see each other's places.
+                await self._all.require()
                 self._all.being_made += 1
-                accounts.append(self._all)
+                admission.accounts.append(self._all)
         except BaseException:
-            Admission(accounts).leave()
+            admission.leave()
             raise
-        return Admission(accounts)
+        return admission
 
     @asynccontextmanager
     async def room_for(self, owner: str | None, tool: str, size: int) -> AsyncGenerator[None]:
-        """Reserve room for an outcome while it is written."""
-        most = self._most_bytes(owner)
-        if size <= ALWAYS_KEPT or most is None:
+        """Reserve room for an outcome while it is written; raises `LimitExceeded` if there is none."""
+        account = None if size <= ALWAYS_KEPT else self._account(owner)
+        if account is None:
             yield
             return
-        account = self._account(owner)
         with suppress(StoreError):
             # If the store cannot tell, the result is worth more than the limit.
-            await account.find_room(partial(self._over_result, owner, tool, size, most), waits=size > WAITS_FOR_A_LOOK)
+            await account.find_room(tool, size)
         account.being_written += size
         try:
             yield
@@ -167,67 +158,21 @@ class Quota:
         if account is not None:
             account.written += size
 
-    def _most_bytes(self, owner: str | None) -> int | None:
-        if owner is None:
-            return self._limits.stored_bytes
-        return None if owner == self.free else self._limits.owner_stored_bytes
-
-    def _account(self, owner: str | None) -> _Account:
+    def _account(self, owner: str | None) -> _Account | None:
+        """The account of an owner, or of tasks without one; None if they have no limits."""
         account = self._owners.get(owner)
         if account is None:
-            account = self._new_account(UNOWNED if owner is None else OwnedBy(owner))
+            limits, is_free = self._limits, owner is not None and owner == self.free
+            most_open = None if owner is None else limits.owner_open_tasks
+            most_bytes = limits.stored_bytes if owner is None else limits.owner_stored_bytes
+            if is_free or (most_open, most_bytes) == (None, None):
+                return None
+            account = self._new_account(UNOWNED if owner is None else OwnedBy(owner), most_open, most_bytes)
         self._owners[owner] = account
         return account
 
-    def _over_total(self, open_tasks: int, _: int) -> LimitExceeded | None:
-        limit = self._limits.open_tasks
-        if limit is None or open_tasks < limit:
-            return None
-        return LimitExceeded(
-            "open_tasks",
-            f"The server has {limit:,} tasks that have not ended, as many as it takes; nothing was started",
-            retry_after=COME_BACK,
-        )
 
-    def _over_own(self, owner: str | None, open_tasks: int, stored: int) -> LimitExceeded | None:
-        most, open_limit = self._most_bytes(owner), self._limits.owner_open_tasks
-        if owner is not None and open_limit is not None and open_tasks >= open_limit:
-            return LimitExceeded(
-                "owner_open_tasks",
-                f"You have {open_limit:,} tasks that have not ended, as many as you may have; nothing was "
-                "started. Wait for some of them, or cancel what is not needed",
-                retry_after=COME_BACK,
-            )
-        if most is None or stored < most:
-            return None
-        if owner is None:
-            return LimitExceeded(
-                "stored_bytes",
-                f"The tasks of callers without a name take {stored:,} bytes, and may take {most:,}; nothing was "
-                "started. Room comes as tasks that have ended expire",
-                retry_after=COME_BACK_FOR_ROOM,
-            )
-        return LimitExceeded(
-            "owner_stored_bytes",
-            f"Your tasks take {stored:,} bytes, and may take {most:,}; nothing was started. "
-            "Room comes as tasks that have ended expire, which may take their whole time to live; only an operator "
-            "of the server can delete them sooner",
-            retry_after=COME_BACK_FOR_ROOM,
-        )
-
-    def _over_result(
-        self, owner: str | None, tool: str, size: int, most: int, _: int, stored: int
-    ) -> LimitExceeded | None:
-        if stored + size <= most:
-            return None
-        return LimitExceeded(
-            "stored_bytes" if owner is None else "owner_stored_bytes",
-            f"What the tool {tool!r} ended with has {size:,} bytes and is not kept: with it, "
-            f"{'tasks without an owner' if owner is None else 'your tasks'} would take {stored + size:,} bytes, "
-            f"and may take {most:,}. Room comes as tasks that have ended expire",
-        )
-
-
+@dataclass(slots=True)
 class Admission:
     """The right to create one task.
 
@@ -235,15 +180,12 @@ class Admission:
         made: Whether the task was created, in the end.
     """
 
-    __slots__ = ("_accounts", "made")
-
-    def __init__(self, accounts: list[_Account]) -> None:
-        self._accounts = accounts
-        self.made: bool = False
+    accounts: list[_Account]
+    made: bool = False
 
     def leave(self) -> None:
         """Give the places back: from here on the task counts, if it was created."""
-        for account in self._accounts:
+        for account in self.accounts:
             account.being_made -= 1
             account.made += self.made
 
@@ -262,12 +204,16 @@ class _Account:
     def __init__(
         self,
         whose: Owners,
+        most_open: int | None,
+        most_bytes: int | None,
         *,
         usage: Callable[[Owners], Awaitable[Usage]],
         clock: Callable[[], float],
         context: contextvars.Context,
     ) -> None:
         self._whose = whose
+        self._most_open = most_open
+        self._most_bytes = most_bytes
         self._usage = usage
         self._clock = clock
         self._context = context
@@ -280,50 +226,91 @@ class _Account:
         self.being_written: int = 0
         self.written: int = 0
 
-    async def require(self, check: Check) -> None:
-        """See that there is room for one more task."""
+    async def require(self) -> None:
+        """See that there is room for one more task; raises `LimitExceeded` if there is none."""
         age = self._clock() - self._asked_at
         if self.known is not None and age < self._fresh:
             if age >= self._fresh / 2:
                 # In time, so that no call has to wait for it.
                 self._begin_look()
-            if self._refused(check) is None:
+            if self._refusal() is None:
                 return
-        await self._look_for_room(check)
+        await self._look_for_room(self._refusal)
 
-    async def find_room(self, check: Check, *, waits: bool) -> None:
-        """See that there is room for an outcome, from what is known unless it `waits` for more.
+    async def find_room(self, tool: str, size: int) -> None:
+        """See that there is room for an outcome: a small one by what is known, a large one by a new answer.
 
         An answer of the store may count bytes that are on their way, which then count twice. A call can be made again;
         an outcome that is refused is lost. So it is refused only for what the store has, and otherwise waits until the
         rest has arrived.
         """
-        refused, age = self._refused(check), self._clock() - self._asked_at
+        check = partial(self._result_refusal, tool, size)
+        age = self._clock() - self._asked_at
         is_fresh = self.known is not None and age < self._fresh
-        if refused is None and (is_fresh or not waits):
+        if check() is None and (is_fresh or size <= WAITS_FOR_A_LOOK):
             if not is_fresh or age >= self._fresh / 2:
                 self._begin_look()
             return
         try:
             await self._look_for_room(check)
         except LimitExceeded:
-            while (refused := self._refused(check)) is not None:
-                if self.known is None or check(self.known.open_tasks, self.known.stored_bytes) is not None:
+            while (refused := check()) is not None:
+                if self.known is None or check(self.known.stored_bytes) is not None:
                     raise refused from None
                 await asyncio.sleep(A_MOMENT)
                 await shielded(self._begin_look())
 
-    async def _look_for_room(self, check: Check) -> None:
-        if self.known is None or self._clock() - self._asked_at >= A_MOMENT or self._refused(check) is None:
+    async def _look_for_room(self, check: Callable[[], LimitExceeded | None]) -> None:
+        if self.known is None or self._clock() - self._asked_at >= A_MOMENT or check() is None:
             # Shielded: others may wait for the same answer.
             await shielded(self._begin_look())
-        if (refused := self._refused(check)) is not None:
+        if (refused := check()) is not None:
             raise refused
 
-    def _refused(self, check: Check) -> LimitExceeded | None:
-        known = self.known or Usage(open_tasks=0, stored_bytes=0)
-        stored = known.stored_bytes + self.written + self.being_written
-        return check(known.open_tasks + self.made + self.being_made, stored)
+    def _refusal(self) -> LimitExceeded | None:
+        """The error for one more task."""
+        most_open, most_bytes, known = self._most_open, self._most_bytes, self.known
+        open_tasks = self.made + self.being_made + (0 if known is None else known.open_tasks)
+        stored = self.written + self.being_written + (0 if known is None else known.stored_bytes)
+        if most_open is not None and open_tasks >= most_open:
+            if self._whose == EVERYBODY:
+                limit, says = (
+                    "open_tasks",
+                    f"The server has {most_open:,} tasks that have not ended, as many as it takes",
+                )
+                says += "; nothing was started"
+            else:
+                limit, says = (
+                    "owner_open_tasks",
+                    f"You have {most_open:,} tasks that have not ended, as many as you may",
+                )
+                says += " have; nothing was started. Wait for some of them, or cancel what is not needed"
+            return LimitExceeded(limit, says, retry_after=COME_BACK)
+        if most_bytes is None or stored < most_bytes:
+            return None
+        if self._whose == UNOWNED:
+            limit, says = "stored_bytes", f"The tasks of callers without a name take {stored:,} bytes, and may take "
+            says += f"{most_bytes:,}; nothing was started. Room comes as tasks that have ended expire"
+        else:
+            limit, says = "owner_stored_bytes", f"Your tasks take {stored:,} bytes, and may take {most_bytes:,}; "
+            says += "nothing was started. Room comes as tasks that have ended expire, which may take their whole time "
+            says += "to live; only an operator of the server can delete them sooner"
+        return LimitExceeded(limit, says, retry_after=COME_BACK_FOR_ROOM)
+
+    def _result_refusal(self, tool: str, size: int, stored: int | None = None) -> LimitExceeded | None:
+        """The error for an outcome, beside what is `stored`, or is on its way to be."""
+        if stored is None:
+            stored = self.written + self.being_written + (0 if self.known is None else self.known.stored_bytes)
+        if self._most_bytes is None or stored + size <= self._most_bytes:
+            return None
+        limit, whose = "owner_stored_bytes", "your tasks"
+        if self._whose == UNOWNED:
+            limit, whose = "stored_bytes", "tasks without an owner"
+        return LimitExceeded(
+            limit,
+            f"What the tool {tool!r} ended with has {size:,} bytes and is not kept: with it, {whose} would take "
+            f"{stored + size:,} bytes, and may take {self._most_bytes:,}. Room comes as tasks that have ended expire",
+        )
 
     def _begin_look(self) -> asyncio.Task[None]:
         if self._look is None or self._look.done():

@@ -23,6 +23,7 @@ from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any, Final, cast
@@ -180,13 +181,16 @@ class LeaseTimes:
         return (self.kill - self.stop) / 4
 
 
-def uptime() -> float:
-    """Seconds on a clock that is never set, and that goes on while the machine sleeps."""
+def _clock_of_the_machine() -> Callable[[], float]:
     clock = getattr(time, "CLOCK_BOOTTIME", None)
     # Without it: macOS's CLOCK_MONOTONIC goes on too; elsewhere there is nothing better than `monotonic`.
     if clock is None:
         clock = getattr(time, "CLOCK_MONOTONIC", None)
-    return time.monotonic() if clock is None else time.clock_gettime(clock)
+    return time.monotonic if clock is None else partial(time.clock_gettime, clock)
+
+
+uptime: Final = _clock_of_the_machine()
+"""Seconds on a clock that is never set, and that goes on while the machine sleeps."""
 
 
 class Lease:
@@ -330,7 +334,7 @@ class Lease:
         After a machine slept or its event loop was blocked, tools may go on before the lease's own timer comes round,
         and what they would do may have been done elsewhere. The clock is looked at before anything is awaited.
         """
-        if self._time_left > 0 or not self.is_valid:
+        if not self.is_valid or self._renewed + self._times.stop > self._clock():
             return
         async with self._making_sure:
             if self._time_left > 0 or not self.is_valid:

@@ -184,7 +184,7 @@ class Watcher:
 class Observers:
     def __init__(self, observers: Sequence[Observer], *, max_waiting: int = MAX_WAITING) -> None:
         self._queues = tuple(_Queue(observer, max_waiting) for observer in observers)
-        self._wanted: frozenset[type[Wanted]] = frozenset()
+        self.wanted: frozenset[type[Wanted]] = frozenset()
         self._batch: list[TaskChange | TaskAccess] = []
         self.ask()
 
@@ -197,10 +197,10 @@ class Observers:
         """Ask the observers again what they want to be told of. Every few seconds."""
         for each in self._queues:
             each.ask()
-        self._wanted = frozenset[type[Wanted]]().union(*(each.wanted for each in self._queues))
+        self.wanted = frozenset[type[Wanted]]().union(*(each.wanted for each in self._queues))
 
     def want(self, event: type[Wanted]) -> bool:
-        return event in self._wanted
+        return event in self.wanted
 
     def note(self, access: TaskAccess) -> None:
         """Tell them soon of an access or a refused request. Call from the event loop's thread."""
@@ -213,16 +213,16 @@ class Observers:
     async def stop(self, timeout: timedelta) -> None:
         self._hand_over()
         # What comes later is not told: nothing would end the threads for it.
-        self._wanted = frozenset()
+        self.wanted = frozenset()
         await asyncio.gather(*(each.finish(timeout) for each in self._queues))
 
     def abandon(self) -> None:
-        self._batch, self._wanted = [], frozenset()
+        self._batch, self.wanted = [], frozenset()
         for each in self._queues:
             each.abandon()
 
     def _add(self, told: TaskChange | TaskAccess) -> None:
-        if _kind_of(told) in self._wanted:
+        if _kind_of(told) in self.wanted:
             self._batch.append(told)
             if len(self._batch) == 1:
                 asyncio.get_running_loop().call_later(TOGETHER_FOR, self._hand_over)

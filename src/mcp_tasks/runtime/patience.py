@@ -65,13 +65,17 @@ async def until_available(work: Callable[[], Awaitable[T]], run: Run | None = No
             return await work()
         except StoreUnavailable:
             failures += 1
-        if run.in_body:
-            await asyncio.sleep(pause_after(failures))
-            # The machine may have slept meanwhile, and another run of the task may have begun.
-            await run.ensure_owned()
-        # The pause of a branch that its tool started on its own does not end with the run.
-        if not run.in_body:
-            await run.abort_branch()
+        await _wait_in_tool(run, failures)
+
+
+async def _wait_in_tool(run: Run, failures: int) -> None:
+    if run.in_body:
+        await asyncio.sleep(pause_after(failures))
+        # The machine may have slept meanwhile, and another run of the task may have begun.
+        await run.ensure_owned()
+    # The pause of a branch that its tool started on its own does not end with the run.
+    if not run.in_body:
+        await run.abort_branch()
 
 
 def patient(store: Store) -> Store:
@@ -84,6 +88,7 @@ class _PatientStore:
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        self.notifier = store.notifier
         # Of each kind of failure: the verbs that failed, and since when one of them works again. A store that is
         # unavailable fails every call of every task, and each kind is logged once.
         self._outages: BoundedDict[str, tuple[set[str], float | None]] = BoundedDict(MOST_KINDS)
@@ -100,20 +105,21 @@ class _PatientStore:
         return repr(self._store)
 
     async def _call(self, verb: str, call: Callable[..., Awaitable[Any]], /, *args: Any, **kwargs: Any) -> Any:
-        run = current_run.get()
-        if run is not None and verb != "create" and run.in_body:
-            return await until_available(lambda: self._once(verb, call(*args, **kwargs)), run)
-        return await self._once(verb, call(*args, **kwargs))
-
-    async def _once(self, verb: str, call: Awaitable[Any]) -> Any:
-        try:
-            answer = await call
-        except StoreUnavailable as exc:
-            self._note_failure(verb, exc)
-            raise
-        if self._outages:
-            self._note_success(verb)
-        return answer
+        run, failures = current_run.get(), 0
+        is_repeated = verb != "create" and run is not None and run.in_body
+        while True:
+            try:
+                answer = await call(*args, **kwargs)
+            except StoreUnavailable as exc:
+                self._note_failure(verb, exc)
+                if run is None or not is_repeated:
+                    raise
+            else:
+                if self._outages:
+                    self._note_success(verb)
+                return answer
+            failures += 1
+            await _wait_in_tool(run, failures)
 
     def _note_failure(self, verb: str, exc: StoreUnavailable) -> None:
         said, now = str(exc), asyncio.get_running_loop().time()

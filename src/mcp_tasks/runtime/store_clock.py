@@ -84,9 +84,11 @@ class StoreClock:
         Raises:
             UsageError: It was never measured, because the store was not opened.
         """
-        if self._best is None:
+        best = self._best
+        if best is None:
             raise UsageError(f"the time of {self._store!r} is not known yet: the store has to be opened first")
-        self._told = max(self._told, self._best.reading(self._uptime()))
+        # As in `_Sample.reading`: this is called several times for each request.
+        self._told = max(self._told, best.time + timedelta(seconds=self._uptime() - best.at))
         return self._told
 
     async def measure(self) -> None:
