@@ -10,8 +10,9 @@ from typing import Any
 import anyio
 import pytest
 from mcp.shared.exceptions import MCPError
-from mcp_types import REQUEST_TIMEOUT
+from mcp_types import INVALID_PARAMS, REQUEST_TIMEOUT
 
+from mcp_tasks.errors import UnknownTask
 from mcp_tasks.legacy.client_tasks import FASTEST_POLL, MAX_PAGES, MAX_SILENCES, Driver, pause
 from mcp_tasks.legacy.sessions import HEAD_START, MAX_BEFORE_HANDSHAKE, Session
 from mcp_tasks.legacy.shapes import read_task
@@ -117,3 +118,11 @@ async def test_a_listing_is_followed_by_its_cursors_as_they_are_and_one_without_
     assert [params for _, params in client.asked] == [{}, {"cursor": "é/="}]
     endless = Client(*[{"tasks": [task()], "nextCursor": "again"} for _ in range(MAX_PAGES + 1)])
     assert len([each async for each in Driver(endless).list()]) == MAX_PAGES
+
+
+async def test_a_cancelled_task_that_the_client_does_not_have_is_unknown_and_one_that_has_ended_is_refused() -> None:
+    refused = MCPError(INVALID_PARAMS, "no")
+    with pytest.raises(UnknownTask):
+        await Driver(Client(refused, refused)).cancel(TASK_ID)
+    with pytest.raises(MCPError, match="no"):
+        await Driver(Client(refused, task("completed"))).cancel(TASK_ID)
