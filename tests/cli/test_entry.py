@@ -81,13 +81,14 @@ def test_wrong_usage_is_said_in_words(cli: Cli) -> None:
     assert "7d" in age.stderr
 
 
-def test_a_reader_that_has_seen_enough_is_no_error(cli: Cli) -> None:
-    reading, writing = os.pipe()
-    os.close(reading)
-    with open(os.devnull, "r+b") as nothing:
-        started = cli.begin(["--help"], [nothing.fileno(), writing, nothing.fileno()])
-    os.close(writing)
-    assert started.wait(LIMIT) == 0
+def test_a_reader_that_has_seen_enough_is_no_error(cli: Cli, asking_url: str) -> None:
+    for arguments in (["--help"], ["watch", cli.start(asking_url, "survey"), "--json"]):
+        reading, writing = os.pipe()
+        os.close(reading)
+        with open(os.devnull, "r+b") as nothing:
+            started = cli.begin(arguments, [nothing.fileno(), writing, nothing.fileno()])
+        os.close(writing)
+        assert started.wait(LIMIT) == 0
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="a disk that is full is a device of Linux")
