@@ -26,7 +26,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from datetime import datetime
 from math import inf
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypedDict, Unpack
 from weakref import proxy
 
 import anyio
@@ -576,6 +576,14 @@ LOST_WITHIN: Final = 20.0
 the version."""
 
 
+class WriteParts(TypedDict, total=False):
+    """What is written with the events of a run."""
+
+    entries: Sequence[JournalEntry]
+    outcome: Outcome | None
+    limits: WorkLimits | None
+
+
 class Writer:
     """Writes what one run does: in order, however long the store takes to be there again, and again if a failover of
     the store lost it.
@@ -601,27 +609,17 @@ class Writer:
         if not self.lease_lost.done():
             self.lease_lost.set_result(None)
 
-    def new_write(
-        self,
-        *events: Event,
-        role: Literal["run", "worker"] = "run",
-        entries: Sequence[JournalEntry] = (),
-        outcome: Outcome | None = None,
-        limits: WorkLimits | None = None,
-    ) -> Write:
+    def new_write(self, *events: Event, role: Literal["run", "worker"] = "run", **parts: Unpack[WriteParts]) -> Write:
         """What the tool did, or what this process does with the run, to be written."""
-        actor = Actor(role, self._run.runtime.worker)
-        return Write(events=events, actor=actor, entries=entries, outcome=outcome, limits=limits)
+        return Write(events=events, actor=Actor(role, self._run.runtime.worker), **parts)
 
-    async def record(
-        self, *events: Event, entries: Sequence[JournalEntry] = (), outcome: Outcome | None = None
-    ) -> None:
+    async def record(self, *events: Event, **parts: Unpack[WriteParts]) -> None:
         """Write what the tool did, however long the store takes to be there again.
 
         The tool never sees a half of it: it is written to the end even if the branch is cancelled meanwhile. If the
         tool may not say such things any more, it goes no further.
         """
-        await self.finish(self.write_or_defer(self.new_write(*events, entries=entries, outcome=outcome)))
+        await self.finish(self.write_or_defer(self.new_write(*events, **parts)))
 
     async def finish(self, writing: Coroutine[Any, Any, bool] | asyncio.Task[bool]) -> None:
         """Wait for a write to its end; the branch ends there if the task is not the run's any more."""
@@ -648,20 +646,14 @@ class Writer:
                 runtime.late_writes.settled(write)
         return written
 
-    async def write(
-        self,
-        *events: Event,
-        entries: Sequence[JournalEntry] = (),
-        outcome: Outcome | None = None,
-        limits: WorkLimits | None = None,
-    ) -> bool:
+    async def write(self, *events: Event, **parts: Unpack[WriteParts]) -> bool:
         """Write how the run ended, waits or goes on, however long the store takes to be there again. False, and the run
         is stopped, if its task is not its own any more.
 
         Raises:
             LimitReached: There is no place within the limits. Nothing was written.
         """
-        return await self._write_with_retry(self.new_write(*events, entries=entries, outcome=outcome, limits=limits))
+        return await self._write_with_retry(self.new_write(*events, **parts))
 
     async def read(self, *, after: int) -> Sequence[JournalEntry]:
         """The task's journal beyond `after`, as soon as the store gives it."""
