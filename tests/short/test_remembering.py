@@ -21,9 +21,9 @@ from mcp_tasks import Tasks
 from mcp_tasks.model.json import encode_json
 from mcp_tasks.model.limits import is_expired
 from mcp_tasks.model.record import InputBook, InputRequest, Outcome, Progress, TaskRecord, TaskStatus
-from mcp_tasks.protocol.cache import LARGEST, Texts
-from mcp_tasks.protocol.dialect import ModernDialect
-from mcp_tasks.server.fast_path.admission import Remembered
+from mcp_tasks.protocol.cache import LARGEST, ResponseCache
+from mcp_tasks.protocol.shapes import Message, render_moving, render_outcome, render_task
+from mcp_tasks.server.fast_path.admission import LARGEST_KEY, MOST_VERDICTS
 from mcp_tasks.server.fast_path.requests import LARGEST as LARGEST_BODY
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.stores.sqlite import SqliteStore
@@ -38,7 +38,6 @@ from tests.unit.watching import Threads
 
 NAME = "twins"
 HOUR = timedelta(hours=1)
-DIALECT = ModernDialect()
 
 
 def _grown(before: int) -> int:
@@ -52,16 +51,17 @@ def traced_memory() -> Iterator[None]:
     tracemalloc.stop()
 
 
-# Texts of answers
+# Cached responses
 
 
-def add(texts: Texts, record: TaskRecord, outcome: Outcome | None = None) -> int:
-    return texts.add(DIALECT, record, DIALECT.task(record, outcome, record.updated_at)).size
+def add(texts: ResponseCache, record: TaskRecord, outcome: Outcome | None = None) -> int:
+    fields = render_task(record, record.updated_at)
+    return texts.add(record, Message(fields=fields, large=render_outcome(record, outcome))).size
 
 
 def test_texts_are_kept_for_their_owner_and_those_not_asked_for_go_first() -> None:
-    size = add(Texts({}), make_record(id="task-1", owner="ada"))
-    texts = Texts({}, most_bytes=10 * size)
+    size = add(ResponseCache({}), make_record(id="task-1", owner="ada"))
+    texts = ResponseCache({}, most_bytes=10 * size)
     for number in range(100):
         add(texts, make_record(id=f"task-{number}", owner="ada"))
         # Asked for all the time.
@@ -76,7 +76,7 @@ def test_texts_are_kept_for_their_owner_and_those_not_asked_for_go_first() -> No
 
 @pytest.mark.usefixtures("traced_memory")
 def test_texts_take_no_more_memory_than_is_counted_and_say_the_same_of_their_time() -> None:
-    texts, most = Texts({}, most_bytes=1_000_000), 1_000_000
+    texts, most = ResponseCache({}, most_bytes=1_000_000), 1_000_000
     questions = {f"{n:032d}": InputRequest(method="elicitation/create", params={"message": f"{n}"}) for n in range(100)}
     shapes: list[dict[str, Any]] = [
         *({}, {"inputs": InputBook(used=frozenset(questions))}, {"inputs": InputBook().ask(questions)}),
@@ -94,7 +94,7 @@ def test_texts_take_no_more_memory_than_is_counted_and_say_the_same_of_their_tim
     assert kept is not None
     for seconds in (0, 1, 100, 4_000, 10_000):
         now = NOON + timedelta(seconds=seconds)
-        assert DIALECT.moving(kept.record, now) == DIALECT.moving(record, now)
+        assert render_moving(kept.record, now) == render_moving(record, now)
         assert is_expired(kept.record, now) == is_expired(record, now)
 
 
@@ -225,7 +225,7 @@ async def test_a_flood_of_different_headers_and_envelopes_takes_no_more_memory_t
     await flood(20, 1_020)
     assert polled.short.tasks.short_way.answered.total() == answered + 1_000
     # Seven megabytes, were they all kept.
-    assert _grown(before) < 2 * Remembered.MOST * Remembered.LARGEST * 1.5
+    assert _grown(before) < 2 * MOST_VERDICTS * LARGEST_KEY * 1.5
 
 
 # Large results

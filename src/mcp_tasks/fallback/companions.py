@@ -15,8 +15,6 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, TypeAlias, cast
 
-from mcp_types.version import LATEST_HANDSHAKE_VERSION
-
 from mcp_tasks.errors import (
     InvalidOption,
     LimitExceeded,
@@ -449,11 +447,11 @@ class Companions:
         """Whether a caller sees the companion tools."""
         if self.shown != "auto":
             return self.shown == "always"
-        if self._protocol.speaks(caller.protocol_version):
-            return not self._protocol.takes_tasks(caller)
+        if caller.version.has_extension:
+            return not caller.takes_tasks
         host = host_of(caller.client_info, self._hosts, over_stdio=not caller.headers)
         # A host can ask for tasks in one version only.
-        return host is None or not host.asks_for_tasks or caller.protocol_version != LATEST_HANDSHAKE_VERSION
+        return host is None or not host.asks_for_tasks or not caller.version.asks_for_tasks
 
     def is_companion(self, name: str) -> bool:
         """Whether this may be the name of one. Only a look-up, because every call asks."""
@@ -463,11 +461,13 @@ class Companions:
         """The companion tools that a caller sees, as `tools/list` has them."""
         if not self.is_shown_to(caller):
             return []
-        names = await self._present(self._protocol.speaks(caller.protocol_version))
+        names = await self._present(caller.version.has_extension)
         if names is None:
             return []
         # A caller that needs an owner and has none is refused when it calls one.
-        return definitions(names, lists=self._protocol.has_owner(caller) or session_of(caller) is not None)
+        return definitions(
+            names, lists=self._protocol.owners.known(caller) is not None or session_of(caller) is not None
+        )
 
     async def check_names(self, tools: Iterable[str]) -> None:
         """Refuse tools of the server that have the same names, with `UsageError`."""
@@ -495,7 +495,7 @@ class Companions:
             return None
         given = Arguments(arguments)
         try:
-            await self._protocol.limiting.request(self._protocol.owner(caller))
+            await self._protocol.limiting.request(self._protocol.owners.of(caller))
             given.check_names(self._taken[name])
             return await self._answers[name](given, names, ctx, caller)
         except BadArguments as exc:
@@ -521,7 +521,7 @@ class Companions:
             record = await self._find(given, caller)
             self._protocol.saw(record, "companion")
             return await self._wait_for(record, ctx, caller, seconds, since)
-        owner = self._protocol.owner(caller)
+        owner = self._protocol.owners.of(caller)
         scope = own_scope(caller, owner)
         if scope is None:
             raise BadArguments(
@@ -535,7 +535,7 @@ class Companions:
     async def _cancel(
         self, given: Arguments, names: CompanionNames, ctx: RequestContext, caller: Caller
     ) -> dict[str, Any]:
-        await self._protocol.limiting.cancel(self._protocol.owner(caller), caller.connection)
+        await self._protocol.limiting.nameless("cancels", self._protocol.owners.of(caller), caller.connection)
         before = await self._find(given, caller)
         after = await self._runtime().cancel(before, f"Cancelled with {names.cancel}", actor=actor_of(before))
         tool, task = tool_name(after.name), f"Task: {after.id}"
@@ -565,14 +565,14 @@ class Companions:
         task_id = given.task_id()
         if task_id is None:
             raise BadArguments("A task_id is needed: the id in the answer that said that the tool is still running.")
-        owner = self._protocol.owner(caller)
+        owner = self._protocol.owners.of(caller)
         try:
             record = await self._runtime().get(task_id, owner=owner)
             if record.method != "tools/call":
                 # A task of a prompt or a resource has no tool's result.
                 raise UnknownTask(task_id)
         except UnknownTask:
-            await self._protocol.limiting.unknown(owner, caller.connection)
+            await self._protocol.limiting.nameless("unknown", owner, caller.connection)
             raise
         return record
 
@@ -582,7 +582,7 @@ class Companions:
             "long ago and has expired. Use the id exactly as it was in the answer that said that the tool is still "
             "running."
         )
-        if own_scope(caller, self._protocol.owner(caller)) is None:
+        if own_scope(caller, self._protocol.owners.of(caller)) is None:
             return said
         return f"{said} To list your tasks, call the tool {tool_name(names.status)} without a task_id."
 

@@ -21,12 +21,12 @@ from typing import Any, Final, cast
 from mcp.server.context import CallNext, HandlerResult, ServerMiddleware
 from mcp.server.request_state import AESGCMRequestStateCodec, InvalidRequestState, RequestStateBoundary
 from mcp_types import INVALID_PARAMS
-from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from mcp_tasks.errors import StoreCorrupt, StoreUnavailable, TasksError, UsageError, ValueNotStorable
 from mcp_tasks.model.json import JsonObject, decode_json, encode_canonical, encode_json, is_large
 from mcp_tasks.protocol.errors import RpcError
 from mcp_tasks.protocol.owners import Caller
+from mcp_tasks.protocol.versions import version_of
 from mcp_tasks.quiet import get_logger
 from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.server.sdk import RequestContext, caller_of
@@ -293,7 +293,7 @@ class RequestStates:
         """The middleware before the SDK's boundary: puts our state in the place of the SDK's."""
         if ctx.method != "tools/call" or ctx.request_id is None:
             return await call_next(ctx)
-        trip = RoundTrip() if ctx.protocol_version in MODERN_PROTOCOL_VERSIONS else None
+        trip = RoundTrip() if version_of(ctx.protocol_version).asks_by_result else None
         params = ctx.params or {}
         text = params.get("requestState")
         if trip is not None and isinstance(text, str) and text.startswith(PREFIX):

@@ -12,7 +12,6 @@ import anyio
 from mcp.server import MCPServer, Server
 from mcp.server.context import CallNext, HandlerResult
 from mcp_types import CallToolRequestParams, InputRequiredResult
-from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSIONS
 
 from mcp_tasks._utils import BackgroundTasks
 from mcp_tasks.errors import LimitExceeded, StoreError, TasksError, TaskUnreadable, UnknownTask
@@ -21,12 +20,13 @@ from mcp_tasks.fallback.messages import beyond_limit, widened
 from mcp_tasks.fallback.options import ANY_HOST, HOSTS, UNKNOWN_HOST, Host, ShownTo
 from mcp_tasks.fallback.request_state import RequestStates, StateKeys, put_around_boundary, refused_state
 from mcp_tasks.fallback.waiting import CallStream, ResumedAnswers, WaitingRequest, ask_plainly
-from mcp_tasks.model.options import Fallback
+from mcp_tasks.model.options import Fallback, TaskOptions
 from mcp_tasks.model.record import TaskRecord, TaskRequest
 from mcp_tasks.protocol.errors import RpcError, refusing
 from mcp_tasks.protocol.limits import Limiting
 from mcp_tasks.protocol.methods import actor_of
-from mcp_tasks.protocol.owners import Caller, CallKey
+from mcp_tasks.protocol.owners import Caller
+from mcp_tasks.protocol.versions import version_of
 from mcp_tasks.quiet import get_logger, what
 from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.runtime.launch import LaunchSpec, new_task_id
@@ -54,26 +54,19 @@ class ToolCall:
     """A call of a tool by a client without tasks.
 
     Attributes:
+        spec: The task of the call.
+        options: The options of the tool.
         settle: Runs the call up to the tool's body, if the SDK asks for parameters before it; returns the answer to the
             call, or None if the body was reached.
-        asks_first: Whether the tool may begin by asking on the call.
         joined: The key under which equal calls get the same task.
-        key: The caller's idempotency key.
-        max_wait: How long a question of the tool may stay open, if its author says so.
     """
 
     ctx: RequestContext
     caller: Caller
-    request: TaskRequest
-    ways: Fallback
-    owner: str | None
-    retention: timedelta | None
-    poll_interval: timedelta | None = None
+    spec: LaunchSpec
+    options: TaskOptions
     settle: Callable[[], Awaitable[HandlerResult | None]] | None = None
-    asks_first: bool = False
     joined: str | None = None
-    key: CallKey | None = None
-    max_wait: timedelta | None = None
 
 
 class FallbackService:
@@ -119,7 +112,7 @@ class FallbackService:
         self.answers: ResumedAnswers = ResumedAnswers(parts.runtime, self.background)
         self._keys = StateKeys(parts.runtime)
         self.states: RequestStates = RequestStates(
-            self._keys, owner=parts.protocol.owner, now=lambda: parts.runtime().now()
+            self._keys, owner=parts.protocol.owners.of, now=lambda: parts.runtime().now()
         )
         self.companions: Companions = Companions(
             parts.runtime, parts.protocol, catalogue, self._wait_for, hosts=self.hosts, shown=shown, prefix=prefix
@@ -170,7 +163,7 @@ class FallbackService:
         try:
             return _complete(call.ctx, await self._answer(call))
         except LimitExceeded as exc:
-            return self.beyond_limit(exc, call.request.name, call.ctx, call.caller)
+            return self.beyond_limit(exc, call.spec.request.name, call.ctx, call.caller)
 
     def beyond_limit(self, exc: LimitExceeded, tool: str, ctx: RequestContext, caller: Caller) -> HandlerResult:
         """The answer to a call that a limit refuses: a result, because models seldom read errors of the protocol."""
@@ -192,13 +185,13 @@ class FallbackService:
             raise to_mcp_error(exc) from exc
 
     async def _answer(self, call: ToolCall) -> HandlerResult:
-        waiting = WaitingRequest(self, call.ctx, call.caller, call.ways, joins=call.joined is not None)
+        waiting = WaitingRequest(self, call.ctx, call.caller, call.options.fallback, joins=call.joined is not None)
         state = None if waiting.trip is None else waiting.trip.state
         if state is not None and state.task_id is not None:
             # Refused with an error of the protocol: a result would sound to a model as if the tool was not called.
             with ExitStack() as waits:
                 with refusing():
-                    waits.enter_context(self.limiting.waiting(call.owner, again=True))
+                    waits.enter_context(self.limiting.waiting(call.spec.owner, again=True))
                 return await self._resume(call, waiting, state.task_id)
         if call.settle is not None and waiting.trip is not None:
             settled = await call.settle()
@@ -206,7 +199,7 @@ class FallbackService:
                 return await waiting.ask_before(settled.model_dump(by_alias=True, mode="json", exclude_none=True))
             if settled is not None:
                 return settled
-        with self.limiting.waiting(call.owner):
+        with self.limiting.waiting(call.spec.owner):
             return await self._begin(call, waiting)
 
     async def _begin(self, call: ToolCall, waiting: WaitingRequest) -> HandlerResult:
@@ -231,24 +224,21 @@ class FallbackService:
         joined = None if nonce is not None else call.joined
         return await answer_call(
             self.runtime(),
-            LaunchSpec(
+            replace(
+                call.spec,
                 request=_request(call),
-                owner=call.owner,
-                retention=call.retention,
-                poll_interval=call.poll_interval,
                 session=session_of(call.caller),
                 task_id=task_id,
-                key=nonce,
+                key=call.spec.key or nonce,
             ),
-            asks_first=call.asks_first and waiting.trip is not None and joined is None,
+            asks_first=bool(call.options.asks_first) and waiting.trip is not None and joined is None,
             joined=joined,
-            key=call.key,
-            goes_on=call.ways.when_caller_leaves == "continue",
+            goes_on=call.options.fallback.when_caller_leaves == "continue",
         )
 
     def _discard_task(self, call: ToolCall, waiting: WaitingRequest) -> None:
         """Delete the task of a call that was answered quickly, unless another request may have it or wait for it."""
-        has_key = call.joined is not None or call.key is not None or waiting.nonce is not None
+        has_key = call.joined is not None or call.spec.key is not None or waiting.nonce is not None
         given = waiting.given
         if given is None or waiting.time.waited > FORGET_WITHIN or has_key or waiting.others_wait(given.id):
             return
@@ -257,7 +247,7 @@ class FallbackService:
 
     async def _resume(self, call: ToolCall, waiting: WaitingRequest, task_id: str) -> HandlerResult:
         try:
-            record = await waiting.find(task_id, call.owner)
+            record = await waiting.find(task_id, call.spec.owner)
             if record is not None:
                 return await waiting.resume(record)
         except UnknownTask as exc:
@@ -265,7 +255,9 @@ class FallbackService:
             raise refused_state("its task is gone") from exc
         # The store is unavailable. The task is running: after an error now, the client would start it twice.
         now = self.runtime().now()
-        known = TaskRecord(id=task_id, owner=call.owner, name=call.request.name, created_at=now, updated_at=now)
+        known = TaskRecord(
+            id=task_id, owner=call.spec.owner, name=call.spec.request.name, created_at=now, updated_at=now
+        )
         return await waiting.answer_early(known)
 
     async def _wait_for(
@@ -347,8 +339,8 @@ class FallbackService:
     async def _list(self, caller: Caller, result: dict[str, Any]) -> dict[str, Any]:
         """The result of `tools/list` for this caller: with companion tools, and schemas that allow the handle."""
         listed = cast("list[dict[str, Any]]", result.get("tools", []))
-        is_modern = self._protocol.speaks(caller.protocol_version)
-        tools = listed if self._protocol.takes_tasks(caller) else await self._wider(listed, is_modern=is_modern)
+        is_modern = caller.version.has_extension
+        tools = listed if caller.takes_tasks else await self._wider(listed, is_modern=is_modern)
         companions = await self.companions.tools(caller)
         names = {tool["name"] for tool in companions}
         if hidden := {tool["name"] for tool in tools} & names:
@@ -389,7 +381,7 @@ class FallbackService:
 
 def _complete(ctx: RequestContext, result: HandlerResult) -> HandlerResult:
     """The result with the `resultType` that 2026-07-28 asks for."""
-    is_modern = ctx.protocol_version in MODERN_PROTOCOL_VERSIONS
+    is_modern = version_of(ctx.protocol_version).marks_results
     if not isinstance(result, dict) or "resultType" in result or not is_modern:
         return result
     return {"resultType": "complete", **result}
@@ -397,11 +389,11 @@ def _complete(ctx: RequestContext, result: HandlerResult) -> HandlerResult:
 
 def _request(call: ToolCall) -> TaskRequest:
     """The request for the run, with how long its questions may stay open and who may answer them."""
-    request = replace(call.request, max_wait=call.max_wait or call.ways.answer_within)
+    request = replace(call.spec.request, max_wait=call.options.max_wait or call.options.fallback.answer_within)
     # Without sessions, the handshake of an older client is not kept, and it cannot be asked. Others that have the id of
     # the task can answer.
-    is_unknown = request.client_info is None and request.protocol_version in HANDSHAKE_PROTOCOL_VERSIONS
-    if not (call.ways.model_may_answer or is_unknown):
+    is_unknown = request.client_info is None and not version_of(request.protocol_version).describes_client
+    if not (call.options.fallback.model_may_answer or is_unknown):
         return request
     # A model fills in forms; another client that has the id may open a link as well.
     answerable: dict[str, Any] = {"form": {}, "url": {}} if is_unknown else {"form": {}}

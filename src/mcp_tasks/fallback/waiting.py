@@ -18,7 +18,6 @@ from mcp.server.auth.middleware.auth_context import auth_context_var
 from mcp.server.connection import allowed_log_levels
 from mcp.shared.exceptions import NoBackChannelError
 from mcp_types import INTERNAL_ERROR
-from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 
 from mcp_tasks._utils import BackgroundTasks
 from mcp_tasks.errors import AnswerRefused, LimitExceeded, StoreError, StoreUnavailable, TaskUnreadable, UnknownTask
@@ -31,10 +30,11 @@ from mcp_tasks.model.limits import backoff
 from mcp_tasks.model.options import Fallback
 from mcp_tasks.model.record import InputRequest, TaskRecord, TaskStatus
 from mcp_tasks.protocol.answers import answers_to, misfits, take_answer
-from mcp_tasks.protocol.dialect import decoded, outcome_to_send
 from mcp_tasks.protocol.errors import RpcError
+from mcp_tasks.protocol.outcomes import decoded, outcome_to_send
 from mcp_tasks.protocol.owners import Caller, without_key
 from mcp_tasks.protocol.shapes import render_question
+from mcp_tasks.protocol.versions import version_of
 from mcp_tasks.quiet import get_logger
 from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.server.questions import ClientStream, SentQuestion
@@ -644,7 +644,7 @@ class WaitingRequest:
             return body if outcome.meta is None else {**body, "_meta": await decoded(outcome.meta)}
         if body is None or self._is_status or _was_stopped(body):
             return failed_result(ended, body)
-        error = in_older_words(body) if self._ctx.protocol_version in HANDSHAKE_PROTOCOL_VERSIONS else body
+        error = body if version_of(self._ctx.protocol_version).marks_results else in_older_words(body)
         raise RpcError(error["code"], error["message"], error.get("data"))
 
     def _log_handle(self, seen: TaskRecord) -> None:

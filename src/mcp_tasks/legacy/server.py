@@ -50,10 +50,10 @@ from mcp_tasks.legacy.streams import SessionStream
 from mcp_tasks.model.json import JsonObject, is_large
 from mcp_tasks.model.record import TaskRecord, TaskRequest, TaskStatus
 from mcp_tasks.protocol.answers import ASKED_WITHIN, Action, send_input
-from mcp_tasks.protocol.dialect import decoded, outcome_to_send
 from mcp_tasks.protocol.errors import RpcError, discreet, refusing
 from mcp_tasks.protocol.listen import expiry
 from mcp_tasks.protocol.methods import CANCELLED_BY_CLIENT, actor_of
+from mcp_tasks.protocol.outcomes import decoded, outcome_to_send
 from mcp_tasks.protocol.owners import take_key
 from mcp_tasks.quiet import get_logger
 from mcp_tasks.runtime import TaskRuntime
@@ -324,7 +324,7 @@ class LegacyEra:
         # A session manager of the author's own cannot be asked whether it is stateless. There, a handshake that starts
         # with a guess other than the newest version came without a session.
         is_stateless = self._is_stateless or ctx.protocol_version != LATEST_HANDSHAKE_VERSION
-        return ctx.request is None or not is_stateless or self._protocol.has_owner(caller_of(ctx))
+        return ctx.request is None or not is_stateless or self._protocol.owners.known(caller_of(ctx)) is not None
 
     # Creation
 
@@ -355,7 +355,7 @@ class LegacyEra:
             caller = caller_of(ctx)
             request = request_of(ctx.method, request_meta(ctx), caller, name=name, arguments=arguments)
             try:
-                owner = self._protocol.owner(caller)
+                owner = self._protocol.owners.of(caller)
                 # Before any work on the arguments, which may be large.
                 with refusing():
                     await self._protocol.limiting.create(owner, request, connection=caller.connection)
@@ -416,7 +416,7 @@ class LegacyEra:
                     request=asked,
                     owner=owner,
                     retention=retention_of(task, offer),
-                    poll_interval=offer.options.poll_interval,
+                    policy=offer.options,
                     session=session_id,
                     key=None if own is None else own.key,
                     fingerprint=None if own is None else own.fingerprint,

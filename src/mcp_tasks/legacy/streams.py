@@ -336,7 +336,7 @@ class SessionsApp:
         # The client info and the version are left out: a GET does not have the one, nor the first request the other.
         principal, identity = authenticated()
         caller = Caller(protocol_version=VERSION, principal=principal, identity=identity, headers=headers)
-        return self._protocol.known_owner(caller)
+        return self._protocol.owners.known(caller)
 
     async def _open(self, owner: str | None, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request that may open a session."""

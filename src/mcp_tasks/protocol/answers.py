@@ -6,8 +6,10 @@ Only answers to open questions are looked at: SEP-2663 has the others ignored, w
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from datetime import timedelta
 from functools import lru_cache
 from typing import Any, Final, Literal, TypeAlias
@@ -23,6 +25,7 @@ from mcp_types import (
 )
 from pydantic import TypeAdapter, ValidationError
 
+from mcp_tasks._utils import short_id
 from mcp_tasks.errors import AnswerRefused, LimitExceeded, StoreError, TasksError, UsageError, ValueNotStorable
 from mcp_tasks.model import InputRequest
 from mcp_tasks.model.json import check_json, count_values, short_message
@@ -62,7 +65,7 @@ _SHAPES: Mapping[str, TypeAdapter[Any]] = {
 
 
 class AnswerMisfit(RpcError):
-    """An update is refused for one of its answers. To find that out took some work, which nobody is to do again."""
+    """An update is refused for one of its answers. To find that out took some work, which is not to be done again."""
 
     def __init__(self, why: str) -> None:
         super().__init__(INVALID_PARAMS, why)
@@ -87,26 +90,22 @@ class AnswerCheck:
         """Check the answers to open questions of the task.
 
         Raises:
-            AnswerMisfit: -32602, naming the key and what is wrong with its answer.
+            AnswerMisfit: -32602, naming the key and what is wrong with its answer; or they are too many values.
             LimitExceeded: An answer is too large, or nested too deeply.
         """
-        answers = answers_to(record, self._answers)
-        if self._limits is not None:
-            check_count(answers)
+        answers, limits = answers_to(record, self._answers), self._limits
+        if limits is not None and count_values(answers, MOST_VALUES) > MOST_VALUES:
+            raise AnswerMisfit(f"The answers of a request may have {MOST_VALUES:,} values in all, and these have more")
         for key in sorted(answers):
-            request = record.inputs.outstanding[key]
-            if self._fitting.get(key) != request:
-                self._check(key, request, answers[key])
-                self._fitting[key] = request
-
-    def _check(self, key: str, request: InputRequest, answer: Any) -> None:
-        if self._limits is not None:
-            what = f"The answer to {key[:100]!r}"
-            most, depth = self._limits.answer_bytes, self._limits.json_depth
-            check_json("answer_bytes", what, answer, most=most, depth=depth, written=encode_plain)
-        problem = _problem(request, answer)
-        if problem is not None:
-            raise AnswerMisfit(f"The answer to {key!r} does not fit: {problem}")
+            request, answer = record.inputs.outstanding[key], answers[key]
+            if self._fitting.get(key) == request:
+                continue
+            if limits is not None:
+                what, most, depth = f"The answer to {key[:100]!r}", limits.answer_bytes, limits.json_depth
+                check_json("answer_bytes", what, answer, most=most, depth=depth, written=encode_plain)
+            if (problem := _problem(request, answer)) is not None:
+                raise AnswerMisfit(f"The answer to {key!r} does not fit: {problem}")
+            self._fitting[key] = request
 
 
 def check_answers(record: TaskRecord, answers: Mapping[str, Any], limits: Limits | None = None) -> None:
@@ -115,28 +114,13 @@ def check_answers(record: TaskRecord, answers: Mapping[str, Any], limits: Limits
 
 
 def answers_to(record: TaskRecord, answers: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the answers that are to open questions. The others are not even gone through: there may be hundreds of
-    thousands."""
+    """The answers to open questions. The others are not even gone through: there may be hundreds of thousands."""
     return {key: answers[key] for key in record.inputs.outstanding if key in answers}
-
-
-def check_count(answers: Mapping[str, Any]) -> None:
-    """See that answers that came together are not too many values.
-
-    Raises:
-        AnswerMisfit: They are.
-    """
-    if _value_count(answers) > MOST_VALUES:
-        raise AnswerMisfit(f"The answers of a request may have {MOST_VALUES:,} values in all, and these have more")
 
 
 def turns_of(answers: Mapping[str, Any]) -> int:
     """As how many requests answers count: to check them takes time for each value."""
-    return 1 + _value_count(answers) // VALUES_PER_TURN
-
-
-def _value_count(answers: Mapping[str, Any]) -> int:
-    return count_values(dict(answers), MOST_VALUES)
+    return 1 + count_values(dict(answers), MOST_VALUES) // VALUES_PER_TURN
 
 
 def _problem(request: InputRequest, answer: Any) -> str | None:
@@ -147,17 +131,12 @@ def _problem(request: InputRequest, answer: Any) -> str | None:
             return f"it has {exc.error_count():,} problems"
         first = exc.errors(include_url=False, include_input=False)[0]
         return f"{'.'.join(map(str, first['loc']))[:LONGEST_PLACE] or 'it'}: {first['msg']}"
-    if request.method == "elicitation/create" and answer["action"] == "accept":
-        return _form_problem(request.params, answer.get("content"))
-    return None
-
-
-def _form_problem(params: Mapping[str, Any], content: Any) -> str | None:
-    schema = params.get("requestedSchema")
-    if schema is None:
+    schema = request.params.get("requestedSchema")
+    if request.method != "elicitation/create" or answer["action"] != "accept" or schema is None:
         return None
+    content = answer.get("content")
     try:
-        return Schema(schema).first_problem(content if content is not None else {}, most=MOST_RULES)
+        return Schema(schema).first_problem({} if content is None else content, most=MOST_RULES)
     except Uncheckable as exc:
         return f"it cannot be checked: {exc}"
     except UnusableSchema as exc:
@@ -167,14 +146,11 @@ def _form_problem(params: Mapping[str, Any], content: Any) -> str | None:
 
 
 def warn_of_schema(params: Mapping[str, Any]) -> None:
-    """Tell the author of a question, once, what its schema asks for and answers are not checked for."""
-    try:
-        said = [] if (schema := params.get("requestedSchema")) is None else not_enforced(schema)
-    except RecursionError:
-        # Told with the answer.
-        return
-    for each in said:
-        _warn_once(each)
+    """Tell the author of a question, once, which parts of its schema answers are not checked against."""
+    with suppress(RecursionError):
+        # One that is nested too deeply is told of with the answer.
+        for said in [] if (schema := params.get("requestedSchema")) is None else not_enforced(schema):
+            _warn_once(said)
 
 
 @lru_cache(_WARNINGS)
@@ -191,17 +167,16 @@ _NOT_STORABLE: Final = AnswerRefused(INTERNAL_ERROR, "The client's answer cannot
 
 def misfits(record: TaskRecord, answers: Mapping[str, Any], limits: Limits) -> dict[str, AnswerRefused | None]:
     """What is wrong with each of the answers that came together to open questions, by their keys."""
-    try:
-        check_count(answers)
-    except AnswerMisfit as exc:
-        return dict.fromkeys(answers, AnswerRefused(INVALID_PARAMS, exc.message))
-    return {key: misfit(record, key, answer, limits) for key, answer in answers.items()}
+    if count_values(dict(answers), MOST_VALUES) > MOST_VALUES:
+        problem = misfit(record, answers, limits)
+        return dict.fromkeys(answers, problem)
+    return {key: misfit(record, {key: answer}, limits) for key, answer in answers.items()}
 
 
-def misfit(record: TaskRecord, key: str, answer: Any, limits: Limits) -> AnswerRefused | None:
-    """What is wrong with an answer, as its tool is told in the end; None if it fits its question."""
+def misfit(record: TaskRecord, answers: Mapping[str, Any], limits: Limits) -> AnswerRefused | None:
+    """What is wrong with answers, as their tool is told in the end; None if they fit their questions."""
     try:
-        check_answers(record, {key: answer}, limits)
+        AnswerCheck(answers, limits)(record)
     except (RpcError, LimitExceeded) as exc:
         return AnswerRefused(INVALID_PARAMS, short_message(str(exc)))
     return None
@@ -210,35 +185,26 @@ def misfit(record: TaskRecord, key: str, answer: Any, limits: Limits) -> AnswerR
 async def take_answer(
     runtime: Callable[[], TaskRuntime], record: TaskRecord, key: str, answer: dict[str, Any] | AnswerRefused
 ) -> None:
-    """Write an answer down. The client will not send it again, so a store that is away is waited for."""
-    failures = 0
-    while True:
+    """Write an answer down. The client will not send it again, so an unavailable store is waited for."""
+    actor = Actor("client", record.owner)
+    for failures in itertools.count():
         try:
-            await _write(runtime(), record, key, answer)
+            if isinstance(answer, AnswerRefused):
+                await runtime().refuse(record, key, answer, actor=actor)
+            else:
+                await runtime().answer(record, {key: answer}, actor=actor)
             return
         except ValueNotStorable as exc:
-            logger.warning("an answer to task %s… cannot be stored: %s", record.id[:12], exc)
+            logger.warning("an answer to task %s cannot be stored: %s", short_id(record.id), exc)
             answer = _NOT_STORABLE
         except StoreError as exc:
-            logger.warning("an answer to task %s… is not stored yet: %s", record.id[:12], exc)
-            await asyncio.sleep(_pause(failures))
+            logger.warning("an answer to task %s is not stored yet: %s", short_id(record.id), exc)
+            pause = backoff(failures, base=timedelta(milliseconds=100), limit=timedelta(seconds=10))
+            await asyncio.sleep(pause.total_seconds())
         except TasksError as exc:
             # The task is gone, most likely.
-            logger.info("an answer to task %s… came to nothing: %s", record.id[:12], exc)
+            logger.info("an answer to task %s came to nothing: %s", short_id(record.id), exc)
             return
-        failures += 1
-
-
-async def _write(runtime: TaskRuntime, record: TaskRecord, key: str, answer: dict[str, Any] | AnswerRefused) -> None:
-    actor = Actor("client", record.owner)
-    if isinstance(answer, AnswerRefused):
-        await runtime.refuse(record, key, answer, actor=actor)
-    else:
-        await runtime.answer(record, {key: answer}, actor=actor)
-
-
-def _pause(failures: int) -> float:
-    return backoff(failures, base=timedelta(milliseconds=100), limit=timedelta(seconds=10)).total_seconds()
 
 
 # ---- input
@@ -305,13 +271,13 @@ async def send_input(
     def check(task: TaskRecord) -> None:
         if not task.inputs.answerable(responses, current.now()):
             raise UsageError(f"task {task.id} does not ask {next(iter(responses))!r} any more")
-        check_answers(task, responses, limits)
+        AnswerCheck(responses, limits)(task)
 
     return await current.answer(record, responses, actor=Actor("client", record.owner), check=check)
 
 
 def status_of(record: TaskRecord) -> TaskStatus:
-    """How a task stands to those who count an `isError` result as a failure."""
+    """The status of a task as those see it who count an `isError` result as a failure."""
     return TaskStatus.FAILED if record.is_error else record.status
 
 

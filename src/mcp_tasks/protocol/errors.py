@@ -1,7 +1,7 @@
 """Our exceptions as JSON-RPC errors: the only place that knows their codes.
 
-An exception that is not ours is a defect here or in a tool; its text may hold anything and stays on the server. What
-does go out is valid Unicode: an error that no client can parse answers nobody.
+An exception that is not ours is a defect here or in a tool; its text may hold anything and stays on the server. Every
+message is valid Unicode, so that every client can parse it.
 """
 
 from __future__ import annotations
@@ -66,8 +66,10 @@ class RpcError(Exception):
         return self.error.data
 
 
-class _Refusing:
-    # A class, and one object for all: a generator would cost a poll more than its look at the store.
+class refusing:
+    """In here, an error of the runtime is the refusal of a request."""
+
+    # No generator: that would cost a poll more than its look at the store.
 
     def __enter__(self) -> None:
         pass
@@ -76,14 +78,6 @@ class _Refusing:
         if isinstance(exc, TasksError):
             error = to_error_data(exc)
             raise RpcError(error.code, error.message, error.data) from exc
-
-
-_REFUSING = _Refusing()
-
-
-def refusing() -> _Refusing:
-    """In here, whatever goes wrong in the runtime is the refusal of a request."""
-    return _REFUSING
 
 
 @contextmanager
@@ -106,7 +100,10 @@ def discreet(method: str) -> Generator[None]:
 
 def to_error_data(exc: Exception) -> ErrorData:
     """The JSON-RPC error that a client sees for `exc`."""
-    error = _error_data(exc)
+    # An `RpcError`, or one of the SDK's own.
+    error: object = getattr(exc, "error", None)
+    if not isinstance(error, ErrorData):
+        error = _error_data(exc)
     return ErrorData(code=error.code, message=valid_text(error.message), data=valid_json(error.data))
 
 
@@ -117,10 +114,6 @@ def describe(exc: Exception) -> JsonObject:
 
 
 def _error_data(exc: Exception) -> ErrorData:
-    # An `RpcError`, or one of the SDK's own, which this room does not know by name.
-    error: object = getattr(exc, "error", None)
-    if isinstance(error, ErrorData):
-        return error
     match exc:
         case UnknownTask():
             # SEP-2663: -32602 for an invalid or nonexistent id. Unknown, expired and another's are one case.
@@ -136,9 +129,7 @@ def _error_data(exc: Exception) -> ErrorData:
             return ErrorData(code=exc.code, message=exc.message, data=exc.data)
         case QuestionTimedOut():
             return ErrorData(code=REQUEST_TIMEOUT, message=str(exc))
-        case RunStopped():
-            return ErrorData(code=INTERNAL_ERROR, message=str(exc), data={"reason": exc.reason})
-        case ReplayMismatch():
+        case RunStopped() | ReplayMismatch():
             return ErrorData(code=INTERNAL_ERROR, message=str(exc), data={"reason": exc.reason})
         case StoreUnavailable(may_have_happened=True):
             return ErrorData(code=INTERNAL_ERROR, message=_STORE_SILENT, data={"reason": MAY_HAVE_HAPPENED})
@@ -157,6 +148,6 @@ def _error_data(exc: Exception) -> ErrorData:
 def _limit_data(exc: LimitExceeded) -> JsonObject:
     data: dict[str, Any] = {"reason": "limit", "limit": exc.limit}
     if exc.retry_after is not None:
-        # Up: who comes back a moment too early would be told to wait for no time at all.
+        # Up: a client that comes back a moment too early would be told to wait for no time at all.
         data["retryAfterMs"] = math.ceil(exc.retry_after / timedelta(milliseconds=1))
     return data

@@ -1,7 +1,7 @@
-"""Listening to tasks (SEP-2663, "Task Status Notifications"): which ones, and what is told of them.
+"""Listening to tasks (SEP-2663, "Task Status Notifications"): which ones, and which states are sent.
 
-Knows no stream. An adapter acknowledges `task_ids` and then sends what `states` or `follow` gives, for as long as it is
-read. A reader that is slow gets fewer states, never older ones: what waits for it is at most one hint per task.
+Knows no stream. An entry point acknowledges `task_ids` and then sends the messages of `states` or `next`, as long as
+they are read. A reader that is slow gets fewer states, never older ones: at most one hint per task waits for it.
 """
 
 from __future__ import annotations
@@ -19,15 +19,17 @@ from typing import Final, TypeAlias
 import anyio.lowlevel
 
 from mcp_tasks.errors import StoreError, TaskUnreadable, UnknownTask
-from mcp_tasks.protocol.dialect import Dialect, Message, outcome_of, outcome_to_send
-from mcp_tasks.protocol.limits import Unread
-from mcp_tasks.protocol.owners import Caller, Identity
+from mcp_tasks.protocol.outcomes import Unread, outcome_to_send
+from mcp_tasks.protocol.owners import Identity
+from mcp_tasks.protocol.shapes import Message, render_detailed, render_outcome
 from mcp_tasks.quiet import get_logger
 from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.stores.base import Hint, Inbox
 
+logger: Final = get_logger(__name__)
+
 # ---- stream ends
-# When streams end that nobody ends: with the token that opened them, or after so long.
+# When streams end by themselves: with the token that opened them, or after so long.
 
 
 LONGEST_SLEEP: Final = 30.0
@@ -63,12 +65,12 @@ class StreamEnds:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._next = 0
 
-    def after(self, caller: Caller) -> int | None:
-        """The second in which a stream of the caller ends that begins now; None for one that lasts."""
-        return self.after_token(caller.identity)
-
     def after_token(self, identity: Identity | None) -> int | None:
-        """The same, for one that was opened with a token, or without."""
+        """The second in which a stream ends that begins now; None for one that lasts.
+
+        Args:
+            identity: The token that it was opened with, if any.
+        """
         expires = expiry(identity)
         if self._life is None:
             return expires
@@ -127,163 +129,118 @@ class StreamEnds:
             self._schedule(asyncio.get_running_loop())
 
 
-logger: Final = get_logger(__name__)
+# ---- listening
+
 
 _LOOKUPS_AT_A_TIME: Final = 50
 """Tasks that are looked up before others have their turn: a store may answer without ever giving way."""
 
 
 class Listening:
-    """The states of some tasks, from now on.
+    """The states of some tasks, from the moment that it is started.
 
     Attributes:
         task_ids: The tasks that are honoured: the caller's own.
-        owner: The caller whose they are.
-        method: The notification that carries a state.
-        close: To be called when the stream is over, or was not begun; twice does nothing. Until then it counts as one
-            of its owner's.
 
     Args:
-        ends: What ends streams in time,
-        ends_in: and in which second this one; None for one that lasts.
+        ends: Ends streams in time.
+        second: The second in which this one ends; None for one that lasts.
+        unread: Counts large states until they are read.
+        closed: Called when it is closed.
     """
 
-    __slots__ = ("_dialect", "_ends", "_ends_in", "_runtime", "_unread", "close", "method", "owner", "task_ids")
+    __slots__ = ("_closed", "_end", "_ends", "_inbox", "_runtime", "_second", "_sent", "_unread", "task_ids")
 
     def __init__(
         self,
         runtime: TaskRuntime,
-        dialect: Dialect,
         task_ids: Sequence[str],
-        owner: str | None = None,
         *,
-        ends: StreamEnds | None = None,
-        ends_in: int | None = None,
-        closed: Callable[[], None] = lambda: None,
-        unread: Unread | None = None,
+        ends: StreamEnds,
+        second: int | None,
+        unread: Unread,
+        closed: Callable[[], None],
     ) -> None:
-        self.close: Callable[[], None] = closed
-        self._runtime = runtime
-        self._dialect = dialect
-        self._ends = ends
-        self._ends_in = ends_in
-        self._unread = unread
         self.task_ids: Sequence[str] = task_ids
-        self.owner: str | None = owner
-        self.method: str = dialect.notification_method
+        self._runtime = runtime
+        self._ends = ends
+        self._second = second
+        self._unread = unread
+        self._closed = closed
+        self._end: End | None = None
+        self._inbox: Inbox | None = None
+        self._sent: dict[str, int] = {}
 
-    def follow(self, wake: Callable[[], None] | None = None, end: End | None = None) -> Following:
-        """Follow the tasks from now on, to be stopped when done.
+    def start(self, end: End, wake: Callable[[], None] | None = None) -> None:
+        """Follow the tasks from now on.
 
         Args:
-            wake: Called whenever there may be something to tell, for who does not wait.
             end: Called when the stream's time is over: the token that opened it has expired, or it has lasted for as
                 long as any may.
+            wake: Called whenever there may be a new state, for a reader that does not wait.
         """
-        following = Following(self._runtime, self._dialect, self.task_ids, wake, self._unread)
-        if end is not None and self._ends is not None and self._ends_in is not None:
-            following.end_in(self._ends, self._ends_in, end)
-        return following
+        self._inbox = inbox = Inbox(wake=wake)
+        for task_id in self.task_ids:
+            self._sent[task_id] = 0
+            self._runtime.hints.add(inbox, task_id)
+            # As it is by now: a change before we listened would otherwise never be sent.
+            inbox.put(Hint(task_id, 1))
+        if self._second is not None:
+            self._end = end
+            self._ends.add(self._second, end)
 
-    async def states(self, end: End | None = None) -> AsyncGenerator[Message]:
+    def close(self) -> None:
+        """End it. It may be closed twice, or before it was started; until then it counts as one of its owner's."""
+        if self._inbox is not None:
+            self._runtime.hints.leave(self._inbox)
+            self._inbox = None
+        if self._end is not None and self._second is not None:
+            self._ends.leave(self._second, self._end)
+            self._end = None
+        self._closed()
+
+    async def states(self, end: End) -> AsyncGenerator[Message]:
         """The state of each task at once, and then whenever it changed. Never ends by itself; close it when done, and
         when `end` is called.
 
         Raises:
-            LimitExceeded: As `Following.next`.
+            LimitExceeded: As `next`.
         """
-        following = self.follow(end=end)
-        try:
-            while True:
-                while (state := await following.next()) is not None:
-                    yield state
-                await following.wait()
-        finally:
-            following.stop()
-
-
-class Following:
-    """What one listener has been told of its tasks, and what it has yet to be told.
-
-    Args:
-        wake: Called whenever there may be something to tell.
-        unread: What large states count in, if they do.
-    """
-
-    __slots__ = ("_dialect", "_ending", "_inbox", "_runtime", "_sent", "_unread")
-
-    def __init__(
-        self,
-        runtime: TaskRuntime,
-        dialect: Dialect,
-        task_ids: Sequence[str],
-        wake: Callable[[], None] | None,
-        unread: Unread | None = None,
-    ) -> None:
-        self._unread = unread
-        self._runtime = runtime
-        self._dialect = dialect
-        self._sent = dict.fromkeys(task_ids, 0)
-        self._ending: tuple[StreamEnds, int, End] | None = None
-        self._inbox = Inbox(wake=wake)
-        for task_id in task_ids:
-            runtime.hints.add(self._inbox, task_id)
-            # As it is by now; a change before we listened would otherwise never be told.
-            self._inbox.put(Hint(task_id, 1))
+        self.start(end)
+        while self._inbox is not None:
+            while (state := await self.next()) is not None:
+                yield state
+            await self._inbox.wait()
 
     async def next(self) -> Message | None:
-        """A state that is newer than what was told of its task; None if there is none now.
+        """A state that is newer than the last one of its task; None if there is none now.
 
         Raises:
-            LimitExceeded: There is one, and no room for it beside what its client has not read. The stream is to end,
-                and the client to open another.
+            LimitExceeded: There is one, and no room for it beside those that its client has not read. The stream is to
+                end, and the client to open another.
         """
-        while (hint := self._inbox.pop()) is not None:
-            told = self._sent[hint.task_id]
-            if hint.version > told:
-                state, self._sent[hint.task_id] = await self._newer(hint.task_id, than=told)
-                if state is not None:
-                    return state
-        return None
-
-    async def wait(self) -> None:
-        """Return when there may be something to tell."""
-        await self._inbox.wait()
-
-    def end_in(self, ends: StreamEnds, second: int, end: End) -> None:
-        """Have the stream ended in that second, unless it stops before."""
-        self._ending = ends, second, end
-        ends.add(second, end)
-
-    def stop(self) -> None:
-        """Be told nothing more."""
-        self._runtime.hints.leave(self._inbox)
-        if self._ending is not None:
-            (ends, second, end), self._ending = self._ending, None
-            ends.leave(second, end)
-
-    async def _newer(self, task_id: str, *, than: int) -> tuple[Message | None, int]:
-        """The task's state if it is newer, and the version that the listener has after it."""
-        runtime = self._runtime
-        try:
-            record = await runtime.store.get(task_id)
-            if record is None or record.version <= than:
-                return None, than
-            if self._unread is None:
-                outcome = await outcome_of(runtime, record)
-            else:
+        while self._inbox is not None and (hint := self._inbox.pop()) is not None:
+            sent, runtime = self._sent[hint.task_id], self._runtime
+            if hint.version <= sent:
+                continue
+            try:
+                record = await runtime.store.get(hint.task_id)
+                if record is None or record.version <= sent:
+                    continue
                 outcome = await outcome_to_send(runtime, record, self._unread)
-        except (StoreError, UnknownTask):
-            # The client polls as well; the next change is told again.
-            return None, than
-        return self._dialect.notification(record, outcome, runtime.now()), record.version
+            except (StoreError, UnknownTask):
+                # The client polls as well; the next change is sent again.
+                continue
+            self._sent[hint.task_id] = record.version
+            return Message(fields=render_detailed(record, runtime.now()), large=render_outcome(record, outcome))
+        return None
 
 
 async def honoured(runtime: TaskRuntime, task_ids: Sequence[str], owner: str | None, *, methods: Set[str]) -> list[str]:
     """The owner's tasks among those named, if they are of one of these methods. The others are left out, whatever they
     are.
 
-    Ids alone: a stream lasts long, and what they stand for would be kept for as long.
+    Ids alone: a stream lasts long, and the records would be kept for as long.
     """
     own: list[str] = []
     for number, task_id in enumerate(task_ids, start=1):
@@ -294,7 +251,7 @@ async def honoured(runtime: TaskRuntime, task_ids: Sequence[str], owner: str | N
         except UnknownTask:
             continue
         except TaskUnreadable as exc:
-            # Told to whoever asks for it; the stream is for the others.
+            # Told to a caller that asks for it; the stream is for the others.
             logger.error("no notifications for task %s…: %s", task_id[:12], exc.why)
             continue
         if record.method in methods:

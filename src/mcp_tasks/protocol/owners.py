@@ -1,4 +1,4 @@
-"""Whose tasks a caller's are: the one place that says so, for every method and every way in.
+"""Who calls, and whose tasks those are: the one place that says so, for every method and every entry point.
 
 The author's rule names the owner; by default it is the identity in the SDK's access token. Where every task has to have
 an owner, a request that has none is refused before anything is looked at, so it learns of no task and makes none.
@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from types import MappingProxyType
-from typing import Any, Final, TypeGuard
+from typing import Any, Final, cast
 
 from mcp_types import INTERNAL_ERROR, INVALID_PARAMS
 
@@ -23,7 +23,8 @@ from mcp_tasks.errors import KeyRefused, OwnerRequired
 from mcp_tasks.model.json import JsonObject
 from mcp_tasks.model.record import TaskRequest
 from mcp_tasks.protocol.errors import RpcError, to_error_data
-from mcp_tasks.protocol.shapes import IDEMPOTENCY_KEY, LONGEST_KEY, REPEATED_META_KEY
+from mcp_tasks.protocol.shapes import EXTENSION_ID, IDEMPOTENCY_KEY, LONGEST_KEY, REPEATED_META_KEY
+from mcp_tasks.protocol.versions import ProtocolVersion, version_of
 from mcp_tasks.quiet import get_logger, what
 
 # ---- caller
@@ -72,6 +73,7 @@ class Caller:
         capabilities: What the client declared, as JSON: on the request itself or in the handshake, as its era has it.
         client_info: What the client says of itself, as JSON; None if it says nothing.
         headers: The headers of the HTTP request, by lower-case name; empty on other transports.
+        version: The row of that version in the table of differences.
         connection: The network connection that the request came on, as the HTTP server names it: host and port of the
             other side. An HTTP server that trusts a proxy names the address that the proxy forwards. Empty if the
             server does not say; None on transports without a network.
@@ -84,22 +86,28 @@ class Caller:
     client_info: JsonObject | None = None
     headers: Mapping[str, str] = field(default_factory=lambda: _NOTHING)
     connection: str | None = None
+    version: ProtocolVersion = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "version", version_of(self.protocol_version))
 
     def declares(self, extension: str) -> bool:
         """Whether the client declared an extension. A declaration is an object; anything else is not one."""
         extensions = self.capabilities.get("extensions")
-        return _is_object(extensions) and _is_object(extensions.get(extension))
+        return isinstance(extensions, Mapping) and isinstance(
+            cast("Mapping[str, Any]", extensions).get(extension), Mapping
+        )
 
-
-def _is_object(value: object) -> TypeGuard[Mapping[str, Any]]:
-    # A dictionary as a rule, and to tell it by its type takes a tenth of the time.
-    return type(value) is dict or isinstance(value, Mapping)
+    @property
+    def takes_tasks(self) -> bool:
+        """Whether the client said, for this very request, that it takes tasks as SEP-2663 has them."""
+        return self.version.has_extension and self.declares(EXTENSION_ID)
 
 
 logger: Final = get_logger(__name__)
 
 MOST_NAMED: Final = 100
-"""Clients that are warned about by name. Whoever may register clients could otherwise fill the log, and the memory."""
+"""Clients that are warned about by name. Otherwise an attacker who may register clients could fill the log."""
 
 NO_OWNER: Final = "Authentication required: on this server a task has to have an owner, and this request has none"
 
@@ -142,14 +150,9 @@ class Owners:
     ) -> None:
         self._rule = rule
         self._required = required
-        self._local = local
+        self.local: str | None = local
         self._is_usual = rule is authenticated
-        self._warned: set[str] = set()
-
-    @property
-    def local(self) -> str | None:
-        """Who has the server to themselves, through a pipe or in this process, where everybody else has a name."""
-        return self._local
+        self._warned: set[tuple[str, str]] = set()
 
     def of(self, caller: Caller) -> str | None:
         """The owner of the caller's tasks; None where they need none, and have none.
@@ -158,14 +161,35 @@ class Owners:
             RpcError: -32600, the caller has no owner and needs one; -32603, the author's rule failed, or answered with
                 something that is not a name. No store has to tell apart what it would make of it.
         """
-        owner = self._named(caller)
-        if owner is None and self._required():
-            raise self._refusal(caller)
-        return owner
-
-    def has(self, caller: Caller) -> bool:
-        """Whether the caller's tasks have an owner; not, if the rule fails: whatever is asked for then is refused."""
-        return self.known(caller) is not None
+        try:
+            owner: object = self._rule(caller)
+        except Exception as exc:
+            logger.error("the rule of principal= raised %s: the request is refused", _raised(exc))
+            raise RpcError(INTERNAL_ERROR, RULE_FAILED) from exc
+        if not isinstance(owner, str | None):
+            if isinstance(owner, Coroutine):
+                owner.close()
+            logger.error(
+                "principal= must return a str or None, and returned a value of type %r: the request is refused. "
+                "It cannot be an async function.",
+                type(owner).__name__,
+            )
+            raise RpcError(INTERNAL_ERROR, RULE_FAILED)
+        if self._is_usual and caller.identity is not None and caller.identity.subject is None:
+            self._warn(
+                caller.identity.client_id,
+                "the access tokens of client %r name no subject, so all its users are one owner and see each other's "
+                "tasks. That is right for a machine. For people, have the token verifier set AccessToken.subject, or "
+                "name the owner with Tasks(principal=...)",
+            )
+        # An empty name is the answer of a rule that found nothing: all without a name would be the same person.
+        if owner:
+            return owner
+        if not self._required():
+            return None
+        if self.local and not caller.headers:
+            return self.local
+        raise self._refusal(caller)
 
     def known(self, caller: Caller) -> str | None:
         """The owner as far as the rule names one, for a request that is refused already: nothing is said of it."""
@@ -174,70 +198,32 @@ class Owners:
         except Exception:
             # As it did when the request was refused for it, which is in the log.
             return None
+        if isinstance(owner, str) and owner:
+            return owner
         if isinstance(owner, Coroutine):
             owner.close()
-        return self._settled(owner, caller) if owner is None or isinstance(owner, str) else None
-
-    def _named(self, caller: Caller) -> str | None:
-        try:
-            owner: object = self._rule(caller)
-        except Exception as exc:
-            logger.error("the rule of principal= raised %s: the request is refused", _raised(exc))
-            raise RpcError(INTERNAL_ERROR, RULE_FAILED) from exc
-        if owner is None or isinstance(owner, str):
-            if self._is_usual and caller.identity is not None and caller.identity.subject is None:
-                self._warn(caller.identity.client_id)
-            return self._settled(owner, caller)
-        if isinstance(owner, Coroutine):
-            owner.close()
-        logger.error(
-            "principal= must return a str or None, and returned a value of type %r: the request is refused. "
-            "It cannot be an async function.",
-            type(owner).__name__,
-        )
-        raise RpcError(INTERNAL_ERROR, RULE_FAILED)
-
-    def _settled(self, owner: str | None, caller: Caller) -> str | None:
-        """The owner, given what the rule named."""
-        # An empty name is what a rule gives that found nothing: all without a name would be the same person.
-        if not owner:
-            return self._local if self._local and not caller.headers and self._required() else None
-        return owner
+        is_local = owner in (None, "") and not caller.headers and self._required()
+        return (self.local or None) if is_local else None
 
     def _refusal(self, caller: Caller) -> RpcError:
         """The refusal of a request that has no owner and needs one."""
-        if caller.identity is None:
-            return _no_owner(NO_OWNER)
-        if self._is_new(f"nobody {caller.identity.client_id}"):
-            logger.warning(
+        message = NO_OWNER
+        if caller.identity is not None:
+            message = NOT_NAMED
+            self._warn(
+                caller.identity.client_id,
                 "the rule of principal= names no owner for access tokens of client %r, and their requests are refused. "
                 "A token without a subject stands for no person; if it should be let in, have the rule name an owner "
                 "for it",
-                caller.identity.client_id,
             )
-        return _no_owner(NOT_NAMED)
+        error = to_error_data(OwnerRequired(message))
+        return RpcError(error.code, error.message, error.data)
 
-    def _warn(self, client_id: str) -> None:
-        if not self._is_new(client_id):
-            return
-        logger.warning(
-            "the access tokens of client %r name no subject, so all its users are one owner and see each other's "
-            "tasks. That is right for a machine. For people, have the token verifier set AccessToken.subject, or name "
-            "the owner with Tasks(principal=...)",
-            client_id,
-        )
-
-    def _is_new(self, subject: str) -> bool:
-        """Whether this has not been warned about before, and is to be."""
-        if subject in self._warned or len(self._warned) >= MOST_NAMED:
-            return False
-        self._warned.add(subject)
-        return True
-
-
-def _no_owner(message: str) -> RpcError:
-    error = to_error_data(OwnerRequired(message))
-    return RpcError(error.code, error.message, error.data)
+    def _warn(self, client_id: str, message: str) -> None:
+        """Warn of a client, once, and not of any number of them."""
+        if (client_id, message) not in self._warned and len(self._warned) < MOST_NAMED:
+            self._warned.add((client_id, message))
+            logger.warning(message, client_id)
 
 
 def _raised(exc: Exception) -> str:
@@ -256,26 +242,24 @@ LEAST_CHARACTERS: Final = 22
 
 @dataclass(frozen=True, slots=True)
 class CallKey:
-    """What a store keeps of the idempotency key of a call.
+    """The idempotency key of a call, as a store keeps it.
 
     Attributes:
-        key: What the task of the call stands under.
-        fingerprint: What the call is: under the same key no other may stand.
-        is_repeat: Whether the caller says that the call may have been made before.
+        key: The key that the task of the call stands under.
+        fingerprint: A hash of the call: no other call may stand under the same key.
     """
 
     key: str
     fingerprint: str
-    is_repeat: bool = False
 
 
 def take_key(
     request: TaskRequest, owner: str | None, *, asks_first: bool = False
 ) -> tuple[TaskRequest, CallKey | None]:
-    """Take the idempotency key out of a request: what is kept of the call is without it, and its tool never sees it.
+    """Take the idempotency key out of a request: the store and the tool never see it.
 
     Args:
-        owner: Whom the task will belong to; None for a caller that has no name.
+        owner: The owner of the task; None for a caller that has no name.
         asks_first: Whether the tool may ask by returning, and be called again with the answers.
 
     Raises:
@@ -284,13 +268,21 @@ def take_key(
     """
     if IDEMPOTENCY_KEY not in request.meta:
         return request, None
-    key = _checked(request.meta[IDEMPOTENCY_KEY], owner)
-    # The first of them stands where any call does: a key is one call's, whichever the tool, and whatever door it takes.
+    key: object = request.meta[IDEMPOTENCY_KEY]
+    if not isinstance(key, str) or not 0 < len(key) <= LONGEST_KEY:
+        raise RpcError(
+            INVALID_PARAMS,
+            f"_meta[{IDEMPOTENCY_KEY!r}] must be a string of 1 to {LONGEST_KEY} characters, another one for each "
+            "call: a UUID will do",
+        )
+    if owner is None and len(key) < LEAST_CHARACTERS:
+        raise KeyRefused("key_too_short", least=LEAST_CHARACTERS)
+    # The first request of a call stands where any call does: a key is one call's, whichever the tool and the entry
+    # point.
     is_later = asks_first and (request.request_state is not None or bool(request.input_responses))
     place = [key, request.request_state, sorted(request.input_responses or ())] if is_later else [key]
-    what = [request.method, request.name, request.arguments, request.input_responses or {}]
-    is_repeat = request.meta.get(REPEATED_META_KEY) is True
-    taken = CallKey(f"idempotency/{_digest(place)}", _digest(what), is_repeat)
+    call = [request.method, request.name, request.arguments, request.input_responses or {}]
+    taken = CallKey(f"idempotency/{_digest(place)}", _digest(call))
     return replace(request, meta=without_key(request.meta)), taken
 
 
@@ -309,18 +301,6 @@ def check_first(meta: Mapping[str, Any]) -> None:
     """
     if meta.get(REPEATED_META_KEY) is True and IDEMPOTENCY_KEY in meta:
         raise KeyRefused("call_not_kept")
-
-
-def _checked(key: object, owner: str | None) -> str:
-    if not isinstance(key, str) or not 0 < len(key) <= LONGEST_KEY:
-        raise RpcError(
-            INVALID_PARAMS,
-            f"_meta[{IDEMPOTENCY_KEY!r}] must be a string of 1 to {LONGEST_KEY} characters, another one for each "
-            "call: a UUID will do",
-        )
-    if owner is None and len(key) < LEAST_CHARACTERS:
-        raise KeyRefused("key_too_short", least=LEAST_CHARACTERS)
-    return key
 
 
 def _digest(value: Any) -> str:

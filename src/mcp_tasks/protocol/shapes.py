@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
-from types import MappingProxyType
 from typing import Any, ClassVar, Final, Literal, cast
 
 from mcp_types import RequestParams, Result
@@ -132,12 +131,34 @@ class CreateTaskResult(_TaskFields, Result):
     result_type: Literal["task"] = "task"
 
 
+# ---- message
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Message:
+    """The result of a request, or the params of a notification.
+
+    Attributes:
+        fields: Its fields, small whatever the task is about.
+        large: One more field, as JSON bytes: the outcome. Kept apart so that it is never decoded only to be encoded
+            again.
+    """
+
+    fields: dict[str, Any]
+    large: tuple[str, bytes] | None = None
+
+    def encode(self) -> bytes:
+        """The whole object as JSON."""
+        fields = encode_plain(self.fields)
+        if self.large is None:
+            return fields
+        name, value = self.large
+        return b"%b,%b:%b}" % (fields[:-1], encode_plain(name), value)
+
+
 # ---- render
-# Record to wire, for the 2026-07-28 dialect.
+# Record to wire, as 2026-07-28 has it.
 
-
-ACK: Final = MappingProxyType({"resultType": "complete"})
-"""The acknowledgement of `tasks/update` and `tasks/cancel`: exactly this, with no task fields."""
 
 _MILLISECOND = timedelta(milliseconds=1)
 
@@ -153,7 +174,7 @@ def render_task(record: TaskRecord, now: datetime) -> dict[str, Any]:
 
 
 def render_detailed(record: TaskRecord, now: datetime) -> dict[str, Any]:
-    """`DetailedTask`, as it stands in a result and in a notification, but for its outcome (see `render_outcome`)."""
+    """`DetailedTask`, the params of `notifications/tasks`, but for its outcome (see `render_outcome`)."""
     task = _task(record, now)
     if record.progress is not None:
         task["_meta"] = progress_meta(record.progress)
@@ -424,6 +445,9 @@ def _number(value: Any) -> float | None:
 
 NAME_HEADER: Final = "mcp-name"
 """Names the task of a request, so that it can be routed without reading its body. In lower case, as doors give it."""
+
+ENCODED_HEADER: Final = "=?base64?"
+"""The beginning of a value that is encoded."""
 
 _ENCODED = re.compile(r"=\?base64\?(?P<payload>.*)\?=")
 

@@ -47,7 +47,6 @@ class LaunchSpec:
     policy: TaskOptions | None = None
     owner: str | None = None
     retention: timedelta | None = None
-    poll_interval: timedelta | None = None
     announced: bool = True
     key: str | None = None
     key_until_end: bool = False

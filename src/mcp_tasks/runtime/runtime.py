@@ -428,7 +428,7 @@ class TaskRuntime:
             created_at=now,
             updated_at=now,
             retention=spec.retention,
-            poll_interval=spec.poll_interval,
+            poll_interval=treated.poll_interval,
             announced=spec.announced,
             session=spec.session,
             parent=spec.parent,

@@ -71,7 +71,7 @@ class ArgumentCheck:
         """Why the SDK will not let the function have these arguments; None if it will. Anything but `ArgumentsRefused`
         is a defect in what validates them."""
         given = dict(arguments)
-        if is_more_than_small(arguments) and (found := self._first_problem(given)) is not None:
+        if rough_size(given) > SMALL and (found := self._first_problem(given)) is not None:
             return self._refused(found, _NOT_ALL)
         try:
             self._tool.fn_metadata.validate_arguments(given)
@@ -113,11 +113,6 @@ class ArgumentCheck:
             lines += [*map(_line, details), f"and {count - MOST_PROBLEMS:,} more"]
         text = "\n".join([*lines, *more])
         return ArgumentsRefused(valid_text(text if len(text) <= LONGEST_PROBLEM else text[: LONGEST_PROBLEM - 1] + "…"))
-
-
-def is_more_than_small(arguments: Mapping[str, Any]) -> bool:
-    """Whether arguments are such that not every problem with them is looked for."""
-    return rough_size(dict(arguments)) > SMALL
 
 
 def _line(error: ErrorDetails) -> str:
@@ -184,6 +179,7 @@ class Served:
         retention: How long the task of a call is kept after it ended; None for as long as the store lives.
         max_retention: The longest that a caller may ask for; None for no limit.
         is_marked: Whether its author said that calls of it may become tasks.
+        at_once: Whether a call with small arguments that fit becomes a task at once, whatever the tool does.
         resolves: Whether the SDK asks for parameters of the tool before it enters the body.
         check: Says why the SDK will refuse arguments; None where that is not known.
         schema: The published schema of the arguments, where the function behind it is not known.
@@ -193,6 +189,7 @@ class Served:
     retention: timedelta | None = None
     max_retention: timedelta | None = None
     is_marked: bool = True
+    at_once: bool = False
     resolves: bool = False
     check: Callable[[Mapping[str, Any]], Exception | None] | None = None
     schema: Mapping[str, Any] | None = None
@@ -211,12 +208,17 @@ class Served:
         """Why these arguments will be refused, as far as can be known before the call; None if they will not."""
         return None if self.check is None else self.check(arguments)
 
-    def takes(self, arguments: Mapping[str, Any]) -> bool:
-        """Whether these arguments will not be refused, as far as can be known before the call."""
-        return self.problem_with(arguments) is None if arguments else self._takes_none
+    def takes_at_once(self, arguments: Mapping[str, Any]) -> bool:
+        """Whether a call with these arguments becomes a task at once."""
+        if not arguments:
+            return self.at_once and self._takes_none
+        # Large arguments are looked at once the caller may have a task, and that counts once.
+        is_small = self.at_once and rough_size(dict(arguments)) <= SMALL
+        return is_small and self.problem_with(arguments) is None and not self.may_refuse(arguments)
 
     def may_refuse(self, arguments: Mapping[str, Any]) -> bool:
-        """Whether the SDK may refuse what `takes` lets pass. It is more lenient than a schema: "7" may be a number."""
+        """Whether the SDK may refuse arguments that `problem_with` lets pass. It is more lenient than a schema: "7" may
+        be a number."""
         if self.schema is None:
             return False
         try:
@@ -240,7 +242,7 @@ class Served:
 
     @cached_property
     def _takes_none(self) -> bool:
-        return self.problem_with({}) is None
+        return self.problem_with({}) is None and not self.may_refuse({})
 
     @cached_property
     def _checked(self) -> Schema | None:
@@ -271,6 +273,7 @@ class Mark:
         name: Its name if the author said it, else the function's.
         is_named: Whether the author said it.
         function: The function behind it; None for what was marked by its name alone.
+        at_once: Whether a call with small arguments that fit becomes a task at once, whatever the tool does.
         resolves: Whether the SDK asks for parameters of the tool before it enters the body.
         declares_asking: Whether the function declares that it may ask by returning.
     """
@@ -351,6 +354,8 @@ class Catalogue:
         self._max_ttl = max_ttl
         self._longest = longest
         self._augments = augments
+        self.is_companion: Callable[[str], bool] = lambda _: False
+        """Whether calls of a name are for a companion tool."""
         self._marks: dict[tuple[Kind, str], Mark] = {}
         self._host: ToolHost | None = None
         # The tools that were listed last. Empty once something was marked since: what was found may be wrong then.
@@ -401,9 +406,9 @@ class Catalogue:
     # Tools
 
     def is_plain(self, name: str) -> bool:
-        """Whether the tool of that name is known not to be marked. A look-up and no more: it is asked on every call."""
+        """Whether calls of the tool are known not to become tasks. A look-up and no more: it is asked on every call."""
         tool = self._tools.get(name)
-        return tool is not None and not tool.is_marked
+        return tool is not None and not tool.is_marked and not self._augments
 
     def knows(self, name: str) -> bool:
         """Whether the server lists a tool of that name, or its author named one: a low-level server may list none."""
@@ -569,16 +574,26 @@ class Catalogue:
             longest = None if retention is None or self._longest is None else max(retention, self._longest)
         repeatable = annotations is not None and (annotations.read_only_hint or annotations.idempotent_hint)
         declares = mark is not None and mark.declares_asking
+        asks_first = declares if options.asks_first is None else options.asks_first
         return Served(
             options=replace(
                 options,
                 recover=options.recover or ("rerun" if repeatable else "fail"),
-                asks_first=declares if options.asks_first is None else options.asks_first,
+                asks_first=asks_first,
                 in_thread=in_thread,
             ),
             retention=retention,
             max_retention=longest,
             is_marked=said is not None,
+            at_once=not (
+                said is None
+                or options.mode == "forbidden"
+                or asks_first
+                or options.grace
+                or options.join_running
+                or (mark is not None and mark.resolves)
+                or self._augments
+            ),
             resolves=mark is not None and mark.resolves,
             check=check,
             schema=schema,

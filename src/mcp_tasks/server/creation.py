@@ -51,7 +51,6 @@ from mcp_tasks.model.json import decode_json, valid_json
 from mcp_tasks.model.limits import backoff, is_expired
 from mcp_tasks.model.record import Actor
 from mcp_tasks.protocol.errors import RpcError
-from mcp_tasks.protocol.owners import CallKey
 from mcp_tasks.quiet import get_logger
 from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.runtime.changes import KEY_OUTLIVES
@@ -67,25 +66,49 @@ LONGEST_LIFE: Final = timedelta(days=30)
 """How long a task may take, where there is no limit: its key is to be there when it ends."""
 
 
-async def joined_under(runtime: TaskRuntime, spec: LaunchSpec, key: CallKey) -> TaskRecord:
+async def _launch_joined(runtime: TaskRuntime, spec: LaunchSpec, joined: str) -> TaskRecord:
     """The task of a call that joins others, under the key of its client.
+
+    Under that key stands a small record of its own, which ends up naming the task that the call came to.
 
     Raises:
         KeyRefused: The key is of another call, or of a task that is gone.
-        KeyRefused: The call may have been made, and nobody knows which task it came to.
+        KeyRefused: The call may have been made, and it is not known which task it came to.
     """
-    place = _place(runtime, spec, key)
+    now = runtime.now()
+    life = runtime.limits.task_age or LONGEST_LIFE
+    place = TaskRecord(
+        id=new_task_id(),
+        owner=spec.owner,
+        method=spec.request.method,
+        name=spec.request.name,
+        namespace=runtime.namespace,
+        created_at=now,
+        updated_at=now,
+        finished_at=now,
+        status=TaskStatus.CANCELLED,
+        announced=False,
+        retention=None if spec.retention is None else life + spec.retention,
+        fingerprint=spec.fingerprint,
+    ).written(new_write_id())
     about = replace(spec.request, arguments={}, meta={}, input_responses=None, request_state=None)
-    hidden = await runtime.hidden_keys.hide(key.key)
+    hidden = await runtime.hidden_keys.hide(spec.key or "")
     standing = await runtime.store.create(place, about, key=hidden, key_outlives=KEY_OUTLIVES)
-    if standing.fingerprint != key.fingerprint:
+    if standing.fingerprint != spec.fingerprint:
         raise KeyRefused("key_taken")
     is_new = standing.id == place.id
-    if not is_new and (standing.announced or standing.status_message is not None):
-        return await _came_to(runtime, standing)
+    if not is_new and standing.announced:
+        # The tool did not join calls when this one was made.
+        return standing
+    if not is_new and standing.status_message is not None:
+        found = await runtime.store.get(standing.status_message)
+        if found is None or is_expired(found, runtime.now()):
+            raise KeySpent
+        return found
     try:
-        # Whoever began with it before may have died, or be at it right now: then the task is joined, however it stands.
-        made = await runtime.launch(spec if is_new else replace(spec, key_until_end=False))
+        # An earlier request that began with it may have died, or be at it right now: then the task is joined, however
+        # it stands.
+        made = await runtime.launch(replace(spec, key=joined, key_until_end=is_new, fingerprint=None))
     except LimitExceeded:
         if is_new:
             with anyio.CancelScope(shield=True), suppress(StoreError):
@@ -100,36 +123,6 @@ async def joined_under(runtime: TaskRuntime, spec: LaunchSpec, key: CallKey) -> 
     with suppress(VersionConflict, StoreUnavailable):
         await runtime.store.save(told, expected=standing.version)
     return made
-
-
-async def _came_to(runtime: TaskRuntime, standing: TaskRecord) -> TaskRecord:
-    """The task that a call under this key has come to."""
-    if standing.announced:
-        # The tool did not join calls when this one was made.
-        return standing
-    found = await runtime.store.get(standing.status_message or "")
-    if found is None or is_expired(found, runtime.now()):
-        raise KeySpent
-    return found
-
-
-def _place(runtime: TaskRuntime, spec: LaunchSpec, key: CallKey) -> TaskRecord:
-    now = runtime.now()
-    life = runtime.limits.task_age or LONGEST_LIFE
-    return TaskRecord(
-        id=new_task_id(),
-        owner=spec.owner,
-        method=spec.request.method,
-        name=spec.request.name,
-        namespace=runtime.namespace,
-        created_at=now,
-        updated_at=now,
-        finished_at=now,
-        status=TaskStatus.CANCELLED,
-        announced=False,
-        retention=None if spec.retention is None else life + spec.retention,
-        fingerprint=key.fingerprint,
-    ).written(new_write_id())
 
 
 logger: Final = get_logger(__name__)
@@ -167,50 +160,46 @@ async def answer_call(
     asks_first: bool = False,
     grace: timedelta | None = None,
     joined: str | None = None,
-    key: CallKey | None = None,
     goes_on: bool = False,
 ) -> CallAnswer:
-    """Make the task of a call, and say what the call is answered with.
+    """Make the task of a call, and say how the call is answered.
 
     Args:
-        spec: The task. Its key is for the same call that comes twice.
+        spec: The task. Under a key of the client's own the answer is kept, whatever it is: the client may have lost it,
+            and come for it again.
         joined: A key for other calls, too, while the task runs. A task that several calls may have is announced at
             once.
-        key: The client's own key for the call. Whatever it comes to is kept then: the client may have lost the answer,
-            and come for it again.
         goes_on: Whether the tool is to go on where its caller goes away before the task is announced.
 
     Raises:
-        RpcError: What the plain call would have failed with, if that became clear while the call was open.
+        RpcError: The error of the plain call, if that became clear while the call was open.
         KeyRefused: The client's key is of another call, or of a task that is gone.
         StoreError: The task could not be kept.
     """
-    task_id = spec.task_id or (None if key is None else new_task_id())
-    spec = replace(spec, task_id=task_id, announced=joined is not None or not (asks_first or grace))
+    has_key = spec.fingerprint is not None
     if joined is not None:
-        spec = replace(spec, key=joined, key_until_end=True)
-        if key is not None:
-            return await joined_under(runtime, spec, key)
-    elif key is not None:
-        spec = replace(spec, key=key.key, fingerprint=key.fingerprint)
-    request, is_kept = spec.request, joined is None and key is not None
+        if has_key:
+            return await _launch_joined(runtime, spec, joined)
+        return await runtime.launch(replace(spec, key=joined, key_until_end=True))
+    task_id = spec.task_id or (new_task_id() if has_key else None)
     # SEP-2663: not answered before the task is durably created; `launch` returns no sooner.
-    created = await runtime.launch(spec)
+    created = await runtime.launch(replace(spec, task_id=task_id, announced=not (asks_first or grace)))
     if created.announced:
         return created
+    request = spec.request
     try:
         if task_id is not None and created.id != task_id:
             return await _of_earlier_request(runtime, created, request, grace)
         seen = created
         if asks_first:
-            seen = await _wait_for_question(runtime, seen, goes_on=goes_on or is_kept)
+            seen = await _wait_for_question(runtime, seen, goes_on=goes_on or has_key)
         if grace:
             # A caller that goes away meanwhile leaves the task: closing a stream cancels the request, never its task.
             seen = await _wait(runtime, seen, _is_settled, grace)
         record = await _announce(runtime, seen)
         if record.announced:
             return created
-        return await _instead_of_task(runtime, record, request, in_grace=bool(grace), keep=is_kept) or created
+        return await _instead_of_task(runtime, record, request, in_grace=bool(grace), keep=has_key) or created
     except StoreUnavailable as exc:
         # The request that failed may only have read, but the task was made and its tool may have run.
         raise StoreUnavailable(str(exc), may_have_happened=True) from exc

@@ -36,13 +36,13 @@ from mcp_tasks.model.options import TaskOptions
 from mcp_tasks.model.record import Actor, InputRequest, Progress, TaskRecord, TaskRequest, TaskStatus
 from mcp_tasks.model.values import check_choice, check_duration, check_mapping, check_number, check_text, seconds_of
 from mcp_tasks.protocol.answers import ASKED_WITHIN, Action, send_input, status_of, until
-from mcp_tasks.protocol.dialect import decoded, outcome_of
 from mcp_tasks.protocol.errors import RpcError
-from mcp_tasks.protocol.methods import tell_listing, tell_local_look
+from mcp_tasks.protocol.methods import note_access
+from mcp_tasks.protocol.outcomes import decoded, outcome_of
 from mcp_tasks.runtime import Run, TaskRuntime
 from mcp_tasks.runtime.context import current_run, current_runtime
 from mcp_tasks.runtime.launch import LaunchSpec
-from mcp_tasks.server.calls import Doors
+from mcp_tasks.server.calls import Components
 from mcp_tasks.server.catalog import KINDS, Catalogue, Kind, Served
 from mcp_tasks.server.lifecycle import Lifecycle
 from mcp_tasks.server.options import UNSET, Unset
@@ -157,7 +157,7 @@ class LocalTask(Generic[ResultT]):
         """
         runtime = self._runtime()
         record = await self._find(runtime)
-        tell_local_look(runtime, record)
+        note_access(runtime, None, "local", task_id=record.id, tool=record.name)
         return snapshot_of(record, runtime.now())
 
     async def wait(self, timeout: timedelta | float | None = None) -> ResultT:
@@ -281,7 +281,7 @@ class LocalTask(Generic[ResultT]):
             return {}
         runtime = self._runtime()
         outcome = await outcome_of(runtime, record)
-        tell_local_look(runtime, record)
+        note_access(runtime, None, "local", task_id=record.id, tool=record.name)
         end: dict[str, Any] = {"status": record.status.value, "method": record.method}
         if record.status_message is not None:
             end["message"] = record.status_message
@@ -374,7 +374,7 @@ class LocalStart:
                     request=self.request,
                     owner=owner,
                     retention=self.options.ttl if isinstance(self.ttl, Unset) else self.ttl,
-                    poll_interval=self.options.poll_interval,
+                    policy=self.options,
                     key=key,
                     session=parent and parent.session if isinstance(self.session, Unset) else self.session,
                     parent=None if parent is None else parent.id,
@@ -416,7 +416,7 @@ class LocalCalls:
 
     _lifecycle: Lifecycle
     _catalogue: Catalogue
-    _doors: Doors
+    _components: Components
 
     async def call(self, name: str, arguments: Mapping[str, Any] | None = None) -> CallToolResult:
         """Call a tool here and now, without a task; a failure of the tool is a result that says `isError`.
@@ -598,7 +598,7 @@ class LocalCalls:
             ]
             cursor = page.cursor
             if cursor is None or len(found) >= page_size:
-                tell_listing(runtime, None, "local", len(found))
+                note_access(runtime, None, "local", verb="list", detail=f"{len(found)} tasks")
                 now = runtime.now()
                 return TaskPage(tasks=[snapshot_of(record, now) for record in found], next_cursor=cursor)
             # A store that never waits would block the event loop.
@@ -634,7 +634,7 @@ class LocalCalls:
         tool = await self._catalogue.tool(name)
         if tool is None:
             raise UsageError(f"the server has no tool {name!r}")
-        if not self._doors.calls.can_become_task(tool):
+        if not self._components.calls.can_become_task(tool):
             raise UsageError(f"tool {name!r} never becomes a task: {_why_not(tool)}")
         problem = None if tool.resolves else tool.problem_with(arguments)
         if problem is not None:

@@ -280,7 +280,7 @@ class ClientQuestions:
             return
         problem = None
         if not isinstance(answer, AnswerRefused):
-            problem = misfit(record, key, answer, self._runtime().limits)
+            problem = misfit(record, {key: answer}, self._runtime().limits)
         if problem is not None and not self._is_last_misfit(sent):
             self._drop(sent)
             self.send(record.id)

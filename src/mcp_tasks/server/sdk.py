@@ -1,4 +1,4 @@
-"""The official SDK's door: its request context to a `Caller`, its handlers to the methods of the protocol."""
+"""The SDK as an entry point: its request context to a `Caller`, its handlers to the methods of the protocol."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol, TypeAlias, cast
 
 import anyio
-from anyio.abc import TaskGroup
 from mcp.server import MCPServer, Server, ServerRequestContext
 from mcp.server.auth.middleware.auth_context import get_access_token
 from mcp.server.auth.provider import principal_components
@@ -31,115 +30,65 @@ from mcp_types import (
     SubscriptionFilter,
     SubscriptionsAcknowledgedNotification,
 )
-from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import BaseModel
 from starlette.types import Message as TypesMessage
 from starlette.types import Receive, Scope, Send
 
 from mcp_tasks.errors import LimitExceeded
-from mcp_tasks.model.json import LARGE, JsonObject, encode_in_pieces, is_large, short_message
+from mcp_tasks.model.json import LARGE, JsonObject, encode_in_pieces, is_large, object_in, short_message
 from mcp_tasks.model.record import TaskRecord, TaskRequest
-from mcp_tasks.protocol.dialect import Message, decoded
 from mcp_tasks.protocol.errors import RpcError
-from mcp_tasks.protocol.listen import End, Listening, StreamEnds
-from mcp_tasks.protocol.methods import TasksProtocol
+from mcp_tasks.protocol.listen import End, Listening
+from mcp_tasks.protocol.methods import TasksProtocol, created
+from mcp_tasks.protocol.outcomes import decoded
 from mcp_tasks.protocol.owners import Caller, Identity
-from mcp_tasks.protocol.shapes import EXTENSION_ID, IDEMPOTENCY_CAPABILITY, AnyParams
+from mcp_tasks.protocol.shapes import EXTENSION_ID, IDEMPOTENCY_CAPABILITY, AnyParams, Message, render_result
+from mcp_tasks.protocol.versions import version_of
 from mcp_tasks.quiet import get_logger
 from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.server.catalog import Catalogue
 from mcp_tasks.server.creation import CallAnswer, InlineResult, Question
 from mcp_tasks.server.tool_runner import OpenCalls, to_mcp_error
 
-# ---- sdk listen
-# `notifications/tasks` on a `subscriptions/listen` stream of the SDK, and when such a stream ends.
-
-
 logger: Final = get_logger(__name__)
 
 RequestContext: TypeAlias = ServerRequestContext[Any, Any]
 
+# ---- listen
+# `notifications/tasks` on a `subscriptions/listen` stream of the SDK, and when such a stream ends.
 
-async def serve_listening(
-    listening: Listening,
+
+async def serve_until(
     ctx: RequestContext,
     call_next: CallNext,
-    *,
-    to_params: Callable[[Message], Awaitable[dict[str, Any]]],
     stopping: Callable[[], Awaitable[object]],
-) -> HandlerResult:
-    """Serve the stream with the states of its tasks, until the client leaves, the stream's time is over, or the process
-    is told to stop."""
-    stream = _Stream(ctx.session, ctx.request_id, listening)
-
-    async def send_states(end: End) -> None:
-        await _send_states(listening, stream, to_params, end)
-
-    return await _serve(replace(ctx, session=cast(ServerSession, stream)), call_next, send_states, stopping)
-
-
-async def serve_other(
-    ends: StreamEnds,
-    second: int | None,
-    ctx: RequestContext,
-    call_next: CallNext,
-    *,
-    stopping: Callable[[], Awaitable[object]],
-) -> HandlerResult:
-    """Serve a stream that is not about tasks. It ends like one that is, in that second at the latest."""
-
-    async def keep_time(end: End) -> None:
-        with ends.ending(second, end):
-            await anyio.sleep_forever()
-
-    return await _serve(ctx, call_next, keep_time, stopping)
-
-
-async def _serve(
-    ctx: RequestContext,
-    call_next: CallNext,
     beside: Callable[[End], Coroutine[Any, Any, None]],
-    stopping: Callable[[], Awaitable[object]],
 ) -> HandlerResult:
-    """Serve a stream while something goes on beside it, which is given how to end the stream."""
+    """Serve a stream until its client leaves, or it is ended: because the process is told to stop, or by the work that
+    is done beside it, which is given how to end it."""
     refused: Exception | None = None
     result: HandlerResult = None
     async with anyio.create_task_group() as group:
-        group.start_soon(beside, group.cancel_scope.cancel)
-        group.start_soon(_end_with, stopping, group)
+        end = group.cancel_scope.cancel
+
+        async def end_with_server() -> None:
+            await stopping()
+            end()
+
+        group.start_soon(beside, end)
+        group.start_soon(end_with_server)
         try:
             result = await call_next(ctx)
         except Exception as exc:
             # Out of the group it would come wrapped, and be no answer to the client any more.
             refused = exc
-        group.cancel_scope.cancel()
+        end()
     if refused is not None:
         raise refused
     if result is None:
         # Ended by us: a result is how a stream ends gracefully.
         return {"resultType": "complete", "_meta": {SUBSCRIPTION_ID_META_KEY: ctx.request_id}}
     return result
-
-
-async def _end_with(stopping: Callable[[], Awaitable[object]], group: TaskGroup) -> None:
-    await stopping()
-    group.cancel_scope.cancel()
-
-
-async def _send_states(
-    listening: Listening,
-    stream: _Stream,
-    to_params: Callable[[Message], Awaitable[dict[str, Any]]],
-    end: End,
-) -> None:
-    await stream.acknowledged.wait()
-    try:
-        async with aclosing(listening.states(end)) as states:
-            async for state in states:
-                await stream.send_state(await to_params(state))
-    except LimitExceeded as exc:
-        logger.info("a listen stream ends: %s", exc)
-        end()
 
 
 class _Stream:
@@ -149,7 +98,7 @@ class _Stream:
         self._session = session
         self._request_id = request_id
         self._listening = listening
-        self.acknowledged = anyio.Event()
+        self._acknowledged = anyio.Event()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._session, name)
@@ -166,13 +115,21 @@ class _Stream:
         filter_ = SubscriptionFilter.model_validate({**honored, "taskIds": task_ids}, by_name=False)
         params = notification.params.model_copy(update={"notifications": filter_})
         await self._session.send_notification(notification.model_copy(update={"params": params}), related_request_id)
-        self.acknowledged.set()
+        self._acknowledged.set()
 
-    async def send_state(self, params: dict[str, Any]) -> None:
-        """Send the state of a task, with the id of this subscription."""
-        meta = {**params.get("_meta", {}), SUBSCRIPTION_ID_META_KEY: self._request_id}
-        notification = PlainNotification(method=self._listening.method, params={**params, "_meta": meta})
-        await self._session.send_notification(cast(Any, notification), self._request_id)
+    async def send_states(self, end: End) -> None:
+        """Send the states of the tasks, with the id of this subscription, once it is acknowledged."""
+        await self._acknowledged.wait()
+        try:
+            async with aclosing(self._listening.states(end)) as states:
+                async for state in states:
+                    params = await to_result(state)
+                    meta = {**params.get("_meta", {}), SUBSCRIPTION_ID_META_KEY: self._request_id}
+                    notification = PlainNotification(method="notifications/tasks", params={**params, "_meta": meta})
+                    await self._session.send_notification(cast(Any, notification), self._request_id)
+        except LimitExceeded as exc:
+            logger.info("a listen stream ends: %s", exc)
+            end()
 
 
 class PlainNotification(BaseModel):
@@ -183,18 +140,19 @@ class PlainNotification(BaseModel):
 
 
 # ---- era
-# An era of the protocol that is older than the extension, as the SDK's door sees it: the seam it is passed in at.
+# The seam at which an older version of the protocol is passed in.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EraParts:
-    """What an era is given of the server that it serves.
+    """The parts of a server that an older version is served with.
 
     Attributes:
+        offers: The tools, prompts and resources whose calls may be tasks.
         stopping: Returns once the process is told to stop.
         exiting: Returns once the process has to exit. While a request awaits it, a stop waits for that request, as long
             as it waits for running tools.
-        open_calls: How what a tool sends to its client reaches that.
+        open_calls: How the messages of a tool reach its client.
         send_input: Whether callers may answer with `tasks/sendInput`, which is in no version of the protocol.
     """
 
@@ -208,7 +166,7 @@ class EraParts:
 
 
 class Era(Protocol):
-    """Tasks of an older era, on a server of the SDK."""
+    """Tasks of an older version, on a server of the SDK."""
 
     @property
     def versions(self) -> frozenset[str]:
@@ -216,25 +174,24 @@ class Era(Protocol):
         ...
 
     def start(self, server: MCPServer[Any] | Server[Any]) -> None:
-        """The server starts; called each time its lifespan is entered, before it serves anybody."""
+        """The server starts; called each time its lifespan is entered, before it serves requests."""
         ...
 
     def introduce(self, ctx: RequestContext, result: dict[str, Any]) -> None:
-        """Add to the answer to `initialize`, which has settled on one of these versions, what the era has to say."""
+        """Add to the answer to `initialize`, which has settled on one of these versions."""
         ...
 
     async def serve(self, ctx: RequestContext, call_next: CallNext) -> HandlerResult:
         """Serve one message of these versions, notifications too: answer it, or hand it on, changed or not.
 
-        All but `initialize`, during which the version is not known yet.
-
-        It is on the path of every message, so what has nothing to do with tasks must cost next to nothing.
+        All but `initialize`, during which the version is not known yet. It is on the path of every message, so one that
+        has nothing to do with tasks must cost next to nothing.
         """
         ...
 
 
 # ---- exchange
-# The POST that a request came in over Streamable HTTP, where somebody watches it, and whether there is one at all.
+# The POST that a request came in over Streamable HTTP, if it is watched.
 
 
 _EXCHANGE: Final = "mcp_tasks.exchange"
@@ -292,7 +249,7 @@ def _session_header(ctx: RequestContext) -> str | None:
     return None if headers is None else headers.get(MCP_SESSION_ID_HEADER)
 
 
-# ---- spliced
+# ---- large parts
 # Large parts of an answer that are JSON already: the SDK writes the answer with a word in their place, and they are
 # put in where it goes out.
 
@@ -317,7 +274,7 @@ class LargeParts:
 
     def put(self, data: bytes) -> str:
         """Have JSON put in for the text that this gives."""
-        # Nobody can guess it, so no text of anybody's is taken for it.
+        # It cannot be guessed, so no other text is taken for it.
         word = f"mcp-tasks-{secrets.token_hex(16)}"
         self._parts[word] = data
         return word
@@ -330,27 +287,19 @@ class LargeParts:
             # How long it is going to be is known with the body.
             self._start = message
         elif message["type"] == "http.response.body":
-            body = self._filled(message.get("body", b""))
-            more = message.get("more_body", False)
-            if self._start is not None:
-                await self._send(_with_length(self._start, None if more else len(body)))
-                self._start = None
+            body: bytes = message.get("body", b"")
+            for word in [word for word in self._parts if word.encode() in body]:
+                body = body.replace(f'"{word}"'.encode(), self._parts.pop(word), 1)
+            start, self._start = self._start, None
+            if start is not None:
+                given = list(start.get("headers", ()))
+                headers = [(name, value) for name, value in given if name.lower() != _LENGTH]
+                if not message.get("more_body", False) and len(headers) < len(given):
+                    headers.append((_LENGTH, b"%d" % len(body)))
+                await self._send({**start, "headers": headers})
             await self._send({**message, "body": body})
         else:
             await self._send(message)
-
-    def _filled(self, body: bytes) -> bytes:
-        for word in [word for word in self._parts if word.encode() in body]:
-            body = body.replace(f'"{word}"'.encode(), self._parts.pop(word), 1)
-        return body
-
-
-def _with_length(start: TypesMessage, length: int | None) -> TypesMessage:
-    """The start of an answer whose body has so many bytes; None for nobody knows how many."""
-    headers = [(name, value) for name, value in start.get("headers", ()) if name.lower() != _LENGTH]
-    if length is not None and len(headers) < len(list(start.get("headers", ()))):
-        headers.append((_LENGTH, b"%d" % length))
-    return {**start, "headers": headers}
 
 
 def take_parts(scope: Scope, send: Send) -> Send:
@@ -359,18 +308,7 @@ def take_parts(scope: Scope, send: Send) -> Send:
     return parts.send
 
 
-async def with_parts(ctx: RequestContext, result: Mapping[str, Any]) -> dict[str, Any]:
-    """The result of a request with words in the place of its large fields, where they are put in later."""
-    parts = parts_of(ctx)
-    if parts is None:
-        return dict(result)
-    return {
-        name: parts.put(await asyncio.to_thread(encode_in_pieces, value)) if is_large(value) else value
-        for name, value in result.items()
-    }
-
-
-def parts_of(ctx: RequestContext) -> LargeParts | None:
+def _parts_of(ctx: RequestContext) -> LargeParts | None:
     """The large parts of the answer to a request; None where none can be put in."""
     scope: Any = getattr(ctx.request, "scope", None)
     exchange = exchange_of(ctx)
@@ -380,25 +318,56 @@ def parts_of(ctx: RequestContext) -> LargeParts | None:
     return scope.get(_PARTS)
 
 
-def is_part(data: bytes) -> bool:
-    """Whether JSON is large enough to be put in later."""
-    return len(data) > LARGE
+async def with_parts(ctx: RequestContext, result: Mapping[str, Any]) -> dict[str, Any]:
+    """The result of a request with words in the place of its large fields, where they are put in later."""
+    parts = _parts_of(ctx)
+    if parts is None:
+        return dict(result)
+    return {
+        name: parts.put(await asyncio.to_thread(encode_in_pieces, value)) if is_large(value) else value
+        for name, value in result.items()
+    }
+
+
+async def to_result(message: Message, ctx: RequestContext | None = None) -> dict[str, Any]:
+    """The message as the SDK wants it: a dict.
+
+    Args:
+        ctx: The request that is answered with it, if it is one.
+    """
+    if message.large is None:
+        return message.fields
+    name, data = message.large
+    parts = None if ctx is None or len(data) <= LARGE else _parts_of(ctx)
+    return {**message.fields, name: await decoded(data) if parts is None else parts.put(data)}
+
+
+async def encode_answer(answer: CallAnswer) -> HandlerResult:
+    """The answer to a `tools/call`, as the SDK wants it."""
+    match answer:
+        case TaskRecord():
+            return created(answer).fields
+        case Question():
+            return {"resultType": "input_required", **answer.question}
+        case InlineResult():
+            return await decoded(render_result(answer.outcome))
+
+
+# ---- requests
 
 
 RequestHandler: TypeAlias = Callable[[RequestContext, Any], Awaitable[HandlerResult]]
 
-_MODERN = frozenset(MODERN_PROTOCOL_VERSIONS)
-_RESERVED = "io.modelcontextprotocol/"
-_EXTENSION: Final = repr(EXTENSION_ID)
+_RESERVED: Final = "io.modelcontextprotocol/"
 
 
 def caller_of(ctx: RequestContext) -> Caller:
     """Who calls, as the SDK knows it."""
     # Starlette's headers: by lower-case name, and found in whatever case they are asked for.
     headers: Mapping[str, str] = getattr(ctx.request, "headers", {})
-    connection = None if ctx.request is None else connection_of(getattr(ctx.request, "client", None))
-    if ctx.protocol_version in _MODERN:
-        return modern_caller(ctx.protocol_version, request_meta(ctx), headers, connection)
+    scope: Any = None if ctx.request is None else getattr(ctx.request, "scope", {})
+    if version_of(ctx.protocol_version).describes_client:
+        return modern_caller(ctx.protocol_version, request_meta(ctx), headers, scope)
     handshake = ctx.session.client_params
     principal, identity = authenticated()
     return Caller(
@@ -408,37 +377,47 @@ def caller_of(ctx: RequestContext) -> Caller:
         capabilities={} if handshake is None else _dumped(handshake.capabilities),
         client_info=None if handshake is None else _dumped(handshake.client_info),
         headers=headers,
-        connection=connection,
+        connection=_connection(scope),
     )
 
 
-def modern_caller(version: str, meta: Mapping[str, Any], headers: Mapping[str, str], connection: str | None) -> Caller:
-    """Who calls on a wire where every request says so itself, in its `_meta`."""
+def modern_caller(
+    version: str, meta: Mapping[str, Any], headers: Mapping[str, str], scope: Mapping[str, Any] | None
+) -> Caller:
+    """Who calls, in a version where every request says so itself, in its `_meta`.
+
+    Args:
+        scope: The ASGI scope of the request; None on other transports.
+    """
     # As they came, not dumped from the SDK's models again: a run has them parsed by the SDK, as this call had.
     principal, identity = authenticated()
+    capabilities, client_info = meta.get(CLIENT_CAPABILITIES_META_KEY), meta.get(CLIENT_INFO_META_KEY)
     return Caller(
         protocol_version=version,
         principal=principal,
         identity=identity,
-        capabilities=_object(meta.get(CLIENT_CAPABILITIES_META_KEY)) or {},
-        client_info=_object(meta.get(CLIENT_INFO_META_KEY)),
+        capabilities=cast("JsonObject", capabilities) if isinstance(capabilities, dict) else {},
+        client_info=cast("JsonObject", client_info) if isinstance(client_info, dict) else None,
         headers=headers,
-        connection=connection,
+        connection=_connection(scope),
     )
 
 
-def connection_of(client: Sequence[Any] | None) -> str:
-    """A network connection, by the `client` of its ASGI scope: host and port of the other side.
+def _connection(scope: Mapping[str, Any] | None) -> str | None:
+    """A network connection: host and port of the other side.
 
     No header is read here. Behind a proxy the HTTP server knows whether it is one that the operator trusts, and names
     the address that it forwards, with 0 for the port; connections of any other proxy are the proxy's own.
     """
+    if scope is None:
+        return None
+    client: Sequence[Any] | None = scope.get("client")
     return "" if client is None else f"{client[0]} {client[1]}"
 
 
 def authenticated() -> tuple[str, Identity] | tuple[None, None]:
-    """The identity that the request was authenticated with, in the SDK's words for it (`authenticated_principal`, for
-    who has no context of a request), and in its parts."""
+    """The identity that the request was authenticated with: as one string like the SDK's `authenticated_principal`,
+    which needs the context of a request, and in its parts."""
     token = get_access_token()
     if token is None:
         return None, None
@@ -461,15 +440,18 @@ def task_request(params: CallToolRequestParams, ctx: RequestContext, caller: Cal
     The legacy `params.task` is left out: SEP-2663 has servers treat it as unknown.
     """
     request = request_of(ctx.method, request_meta(ctx), caller, name=params.name, arguments=params.arguments or {})
-    return replace(request, input_responses=_responses(params), request_state=params.request_state)
+    if params.input_responses is None and params.request_state is None:
+        return request
+    dumped = params.model_dump(by_alias=True, mode="json", exclude_none=True, include={"input_responses"})
+    return replace(request, input_responses=dumped.get("inputResponses"), request_state=params.request_state)
 
 
 def request_of(
     method: str, meta: Mapping[str, Any], caller: Caller, *, name: str, arguments: Mapping[str, Any]
 ) -> TaskRequest:
-    """What a run needs of any request, whichever method it is of, with the `_meta` that is the caller's own."""
+    """Everything of a request that a run needs, whichever method it is of. Its `_meta` is the caller's own."""
     own = {key: value for key, value in meta.items() if not key.startswith(_RESERVED)}
-    # It ends with the request, or is kept by whoever goes on to use it.
+    # It ends with the request.
     own.pop("progressToken", None)
     return TaskRequest(
         method=method,
@@ -482,26 +464,23 @@ def request_of(
     )
 
 
-async def to_result(message: Message, ctx: RequestContext | None = None) -> dict[str, Any]:
-    """The message as the SDK wants it: a dict.
-
-    Args:
-        ctx: The request that is answered with it, if it is one.
-    """
-    if message.large is None:
-        return message.fields
-    name, data = message.large
-    parts = None if ctx is None or not is_part(data) else parts_of(ctx)
-    return {**message.fields, name: await decoded(data) if parts is None else parts.put(data)}
+def request_meta(ctx: RequestContext) -> Mapping[str, Any]:
+    """The `_meta` of a request as it came; empty if there is none."""
+    meta = (ctx.params or {}).get("_meta")
+    return cast("Mapping[str, Any]", meta) if isinstance(meta, Mapping) else {}
 
 
 class SdkAdapter:
     """The methods and the middleware by which a server of the SDK serves tasks.
 
     Args:
-        protocol: What answers.
+        protocol: Answers requests.
         stopping: Returns once the process is told to stop; streams end then.
-        eras: The older eras that are served beside the newest.
+        eras: The older versions that are served beside the newest.
+
+    Attributes:
+        methods: The tasks methods. Which version has which of them is for the protocol to say.
+        own_handlers: The ids of handlers that were made here. By identity: a wrapper may copy everything else.
     """
 
     def __init__(
@@ -510,76 +489,50 @@ class SdkAdapter:
         self._protocol = protocol
         self._stopping = stopping
         self._eras = {version: era for era in eras for version in era.versions}
-        self._own: dict[int, RequestHandler] = {}
+        self._own: list[RequestHandler] = []
+        self.own_handlers: set[int] = set()
         # Any params: the SDK validates them before the handler sees the version, and on a wire without tasks a method
         # is unknown whatever its params are. The protocol validates.
-        self._methods = [
-            MethodBinding("tasks/get", AnyParams, self.own(self._handler("tasks/get", protocol.get))),
-            MethodBinding("tasks/update", AnyParams, self.own(self._handler("tasks/update", protocol.update))),
-            MethodBinding("tasks/cancel", AnyParams, self.own(self._handler("tasks/cancel", protocol.cancel))),
+        self.methods: Sequence[MethodBinding] = [
+            MethodBinding(name, AnyParams, self.own(self._handler(name, method)))
+            for name, method in (
+                ("tasks/get", protocol.get),
+                ("tasks/update", protocol.update),
+                ("tasks/cancel", protocol.cancel),
+            )
         ]
-
-    def methods(self) -> Sequence[MethodBinding]:
-        """The tasks methods. Which era has which of them is for the protocol to say."""
-        return self._methods
 
     def own(self, handler: RequestHandler) -> RequestHandler:
         """Take note that a handler is made here. Gives the handler."""
-        # By identity: everything else of a handler, whoever wraps it may copy.
-        self._own[id(handler)] = handler
+        # Kept, so that no other handler ever has its id.
+        self._own.append(handler)
+        self.own_handlers.add(id(handler))
         return handler
 
-    def is_own(self, handler: RequestHandler) -> bool:
-        """Whether a handler is one that was made here, as it was made."""
-        return id(handler) in self._own
-
     async def middleware(self, ctx: RequestContext, call_next: CallNext) -> HandlerResult:
-        """What must be done before the SDK looks at a request: of everything else it costs a look-up or two."""
+        """Do what must be done before the SDK looks at a request. Any other request costs a look-up or two."""
         if ctx.request_id is None and not ctx.method.startswith("notifications/"):
-            # What asks for no answer is no request, whatever it calls itself: the SDK drops it.
+            # A message that asks for no answer is no request, whatever it calls itself: the SDK drops it.
             return await call_next(ctx)
-        if ctx.protocol_version not in _MODERN:
+        if not version_of(ctx.protocol_version).has_extension:
             if ctx.method == "initialize":
                 return await self._initialize(ctx, call_next)
             era = self._eras.get(ctx.protocol_version)
             return await call_next(ctx) if era is None else await era.serve(ctx, call_next)
         if ctx.method == "tools/call":
-            has_task = ctx.params is not None and "task" in ctx.params
-            return self._checked(ctx, await call_next(_without_task(ctx) if has_task else ctx))
+            if ctx.params is not None and "task" in ctx.params:
+                # SEP-2663: servers MUST treat the legacy `params.task` as unknown. The SDK still knows it, and would
+                # refuse a malformed one.
+                ctx = replace(ctx, params={name: value for name, value in ctx.params.items() if name != "task"})
+            return _checked(ctx, await call_next(ctx))
         if ctx.method == "subscriptions/listen":
             return await self._listen(ctx, call_next)
         if ctx.method == "server/discover":
             return _honouring_keys(await call_next(ctx))
         return await call_next(ctx)
 
-    def _checked(self, ctx: RequestContext, result: HandlerResult) -> HandlerResult:
-        """The answer to a call, unless it is a task and the client did not declare the extension.
-
-        SEP-2663: servers MUST NOT return one then. The SDK lets whatever a handler returns with that mark pass, and the
-        client cannot parse it.
-        """
-        mark = result.get("resultType") if isinstance(result, dict) else getattr(result, "result_type", None)
-        if mark == "task" and not self._protocol.takes_tasks(caller_of(ctx)):
-            name = short_message(str((ctx.params or {}).get("name")))
-            message = (
-                f"Tool {name!r} returned a CreateTaskResult, and the client did not declare the extension {_EXTENSION}"
-            )
-            logger.error("%s. Mark the tool with @tasks.task() instead, and return its result", message)
-            raise MCPError(INTERNAL_ERROR, message)
-        return result
-
-    async def answer(self, caller: Caller, answer: CallAnswer) -> HandlerResult:
-        """The answer to a `tools/call`, as the SDK wants it."""
-        match answer:
-            case TaskRecord():
-                return await to_result(self._protocol.created(caller, answer))
-            case Question():
-                return await to_result(self._protocol.dialect(caller).question(answer.question))
-            case InlineResult():
-                return await decoded(self._protocol.dialect(caller).result(answer.outcome))
-
     async def _initialize(self, ctx: RequestContext, call_next: CallNext) -> HandlerResult:
-        """The handshake, with what the era says that it settled on. Until then the context's version is a guess."""
+        """The handshake, with the additions of the version that it settled on. Until then the context's is a guess."""
         result = _honouring_keys(await call_next(ctx))
         if isinstance(result, dict):
             era = self._eras.get(result.get("protocolVersion", ""))
@@ -588,23 +541,26 @@ class SdkAdapter:
         return result
 
     async def _listen(self, ctx: RequestContext, call_next: CallNext) -> HandlerResult:
-        caller, params = caller_of(ctx), ctx.params or {}
-        protocol, stopping = self._protocol, self._stopping
+        caller, params, protocol = caller_of(ctx), ctx.params or {}, self._protocol
         try:
-            if protocol.asks_to_listen(caller, params):
-                listening = await protocol.listen(caller, params)
-                close = listening.close
-            else:
-                listening, close = None, await protocol.open_stream(caller)
+            listening = await protocol.listen(caller, params) if protocol.asks_to_listen(caller, params) else None
+            close = await protocol.open_stream(caller) if listening is None else listening.close
         except RpcError as exc:
             protocol.refused(caller, "subscriptions/listen", exc)
             raise to_mcp_error(exc) from exc
-        try:
-            if listening is not None:
-                return await serve_listening(listening, ctx, call_next, to_params=to_result, stopping=stopping)
+
+        async def keep_time(end: End) -> None:
             # A pipe is one user's own, who would only be told to ask again.
-            second = None if ctx.request is None else protocol.stream_ends.after(caller)
-            return await serve_other(protocol.stream_ends, second, ctx, call_next, stopping=stopping)
+            second = None if ctx.request is None else protocol.stream_ends.after_token(caller.identity)
+            with protocol.stream_ends.ending(second, end):
+                await anyio.sleep_forever()
+
+        beside = keep_time
+        if listening is not None:
+            stream = _Stream(ctx.session, ctx.request_id, listening)
+            ctx, beside = replace(ctx, session=cast(ServerSession, stream)), stream.send_states
+        try:
+            return await serve_until(ctx, call_next, self._stopping, beside)
         finally:
             close()
 
@@ -620,40 +576,32 @@ class SdkAdapter:
         return handler
 
 
-def _without_task(ctx: RequestContext) -> RequestContext:
-    """The call without the legacy `params.task`.
+def _checked(ctx: RequestContext, result: HandlerResult) -> HandlerResult:
+    """The answer to a call, unless it is a task and the client did not declare the extension.
 
-    SEP-2663: servers MUST treat the field as unknown. The SDK still knows it, and would refuse a malformed one.
+    SEP-2663: servers MUST NOT return one then. The SDK lets any result with that mark pass, and the client cannot parse
+    it.
     """
-    return replace(ctx, params={name: value for name, value in (ctx.params or {}).items() if name != "task"})
+    mark = result.get("resultType") if isinstance(result, dict) else getattr(result, "result_type", None)
+    if mark == "task" and not caller_of(ctx).takes_tasks:
+        name = short_message(str((ctx.params or {}).get("name")))
+        message = (
+            f"Tool {name!r} returned a CreateTaskResult, and the client did not declare the extension {EXTENSION_ID!r}"
+        )
+        logger.error("%s. Mark the tool with @tasks.task() instead, and return its result", message)
+        raise MCPError(INTERNAL_ERROR, message)
+    return result
 
 
 def _honouring_keys(result: HandlerResult) -> HandlerResult:
-    """What the server says of itself, with that it honours idempotency keys."""
+    """A server's description of itself, with that it honours idempotency keys."""
     told = _dumped(result) if isinstance(result, BaseModel) else result
     if not isinstance(told, dict):
         return result
-    capabilities = _object(told.get("capabilities")) or {}
-    experimental: dict[str, Any] = {**(_object(capabilities.get("experimental")) or {}), IDEMPOTENCY_CAPABILITY: {}}
+    capabilities = object_in(told, "capabilities") or {}
+    experimental: dict[str, Any] = {**(object_in(capabilities, "experimental") or {}), IDEMPOTENCY_CAPABILITY: {}}
     return {**told, "capabilities": {**capabilities, "experimental": experimental}}
-
-
-def request_meta(ctx: RequestContext) -> Mapping[str, Any]:
-    """The `_meta` of a request as it came; empty if there is none."""
-    meta = (ctx.params or {}).get("_meta")
-    return cast("Mapping[str, Any]", meta) if isinstance(meta, Mapping) else {}
-
-
-def _object(value: Any) -> dict[str, Any] | None:
-    return cast("dict[str, Any]", value) if isinstance(value, dict) else None
 
 
 def _dumped(model: BaseModel) -> dict[str, Any]:
     return model.model_dump(by_alias=True, mode="json", exclude_none=True)
-
-
-def _responses(params: CallToolRequestParams) -> dict[str, Any] | None:
-    if params.input_responses is None:
-        return None
-    dumped = params.model_dump(by_alias=True, mode="json", exclude_none=True, include={"input_responses"})
-    return dumped["inputResponses"]

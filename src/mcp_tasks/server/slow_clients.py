@@ -1,7 +1,7 @@
 """Clients that do not read: the layer around all that a server answers over Streamable HTTP.
 
 A large body is sent in pieces, so that the buffers of the HTTP server hold little of it, and counts until it has been
-sent (`protocol.unread`). A response whose client reads nothing for `Limits.read_wait`, or too slowly, is given up: an
+sent (`protocol.outcomes`). A response whose client reads nothing for `Limits.read_wait`, or too slowly, is given up: an
 answer as well as a stream, whose token may have expired meanwhile. Its request is cancelled, the connection is closed,
 and all that was held for it is free. One clock watches all responses; one that does not wait costs next to nothing.
 """
@@ -23,8 +23,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from mcp_tasks.errors import LimitExceeded
 from mcp_tasks.model.json import LARGE
 from mcp_tasks.protocol.errors import to_error_data
-from mcp_tasks.protocol.limits import Held, Unread, current_held
 from mcp_tasks.protocol.methods import TasksProtocol
+from mcp_tasks.protocol.outcomes import Held, current_held
 from mcp_tasks.protocol.owners import Caller
 from mcp_tasks.quiet import get_logger
 from mcp_tasks.server.sdk import authenticated
@@ -41,19 +41,14 @@ LOOKS: Final = 4
 """How often, in the time that a client is waited for, the clock looks at who is waited for."""
 
 
-class Readers:
+class ReadLimits:
     """The layer for one `Tasks` object."""
 
     def __init__(self, protocol: TasksProtocol) -> None:
         self._protocol = protocol
         self._managers: WeakSet[StreamableHTTPSessionManager] = WeakSet()
         wait = protocol.limiting.limits.read_wait
-        self.clock: _Clock | None = None if wait is None else _Clock(wait.total_seconds())
-
-    @property
-    def unread(self) -> Unread:
-        """What is counted."""
-        return self._protocol.limiting.unread
+        self._clock = None if wait is None else _Clock(wait.total_seconds())
 
     def put_before(self, server: MCPServer[Any] | Server[Any]) -> None:
         """Stand before the SDK's app of a server that starts, if it serves Streamable HTTP; once, however often."""
@@ -65,28 +60,21 @@ class Readers:
         if manager not in self._managers:
             self._managers.add(manager)
             # Any ASGI app does; the SDK only says so less generally than it means it.
-            manager.asgi_app = cast(Any, _ReadApp(cast(ASGIApp, manager.asgi_app), self))
-
-    def owner(self, scope: Scope) -> str | None:
-        """Whose request it is, as far as is known."""
-        headers = Headers(scope=scope)
-        principal, identity = authenticated()
-        version = headers.get("mcp-protocol-version", "")
-        caller = Caller(protocol_version=version, principal=principal, identity=identity, headers=headers)
-        return self._protocol.known_owner(caller)
+            manager.asgi_app = cast(Any, _ReadApp(cast(ASGIApp, manager.asgi_app), self._protocol, self._clock))
 
 
 class _ReadApp:
-    def __init__(self, app: ASGIApp, readers: Readers) -> None:
+    def __init__(self, app: ASGIApp, protocol: TasksProtocol, clock: _Clock | None) -> None:
         self._app = app
-        self._readers = readers
+        self._protocol = protocol
+        self._clock = clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        response = _Response(self._readers, scope, send)
-        token = current_held.set(response.held)
+        response = _Response(self._protocol, self._clock, scope, send)
+        token = current_held.set(response)
         try:
             await self._app(scope, receive, response.send)
         except asyncio.CancelledError:
@@ -97,20 +85,27 @@ class _ReadApp:
             current_held.reset(token)
         if response.refused is not None:
             # Nothing of the answer has been sent.
-            await _refusal(response.refused)(scope, receive, send)
+            error = to_error_data(response.refused).model_dump(mode="json", by_alias=True, exclude_none=True)
+            answer = JSONResponse({"jsonrpc": "2.0", "id": None, "error": error}, status_code=503)
+            await answer(scope, receive, send)
 
 
-class _Response:
-    """One response on its way."""
+class _Response(Held):
+    """One response on its way.
 
-    __slots__ = ("_clock", "_http", "_readers", "_request", "_send", "_start", "held", "is_given_up", "refused")
+    Attributes:
+        refused: Why it is not sent.
+        is_given_up: Whether its request was cancelled here.
+    """
 
-    def __init__(self, readers: Readers, http: Scope, send: Send) -> None:
-        self.held: Held = Held(readers.unread)
+    __slots__ = ("_clock", "_http", "_protocol", "_request", "_send", "_start", "is_given_up", "refused")
+
+    def __init__(self, protocol: TasksProtocol, clock: _Clock | None, http: Scope, send: Send) -> None:
+        super().__init__(protocol.limiting.unread)
         self.refused: LimitExceeded | None = None
         self.is_given_up: bool = False
-        self._readers = readers
-        self._clock = readers.clock
+        self._protocol = protocol
+        self._clock = clock
         self._http = http
         self._request = asyncio.current_task()
         self._send = send
@@ -118,20 +113,21 @@ class _Response:
 
     async def send(self, message: Message) -> None:
         """Send what the app sends."""
-        if message["type"] == "http.response.start" and not _is_stream(message):
+        if message["type"] == "http.response.start" and not any(
+            name.lower() == b"content-type" and value.startswith(b"text/event-stream")
+            for name, value in message["headers"]
+        ):
             # Until it is known that there is room for the rest.
             self._start = message
-            return
-        body = message.get("body", b"")
-        if len(body) <= LARGE:
+        elif len(body := message.get("body", b"")) <= LARGE:
             await self._send_in_time(message)
         else:
             await self._send_large(message, body)
 
     async def _send_large(self, message: Message, body: bytes) -> None:
         try:
-            if not self.held.size:
-                self.held.take(self._readers.owner(self._http), len(body))
+            if not self.size:
+                self.take(self._owner_of_request(), len(body))
         except LimitExceeded as exc:
             if self._start is not None:
                 self.refused = exc
@@ -147,24 +143,33 @@ class _Response:
                     piece["more_body"] = True
                 await self._send_in_time(piece, began + at / SLOWEST)
         finally:
-            self.held.give_back()
+            self.give_back()
+
+    def _owner_of_request(self) -> str | None:
+        """The owner behind the request, as far as one is known."""
+        headers = Headers(scope=self._http)
+        principal, identity = authenticated()
+        version = headers.get("mcp-protocol-version", "")
+        caller = Caller(protocol_version=version, principal=principal, identity=identity, headers=headers)
+        return self._protocol.owners.known(caller)
 
     async def _send_in_time(self, message: Message, since: float | None = None) -> None:
         start, self._start = self._start, None
-        if self._clock is not None:
-            self._clock.watch(self, since)
+        clock = self._clock
+        if clock is not None:
+            clock.watch(self, since)
         try:
             if start is not None:
                 await self._send(start)
             await self._send(message)
         finally:
-            if self._clock is not None:
-                self._clock.leave(self)
+            if clock is not None:
+                clock.waiting.pop(self, None)
 
     def close(self) -> None:
         """The response is over."""
         self._request = None
-        self.held.close()
+        super().close()
 
     def give_up(self) -> None:
         """Cancel the request."""
@@ -183,11 +188,14 @@ class _Clock:
 
     Args:
         wait: Seconds.
+
+    Attributes:
+        waiting: The responses that wait for their clients, and since when.
     """
 
     def __init__(self, wait: float) -> None:
+        self.waiting: dict[_Response, float] = {}
         self._wait = wait
-        self._since: dict[_Response, float] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._due = 0.0
@@ -196,14 +204,10 @@ class _Clock:
         """A response is waiting for its client: since now, or as if since then."""
         loop = asyncio.get_running_loop()
         now = loop.time()
-        self._since[response] = now if since is None else min(since, now)
+        self.waiting[response] = now if since is None else min(since, now)
         if self._timer is None or self._loop is not loop:
             self._loop = loop
             self._schedule(loop)
-
-    def leave(self, response: _Response) -> None:
-        """A response does not wait any more."""
-        self._since.pop(response, None)
 
     def _schedule(self, loop: asyncio.AbstractEventLoop) -> None:
         # In a context of its own: it outlasts the request that happens to be the first.
@@ -216,20 +220,9 @@ class _Clock:
         now = loop.time()
         # After a standstill of this process, clients have not had the time.
         late = now - self._wait if now < self._due + self._wait / LOOKS else -1.0
-        for response in [each for each, since in self._since.items() if since <= late]:
-            del self._since[response]
+        for response in [each for each, since in self.waiting.items() if since <= late]:
+            del self.waiting[response]
             logger.info("a client has not read its response for %g s: its connection is closed", self._wait)
             response.give_up()
-        if self._since:
+        if self.waiting:
             self._schedule(loop)
-
-
-def _is_stream(start: Message) -> bool:
-    return any(
-        name.lower() == b"content-type" and value.startswith(b"text/event-stream") for name, value in start["headers"]
-    )
-
-
-def _refusal(exc: LimitExceeded) -> JSONResponse:
-    error = to_error_data(exc).model_dump(mode="json", by_alias=True, exclude_none=True)
-    return JSONResponse({"jsonrpc": "2.0", "id": None, "error": error}, status_code=503)

@@ -40,7 +40,7 @@ from mcp_tasks.model.values import (
 from mcp_tasks.protocol.owners import Caller, Owners, authenticated, local_user
 from mcp_tasks.protocol.shapes import EXTENSION_ID
 from mcp_tasks.runtime import Observer, Settings, TaskRuntime
-from mcp_tasks.server.calls import Augment, Doors
+from mcp_tasks.server.calls import Augment, Components
 from mcp_tasks.server.catalog import Catalogue, Kind, Mark
 from mcp_tasks.server.creation import asks_by_returning, resolves_parameters, stop_at_body
 from mcp_tasks.server.fast_path.listening import MOST_LISTENERS
@@ -305,7 +305,7 @@ class Tasks(Marking, LocalCalls, Working, Extension):
             audit=audit,
         )
         self._lifecycle = Lifecycle(setup, self._catalogue)
-        self._doors = Doors(
+        self._components = Components(
             self._catalogue,
             self._lifecycle,
             owners=Owners(
@@ -320,7 +320,7 @@ class Tasks(Marking, LocalCalls, Working, Extension):
             hosts=hosts or {},
             companions=companions,
             companion_prefix=companion_prefix,
-            short_way=short_way,
+            fast_path=short_way,
             max_listeners=max_listeners,
         )
         self._is_wired = False
@@ -350,7 +350,7 @@ class Tasks(Marking, LocalCalls, Working, Extension):
         if lifespan is not None:
             check_lifespan(lifespan)
         self._is_wired = True
-        self._doors.stand_beside(extensions)
+        self._components.stand_beside(extensions)
         own = TasksLifespan[MCPServer[Any]](self, self._lifecycle, MCPServerHost, lifespan)
         return {"extensions": [*extensions, self], "lifespan": own}
 
@@ -372,7 +372,7 @@ class Tasks(Marking, LocalCalls, Working, Extension):
         server.extensions[EXTENSION_ID] = self.settings()
         for binding in self.methods():
             server.add_request_handler(binding.method, binding.params_type, binding.handler)
-        intercepted = self._doors.adapter.own(compose_tool_call_handler([self], entry.handler))
+        intercepted = self._components.adapter.own(compose_tool_call_handler([self], entry.handler))
         server.add_request_handler("tools/call", CallToolRequestParams, intercepted)
         host = LowLevelHost(server, entry.handler)
         server.lifespan = TasksLifespan[Server[Any]](self, self._lifecycle, lambda _: host, server.lifespan)
@@ -392,7 +392,7 @@ class Tasks(Marking, LocalCalls, Working, Extension):
     @property
     def short_way(self) -> Counts:
         """How many requests were answered before the SDK saw them, by method, and why others were handed over to it."""
-        return self._doors.short_way.counts
+        return self._components.fast_path.counts
 
     @property
     def metrics(self) -> Metrics:
@@ -413,7 +413,7 @@ class Tasks(Marking, LocalCalls, Working, Extension):
             WiringError: The server is not running.
             StoreError: The store cannot be read or written now.
         """
-        await self._doors.fallback.rotate_key()
+        await self._components.fallback.rotate_key()
 
     # For tests of tools
 
@@ -442,10 +442,10 @@ class Tasks(Marking, LocalCalls, Working, Extension):
         # Once for each wiring: another server that is given only the extension is half wired too.
         self._is_wired = False
         self._lifecycle.extension_given = True
-        return self._doors.adapter.methods()
+        return self._components.adapter.methods
 
     async def intercept_tool_call(
         self, params: CallToolRequestParams, ctx: RequestContext, call_next: CallNext
     ) -> HandlerResult:
         """Answer a call with a task if the tool, the client and the rule say so; otherwise hand it on."""
-        return await self._doors.calls.answer(params, ctx, call_next)
+        return await self._components.calls.answer(params, ctx, call_next)

@@ -107,25 +107,25 @@ async def test_connections_have_their_pace_and_all_of_them_theirs() -> None:
 
     async def refused_by(connection: str) -> str:
         with pytest.raises(LimitExceeded, match="callers without a name") as caught:
-            await limiting.cancel(None, connection)
+            await limiting.nameless("cancels", None, connection)
         return caught.value.limit
 
-    await limiting.cancel(None, "a")
+    await limiting.nameless("cancels", None, "a")
     assert (await refused_by("a"), await refused_by("b")) == ("connection_cancels", "cancels")
     # What the total refused did not count for the connection.
     clock.advance(500 * SECOND)
-    await limiting.cancel(None, "b")
+    await limiting.nameless("cancels", None, "b")
     assert await refused_by("") == "cancels"
     with anyio.fail_after(10):
         for _ in range(5):
             # Who has a name, what a pipe asks, and what is handed to another door do not count.
-            await limiting.unknown("ada", "a")
-            await limiting.unknown(None, None)
-            await limiting.unknown(None, "a")
-            limiting.not_counted("unknown", None, "a")
+            await limiting.nameless("unknown", "ada", "a")
+            await limiting.nameless("unknown", None, None)
+            await limiting.nameless("unknown", None, "a")
+            limiting.give_back(None, "a", "unknown")
     # One that comes a little too soon waits for a moment.
     often = Limiting(Limits(connection_unknown=None, unknown=1_000), clock)
-    await asyncio.gather(*(often.unknown(None, "a") for _ in range(1_020)))
+    await asyncio.gather(*(often.nameless("unknown", None, "a") for _ in range(1_020)))
 
 
 def test_a_place_that_is_given_back_twice_is_one_place() -> None:

@@ -24,8 +24,8 @@ from starlette.types import Receive, Send
 
 from mcp_tasks.errors import LimitExceeded
 from mcp_tasks.model.json import LARGE, encode_json
-from mcp_tasks.protocol.dialect import Message
 from mcp_tasks.protocol.listen import Listening
+from mcp_tasks.protocol.shapes import Message
 from mcp_tasks.quiet import get_logger, quietly
 from mcp_tasks.server.fast_path.requests import Counts, HandedOver, Handover
 
@@ -143,7 +143,7 @@ class Listeners:
         self._counts.listeners += 1
         self._attend()
         try:
-            await listener.begin(listening)
+            await listener.begin()
         except BaseException:
             listener.close()
             raise
@@ -212,9 +212,7 @@ class Listener:
     """One stream. Made by `Listeners.open`."""
 
     __slots__ = (
-        "_closed",
         "_context",
-        "_following",
         "_has_ended",
         "_id",
         "_is_due",
@@ -222,7 +220,7 @@ class Listener:
         "_is_over",
         "_is_telling",
         "_listeners",
-        "_method",
+        "_listening",
         "_over",
         "_send",
         "_teller",
@@ -233,7 +231,6 @@ class Listener:
         self._listeners = listeners
         self._id = request_id
         self._send = send
-        self._method = listening.method
         # For who waits for the end. It is cancelled with them, so it does not say whether that has come.
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         # As the request has it, for whatever the author has put around `send`.
@@ -243,13 +240,13 @@ class Listener:
         self._is_telling = True
         self._is_due = self._is_ending = self._has_ended = self._is_over = False
         self._when_over: Callable[[], None] | None = None
-        self._following = listening.follow(self._wake, self.end)
-        self._closed = listening.close
+        self._listening = listening
+        listening.start(self.end, self._wake)
 
-    async def begin(self, listening: Listening) -> None:
+    async def begin(self) -> None:
         """Acknowledge, and tell how the tasks are now."""
         await self._send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
-        params = {"_meta": self._meta(), "notifications": {"taskIds": list(listening.task_ids)}}
+        params = {"_meta": self._meta(), "notifications": {"taskIds": list(self._listening.task_ids)}}
         await self._tell(notification(_ACKNOWLEDGED, encode_json(params)))
 
     async def stay(self, receive: Receive) -> None:
@@ -275,8 +272,7 @@ class Listener:
         self._is_over = True
         if not self._over.done():
             self._over.set_result(None)
-        self._following.stop()
-        self._closed()
+        self._listening.close()
         self._listeners.left(self)
         if self._teller is not None:
             self._teller.cancel()
@@ -338,7 +334,7 @@ class Listener:
         """What there is to say now, up to about so many bytes; nothing if there is nothing, or nothing any more."""
         frames: list[bytes] = []
         try:
-            while not self._is_ending and room > 0 and (state := await self._following.next()) is not None:
+            while not self._is_ending and room > 0 and (state := await self._listening.next()) is not None:
                 frames.append(await self._state(state))
                 room -= len(frames[-1])
         except LimitExceeded as exc:
@@ -362,7 +358,7 @@ class Listener:
         if state.large is not None:
             # Between the tokens of what is stored there may be line breaks, which would end the event.
             params = params.replace(b"\r", b" ").replace(b"\n", b" ")
-        return notification(self._method, await escaped(params))
+        return notification("notifications/tasks", await escaped(params))
 
     def _meta(self) -> dict[str, str | int]:
         return {SUBSCRIPTION_ID_META_KEY: self._id}

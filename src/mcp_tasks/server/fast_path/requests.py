@@ -1,14 +1,12 @@
-"""JSON-RPC on one POST: the request that was read, and the answer as it is sent."""
+"""JSON-RPC on one POST: read it, answer it, and count the requests that were answered or handed over."""
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
-from traceback import walk_tb
 from typing import Any, Final, cast
 
 from mcp.shared.exceptions import MCPError
@@ -21,14 +19,12 @@ from pydantic_core import from_json, to_json
 from starlette.types import Message, Receive, Send
 
 from mcp_tasks.model.json import LARGE, legible
-from mcp_tasks.quiet import LONGEST_LINE, get_logger, quietly
+from mcp_tasks.quiet import LONGEST_LINE
 
 _MEMBERS: Final = frozenset({"jsonrpc", "id", "method", "params"})
 
 _SAFE: Final = 2**53
 """Integers from here on are not the same to every parser; as an id they are left to the SDK."""
-
-_JSON: Final = (b"content-type", b"application/json")
 
 
 # Not frozen: one is made for every request, and a frozen one takes three times as long to make.
@@ -51,113 +47,84 @@ def parse_request(data: bytes) -> RpcRequest | None:
     """The request in a body; None if it is anything but a plain one: then it is for the SDK to say what it is."""
     try:
         # Where it does not agree with the standard library, it refuses.
-        message = _object(from_json(data))
+        fields = _object(from_json(data))
     except ValueError:
         return None
-    if message is None or message.keys() != _MEMBERS or message["jsonrpc"] != "2.0":
+    if fields is None:
         return None
-    request_id, method, params = message["id"], message["method"], _object(message["params"])
+    if fields.keys() != _MEMBERS or fields["jsonrpc"] != "2.0" or type(fields["method"]) is not str:
+        return None
+    request_id, params = fields["id"], _object(fields["params"])
     meta = None if params is None else _object(params.get("_meta"))
     is_named = type(request_id) is str or (type(request_id) is int and -_SAFE < request_id < _SAFE)
-    if not is_named or type(method) is not str or params is None or meta is None:
+    if not is_named or params is None or meta is None:
         return None
-    return RpcRequest(request_id, method, params, meta)
+    return RpcRequest(request_id, fields["method"], params, meta)
 
 
 def _object(value: Any) -> dict[str, Any] | None:
     return cast("dict[str, Any]", value) if type(value) is dict else None
 
 
+LARGEST = 256 * 1024
+"""Bytes of a body. A larger one takes long to parse wherever that is done, so nothing would be gained here."""
+
+
+async def read_body(receive: Receive, largest: int = LARGEST) -> tuple[bytes | None, list[Message]]:
+    """A body, if it is not too large and was not cut off; and the messages that were read, for `replaying`.
+
+    However small the pieces of a body are, they are kept as one message, as the SDK keeps them.
+    """
+    message = await receive()
+    if message["type"] != "http.request":
+        return None, [message]
+    if not message.get("more_body", False):
+        # In one piece, as a small body comes.
+        data: bytes = message.get("body", b"")
+        return data if len(data) <= largest else None, [message]
+    read = bytearray(message.get("body", b""))
+    while message.get("more_body", False) and len(read) <= largest:
+        message = await receive()
+        if message["type"] != "http.request":
+            return None, [{"type": "http.request", "body": bytes(read), "more_body": True}, message]
+        read += message.get("body", b"")
+    data, more = bytes(read), message.get("more_body", False)
+    return data if len(data) <= largest else None, [{"type": "http.request", "body": data, "more_body": more}]
+
+
+def replaying(messages: list[Message], receive: Receive) -> Receive:
+    """Gives the messages that were read, and then those that the server gives."""
+
+    async def replay() -> Message:
+        return messages.pop(0) if messages else await receive()
+
+    return replay
+
+
 async def send_result(send: Send, request_id: str | int, result: bytes) -> None:
     """Answer with a result that is JSON already."""
     head = b'{"jsonrpc":"2.0","id":%b,"result":' % to_json(request_id)
-    if len(result) <= LARGE:
-        await _send(send, 200, b"%b%b}" % (head, result))
-        return
-    # Not copied: it may take long until all of it has been read.
-    await _start(send, 200, len(head) + len(result) + 1)
-    await send({"type": "http.response.body", "body": head, "more_body": True})
-    await send({"type": "http.response.body", "body": result, "more_body": True})
-    await send({"type": "http.response.body", "body": b"}"})
+    # A large result is not copied: it may take long until all of it has been read.
+    parts = [b"%b%b}" % (head, result)] if len(result) <= LARGE else [head, result, b"}"]
+    await send(_start(200, sum(map(len, parts))))
+    for number, body in enumerate(parts, start=1):
+        await send({"type": "http.response.body", "body": body, "more_body": number < len(parts)})
 
 
 async def send_error(send: Send, request_id: str | int, error: ErrorData) -> None:
     """Answer with an error, and the status that the SDK has for its code."""
     told = error.model_dump(mode="json", by_alias=True, exclude_none=True)
     body = to_json({"jsonrpc": "2.0", "id": request_id, "error": told})
-    await _send(send, ERROR_CODE_HTTP_STATUS.get(error.code, 200), body)
-
-
-async def _send(send: Send, status: int, body: bytes) -> None:
-    await _start(send, status, len(body))
+    await send(_start(ERROR_CODE_HTTP_STATUS.get(error.code, 200), len(body)))
     await send({"type": "http.response.body", "body": body})
 
 
-async def _start(send: Send, status: int, length: int) -> None:
-    headers = [(b"content-length", b"%d" % length), _JSON]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-
-
-# ---- body
-# The body of a request, read so that whoever is handed the request can read it again.
-
-
-LARGEST = 256 * 1024
-"""Bytes. What is larger takes long to parse wherever that is done, so nothing would be gained here."""
-
-
-class Body:
-    """What was read of a request.
-
-    Attributes:
-        data: All of it; None if it is too large, or was cut off.
-    """
-
-    __slots__ = ("_messages", "_receive", "data")
-
-    def __init__(self, data: bytes | None, messages: Sequence[Message], receive: Receive) -> None:
-        self.data: bytes | None = data
-        self._messages = list(messages)
-        self._receive = receive
-
-    async def replay(self) -> Message:
-        """What the server gave, and then whatever else it gives."""
-        return self._messages.pop(0) if self._messages else await self._receive()
-
-
-async def read_body(receive: Receive, largest: int = LARGEST) -> Body:
-    """Read a body, up to what is too large."""
-    message = await receive()
-    if message["type"] == "http.request" and not message.get("more_body", False):
-        # In one piece, as a small body comes.
-        data: bytes = message.get("body", b"")
-        return Body(data if len(data) <= largest else None, (message,), receive)
-    return await _read_pieces(message, receive, largest)
-
-
-async def _read_pieces(message: Message, receive: Receive, largest: int) -> Body:
-    """Read what comes in pieces. However small they are, what is kept of them is one message, as the SDK keeps it."""
-    if message["type"] != "http.request":
-        return Body(None, (message,), receive)
-    read = bytearray(message.get("body", b""))
-    while message.get("more_body", False) and len(read) <= largest:
-        message = await receive()
-        if message["type"] != "http.request":
-            return Body(None, (_joined(bytes(read), more=True), message), receive)
-        read += message.get("body", b"")
-    data, more = bytes(read), message.get("more_body", False)
-    return Body(data if len(data) <= largest else None, (_joined(data, more=more),), receive)
-
-
-def _joined(data: bytes, *, more: bool) -> Message:
-    return {"type": "http.request", "body": data, "more_body": more}
+def _start(status: int, length: int) -> Message:
+    headers = [(b"content-length", b"%d" % length), (b"content-type", b"application/json")]
+    return {"type": "http.response.start", "status": status, "headers": headers}
 
 
 # ---- counts
-# How many requests went the short way, and why others did not.
-
-
-logger: Final = get_logger(__name__)
 
 
 class Handover(StrEnum):
@@ -205,31 +172,6 @@ class HandedOver(Exception):
         self.reason: Handover = reason
 
 
-class DefectsHandedOver:
-    """Around what only looks at a request: whatever goes wrong there, the SDK may well answer it."""
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, _kind: object, exc: BaseException | None, _traceback: object) -> None:
-        if isinstance(exc, Exception) and not isinstance(exc, HandedOver):
-            raise HandedOver(Handover.FAILED) from exc
-
-
-class Defects:
-    """Defects that requests were handed over after. Every request may meet the same, so each is told of once."""
-
-    def __init__(self) -> None:
-        self._places: set[tuple[str, int]] = set()
-
-    def tell(self, exc: BaseException) -> None:
-        """Log a defect: in full view when it is the first that was raised in its place."""
-        *_, (frame, line) = walk_tb(exc.__traceback__)
-        place = (frame.f_code.co_filename, line)
-        level = logging.DEBUG if place in self._places else logging.WARNING
-        self._places.add(place)
-        logger.log(level, "a request is left to the SDK after a defect on the short way", exc_info=quietly(exc))
-
-
 class Counts:
     """What one process answered before the SDK saw it, and what it handed over.
 
@@ -258,7 +200,7 @@ _tracer: Final = get_tracer("mcp-tasks")
 
 @contextmanager
 def traced(request: RpcRequest, version: str) -> Generator[Span]:
-    """A span around one request. Whoever answers the request ends it: one that is handed over is the SDK's to show."""
+    """A span around one request. It is ended where the request is answered; one that is handed over is the SDK's."""
     method, tool = request.method, request.params.get("name")
     # The caller chooses it, and the id: a collector of spans is no place for megabytes.
     target = legible(tool) if isinstance(tool, str) else None
@@ -285,7 +227,7 @@ def traced(request: RpcRequest, version: str) -> Generator[Span]:
         except HandedOver:
             raise
         except BaseException:
-            # Answered, but its client has left, or nobody waits for it any more.
+            # Answered, but its client has left.
             span.end()
             raise
 
