@@ -1,7 +1,10 @@
-"""How much code of ours one task runs through: a call that becomes a task, the run of its tool, and a poll.
+"""How much code of ours one task runs through: a call that becomes a task, the run of its tool, and polls.
 
     python -m bench.walk                  functions, files, packages and switches, for both ways and both versions
     python -m bench.walk --list call      the functions of one part, in the order of their first call
+
+The first poll reads the task and its outcome, and keeps the response. A poll after it finds that response, as long as
+the task does not change. `all` is the call, the run and a poll, with all caches warm.
 
 A profiler hook counts in a server in this process, on a SQLite file, once all caches are warm. Requests go straight to
 its ASGI app. What runs between a request and its answer, and is entered from outside, is the call or the poll. What
@@ -37,7 +40,8 @@ INSIDE: Final = frozenset({"runtime", "engines", "stores"})
 WARM: Final = 5
 """Tasks that are run before one is counted."""
 
-PARTS: Final = ("call", "run", "poll")
+PARTS: Final = ("call", "run", "first poll", "poll")
+TOGETHER: Final = ("call", "run", "poll")
 SECONDS: Final = 30.0
 """For one task: only a server that hangs needs them."""
 
@@ -143,8 +147,9 @@ class Peer:
         # Its end is waited for without a look at it.
         await asyncio.sleep(0.2)
         last = "tasks/result" if self._is_legacy else "tasks/get"
-        result = await self._ask("poll", last, task_id, {"taskId": task_id})
-        assert "content" in (result if self._is_legacy else result["result"]), result
+        for part in ("first poll", "poll"):
+            result = await self._ask(part, last, task_id, {"taskId": task_id})
+            assert "content" in (result if self._is_legacy else result["result"]), result
 
     async def _ask(self, part: str, method: str, name: str, params: Mapping[str, Any]) -> Any:
         make = legacy_request if self._is_legacy else request
@@ -210,13 +215,13 @@ def main() -> None:
     parser.add_argument("--list", choices=PARTS, help="the functions of this part, on the fast path")
     options = parser.parse_args()
     walker = Walker(Path(mcp_tasks.__file__).parent)
-    print(f"{'':26}{'functions':>10}{'files':>7}{'packages':>10}{'switches':>10}{'calls':>7}  entered")
+    print(f"{'':31}{'functions':>10}{'files':>7}{'packages':>10}{'switches':>10}{'calls':>7}  entered")
     for fast, is_legacy in product((True, False), (False, True)):
         walks = asyncio.run(walk(walker, fast=fast, is_legacy=is_legacy))
         way = f"{'fast path' if fast else 'SDK'} {LEGACY if is_legacy else MODERN}"
         for part, one in walks.items():
             _print(f"{way} {part}", [one])
-        _print(f"{way} all", list(walks.values()))
+        _print(f"{way} all", [walks[part] for part in TOGETHER])
         if options.list is not None:
             for (file, function), calls in walks[options.list].functions.items():
                 print(f"  {file} {function}{'' if calls == 1 else f' x {calls}'}")
@@ -230,7 +235,7 @@ def _print(title: str, walks: Sequence[Walk]) -> None:
     packages = {package for file in files if (package := _package(file)) is not None}
     entered = ", ".join(f"{package} {times}" for package, times in entries.most_common())
     counts = f"{len(functions):10}{len(files):7}{len(packages):10}{entries.total():10}{functions.total():7}"
-    print(f"{title:26}{counts}  {entered}")
+    print(f"{title:31}{counts}  {entered}")
 
 
 if __name__ == "__main__":

@@ -453,9 +453,9 @@ class Companions:
         # A host can ask for tasks in one version only.
         return host is None or not host.asks_for_tasks or not caller.version.asks_for_tasks
 
-    def is_companion(self, name: str) -> bool:
-        """Whether this may be the name of one. Only a look-up, because every call asks."""
-        return self.shown != "never" and name in self._answers
+    def names(self) -> frozenset[str]:
+        """The names of tools that may be ours."""
+        return frozenset(self._answers) if self.shown != "never" else frozenset()
 
     async def tools(self, caller: Caller) -> list[dict[str, Any]]:
         """The companion tools that a caller sees, as `tools/list` has them."""

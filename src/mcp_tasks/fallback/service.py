@@ -170,9 +170,9 @@ class FallbackService:
         self._protocol.refused(caller, ctx.method, exc)
         return _complete(ctx, beyond_limit(tool, exc))
 
-    def is_companion(self, name: str) -> bool:
-        """Whether a tool of that name may be one of ours."""
-        return self.companions.is_companion(name)
+    def companion_names(self) -> frozenset[str]:
+        """The names that the companion tools may have."""
+        return self.companions.names()
 
     async def answer_companion(self, params: CallToolRequestParams, ctx: RequestContext) -> HandlerResult | None:
         """Answer a call of a companion tool; None if there is none of that name here."""

@@ -102,6 +102,7 @@ class Limiting:
     Attributes:
         limits: The limits.
         unread: The bytes that clients have not read yet.
+        counts_polls: Whether it counts how often callers without a name ask for one task.
     """
 
     def __init__(self, limits: Limits, clock: Callable[[], float] = time.monotonic, *, free: str | None = None) -> None:
@@ -113,6 +114,7 @@ class Limiting:
         self._free = free
         self._requests = pace(limits.owner_requests)
         self._polls = pace(limits.task_polls)
+        self.counts_polls: bool = self._polls is not None
         self._owner_creates = pace(limits.owner_creates, 0.0)
         self._nameless: dict[Kind, tuple[Pace | None, Pace | None]] = {}
         if limits.anonymous:
@@ -138,11 +140,6 @@ class Limiting:
         if owner is not None and owner != self._free:
             await self._take("owner_requests", "You ask about tasks", self._requests, owner, turns)
 
-    @property
-    def counts_polls(self) -> bool:
-        """Whether it counts how often callers without a name ask for one task."""
-        return self._polls is not None
-
     async def poll(self, task_id: str) -> None:
         """Let a caller without a name look at a task, which exists; a moment later, if that was done too often.
 
@@ -158,7 +155,8 @@ class Limiting:
             LimitExceeded: It is one too many a second, or has more than a call may have.
         """
         if owner is None:
-            await self.nameless("creates", owner, connection)
+            if self._nameless:
+                await self.nameless("creates", owner, connection)
         elif owner != self._free:
             await self._take("owner_creates", "You start tasks", self._owner_creates, owner)
         if is_large([request.arguments, request.meta, request.input_responses]):

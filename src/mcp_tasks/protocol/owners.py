@@ -24,7 +24,7 @@ from mcp_tasks.model.json import JsonObject
 from mcp_tasks.model.record import TaskRequest
 from mcp_tasks.protocol.errors import RpcError, to_error_data
 from mcp_tasks.protocol.shapes import EXTENSION_ID, IDEMPOTENCY_KEY, LONGEST_KEY, REPEATED_META_KEY
-from mcp_tasks.protocol.versions import ProtocolVersion, version_of
+from mcp_tasks.protocol.versions import UNKNOWN_VERSION, VERSIONS, ProtocolVersion
 from mcp_tasks.quiet import get_logger, what
 
 # ---- caller
@@ -89,7 +89,7 @@ class Caller:
     version: ProtocolVersion = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "version", version_of(self.protocol_version))
+        object.__setattr__(self, "version", VERSIONS.get(self.protocol_version, UNKNOWN_VERSION))
 
     def declares(self, extension: str) -> bool:
         """Whether the client declared an extension. A declaration is an object; anything else is not one."""
@@ -162,7 +162,7 @@ class Owners:
                 something that is not a name. No store has to tell apart what it would make of it.
         """
         try:
-            owner: object = self._rule(caller)
+            owner: object = caller.principal if self._is_usual else self._rule(caller)
         except Exception as exc:
             logger.error("the rule of principal= raised %s: the request is refused", _raised(exc))
             raise RpcError(INTERNAL_ERROR, RULE_FAILED) from exc

@@ -18,6 +18,7 @@ class ProtocolVersion:
         marks_results: Whether each result has a `resultType`.
         asks_by_result: Whether a call can be answered with a question, and then comes again with the answer.
         asks_for_tasks: Whether a caller asks for the task of a call, with `params.task`; otherwise the server decides.
+        has_extension: Whether tasks are the extension of SEP-2663.
         methods: The methods that `TasksProtocol` answers with tasks.
     """
 
@@ -25,24 +26,23 @@ class ProtocolVersion:
     marks_results: bool = False
     asks_by_result: bool = False
     asks_for_tasks: bool = False
+    has_extension: bool = False
     methods: frozenset[str] = frozenset()
 
-    @property
-    def has_extension(self) -> bool:
-        """Whether tasks are the extension of SEP-2663."""
-        return bool(self.methods)
 
+UNKNOWN_VERSION: Final = ProtocolVersion()
+"""A version that is not in the table: it has no tasks."""
 
-_HANDSHAKE: Final = ProtocolVersion()
 _MODERN: Final = ProtocolVersion(
     describes_client=True,
     marks_results=True,
     asks_by_result=True,
+    has_extension=True,
     methods=frozenset({"tools/call", "tasks/get", "tasks/update", "tasks/cancel", "subscriptions/listen"}),
 )
 
 VERSIONS: Final[Mapping[str, ProtocolVersion]] = {
-    **dict.fromkeys(HANDSHAKE_PROTOCOL_VERSIONS, _HANDSHAKE),
+    **dict.fromkeys(HANDSHAKE_PROTOCOL_VERSIONS, UNKNOWN_VERSION),
     LATEST_HANDSHAKE_VERSION: ProtocolVersion(asks_for_tasks=True),
     **dict.fromkeys(MODERN_PROTOCOL_VERSIONS, _MODERN),
 }
@@ -50,4 +50,4 @@ VERSIONS: Final[Mapping[str, ProtocolVersion]] = {
 
 def version_of(name: str) -> ProtocolVersion:
     """The version of that name. One that is not known has no tasks."""
-    return VERSIONS.get(name, _HANDSHAKE)
+    return VERSIONS.get(name, UNKNOWN_VERSION)

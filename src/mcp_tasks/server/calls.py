@@ -63,12 +63,12 @@ class Calls:
     async def answer(self, params: CallToolRequestParams, ctx: RequestContext, call_next: CallNext) -> HandlerResult:
         """Answer a call with a task, or in the way that its caller can follow, or hand it on."""
         name, arguments, is_resumed = params.name, params.arguments or {}, comes_back()
-        if self._fallback.is_companion(name):
+        if name in self._catalogue.companions:
             answer = await self._fallback.answer_companion(params, ctx)
             if answer is not None:
                 return answer
         # First, because a tool that is not marked pays for this on every call.
-        if self._catalogue.is_plain(name) and not is_resumed:
+        if self._catalogue.is_plain(self._catalogue.known_tool(name)) and not is_resumed:
             return await _plain_call(ctx, call_next)
         tool = await self._tool_for(params)
         if is_resumed:
@@ -224,7 +224,7 @@ class Components:
             prefix=companion_prefix,
             is_stopping=lifecycle.is_stopping,
         )
-        catalogue.is_companion = self.fallback.is_companion
+        catalogue.companions = self.fallback.companion_names()
         self.calls: Calls = Calls(catalogue, protocol, lifecycle.runtime, self.fallback, augment)
         self.fast_path: FastPath = FastPath(
             protocol, catalogue, self.adapter.own_handlers, lifecycle.stopping, max_listeners

@@ -354,8 +354,8 @@ class Catalogue:
         self._max_ttl = max_ttl
         self._longest = longest
         self._augments = augments
-        self.is_companion: Callable[[str], bool] = lambda _: False
-        """Whether calls of a name are for a companion tool."""
+        self.companions: frozenset[str] = frozenset()
+        """The names of the companion tools. Calls of these names are for them."""
         self._marks: dict[tuple[Kind, str], Mark] = {}
         self._host: ToolHost | None = None
         # The tools that were listed last. Empty once something was marked since: what was found may be wrong then.
@@ -405,9 +405,8 @@ class Catalogue:
 
     # Tools
 
-    def is_plain(self, name: str) -> bool:
-        """Whether calls of the tool are known not to become tasks. A look-up and no more: it is asked on every call."""
-        tool = self._tools.get(name)
+    def is_plain(self, tool: Served | None) -> bool:
+        """Whether calls of the tool are known not to become tasks. It is asked on every call."""
         return tool is not None and not tool.is_marked and not self._augments
 
     def knows(self, name: str) -> bool:

@@ -81,6 +81,7 @@ class _ReadApp:
             if not response.is_given_up or response.is_cancelled_by_others():
                 raise
         finally:
+            response.request = None
             response.close()
             current_held.reset(token)
         if response.refused is not None:
@@ -96,9 +97,10 @@ class _Response(Held):
     Attributes:
         refused: Why it is not sent.
         is_given_up: Whether its request was cancelled here.
+        request: The asyncio task of the request; None once it is over.
     """
 
-    __slots__ = ("_clock", "_http", "_protocol", "_request", "_send", "_start", "is_given_up", "refused")
+    __slots__ = ("_clock", "_http", "_protocol", "_send", "_start", "is_given_up", "refused", "request")
 
     def __init__(self, protocol: TasksProtocol, clock: _Clock | None, http: Scope, send: Send) -> None:
         super().__init__(protocol.limiting.unread)
@@ -107,7 +109,7 @@ class _Response(Held):
         self._protocol = protocol
         self._clock = clock
         self._http = http
-        self._request = asyncio.current_task()
+        self.request: asyncio.Task[Any] | None = asyncio.current_task()
         self._send = send
         self._start: Message | None = None
 
@@ -166,21 +168,16 @@ class _Response(Held):
             if clock is not None:
                 clock.waiting.pop(self, None)
 
-    def close(self) -> None:
-        """The response is over."""
-        self._request = None
-        super().close()
-
     def give_up(self) -> None:
         """Cancel the request."""
         # Not by a cancel scope around every request: that takes as long as the answer to a poll.
-        if not self.is_given_up and self._request is not None:
+        if not self.is_given_up and self.request is not None:
             self.is_given_up = True
-            self._request.cancel()
+            self.request.cancel()
 
     def is_cancelled_by_others(self) -> bool:
         """Whether the request was cancelled for another reason as well."""
-        return self._request is not None and self._request.uncancel() > 0
+        return self.request is not None and self.request.uncancel() > 0
 
 
 class _Clock:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Set
-from functools import partial
 from traceback import walk_tb
 from typing import Any, Final, cast
 from weakref import WeakSet
@@ -14,8 +13,10 @@ from mcp.server.runner import modern_error_data
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.shared.inbound import x_mcp_header_map
 from mcp_types import INTERNAL_ERROR, SERVER_INFO_META_KEY
+from opentelemetry.trace import Span
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Message as ServerMessage
 
 from mcp_tasks.errors import TasksError
 from mcp_tasks.protocol.answers import AnswerMisfit
@@ -150,11 +151,11 @@ class _App:
 
     async def _take(self, scope: Scope, receive: Receive, send: Send) -> Listener | None:
         """Answer a request, or hand it over. Gives the stream that it began, if it did."""
+        messages: list[ServerMessage] = []
         try:
             admitted = await self._admission.admit(scope)
             tool = self._tool(admitted)
             data, messages = await read_body(receive, self._largest)
-            receive = replaying(messages, receive)
             request = self._admission.understand(admitted, data)
             caller = modern_caller(admitted.version, request.meta, Headers(raw=scope["headers"]), scope)
             arguments = self._arguments(admitted, request, caller, tool) if admitted.method == "tools/call" else None
@@ -163,7 +164,16 @@ class _App:
             self._path.hand_over(exc)
         else:
             try:
-                stream = await self._answer(request, caller, send, tool, arguments)
+                if self._eligibility.makes_spans and is_traced():
+                    with traced(request, caller.protocol_version) as span:
+                        stream = await self._answer(request, caller, send, tool, arguments, span)
+                        if stream is None:
+                            span.end()
+                        else:
+                            # Of a stream, the span is its whole life, as the SDK has it.
+                            stream.when_over(span.end)
+                else:
+                    stream = await self._answer(request, caller, send, tool, arguments)
             except HandedOver as exc:
                 self._path.hand_over(exc)
             else:
@@ -172,7 +182,7 @@ class _App:
         if scope["type"] == "http" and scope["method"] == "POST" and self._eligibility.allows("tasks/get"):
             # Middleware that looks at the SDK's answers is to see all of them.
             send = take_parts(scope, send)
-        await self._app(scope, receive, send)
+        await self._app(scope, replaying(messages, receive), send)
         return None
 
     # Looking at a request: nothing has been done then
@@ -184,10 +194,11 @@ class _App:
         if admitted.method != "tools/call":
             return None
         name, catalogue = admitted.name or "", self._path.catalogue
-        if catalogue.is_plain(name):
+        tool = catalogue.known_tool(name)
+        if catalogue.is_plain(tool):
             # Its body is not even read here.
             raise HandedOver(Handover.OTHER_METHOD)
-        return None if catalogue.is_companion(name) else catalogue.known_tool(name)
+        return None if name in catalogue.companions else tool
 
     def _arguments(
         self, admitted: Admitted, request: RpcRequest, caller: Caller, tool: Served | None
@@ -226,33 +237,13 @@ class _App:
         send: Send,
         tool: Served | None,
         arguments: Mapping[str, Any] | None,
+        span: Span | None = None,
     ) -> Listener | None:
         """Answer a request. If that begins a stream, give it to be seen to its end.
 
         Raises:
             HandedOver: It is for the SDK. Nothing has been sent, and nothing done that would be done twice.
         """
-        if not (self._eligibility.makes_spans and is_traced()):
-            return await self._serve(request, caller, send, tool, arguments)
-        with traced(request, caller.protocol_version) as span:
-            failed = partial(note_failure, span)
-            stream = await self._serve(request, caller, send, tool, arguments, failed)
-            if stream is None:
-                span.end()
-            else:
-                # Of a stream, the span is its whole life, as the SDK has it.
-                stream.when_over(span.end)
-        return stream
-
-    async def _serve(
-        self,
-        request: RpcRequest,
-        caller: Caller,
-        send: Send,
-        tool: Served | None,
-        arguments: Mapping[str, Any] | None,
-        failed: Callable[[Exception], None] = lambda _: None,
-    ) -> Listener | None:
         protocol = self._protocol
         try:
             match request.method:
@@ -271,7 +262,8 @@ class _App:
         except Exception as exc:
             told = self._told_in_place_of(exc, request, caller)
             protocol.refused(caller, request.method, exc, task_id=request.params.get("taskId"))
-            failed(told)
+            if span is not None:
+                note_failure(span, told)
             await send_error(send, request.id, modern_error_data(told))
             return None
         if isinstance(answer, bytes):
