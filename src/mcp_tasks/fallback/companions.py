@@ -455,7 +455,7 @@ class Companions:
 
     def names(self) -> frozenset[str]:
         """The names of tools that may be ours."""
-        return frozenset(self._answers) if self.shown != "never" else frozenset()
+        return frozenset(filter(None, self._answers)) if self.shown != "never" else frozenset()
 
     async def tools(self, caller: Caller) -> list[dict[str, Any]]:
         """The companion tools that a caller sees, as `tools/list` has them."""
