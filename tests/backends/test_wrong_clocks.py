@@ -38,8 +38,8 @@ class Place:
     async def start(self, role: str, hours: int) -> ServerProcess:
         """A process whose clock is off by so many hours."""
         arguments = (role, str(hours), self.url, self.folder)
-        # One that is forked has looked at the clock before.
-        process = ServerProcess("tests.backends.wrong_clock_child", *arguments, "{port}", fork=False)
+        # One that is forked has looked at the clock before, so it is right for the right clock.
+        process = ServerProcess("tests.backends.wrong_clock_child", *arguments, "{port}", fork=not hours)
         self.stack.callback(process.close)
         if role == "worker":
             process.launch()

@@ -5,14 +5,13 @@ python -m tests.backends.wrong_clock_child ROLE HOURS URL FOLDER [PORT]
 Roles: `first` serves and runs tools, `server` only serves, `worker` only runs tools.
 """
 
-# ruff: noqa: E402 - the clock has to be wrong before anything looks at it
-
 import sys
 from datetime import timedelta
 
 from harness.wrong_clock import be_off
 
-be_off(timedelta(hours=float(sys.argv[2])))
+if hours := float(sys.argv[2]):
+    be_off(timedelta(hours=hours))
 
 import asyncio
 import logging

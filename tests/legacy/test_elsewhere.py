@@ -3,7 +3,7 @@
 import asyncio
 import gc
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import timedelta
@@ -279,12 +279,22 @@ async def test_no_log_has_the_whole_id_of_a_session_and_no_task_has_it_either(ca
     assert not [line for line in said if session_id in line]
 
 
+@pytest.fixture
+def few_objects() -> Generator[None]:
+    """What is there already is not looked at: there are a million objects, and each look takes a second."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 def kept() -> int:
     """How many objects there are of what serves sessions."""
     gc.collect()
     return sum(str(type(each).__module__).startswith("mcp_tasks.legacy") for each in gc.get_objects())
 
 
+@pytest.mark.usefixtures("few_objects")
 @pytest.mark.parametrize("handshake", ["complete", "begun"])
 async def test_sessions_that_end_leave_nothing_behind(handshake: str) -> None:
     server = furnished(Tasks("memory://", settings=QUICK, limits=UNPACED))
