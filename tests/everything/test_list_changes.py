@@ -202,7 +202,7 @@ async def test_a_change_outlives_the_call_that_made_it_and_a_bus_that_fails(capl
         call.cancel()
         await anyio.lowlevel.checkpoint()
     await eventually(lambda: heard == [PromptsListChanged()] * 2)
-    assert "could not be told of ToolsListChanged" in caplog.text
+    assert "could not send ToolsListChanged to clients" in caplog.text
 
 
 def test_nothing_is_told_of_after_the_loop_has_ended() -> None:

@@ -187,9 +187,9 @@ async def test_of_starts_under_one_key_one_makes_a_task(office: Office) -> None:
     again = await tasks.start("report", {"id": 1}, key="release 1")
     others = await tasks.start("report", {"id": 1}, key="release 1", owner="alice")
     assert first.id == again.id != others.id
-    with pytest.raises(UsageError, match="under the key 'release 1' stands another call, of 'report'"):
+    with pytest.raises(UsageError, match="the key 'release 1' belongs to another call, of 'report'"):
         await tasks.start("report", {"id": 2}, key="release 1")
-    with pytest.raises(UsageError, match="stands another call, of 'report'"):
+    with pytest.raises(UsageError, match="belongs to another call, of 'report'"):
         await tasks.start("slow", key="release 1")
 
 
@@ -265,7 +265,7 @@ async def test_whose_tasks_must_be_said_in_one_way_and_with_values_that_there_ar
         {"everybody": False},
     ]
     for whose in unclear:
-        with pytest.raises(UsageError, match="say whose tasks to list, in one way"):
+        with pytest.raises(UsageError, match="pass exactly one of owner="):
             await office.tasks.list(**whose)
     wrong: list[dict[str, Any]] = [{"page_size": 0}, {"page_size": "many"}, {"status": "lost"}, {"cursor": "nonsense"}]
     for options in wrong:

@@ -134,7 +134,7 @@ async def test_code_in_the_process_names_an_owner() -> None:
             tasks.handle(UNKNOWN)
         started = await tasks.start("echo", owner="ada")
         assert (await tasks.handle(started.id, owner="ada").fetch()).owner == "ada"
-        with pytest.raises(UsageError, match="in one way"):
+        with pytest.raises(UsageError, match="not both"):
             tasks.handle(started.id, owner="ada", everybody=True)
 
 

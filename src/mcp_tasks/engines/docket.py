@@ -221,7 +221,7 @@ class _Quiet(logging.Filter):
             return True
         if record.levelno >= logging.WARNING and error is not None and time.monotonic() - warned[0] >= QUIET_FOR:
             warned[0] = time.monotonic()
-            logger.warning("Redis does not carry tasks now, and is tried again until it does: %s", what(error))
+            logger.warning("Redis does not carry tasks now; retrying: %s", what(error))
         return logging.getLogger(record.name).isEnabledFor(logging.DEBUG)
 
 

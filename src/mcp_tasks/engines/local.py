@@ -139,12 +139,13 @@ class Slots:
 
     def dispatch(self) -> None:
         """Give the free slots to those that wait: returning runs and new ids in turn."""
-        while self.acquire_now():
-            if self._returning_next and self._wake_next():
+        while self._free:
+            self._free -= 1
+            if self._returning_next and self._returning and self._wake_next():
                 self._returning_next = False
             elif self._start_next(self):
                 self._returning_next = True
-            elif not self._wake_next():
+            elif not (self._returning and self._wake_next()):
                 self._free += 1
                 return
 

@@ -108,7 +108,9 @@ def lifespan_of(server: AnyServer) -> Callable[[Any], AbstractAsyncContextManage
 def without_tasks(server: AnyServer) -> WiringError:
     """The error for a server without tasks."""
     how = (
-        "make it with MCPServer(..., **tasks.wiring())" if isinstance(server, MCPServer) else "say tasks.attach(server)"
+        "make it with MCPServer(..., **tasks.wiring())"
+        if isinstance(server, MCPServer)
+        else "call tasks.attach(server)"
     )
     return WiringError(f"server {server.name!r} has no tasks: {how}")
 
@@ -204,8 +206,8 @@ class Lifecycle:
             return self._runtime
         if self._server is not None:
             raise WiringError(
-                f"tasks are not running: server {self._server.name!r} has stopped, or is about to start. What is kept "
-                "in its store is there again when it runs"
+                f"tasks are not running: server {self._server.name!r} has stopped, or is about to start. Its stored "
+                "tasks are available again when it runs"
             )
         why = (
             "tasks are not running: the server was not started with the lifespan of tasks.wiring(). A lifespan of "

@@ -1,17 +1,17 @@
-"""`ListChanges`: telling clients of both eras that a list has changed, once for many changes (debouncing).
+"""`ListChanges`: one notification for many changes of a list (debouncing), for clients of both protocol versions.
 
     changes = ListChanges()
     server = MCPServer("name", **changes.wiring(), **tasks.wiring())
 
     server.add_tool(...)                    # a hundred of them
-    await ctx.notify_tools_changed()        # after each, if you like: clients hear of it once
+    await ctx.notify_tools_changed()        # after each, if you like: clients get one notification
 
-The SDK has a bus for clients that listen (2026-07-28). This is such a bus with a window in front of it: what is
-published while the window is open goes out once, when it closes. The window opens with the first change and is not
-moved by the next, so changes that never end are told of too, and the last one always is.
+The SDK has a bus for clients that listen (2026-07-28). This is such a bus with a window in front of it: events that are
+published while the window is open go out once, when it closes. The window opens with the first change and is not
+moved by the next, so endless changes are sent too, and the last one always is.
 
-Older clients do not listen; they are told on their session. Each session has one asyncio task for that, which is the
-one that handles its `notifications/initialized`: the SDK ends it with the connection, so nothing is sent afterwards.
+Older clients do not listen; they get notifications on their session. Each session has one asyncio task for that, which
+handles its `notifications/initialized`: the SDK ends it with the connection, so nothing is sent afterwards.
 """
 
 from __future__ import annotations
@@ -51,23 +51,23 @@ _LISTS: Final = ("tools", "prompts", "resources")
 
 
 class ChangesWiring(TypedDict):
-    """The arguments of an `MCPServer` whose changes are told once: `MCPServer("name", **changes.wiring())`."""
+    """The arguments of an `MCPServer` with debounced changes: `MCPServer("name", **changes.wiring())`."""
 
     subscriptions: SubscriptionBus
     middleware: Sequence[ServerMiddleware[Any]]
 
 
 class ListChanges:
-    """Tells clients that tools, prompts or resources came or went: once for all changes within a window.
+    """Tells clients that tools, prompts or resources were added or removed: once for all changes within a window.
 
-    It is a `SubscriptionBus`, so `ctx.notify_tools_changed()` and its kin publish on it; where there is no `ctx`, so
-    does `await changes.publish(ToolsListChanged())`. Equal events within the window are one. What is published reaches
-    clients that listen (2026-07-28) and every open session of older ones, which are told in the handshake that it will.
-    What a tool sends by `ctx.session.send_tool_list_changed()` goes to its own session at once, as the SDK has it.
+    It is a `SubscriptionBus`, so `ctx.notify_tools_changed()` and its kin publish on it; without a `ctx`, so does
+    `await changes.publish(ToolsListChanged())`. Equal events within the window are one. Events reach clients that
+    listen (2026-07-28) and every open session of older clients, whose handshake announces them. The SDK sends
+    `ctx.session.send_tool_list_changed()` of a tool to its own session at once.
 
     Args:
         bus: Where events go after the window; the SDK's bus of one process unless you have one that spans several.
-        window: For how long changes are collected. Zero collects what is published without a pause.
+        window: For how long changes are collected. Zero collects events that are published without a pause.
 
     Raises:
         InvalidOption: The window is not a `timedelta`, is negative, or is longer than a minute.
@@ -81,10 +81,8 @@ class ListChanges:
         self._closing: asyncio.Task[None] | None = None
         self._sessions: set[int] = set()
 
-    # What the author calls
-
     def wiring(self, *, middleware: Sequence[ServerMiddleware[Any]] = ()) -> ChangesWiring:
-        """What an `MCPServer` needs for it: `MCPServer("name", **changes.wiring(), **tasks.wiring())`.
+        """The arguments of an `MCPServer`: `MCPServer("name", **changes.wiring(), **tasks.wiring())`.
 
         Args:
             middleware: The server's other middleware.
@@ -96,44 +94,38 @@ class ListChanges:
         server.add_request_handler("subscriptions/listen", SubscriptionsListenRequestParams, ListenHandler(self))
         server.middleware.append(self.middleware)
 
-    # What the SDK calls
-
     async def publish(self, event: ServerEvent) -> None:
-        """Tell of a change when the window closes; opens one if none is open."""
+        """Send an event when the window closes; opens a window if none is open."""
         self._pending[event] = None
         if self._closing is None or self._closing.done():
-            # In no context: it is neither part of the tool that published nor cancelled with it.
+            # In an empty context: it is neither part of the tool that published nor cancelled with it.
             self._closing = asyncio.get_running_loop().create_task(self._close_window(), context=Context())
 
     def subscribe(self, listener: Callable[[ServerEvent], None]) -> Callable[[], None]:
-        """Have a listener called with what goes out."""
+        """Call a listener with each event that goes out."""
         return self._bus.subscribe(listener)
 
     async def middleware(self, ctx: RequestContext, call_next: CallNext) -> HandlerResult:
-        """Says in older handshakes that changes are told of, and tells of them while such a session is open."""
+        """Announce notifications in older handshakes, and send them while such a session is open."""
         if ctx.method == "initialize":
             result = await call_next(ctx)
-            # Without sessions (stateless HTTP) there is nowhere to send it.
+            # Without sessions (stateless HTTP) notifications cannot be sent.
             return _with_list_changed(result) if ctx.session.can_send_request else result
         if ctx.method == "notifications/initialized" and ctx.request_id is None:
             return await self._serve_session(ctx, call_next)
         return await call_next(ctx)
 
-    # The window
-
     async def _close_window(self) -> None:
         try:
             await anyio.sleep(self._window)
         finally:
-            # Also when the process stops meanwhile: what begins after that has its own changes.
+            # Also when the process stops meanwhile: a later start has changes of its own.
             events, self._pending, self._closing = self._pending, {}, None
         for event in events:
             try:
                 await self._bus.publish(event)
             except Exception:
-                logger.error("clients could not be told of %s", type(event).__name__, exc_info=quietly())
-
-    # Sessions of older clients
+                logger.error("could not send %s to clients", type(event).__name__, exc_info=quietly())
 
     async def _serve_session(self, ctx: RequestContext, call_next: CallNext) -> HandlerResult:
         # The same object for every message of a connection; none without a handshake.
@@ -144,7 +136,7 @@ class ListChanges:
         try:
             async with anyio.create_task_group() as both:
                 both.start_soon(self._tell, ctx.session)
-                # Beside it, not after it: others may stay in this notification for as long as the session lives too.
+                # Beside it, not after it: other middleware may handle this notification as long as the session lives.
                 return await call_next(ctx)
         finally:
             self._sessions.discard(id(client))
@@ -162,25 +154,21 @@ class ListChanges:
             while True:
                 await news.wait()
                 news = anyio.Event()
-                # Taken before it is sent: what changes while a slow client reads is told of again.
+                # Taken before it is sent: a change while a slow client reads is sent again.
                 events, changed = changed, {}
                 for event in events:
-                    await _send(session, event)
+                    match event:
+                        case ToolsListChanged():
+                            await session.send_tool_list_changed()
+                        case PromptsListChanged():
+                            await session.send_prompt_list_changed()
+                        case ResourcesListChanged():
+                            await session.send_resource_list_changed()
+                        case _:
+                            # The content of a resource: older clients subscribe to its URI at the server.
+                            pass
         finally:
             forget()
-
-
-async def _send(session: ServerSession, event: ServerEvent) -> None:
-    match event:
-        case ToolsListChanged():
-            await session.send_tool_list_changed()
-        case PromptsListChanged():
-            await session.send_prompt_list_changed()
-        case ResourcesListChanged():
-            await session.send_resource_list_changed()
-        case _:
-            # A resource's content: older clients subscribe to that by its URI, with the server.
-            pass
 
 
 def _with_list_changed(result: HandlerResult) -> HandlerResult:

@@ -361,12 +361,11 @@ class LocalStart:
         """The id of the new task, or of the one that is or was under the key."""
         parent = None if run is None else run.record
         if not owner and runtime.requires_owner:
-            whose = "the task that it is started in has no owner either" if run is not None else "nobody is named"
+            why = "the task that starts it has no owner either" if run is not None else "none was given"
             raise OwnerRequired(
-                f"{self.request.name!r} was to be started as a task that nobody owns ({whose}), and this server "
-                "requires authentication, so that nobody could see it: say whose it is, as in "
-                'tasks.start(..., owner="reports"). Tasks of a client\'s user have the owner that '
-                "current_task().owner gives in a tool that runs for them"
+                f"a task of {self.request.name!r} needs an owner ({why}): this server requires authentication, so no "
+                'client could see a task without one. Pass it, as in tasks.start(..., owner="reports"). In a tool that '
+                "runs for a client's user, current_task().owner is the owner of that user's tasks"
             )
         try:
             record = await runtime.launch(
@@ -406,8 +405,8 @@ class LocalStart:
             dict(mine.arguments),
         ):
             raise UsageError(
-                f"under the key {self.key!r} stands another call, of {standing.name!r} or with other arguments: "
-                "one key is for one call"
+                f"the key {self.key!r} belongs to another call, of {standing.name!r} or with other arguments: use a "
+                "key for one call only"
             )
 
 
@@ -531,13 +530,13 @@ class LocalCalls:
         run = current_run.get()
         if not isinstance(owner, Unset):
             if everybody:
-                raise UsageError("say whose task it is in one way: owner=, or everybody=True")
+                raise UsageError("pass either owner= or everybody=True, not both")
         elif run is not None and not everybody:
             owner = run.record.owner
         elif not everybody and self._lifecycle.requires_owner:
             raise OwnerRequired(
-                "this server requires authentication, so a task is somebody's: say whose, as in tasks.handle(task_id, "
-                "owner=owner), or tasks.handle(task_id, everybody=True) for an operator"
+                "this server requires authentication, so every task has an owner: pass it, as in "
+                "tasks.handle(task_id, owner=owner), or tasks.handle(task_id, everybody=True) for an operator"
             )
         return LocalTask(self._runtime, task_id, owner)
 
@@ -705,7 +704,7 @@ def _scope(owner: str | Unset | None, session: str | None, parent: str | None, *
         said.append(EVERYBODY)
     if len(said) != 1:
         raise UsageError(
-            "say whose tasks to list, in one way: owner= (None for nobody's), session=, parent=, or everybody=True"
+            "pass exactly one of owner= (None for tasks without an owner), session=, parent= and everybody=True"
         )
     return said[0]
 

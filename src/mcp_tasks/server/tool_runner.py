@@ -550,8 +550,8 @@ class ToolBody:
         async def answered(question: JsonObject) -> JsonObject:
             if run is None:
                 raise UsageError(
-                    f"{request.name!r} asks something before it has a result, and a call in this process has nobody "
-                    "to answer: start it as a task, and answer with send_input"
+                    f"{request.name!r} asks something before it has a result, and no client can answer a call in "
+                    "this process: start it as a task, and answer with send_input"
                 )
             return await run.ask_all(questions_in(question, run.request))
 
